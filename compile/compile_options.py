@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, model_validator
 
-from compile.spec import check_fused_dtype, check_target
+from compile.spec import check_target
 from inference.artifact import NATIVE
 from inference.command import called
 from inference.errors import InvalidRequest
@@ -112,9 +112,8 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
     """prompt and output together (default: the smaller of 2048 and the model's limit)"""
     max_tree_nodes: Count = 64
     """largest tree taken, its root included"""
-    dtype: Literal["float32", "bfloat16", "float16", "fp8"] | None = None
-    """default: float32 for cpu, bfloat16 else; fp8 (trn1 and inf2): matrices of 8-bit floats, the
-    rest bfloat16"""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """default: float32 for cpu, bfloat16 else"""
     tensor_parallel: Annotated[Count, Also("tp_degree")] | None = None
     """NeuronCores that share it (default: the smallest instance's)"""
     flag: Annotated[tuple[str, ...], Repeated(), Shown("NAME[=VALUE]")] = ()
@@ -146,7 +145,7 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
                 )
         if self.masks and self.sampling == "greedy":
             raise InvalidRequest("--masks is for sampled graphs: leave out --sampling greedy")
-        check_target(self.device, self.tensor_parallel or 1, self.dtype)
+        check_target(self.device, self.tensor_parallel or 1)
         _ = self.compiler_flags
         if self.fused:
             self._check_fused()
@@ -163,7 +162,6 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
             raise InvalidRequest(
                 f"--fused is for cpu, trn1 and inf2: leave it out for {self.device}"
             )
-        check_fused_dtype(self.dtype)
 
     @property
     def device(self) -> str:

@@ -26,8 +26,8 @@ from compile.ops.recording import Op, Recording, record, record_call
 from compile.parallel import calls_between
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
+from inference.model.checkpoint import DTYPES
 from inference.model.config import ModelConfig, parse_config
-from inference.model.float8 import states_of
 from inference.model.round_graph import idle_inputs
 
 
@@ -193,7 +193,7 @@ class _Joined(nn.Module):
 
 def _features(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> PassWork:
     """The work of a call's features, which the model's depth does not change."""
-    shape, dtype = (bucket.rows, bucket.nodes, config.hidden_size), states_of(spec.dtype)
+    shape, dtype = (bucket.rows, bucket.nodes, config.hidden_size), DTYPES[spec.dtype]
     state = torch.empty(shape, dtype=dtype, device="meta")
     return PassWork.of(record(_Joined(len(spec.features)), {"state": state}))
 

@@ -306,4 +306,4 @@ def _meta_sdk(ranks: int) -> Sdk:
         def forward(self, ids: Tensor) -> Tensor:
             return gathered(super().forward(ids))
 
-    return Sdk(None, None, None, None, Column, Row, Embedding, gathered, added, lambda: None)
+    return Sdk(None, None, None, None, Column, Row, Embedding, gathered, lambda: None)

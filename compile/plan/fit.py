@@ -13,7 +13,7 @@ from compile.ops.pass_time import pass_work
 from compile.parallel import shards_evenly
 from compile.plan.device import Device, device_of, neuron_targets
 from compile.plan.memory import Footprint, footprint, gib, graph_work, models_of
-from compile.spec import CompileSpec, takes
+from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.errors import InvalidRequest, LimitExceeded
 from inference.model.config import ModelConfig
@@ -184,9 +184,6 @@ def _what_fits(config: ModelConfig, spec: CompileSpec, need: Footprint) -> Itera
             break
     if spec.dtype == "float32" and fits(config, replace(spec, dtype="bfloat16")):
         yield "--dtype bfloat16"
-    narrower = spec.fused is None and spec.dtype != "fp8" and takes(spec.target, "fp8")
-    if narrower and fits(config, replace(spec, dtype="fp8")):
-        yield "--dtype fp8"
     if spec.target != "cpu":
         yield from _larger_devices(config, spec)
 
@@ -197,7 +194,6 @@ def _larger_devices(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
         device = device_of(target)
         for ranks in _rank_counts(config, device):
             more = target != spec.target or ranks > spec.tensor_parallel
-            more = more and takes(target, spec.dtype)
             if more and fits(config, replace(spec, target=target, tensor_parallel=ranks)):
                 yield f"--target {target} --tensor_parallel {ranks} ({device.instance(ranks)})"
                 break

@@ -20,8 +20,8 @@ from inference.artifact import NATIVE, Bucket, DraftBucket, RoundBucket
 from inference.model.config import ModelConfig, parse_config
 from inference.model.noise_window import WINDOW
 
-ITEM = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 2}
-"""Bytes of a number in states and caches. fp8 concerns matrices only."""
+ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a number."""
 _SYSTEM = 2 * GIB
 _MEMORY = Path("/proc/meminfo")
 _WIDE = 4  # scores, logits and noise are float32 whatever the weights are
@@ -95,7 +95,7 @@ def work(
     attention = 4 * config.layers * config.heads * config.head_dim / ranks * nodes * (slots + nodes)
     flops = rows * (2 * matrices * nodes + 2 * head * picks + attention)
     kept = _cache_bytes(config, spec, rows, slots + 2 * nodes)  # new keys are written and read
-    return Work(flops, (matrices + head) * _matrix_item(spec) + kept)
+    return Work(flops, (matrices + head) * ITEM[spec.dtype] + kept)
 
 
 def graph_work(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> Work:
@@ -152,20 +152,9 @@ def _layer_matrices(config: ModelConfig, ranks: int) -> int:
     return queries + keys + 3 * hidden * config.intermediate_size // ranks
 
 
-def _matrix_item(spec: CompileSpec) -> int:
-    """Bytes of a number in a matrix."""
-    return 1 if spec.dtype == "fp8" else ITEM[spec.dtype]
-
-
 def _weight_bytes(config: ModelConfig, spec: CompileSpec) -> int:
-    """Bytes of one rank's parameters. Beside matrices of 8 bits, embeddings and vectors are wider.
-    Their scales are not counted.
-    """
-    matrices = config.layers * _layer_matrices(config, spec.tensor_parallel)
-    if _matrix_item(spec) == 1:
-        matrices += config.vocab_size * config.hidden_size // spec.tensor_parallel
-    narrower = ITEM[spec.dtype] - _matrix_item(spec)
-    return _weight_count(config, spec) * ITEM[spec.dtype] - matrices * narrower
+    """Bytes of one rank's parameters."""
+    return _weight_count(config, spec) * ITEM[spec.dtype]
 
 
 def _weight_count(config: ModelConfig, spec: CompileSpec) -> int:

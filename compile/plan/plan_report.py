@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from compile.ops.pass_time import ERRORS, PUBLISHED, RATES, pass_time
+from compile.ops.pass_time import ERRORS, PUBLISHED, RATES
 from compile.plan.device import Device, device_of
 from compile.plan.graph_time import GraphTime, graph_time, times_between
 from compile.plan.memory import ITEM, Footprint, compilers_at_once, gib, graph_work
@@ -12,9 +12,6 @@ from compile.spec import CompileSpec, least_nodes
 from inference.artifact import Bucket, DraftBucket, RoundBucket, features_of
 from inference.model.config import ModelConfig
 
-_COPIED = 4
-"""Bytes moved besides, for each byte of 8-bit weights, where bfloat16 copies are written and read.
-"""
 _ESTIMATED = {
     "programs": "all taken to be as long as the longest of their kind, and microcode",
     "rings": "descriptors of what the graphs move, 2 KiB at once",
@@ -84,8 +81,6 @@ def _graphs(
         for name, time in between.items():
             yield f"{name:<36}{'':>32}{_milliseconds(time, error)}"
     yield basis(spec.target)
-    if spec.dtype == "fp8":
-        yield _widenings(config, spec)
 
 
 def basis(target: str) -> str:
@@ -104,20 +99,6 @@ def basis(target: str) -> str:
             "(docs/neuron-pass.md)"
         )
     return f"{computed}; nobody published a pass to compare"
-
-
-def _widenings(config: ModelConfig, spec: CompileSpec) -> str:
-    """Milliseconds of a tree of 16 nodes or so, by what the compiler makes of 8-bit weights."""
-    trees = [bucket for bucket in spec.graphs if bucket.everywhere]
-    bucket = min(trees, key=lambda each: (each.rows, abs(each.nodes - 16), not each.sampled))
-    time = pass_time(config, spec, bucket)
-    hidden = time.total - time.costs["widening"]
-    through_memory = hidden + _COPIED * time.costs["weights"]
-    return (
-        f"fp8, {bucket.name}: {hidden:.1f} ms where nothing waits for widening, {time.total:.1f} "
-        f"where VectorE widens alone (as above), {through_memory:.1f} where wide copies go through "
-        "memory; no document says which (docs/neuron-pass.md)"
-    )
 
 
 def _milliseconds(time: GraphTime, error: float | None) -> str:

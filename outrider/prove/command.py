@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 from pydantic import model_validator
 
@@ -42,8 +42,6 @@ class ProveOptions(
 
     prompt_text: File | None = None
     """one prompt a line (default: a few that ship here)"""
-    compiled_dtype: Literal["bfloat16", "fp8"] = "bfloat16"
-    """of the artefact that is built first on a Neuron device"""
     chat: bool = False
     """apply the model's chat template to the prompts"""
     tokens: Count = 64

@@ -131,7 +131,6 @@ def _check_device(options: ProveOptions, out: Path) -> list[str]:
     cores back. Returns the lines that it printed. Raises BadArtifact where something differs.
     """
     given = {"model": options.target_name, "target": instance_family()}
-    given["dtype"] = options.compiled_dtype
     words = [*flag_words(given), "--out", str(out)]
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-m", "compile.check", *words],

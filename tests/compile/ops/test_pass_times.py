@@ -111,19 +111,6 @@ def test_every_cost_is_named_and_they_add_up() -> None:
     assert time.largest == "weights"
 
 
-def test_matrices_of_8_bits_halve_the_stream_and_are_widened_behind_it() -> None:
-    """One engine widens 3.75 billion numbers of a rank in 26 ms, of which the stream hides half."""
-    config = read_config(SHAPES / "llama-3.1-8b")
-    bucket = verify_bucket(1, 16, 2112, 4160, sampled=True)
-    wide, narrow = time_of(1, 16, 2112, sampled=True), pass_time(config, spec(1, "fp8"), bucket)
-    assert narrow.costs["weights"] == pytest.approx(wide.costs["weights"] / 2, rel=0.002)
-    assert wide.costs["widening"] == 0.0
-    behind = narrow.costs["weights"] + narrow.costs["KV"]
-    widened = (config.layers * 218_103_808 + 128_256 * 4096) / 2 / 128 / RATES["trn1"].vector
-    assert narrow.costs["widening"] + behind == pytest.approx(1e3 * widened, rel=0.001)
-    assert narrow.total < wide.total
-
-
 def test_larger_graphs_take_longer_and_only_sampled_ones_draw() -> None:
     base = time_of(1, 16, 2112, sampled=False)
     for larger in ((4, 16, 2112), (1, 64, 2112), (1, 16, 4160)):

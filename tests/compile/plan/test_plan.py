@@ -116,7 +116,6 @@ def test_ranks_that_cannot_share_the_heads_are_refused(ranks: int) -> None:
         ({"target": "tpu"}, ["--target tpu", "cpu, trn1"]),
         ({"rows": 0}, ["--rows 0"]),
         ({"sequence_length": 1}, ["--sequence_length 1"]),
-        ({"dtype": "fp8", "target": "trn2"}, ["--dtype fp8"]),
         ({"target": "cpu"}, ["--tensor_parallel 2", "cpu"]),
         ({"buckets": (Bucket(1, 8, 100, 8, 8, False, 2112),)}, ["64 nodes and 2112 slots"]),
         ({"buckets": (Bucket(1, 8, 100, 8, 8, False, 99),)}, ["junk slot is 2112"]),
@@ -269,24 +268,3 @@ def test_rows_by_default_are_as_many_as_fit(length: int, rows: int) -> None:
     given_ = {"sequence_length": length, "tensor_parallel": 2}
     assert planned(**given_).rows == rows
     assert planned(**given_, rows=3).rows == 3
-
-
-# --- targets of 8-bit matrices
-
-
-def test_matrices_and_head_take_half_and_embeddings_and_caches_as_much() -> None:
-    config = parse_config(LLAMA_8B)
-    wide, narrow = (footprint(config, spec_of(dtype=dtype)) for dtype in ("bfloat16", "fp8"))
-    table = config.vocab_size * config.hidden_size // 2  # of one rank
-    assert narrow.weights == pytest.approx((wide.weights - 2 * table) / 2 + 2 * table, rel=1e-4)
-    assert narrow.cache == wide.cache
-    assert narrow.noise == wide.noise
-
-
-def test_what_does_not_fit_is_told_that_it_would_in_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    config, small = parse_config(LLAMA_8B), replace(device_of("trn1"), memory=6 << 30)
-    spec = planned(tensor_parallel=2, rows=1, quick=True)
-    monkeypatch.setattr("compile.plan.fit.device_of", lambda target: small)
-    assert_refused(lambda: check_fits(config, spec), ["--dtype fp8"], LimitExceeded)
-    with pytest.raises(LimitExceeded, match=r"Would fit: (?!.*fp8)(?!.*trn2)"):
-        check_fits(config, replace(spec, dtype="fp8", tensor_parallel=1))
