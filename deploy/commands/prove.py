@@ -38,7 +38,7 @@ FILES = ("report.json", "report.md", "profile.json")
 
 
 class ProofOptions(CommandOptions, title="proof"):
-    """Prove a target on an instance: texts equal to target-only's, times beside the plan's, the
+    """Prove a target on an instance: texts equal to target-only's, times of a pass, the
     promise at a first start. The instance is removed, and its reports are brought here.
     """
 

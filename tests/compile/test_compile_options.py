@@ -20,14 +20,18 @@ def test_a_dry_run_prints_the_plan_and_builds_nothing(tmp_path: Path, run: Run) 
     planned = run(*model, *given, "--tensor_parallel", "2")
     assert planned.code == 0
     for part in (
-        "trn1.2xlarge, 2 ranks",
+        "fits trn1.2xlarge: ",
+        " ms with 16 guesses (within 20%); about ",
+        "; next: outrider compile --model",
+        "trn1.2xlarge, 2 cores",
         "verify_b4_t64_s2112_sampled",
         "weights             7.48 GiB",
-        "within 15%",
-        "computed, not measured",
-        "passes that others measured on trn1 are within 15%",
+        "from passes that others published, within 20%",
+        "not yet run on hardware",
     ):
         assert part in planned.out
+    assert planned.out.startswith("fits trn1.2xlarge"), "the verdict comes first"
+    assert planned.out.count("verify_b4_t64_s2112_sampled") == 1, "graphs are listed once"
     assert not (tmp_path / "out").exists()
     refused = run(*model, *given, "--tensor_parallel", "1")
     refused.assert_failed("--target trn1 --tensor_parallel 2 (trn1.2xlarge)")
@@ -36,8 +40,8 @@ def test_a_dry_run_prints_the_plan_and_builds_nothing(tmp_path: Path, run: Run) 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--target", "trn2", "--tensor_parallel", "4"], ["as published: solved from passes"]),
-        (["--target", "trn3", "--tensor_parallel", "4"], ["nobody published a pass to compare"]),
+        (["--target", "trn2", "--tensor_parallel", "4"], ["25.6 ms", "28.6 ms with 16 guesses"]),
+        (["--target", "trn3", "--tensor_parallel", "4"], ["times: a range", " to "]),
     ],
 )
 def test_a_dry_run_says_what_stands_behind_its_times(
@@ -99,10 +103,8 @@ def test_a_length_that_the_model_refuses_gets_one_line(run: Run) -> None:
 def test_the_embedded_models_plan_is_a_few_graphs_and_says_what_each_is_for(run: Run) -> None:
     shown = run("compile", *DRY).out
     assert "6 graphs" in shown
-    purposes = shown.split("what each graph is for:\n")[1]
-    assert purposes.count("\n") == 7
-    assert "the target alone, one session, any temperature" in purposes
-    assert "prompts, 256 tokens a call, one session" in purposes
+    assert "the target alone, one session, any temperature" in shown
+    assert "prompts, 256 tokens a call, one session" in shown
 
 
 @pytest.mark.parametrize("more", [[], ["--fused"], ["--target", "trn1"], ["--sampling", "greedy"]])
