@@ -306,6 +306,6 @@ def test_without_an_artefact_one_is_built_for_this_instance_and_kept(
     assert main(flags) == 1
     assert "no trn1, inf2, trn2 or trn3 instance" in capsys.readouterr().err
     (packages / "product_name").write_text("trn1.2xlarge")
-    for shown in ("memory of a rank", "using the artefact in"):
+    for shown in ("memory of a core", "using the artefact in"):
         assert main(flags) == 0
         assert shown in capsys.readouterr().err
