@@ -116,7 +116,12 @@ DOCUMENTED = sorted(set(documented()))
 
 def test_the_pages_have_commands_of_the_programs_that_they_speak_of() -> None:
     spoken = {split(command)[0] for _, command in DOCUMENTED}
-    assert spoken >= set(PARSERS) - {"main.py", "compare_architectures.py", "-m compile", "-m deploy"}
+    assert spoken >= set(PARSERS) - {
+        "main.py",
+        "compare_architectures.py",
+        "-m compile",
+        "-m deploy",
+    }
 
 
 @pytest.mark.parametrize(
