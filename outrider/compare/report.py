@@ -32,7 +32,8 @@ UNKNOWN = "unavailable"
 WIDTH = 100
 NOTE = (
     "RTT: added ms; TPOT: p50 ms; length: tokens a forward; same: texts as target-only makes; "
-    "~ estimate, >= lower bound; default: what `outrider run` does; * Pareto: nothing at this RTT is as good in all and better."
+    "~ estimate, >= lower bound; default: what `outrider run` does; * Pareto: nothing at this RTT "
+    "is as good in all and better."
 )
 _PRICES: dict[str, Callable[[ResultRow], Figure]] = {
     "$/1M": lambda row: row.usd_per_million.median,
