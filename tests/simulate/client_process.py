@@ -17,7 +17,7 @@ from inference.draft_thread import Drafter, inline, on_thread
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import BestFirst, RoundProposer
-from inference.errors import LimitExceeded, OutriderError, Unavailable
+from inference.errors import LimitExceeded, OutriderError
 from inference.order import Pace
 from inference.planner.prices import Prices
 from inference.planner.profile_files import Subject, keep_profile, load_profile
@@ -153,17 +153,13 @@ class Client:
         keep_profile(self._folder, KEPT, SECONDS)
 
     def _connected(self) -> Connection | None:
-        """Connect; who has patience asks again. None where an error ended all texts."""
-        while True:
-            try:
-                return self._connect()
-            except OutriderError as error:
-                patient = isinstance(error, Unavailable) and self.plan.patience == LONG_PATIENCE
-                if not patient:
-                    for text in self.texts:
-                        self._end(text, "", error)
-                    return None
-                self._kernel.sleep(1.0)
+        """Connect; None where an error ended all texts."""
+        try:
+            return self._connect()
+        except OutriderError as error:
+            for text in self.texts:
+                self._end(text, "", error)
+            return None
 
     def _connect(self) -> Connection:
         addresses = self._addresses[:1] if self.plan.way == "one" else self._addresses
