@@ -1,6 +1,6 @@
 """Statistics of a target: totals by model, what each session did, and what engines hold.
 
-Metrics, log and dashboard read this one object. It takes every event first, then hands it on.
+Metrics and log read this one object. It takes every event first, then hands it on.
 """
 
 from __future__ import annotations

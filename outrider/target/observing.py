@@ -1,5 +1,5 @@
-"""Listeners of a target: always the log, and the metrics and the operator's view if they were asked
-for. The service manager that started the process, such as systemd, hears how it is.
+"""What a target reports: always a log, and metrics on request. The service manager that started
+the process, such as systemd, is notified of its state.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from outrider.options.network import ObservingOptions
 
 
 @contextmanager
-def observed(options: ObservingOptions, usd_per_hour: float | None = None) -> Iterator[Statistics]:
-    """Yields the Statistics that a target reports everything to. They are logged, served and shown
-    until the context ends. Raises InvalidRequest when metrics cannot be served at their address.
+def observed(options: ObservingOptions) -> Iterator[Statistics]:
+    """Yield the Statistics that a target reports to, logged and served until the context ends.
 
-    usd_per_hour: price by which the operator's view counts dollars
+    Raises InvalidRequest when metrics cannot be served at their address.
     """
     start_log(options.log, options.log_level)
     statistics = Statistics()
@@ -37,13 +36,6 @@ def observed(options: ObservingOptions, usd_per_hour: float | None = None) -> It
                 )
             )
             say(f"metrics on http://{bound}/metrics, health on http://{bound}/healthz")
-        if options.watch:
-            from rich.console import Console
-
-            from grpc_comm.observability.dashboard import Dashboard
-
-            watch = Dashboard(Console(stderr=True), statistics, usd_per_hour)
-            stack.enter_context(watch)
         yield statistics
 
 

@@ -56,12 +56,13 @@ def draft(options: DraftRole) -> int:
     take_short_turns()
     with open_client(options) as client:
         stop_ids = client.target.description.stop_ids
-        requests = make_requests(options.text, prompts, client.tokenizer, client.length, stop_ids)
+        requests = make_requests(
+            options.text, prompts, client.tokenizer, client.length, stop_ids, client.model
+        )
         told = partial(account, budget=client.budget, goal=client.goal)
         rows = min(options.batch, len(requests))
 
         def make(request: Request, show: Show, cancelled: Event) -> Completion:
-            client.load(rows)
             explainer = _explainer(options, client, show)
             tell = explainer.tell if explainer else None
             record = options.record and Path(options.record)
@@ -77,8 +78,11 @@ def draft(options: DraftRole) -> int:
                 recording.write(done)
             return done
 
+        client.load(rows)
+        if options.baseline or options.record is not None:
+            client.wait()  # a comparison without the draft would say nothing of it
         code = run(options, requests, make, workers=rows, told=told)
-        client.wait()  # an error of the draft fails the command, not its texts
+        client.check()  # an error of the draft fails the command, not its texts
         return code
 
 
@@ -118,7 +122,9 @@ def fused_client(options: FusedClientRole) -> int:
     with connect_target(options.connection, tokenizer) as target:
         description = target.description
         length, stop_ids = description.sequence_length, description.stop_ids
-        requests = make_requests(options.text, prompts, tokenizer, length, stop_ids)
+        requests = make_requests(
+            options.text, prompts, tokenizer, length, stop_ids, description.model
+        )
         colocated = bool(description.draft_model)
         drafted = f"with {description.draft_model} beside it"
         who = drafted if colocated else "alone: no draft beside it"

@@ -274,8 +274,10 @@ def test_ids_that_no_message_can_carry_are_refused(prompt: list[int]) -> None:
 class Failed(grpc.RpcError):
     """A call's failure with a status."""
 
-    def __init__(self, code: grpc.StatusCode, details: str) -> None:
-        self._status = code, details
+    def __init__(
+        self, code: grpc.StatusCode, details: str, more: tuple[tuple[str, str], ...] = ()
+    ) -> None:
+        self._status, self._more = (code, details), more
 
     def code(self) -> grpc.StatusCode:
         return self._status[0]
@@ -284,17 +286,37 @@ class Failed(grpc.RpcError):
         return self._status[1]
 
     def trailing_metadata(self) -> tuple[tuple[str, str], ...]:
-        return ((translate.RETRY_AFTER, "2500"),)
+        return ((translate.RETRY_AFTER, "2500"), *self._more)
 
 
 @pytest.mark.parametrize("kind", [InvalidRequest, Mismatch, Busy, Gone, Unavailable])
 def test_an_error_keeps_its_kind_and_words_across_the_wire(kind: type[OutriderError]) -> None:
     arrived = translate.status_error(
-        Failed(translate.status_code(kind("what is wrong")), "what is wrong"), "gone"
+        Failed(
+            translate.status_code(kind("what is wrong")),
+            "what is wrong",
+            ((translate.FROM_TARGET, "1"),),
+        ),
+        "gone",
     )
     assert type(arrived) is kind
     assert "what is wrong" in str(arrived)
     assert not isinstance(arrived, Busy) or arrived.retry_after == 2.5
+
+
+@pytest.mark.parametrize(
+    ("details", "plainly"),
+    [
+        ("last error: UNKNOWN: ipv4:1.1.1.1:1: Failed to connect to remote host", "no connection"),
+        ("failed to connect: Connection refused", "connection refused"),
+        ("Stream removed (recvmsg:Connection reset by peer)", "the connection was lost"),
+        ("DNS resolution failed for host", "the name has no address"),
+        ("Failed parsing HTTP/2 (Expected SETTINGS frame)", "no connection"),
+    ],
+)
+def test_the_words_of_grpc_reach_no_user(details: str, plainly: str) -> None:
+    error = translate.status_error(Failed(grpc.StatusCode.UNAVAILABLE, details), "gone")
+    assert str(error) == f"gone ({plainly})"
 
 
 def test_a_limit_arrives_as_an_invalid_request_and_a_fault_of_the_target_as_itself() -> None:
