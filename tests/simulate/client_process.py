@@ -50,6 +50,7 @@ class Text:
 
     came: when each token came
     accepted: tokens that were candidates
+    forwards: of the target, in which it took part
     outcome: "whole", "left", or the name of the error that ended it; "" until then
     """
 
@@ -62,6 +63,7 @@ class Text:
     outcome: str = ""
     error: str = ""
     accepted: int = 0
+    forwards: int = 0
     resumes: int = 0
     reopenings: int = 0
 
@@ -82,6 +84,7 @@ class Text:
         self.tokens += fresh
         self.came += [now] * len(fresh)
         self.accepted = done.num_accepted_tokens
+        self.forwards = done.traffic.forwards
         self.resumes, self.reopenings = done.traffic.resumes, done.traffic.reopenings
 
     def due(self, kinds: int) -> list[int]:
