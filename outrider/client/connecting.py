@@ -20,12 +20,14 @@ def connect_target(
 ) -> Iterator[Connection]:
     """Connect to the target at --target_host and --port.
 
-    A model that is named may have to be loaded there first. That is waited for as long as
-    --patience says. Raises Mismatch where token ids do not mean the same on both sides.
+    A target that does not answer is looked for as long as --patience says. Without the flag a port
+    of this machine where nobody listens is refused at once. Raises Mismatch where token ids do not
+    mean the same on both sides.
 
     tokenizer: None where any will do
     name: the model whose tokenizer this is
     """
+    # a model that is named may have to be loaded first
     seconds = max(CONNECT_SECONDS, options.patience) if options.model_name else CONNECT_SECONDS
     check_listening(options)
     with ExitStack() as stack:
@@ -49,8 +51,10 @@ def connect_target(
 
 def check_listening(options: ConnectionOptions) -> None:
     """Raise Unavailable, with the command that helps, where the target would be on this machine and
-    nobody listens.
+    nobody listens, unless the user stated --patience.
     """
+    if "patience" in options.stated():
+        return
     places = [endpoint.address for endpoint in options.endpoints]
     if not all(refuses(place) for place in places):
         return
