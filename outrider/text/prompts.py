@@ -51,7 +51,7 @@ class Parameters:
     top_k: 0 is off
     top_p: 1 is off
     seed: of the noise; None takes a random one
-    stop: strings that end the text and are left out of it
+    stop: strings that end the text and are left out of it; special tokens, too
     prompt_cache_key: texts of one key go to one replica, which may have their beginning computed
     min_p: tokens below this part of the likeliest one's chance are left out; 0 is off
     repetition_penalty: divides the logits of tokens of prompt and text; 1 is off
@@ -177,7 +177,7 @@ def make_request(client: Client, prompt: Prompt, parameters: Parameters, index: 
         ids,
         replace(params, grammar=tools.grammar(client.tokenizer, params.grammar)),
         min(parameters.max_tokens or room, room),
-        client.target.description.stop_ids,
+        client.target.description.stop_ids.union(client.tokenizer.special_tokens(parameters.stop)),
         stop=parameters.stop,
         cache_key=parameters.prompt_cache_key,
         tools=tools,
