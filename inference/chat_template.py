@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
 from threading import Lock
+from traceback import extract_tb
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, nodes
@@ -27,6 +28,8 @@ RENDER_SECONDS, RENDER_BYTES = 2, 2**29
 
 MAX_TEXT = 2**24
 """Characters of a text that such a process returns."""
+
+_REFUSES = "the model's chat template refuses"
 
 MAX_WAIT = 30.0
 """Seconds after which a busy machine gives up such a process."""
@@ -69,8 +72,18 @@ def _now(form: str) -> str:
 
 
 def render(template: str, variables: Mapping[str, Any]) -> str:
-    """Render a template. Raises TemplateError, and what a faulty template raises."""
-    return _compiled(template).render(variables)
+    """Render a template. Raises TemplateError, with the template's line, for all that it raises."""
+    try:
+        return _compiled(template).render(variables)
+    except Exception as error:  # a template is a program, and may raise whatever Python does
+        lines = [
+            frame.lineno
+            for frame in extract_tb(error.__traceback__)
+            if frame.filename == "<template>"
+        ]
+        line = getattr(error, "lineno", None) or (lines[-1] if lines else None)
+        said = str(error) or type(error).__name__
+        raise TemplateError(f"{_REFUSES}{f' in line {line}' if line else ''}: {said}") from error
 
 
 class TemplateProcess:
@@ -96,8 +109,8 @@ class TemplateProcess:
                 process.kill()
         if not written:
             raise TemplateError(
-                f"it takes more than {RENDER_SECONDS} s, {RENDER_BYTES >> 20} MiB or {MAX_TEXT:,} "
-                "characters"
+                f"{_REFUSES}: it takes more than {RENDER_SECONDS} s, {RENDER_BYTES >> 20} MiB or "
+                f"{MAX_TEXT:,} characters"
             )
         answer = json.loads(written)
         if "text" not in answer:
@@ -135,12 +148,10 @@ def main() -> None:
         answer = {"text": render(asked["template"], asked["variables"])}
         if len(answer["text"]) > MAX_TEXT:
             return
-    except MemoryError:
-        return
-    # a template may raise anything
-    except Exception as error:
-        kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
-        answer = {"error": f"{kind}{error}"[:2000]}
+    except TemplateError as error:
+        if isinstance(error.__cause__, MemoryError):
+            return
+        answer = {"error": str(error)[:2000]}
     sys.stdout.write(json.dumps(answer))
 
 

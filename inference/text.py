@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import tokenizers
 from jinja2 import TemplateError
@@ -128,9 +130,6 @@ class Tokenizer:
         default = self._templates.get(DEFAULT, "")
         return self._templates.get(TOOL_USE, default) if tools else default
 
-    def _render(self, template: str) -> Callable[[str, Mapping[str, Any]], str]:
-        return self._apart.render if template in self._foreign else render
-
     @cached_property
     def _apart(self) -> TemplateProcess:
         return TemplateProcess()
@@ -179,13 +178,18 @@ class Tokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        continues: bool = False,
     ) -> list[int]:
         """Token ids of a chat, up to where the assistant's next message begins.
 
         messages: each with its `role` and its `content`, and what else the template reads
         tools: functions that the model is told of, as OpenAI's interface describes them
+        variables: further ones of the template, such as enable_thinking
+        continues: the chat ends within its last message, which is to be continued
 
-        Raises InvalidRequest without a chat template, and for messages that the template refuses.
+        Raises InvalidRequest without a chat template, and where the template fails.
         """
         if not messages:
             raise InvalidRequest("a chat needs at least one message")
@@ -194,18 +198,25 @@ class Tokenizer:
             named = ", ".join(self._templates)
             lacks = f"no default one, but {named}" if named else "none"
             raise InvalidRequest(f"a chat needs a model with a chat template: this one has {lacks}")
-        variables = {
-            "messages": [dict(message) for message in messages],
-            "tools": list(tools) or None,
+        told, end = [dict(message) for message in messages], ""
+        if continues:
+            end = uuid4().hex
+            told[-1]["content"] = f"{told[-1].get('content') or ''}{end}"
+        known = {
+            "add_generation_prompt": not continues,
             "documents": None,
-            "add_generation_prompt": True,
+            **variables,
             **self._named,
+            "messages": told,
+            "tools": list(tools) or None,
         }
         try:
-            text = self._render(template)(template, variables)
+            text = (self._apart.render if template in self._foreign else render)(template, known)
         except TemplateError as error:
-            raise InvalidRequest(f"the model's chat template refuses: {error}") from error
-        return self._ids(text, special=False)
+            raise InvalidRequest(str(error)) from error
+        if end not in text:
+            raise InvalidRequest("the model's chat template changes the message to be continued")
+        return self._ids(text[: text.rindex(end)] if end else text, special=False)
 
     def _ids(self, text: str, *, special: bool = True) -> list[int]:
         try:
