@@ -26,7 +26,7 @@ from inference.tokenizer_settings import (
     DEFAULT,
     TOOL_USE,
     TokenizerSettings,
-    core_fingerprint,
+    core_hashes,
     has_regex,
     named_templates,
     read_templates,
@@ -87,7 +87,8 @@ class Tokenizer:
     def _summary(self) -> tuple[str, TokenizerSettings]:
         backend = json.loads(self.to_json())  # megabytes, which are parsed once for both
         settings = TokenizerSettings(
-            core_fingerprint(backend),
+            self.vocabulary,
+            core_hashes(backend),
             backend["added_tokens"],
             backend["post_processor"],
             backend["decoder"],
@@ -114,6 +115,7 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise Mismatch(f"the target's tokenizer settings make no tokenizer: {error}") from error
         made._take(_Stored(rules, settings.named, settings.templates))
+        made.vocabulary = settings.vocabulary
         made._foreign = frozenset(settings.templates.values()) - {*self._templates.values()}
         wrong = next((one for one, name in settings.ids.items() if made.id_of(name) != one), None)
         if wrong is not None:

@@ -36,14 +36,17 @@ _FILE = "chat_template.jinja"
 class TokenizerSettings:
     """Settings of a tokenizer.
 
-    core: hash of vocabulary, merges, normaliser and pre-tokeniser
+    vocabulary: one past the greatest id
+    cores: hashes of vocabulary, merges, normaliser and pre-tokeniser: of the whole vocabulary, and
+        of that without added tokens, since some files list these among it
     added: the added tokens as tokenizer.json lists them
     post_processor, decoder: as tokenizer.json has them
     named: special tokens by their names in chat templates, such as eos_token
     templates: chat templates by name
     """
 
-    core: str
+    vocabulary: int
+    cores: list[str]
     added: list[dict[str, Any]]
     post_processor: Any
     decoder: Any
@@ -95,7 +98,8 @@ class TokenizerSettings:
         if len(templates) > MAX_TEMPLATES:
             raw.field("templates").refuse(f"a list of up to {MAX_TEMPLATES}")
         return cls(
-            raw.field("core").line(),
+            raw.field("vocabulary").integer(1),
+            list(raw.field("cores").each(Json.line)),
             added.value,
             raw.field("post_processor").value,
             raw.field("decoder").value,
@@ -107,7 +111,7 @@ class TokenizerSettings:
         """Reason why ids do not mean the same in two tokenizers; empty where they agree as far as
         both have them.
         """
-        if self.core != other.core:
+        if not {*self.cores} & {*other.cores}:
             return "their vocabularies, or their rules of cutting text, are not the same"
         mine, theirs = self.ids, other.ids
         wrong = sorted(one for one in mine.keys() & theirs if mine[one] != theirs[one])
@@ -136,9 +140,13 @@ def named_templates(given: Any) -> dict[str, str]:
     return {DEFAULT: str(given)} if given else {}
 
 
-def core_fingerprint(backend: Mapping[str, Any]) -> str:
-    """The hash `core` of a parsed tokenizer.json."""
+def core_hashes(backend: Mapping[str, Any]) -> list[str]:
+    """The hashes `cores` of a parsed tokenizer.json."""
     added = {token["content"] for token in backend["added_tokens"]}
+    return [_core_hash(backend, without) for without in (set[str](), added)]
+
+
+def _core_hash(backend: Mapping[str, Any], added: set[str]) -> str:
     model = dict(backend["model"])
     vocabulary, merges = model.pop("vocab", None) or (), model.pop("merges", None) or ()
     model.pop("dropout", None)

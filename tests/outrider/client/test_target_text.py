@@ -14,10 +14,13 @@ from tokenizers import Tokenizer as Rules
 from transformers import AutoTokenizer
 
 import outrider
+from grpc_comm.client.call import Channel
+from grpc_comm.client.connection import connect
 from grpc_comm.server.server import BackgroundServer, Target
 from inference.errors import InvalidRequest, Mismatch
 from inference.text import Tokenizer
 from inference.tokenizer_settings import TokenizerSettings
+from outrider.client.connecting import target_tokenizer
 from outrider.models.directories import EMBEDDED
 from outrider.options.roles import FusedTargetRole, TargetRole
 from outrider.target.target import load_target
@@ -167,7 +170,8 @@ def test_a_template_that_a_target_sends_is_bounded(
         b"\xff",
         b"[" * 10_000,
         b" " * (3 * 2**20 + 1),
-        b'{"core": "x", "added": 1, "post_processor": 1, "decoder": 1, "named": 1, "templates": 1}',
+        b'{"vocabulary": 5, "cores": ["x"], "added": 1, "post_processor": 1, "decoder": 1, '
+        b'"named": 1, "templates": 1}',
     ],
     ids=["nothing", "a list", "no fields", "no text", "deep", "long", "wrong types"],
 )
@@ -181,7 +185,7 @@ def test_settings_that_cannot_be_read_are_refused(content: bytes) -> None:
     [
         {"post_processor": {"type": "Nonsense"}},
         {"decoder": {"type": "Replace", "pattern": {"Regex": "(a*)*b"}, "content": ""}},
-        {"core": "0"},
+        {"cores": ["0"]},
         {"added": [{"id": 5, "content": "<x>", "special": True}]},
     ],
 )
@@ -189,3 +193,56 @@ def test_settings_that_make_no_tokenizer_are_refused(change: dict[str, Any]) -> 
     tokenizer = Tokenizer(EMBEDDED / "target")
     with pytest.raises(Mismatch):
         tokenizer.with_settings(replace(tokenizer.settings, **change))
+
+
+def test_a_text_ends_at_the_tokenizers_end_and_at_a_special_token_that_is_a_stop_string(
+    tmp_path: Path,
+) -> None:
+    """The model says the same whatever its files name as special."""
+    free, prompt = model(tmp_path / "free"), "def f("
+    settings_of(free, eos_token=None)
+
+    def made(directory: Path, **parameters: Any) -> outrider.Completion:
+        with (
+            outrider.serve(str(directory), port=0) as running,
+            outrider.connect(running.address, draft=False, model=str(free)) as engine,
+        ):
+            return engine.generate(prompt, max_tokens=12, **parameters)
+
+    ids, rules = made(free).token_ids, Rules.from_file(str(free / "tokenizer.json"))
+    words = [rules.id_to_token(token) for token in ids]
+    place = next(at for at, word in enumerate(words) if at and word not in [*words[:at], *prompt])
+    for name, parameters in (("eos_token", {}), ("pad_token", {"stop": [words[place]]})):
+        ending = model(tmp_path / name)
+        settings_of(ending, **{"eos_token": None, name: words[place]})
+        text = made(ending, **parameters)
+        assert (text.finish_reason, text.token_ids) == ("stop", ids[: place + 1])
+        assert text.stopped_by == "".join(parameters.get("stop", ()))
+        assert not text.text.endswith(words[place])
+
+
+def test_settings_are_fetched_once_and_those_of_another_digest_are_refused(
+    target: outrider.RunningTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    here = Tokenizer(EMBEDDED / "target")
+    with connect(target.address) as there:
+        whole = target_tokenizer(there, here, "here").settings
+        assert whole.digest == there.description.settings_digest != here.settings.digest
+        monkeypatch.setattr(Channel, "tokenizer_settings", lambda *_: b"{}")
+        assert target_tokenizer(there, here, "here").settings == whole
+        with pytest.raises(Mismatch, match="other tokenizer settings"):
+            there.tokenizer_settings()
+
+
+def test_a_target_of_an_older_version_takes_its_own_tokenizer_alone(
+    target: outrider.RunningTarget, tmp_path: Path
+) -> None:
+    here = Tokenizer(EMBEDDED / "target")
+    with connect(target.address) as there:
+        there.description = replace(there.description, settings_digest="")
+        assert target_tokenizer(there, here, "here") is here
+        larger = model(tmp_path / "larger", VOCABULARY + 1)
+        add_token(larger)
+        with pytest.raises(Mismatch, match="an older target"):
+            target_tokenizer(there, Tokenizer(larger), "here")
