@@ -39,6 +39,8 @@ MOST_TIMES = 512
 MOST_SCORE_BYTES = 2 * 2**20
 """Bytes of the log-probabilities of a prompt at most."""
 
+_DIGEST = re.compile("[0-9a-f]{64}")  # SHA-256
+
 MOST_SIGNS = 400
 """Characters that are shown of a text from the other side."""
 
@@ -67,6 +69,8 @@ class Description:
     sessions: int = 0  # open now
     rules: bool = False  # it takes grammars, penalties and biases, and reports log-probabilities
     emulated: bool = False  # its times are another device's: it shares no device with a draft
+    settings_digest: str = ""  # of tokenizer_settings; empty for a target of an older version
+    tokenizer_settings: bytes = b""  # of inference.tokenizer_settings; sent where asked for
 
 
 class OpenRequest(NamedTuple):
@@ -120,12 +124,14 @@ def write_description(description: Description, models: Sequence[str]) -> pb.Des
 def read_description(message: pb.Description) -> Description:
     """Read what a target says of itself.
 
-    Raises Mismatch when it speaks another protocol, or states times or a price that cannot be.
+    Raises Mismatch for another protocol, and for times, a price or a digest that cannot be.
     """
     check_protocol(message.protocol_version)
     fields = {name: _shown(getattr(message, name)) for name in Description.__dataclass_fields__}
     fields["stop_ids"] = frozenset(message.stop_ids)
     fields["times"] = tuple(_read_times(message.times))
+    if message.settings_digest and not _DIGEST.fullmatch(message.settings_digest):
+        raise Mismatch(f"the target's digest of its settings is {plain(message.settings_digest)!r}")
     if not 0 <= message.usd_per_hour < math.inf:
         raise Mismatch(f"the target says that it costs ${message.usd_per_hour} an hour")
     return Description(**fields)

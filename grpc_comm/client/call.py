@@ -51,6 +51,11 @@ class Channel:
     def describe(self, model: str, timeout: float) -> Description:
         return translate.read_description(self._describe(model, timeout))
 
+    def tokenizer_settings(self, model: str, timeout: float) -> bytes:
+        """Fetch a model's tokenizer settings. They are not checked."""
+        asked = pb.DescribeRequest(model=model, tokenizer_settings=True)
+        return self._ask(asked, timeout).tokenizer_settings
+
     def list_models(self, timeout: float) -> list[str]:
         return [translate.plain(name) for name in self._describe("", timeout).models]
 
@@ -61,9 +66,13 @@ class Channel:
         return time.perf_counter() - start
 
     def _describe(self, model: str, timeout: float) -> pb.Description:
+        return self._ask(pb.DescribeRequest(model=model), timeout)
+
+    def _ask(self, request: pb.DescribeRequest, timeout: float) -> pb.Description:
+        model = request.model
         try:
             message: pb.Description = self._stub.Describe(
-                pb.DescribeRequest(model=model), timeout=timeout, metadata=self._metadata
+                request, timeout=timeout, metadata=self._metadata
             )
         except grpc.RpcError as error:
             lacking = f"{model} cannot be had" if model else "no Outrider target answers"

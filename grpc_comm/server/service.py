@@ -40,10 +40,13 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
         key = (await self._grant(context)).key
         async with self._guarded(context, key):
             served = await self._state.catalogue.served(request.model)
+        description = served.description
+        settings = description.tokenizer_settings if request.tokenizer_settings else b""
         now = replace(
-            self._state.limited(served.description, key),
+            self._state.limited(description, key),
+            tokenizer_settings=settings,
             sessions=len(served.engine.sessions),
-            times=tuple(served.engine.times.profile.items()) or served.description.times,
+            times=tuple(served.engine.times.profile.items()) or description.times,
         )
         return translate.write_description(now, self._state.catalogue.names)
 
