@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from grpc_comm import translate
+from grpc_comm import statuses, translate
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
 from grpc_comm.security import SecurityOptions, channel_security
@@ -84,7 +84,7 @@ class Channel:
 
     def _failure(self, error: grpc.RpcError, meaning: str) -> OutriderError:
         """Return our error for a failed call, with what to do about it where that is known."""
-        failure = translate.status_error(error, meaning)
+        failure = statuses.status_error(error, meaning)
         if not isinstance(failure, Unavailable):
             return failure
         known = advice(self.address, self._security)
@@ -102,7 +102,7 @@ class Channel:
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return
-            raise translate.status_error(error, f"no answer from {self.address}") from error
+            raise statuses.status_error(error, f"no answer from {self.address}") from error
         except ValueError as error:  # gRPC's word for a closed channel
             raise Unavailable(f"the connection to {self.address} is closed") from error
         if answer.status != health_pb2.HealthCheckResponse.SERVING:
@@ -126,7 +126,7 @@ class Channel:
             if given_up.wait(REACH_POLL_SECONDS):
                 call.cancel()
         if call.code() is not grpc.StatusCode.OK:
-            raise translate.status_error(call, f"no Outrider target answers at {self.address}")
+            raise statuses.status_error(call, f"no Outrider target answers at {self.address}")
         return translate.read_description(call.result())
 
     def session(self, messages: Iterator[pb.ClientMessage]) -> Any:
@@ -235,7 +235,7 @@ class Call:
                 self._traffic.bytes_down += message.ByteSize() + FRAMING_BYTES
                 self._listener.on_message(self, message)
         except grpc.RpcError as error:
-            failure = translate.status_error(error, f"the target at {self.address} went away")
+            failure = statuses.status_error(error, f"the target at {self.address} went away")
             failure.__cause__ = error
         except Mismatch as error:
             failure = Mismatch(f"the target at {self.address} {error}")

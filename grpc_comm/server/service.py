@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from grpc_comm import translate
+from grpc_comm import statuses, translate
 from grpc_comm.keys import Grant, Key, Keys
 from grpc_comm.observability.server_events import CallRejected, Draining
 from grpc_comm.proto import verifier_pb2 as pb
@@ -106,14 +106,14 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
             log.exception("a session failed")
             self._state.emit(CallRejected(grpc.StatusCode.INTERNAL.name, key.name))
             await context.abort(
-                grpc.StatusCode.INTERNAL, f"{translate.FAULT}: {type(error).__name__}"
+                grpc.StatusCode.INTERNAL, f"{statuses.FAULT}: {type(error).__name__}"
             )
 
     async def _refuse(self, context: Context, error: OutriderError, key: Key) -> None:
-        self._state.emit(CallRejected(translate.status_code(error).name, key.name))
+        self._state.emit(CallRejected(statuses.status_code(error).name, key.name))
         trailing: tuple[tuple[str, str], ...] = ()
         if isinstance(error, Busy):
-            trailing = ((translate.RETRY_AFTER, str(round(error.retry_after * 1e3))),)
+            trailing = ((statuses.RETRY_AFTER, str(round(error.retry_after * 1e3))),)
         elif isinstance(error, Unavailable):
-            trailing = ((translate.FROM_TARGET, "1"),)
-        await context.abort(translate.status_code(error), str(error), trailing)
+            trailing = ((statuses.FROM_TARGET, "1"),)
+        await context.abort(statuses.status_code(error), str(error), trailing)
