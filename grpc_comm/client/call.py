@@ -21,7 +21,7 @@ from grpc_comm.security import SecurityOptions, channel_security
 from grpc_comm.tls_files import check_tls_files
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address, channel_options
-from grpc_comm.unanswered import advice
+from grpc_comm.unanswered import WrongSecurity, advice
 from inference.errors import Mismatch, OutriderError, Unavailable
 from inference.proposer import FRAMING_BYTES
 from inference.stats import Traffic
@@ -88,7 +88,7 @@ class Channel:
         if not isinstance(failure, Unavailable):
             return failure
         known = advice(self.address, self._security)
-        return Unavailable(f"{meaning}: {known}") if known else failure
+        return WrongSecurity(f"{meaning}: {known}") if known else failure
 
     def check_health(self, timeout: float) -> None:
         """Raise Unavailable unless the target says within `timeout` seconds that it serves.

@@ -41,14 +41,15 @@ def connect(
     addresses: HOST:PORT; several: A,B; dns:///HOST:PORT is a replica at each address of the host
     tokenizer_fingerprint: of the tokenizer that is needed; None where any will do
     model: one that the target lists; empty for its first
-    timeout: seconds
+    timeout: seconds for the target's answer
+    patience: for how long a target is looked for that does not answer, now or later
 
     Raises Unavailable when no target answers in time, and InvalidRequest for a model that is not
     listed. Raises Mismatch when the target speaks another protocol or has another tokenizer, and
     when two replicas are different targets.
     """
     endpoints = [parse_endpoint(address) for address in addresses.split(",")]
-    connection = Connection(Replicas(endpoints, security, model, timeout), patience)
+    connection = Connection(Replicas(endpoints, security, model, timeout, patience), patience)
     if tokenizer_fingerprint not in (None, connection.description.tokenizer_fingerprint):
         connection.close()
         raise translate.tokenizer_mismatch(str(tokenizer_fingerprint), connection.description)

@@ -23,8 +23,9 @@ def connect_target(
 ) -> Iterator[Connection]:
     """Connect to the target at --target_host and --port.
 
-    A model that is named may have to be loaded there first. That is waited for as long as
-    --patience says.
+    A target that does not answer is retried for as long as --patience says. Without the flag a port
+    of this machine where nothing listens is refused at once. A model that is named may have to be
+    loaded there first.
     """
     seconds = max(CONNECT_SECONDS, options.patience) if options.model_name else CONNECT_SECONDS
     check_listening(options)
@@ -81,8 +82,10 @@ def _fetch_settings(target: Connection) -> TokenizerSettings:
 
 def check_listening(options: ConnectionOptions) -> None:
     """Raise Unavailable, with the command that helps, where the target would be on this machine and
-    nobody listens.
+    nobody listens, unless the user stated --patience.
     """
+    if "patience" in options.stated():
+        return
     places = [endpoint.address for endpoint in options.endpoints]
     if not all(refuses(place) for place in places):
         return

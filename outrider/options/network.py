@@ -60,7 +60,7 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
     """where the target is, HOST or HOST:PORT; several replicas: A,B; dns:///HOST has one at each of
     the host's addresses"""
     patience: Seconds = 30.0
-    """how long to look for a target that is full or went away"""
+    """how long to retry a full or unreachable target"""
     model_name: Name | None = None
     """use this one of the models that the target lists (default: its first)"""
     list_models: bool = False

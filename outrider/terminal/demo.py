@@ -91,6 +91,7 @@ def _clients() -> Iterator[tuple[Client, Client]]:
     has a draft, which is loaded.
     """
     from outrider.client.client import open_client
+    from outrider.options.network import ConnectionOptions
     from outrider.options.roles import SharedClientRole
     from outrider.target.spawn import started
 
@@ -99,9 +100,9 @@ def _clients() -> Iterator[tuple[Client, Client]]:
         starts = [pool.submit(stack.enter_context, started("target", flags)) for _ in range(2)]
         import torch  # noqa: F401  meanwhile
 
-        first, second = (start.result().address for start in starts)
-        alone = SharedClientRole(target_host=first, target_only=True)
-        drafted = SharedClientRole(target_host=second, threads=1)
+        first, second = (ConnectionOptions(target_host=start.result().address) for start in starts)
+        alone = SharedClientRole(connection=first, target_only=True)
+        drafted = SharedClientRole(connection=second, threads=1)
         clients = [stack.enter_context(open_client(role)) for role in (alone, drafted)]
         clients[1].wait()
         yield clients[0], clients[1]
@@ -143,12 +144,19 @@ def _arrivals(
 
         return clients[lane].complete(requests[lane], show, end)
 
-    for lane, item in TextRun([partial(task, lane) for lane in range(2)], workers=2):
-        if isinstance(item, Completion):
-            made[lane] = item.raise_failure()
-            yield Arrival(lane, item.seconds, last=True)
-        else:
-            yield item
+    shown, texts = [0, 0], TextRun([partial(task, lane) for lane in range(2)], workers=2)
+    try:
+        for lane, item in texts:
+            if isinstance(item, Completion):
+                made[lane] = item.raise_failure()
+                hidden = len(item.token_ids) - shown[lane]  # of the string that ends the text
+                yield Arrival(lane, item.seconds, tokens=hidden, last=True)
+            else:
+                shown[lane] += item.tokens
+                yield item
+    finally:
+        texts.end()
+        texts.join()
 
 
 def busy_reason(

@@ -184,7 +184,8 @@ def test_a_target_that_does_not_know_a_parameter_refuses_the_protocol(
 
 def test_output_tokens_are_named_only_where_a_choice_depends_on_them() -> None:
     assert opening_of(SamplingParams(made=1)) == opening_of(SamplingParams())
-    assert opening_of(SamplingParams(presence_penalty=1.0, made=1)).made == 1
+    for counted in ({"presence_penalty": 1.0}, {"logprobs": 0, "prompt_logprobs": True}):
+        assert opening_of(SamplingParams(made=2, **counted)).made == 2
 
 
 GRAMMAR = pb.Grammar(text="a")

@@ -88,6 +88,12 @@ PLANTS: dict[str, Edit] = {
     "replicas that do not serve first": Edit(
         Replicas, "order", "not one.serves", "bool(one.serves)"
     ),
+    "work counted again after a resume": Edit(
+        RemoteSession, "_handle_opened", "if not resumed:", "if True:"
+    ),
+    "a first call without patience": Edit(
+        Replicas, "_meet", "time.monotonic() + patience.seconds", "time.monotonic()"
+    ),
     "patience renewed by each loss": Edit(
         RemoteSession, "_start_search", "self._deadline is None", "True"
     ),
