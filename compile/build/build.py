@@ -98,13 +98,13 @@ def read_source(directory: Path) -> Source:
     from inference.model.weight_files import fingerprint
     from inference.text import Tokenizer
 
-    tokenizer = Tokenizer(directory)
+    config, tokenizer = read_config_for_graphs(directory), Tokenizer(directory)
     return Source(
         directory,
         fingerprint(directory),
         tokenizer.fingerprint(),
         read_raw_config(directory),
-        tuple(sorted(read_config_for_graphs(directory).stop_ids | tokenizer.end_ids)),
+        tuple(sorted(config.stop_ids | tokenizer.end_ids)),
     )
 
 
