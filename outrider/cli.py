@@ -9,6 +9,7 @@ from importlib import import_module
 from inference.command import run_command
 from outrider.options.parsing import parse
 from outrider.options.verbs import OTHER_VERBS
+from outrider.processes import leave
 from outrider.role_programs import run_role
 
 PROGRAMS = {
@@ -26,9 +27,10 @@ PROGRAMS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a role or a verb. Returns 0 when it did what was asked."""
-    words = sys.argv[1:] if arguments is None else list(arguments)
-    if words and words[0] in OTHER_VERBS:
-        module, _, function = PROGRAMS[words[0]].partition(":")
-        return int(getattr(import_module(module), function)(words[1:]))
+    if arguments is None:
+        return leave(main(sys.argv[1:]))
+    if arguments and arguments[0] in OTHER_VERBS:
+        module, _, function = PROGRAMS[arguments[0]].partition(":")
+        return int(getattr(import_module(module), function)(arguments[1:]))
     options = parse(arguments)
     return run_command(lambda: run_role(options), debug=options.debug)

@@ -27,7 +27,7 @@ from starlette.types import Scope
 from inference.errors import OutriderError
 from inference.sampling import SEED_BITS, random_seed
 from outrider.client.watching import Told, Watcher, ended
-from outrider.endpoint.answering import STREAM, event_stream
+from outrider.endpoint.answering import STREAM, TEMPERATURE, event_stream
 from outrider.endpoint.answers import TargetState, responses
 from outrider.endpoint.failures import UNFORESEEN, ApiError, api_error
 from outrider.endpoint.requests import MOST_MESSAGES, ChatMessage, Text
@@ -35,6 +35,7 @@ from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import TextRunner
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion
+from outrider.text.defaults import defaults_of
 from outrider.text.prompts import Parameters, going_on, make_request
 from outrider.text.runner import Task
 
@@ -84,16 +85,16 @@ class TargetSettings(BaseModel):
 
 
 class PageText(BaseModel):
-    """A text that the page asks for."""
+    """A text that the page requests."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     messages: Annotated[list[ChatMessage], Len(max_length=MOST_MESSAGES)]
     max_tokens: Annotated[int, Ge(1)] = 512
-    temperature: Annotated[float, Ge(0), Le(1000)] = 0.0
+    temperature: Annotated[float, Ge(0), Le(1000)] | None = None  # the model's default
     top_p: Annotated[float, Ge(0), Le(1)] = 1.0
     seed: Annotated[int, Ge(0), Lt(2**SEED_BITS)] | None = None
-    stop: list[Text] = []
+    stop: list[Text] | None = None  # the model's default
     target_only: bool = False
     made: Annotated[list[int], Len(max_length=1 << 17)] = []  # ids of a text that broke off
 
@@ -179,6 +180,8 @@ def _state(manager: TargetManager) -> dict[str, Any]:
         "weight": client.goal.weight,
         "unsteered": client.unsteered,
         "texts": texts.running,
+        "temperature": Parameters().settled(client.model, TEMPERATURE).temperature,
+        "suggestions": defaults_of(client.model).suggestions,
     }
 
 
@@ -217,6 +220,7 @@ def _task(texts: TextRunner, asked: PageText, _left: Event) -> Task[Told]:
     client = texts.client
     seed = random_seed() if asked.seed is None else asked.seed
     given = Parameters(asked.max_tokens, asked.temperature, 0, asked.top_p, seed, asked.stop)
+    given = given.settled(client.model, TEMPERATURE)
     request = make_request(client, [message.plain for message in asked.messages], given)
     before: dict[str, Any] = {}
     if asked.made:

@@ -13,7 +13,17 @@ from pydantic import AfterValidator, Field, model_validator
 from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions
 from inference.flags.group import Also, Group, Shown
-from inference.flags.values import Amount, Count, Directory, File, ModelName, Share, Usd, Watts
+from inference.flags.values import (
+    Amount,
+    Count,
+    Directory,
+    File,
+    ModelName,
+    Name,
+    Share,
+    Usd,
+    Watts,
+)
 from inference.sampling import CANDIDATES, LEAST_TOP_P, SEED_BITS, SamplingParams
 
 DEVICES = ("auto", "cpu", "cuda", "neuron", "neuron-legacy")
@@ -170,6 +180,16 @@ class MeasureOptions(Group, title="models and devices"):
     draft only for a moment"""
 
 
+class EmulationOptions(Group, title="models and devices"):
+    """The device and the distance that a target emulates."""
+
+    emulate: Name | None = None
+    """the model chooses, but each forward pass takes the time of this profile; reports are marked
+    as emulated (an unknown name lists the profiles)"""
+    rtt: Annotated[float, Gt(0), Le(10_000), Shown("MS")] | None = None
+    """round trip of an emulated link in front of an emulated target, in milliseconds"""
+
+
 class SamplingOptions(Group, title="text"):
     """The sampling and the length of texts, and the way in which they are shown."""
 
@@ -230,8 +250,7 @@ class RecordOptions(Group, title="text"):
 
 class HourlyOptions(Group, title="prices and limits"):
     usd_per_hour: Amount | None = None
-    """price of the target's machine; a target tells its clients, and --watch shows dollars per
-    million tokens, idle time included"""
+    """price of the target's machine, in dollars an hour; a target reports it to its clients"""
 
 
 class PriceOptions(HourlyOptions):

@@ -174,7 +174,7 @@ class ListeningOptions(KeysOptions, TlsOptions, PortOptions, HostOptions, title=
 
 
 class ObservingOptions(Group, title="observing"):
-    """Reports of a target on what it does: metrics, log and live view."""
+    """Reports of a target on what it does: metrics and log."""
 
     metrics_port: Port | None = None
     """serve Prometheus metrics and /healthz over HTTP on this port; 0 lets the system choose"""
@@ -184,5 +184,3 @@ class ObservingOptions(Group, title="observing"):
     """form of the log on stderr"""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """info has a line for each session's start and end"""
-    watch: bool = False
-    """show sessions, batch, acceptance and tokens a second on stderr while serving"""

@@ -81,16 +81,15 @@ class ServingRole(
     network.ListeningOptions,
     groups.MeasureOptions,
     groups.OffloadOptions,
+    groups.EmulationOptions,
     title="models and devices",
 ):
     """Options of the roles that serve a target."""
 
+    RULES: ClassVar = (*RULES, FlagRule("rtt", needs="emulate"))
     EXTRA: ClassVar = "torch"
     models: File | None = None
     """also serve the models listed in this JSON file, each loaded when a client first names it"""
-    emulate: Name | None = None
-    """the model chooses, each forward takes the time of this profile; all that is reported says
-    emulated (unknown names list them)"""
 
 
 class TargetRole(groups.BackendOptions, ServingRole, groups.LegacyOptions):

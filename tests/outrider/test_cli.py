@@ -73,7 +73,7 @@ def test_text_goes_to_stdout_and_the_report_with_limits_and_price_to_stderr(
     flags = ["--prompt", PROMPT, "--max_new_tokens", "20", "--explain", "--usd_per_hour", "1.5"]
     made = run("run", "--port", port, *flags, "--baseline")
     assert made.code == 0
-    told = ("acceptance length", "speed-up", "identical texts: 1 of 1", "limited by")
+    told = ("acceptance length", "target-only", "identical texts: 1 of 1", "limited by")
     assert all(words in made.err for words in (*told, "a million tokens"))
     assert not [word for word in ("tokens", "limited by", "\x1b") if word in made.out]
     assert "speed-up" not in run("run", "--port", port, *flags).err, "nothing was compared"

@@ -104,6 +104,7 @@ def test_a_stop_string_across_tokens_ends_the_text_and_is_left_out(
     assert made(api, streamed, **asked) == (whole[: whole.index(stop)], "stop")
 
 
+@pytest.mark.extended
 def test_32_streams_at_once_are_the_targets_own_texts(server: str, own_text: OwnText) -> None:
     client = openai.OpenAI(base_url=f"{server}/v1", api_key="x", max_retries=0, timeout=120)
 

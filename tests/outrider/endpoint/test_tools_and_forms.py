@@ -49,6 +49,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[op
         yield openai.OpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_call_that_is_demanded_keeps_to_the_functions_schema(
     family: openai.OpenAI, temperature: float
@@ -153,6 +154,7 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_a_text_with_a_rule_is_the_targets_own(
