@@ -12,7 +12,8 @@ from outrider.client.client import open_client
 from outrider.options.roles import SharedClientRole
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion
-from outrider.text.prompts import Parameters, Prompt, make_request
+from outrider.text.parameters import Parameters
+from outrider.text.prompts import Prompt, make_request
 from outrider.text.runner import CompletionStream
 from outrider.text.tool_calls import Message
 

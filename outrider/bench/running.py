@@ -40,7 +40,8 @@ from outrider.money.goal import read_billing
 from outrider.target.spawn import first_start, started, target_words
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion, Request
-from outrider.text.prompts import Parameters, Prompt, PromptTooLong, make_request
+from outrider.text.parameters import Parameters
+from outrider.text.prompts import Prompt, PromptTooLong, make_request
 
 WARM_UP, WARM_UP_TOKENS = "Name three colours.", 8
 """The prompt that every arm answers before anything counts, and the tokens of its answer."""

@@ -111,7 +111,8 @@ def _clients() -> Iterator[tuple[Client, Client]]:
 def _race(alone: Client, drafted: Client, lanes: Sequence[Lane], load: float) -> Texts:
     """Make both texts at the same time. They are shown where the terminal has room for them."""
     from outrider.terminal.live_text import silent
-    from outrider.text.prompts import Parameters, make_request
+    from outrider.text.parameters import Parameters
+    from outrider.text.prompts import make_request
 
     clients, asked = (alone, drafted), Parameters(MAX_TOKENS, seed=SEED)
     requests = [make_request(client, PROMPT, asked) for client in clients]
