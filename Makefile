@@ -1,4 +1,4 @@
-# make demo       draft and target as two processes on this machine, with the pair that ships here
+# make demo       race a text with a draft against the target alone, with the pair that ships here
 # make room       the tests of a room, in seconds: R=inference/engine, or a file of it
 # make check      lint, types and the quick tests, for while you work
 # make test       lint, types and tests

@@ -330,21 +330,24 @@ def status_error(error: grpc.RpcError, unreachable: str) -> OutriderError:
         return InvalidRequest(f"the target refuses this client: {details}")
     kind = {code: kind for kind, code in _ERRORS}.get(code, Unavailable)
     if kind is Unavailable or (kind is OutriderError and not details.startswith(FAULT)):
-        return Unavailable(f"{unreachable} ({_reason(error, details)})")
+        reason = _reason(error, details)
+        return Unavailable(f"{unreachable} ({reason})" if reason else unreachable)
     if kind is Busy:
         return Busy(details, _retry_after(error))
     return kind(details)
 
 
 def _reason(error: grpc.RpcError, details: str) -> str:
-    """Return why a target is not available: in its own words, or gRPC's in plain ones."""
+    """Return why a target is not available: in its own words, or gRPC's in plain ones; empty where
+    they mean nothing more.
+    """
     if _trailing(error, FROM_TARGET):
         return details
     code = error.code()
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return "it is another kind of gRPC server"
     known = (plainly for words, plainly in _REASONS if words.search(f"{code.name} {details}"))
-    return next(known, "no connection")
+    return next(known, "")
 
 
 FROM_TARGET = "outrider-error"

@@ -42,11 +42,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(tiers.Meter(config))
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
-    seed = config.getoption("--shuffle")
-    return None if seed is None else f"random order: --shuffle {seed}"
-
-
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     return tiers.is_dear(collection_path, config) or None
 

@@ -36,7 +36,6 @@ IMPURE = {
 
 HOMES = {
     "boto3": ("deploy/aws.py", "compile/store.py"),
-    "scipy": ("compile/plan/search.py",),
     "defusedxml": ("outrider/runs/autodraft.py",),
     "llguidance": ("inference/grammar.py", "inference/grammar_check.py"),
 }

@@ -111,14 +111,13 @@ def load_whole(spec: CompileSpec, checkpoint: Path) -> Decoder:
     """A checkpoint's decoder on the CPU, not divided, in the type of the spec's states."""
     import torch
 
-    from inference.model.checkpoint import load_decoder
-    from inference.model.float8 import states_of
+    from inference.model.checkpoint import DTYPES, load_decoder
 
     return load_decoder(
         checkpoint,
         positions=spec.sequence_length,
         vocabulary=spec.vocabulary,
-        dtype=states_of(spec.dtype),
+        dtype=DTYPES[spec.dtype],
         device=torch.device("cpu"),
     )
 

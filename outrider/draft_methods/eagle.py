@@ -18,8 +18,8 @@ from inference.backends.target_features import FeatureModel, FeatureSequence, fe
 from inference.command import say
 from inference.drafters.draft import Draft
 from inference.errors import InvalidRequest, UnsupportedModel
+from inference.model.checkpoint import DTYPES
 from inference.model.eagle_head import OfTarget, read_head, read_head_config
-from inference.model.float8 import states_of
 from inference.model.weight_files import fingerprint
 from outrider.draft_methods import FoundDraft
 from outrider.models.artifacts import artifact_checkpoint
@@ -124,7 +124,7 @@ def _given(manifest: Manifest, target: Checkpoint) -> OfTarget:
     return OfTarget(
         target.config,
         manifest.vocabulary,
-        states_of(manifest.dtype),
+        DTYPES[manifest.dtype],
         torch.device("cpu"),
         partial(read_embeddings, target.directory, manifest),
     )

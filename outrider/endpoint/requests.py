@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from annotated_types import Ge, Gt, Le, Len, Lt
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from inference.sampling import MOST_END_IDS, MOST_LOGPROBS, SEED_BITS
 from outrider.text.json_values import MAX_DEPTH, nests_deeply
@@ -38,7 +38,15 @@ Text: TypeAlias = Annotated[str, Len(max_length=MOST_BYTES)]
 
 JsonObject: TypeAlias = dict[str, Any]
 
+
+def _some(tokens: int) -> int:
+    if tokens == 0:
+        raise ValueError("1 or more is needed, or -1 for as many as fit: got 0")
+    return tokens
+
+
 _First = Field(fail_fast=True)  # of a long list only the first error is told
+Length: TypeAlias = Annotated[int, Ge(-1), AfterValidator(_some)]
 TokenId: TypeAlias = Annotated[int, Field(strict=True)]  # true is none
 Ids: TypeAlias = Annotated[list[TokenId], _First]
 
@@ -304,7 +312,8 @@ class ChatRequest(TextRequest):
     """A request for the next message of a chat."""
 
     messages: Annotated[list[ChatMessage], _First, Len(max_length=MOST_MESSAGES)]
-    max_completion_tokens: Annotated[int, Ge(-1)] | None = None
+    max_tokens: Length | None = None
+    max_completion_tokens: Length | None = None
     chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -325,8 +334,6 @@ class ChatRequest(TextRequest):
 
     @model_validator(mode="after")
     def _ends_in_one_way(self) -> Self:
-        if 0 in (self.max_tokens, self.max_completion_tokens):
-            raise ValueError("max_tokens is 1 or more, or -1 for as many as fit: got 0")
         if self.add_generation_prompt and self.continue_final_message:
             raise ValueError("add_generation_prompt and continue_final_message exclude each other")
         return self

@@ -10,33 +10,32 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from grpc_comm.observability.log import EventLog, start_log
-from grpc_comm.observability.statistics import Statistics
+from grpc_comm.observability.server_events import Listeners
+from grpc_comm.observability.session_record import SessionRecords
 from grpc_comm.transport import Address
 from inference.command import say
 from outrider.options.network import ObservingOptions
 
 
 @contextmanager
-def observed(options: ObservingOptions) -> Iterator[Statistics]:
-    """Yield the Statistics that a target reports to, logged and served until the context ends.
+def observed(options: ObservingOptions) -> Iterator[Listeners]:
+    """Yield the listeners of a target's events: a log, and metrics until the context ends.
 
     Raises InvalidRequest when metrics cannot be served at their address.
     """
     start_log(options.log, options.log_level)
-    statistics = Statistics()
-    EventLog(statistics)
+    records = SessionRecords()
+    listeners = Listeners([records, EventLog(records)])
     with ExitStack() as stack:
         if options.metrics_port is not None:
             from grpc_comm.observability.endpoint import serve_metrics
             from grpc_comm.observability.metrics import Metrics
 
-            bound = stack.enter_context(
-                serve_metrics(
-                    Metrics(statistics), Address(options.metrics_host, options.metrics_port)
-                )
-            )
+            listeners.append(metrics := Metrics(records))
+            address = Address(options.metrics_host, options.metrics_port)
+            bound = stack.enter_context(serve_metrics(metrics, address))
             say(f"metrics on http://{bound}/metrics, health on http://{bound}/healthz")
-        yield statistics
+        yield listeners
 
 
 def notify(*states: str) -> None:

@@ -82,9 +82,9 @@ def serve(options: ServingRole) -> int:
         notify("READY=1", f"STATUS={description.model} on {bound}")
 
     collect_rarely()
-    with stack, observed(options) as statistics:
-        statistics.listeners.append(_tell_of_end)
-        serve_target(replace(target, listener=statistics), say_ready, options.sessions.grace)
+    with stack, observed(options) as listeners:
+        listeners.append(_tell_of_end)
+        serve_target(replace(target, listener=listeners), say_ready, options.sessions.grace)
     if isinstance(target.engine.model, TimedModel):
         say(target.engine.model.account())
     return 0

@@ -29,7 +29,7 @@ from outrider.options.roles import DraftRole, FusedClientRole, TextRole
 from outrider.terminal.explain import Explainer
 from outrider.terminal.live_text import LiveText, in_colour, silent
 from outrider.terminal.summary import account, summary, write_options, write_profile
-from outrider.terminal.text_recording import TextRecording
+from outrider.terminal.text_recording import ALONE, OUTRIDER, TextRecording
 from outrider.text.completion import (
     Complete,
     Completion,
@@ -67,7 +67,7 @@ def draft(options: DraftRole) -> int:
             tell = explainer.tell if explainer else None
             record = options.record and Path(options.record)
             recording = TextRecording(client, request.prompt, record) if record else None
-            maker: Client | Watcher = recording.begin("Outrider") if recording else client
+            maker: Client | Watcher = recording.begin(OUTRIDER) if recording else client
             done = maker.complete(request, show, cancelled, tell)
             if explainer is not None and done.failure is None:
                 explainer.conclude(done)
@@ -95,7 +95,7 @@ def _alone(
         session: TargetSession = target.session()
         tell: Tell | None = None
         if recording is not None:
-            watcher = recording.begin("target-only")
+            watcher = recording.begin(ALONE)
             session, show, tell = watcher.watch(session), watcher.shown(show), watcher.told()
         done = complete(request, session, inline(), tokenizer, show, cancelled, tell=tell)
         return replace(done, device=target.description.device)

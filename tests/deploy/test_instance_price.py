@@ -292,6 +292,22 @@ def test_the_command_prints_a_table_with_source_and_day(run: Run) -> None:
     assert all(part in shown.out for part in ("trn1.2xlarge", *figures))
 
 
+@pytest.mark.parametrize("speed", [[], ["--tokens_per_second", "40"]])
+def test_the_table_fits_80_columns_and_states_its_source_once(run: Run, speed: list[str]) -> None:
+    shown = run("deploy", "prices", "--no_live", *speed)
+    assert max(map(len, shown.out.splitlines())) <= 80
+    assert shown.out.count("20260924211011") == 1
+    priced = [name for name, one in bundled_prices().types.items() if one.usd_per_hour]
+    assert all(name in shown.out for name in priced)
+
+
+def test_an_unknown_type_gets_an_error_and_no_empty_table(run: Run) -> None:
+    refused = run("deploy", "prices", "x9.large", "--no_live")
+    (line,) = refused.err.splitlines()
+    assert (refused.code, refused.out) == (1, "")
+    assert line.startswith("no price for x9.large")
+
+
 def test_the_commands_json_has_every_price_that_is_known(run: Run) -> None:
     shown = run("deploy", "prices", "--no_live", "--json", "--tokens_per_second", "40")
     rows = json.loads(shown.out)

@@ -36,7 +36,6 @@ from inference.backends.transformers_model import TransformersModel
 from inference.engine.local_session import LocalSession
 from inference.model.config import read_config
 from inference.model.decoder import Decoder
-from inference.model.float8 import in_float8
 from inference.model.library_config import read_library_config
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
@@ -90,14 +89,6 @@ def recorded(machine: Machine) -> Model:
     """As on a GPU, but that a recording runs its function again."""
     decoder = whole(machine.checkpoint)
     return CudaModel(decoder, rows=ROWS, capacity=JUNK, max_nodes=16, recorder=Reruns())
-
-
-def rounded(checkpoint: Path) -> Decoder:
-    return in_float8(whole(checkpoint))
-
-
-def in_bytes(machine: Machine) -> Model:
-    return eager_model(rounded(machine.checkpoint))
 
 
 INSTANT = TimeProfile("instant", "a test", "nothing", 0.0, 0.0, 0.0, 0.0, (ROWS,), (2, 16), 8)
@@ -211,7 +202,6 @@ BACKENDS = {
     "transformers": Backend(library, drafts=True),
     "recorded": Backend(recorded, drafts=True, marks=SLOW),
     "transformers, recorded": Backend(recorded_library, drafts=True, marks=SLOW),
-    "8-bit floats": Backend(in_bytes, rounded, drafts=True, marks=SLOW),
     "timed": Backend(
         lambda machine: TimedModel(eager_of(machine.checkpoint), INSTANT), drafts=True, marks=SLOW
     ),

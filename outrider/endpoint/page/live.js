@@ -51,6 +51,7 @@ export class Live {
     this.tracks = this.alone ? [...this.tracks.slice(0, 1), new Track(name)] : [new Track(name)];
     this.prompt = prompt;
     $("no-text").hidden = true;
+    $("limit").textContent = "";
     $("race-note").hidden = !this.alone;
     $("replay-own").disabled = $("save-recording").disabled = true;
     if (!this.alone) this.picture.follow(new Forwards());

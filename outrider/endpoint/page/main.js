@@ -30,7 +30,7 @@ let away = true; // whether the target has not answered since unfinished texts w
 function showState(state) {
   const gone = !state.running || Boolean(state.trouble);
   const words = !state.running ? `no target: ${state.reason}`
-    : state.trouble ? `${state.model} is away: ${state.trouble}. Looking for it; text continues by itself.`
+    : state.trouble ? `${state.model} is away. Text continues by itself when it is back. (${state.trouble})`
       : `${state.model} at ${state.address}, ${drafted(state)}, on ${state.device}`;
   if ($("status").textContent !== words) $("status").textContent = words; // or it is read out again
   $("status").title = words;

@@ -82,7 +82,7 @@ function codeBlock(text, language) {
 }
 
 // Whether a text without fences is code: base models go on with a program as they were asked to.
-function isCode(text) {
+export function isCode(text) {
   const lines = text.split("\n").filter((line) => line.trim());
   if (/^(```|~~~)/m.test(text) || lines.length < 2) return false;
   return lines.filter((line) => CODE_LINE.test(line)).length >= 0.7 * lines.length;

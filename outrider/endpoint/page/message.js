@@ -2,6 +2,7 @@
 
 import { drawFile } from "./attachments.js";
 import { button, copyButton, el, iconButton } from "./elements.js";
+import { isCode } from "./markdown.js";
 import { RichText } from "./rich_text.js";
 import { colour } from "./runs.js";
 
@@ -48,6 +49,7 @@ export class MessageView {
     for (const each of this.panes) {
       const { message, place, note } = each;
       if (message.role === "user") {
+        place.classList.toggle("as-code", isCode(message.content));
         place.replaceChildren(...(message.files ?? []).map(drawFile), message.content);
       } else if (colours) {
         each.rich = null;

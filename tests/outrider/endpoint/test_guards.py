@@ -73,7 +73,6 @@ REFUSED = {
     ),
     "logprobs of nothing": Refused(CHAT, {"top_logprobs": 3}, shown="logprobs: true"),
     "bias of no token": Refused(CHAT, {"logit_bias": {"a": 1}}, "logit_bias.a.[key]"),
-    "empty stop": Refused(CHAT, {"stop": [""]}),
     "no penalty": Refused(CHAT, {"repetition_penalty": 0}, "repetition_penalty"),
     "greedy by a switch": Refused(CHAT, {"do_sample": False}, "do_sample"),
     "special tokens": Refused(CHAT, {"skip_special_tokens": False}, "skip_special_tokens"),
@@ -82,7 +81,10 @@ REFUSED = {
         CHAT, {"messages": [SAID | {"tool_calls": [CALLED]}]}, "messages.0", "from the user"
     ),
     "image": Refused(
-        CHAT, {"messages": [SAID | {"content": IMAGE}]}, "messages.0.content.0.type", "'text'"
+        CHAT,
+        {"messages": [SAID | {"content": IMAGE}]},
+        "messages.0.content.0",
+        "images are not served",
     ),
     "silent user": Refused(
         CHAT, {"messages": [SAID | {"content": None}]}, "messages.0", "user needs"

@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 from outrider.endpoint.target_manager import TargetManager
 from outrider.options.roles import DraftRole, ServeRole
 from outrider.terminal.generate import draft
+from outrider.terminal.replay import REAL_PAIR
 from outrider.terminal.text_recording import FORMAT
 from tests.outrider.endpoint.conftest import http_server
 from tests.support.chat_page import IN_A_BROWSER, PATIENCE, ask_for
@@ -151,6 +152,10 @@ def test_a_recording_of_the_command_line_replays_without_a_target(
     assert "127.0.0.1" not in written
     assert json.loads(written)["format"] == FORMAT
     replayed(nowhere, file)
+
+
+def test_the_recording_that_ships_here_replays_without_a_target(nowhere: Page) -> None:
+    replayed(nowhere, REAL_PAIR)
 
 
 def replayed(page: Page, file: Path) -> None:
