@@ -250,6 +250,8 @@ def test_log_probabilities_arrive_as_they_were_sent_and_cost_their_bytes() -> No
         {"logprobs": [], "top_ids": [4], "top_logprobs": [-1.0]},
         {"top_ids": [4] * 42, "top_logprobs": [-1.0] * 42},
         {"logprobs": [-1.0, math.nan]},
+        {"logprobs": [-1.0, 5.0]},
+        {"top_ids": [4, 5], "top_logprobs": [-1.0, 1e-3]},
         {"top_ids": [4, 5], "top_logprobs": [-1.0, -math.inf]},
     ],
     ids=repr,

@@ -112,7 +112,8 @@ def planted(fault: str) -> Iterator[None]:
     function = kept.fget if isinstance(kept, property) else kept
     source, made = textwrap.dedent(inspect.getsource(function)), dict[str, Any]()
     assert source.count(before) == 1, f"{name} reads otherwise"
-    text = "from __future__ import annotations\n" + source.replace(before, after)
+    source = source.replace(before, after).replace("super()", f"super({holder.__name__}, self)")
+    text = f"from __future__ import annotations\n{source}"
     exec(text, function.__globals__, made)
     with patch.object(holder, name, made[name]):
         yield

@@ -177,8 +177,8 @@ def test_a_stream_cut_in_the_middle_goes_on_without_a_prefill(
         assert text.result(WAIT) == alone(params)
         whole, counted = there.progress(0, session.stream), session.traffic
     assert (session.traffic.resumes, session.traffic.reopenings) == (1, 0)
-    for name in ("nodes", "forwards", "lone", "queue_seconds", "model_seconds", "share_seconds"):
-        assert getattr(counted, name) == pytest.approx(getattr(whole, name), abs=1e-3), name
+    for name in ("nodes", "forwards", "lone", "model_seconds", "share_seconds"):
+        assert getattr(counted, name) == pytest.approx(getattr(whole, name), abs=1e-4), name
     assert ["looking for it again" in notices[0], "connected" in notices[1]] == [True, True]
     assert len(streams) == 2
 
