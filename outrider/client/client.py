@@ -95,20 +95,22 @@ class Client:
 
     @property
     def round_trip(self) -> float | None:
-        """Seconds of the link; None without a draft, and for synchronous rounds. Waits for the
-        draft.
-        """
-        rows = self.wait()
+        """Seconds of the link; None without a draft that is loaded, and for synchronous rounds."""
+        rows = self._loaded
         return None if rows is None else rows.round_trip
 
     @property
     def unsteered(self) -> str:
         """Reason why steer() changes nothing here, or nothing worth a knob; empty where it does."""
+        rows = self._loaded
+        return UNSTEERED if rows is None else rows.unsteered or self.goal.pointless
+
+    @property
+    def _loaded(self) -> AnyRows | None:
+        """The rows of the draft, once it is loaded."""
         rows = self._rows
         loaded = rows is not None and rows.done() and rows.exception() is None
-        if rows is None or not loaded:
-            return UNSTEERED
-        return rows.result().unsteered or self.goal.pointless
+        return rows.result() if rows is not None and loaded else None
 
     def steer(self, knob: str) -> None:
         """Weigh cost against speed as --cs does, also in texts that are being made.

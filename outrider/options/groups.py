@@ -262,11 +262,6 @@ class PriceOptions(HourlyOptions):
     """what the target's machine draws"""
 
 
-class ExplainOptions(Group, title="prices and limits"):
-    explain: bool = False
-    """say on stderr what a token costs, what limits it and what would change that"""
-
-
 class ObjectiveOptions(PriceOptions):
     objective: Objective | None = None
     """what cost is (default: total_cost where all its prices are given, else api_cost)"""

@@ -50,7 +50,7 @@ RULES = (
     FlagRule(ROUNDS, excludes="draft=copy", why="rounds are those of a draft model"),
     FlagRule(
         ROUNDS,
-        excludes=f"cs objective {LIMITS} explain",
+        excludes=f"cs objective {LIMITS}",
         why="those are of a draft that never waits",
     ),
     FlagRule("schema", excludes="regex", why="a text has one form"),
@@ -162,7 +162,6 @@ class TextRole(Role):
 
 
 class DraftRole(
-    groups.ExplainOptions,
     draft_flags.HistoryOptions,
     groups.RecordOptions,
     groups.BaselineOptions,

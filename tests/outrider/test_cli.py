@@ -69,10 +69,10 @@ def test_a_drafted_text_is_the_text_of_the_target_alone(
 def test_text_goes_to_stdout_and_the_report_with_limits_and_price_to_stderr(
     run: Run, port: str
 ) -> None:
-    flags = ["--prompt", PROMPT, "--max_new_tokens", "20", "--explain", "--usd_per_hour", "1.5"]
-    made = run("run", "--port", port, *flags, "--baseline")
+    flags = ["--prompt", PROMPT, "--max_new_tokens", "200", "--draft", "copy"]
+    made = run("run", "--port", port, *flags, "--usd_per_hour", "1.5", "--baseline")
     assert made.code == 0
-    told = ("acceptance length", "speed-up", "identical texts: 1 of 1", "limited by")
+    told = ("acceptance length", "speed-up", "identical texts: 1 of 1", "limited by", "round trip")
     assert all(words in made.err for words in (*told, "a million tokens"))
     assert not [word for word in ("tokens", "limited by", "\x1b") if word in made.out]
     assert "speed-up" not in run("run", "--port", port, *flags).err, "nothing was compared"

@@ -203,7 +203,6 @@ MEANINGLESS = (
     "--target_host a:1 --emulate some",
     "--gamma 3",
     "--pace wait",
-    "--explain",
     "--min_tps 3",
     "--presets hybird",
     "--presets hybrid --architectures hybrid",

@@ -82,11 +82,10 @@ NEEDING: list[tuple[str, ...]] = [
 ]
 EXCLUDED: list[dict[str, Any]] = [
     {"gamma": 3, "tree_nodes": 4},
-    {"gamma": 3, "explain": True},
     {"gamma": 3, "pace": "go_on"},
     {"gamma": 3, "cs": "50"},
     {"tree_depth": 3, "pace": "go_on"},
-    {"tree_depth": 3, "explain": True},
+    {"tree_depth": 3, "cs": "50"},
     {"tree_nodes": 8, "min_tps": 1.0},
     {"pace": "wait", "draft": "copy"},
     {"pace": "wait", "cs": "50"},
