@@ -120,14 +120,6 @@ def is_used(config: ModelConfig, name: str) -> bool:
     return not (name.endswith(_IGNORED) or (config.tied and name == "lm_head.weight"))
 
 
-def cut_head(decoder: Decoder) -> None:
-    """Free the rows of the head beyond the decoder's vocabulary. A tied head has none of its own:
-    its embeddings stay whole.
-    """
-    if not decoder.config.tied:
-        assign(decoder, "lm_head.weight", decoder.head_weight()[: decoder.vocabulary].clone())
-
-
 def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all tensors by name, read from the files' headers."""
     shapes: dict[str, tuple[int, ...]] = {}

@@ -30,7 +30,7 @@ from outrider.options.groups import (
     DeviceName,
     ObjectiveOptions,
     PromptOptions,
-    ReductionOptions,
+    QuantizationOptions,
     Seed,
     TargetOptions,
     read_knob,
@@ -74,7 +74,7 @@ class ComparedTexts(PromptOptions):
     """prompt i uses seed + i"""
 
 
-class PairOptions(SourceOptions, ReductionOptions, TargetOptions):
+class PairOptions(SourceOptions, QuantizationOptions, TargetOptions):
     """Draft and target of a comparison: how they are loaded, and what they cost."""
 
     text: ComparedTexts = ComparedTexts()

@@ -91,14 +91,9 @@ class DraftModelOptions(ModelOptions):
         return self.draft_model or self.model
 
 
-class ReductionOptions(DraftModelOptions, title="models and devices"):
-    """The part of a draft's checkpoint that is kept: bits of its matrices, rows of its head."""
-
+class QuantizationOptions(DraftModelOptions, title="models and devices"):
     draft_quantization: Quantization | None = None
     """round the draft's matrices to 8 or 4 bits, on cpu or cuda (docs/drafts.md)"""
-    draft_head_tokens: Annotated[int, Ge(64)] | None = None
-    """the draft guesses only among the N lowest ids of its vocabulary, which are the frequent ones
-    in most tokenizers"""
 
 
 class TargetModelOptions(ModelOptions):

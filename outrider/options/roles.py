@@ -29,7 +29,7 @@ RULES = (
     FlagRule("layer_offload", excludes="artifact device=neuron*", why="it is for a checkpoint"),
     FlagRule(
         "backend=transformers",
-        excludes="artifact layer_offload device=neuron* draft_quantization draft_head_tokens",
+        excludes="artifact layer_offload device=neuron* draft_quantization",
         why="the library computes a whole checkpoint, on cpu or cuda",
     ),
     FlagRule("prefix_gib", needs="prefix_dir"),
@@ -41,7 +41,7 @@ RULES = (
     FlagRule("http_key", needs="http_cert"),
     FlagRule("token_file", excludes="keys_file", why="one key for all, or one each"),
     FlagRule("metrics_host", needs="metrics_port"),
-    FlagRule("draft_quantization draft_head_tokens", needs="draft=*model*"),
+    FlagRule("draft_quantization", needs="draft=*model*"),
     FlagRule("copy_history", needs="draft=*copy*", why="it copies earlier texts"),
     FlagRule("gamma", excludes="tree_nodes tree_depth", why="--gamma drafts a chain"),
     FlagRule(
@@ -105,7 +105,7 @@ class TargetRole(groups.BackendOptions, ServingRole, groups.LegacyOptions):
     role: Literal["target"] = "target"
 
 
-class FusedTargetRole(draft_flags.SourceOptions, groups.ReductionOptions, ServingRole):
+class FusedTargetRole(draft_flags.SourceOptions, groups.QuantizationOptions, ServingRole):
     """serve a target with a draft beside it, on one host"""
 
     role: Literal["fused_target"] = "fused_target"
@@ -130,7 +130,7 @@ class ClientRole(
     groups.BackendOptions,
     groups.MeasureOptions,
     groups.DeviceOptions,
-    groups.ReductionOptions,
+    groups.QuantizationOptions,
 ):
     """Options of the roles that draft here and verify at a target."""
 
@@ -277,7 +277,7 @@ class VerifyTargetRole(
 
 
 class VerifyDraftRole(
-    TextRole, groups.BackendOptions, groups.DeviceOptions, groups.ReductionOptions
+    TextRole, groups.BackendOptions, groups.DeviceOptions, groups.QuantizationOptions
 ):
     """make text with the draft alone, in this process"""
 
@@ -336,7 +336,7 @@ class ListRole(Role, title="models and devices"):
     """one JSON object on stdout"""
 
 
-class DoctorRole(Role, groups.DeviceOptions, groups.ReductionOptions):
+class DoctorRole(Role, groups.DeviceOptions, groups.QuantizationOptions):
     """check this machine: its draft, the target, the link, and the credentials of AWS"""
 
     COMMON: ClassVar = (*TO_A_TARGET, "device", "json")

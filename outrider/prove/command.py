@@ -16,7 +16,7 @@ from inference.files import write_whole
 from inference.flags.command_line import CommandOptions, parse_flags
 from inference.flags.values import Count, Directory, File
 from outrider.options.draft_flags import METHODS, SourceOptions
-from outrider.options.groups import HourlyOptions, ReductionOptions, TargetOptions
+from outrider.options.groups import HourlyOptions, QuantizationOptions, TargetOptions
 from outrider.options.roles import RULES
 
 EXAMPLES = """examples:
@@ -29,7 +29,7 @@ EXAMPLES = """examples:
 class ProveOptions(
     SourceOptions,
     HourlyOptions,
-    ReductionOptions,
+    QuantizationOptions,
     TargetOptions,
     CommandOptions,
     title="what is proved",

@@ -21,7 +21,7 @@ from tests.support.repository import ROOT
 
 FLAGS = [flag for name, flag in all_flags().items() if name != "role"]
 VALUES = {
-    "device": "cpu", "cs": "50", "draft": "model", "draft_head_tokens": "64", "preset": "adaptive",
+    "device": "cpu", "cs": "50", "draft": "model", "preset": "adaptive",
 }  # fmt: skip
 
 
