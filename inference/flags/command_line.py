@@ -81,15 +81,6 @@ def resolve(model: type[Options], sources: list[ValueSource]) -> Options:
         raise
 
 
-def origins(options: Group, sources: list[ValueSource]) -> dict[str, tuple[Any, str]]:
-    """Every value by its flag's name, and where it comes from."""
-    values = options.values()
-    calls = dict.fromkeys(values, "default")
-    for source in reversed(sources):
-        calls |= {name: source.call(name) for name in source.values}
-    return {name: (values[name], calls[name]) for name in values}
-
-
 class CommandOptions(Group, title="general"):
     """Base of a command's options. Its docstring is the first line of the command's help."""
 

@@ -171,11 +171,6 @@ class PresetOptions(SourceOptions, TreeOptions, title="drafting"):
                     f"{_words(given['preset'])}, got --{name} {given[name]}: give one of them"
                 )
 
-    @property
-    def stands_for(self) -> dict[str, Any]:
-        """The flags that the preset stands for; empty without one."""
-        return self._flags_of(self.preset)
-
     @staticmethod
     def _flags_of(preset: object) -> dict[str, Any]:
         return PRESETS.get(preset, {}) if isinstance(preset, str) else {}

@@ -73,8 +73,6 @@ class GeneralOptions(CommandOptions, title="general"):
 
     config: File | None = None
     """read options from this YAML file; the command line and OUTRIDER_... come before it"""
-    print_config: bool = False
-    """print every value and where it comes from, as a file for --config, and end"""
 
 
 class ModelOptions(Group, title="models and devices"):

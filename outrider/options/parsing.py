@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -19,13 +18,11 @@ from inference.flags.command_line import (
     ValueSource,
     add_flag,
     environment,
-    origins,
     read_file,
     resolve,
     with_bare,
 )
 from inference.flags.group import Flag, Shown, brief, flags_of
-from outrider.options.draft_flags import PresetOptions
 from outrider.options.groups import GeneralOptions
 from outrider.options.roles import Role
 from outrider.options.verbs import OTHER_VERBS, ROLES, VERBS
@@ -116,15 +113,9 @@ def parse(arguments: Sequence[str] | None = None) -> Role:
         for source in (given, *files):
             _check_names(model, source, verb)
         _check_environment()
-        sources = [given, environment(model), *files]
-        options = resolve(model, sources)
+        return resolve(model, [given, environment(model), *files])
     except InvalidRequest as error:
         parser.error(str(error))
-    if options.print_config:
-        if isinstance(options, PresetOptions):
-            sources.append(ValueSource(f"--preset {options.preset}", options.stands_for))
-        _print_and_end("".join(_lines(origins(options, sources))))
-    return options
 
 
 def _show_what_is_asked(given: dict[str, Any], verb: str) -> None:
@@ -269,13 +260,6 @@ def _short_help(verb: str, model: type[Role]) -> str:
     for name in model.COMMON or flags:
         add_flag(parser.titled("common flags"), flags[name])
     return parser.format_help()
-
-
-def _lines(values: Mapping[str, tuple[Any, str]]) -> Iterator[str]:
-    """A file for --config that says where each value comes from."""
-    for name, (value, origin) in values.items():
-        if name not in ("config", "print_config"):
-            yield f"{name}: {json.dumps(value)}  # {origin}\n"
 
 
 def _print_and_end(text: str) -> NoReturn:

@@ -13,9 +13,8 @@ same.
 
 A value stands on the command line, in the environment (`OUTRIDER_BATCH=8`) or in a YAML file
 (`--config FILE` with lines such as `batch: 8`). The command line comes before the environment, that
-before the file, that before the default. `--print_config` prints every value and where it comes
-from. `-` and `_` are the same in a flag; `--no_NAME` turns a switch off. A flag that does nothing
-in a role is refused there. `clients` are draft, chat and serve.
+before the file, that before the default. `-` and `_` are the same in a flag; `--no_NAME` turns a
+switch off. A flag that does nothing in a role is refused there. `clients` are draft, chat, serve.
 
 | role | what it does |
 |---|---|

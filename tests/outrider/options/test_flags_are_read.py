@@ -15,7 +15,7 @@ from outrider.models.directories import EMBEDDED
 from outrider.options.roles import FusedTargetRole
 from outrider.options.verbs import ROLES
 
-START = {"role", "config", "print_config", "debug", "target", "preset"}
+START = {"role", "config", "debug", "target", "preset"}
 OF_CLIENTS: dict[str, Any] = {"region": "eu-west-1", "pricing": "spot", "no_live": True}
 WITH_ANOTHER: dict[str, dict[str, Any]] = {
     "draft": OF_CLIENTS,

@@ -106,20 +106,6 @@ def test_what_is_wrong_in_the_environment_is_named_by_its_variable(
     run("target").assert_usage_error(variable, shown)
 
 
-def test_the_printed_configuration_says_where_values_come_from_and_can_be_read_again(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("OUTRIDER_TOP_K", "3")
-    words = ["--role", "draft", "--prompt", "a: 'b'\n", "--json", "--preset", "tree_sd"]
-    printed = run(*words, "--print-config")
-    assert printed.code == 0
-    lines = ("json: true  # --json", "top_k: 3  # OUTRIDER_TOP_K", "batch: 4  # default")
-    assert {*lines, "tree_nodes: 16  # --preset tree_sd"} <= {*printed.out.splitlines()}
-    (tmp_path / "run.yaml").write_text(printed.out)
-    again = parse(["--config", str(tmp_path / "run.yaml")])
-    assert again.but(config=None) == parse(words)
-
-
 # --- the command line
 
 
