@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -119,12 +118,10 @@ def parse(arguments: Sequence[str] | None = None) -> Role:
 
 
 def _show_what_is_asked(given: dict[str, Any], verb: str) -> None:
-    """Print version, help or completion, and end, where the flags ask for it."""
+    """Print version or help, and end, where the flags ask for it."""
     role = given.get("role")
     if "version" in given:
         _print_and_end(f"outrider {outrider_version()}\n")
-    if "completion" in given:
-        _print_and_end(shell_completion(given["completion"]))
     if "help_all" in given or ("help" in given and not verb):
         _print_and_end(_help(role))
     if "help" in given:
@@ -210,9 +207,6 @@ def _parser(flags: Mapping[str, Flag], description: str = "") -> Parser:
         add_flag(parser.titled(flag.title), flag, whose)
     general.add_argument("--version", action="store_true", help="print it, and end")
     general.add_argument("--help_all", action="store_true", help="print the help with all flags")
-    general.add_argument(
-        "--completion", metavar="SHELL", help="print the completion script for bash, zsh or tcsh"
-    )
     general.add_argument("-h", "--help", action="store_true", help="print this, and end")
     return parser
 
@@ -230,24 +224,6 @@ def _help(role: str | None) -> str:
 
 def _table(lines: Mapping[str, str | None]) -> str:
     return "".join(f"  {name:15}{text}\n" for name, text in lines.items())
-
-
-def shell_completion(shell: str) -> str:
-    """A script that completes verbs and flags in a shell. Raises InvalidRequest for another one."""
-    import shtab
-
-    if shell not in shtab.SUPPORTED_SHELLS:
-        known = ", ".join(shtab.SUPPORTED_SHELLS)
-        raise InvalidRequest(f"--completion {shell}: one of {known} is needed")
-    parser = argparse.ArgumentParser(prog="outrider", add_help=False)
-    verbs = parser.add_subparsers()
-    for verb, role in VERBS.items():
-        group = verbs.add_parser(verb, help=ROLES[role].__doc__, add_help=False)
-        for flag in flags_of(ROLES[role]).values():
-            add_flag(group, flag)
-    for verb, text in OTHER_VERBS.items():
-        verbs.add_parser(verb, help=text, add_help=False)
-    return str(shtab.complete(parser, shell=shell))
 
 
 def _short_help(verb: str, model: type[Role]) -> str:

@@ -206,13 +206,6 @@ def test_the_whole_help_names_every_role_and_no_verb_twice(run: Run) -> None:
     assert [verb for verb in VERBS if said.count(f"\n  {verb} ") != 1] == []
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_a_completion_script_knows_verbs_and_flags(shell: str, run: Run) -> None:
-    shown = run("--completion", shell).out
-    assert "serve" in shown
-    assert "http_port" in shown
-
-
 # --- the declarations
 
 
