@@ -27,7 +27,6 @@ PROGRAMS = {
     "doctor": "outrider.doctor.command:doctor",
     "make-cert": "outrider.credentials:make_cert",
     "make-key": "outrider.credentials:make_key",
-    "profiles": "outrider.models.models_here:profiles",
     "demo": "outrider.terminal.demo:main",
     "compile": "outrider.aws_verbs:compile_target",
     "compare": "outrider.compare.__main__:main",

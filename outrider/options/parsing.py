@@ -76,8 +76,7 @@ EXAMPLES = """examples:
   outrider fused_target                                   target and draft on one host
   outrider fused_client --prompt "def main():"            ask such a host
   outrider cert --host HOST --out certificates            a self-signed pair for --tls_*
-  outrider keys --name alice --keys_file keys.json        a key for a client
-  outrider profiles                                       times that are kept"""
+  outrider keys --name alice --keys_file keys.json        a key for a client"""
 
 
 class _Start(GeneralOptions):

@@ -305,14 +305,6 @@ class MakeKeyRole(Role, title="security"):
     """clients' keys, each with limits of its own; this key is added"""
 
 
-class ProfilesRole(Role, title="general"):
-    """list the times that are kept of models on this machine, or remove them"""
-
-    role: Literal["profiles"] = "profiles"
-    clear: bool = False
-    """remove them"""
-
-
 class PullRole(Role, title="models and devices"):
     """download a model from the hub, with bytes and time left; resumes"""
 
@@ -345,5 +337,7 @@ class DoctorRole(Role, groups.DeviceOptions, groups.QuantizationOptions):
     health: bool = False
     """only ask the target at --target_host whether it takes sessions; --tls_cert alone trusts that
     very certificate"""
+    clear: bool = False
+    """delete the measured times of models, which are then measured anew"""
     as_json: bool = Field(default=False, alias="json")
     """one JSON object on stdout"""

@@ -13,7 +13,6 @@ from outrider.options.roles import (
     ListRole,
     MakeCertRole,
     MakeKeyRole,
-    ProfilesRole,
     PullRole,
     Role,
     ServeRole,
@@ -38,7 +37,6 @@ ROLES: dict[str, type[Role]] = {
     "doctor": DoctorRole,
     "make-cert": MakeCertRole,
     "make-key": MakeKeyRole,
-    "profiles": ProfilesRole,
 }
 """Every role by its name."""
 

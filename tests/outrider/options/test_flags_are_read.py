@@ -59,13 +59,17 @@ def test_a_role_reads_its_flags(
         "fused_target": [{"port": 0}],
         "make-cert": [{"out": str(tmp_path / "certificates")}],
         "make-key": [{"name": "a", "keys_file": str(tmp_path / "keys.json")}],
-        "profiles": [{}],
         "chat": [chatting, {**chatting, "pace": "wait"}],
         "serve": [serving, {**serving, "pace": "wait"}],
         "up": [named, {**named, "pace": "wait"}],
         "pull": [{"name": str(EMBEDDED / "draft")}],
         "list": [{}],
-        "doctor": [there, {**there, "list_models": True}, {**there, "health": True}],
+        "doctor": [
+            {"clear": True},
+            there,
+            {**there, "list_models": True},
+            {**there, "health": True},
+        ],
     }
     options = [ROLES[role](**given) for given in runs[role]]
     read: set[str] = set()
