@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 
 from inference.errors import OutriderError
 
@@ -25,9 +25,31 @@ def called(verb: str, otherwise: str) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The end of an error about an unknown name: a similar name, where there is one."""
-    found = get_close_matches(name, names, 1)
-    return f"; did you mean {found[0]}?" if found else ""
+    """The end of an error about an unknown name: a name a few typing errors away, or one with all
+    of its words, such as max_new_tokens for max_tokens. Empty where no name is that near.
+    """
+    words = set(re.findall(r"[^\W_]+", name))
+    slips = {other: _edits(name.lower(), other.lower()) for other in names}
+    near = [other for other, edits in slips.items() if edits <= max(1, len(name.strip("-")) // 4)]
+    if len(name) > 2 and near:
+        return f"; did you mean {min(near, key=slips.__getitem__)}?"
+    wider = [other for other in slips if words < set(re.findall(r"[^\W_]+", other))]
+    return f"; did you mean {wider[0]}?" if len(words) > 1 and wider else ""
+
+
+def _edits(given: str, other: str) -> int:
+    """Letters to insert, delete, replace or swap with their neighbour to make one of the other."""
+    before, last = [0] * (len(other) + 1), [*range(len(other) + 1)]
+    for row, letter in enumerate(given):
+        edits = [row + 1]
+        for column, wanted in enumerate(other):
+            edits.append(
+                min(edits[-1] + 1, last[column + 1] + 1, last[column] + (letter != wanted))
+            )
+            if row and column and (letter, given[row - 1]) == (other[column - 1], wanted):
+                edits[-1] = min(edits[-1], before[column - 1] + 1)
+        before, last = last, edits
+    return last[-1]
 
 
 def run_command(work: Callable[[], int], *, debug: bool, interrupted: str = "interrupted") -> int:

@@ -25,8 +25,8 @@ PROGRAMS = {
     "pull": "outrider.models.models_here:pull",
     "list": "outrider.models.models_here:list_here",
     "doctor": "outrider.doctor.command:doctor",
-    "make-cert": "outrider.credentials:make_cert",
-    "make-key": "outrider.credentials:make_key",
+    "cert": "outrider.credentials:make_cert",
+    "keys": "outrider.credentials:make_key",
     "demo": "outrider.terminal.demo:main",
     "compile": "outrider.aws_verbs:compile_target",
     "compare": "outrider.compare.__main__:main",
@@ -44,9 +44,13 @@ They are imported when they are called: help needs no torch, a client no server.
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a role or a verb. Returns 0 when it did what was asked."""
     words = sys.argv[1:] if arguments is None else list(arguments)
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    elif words == ["version"]:
+        words = ["--version"]
     if words and words[0] in OTHER_VERBS:
         return _run(words[0], words[1:])
-    options = parse(arguments)
+    options = parse(words)
     return run_command(lambda: run_role(options), debug=options.debug)
 
 

@@ -148,11 +148,11 @@ def read_name(name: str) -> tuple[str, str]:
     short, _, size = name.lower().partition(":")
     if short not in (*known, EMBEDDED_PAIR):
         names = ", ".join((*known, EMBEDDED_PAIR))
-        raise InvalidRequest(f"{name} is no short name: there are {names}{nearest(short, known)}")
+        raise InvalidRequest(f"unknown pair {name!r}: there are {names}{nearest(short, known)}")
     sizes = targets_of(known.get(short, []))
     if size and size not in sizes:
         named = ", ".join(sizes) or "no sizes"
-        raise InvalidRequest(f"{name}: {short} has {named}{nearest(size, sizes)}")
+        raise InvalidRequest(f"{name}: {short} has {named}")
     return short, size
 
 
