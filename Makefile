@@ -12,7 +12,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: demo lint check test test-all test-isa test-xla test-nxd package licences proto vendor clean
 
@@ -104,7 +104,7 @@ vendor:
 
 .venv-xla/ready: pyproject.toml constraints-xla.txt
 	$(PYTHON) -m venv .venv-xla
-	.venv-xla/bin/pip install --quiet --constraint constraints-xla.txt --editable '.[torch]' torch_xla pytest hypothesis
+	.venv-xla/bin/pip install --quiet --constraint constraints-xla.txt --editable '.[torch]' torch_xla pytest pytest-timeout hypothesis
 	@touch $@
 
 clean:

@@ -5,28 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
 
 from inference.command import run_command
 from outrider.options.parsing import parse
-from outrider.options.roles import ChatRole, DraftRole, FusedClientRole, Role
 from outrider.options.verbs import OTHER_VERBS
+from outrider.role_programs import run_role
 
 PROGRAMS = {
-    "target": "outrider.target.target:serve",
-    "fused_target": "outrider.target.target:serve",
-    "serve": "outrider.endpoint.run:serve_http",
-    "up": "outrider.endpoint.pair_server:up",
-    "chat": "outrider.terminal.chat:chat",
-    "draft": "outrider.terminal.generate:draft",
-    "fused_client": "outrider.terminal.generate:fused_client",
-    "verify_target": "outrider.terminal.alone:verify",
-    "verify_draft": "outrider.terminal.alone:verify",
-    "pull": "outrider.models.models_here:pull",
-    "list": "outrider.models.models_here:list_here",
-    "doctor": "outrider.doctor.command:doctor",
-    "cert": "outrider.credentials:make_cert",
-    "keys": "outrider.credentials:make_key",
     "demo": "outrider.terminal.demo:main",
     "compile": "outrider.aws_verbs:compile_target",
     "compare": "outrider.compare.__main__:main",
@@ -36,9 +21,7 @@ PROGRAMS = {
     "runs": "outrider.runs.command:main",
     "deploy": "outrider.aws_verbs:deploy",
 }
-"""The function of each role, which takes its options, and of each other verb, which takes words.
-They are imported when they are called: help needs no torch, a client no server.
-"""
+"""The function of each verb that is no role. It takes words, and is imported when it is called."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,21 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif words == ["version"]:
         words = ["--version"]
     if words and words[0] in OTHER_VERBS:
-        return _run(words[0], words[1:])
+        module, _, function = PROGRAMS[words[0]].partition(":")
+        return int(getattr(import_module(module), function)(words[1:]))
     options = parse(words)
     return run_command(lambda: run_role(options), debug=options.debug)
-
-
-def run_role(options: Role) -> int:
-    """Run the options' role. Raises MissingExtra before anything else is done."""
-    options.check_extra()
-    if isinstance(options, DraftRole | ChatRole | FusedClientRole):
-        from outrider.client.connecting import check_listening
-
-        check_listening(options.connection)  # before a draft is loaded
-    return _run(options.role, options)
-
-
-def _run(name: str, asked: Any) -> int:
-    module, _, function = PROGRAMS[name].partition(":")
-    return int(getattr(import_module(module), function)(asked))

@@ -20,7 +20,7 @@ from inference.cost.energy import find_readers
 from inference.draft_thread import take_short_turns
 from inference.errors import Unavailable
 from inference.text import Tokenizer
-from outrider.bench.command import BenchOptions
+from outrider.bench.bench_options import BenchOptions
 from outrider.bench.figures import BASELINE
 from outrider.bench.journal import Journal, TextKey, Values, opened, plan_of
 from outrider.bench.results import write_results

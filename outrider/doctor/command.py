@@ -8,47 +8,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import Literal
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from grpc_comm.security import SecurityOptions, channel_security
 from grpc_comm.transport import Address, channel_options
-from inference.command import FAILED, printable, say
+from inference.command import FAILED, say
 from inference.errors import OutriderError
 from inference.files import cache_directory
+from outrider.doctor.finding import Finding, fault, refused
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import DoctorRole
 
 _SECONDS, _WIDTH = 5.0, 12
 _REMEDY = "wait while it loads or drains; else see its log"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A fact about this machine or the target, and a remedy where it is a fault."""
-
-    subject: str
-    text: str
-    severity: Literal["fine", "warning", "fault"] = "fine"
-    remedy: str = ""
-
-
-def fault(subject: str, text: str, remedy: str) -> Finding:
-    return Finding(subject, text, "fault", remedy)
-
-
-def warning(subject: str, text: str, remedy: str) -> Finding:
-    return Finding(subject, text, "warning", remedy)
-
-
-def refused(subject: str, error: OutriderError) -> Finding:
-    """The finding of an error, whose message says what is needed."""
-    return Finding(subject, printable(str(error)), "fault")
 
 
 def show(findings: Iterable[Finding], *, as_json: bool) -> int:

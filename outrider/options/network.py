@@ -12,7 +12,7 @@ from pydantic import model_validator
 from grpc_comm.client.named_targets import read_target
 from grpc_comm.transport import DNS, Address, Endpoint, parse_address
 from inference.flags.group import Group
-from inference.flags.values import Count, Directory, File, Host, Name, Natural, Port, Seconds
+from inference.flags.values import Count, File, Host, Name, Natural, Port, Seconds
 
 if TYPE_CHECKING:
     from grpc_comm.security import SecurityOptions
@@ -162,11 +162,6 @@ class SessionOptions(Group, title="network"):
     """how long open sessions may run after SIGTERM"""
     share_prefixes: bool = False
     """let sessions reuse cached prompts of other keys"""
-    prefix_dir: Directory | None = None
-    """keep prefixes of texts, tokens and keys, in files below this directory, and read them after a
-    restart; only this user may read it (default: prefixes end with the process)"""
-    prefix_gib: Count = 4
-    """GiB that the files of --prefix_dir may have together; the longest unused go first"""
 
 
 class ListeningOptions(KeysOptions, TlsOptions, PortOptions, HostOptions, title="network"):

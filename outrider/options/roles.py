@@ -32,8 +32,6 @@ RULES = (
         excludes="artifact layer_offload device=neuron* draft_quantization",
         why="the library computes a whole checkpoint, on cpu or cuda",
     ),
-    FlagRule("prefix_gib", needs="prefix_dir"),
-    FlagRule("prefix_dir", excludes="draft=*eagle*", why="no file has the features of a head"),
     FlagRule("measure_first", excludes="emulate", why="it states times"),
     FlagRule("tls_cert", needs="tls_key"),
     FlagRule("tls_key", needs="tls_cert"),

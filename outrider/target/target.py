@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from grpc_comm.observability.server_events import Draining, Event
-from grpc_comm.permissions import check_private
 from grpc_comm.server.guard import server_security as check_security
 from grpc_comm.server.model_registry import Served
 from grpc_comm.server.server import BackgroundServer, Target
@@ -22,13 +21,11 @@ from grpc_comm.translate import Description
 from grpc_comm.transport import Address, check_free
 from inference.backends.gguf_model import GgufModel
 from inference.backends.neuron_sdk import has_device
-from inference.backends.row_states import row_states
 from inference.backends.timed import TimedModel, TimeProfile, find_profile
 from inference.command import say
 from inference.engine.batch_runner import collect_rarely
 from inference.engine.engine import Engine
 from inference.engine.graph_rounds import RoundModel
-from inference.engine.prefix_files import PrefixFiles
 from inference.errors import InvalidRequest
 from inference.grammar import Grammars
 from inference.planner.profiling import emulated_target
@@ -162,7 +159,6 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
     )
     served = TimedModel(model, profile) if profile else model
     grammars = _grammars(found) if model.masks else None
-    files = _prefix_files(options, loaded)
     drafts = make_draft(served, description, grammars) if make_draft is not None else None
     engine = Engine(
         served,
@@ -174,7 +170,6 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         drafter=drafts.drafter if drafts else None,
         graphs=drafts.graphs if drafts else None,
         grammars=grammars,
-        files=files,
         when_idle=unfinished.advance if unfinished is not None else None,
     )
     return Served(engine, drafts.description if drafts else description)
@@ -256,27 +251,6 @@ def _load_artifact(options: ServingRole) -> _LoadedTarget:
         nodes,
         manifest.dtype,
     )
-
-
-def _prefix_files(options: ServingRole, loaded: _LoadedTarget) -> PrefixFiles | None:
-    """The files of --prefix_dir; None without it, or where the model's keys cannot be read.
-
-    Another CPU, library, version or number of threads may round keys differently: none of them
-    reads these files.
-    """
-    if options.sessions.prefix_dir is None:
-        return None
-    states = row_states(loaded.model)
-    if states is None:
-        name = loaded.found.name
-        say(f"--prefix_dir: no prefixes are kept: the keys of {name} are not in tensors here")
-        return None
-    directory = Path(options.sessions.prefix_dir)
-    directory.mkdir(0o700, parents=True, exist_ok=True)
-    check_private(directory)
-    device, threads = loaded.found.conditions(loaded.model)
-    model = (loaded.made_from, loaded.dtype, device, str(threads), outrider_version())
-    return PrefixFiles(directory, options.sessions.prefix_gib << 30, model, states, say)
 
 
 def _times(

@@ -21,6 +21,7 @@ from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
 from inference.token_rule import Adjustment, TokenRule
 from inference.tree import IntArray, TokenTree
+from tests.support.examples import examples
 from tests.support.rule_oracle import RuleOracle
 
 VOCABULARY = 40
@@ -103,7 +104,7 @@ def said(rule: Adjustment, row: int) -> tuple[list[int], dict[int, tuple[float, 
 
 
 @given(trees(), st.sampled_from(SETTINGS), st.integers(0, 8), st.integers(0, 3))
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_a_node_is_told_what_its_prefix_alone_is_told(
     tree: TokenTree, params: SamplingParams, committed: int, made: int
 ) -> None:

@@ -120,7 +120,7 @@ def test_models_here_are_listed(environment: dict[str, str]) -> None:
         (("target",), "torch"),
         (("--role", "verify_draft", "--prompt", "x"), "torch"),
         (("run", *NOWHERE, "--prompt", "x"), "torch"),
-        (("chat", *NOWHERE, "--draft", "block"), "torch"),
+        (("chat", *NOWHERE, "--draft", "substitute"), "torch"),
         (("serve", *NOWHERE), "torch"),
         (("run", *NOWHERE, "--prompt", "x", "--draft", "gguf", "--draft_model", "x.gguf"), "gguf"),
         (("run", *NOWHERE, "--prompt", "x", "--draft_model", "x.gguf"), "gguf"),

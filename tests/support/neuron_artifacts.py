@@ -24,7 +24,6 @@ from inference.model.decoder import Decoder
 from inference.tree_shape import Branches
 from tests.support.models import TINY, loaded
 
-torch.set_num_threads(1)
 LENGTH, TREE, ROWS, VOCABULARY = 64, 8, 2, 59
 JUNK = LENGTH + TREE
 MASKED = verify_bucket(ROWS, TREE, JUNK, JUNK, sampled=True, words=mask_words(VOCABULARY, 2))

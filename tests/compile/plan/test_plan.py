@@ -28,6 +28,7 @@ from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import Bucket
 from inference.errors import LimitExceeded, MissingExtra
 from inference.model.config import parse_config, read_config, read_raw_config
+from tests.support.examples import examples
 from tests.support.models import TINY, tiny_decoder
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
@@ -87,7 +88,7 @@ def brute_force(
     return best
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     calls_of_two_kinds, st.integers(5, 12), st.sampled_from([float("inf"), 40.0, 70.0]), st.data()
 )
@@ -103,7 +104,7 @@ def test_the_plan_is_the_best_of_all_affordable_sets(
     assert made.expected == pytest.approx(expected_cost(made.shapes, calls, area))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(calls_of_two_kinds, st.integers(5, 20), st.integers(1, 2))
 def test_a_plan_keeps_its_budget_and_serves_every_call(
     calls: Calls, graphs: int, samplings: int

@@ -11,7 +11,6 @@ import torch
 
 from inference.backends import Masks, Model
 from inference.backends.eager import EagerModel
-from inference.backends.row_states import row_states
 from inference.backends.target_features import FeatureModel
 from inference.decode import Step
 from inference.drafters.draft import Draft
@@ -270,22 +269,6 @@ def test_features_are_an_eager_targets_and_go_with_a_copied_row(subject: Subject
         model.copy_row(1, 0, 20)
         slots = np.arange(20, dtype=np.int32)
         assert model.features(0, slots).equal(model.features(1, slots))
-
-
-def test_the_states_of_a_row_are_those_of_another_with_the_same_text(subject: Subject) -> None:
-    states = row_states(subject.model)
-    needs(states is not None and subject.model.rows > 1)
-    assert states is not None
-    sequence, (tree, _, _) = subject.after(PREFIX), subject.trees
-    sequence.choose(tree)  # so the other row's slots are not these
-    sequence.commit(tree, [])
-    held = states.read(0, sequence.slots.at(np.arange(sequence.cached, dtype=np.int32)))
-    assert held.shape == (len(PREFIX) + 1, states.width)
-    other = subject.after([], 1, SamplingParams(1.0, seed=8))
-    other.slots.take(np.zeros(3, dtype=np.int32))
-    states.write(1, other.adopt(len(held)), held)
-    found, expected = (subject.answers(one, tree) for one in (other, sequence))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
 
 
 # --- ranking

@@ -100,7 +100,6 @@ EXCLUDED: list[dict[str, Any]] = [
     {"max_usd_per_1m": 1.0, "objective": "energy_total"},
     {"max_joules_per_token": 1.0, "objective": "api_cost"},
     {"copy_history": True, "draft": "model"},
-    {"draft_quantization": "int8", "draft": "block"},
     {"draft_quantization": "int8", "draft": "copy"},
 ]
 
