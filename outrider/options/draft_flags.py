@@ -104,7 +104,7 @@ def method_of(options: DraftModelOptions) -> str:
 def check_method(options: DraftModelOptions) -> None:
     """Raise MissingExtra, with the install line, unless what computes the draft is installed."""
     method = "gguf" if is_gguf(options.draft_name or "") else method_of(options)
-    otherwise = f"; --draft {COPY} and none need no model"
+    otherwise = f"; --draft {COPY} needs no model"
     if extra := METHODS[method].extra:
         require(extra, f"--draft {method}", otherwise=otherwise)
 

@@ -11,9 +11,10 @@ from pydantic import Field, model_validator
 
 from grpc_comm.transport import Address
 from inference.cost.billing import COSTS, ENERGIES
-from inference.extras import require
+from inference.extras import PACKAGES, is_installed, require
 from inference.flags.group import FlagRule
 from inference.flags.values import Directory, File, ModelName, Name
+from inference.model.hub import is_gguf
 from outrider.options import draft_flags, groups, network
 from outrider.options.draft_flags import METHODS
 
@@ -71,7 +72,7 @@ class Role(groups.GeneralOptions):
     def check_extra(self) -> None:
         """Raise MissingExtra, with the install line, unless what the role needs is installed."""
         if self.EXTRA:
-            require(self.EXTRA, f"--role {self.role}")
+            require(self.EXTRA, f"outrider {self.role}")
 
 
 SERVED_TO = (
@@ -146,15 +147,28 @@ class ClientRole(
     connection: network.ConnectionOptions = network.ConnectionOptions()
 
     def check_extra(self) -> None:
-        if self.method is not None and not self.target_only:
-            draft_flags.check_method(self)
+        options = self.computable
+        if options.method is not None and not options.target_only:
+            draft_flags.check_method(options)
+
+    @property
+    def computable(self) -> Self:
+        """These options; where torch is missing and nothing asks for a draft model, those of copied
+        text alone.
+        """
+        if is_installed(PACKAGES["torch"]) or self.method != "model" or self.target_only:
+            return self
+        asked = {"draft", "draft_model", "draft_quantization"} & self.stated().keys()
+        if asked or self.waits or is_gguf(self.draft_name or ""):
+            return self
+        return self.but(draft=draft_flags.COPY)
 
     @model_validator(mode="after")
     def _drafts_here(self) -> Self:
         if self.method is not None and not METHODS[self.method].here:
             raise ValueError(
-                f"--draft {self.draft}: {self.method} drafts beside the target, in role "
-                "fused_target"
+                f"--draft {self.draft}: {self.method} drafts beside the target: it is for "
+                "`outrider fused_target`"
             )
         return self
 

@@ -44,7 +44,7 @@ class RayOptions(
 ):
     """Serve a target from several replicas behind one address.
 
-    It needs pip install 'outrider[ray]'. Each replica takes flags of `outrider target`.
+    It needs pip install '.[ray]'. Each replica takes flags of `outrider target`.
     """
 
     replicas: Count = 1

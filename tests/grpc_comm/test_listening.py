@@ -30,7 +30,9 @@ def test_no_role_takes_a_port_that_is_none(
     port: str, flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for verb in verbs_with(flag):
-        assert_usage_error(capsys, main, [verb, f"--{flag}={port}"], [f"--{flag} {port[:20]}", "65535"])
+        assert_usage_error(
+            capsys, main, [verb, f"--{flag}={port}"], [f"--{flag} {port[:20]}", "65535"]
+        )
 
 
 @pytest.mark.parametrize("port", NO_PORTS)

@@ -386,7 +386,7 @@ def test_a_search_that_is_cut_short_serves_everything_and_states_its_gap(
 def test_planning_without_its_solver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
     calls = {CallShape(False, 1, 2, 50): 1.0}
-    missing = ["outrider[compile]"]
+    missing = [".[compile]"]
     assert_refused(lambda: plan(calls, LIMITS, area, BuildBudget(9)), missing, MissingExtra)
 
 

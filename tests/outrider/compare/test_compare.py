@@ -115,7 +115,7 @@ def test_a_draft_beside_a_target_that_runs_is_compared_in_three_lines_and_a_narr
     rows, verdict = read(tmp_path)["rows"], read(tmp_path)["verdict"]
     assert [row["architecture"] for row in rows] == [BASELINE, FUSED]
     assert all(row["identical_texts"] == row["texts"] == 6 for row in rows)
-    assert shown.err.count("outrider[plots]") == 1
+    assert shown.err.count(".[plots]") == 1
     assert {path.name for path in tmp_path.iterdir()} == FILES | {"prompts"}
     assert 1 <= len(verdict) <= 3
     assert max(map(len, shown.out.splitlines())) <= WIDTH
