@@ -6,13 +6,14 @@ An error ends a command with one line on stderr and an exit code.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from inference.errors import OutriderError
+from inference.errors import InvalidRequest, OutriderError
 
 FAILED, USAGE, INTERRUPTED, UNREAD = 1, 2, 130, 141
 
@@ -35,6 +36,17 @@ def nearest(name: str, names: Iterable[str]) -> str:
         return f"; did you mean {min(near, key=slips.__getitem__)}?"
     wider = [other for other in slips if words < set(re.findall(r"[^\W_]+", other))]
     return f"; did you mean {wider[0]}?" if len(words) > 1 and wider else ""
+
+
+def check_names(given: Iterable[str], known: type, call: str) -> None:
+    """Raise InvalidRequest for a keyword argument that a call does not have.
+
+    known: its keywords, a TypedDict
+    """
+    for name in given:
+        if name not in known.__annotations__:
+            meant = nearest(name, known.__annotations__)
+            raise InvalidRequest(f"{call} has no parameter {name}{meant}")
 
 
 def _edits(given: str, other: str) -> int:
@@ -106,6 +118,12 @@ def told_to(hear: Hear) -> Iterator[None]:
         yield
     finally:
         _hearers.remove(hear)
+
+
+def logged(line: str, lasting: bool) -> None:
+    """Log what is said, for programs that import Outrider: their stderr is their own."""
+    if lasting:
+        logging.getLogger("outrider").info(line)
 
 
 def printable(text: str) -> str:

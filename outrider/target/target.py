@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from grpc_comm.transport import Address, check_free
 from inference.backends.gguf_model import GgufModel
 from inference.backends.neuron_sdk import has_device
 from inference.backends.timed import TimedModel, TimeProfile, find_profile
-from inference.command import say
+from inference.command import logged, say, told_to
 from inference.engine.batch_runner import collect_rarely
 from inference.engine.engine import Engine
 from inference.engine.graph_rounds import RoundModel
@@ -176,7 +177,8 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
 
 
 class RunningTarget:
-    """A target that is served on threads of this process. A context manager.
+    """A target that is served on threads of this process. A context manager. Messages go to the
+    logger `outrider`.
 
     address: HOST:PORT, with the port that was bound
     """
@@ -184,13 +186,22 @@ class RunningTarget:
     def __init__(self, options: TargetRole) -> None:
         security = options.security
         check_security(security, Address(options.host, options.port))
-        self._server = BackgroundServer(load_target(options))
-        self._grace = options.sessions.grace
+        self._stack = ExitStack()
+        self._stack.enter_context(told_to(logged))
+        try:
+            self._server = BackgroundServer(load_target(options))
+        except BaseException:
+            self._stack.close()
+            raise
+        self._stack.callback(self._server.stop, options.sessions.grace)
         self.address = str(self._server.address)
 
+    def __repr__(self) -> str:
+        return f"RunningTarget(address={self.address!r})"
+
     def close(self) -> None:
-        """End the target. Open sessions may go on for `grace` seconds. Idempotent."""
-        self._server.stop(self._grace)
+        """End the target. Open sessions may run on for `grace` seconds. Idempotent."""
+        self._stack.close()
 
     def __enter__(self) -> RunningTarget:
         return self

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from inference.command import say
 from inference.errors import InvalidRequest, LimitExceeded
+from inference.flags.group import brief
 from inference.sampling import SEED_BITS, Grammar, GrammarKind, SamplingParams, random_seed
 from inference.text import Tokenizer
 from outrider.options.groups import PromptOptions
@@ -164,6 +165,7 @@ def make_request(client: Client, prompt: Prompt, parameters: Parameters, index: 
     that is empty or out of range.
     """
     tools = parameters.functions()
+    _check_kind(prompt)
     _check_size(client, prompt, parameters.tools)
     ids = read_prompt(client, prompt, tools)
     if len(ids) >= client.length:
@@ -205,6 +207,20 @@ def going_on(client: Client, request: Request, made: Sequence[int]) -> tuple[Req
     ids, left = [*request.ids, *made[:kept]], request.max_new_tokens - kept
     params = replace(request.params, made=kept)
     return replace(request, ids=ids, params=params, max_new_tokens=left), text, kept
+
+
+def _check_kind(prompt: object) -> None:
+    """Raise InvalidRequest for what is neither text, messages nor token ids."""
+    if isinstance(prompt, str):
+        return
+    if isinstance(prompt, Sequence):
+        if all(isinstance(part, Mapping) for part in prompt):
+            return
+        if all(isinstance(part, int) for part in prompt):
+            return
+    raise InvalidRequest(
+        f"a prompt is text, the messages of a chat, or token ids: got {brief(prompt)}"
+    )
 
 
 def _check_size(client: Client, prompt: Prompt, tools: Sequence[Mapping[str, Any]]) -> None:
