@@ -269,7 +269,8 @@ def read_prompt(client: Client, prompt: Prompt, tools: Tools = NO_TOOLS) -> Sequ
 def read_prompts(options: PromptOptions) -> list[str]:
     """The prompts: --prompt, or the lines of --prompt_text. For `-`, what standard input holds."""
     if (options.prompt is None) == (options.prompt_text is None):
-        raise InvalidRequest("give one of --prompt TEXT and --prompt_text FILE")
+        both = "both were given" if options.prompt is not None else "neither was given"
+        raise InvalidRequest(f"--prompt TEXT or --prompt_text FILE is needed: {both}")
     if options.prompt is not None:
         standard_input = options.prompt == "-"
         prompts = [_read("--prompt", "-").rstrip("\n") if standard_input else options.prompt]
@@ -277,7 +278,11 @@ def read_prompts(options: PromptOptions) -> list[str]:
         lines = _read("--prompt_text", options.prompt_text or "").splitlines()
         prompts = [line for line in lines if line.strip()]
     if not prompts or not prompts[0]:
-        raise InvalidRequest("the prompt is empty: at least one character is needed")
+        source = options.prompt_text or options.prompt
+        where = "standard input" if source == "-" else options.prompt_text
+        raise InvalidRequest(
+            f"{where}: there is no prompt" if where else "the prompt is empty: give it text"
+        )
     return prompts
 
 
@@ -286,7 +291,7 @@ def _read(flag: str, path: str) -> str:
     try:
         raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
-        raise InvalidRequest(f"{flag} {path} cannot be read: {error}") from error
+        raise InvalidRequest(f"{flag} {path} cannot be read: {error.strerror}") from error
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
@@ -311,7 +316,12 @@ def make_requests(
     """
     seed = min(random_seed(), 2**SEED_BITS - len(prompts)) if options.seed is None else options.seed
     schema = options.json_schema and _read("--schema", options.json_schema)
-    base = replace(options.sampling(seed), grammar=text_form(schema=schema, regex=options.regex))
+    try:
+        form = text_form(schema=schema, regex=options.regex)
+    except InvalidRequest as error:
+        flag = f"--schema {options.json_schema}" if schema else "--regex"
+        raise InvalidRequest(f"{flag}: {error}") from error
+    base = replace(options.sampling(seed), grammar=form)
     requests = []
     for index, prompt in enumerate(prompts):
         ids = tokenizer.encode(prompt, chat=options.chat)
