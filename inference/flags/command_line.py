@@ -84,7 +84,7 @@ class CommandOptions(Group, title="general"):
     """Base of a command's options. Its docstring is the first line of the command's help."""
 
     BARE: ClassVar[str] = ""
-    """The flags whose values may directly follow the command, in this order; empty for none."""
+    """Flags whose values may stand without them, in this order; empty for none."""
     COMMON: ClassVar[tuple[str, ...]] = ()
     """The flags of the command's short help; empty for all."""
 
@@ -104,14 +104,14 @@ def parse_flags(
     bare = str(getattr(model, "BARE", ""))
     parser = Parser(command, usage_of(command, bare))
     parser.add_flags(flags_of(model).values())
-    words = with_bare(bare, sys.argv[1:] if arguments is None else list(arguments))
+    words = sys.argv[1:] if arguments is None else list(arguments)
     asked = {underscored(word) for word in words} & {"-h", "--help", "--help_all"}
     if asked:
         every = "--help_all" in asked
         print(help_text(model, command, getdoc(model) or "", every=every, examples=examples))
         parser.exit()
     try:
-        return resolve(model, [parser.read(words)])
+        return resolve(model, [parser.read(words, bare.split())])
     except InvalidRequest as error:
         parser.error(str(error))
 
@@ -119,7 +119,7 @@ def parse_flags(
 def usage_of(command: str, bare: str = "") -> str:
     """The first line of a command's help.
 
-    bare: flags whose values may directly follow the command
+    bare: flags whose values may stand without them
     """
     return f"{command}{''.join(f' [{name}]' for name in bare.upper().split())} [FLAG VALUE ...]"
 
@@ -146,13 +146,6 @@ def help_text(
         parser.titled(title)
     parser.add_flags(flags[name] for name in common or flags)
     return parser.format_help().rstrip()
-
-
-def with_bare(flags: str, words: list[str]) -> list[str]:
-    """The words, the first of which may be the values of these flags."""
-    flag, _, others = flags.partition(" ")
-    bare = flag and words and not words[0].startswith("-")
-    return [f"--{flag}", words[0], *with_bare(others, words[1:])] if bare else words
 
 
 class Parser(argparse.ArgumentParser):
@@ -185,13 +178,20 @@ class Parser(argparse.ArgumentParser):
             add_flag(self.titled(flag.title), flag)
 
     def read(
-        self, words: Iterable[str], roles: Mapping[str, type[Group]] | None = None
+        self,
+        words: Iterable[str],
+        bare: Iterable[str] = (),
+        roles: Mapping[str, type[Group]] | None = None,
     ) -> ValueSource:
         """The values that the words give. Raises InvalidRequest for a flag that there is not.
 
+        bare: flags whose values may stand without them, in this order
         roles: by the value of --role, those whose flags may have been meant; else any flag may
         """
         given, unknown = self.parse_known_args([underscored(word) for word in words])
+        for flag in bare:
+            if flag not in given and unknown and (unknown[0] == "-" or unknown[0][:1] != "-"):
+                setattr(given, flag, unknown.pop(0))
         if unknown:
             word = unknown[0].partition("=")[0]
             if word.startswith("-"):

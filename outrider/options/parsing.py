@@ -20,7 +20,6 @@ from inference.flags.command_line import (
     read_file,
     resolve,
     usage_of,
-    with_bare,
 )
 from inference.flags.group import Flag, Shown, brief, flags_of
 from outrider.options.groups import GeneralOptions
@@ -56,14 +55,15 @@ def parse(arguments: Sequence[str] | None = None) -> Role:
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     verb = words[0] if words and not words[0].startswith("-") else ""
+    role = VERBS.get(verb, verb)
     if verb:
-        words = _with_role(verb, words[1:])
+        words = ["--role", role, *words[1:]]
     parser, start = _parser(verb), environment(_Start)
     if not words and not start.values:
         parser.exit(USAGE, "\n".join(overview(_command())) + "\n")
     try:
         _check_verb(verb)
-        given = parser.read(words, ROLES)
+        given = parser.read(words, ROLES[role].BARE.split() if verb else (), ROLES)
         _show_what_is_asked(given.values)
         path = {**start.values, **given.values}.get("config")
         files = [read_file(Path(path))] if path else []
@@ -111,13 +111,6 @@ def all_flags() -> dict[str, Flag]:
 def verbs_with(name: str) -> list[str]:
     """Commands that have this flag."""
     return [verb for verb, role in VERBS.items() if name in flags_of(ROLES[role])]
-
-
-def _with_role(verb: str, rest: list[str]) -> list[str]:
-    """A verb's words as flags: its role, and the flag of a value that follows the verb."""
-    role = VERBS.get(verb, verb)
-    bare = ROLES[role].BARE if role in ROLES else ""
-    return ["--role", role, *with_bare(bare, rest)]
 
 
 def _check_verb(verb: str) -> None:

@@ -197,6 +197,13 @@ def test_other_verbs_are_commands_with_a_help(verb: str, run: Run) -> None:
     assert "usage" in shown.out
 
 
+def test_a_prompt_may_stand_without_its_flag_before_or_behind_flags() -> None:
+    asked = DraftRole(prompt="x", batch=2)
+    for words in (["x", "--batch", "2"], ["--batch", "2", "x"], ["--batch=2", "--prompt", "x"]):
+        assert parse(["run", *words]) == asked
+    assert parse(["run", "-"]) == DraftRole(prompt="-")
+
+
 def test_the_help_of_a_verb_shows_what_may_follow_it(run: Run) -> None:
     assert "pull [NAME] [FLAG VALUE ...]" in run("pull", "--help").out
 
