@@ -89,7 +89,6 @@ class ConnectKeywords(TypedDict, total=False):
 class ServeKeywords(TypedDict, total=False):
     """Options of outrider.serve(): flags of `outrider target` (docs/flags.md)."""
 
-    waiting: int
     lease: float
     grace: float
     share_prefixes: bool
@@ -112,7 +111,6 @@ class ServeKeywords(TypedDict, total=False):
     token_file: str | None
     insecure: bool
     keys_file: str | None
-    reflection: bool
     usd_per_hour: float | None
     models: str | None
     emulate: str | None

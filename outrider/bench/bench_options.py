@@ -75,8 +75,8 @@ class BenchOptions(
     """ways of drafting by preset, each beside target-only (default: as the flags say)"""
     run_code: bool = False
     """run code that the models write, in a sandbox, to score it"""
-    repeat: Count = 1
-    """texts of each prompt and way"""
+    num_runs: Count = 1
+    """texts of each prompt and drafting method"""
     fresh: bool = False
     """begin without kept times, and start both ends anew for each repetition"""
     rtt: Annotated[float, Ge(0), Shown("MS")] = 0.0

@@ -12,7 +12,7 @@ from pydantic import model_validator
 from grpc_comm.client.named_targets import read_target
 from grpc_comm.transport import DNS, Address, Endpoint, parse_address
 from inference.flags.group import Group
-from inference.flags.values import Count, File, Host, Name, Natural, Port, Seconds
+from inference.flags.values import Count, File, Host, Name, Port, Seconds
 
 if TYPE_CHECKING:
     from grpc_comm.security import SecurityOptions
@@ -133,8 +133,6 @@ class HttpOptions(Group, title="network"):
     change, stop or steer the target"""
     http_names: str | None = None
     """additional allowed Host headers, such as that of a reverse proxy: A,B"""
-    http_connections: Count = 512
-    """maximum concurrent HTTP connections"""
     origins: str | None = None
     """allowed CORS origins: A,B"""
     most_texts: Count = 64
@@ -154,8 +152,6 @@ class KeysOptions(Group, title="security"):
 class SessionOptions(Group, title="network"):
     """The sessions that a target takes, and what it keeps of them."""
 
-    waiting: Natural = 64
-    """maximum queued sessions"""
     lease: Seconds = 15.0
     """how long to keep a disconnected client's session"""
     grace: Seconds = 5.0
@@ -170,8 +166,6 @@ class ListeningOptions(KeysOptions, TlsOptions, PortOptions, HostOptions, title=
     sessions: SessionOptions = SessionOptions()
     end_with_input: bool = False
     """exit when stdin closes"""
-    reflection: bool = False
-    """serve gRPC reflection"""
 
 
 class ObservingOptions(Group, title="observing"):

@@ -208,8 +208,6 @@ class ChatRole(draft_flags.HistoryOptions, ClientRole, title="text"):
     text: groups.SamplingOptions = groups.SamplingOptions()
     system: str | None = None
     """system message"""
-    load: File | None = None
-    """saved conversation to continue"""
 
 
 class EndpointRole(network.HttpOptions, SharedClientRole):

@@ -40,8 +40,8 @@ class ProveOptions(
     """of the artefact that is built first on a Neuron device"""
     chat: bool = False
     """apply the model's chat template to the prompts"""
-    tokens: Count = 64
-    """tokens of a text, at most"""
+    max_new_tokens: Count = 64
+    """maximum new tokens of a text"""
     out: Directory = "proof"
     """write report.json, report.md and profile.json there"""
 

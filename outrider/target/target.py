@@ -115,7 +115,6 @@ def load_target(options: ServingRole) -> Target:
         security=options.security,
         listed={name: lazily(name, settings, load_served) for name, settings in listed.items()},
         share_prefixes=options.sessions.share_prefixes,
-        reflection=options.reflection,
         lease_seconds=options.sessions.lease,
     )
 
@@ -166,7 +165,6 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         sequence_length=loaded.sequence_length,
         max_tree_nodes=loaded.max_tree_nodes,
         vocabulary=description.vocabulary,
-        waiting=options.sessions.waiting,
         times=times,
         drafter=drafts.drafter if drafts else None,
         graphs=drafts.graphs if drafts else None,

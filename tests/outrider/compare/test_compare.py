@@ -18,7 +18,7 @@ from inference.drafters.round_proposer import BestFirst, Chain
 from inference.sampling import SamplingParams
 from outrider.compare.__main__ import main
 from outrider.compare.arms import ARCHITECTURES, BASELINE, CHAIN, FUSED, GROWING, TREE
-from outrider.compare.compare_options import CompareOptions, parse
+from outrider.compare.compare_options import NAMES, CompareOptions, parse
 from outrider.compare.measure import compare
 from outrider.compare.report import WIDTH
 from outrider.compare.rows import first_difference, read_meters
@@ -51,7 +51,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "prompts.txt").write_text("def f(x):\nimport os\nclass A:\n")
     prompts = ["--prompt-file", str(directory / "prompts.txt"), "--seed", "5"]
     texts = ["--num-runs", "2", "--max_new_tokens", "8", "--temperature", "0.8"]
-    arms = ["--chains", "2,4", "--trees", "8x4", "--rtt", "0,6", "--local"]
+    arms = ["--chains", "2,4", "--trees", "8x4", "--rtt", "0,6"]
+    arms += ["--architectures", ",".join(NAMES)]
     out = ["--usd-per-hour", "1.2", "--out", str(directory)]
     assert main([*prompts, *texts, *arms, *out]) == 0
     return directory
