@@ -71,7 +71,8 @@ def run_command(work: Callable[[], int], *, debug: bool, interrupted: str = "int
     stdout, as behind `| head`, ends the command silently. Other errors are raised.
     """
     try:
-        return work()
+        with told_to(_print):
+            return work()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for buffered output
         return UNREAD
@@ -97,7 +98,7 @@ def glance(line: str) -> None:
 
 def is_heard() -> bool:
     """Whether a display shows what is said, such as a text that is being made."""
-    return len(_hearers) > 1
+    return _hearers[-1] is not _print
 
 
 def _print(line: str, _lasting: bool) -> None:
@@ -117,7 +118,8 @@ def told_to(hear: Hear) -> Iterator[None]:
     try:
         yield
     finally:
-        _hearers.remove(hear)
+        last = max(index for index, one in enumerate(_hearers) if one is hear)
+        del _hearers[last]
 
 
 def logged(line: str, lasting: bool) -> None:

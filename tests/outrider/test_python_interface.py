@@ -17,6 +17,7 @@ import outrider
 from grpc_comm.observability.server_events import SessionOpened
 from grpc_comm.server.server import BackgroundServer
 from grpc_comm.transport import Address, Endpoint
+from outrider.cli import main
 from outrider.options.roles import ChatRole, TargetRole
 from outrider.target.target import load_target
 from tests.support.keywords import module
@@ -199,6 +200,13 @@ def test_messages_go_to_the_log_and_not_to_the_programs_stderr(
         engine.generate(PROMPT, max_tokens=4)
     assert capfd.readouterr() == ("", "")
     assert "loaded in" in caplog.text
+
+
+def test_a_command_in_a_program_that_serves_prints_all_the_same(
+    target: outrider.RunningTarget, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", PROMPT, "--target_host", target.address, "--max_new_tokens", "4"]) == 0
+    assert "generated 4" in capfd.readouterr().err
 
 
 def test_the_module_shows_its_public_names_alone() -> None:
