@@ -51,7 +51,8 @@ def check_names(given: Iterable[str], known: type, call: str) -> None:
 
 def _edits(given: str, other: str) -> int:
     """Letters to insert, delete, replace or swap with their neighbour to make one of the other."""
-    before, last = [0] * (len(other) + 1), [*range(len(other) + 1)]
+    before: list[int] = []
+    last = list(range(len(other) + 1))
     for row, letter in enumerate(given):
         edits = [row + 1]
         for column, wanted in enumerate(other):

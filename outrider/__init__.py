@@ -135,7 +135,8 @@ def serve(model: str | None = None, **options: Unpack[ServeKeywords]) -> Running
     from outrider.options.roles import TargetRole
 
     check_names(options, ServeKeywords, "serve()")
-    asked = TargetRole(model=model, **options)
+    given: dict[str, Any] = {**options, "model": model}
+    asked = TargetRole(**given)
     asked.check_extra()
     from outrider.target.target import RunningTarget
 

@@ -9,6 +9,7 @@ from importlib import import_module
 from inference.command import run_command
 from outrider.options.parsing import parse
 from outrider.options.verbs import OTHER_VERBS
+from outrider.processes import leave
 from outrider.role_programs import run_role
 
 PROGRAMS = {
@@ -26,7 +27,9 @@ PROGRAMS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a role or a verb. Returns 0 when it did what was asked."""
-    words = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments is None:
+        return leave(main(sys.argv[1:]))
+    words = list(arguments)
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     elif words == ["version"]:

@@ -12,23 +12,28 @@ class TextKeywords(TypedDict, total=False):
     """Parameters of a text: see outrider.Parameters."""
 
     max_tokens: int | None
-    temperature: float
+    temperature: float | None
     top_k: int
     top_p: float
     seed: int | None
-    stop: Sequence[str]
+    stop: Sequence[str] | None
     prompt_cache_key: str
     min_p: float
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
     logit_bias: Mapping[int, float]
-    schema: Mapping[str, Any] | str | None
+    schema: Mapping[str, Any] | str | bool | None
     regex: str | None
     choice: Sequence[str] | None
     grammar: str | None
     logprobs: int | None
     prompt_logprobs: bool
+    min_tokens: int
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    chat_template_kwargs: Mapping[str, Any]
+    continue_final_message: bool
     tools: Sequence[Mapping[str, Any]]
     tool_choice: str | Mapping[str, Any]
     parallel_tool_calls: bool
@@ -92,6 +97,8 @@ class ServeKeywords(TypedDict, total=False):
     lease: float
     grace: float
     share_prefixes: bool
+    emulate: str | None
+    rtt: float | None
     target_model: str | None
     device: str
     dtype: Literal["float32", "bfloat16", "float16", "auto"] | None
@@ -113,5 +120,4 @@ class ServeKeywords(TypedDict, total=False):
     keys_file: str | None
     usd_per_hour: float | None
     models: str | None
-    emulate: str | None
     backend: Literal["outrider", "transformers"] | None

@@ -42,16 +42,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(tiers.Meter(config))
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
-    seed = config.getoption("--shuffle")
-    return None if seed is None else f"random order: --shuffle {seed}"
-
-
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     return tiers.is_dear(collection_path, config) or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tiers.drop_impossible(items)
+    tiers.thin_products(items)
     seed = config.getoption("--shuffle")
     if seed is not None:
         tiers.shuffle(items, seed)

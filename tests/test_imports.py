@@ -30,6 +30,7 @@ IMPURE = {
     "grammar_check",
     "planner/profile_files",
     "text",
+    "text_stream",
 }
 """Files within inference/ that need nothing but the standard library and numpy, and the others."""
 

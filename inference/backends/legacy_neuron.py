@@ -30,8 +30,9 @@ from inference.backends.choices import choose_at, chosen_positions
 from inference.backends.neuron import runtime_error
 from inference.backends.neuron_sdk import DEVICE, INDEX, has_device, instance_family
 from inference.errors import InvalidRequest, LimitExceeded, MissingExtra, UnsupportedModel
-from inference.model.checkpoint import tensor_shapes
+from inference.json_file import read_json
 from inference.model.config import ModelConfig, check_sizes
+from inference.model.weight_files import tensor_shapes
 from inference.tree import IntArray
 
 PREFILL = 128
@@ -190,6 +191,12 @@ def load_legacy_neuron(
     MissingExtra, InvalidRequest or UnsupportedModel.
     """
     check_model(config)
+    tied = read_json(directory / "config.json", UnsupportedModel).field("tie_word_embeddings")
+    if tied.value is True and not config.tied:
+        raise UnsupportedModel(
+            f"{tied.where} is true, and the weights have a head of their own: set it to false for "
+            "--device neuron-legacy"
+        )
     check_machine()
     found = check_versions()
     if not 1 <= chain <= PREFILL:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from pydantic import Field
 
 from inference.flags.command_line import CommandOptions, parse_flags
@@ -37,6 +37,8 @@ EXAMPLES = """examples:
 class BenchTexts(SamplingOptions):
     """Parameters of all texts."""
 
+    temperature: Annotated[float, Ge(0), Le(1000)] = 0.0
+    """0 is greedy"""
     seed: Seed = 0
     """text i of a run uses seed + i; samples of a set are drawn by it, too"""
 

@@ -138,7 +138,7 @@ class _Measurement:
         models = {"target": f"{there.model} {there.model_fingerprint}", "type": there.dtype}
         models |= {"device": there.device} | {arm.name: arm.draft for arm in self._arms}
         trip = measure_round_trip(target.probe, say)
-        about = {"models": models, "shared": self._arms[0].client.is_local, "round_trip": trip}
+        about = {"models": models, "shared": self._arms[0].client.shares_device, "round_trip": trip}
         return about | {"environment": environment()}
 
     def run(self, items: Sequence[Item], repeats: Sequence[int]) -> None:

@@ -16,6 +16,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from grpc_comm.security import SecurityOptions, channel_security
+from grpc_comm.translate import status_error
 from grpc_comm.transport import Address, channel_options
 from inference.command import FAILED, say
 from inference.errors import OutriderError
@@ -81,8 +82,8 @@ def check_health(options: ConnectionOptions) -> Iterator[Finding]:
     except OutriderError as error:
         yield refused("health", error)
     except grpc.RpcError as error:
-        said = error.details() if isinstance(error, grpc.Call) else error
-        yield fault("health", f"{address} does not answer: {said}", _REMEDY)
+        said = status_error(error, f"{address} does not answer")
+        yield fault("health", str(said), _REMEDY)
     else:
         serves = status == health_pb2.HealthCheckResponse.SERVING
         name = health_pb2.HealthCheckResponse.ServingStatus.Name(status)

@@ -38,6 +38,7 @@ from outrider.endpoint.access import (
 )
 from outrider.endpoint.answering import GRACE_SECONDS
 from outrider.endpoint.answers import Health, Release, responses
+from outrider.endpoint.descriptors import ACCEPTED, QUEUED, OutOfDescriptors, bounded
 from outrider.endpoint.failures import ApiError, add_failures
 from outrider.endpoint.messages_routes import messages_routes
 from outrider.endpoint.openai_routes import openai_routes
@@ -85,7 +86,7 @@ def serve_http(
         )
         config = http_config(
             app,
-            MAX_CONNECTIONS,
+            bounded(MAX_CONNECTIONS),
             ssl_certfile=options.http_cert,
             ssl_keyfile=options.http_key,
         )
@@ -111,6 +112,7 @@ def http_config(app: FastAPI, connections: int, **more: Any) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=GRACE_SECONDS + 1,
+        backlog=ACCEPTED,
         **more,
     )
 
@@ -156,7 +158,10 @@ class _Server(uvicorn.Server):
         self._line, self._when_ready = line, when_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(OutOfDescriptors(self.server_state))
         await super().startup(sockets)
+        for bound in sockets or []:
+            bound.listen(QUEUED)  # uvicorn has set ACCEPTED
         say(self._line)
         self._when_ready()
 

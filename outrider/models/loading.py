@@ -18,7 +18,7 @@ from inference.model.config import ModelConfig, allowed_length, read_config
 from inference.model.hub import is_gguf, split_revision
 from inference.text import Tokenizer
 from outrider.models.capacity import Capacity
-from outrider.models.directories import find_directory
+from outrider.models.directories import find_directory, note_unread
 from outrider.models.machine import Conditions
 from outrider.options.groups import (
     DeviceOptions,
@@ -120,7 +120,7 @@ class Checkpoint:
         return allowed_length(asked, self.name, config.max_positions, config.limited_by)
 
     def fingerprint(self) -> str:
-        from inference.model.checkpoint import fingerprint  # a compiled target needs no decoder
+        from inference.model.weight_files import fingerprint
 
         whole = fingerprint(self.directory)
         if self.quantization is None:
@@ -138,14 +138,8 @@ class Checkpoint:
             return self
         from outrider.models.precision import find_compute_type
 
-        picked = find_compute_type(
-            self.name,
-            self.directory,
-            self.config,
-            self.tokenizer.vocabulary,
-            options,
-            drafts=drafts,
-        )
+        vocabulary = self.tokenizer.vocabulary
+        picked = find_compute_type(self.name, self.directory, vocabulary, options, drafts=drafts)
         if picked is None:
             return self
         return replace(self, precision=picked.precision, quantization=picked.matrices)
@@ -243,6 +237,7 @@ def load_eager(
     device = pick_device(options.device)
     asked = options.dtype or ("float32" if checkpoint.embedded else None)
     begun = time.perf_counter()
+    note_unread(checkpoint.directory)
     with LoadingStatus(checkpoint.name) as tell:
         decoder = load(
             checkpoint.directory,

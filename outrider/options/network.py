@@ -169,7 +169,7 @@ class ListeningOptions(KeysOptions, TlsOptions, PortOptions, HostOptions, title=
 
 
 class ObservingOptions(Group, title="observing"):
-    """Reports of a target on what it does: metrics, log and live view."""
+    """Reports of a target on what it does: metrics and log."""
 
     metrics_port: Port | None = None
     """port for Prometheus metrics and /healthz; 0 lets the system choose"""
@@ -179,5 +179,3 @@ class ObservingOptions(Group, title="observing"):
     """log format on stderr"""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """log level; info has a line for each session's start and end"""
-    watch: bool = False
-    """show sessions, batch, acceptance and tokens a second on stderr while serving"""

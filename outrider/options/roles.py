@@ -89,16 +89,15 @@ class ServingRole(
     network.ListeningOptions,
     groups.MeasureOptions,
     groups.OffloadOptions,
+    groups.EmulationOptions,
     title="models and devices",
 ):
     """Options of the roles that serve a target."""
 
+    RULES: ClassVar = (*RULES, FlagRule("rtt", needs="emulate"))
     EXTRA: ClassVar = "torch"
     models: File | None = None
     """JSON file of further models to serve, each loaded at its first request"""
-    emulate: Name | None = None
-    """timing profile to follow in place of the model's own times; reports are marked as emulated
-    (an unknown name lists the profiles)"""
 
 
 class TargetRole(groups.BackendOptions, ServingRole, groups.LegacyOptions):

@@ -41,7 +41,7 @@ ROLES: dict[str, type[Role]] = {
 """Every role by its name, as --role has it."""
 
 OTHER_VERBS = {
-    "demo": "watch a draft run ahead of a target on this machine",
+    "demo": "race a draft against the target alone, beside an emulated target",
     "compile": "build a target for Trainium, Inferentia or a CPU",
     "compare": "measure architectures side by side over an emulated link",
     "bench": "measure drafting methods on prompt sets",

@@ -14,7 +14,7 @@ from outrider.prove.prove_options import ProveOptions, parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Returns 0 where all texts are equal and the promise was kept, else 1."""
+    """Run the command. Returns 0 if all texts are equal, else 1."""
     options = parse(arguments)
     return run_command(lambda: _run(options), debug=options.debug)
 
@@ -35,4 +35,4 @@ def _run(options: ProveOptions) -> int:
         write_whole(out / name, f"{text}\n")
     print(*lines, sep="\n")
     say(f"wrote {', '.join(str(out / name) for name in contents)}")
-    return 0 if proof.is_kept else FAILED
+    return FAILED if proof.unequal else 0

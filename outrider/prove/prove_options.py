@@ -29,7 +29,7 @@ class ProveOptions(
     title="what is proved",
 ):
     """Prove a target on this machine: texts with a draft equal target-only's at three temperatures,
-    times by nodes, the promise at a first start. One report, and a profile of its times.
+    times by nodes, speed from a first start. One report, and a profile of its times.
     """
 
     RULES: ClassVar = RULES

@@ -5,8 +5,8 @@ clients, and serve it until a signal.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.server.server import serve as serve_target
 from grpc_comm.tls_files import check_tls_files
 from grpc_comm.translate import Description
-from grpc_comm.transport import Address, check_free
+from grpc_comm.transport import Address, check_free, parse_address
 from inference.backends.gguf_model import GgufModel
 from inference.backends.neuron_sdk import has_device
 from inference.backends.timed import TimedModel, TimeProfile, find_profile
@@ -31,6 +31,7 @@ from inference.errors import InvalidRequest
 from inference.grammar import Grammars
 from inference.planner.profiling import emulated_target
 from inference.times import LatencyModel
+from outrider.link.emulated_link import LinkShape, shaped_link
 from outrider.models.artifacts import (
     artifact_length,
     load_artifact,
@@ -70,16 +71,20 @@ def serve(options: ServingRole) -> int:
     begun, target = time.perf_counter(), load_target(options)
     description, seconds = target.description, time.perf_counter() - begun
 
+    stack = ExitStack()
+
     def say_ready(bound: Address) -> None:
+        if options.rtt is not None:
+            bound = stack.enter_context(emulated_distance(options, bound))
         length = description.sequence_length
         limits = f"rows {description.rows}, sequence length {length}, {description.device}"
         say(f"{READY}{bound} ({limits}); ready in {seconds:.1f} s, Ctrl-C ends")
         notify("READY=1", f"STATUS={description.model} on {bound}")
 
     collect_rarely()
-    with observed(options, options.usd_per_hour) as statistics:
-        statistics.listeners.append(_tell_of_end)
-        serve_target(replace(target, listener=statistics), say_ready, options.sessions.grace)
+    with stack, observed(options) as listeners:
+        listeners.append(_tell_of_end)
+        serve_target(replace(target, listener=listeners), say_ready, options.sessions.grace)
     if isinstance(target.engine.model, TimedModel):
         say(target.engine.model.account())
     return 0
@@ -111,7 +116,7 @@ def load_target(options: ServingRole) -> Target:
     return Target(
         first.engine,
         first.description,
-        Address(options.host, options.port),
+        Address("127.0.0.1", 0) if options.rtt else Address(options.host, options.port),
         security=options.security,
         listed={name: lazily(name, settings, load_served) for name, settings in listed.items()},
         share_prefixes=options.sessions.share_prefixes,
@@ -151,11 +156,12 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         max_tree_nodes=loaded.max_tree_nodes,
         rows=model.rows,
         dtype=loaded.dtype,
-        device=profile.label(f"{found.name} on {where}") if profile else where,
+        device=_device(options, profile, f"{found.name} on {where}") if profile else where,
         stop_ids=found.stop_ids,
         times=tuple(times.profile.items()),
         usd_per_hour=options.usd_per_hour or 0.0,
         rules=model.masks,
+        emulated=profile is not None,
     )
     served = TimedModel(model, profile) if profile else model
     grammars = _grammars(found) if model.masks else None
@@ -174,6 +180,23 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
     return Served(engine, drafts.description if drafts else description)
 
 
+def _device(options: ServingRole, profile: TimeProfile, choices_by: str) -> str:
+    """The description of an emulated device."""
+    away = f", {options.rtt:g} ms away" if options.rtt else ""
+    return profile.label(choices_by) + away
+
+
+@contextmanager
+def emulated_distance(options: ServingRole, bound: Address) -> Iterator[Address]:
+    """Put the emulated link of --rtt in front of a target that listens at `bound`, and yield the
+    address at which clients reach it.
+    """
+    assert options.rtt is not None, "the options have --rtt"
+    listen = str(Address(options.host, options.port))
+    with shaped_link(str(bound), LinkShape(delay_ms=options.rtt / 2), listen) as link:
+        yield parse_address(link.address)
+
+
 class RunningTarget:
     """A target that is served on threads of this process. A context manager. Messages go to the
     logger `outrider`.
@@ -188,11 +211,14 @@ class RunningTarget:
         self._stack.enter_context(told_to(logged))
         try:
             self._server = BackgroundServer(load_target(options))
+            self._stack.callback(self._server.stop, options.sessions.grace)
+            address = self._server.address
+            if options.rtt is not None:
+                address = self._stack.enter_context(emulated_distance(options, address))
         except BaseException:
             self._stack.close()
             raise
-        self._stack.callback(self._server.stop, options.sessions.grace)
-        self.address = str(self._server.address)
+        self.address = str(address)
 
     def __repr__(self) -> str:
         return f"RunningTarget(address={self.address!r})"

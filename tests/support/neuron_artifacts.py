@@ -18,9 +18,9 @@ from inference.backends.eager import EagerModel
 from inference.backends.neuron import NeuronModel
 from inference.backends.neuron_loading import load_neuron
 from inference.engine.engine import Engine
-from inference.model.checkpoint import fingerprint
 from inference.model.config import read_raw_config
 from inference.model.decoder import Decoder
+from inference.model.weight_files import fingerprint
 from inference.tree_shape import Branches
 from tests.support.models import TINY, loaded
 

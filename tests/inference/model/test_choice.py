@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from inference.model.arithmetic import ENGINES, HOST, Arithmetic, top, top_in_stages
 from inference.model.noise import noise
@@ -44,14 +45,15 @@ CUT = [
 
 def allowed(logits: NDArray[np.float32], params: SamplingParams) -> NDArray[np.bool_]:
     """The tokens that may be chosen, in float64: of the best 256 the best top_k, and of these the
-    fewest whose part of all tokens' mass at T reaches top_p, but none with less than min_p of the
+    fewest whose part of what top-k leaves at T reaches top_p, but none with less than min_p of the
     best one's. What ties with the last is one, too.
     """
     if params.greedy or not params.truncated:
         return np.ones(len(logits), dtype=np.bool_)
     weights = np.exp(logits.astype(np.float64) / params.temperature)
     order = np.argsort(-weights)[: min(params.top_k or CANDIDATES, CANDIDATES)]
-    before = np.cumsum(weights[order] / weights.sum()) - weights[order] / weights.sum()
+    shares = weights[order] / (weights[order] if params.top_k else weights).sum()
+    before = np.cumsum(shares) - shares
     kept = order if params.top_p == 1 else order[before < params.top_p]
     kept = kept[weights[kept] >= params.min_p * weights.max()]
     return np.asarray(logits >= logits[kept].min())
@@ -159,6 +161,21 @@ def test_tokens_that_tie_with_the_last_kept_one_are_kept_whatever_their_order() 
             logits = torch.from_numpy(np.log(probabilities[order])).expand(1, 500, 6)
             chosen = choose_truncated(logits, Sampling.of([params], CPU), positions)
             assert set(chosen[0].tolist()) == {order.index(token) for token in range(4)}
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(2, 0.5), (5, 0.7), (20, 0.9), (0, 0.9), (7, 1.0)])
+def test_top_p_is_of_what_top_k_leaves_as_in_transformers(top_k: int, top_p: float) -> None:
+    logits, params = logits_for(1, 40, seed=top_k)[0, :1], SamplingParams(1.0, top_k, top_p, 3)
+    kept = logits
+    if top_k:
+        kept = TopKLogitsWarper(top_k)(torch.zeros(1, 1, dtype=torch.int64), kept)
+    if top_p < 1:
+        kept = TopPLogitsWarper(top_p)(torch.zeros(1, 1, dtype=torch.int64), kept)
+    expected = torch.isfinite(kept[0])
+    assert allowed(logits[0].numpy(), params).tolist() == expected.tolist()
+    positions = torch.arange(4000, dtype=torch.int32)[None]
+    chosen = choose_truncated(logits.expand(1, 4000, -1), Sampling.of([params], CPU), positions)
+    assert set(chosen[0].tolist()) <= set(expected.nonzero()[:, 0].tolist())
 
 
 def test_top_p_ends_at_the_token_whose_mass_reaches_it() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from grpc_comm.server.server import BackgroundServer
 from inference.errors import Unavailable
+from outrider.endpoint import page_routes
 from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import TextRunner
 from outrider.options.roles import ServeRole, TargetRole
@@ -102,6 +103,7 @@ def test_a_stop_string_across_tokens_ends_the_text_and_is_left_out(
     assert made(api, streamed, **asked) == (whole[: whole.index(stop)], "stop")
 
 
+@pytest.mark.extended
 def test_32_streams_at_once_are_the_targets_own_texts(server: str, own_text: OwnText) -> None:
     client = openai.OpenAI(base_url=f"{server}/v1", api_key="x", max_retries=0, timeout=120)
 
@@ -187,3 +189,16 @@ def test_the_page_hears_who_named_each_token(http: httpx.Client, own_text: OwnTe
     assert text == own_text(PROMPT, 24)
     end = events[-1][1]
     assert (end["tokens"], end["reason"]) == (24, "length")
+
+
+def test_a_fault_in_a_text_of_the_page_becomes_an_event(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_given: object) -> None:
+        raise RecursionError
+
+    monkeypatch.setattr(page_routes, "make_request", fail)
+    asked = {"messages": CHAT}
+    ((name, error),) = page_events(http, asked)
+    assert (name, error["type"]) == ("error", "server_error")
+    assert "its log has it" in error["message"]

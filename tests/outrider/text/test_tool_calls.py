@@ -50,10 +50,54 @@ READ = {
     "words behind": (
         TAGGED,
         '<tool_call>{"name":"stop","arguments":{}}</tool_call>\nso',
-        ("so", [("stop", "{}")]),
+        ("\nso", [("stop", "{}")]),
     ),
     "cut off": (TAGGED, '<tool_call>\n{"name": "add", "arguments": {"x', ("", [("add", '{"x')])),
-    "cut off before its name": (TAGGED, 'no <tool_call>\n{"name', ("no", [])),
+    "cut off before its name": (
+        TAGGED,
+        'no <tool_call>\n{"name',
+        ('no <tool_call>\n{"name', []),
+    ),
+    "a mark and words": (
+        TAGGED,
+        "Write <tool_call> and\n</tool_call>",
+        ("Write <tool_call> and\n</tool_call>", []),
+    ),
+    "a mark and another one": (
+        TAGGED,
+        'so <tool_call> <tool_call>{"name": "stop"}</tool_call>',
+        ("so <tool_call>", [("stop", "{}")]),
+    ),
+    "without its last brace": (
+        TAGGED,
+        '<tool_call>{"name": "stop", "arguments": {}</tool_call> so',
+        (" so", [("stop", "{}")]),
+    ),
+    "a brace too many": (
+        TAGGED,
+        '<tool_call>{"name": "stop", "arguments": {}}}</tool_call>',
+        ("}</tool_call>", [("stop", "{}")]),
+    ),
+    "a list behind a mark": (
+        TAGGED,
+        '<tool_call>[{"name": "stop", "arguments": {}}, {"name": "add"}]</tool_call> so',
+        (" so", [("stop", "{}"), ("add", "{}")]),
+    ),
+    "words behind a bare call": (
+        LLAMA,
+        '{"name": "stop", "parameters": {}}, and; so',
+        (", and; so", [("stop", "{}")]),
+    ),
+    "a bare answer that is like a call": (
+        LLAMA,
+        '{"name": "Ann", "age": 3}',
+        ('{"name": "Ann", "age": 3}', []),
+    ),
+    "arguments first, in a list": (
+        MISTRAL,
+        '[TOOL_CALLS][{"arguments": {"x": 1}, "name": "add"}, {"id": "a", "name": "stop"}] so',
+        (" so", [("add", '{"x": 1}'), ("stop", "{}")]),
+    ),
     "a mark that is none": (TAGGED, "a <tool_ call> <tool", ("a <tool_ call> <tool", [])),
     "no JSON": (TAGGED, "<tool_call>x</tool_call> y", ("<tool_call>x</tool_call> y", [])),
     "a function that is not there": (
@@ -78,6 +122,65 @@ READ = {
         ("", [("add", '{"x": 1}'), ("stop", "{}")]),
     ),
 }
+
+
+WORDINGS = {
+    "arguments first": '{"arguments": {"x": 1}, "name": "add"}',
+    "arguments as JSON in a string": r'{"name": "add", "arguments": "{\"x\": 1}"}',
+    "an id first": '{"id": "a1", "name": "add", "arguments": {"x": 1}}',
+    "an id last": '{"name": "add", "arguments": {"x": 1}, "id": "}"}',
+    "within function": '{"type": "function", "function": {"name": "add", "arguments": {"x": 1}}}',
+    "within function, with an id": (
+        r'{"id": "a", "function": {"name": "add", "arguments": "{\"x\": 1}"}}'
+    ),
+    "parameters": '{ "name" : "add" , "parameters" : {"x": 1} }',
+}
+WITHOUT = {
+    "no arguments": '{"name": "add"}',
+    "null": '{"name": "add", "arguments": null}',
+    "an empty string": '{"arguments": "", "name": "add"}',
+    "an empty object": '{"name": "add", "arguments": {}}',
+}
+NO_CALLS = {
+    "a list as arguments": '{"name": "add", "arguments": [1]}',
+    "a number as arguments": '{"name": "add", "arguments": 1}',
+    "words as arguments": '{"name": "add", "arguments": "x = 1"}',
+    "another function": '{"arguments": {}, "name": "subtract"}',
+    "no name": '{"arguments": {"x": 1}}',
+    "a name that is none": '{"name": 1, "arguments": {}}',
+    "not whole": '{"arguments": {"x": 1}, "name": "ad',
+    "no JSON": "{'name': 'add'}",
+    "no number": '{"arguments": {"x": NaN}, "name": "add"}',
+    "deep": '{"arguments": {"x": ' + "[" * 2000 + "]" * 2000 + '}, "name": "add"}',
+}
+AROUND = {"tagged": ("<tool_call>\n", "\n</tool_call>"), "mistral": ("[TOOL_CALLS] [", "]")}
+CUTS = st.lists(st.integers(1, 120), max_size=40)
+
+
+@pytest.mark.parametrize("family", AROUND)
+@pytest.mark.parametrize("name", [*WORDINGS, *WITHOUT])
+@given(cuts=CUTS)
+def test_a_call_is_the_json_object_that_it_is(name: str, family: str, cuts: list[int]) -> None:
+    (opening, closing), form = AROUND[family], FORMS[family]
+    assert form is not None
+    expected = '{"x": 1}' if name in WORDINGS else "{}"
+    body = (WORDINGS | WITHOUT)[name]
+    text = f"so {opening}{body}{closing}"
+    assert read(form, text, cuts) == ("so", [("add", expected)])
+    assert read(LLAMA, body, cuts) == ("", [("add", expected)])
+
+
+@pytest.mark.parametrize("family", AROUND)
+@pytest.mark.parametrize("name", NO_CALLS)
+@given(cuts=CUTS)
+def test_what_is_no_call_is_text_with_all_its_letters(
+    name: str, family: str, cuts: list[int]
+) -> None:
+    (opening, closing), form = AROUND[family], FORMS[family]
+    assert form is not None
+    text = f" so\n {opening}{NO_CALLS[name]}{closing} and\n"
+    assert read(form, text, cuts) == (text, [])
+    assert read(LLAMA, NO_CALLS[name], cuts) == (NO_CALLS[name], [])
 
 
 @pytest.mark.parametrize("name", READ)
