@@ -6,6 +6,7 @@ Only this module, messages.py and sampling_fields.py touch message fields.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple

@@ -224,9 +224,7 @@ class Tokenizer:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise InvalidRequest(
-                f"the prompt is no Unicode text: half of a pair stands at {error.start}"
-            ) from error
+            raise InvalidRequest(f"the prompt is not valid {_flaw(error)}") from error
         return list(self._rules.encode(text, add_special_tokens=special).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -313,3 +311,14 @@ def _made_of_gguf(path: Path) -> _Stored:
     made: Any = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
     templates = named_templates(made.chat_template)
     return _Stored(made.backend_tokenizer, dict(made.special_tokens_map), templates)
+
+
+def _flaw(error: UnicodeEncodeError) -> str:
+    """The flaw of a text that is not Unicode: a byte of a command line that is not UTF-8, or half
+    of a surrogate pair.
+    """
+    half = ord(error.object[error.start])
+    if 0xDC80 <= half <= 0xDCFF:  # as Python reads arguments
+        byte = f"byte 0x{half - 0xDC00:02x} at position {error.start}"
+        return f"UTF-8: {byte}; convert it, as with iconv -t utf-8"
+    return f"Unicode: half of a surrogate pair (U+{half:04X}) at position {error.start}"

@@ -123,7 +123,7 @@ def _summary(options: BenchOptions, items: Sequence[Item]) -> str:
 
 def _make_texts(options: BenchOptions, items: Sequence[Item], journal: Journal) -> None:
     """Make the texts that a run lacks. With --fresh each repetition starts both ends anew."""
-    every = range(options.repeat)
+    every = range(options.num_runs)
     for repeats in [[one] for one in every] if options.fresh else [every]:
         if any(key.repeat > repeats[-1] for key in journal.known.texts):
             continue  # a later start has begun

@@ -19,6 +19,7 @@ from inference.cost.billing import Billing
 from inference.decode import TargetSession
 from inference.draft_thread import Drafter, inline, on_thread
 from inference.errors import InvalidRequest, OutriderError
+from inference.extras import install
 from inference.order import Pace
 from inference.planner.prices import Usage
 from inference.proposer import Proposer
@@ -95,10 +96,8 @@ class Client:
 
     @property
     def round_trip(self) -> float | None:
-        """Seconds of the link; None without a draft, and for synchronous rounds. Waits for the
-        draft.
-        """
-        rows = self.wait()
+        """Seconds of the link; None without a draft that is loaded, and for synchronous rounds."""
+        rows = None if self._loader is None else self._loader.loaded
         return None if rows is None else rows.round_trip
 
     @property
@@ -241,6 +240,9 @@ def open_client(options: ClientRole, *, is_local: bool | None = None) -> Iterato
     differ, and InvalidRequest for a device that this machine does not have.
     """
     billing = read_billing(options.goal)  # errors in prices are told before anybody is asked
+    asked, options = options, options.computable
+    if options is not asked:
+        say(f"draft: copied text alone; a draft model needs {install('torch')}")
     drafted = options.method is not None and not options.target_only
     found = _find_draft(options) if drafted else None
     tokenizer = (

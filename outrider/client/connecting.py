@@ -92,7 +92,7 @@ def check_listening(options: ConnectionOptions) -> None:
     start = f"target --port {places[0].port}"
     command = f"deploy tunnel {options.target}" if options.target else start
     raise Unavailable(
-        f"no Outrider target answers at {options.addresses}: nobody listens there; "
+        f"no Outrider target answers at {options.addresses}: connection refused; "
         f"start it with `outrider {command}`"
     )
 

@@ -60,8 +60,7 @@ class Testbed:
     @contextmanager
     def bench(self, round_trip_ms: float) -> Iterator[Bench]:
         """A bench for arms, over a link of this quality."""
-        jitter, mbit = self.options.jitter, self.options.bandwidth
-        shape = LinkShape(delay_ms=round_trip_ms / 2, jitter_ms=jitter, mbit=mbit)
+        shape = LinkShape(delay_ms=round_trip_ms / 2, mbit=self.options.bandwidth)
         with (
             over_link(self.common.connection, shape) as reached,
             connect_target(reached) as target,

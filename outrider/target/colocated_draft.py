@@ -26,7 +26,7 @@ from outrider.draft_methods import find_draft
 from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.profiles import user_profiles
-from outrider.options.groups import DraftModelOptions, ReductionOptions
+from outrider.options.groups import DraftModelOptions, QuantizationOptions
 from outrider.options.roles import FusedTargetRole
 
 
@@ -80,7 +80,7 @@ def _in_graph(options: FusedTargetRole, model: RoundModel, description: Descript
     built for.
     """
     manifest = read_manifest(Path(options.artifact or ""))
-    named = [*options.given(DraftModelOptions), *options.given(ReductionOptions)]
+    named = [*options.given(DraftModelOptions), *options.given(QuantizationOptions)]
     if named:
         raise InvalidRequest(
             f"--artifact holds a draft, too ({fused_part(manifest).model}): leave out {named[0]}"

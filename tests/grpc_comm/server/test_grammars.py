@@ -12,6 +12,7 @@ from threading import Event
 import pytest
 
 from grpc_comm.client.connection import Connection, connect
+from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server import stream
 from inference.errors import InvalidRequest
@@ -67,11 +68,15 @@ def ask(connection: Connection, params: SamplingParams) -> list[int]:
 
 def until_refused(connection: Connection, grammar: Grammar) -> str:
     """How a grammar is refused, however long a busy machine takes to find out."""
+
+    def wait(session: RemoteSession) -> None:
+        while not session.is_open:
+            session.receive(1.0)
+
     with closing(connection.session()) as session:
         session.open(PROMPT, SamplingParams(grammar=grammar))
         with pytest.raises(InvalidRequest) as refusal:
-            while not session.is_open:
-                session.receive(1.0)
+            wait(session)
     (line,) = str(refusal.value).splitlines()
     return line
 
@@ -109,15 +114,18 @@ def test_who_waits_for_a_check_gets_signs_of_life(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(stream, "HEARTBEAT_SECONDS", 0.02)
     engine, gate = pairs.engine(pairs.decoder(1), rows=1, rules=pairs.grammars()), Event()
     monkeypatch.setattr(engine.rules, "check", lambda params: gate.wait(WAIT))
-    with background(engine) as server, connect(str(server.address)) as connection:
-        with closing(connection.session()) as session:
-            session.open(PROMPT, replace(LETTERS, grammar=Grammar(GrammarKind.REGEX, "[a-f]*")))
-            session.decode(Decode(len(PROMPT) + TOKENS))
-            for _ in range(3):
-                assert session.receive(WAIT) is not None
-                assert not session.is_open
-            gate.set()
-            assert len(rest(session)) == TOKENS
+    with (
+        background(engine) as server,
+        connect(str(server.address)) as connection,
+        closing(connection.session()) as session,
+    ):
+        session.open(PROMPT, replace(LETTERS, grammar=Grammar(GrammarKind.REGEX, "[a-f]*")))
+        session.decode(Decode(len(PROMPT) + TOKENS))
+        for _ in range(3):
+            assert session.receive(WAIT) is not None
+            assert not session.is_open
+        gate.set()
+        assert len(rest(session)) == TOKENS
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
