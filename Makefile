@@ -1,7 +1,10 @@
-# make demo       draft and target as two processes on this machine, with the pair that ships here
-# make check      lint, types and the fast tests, for while you work
+# make demo       race a text with a draft against the target alone, with the pair that ships here
+# make room       the tests of a room, in seconds: R=inference/engine, or a file of it
+# make check      lint, types and the quick tests, for while you work
 # make test       lint, types and tests
 # make test-all   the slower tiers; CI runs them after make test; the first run builds llama.cpp
+# make shuffled   the tests of make test in a random order; SEED=N repeats one
+# make examples   property tests on N times as many examples, drawn anew: EXAMPLES=10
 # They make .venv first; PYTHON chooses the interpreter (3.11 to 3.14).
 # make package    wheel and sdist in dist/, and what publishing tools say of them; see CONTRIBUTING.md
 # make licences   dist/sbom.json and dist/licences.md: what a client installs, and its licences
@@ -12,9 +15,9 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo lint check test test-all test-isa test-xla test-nxd package licences proto vendor clean
+.PHONY: demo lint room check test test-all shuffled examples test-isa test-xla test-nxd package licences proto vendor clean
 
 demo: .venv/installed
 	@$(BIN)/python -m outrider demo
@@ -24,14 +27,25 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+room: .venv/ready
+	$(BIN)/python -m pytest -m "not extended" tests/$(R)
+
 check: lint
-	$(PYTEST) -m "not slow and not extended"
+	$(PYTEST) -m "not slow and not extended" --below 4
 
 test: lint
 	$(PYTEST) -m "not extended"
 
 test-all: .venv/ray .venv/gguf .venv/agents
 	$(PYTEST) -m extended
+
+SEED = $(shell date +%s)
+shuffled: .venv/ready
+	$(PYTEST) -m "not extended" --shuffle $(SEED)
+
+EXAMPLES = 10
+examples: .venv/ready
+	EXAMPLES=$(EXAMPLES) $(PYTEST) -m hypothesis
 
 ISA := tests/inference/model tests/test_lossless.py
 test-isa: .venv/ready
@@ -104,7 +118,7 @@ vendor:
 
 .venv-xla/ready: pyproject.toml constraints-xla.txt
 	$(PYTHON) -m venv .venv-xla
-	.venv-xla/bin/pip install --quiet --constraint constraints-xla.txt --editable '.[torch]' torch_xla pytest hypothesis
+	.venv-xla/bin/pip install --quiet --constraint constraints-xla.txt --editable '.[torch]' torch_xla pytest pytest-timeout hypothesis
 	@touch $@
 
 clean:

@@ -27,8 +27,9 @@ import numpy as np
 
 from benchmarks.capacity.script import ScriptedTarget
 from benchmarks.harness import Flags, JsonFile, run, table_lines, write_json
-from grpc_comm.observability.server_events import OfModel
-from grpc_comm.observability.statistics import ModelTotals, Statistics
+from grpc_comm.observability.metrics import Metrics
+from grpc_comm.observability.server_events import Listeners, OfModel
+from grpc_comm.observability.session_record import SessionRecords
 from inference.backends import Chosen, Segment
 from inference.backends.batch import BatchShape, check_rows, pad
 from inference.engine.batch_runner import collect_rarely
@@ -162,9 +163,9 @@ class Load:
             vocabulary=VOCABULARY,
             times=LatencyModel({(sessions, one): 0.03 for one in (1, nodes)}, measured=True),
         )
-        counted = Statistics()  # which every server keeps
-        counted.models["target"] = ModelTotals()
-        self.engine.listeners.append(lambda event: counted(OfModel("target", event)))
+        records = SessionRecords()
+        listeners = Listeners([records, Metrics(records)])  # which a server may have
+        self.engine.listeners.append(lambda event: listeners(OfModel("target", event)))
         self.clients = [self._client(number) for number in range(sessions)]
         self.appending, self.collections = list[float](), 0
         self._send()

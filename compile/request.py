@@ -212,7 +212,7 @@ def _fused_part(
 
 def _fingerprint(draft: Path, target: Path) -> str:
     """The draft's fingerprint. Raises Mismatch where its tokenizer is not the target's."""
-    from inference.model.checkpoint import fingerprint
+    from inference.model.weight_files import fingerprint
     from inference.text import Tokenizer
 
     ours, theirs = Tokenizer(target).fingerprint(), Tokenizer(draft).fingerprint()

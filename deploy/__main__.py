@@ -28,7 +28,6 @@ VERBS = {
     "tunnel": Verb("lead a port of this machine to a target", "deploy.commands.tunnel"),
     "down": Verb("remove a target with all that was made for it", "deploy.commands.down"),
     "prices": Verb("what an hour of an instance costs", "deploy.commands.prices"),
-    "k8s": Verb("print the manifests of a target on Kubernetes", "deploy.commands.k8s"),
 }
 
 _COMMAND = "outrider deploy"

@@ -38,16 +38,6 @@ def read_secret(path: Path) -> bytes:
     return content
 
 
-def check_private(directory: Path) -> None:
-    """Raise InvalidRequest unless a directory's owner alone may read and write it."""
-    mode = stat.S_IMODE(directory.stat().st_mode) if os.name == "posix" else 0
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        remedy = f"chmod 700 {shlex.quote(str(directory))}"
-        raise InvalidRequest(
-            f"{directory}: others may read or write it (mode {mode:04o}): {remedy}"
-        )
-
-
 def _content_and_mode(path: Path) -> tuple[bytes, int]:
     """Return content and mode of one file, by one descriptor, so that both belong together.
 

@@ -17,8 +17,19 @@ RULES_VERSION = 4
 pass over them and make another text, but it refuses the number.
 """
 
+LENGTH_VERSION = 5
+"""That of an Open with a least length, which protocol 4 does not know."""
+
 _PLAIN = ("temperature", "top_k", "top_p", "seed")  # those of protocol 3
-_ALIKE = (*_PLAIN, "min_p", "presence_penalty", "frequency_penalty", "prompt_logprobs", "made")
+_ALIKE = (
+    *_PLAIN,
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "prompt_logprobs",
+    "made",
+    "min_tokens",
+)
 
 
 def check_protocol(theirs: int, known: Iterable[int] = (PROTOCOL_VERSION,)) -> None:
@@ -35,25 +46,28 @@ def write_params(params: SamplingParams) -> dict[str, Any]:
     message can carry.
     """
     params = params.on_the_wire()
+    if not params.end_ids:
+        params = replace(params, min_tokens=0)
     if not (params.adjusts or params.prompt_logprobs):  # nothing depends on which are output
         params = replace(params, made=0)
     plain = {name: getattr(params, name) for name in _PLAIN}
     if params == SamplingParams(**plain):
         return {"protocol_version": PROTOCOL_VERSION, **plain}
     return {
-        "protocol_version": RULES_VERSION,
+        "protocol_version": LENGTH_VERSION if params.min_tokens else RULES_VERSION,
         **{name: getattr(params, name) for name in _ALIKE},
         "repetition_penalty": params.repetition_penalty,
         "bias_ids": [token for token, _ in params.logit_bias],
         "biases": [bias for _, bias in params.logit_bias],
         "grammar": _write_grammar(params.grammar),
         "logprobs": params.logprobs,
+        "end_ids": params.end_ids if params.min_tokens else (),
     }
 
 
 def read_params(message: pb.Open) -> SamplingParams:
     """Read the parameters; raise InvalidRequest for wrong ones, Mismatch for another protocol."""
-    check_protocol(message.protocol_version, (PROTOCOL_VERSION, RULES_VERSION))
+    check_protocol(message.protocol_version, (PROTOCOL_VERSION, RULES_VERSION, LENGTH_VERSION))
     ids, biases = message.bias_ids, message.biases
     if len(ids) != len(biases):
         raise InvalidRequest(f"each biased token has a bias: got {len(ids)} ids and {len(biases)}")
@@ -63,6 +77,7 @@ def read_params(message: pb.Open) -> SamplingParams:
         logit_bias=tuple(zip(ids, biases, strict=True)),
         grammar=_read_grammar(message.grammar) if message.HasField("grammar") else None,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        end_ids=tuple(message.end_ids),
     )
 
 

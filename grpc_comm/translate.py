@@ -66,6 +66,7 @@ class Description:
     usd_per_hour: float = 0.0  # price of its machine; 0: not stated
     sessions: int = 0  # open now
     rules: bool = False  # it takes grammars, penalties and biases, and reports log-probabilities
+    emulated: bool = False  # its times are another device's: it shares no device with a draft
 
 
 class OpenRequest(NamedTuple):
@@ -303,8 +304,20 @@ def status_code(error: OutriderError) -> grpc.StatusCode:
     return next(code for kind, code in _ERRORS if isinstance(error, kind))
 
 
-_WHERE = re.compile(r"^UNKNOWN: ipv[46]:\S+: ")
-"""Begins gRPC's words about a connection; ours name the address already."""
+_REASONS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(words, re.IGNORECASE), plainly)
+    for words, plainly in (
+        ("refused", "connection refused"),
+        ("resol", "the name has no address"),
+        ("unreachable|no route", "no route to the host"),
+        ("deadline|timeout|timed out", "no answer in time"),
+        ("handshake|certificate", "no TLS connection"),
+        ("reset|removed|closed|pipe|RST_STREAM|GOAWAY", "the connection was lost"),
+    )
+)
+"""What gRPC's own words about a connection mean, the first that fits. Nobody has to know them, so
+that only a traceback (--debug) shows them.
+"""
 
 
 def status_error(error: grpc.RpcError, unreachable: str) -> OutriderError:
@@ -317,12 +330,30 @@ def status_error(error: grpc.RpcError, unreachable: str) -> OutriderError:
         return InvalidRequest(f"the target refuses this client: {details}")
     kind = {code: kind for kind, code in _ERRORS}.get(code, Unavailable)
     if kind is Unavailable or (kind is OutriderError and not details.startswith(FAULT)):
-        reason = _WHERE.sub("", details.rpartition("last error: ")[2]) or code.name
-        return Unavailable(f"{unreachable} ({reason})")
+        reason = _reason(error, details)
+        return Unavailable(f"{unreachable} ({reason})" if reason else unreachable)
     if kind is Busy:
         return Busy(details, _retry_after(error))
     return kind(details)
 
+
+def _reason(error: grpc.RpcError, details: str) -> str:
+    """Return why a target is not available: in its own words, or gRPC's in plain ones; empty where
+    they mean nothing more.
+    """
+    if _trailing(error, FROM_TARGET):
+        return details
+    code = error.code()
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return "it is another kind of gRPC server"
+    known = (plainly for words, plainly in _REASONS if words.search(f"{code.name} {details}"))
+    return next(known, "")
+
+
+FROM_TARGET = "outrider-error"
+"""Trailing metadata of a call that a target ended as not available: the words are its own, and not
+gRPC's.
+"""
 
 RETRY_AFTER = "retry-after-ms"
 """Trailing metadata of a call that was refused for lack of room, in milliseconds."""
@@ -330,9 +361,14 @@ RETRY_AFTER = "retry-after-ms"
 
 def _retry_after(error: grpc.RpcError) -> float:
     """Return the seconds after which the target says that a refused call may be tried again."""
-    metadata: tuple[tuple[str, str | bytes], ...] = tuple(error.trailing_metadata() or ())  # type: ignore[arg-type]  # the stubs' pairs are opaque
-    given = next((str(value) for key, value in metadata if key == RETRY_AFTER), "")
+    given = _trailing(error, RETRY_AFTER)
     return int(given) / 1e3 if given.isdigit() else 1.0
+
+
+def _trailing(error: grpc.RpcError, name: str) -> str:
+    """Return a value of the call's trailing metadata; empty without it."""
+    metadata: tuple[tuple[str, str | bytes], ...] = tuple(error.trailing_metadata() or ())  # type: ignore[arg-type]  # the stubs' pairs are opaque
+    return next((str(value) for key, value in metadata if key == name), "")
 
 
 FAULT = "a fault in the target"

@@ -1,5 +1,5 @@
-"""Tells why a target did not answer: whether anybody listens there, and whether one side speaks TLS
-and the other does not.
+"""Finds out why a target did not answer: nobody listens there, only one side speaks TLS, or an HTTP
+server listens there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ from grpc_comm.security import SecurityOptions
 from grpc_comm.transport import Address
 
 _SECONDS = 1.0
+_HTTP = (
+    "that is an HTTP server, perhaps `outrider serve`; a target listens on port 50051 unless told "
+    "otherwise"
+)
 _REFUSED = {
     True: "it demands a certificate of its clients: give --tls_cert and --tls_key",
     False: "it refuses the certificate in --tls_cert",
@@ -34,13 +38,21 @@ def refuses(address: Address) -> bool:
 def advice(address: Address, security: SecurityOptions) -> str | None:
     """Advice about a target that did not answer at `address`; None where nothing is known.
 
-    Connects once more, and sends nothing but the greeting of TLS.
+    Connects again, and sends the greeting of TLS or the head of an HTTP request, nothing else.
     """
     try:
         with socket.create_connection(address, _SECONDS) as connection:
-            return _of_greeting(connection, address, security)
+            known = _of_greeting(connection, address, security)
+        return known or (None if security.encrypted else _of_http(address))
     except OSError:
         return None
+
+
+def _of_http(address: Address) -> str | None:
+    """Ask as a browser would: gRPC's servers answer in binary frames, if at all."""
+    with socket.create_connection(address, _SECONDS) as connection:
+        connection.sendall(b"HEAD / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        return _HTTP if connection.recv(5) == b"HTTP/" else None
 
 
 def _of_greeting(
@@ -54,6 +66,8 @@ def _of_greeting(
     context.set_alpn_protocols(["h2"])
     try:
         with context.wrap_socket(connection, server_hostname=address.host) as secured:
+            if secured.selected_alpn_protocol() != "h2":
+                return _HTTP
             if security.encrypted:  # TLS 1.3 refuses a client only after the greeting
                 return None if secured.recv(1) else _REFUSED[security.tls_cert is None]
     except ssl.SSLCertVerificationError as error:

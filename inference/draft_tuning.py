@@ -36,12 +36,6 @@ class DraftTuning:
     """Tokens of earlier texts that are kept for copying at most."""
     forward_forgetting: float = 0.2
     """Weight of the latest forward in the moving average of a forward's seconds."""
-    crossings: int = 50
-    """Latest messages of which the quickest gives the round trip; the prior counts as one. An
-    estimate that is too long holds back nodes that are in time; one too short costs some bytes."""
-    spare: float = 0.05
-    """Part of a forward by which a node may seem late and is sent nevertheless: tokens are heard of
-    only after the draft's call that is under way."""
     remembered_tokens: float = 100.0
     """Tokens after which a token has faded to 1/e in the average cost of a token."""
     least_gain: float = 0.005

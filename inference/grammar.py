@@ -17,7 +17,7 @@ import numpy as np
 
 from inference.errors import Busy, InvalidRequest
 from inference.sampling import Grammar, GrammarKind, SamplingParams
-from inference.token_rule import TokenRule
+from inference.token_rule import TokenRule, plain_rule
 from inference.tree import IntArray
 
 if TYPE_CHECKING:
@@ -91,8 +91,9 @@ class Grammars:
         """
         if not params.adjusts:
             return None
-        matcher = None if params.grammar is None else self._matcher(params.grammar)
-        return TokenRule(prompt, params, matcher)
+        if params.grammar is None:
+            return plain_rule(prompt, params, self._vocabulary)
+        return TokenRule(prompt, params, self._matcher(params.grammar))
 
     def _matcher(self, grammar: Grammar) -> GrammarMatcher:
         tokenizer, text = self.prepare(), _written(grammar)

@@ -27,11 +27,18 @@ SEED_BITS = 63
 LEAST_TEMPERATURE, GREATEST_TEMPERATURE = 1e-3, 1e3
 """Bounds of T > 0. Beyond them, logits / T is too large or too small for float32 to compare."""
 
+LEAST_TOP_P = 1e-6
+"""Value that stands for top_p 0 in requests and flags: only the most likely token remains."""
+
 LEAST_REPETITION, GREATEST_REPETITION = 0.01, 100.0
 MOST_PENALTY = 2.0
 MOST_BIAS, MOST_BIASES = 100.0, 300
 MOST_LOGPROBS = 20
-"""Bounds of the parameters that change logits and report log-probabilities, as OpenAI has them."""
+MOST_END_IDS = 1024
+ID_BOUND = 2**32
+"""Bounds of the parameters that change logits and report log-probabilities, as OpenAI has them. The
+wire carries ids of 32 bits.
+"""
 
 MOST_GRAMMAR = 64 * 1024
 """Bytes of a grammar's text at most."""
@@ -88,6 +95,8 @@ class SamplingParams:
     grammar: Grammar | None = None  # the output's form
     logprobs: int | None = None  # likeliest tokens that are reported beside the chosen one's chance
     prompt_logprobs: bool = False  # the prompt's own tokens are reported, too
+    min_tokens: int = 0  # none of end_ids is chosen before the output has so many tokens
+    end_ids: tuple[int, ...] = ()
     made: int = 0  # tokens at the end of the prompt that are output: of a text that goes on here
 
     def __post_init__(self) -> None:
@@ -104,11 +113,12 @@ class SamplingParams:
         if not 0 <= self.min_p <= 1:
             raise InvalidRequest(f"min_p must be 0 (off) to 1: got {self.min_p}")
         self._check_changes()
+        self._check_length()
         self._check_reports()
 
     def _check_changes(self) -> None:
         """Raise InvalidRequest for a penalty or a bias out of bounds."""
-        if not LEAST_REPETITION <= self.repetition_penalty <= GREATEST_REPETITION:
+        if not _rounded(LEAST_REPETITION) <= self.repetition_penalty <= GREATEST_REPETITION:
             allowed = f"{LEAST_REPETITION} to {GREATEST_REPETITION} (1: off)"
             raise InvalidRequest(
                 f"repetition_penalty must be {allowed}: got {self.repetition_penalty}"
@@ -124,11 +134,23 @@ class SamplingParams:
         if len({token for token, _ in self.logit_bias}) < len(self.logit_bias):
             raise InvalidRequest("logit_bias names a token twice: each may have one bias")
         for token, bias in self.logit_bias:
-            if token < 0 or not -MOST_BIAS <= bias <= MOST_BIAS:
+            if not (0 <= token < ID_BOUND and -MOST_BIAS <= bias <= MOST_BIAS):
                 raise InvalidRequest(
-                    f"logit_bias takes ids of 0 or more, and biases of -{MOST_BIAS} to "
-                    f"{MOST_BIAS}: got {token}: {bias}"
+                    f"logit_bias takes token ids, and biases of -{MOST_BIAS} to {MOST_BIAS}: got "
+                    f"{token}: {bias}"
                 )
+
+    def _check_length(self) -> None:
+        """Raise InvalidRequest for a least length out of bounds."""
+        if not 0 <= self.min_tokens < ID_BOUND or len(self.end_ids) > MOST_END_IDS:
+            raise InvalidRequest(
+                f"min_tokens must be 0 or more, with up to {MOST_END_IDS} ids that end a text: got "
+                f"{self.min_tokens} and {len(self.end_ids)}"
+            )
+        if wrong := [token for token in self.end_ids if not 0 <= token < ID_BOUND]:
+            raise InvalidRequest(f"token ids are 0 to {ID_BOUND - 1}: got {wrong[0]}")
+        if self.min_tokens and self.grammar is not None:
+            raise InvalidRequest("min_tokens is not served beside a form: the form ends the text")
 
     def _check_reports(self) -> None:
         """Raise InvalidRequest for log-probabilities that cannot be reported."""
@@ -160,9 +182,12 @@ class SamplingParams:
 
     @property
     def adjusts(self) -> bool:
-        """Whether logits are changed before the choice: by penalties, biases or a grammar."""
+        """Whether logits are changed before the choice: by penalties, biases, a grammar, or until
+        a least length.
+        """
         penalties = self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty
-        return bool(penalties or self.logit_bias or self.grammar is not None)
+        least = self.min_tokens and self.end_ids
+        return bool(penalties or self.logit_bias or self.grammar is not None or least)
 
     @property
     def needs_rule(self) -> bool:

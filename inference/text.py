@@ -1,16 +1,18 @@
-"""Conversion between text and token ids: tokenizer, chat template, incremental detokenizing."""
+"""Conversion between text and token ids: tokenizer and chat template."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
+from traceback import extract_tb
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
+from uuid import uuid4
 
 import tokenizers
 from jinja2 import Template, TemplateError, nodes
@@ -22,19 +24,10 @@ from inference.errors import InvalidRequest, OutriderError, UnsupportedModel
 from inference.extras import require
 from inference.files import cache_directory, write_whole
 from inference.json_file import read_json
-
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+from inference.text_stream import TextStream, TokenBytes
 
 _NAMED = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 """Special tokens that chat templates know by these names."""
-
-
-_PRINTED = (*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-_HIDDEN = [byte for byte in range(256) if byte not in _PRINTED]
-_BYTES = {chr(byte): byte for byte in _PRINTED} | {
-    chr(256 + place): byte for place, byte in enumerate(_HIDDEN)
-}
-"""Bytes by the letters that stand for them in vocabularies of bytes."""
 
 
 class _Stored(NamedTuple):
@@ -66,6 +59,7 @@ class Tokenizer:
         if not vocabulary:
             raise UnsupportedModel(f"{directory}: its tokenizer.json has no tokens")
         self.vocabulary = max(vocabulary.values()) + 1
+        self._bytes = TokenBytes(self._rules)
 
     def to_json(self) -> str:
         """The tokenizer as a tokenizer.json has it."""
@@ -96,29 +90,39 @@ class Tokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        continues: bool = False,
     ) -> list[int]:
         """Token ids of a chat, up to where the assistant's next message begins.
 
         messages: each with its `role` and its `content`, and what else the template reads
         tools: functions that the model is told of, as OpenAI's interface describes them
+        variables: further ones of the template, such as enable_thinking
+        continues: the chat ends within its last message, which is to be continued
 
-        Raises InvalidRequest without a chat template, and for messages that the template refuses.
+        Raises InvalidRequest without a chat template, and where the template fails.
         """
         if not messages:
             raise InvalidRequest("a chat needs at least one message")
         if not self.template:
             raise InvalidRequest("a chat needs a model with a chat template: this one has none")
-        try:
-            text = _compiled(self.template).render(
-                messages=[dict(message) for message in messages],
-                tools=list(tools) or None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._named,
-            )
-        except TemplateError as error:
-            raise InvalidRequest(f"the model's chat template refuses: {error}") from error
-        return self._ids(text, special=False)
+        told, end = [dict(message) for message in messages], ""
+        if continues:
+            end = uuid4().hex
+            told[-1]["content"] = f"{told[-1].get('content') or ''}{end}"
+        known = {
+            "add_generation_prompt": not continues,
+            "documents": None,
+            **variables,
+            **self._named,
+            "messages": told,
+            "tools": list(tools) or None,
+        }
+        text = _rendered(self.template, known)
+        if end not in text:
+            raise InvalidRequest("the model's chat template changes the message to be continued")
+        return self._ids(text[: text.rindex(end)] if end else text, special=False)
 
     def _ids(self, text: str, *, special: bool = True) -> list[int]:
         try:
@@ -135,18 +139,11 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of a token, special ones included. They may be a part of a character."""
-        piece: str = self._rules.id_to_token(token) or ""
-        if token in self._rules.get_added_tokens_decoder():
-            return piece.encode()
-        if byte := re.fullmatch("<0x([0-9A-F]{2})>", piece):
-            return bytes([int(byte[1], 16)])
-        if self.id_of("Ġ") is not None and self.id_of("▁") is None:  # pieces are bytes as letters
-            return bytes(_BYTES[letter] for letter in piece)
-        return piece.replace("▁", " ").encode()
+        return self._bytes.of(token)
 
     def stream(self, prompt: Sequence[int]) -> TextStream:
         """A stream that turns the ids after `prompt` into text piece by piece."""
-        return TextStream(self, prompt)
+        return TextStream(self._bytes, prompt)
 
     def fingerprint(self) -> str:
         """A hash of everything that turns text into ids.
@@ -263,6 +260,23 @@ def _compiled(template: str) -> Template:
     return known.from_string(template)
 
 
+def _rendered(template: str, variables: Mapping[str, Any]) -> str:
+    """A chat in the words of its template. Raises InvalidRequest with the template's line."""
+    try:
+        return _compiled(template).render(variables)
+    except Exception as error:  # a template is a program, and may raise whatever Python does
+        lines = [
+            frame.lineno
+            for frame in extract_tb(error.__traceback__)
+            if frame.filename == "<template>"
+        ]
+        line = getattr(error, "lineno", None) or (lines[-1] if lines else None)
+        said = str(error) or type(error).__name__
+        raise InvalidRequest(
+            f"the model's chat template refuses{f' in line {line}' if line else ''}: {said}"
+        ) from error
+
+
 def _to_json(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
     """The value as JSON. jinja2's own filter escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **how)
@@ -283,35 +297,3 @@ def _without_defaults(value: Any) -> Any:
             key: _without_defaults(part) for key, part in value.items() if part not in (None, False)
         }
     return [_without_defaults(part) for part in value] if isinstance(value, list) else value
-
-
-class TextStream:
-    """Incremental detokenizing: whole characters only, and the pieces add up to the full text.
-
-    It decodes a short window of ids. A token's text may depend on its neighbours, for leading
-    spaces and for characters of several bytes.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
-        self._ids = list(prompt[-8:])
-        self._shown, self._start = len(self._ids), 0
-
-    def push(self, token: int) -> str:
-        """The text that this token completes; empty while a character is incomplete."""
-        self._ids.append(token)
-        before, after = self._window()
-        if after.endswith(_REPLACEMENT) or len(after) <= len(before):
-            return ""
-        self._start, self._shown = self._shown, len(self._ids)
-        return after[len(before) :]
-
-    def finish(self) -> str:
-        """The remaining text, after the last token."""
-        before, after = self._window()
-        self._shown = len(self._ids)
-        return after[len(before) :]
-
-    def _window(self) -> tuple[str, str]:
-        decode = self._tokenizer.decode
-        return decode(self._ids[self._start : self._shown]), decode(self._ids[self._start :])

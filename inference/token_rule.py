@@ -1,4 +1,4 @@
-"""The rule by which one text's tokens are chosen: penalties, biases and a grammar.
+"""The rule by which one text's tokens are chosen: penalties, biases, and a grammar or least length.
 
 It is a function of the text's prefix. So what it says at a node of a tree follows from the
 committed tokens and the node's path, and no candidate can change a text.
@@ -74,6 +74,36 @@ class Matcher(Protocol):
     def forced(self) -> Sequence[int]:
         """Return the tokens that have to follow, as far as that is known."""
         ...
+
+
+class LeastLength:
+    """A Matcher of texts that do not end before they have `least` tokens.
+
+    end_ids: would end a text
+    vocabulary: ids of the tokenizer
+    """
+
+    def __init__(self, least: int, end_ids: Sequence[int], vocabulary: int) -> None:
+        self.words = -(-vocabulary // 32)
+        self._least, self._length = least, 0
+        self._end_ids = frozenset(token for token in end_ids if token < vocabulary)
+
+    def consume(self, token: int) -> bool:
+        ends = self._length < self._least and token in self._end_ids
+        self._length += not ends
+        return not ends
+
+    def rollback(self, count: int) -> None:
+        self._length -= count
+
+    def fill(self, allowed: IntArray) -> None:  # [words]
+        allowed[:] = -1
+        if self._length < self._least:
+            for token in self._end_ids:
+                allowed[token >> 5] &= ~np.uint32(1 << (token & 31)).astype(np.int32)
+
+    def forced(self) -> Sequence[int]:
+        return ()
 
 
 class TokenRule:
@@ -159,6 +189,13 @@ class TokenRule:
                 matcher.fill(allowed[index])
         matcher.rollback(len(at))
         return allowed
+
+
+def plain_rule(prompt: Sequence[int], params: SamplingParams, vocabulary: int) -> TokenRule:
+    """Return the rule of a text without a grammar. vocabulary: ids of the tokenizer"""
+    least = bool(params.min_tokens and params.end_ids)
+    matcher = LeastLength(params.min_tokens, params.end_ids, vocabulary) if least else None
+    return TokenRule(prompt, params, matcher)
 
 
 class _Changes:

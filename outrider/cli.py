@@ -5,29 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
 
 from inference.command import run_command
 from outrider.options.parsing import parse
-from outrider.options.roles import ChatRole, DraftRole, FusedClientRole, Role
 from outrider.options.verbs import OTHER_VERBS
+from outrider.processes import leave
+from outrider.role_programs import run_role
 
 PROGRAMS = {
-    "target": "outrider.target.target:serve",
-    "fused_target": "outrider.target.target:serve",
-    "serve": "outrider.endpoint.run:serve_http",
-    "up": "outrider.endpoint.pair_server:up",
-    "chat": "outrider.terminal.chat:chat",
-    "draft": "outrider.terminal.generate:draft",
-    "fused_client": "outrider.terminal.generate:fused_client",
-    "verify_target": "outrider.terminal.alone:verify",
-    "verify_draft": "outrider.terminal.alone:verify",
-    "pull": "outrider.models.models_here:pull",
-    "list": "outrider.models.models_here:list_here",
-    "doctor": "outrider.doctor.command:doctor",
-    "make-cert": "outrider.credentials:make_cert",
-    "make-key": "outrider.credentials:make_key",
-    "profiles": "outrider.models.models_here:profiles",
     "demo": "outrider.terminal.demo:main",
     "compile": "outrider.aws_verbs:compile_target",
     "compare": "outrider.compare.__main__:main",
@@ -37,30 +22,15 @@ PROGRAMS = {
     "runs": "outrider.runs.command:main",
     "deploy": "outrider.aws_verbs:deploy",
 }
-"""The function of each role, which takes its options, and of each other verb, which takes words.
-They are imported when they are called: help needs no torch, a client no server.
-"""
+"""The function of each verb that is no role. It takes words, and is imported when it is called."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a role or a verb. Returns 0 when it did what was asked."""
-    words = sys.argv[1:] if arguments is None else list(arguments)
-    if words and words[0] in OTHER_VERBS:
-        return _run(words[0], words[1:])
+    if arguments is None:
+        return leave(main(sys.argv[1:]))
+    if arguments and arguments[0] in OTHER_VERBS:
+        module, _, function = PROGRAMS[arguments[0]].partition(":")
+        return int(getattr(import_module(module), function)(arguments[1:]))
     options = parse(arguments)
     return run_command(lambda: run_role(options), debug=options.debug)
-
-
-def run_role(options: Role) -> int:
-    """Run the options' role. Raises MissingExtra before anything else is done."""
-    options.check_extra()
-    if isinstance(options, DraftRole | ChatRole | FusedClientRole):
-        from outrider.client.connecting import check_listening
-
-        check_listening(options.connection)  # before a draft is loaded
-    return _run(options.role, options)
-
-
-def _run(name: str, asked: Any) -> int:
-    module, _, function = PROGRAMS[name].partition(":")
-    return int(getattr(import_module(module), function)(asked))

@@ -10,6 +10,20 @@ import threading
 
 STOP_SECONDS = 10.0
 
+BACKGROUND = "outrider load"
+"""Name of threads whose work nobody needs once the command has ended."""
+
+
+def leave(code: int) -> int:
+    """Return the exit code of this process. Where a BACKGROUND thread still works, end the process
+    at once instead: Python cannot end such a thread, and may crash with it.
+    """
+    if any(thread.name == BACKGROUND for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
 
 def end(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
     """Ask the process to end, and kill it after STOP_SECONDS. It has ended then."""

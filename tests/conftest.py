@@ -1,5 +1,7 @@
-"""One thread: on shared cores several threads wait for each other far longer than they compute. And
-fixtures of several files.
+"""Options of the test run, and fixtures of several files.
+
+torch, when a test imports it, and child processes compute with one thread: on shared cores several
+threads wait for each other far longer than they compute.
 
 Profiles, prices and artefacts are kept in a directory of the test run, not in the user's: a target
 measures itself once in a run.
@@ -7,14 +9,16 @@ measures itself once in a run.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import hypothesis
 import pytest
-import torch
+
+from tests.support import tiers
+from tests.support.examples import load_profile
 
 if TYPE_CHECKING:
     from grpc_comm.server.server import BackgroundServer
@@ -24,24 +28,30 @@ if TYPE_CHECKING:
     from tests.support.equality import NearTies
     from tests.support.fake_neuron import Neuron
 
-torch.set_num_threads(1)
-hypothesis.settings.register_profile("a busy machine", deadline=None)
-hypothesis.settings.load_profile("a busy machine")
-
-SLOW = {
-    "bench", "campaign", "capacity", "cli", "compare", "compiled", "corrupted_files", "cuda",
-    "embedded", "exported_graphs", "far", "floods", "fused_compiled", "fused_graph", "fused_neuron",
-    "fuzz", "hostile", "legacy_neuron", "listening", "lossless", "neuron", "neuron_build",
-    "neuron_load", "plan", "regret", "resume", "rules_lossless", "server", "shared_cache", "store",
-    "substitute", "timed", "wire", "workload",
-}  # fmt: skip
-"""Files, by the name behind test_, that take longer than make check allows."""
+for threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(threads, "1")  # nothing above imports torch, which reads them once
+load_profile()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.stem.removeprefix("test_") in SLOW:
-            item.add_marker(pytest.mark.slow)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    tiers.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--measure"):
+        config.pluginmanager.register(tiers.Meter(config))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return tiers.is_dear(collection_path, config) or None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tiers.drop_impossible(items)
+    tiers.thin_products(items)
+    seed = config.getoption("--shuffle")
+    if seed is not None:
+        tiers.shuffle(items, seed)
 
 
 @pytest.fixture(scope="session", autouse=True)

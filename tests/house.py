@@ -1,326 +1,240 @@
-"""The figures of the code's plan: `python -m tests.house` prints them with their bounds.
+"""The rules that the code and its pages keep, and four totals: `python -m tests.house` prints them.
 
-The bounds are a ratchet. A change may lower them. A change that raises one does so in the same
-commit, and says why in a comment beside it.
+Each rule returns the places that break it. A total has a limit, which may only be lowered, and
+targets, each with the issue that is to reach it.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from inspect import cleandoc
+from collections.abc import Iterable, Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.repository import ROOT
 
 ROOMS = ("inference", "grpc_comm", "compile", "deploy", "outrider")
-GENERATED = ("_pb2.py", "_pb2_grpc.py")
+LONGEST_FILE, LONGEST_FUNCTION = 350, 60
 
 
-class Room(NamedTuple):
-    """Bounds of a directory with all below it: sum of lines, and modules."""
+class Total(NamedTuple):
+    """A sum of the repository: what it is, the most that it may be, and where it has to get to."""
 
-    lines: int
-    modules: int
+    name: str
+    limit: int
+    targets: str
 
 
-BOUNDS = {
-    "inference": Room(21_763, 122),
-    "grpc_comm": Room(6_123, 38),
-    "compile": Room(7_200, 33),
-    "deploy": Room(3_546, 25),
-    "outrider": Room(16_939, 108),
-    "benchmarks": Room(8_369, 43),
-    "tests": Room(47_074, 280),
-}
-"""Bounds of each room. They rose last for these, by lines:
-
-- GGUF files of models with windows and with running states: 400 of inference/, which lost 240 and
-  five modules elsewhere.
-- Attention has a file of its own, which benchmarks/ import: 1.
-- Tests of these: 440. Real files are written in tests/, and scores are the library's.
-"""
-
-MOST_STEPS = 8
-"""Bound of the longest trip of a parameter."""
-
-MOST_NAMES = 7
-"""Bound of the type names with several meanings. Layers of a model keep theirs in each stack, and
-`Engine` is the public interface's own.
-"""
-
-MOST_FILE_NAMES = 2
-"""Bound of the file names that stand for several files."""
+TOTALS = (
+    Total("product lines", 55_700, "52,000 (issue 45), 40,000 (issue 48)"),
+    Total("tests lines", 47_100, "44,000 (issue 45), 36,000 (issue 48), 30,000 (issue 50)"),
+    Total("benchmarks lines", 8_400, "7,600 (issue 45), 4,000 (issue 48)"),
+    Total("flags", 200, "150 (issue 45), 110 (issue 48)"),
+)
 
 
 class Module(NamedTuple):
-    """A file of the product, parsed. name: dotted, as it is imported."""
+    """A Python file. name: dotted, as it is imported."""
 
     name: str
     path: Path
-    source: str
+    lines: int
     tree: ast.Module
 
-    @property
-    def lines(self) -> int:
-        return len(self.source.splitlines())
+    def names_of(self, known: set[str]) -> set[str]:
+        """Those of the known modules that this one imports or names in a string, as import_module,
+        a table of programs or the command of a process does.
+        """
+        names: set[str] = set()
+        for node in ast.walk(self.tree):
+            match node:
+                case ast.Import(names=aliases):
+                    names |= {alias.name for alias in aliases}
+                case ast.ImportFrom(module=str(module), names=aliases, level=0):
+                    members = {f"{module}.{alias.name}" for alias in aliases}
+                    names |= members if members <= known else {*members, module}
+                case ast.Constant(value=str(text)) if "." in text:
+                    names.add(text.partition(":")[0])
+        return (names & known) - {self.name}
+
+    def libraries(self) -> set[str]:
+        """Top-level packages that it imports, anywhere in it."""
+        names: set[str] = set()
+        for node in ast.walk(self.tree):
+            match node:
+                case ast.Import(names=aliases):
+                    names |= {alias.name.split(".")[0] for alias in aliases}
+                case ast.ImportFrom(module=str(module), level=0):
+                    names.add(module.split(".")[0])
+        return names
 
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+@cache
+def modules(*rooms: str) -> tuple[Module, ...]:
+    """The Python files of some rooms, generated ones left out, each parsed once."""
+    paths = [path for room in rooms for path in sorted((ROOT / room).rglob("*.py"))]
+    return tuple(_module(path) for path in paths if not re.search("_pb2(_grpc)?$", path.stem))
 
 
-def modules() -> list[Module]:
-    """The product's own modules, generated ones left out."""
-    found = []
-    for path in sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
-        if not path.name.endswith(GENERATED):
-            source = path.read_text(encoding="utf-8")
-            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-            found.append(Module(name, path, source, ast.parse(source)))
-    return found
+@cache
+def _module(path: Path) -> Module:
+    source = path.read_text(encoding="utf-8")
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    return Module(name, path, len(source.splitlines()), ast.parse(source))
 
 
-def functions(module: Module) -> Iterator[Function]:
-    for node in ast.walk(module.tree):
-        if isinstance(node, Function):
-            yield node
+@cache
+def imports() -> dict[str, set[str]]:
+    """The modules of the product that each of them imports or names."""
+    known = {module.name for module in modules(*ROOMS)}
+    return {module.name: module.names_of(known) for module in modules(*ROOMS)}
 
 
-def length(function: Function) -> int:
-    """Lines of a function, decorators left out."""
-    return (function.end_lineno or function.lineno) - function.lineno + 1
+def circle() -> list[str]:
+    """Modules that import each other in a circle, if any do."""
+    try:
+        TopologicalSorter(imports()).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
 
 
-def at_import(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that run when their module is imported, those for types left out."""
-    for node in body:
-        if isinstance(node, ast.If | ast.Try):
-            typed = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-            yield from at_import(node.orelse if typed else [*node.body, *node.orelse])
-        else:
-            yield node
+def too_long() -> Iterator[str]:
+    """Files and functions that do not fit on some screens and on one."""
+    for module in modules(*ROOMS):
+        if module.lines > LONGEST_FILE:
+            yield f"{module.name}: {module.lines} lines"
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > LONGEST_FUNCTION:
+                    yield f"{module.name}.{node.name}: {lines} lines"
 
 
-def closure(found: list[Module], start: str) -> list[Module]:
-    """Modules that importing `start` imports, their packages included where they hold code."""
-    by_name, left, seen = {module.name: module for module in found}, [start], set[str]()
-    while left:
-        name = left.pop()
-        if name in by_name and name not in seen:
-            seen.add(name)
-            left.append(name.rpartition(".")[0])
-            module = by_name[name]
-            left += imported(module, set(by_name), at_import(module.tree.body))
-    return [by_name[name] for name in seen if by_name[name].lines > 1]
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+CODE = re.compile(r"```.*?```|`([^`\n]+)`", re.DOTALL)
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+PLACE = re.compile(rf"(?:{'|'.join((*ROOMS, 'benchmarks', 'tests', 'docs'))})/[\w./*-]*\w/?")
 
 
-def imported(module: Module, known: set[str], nodes: Iterable[ast.AST] | None = None) -> set[str]:
-    """Modules of the product that a module imports, for types only included.
+def pages() -> Iterator[Path]:
+    """The repository's own pages."""
+    yield from ROOT.glob("*.md")
+    for room in (*ROOMS, "benchmarks", "tests", "docs"):
+        yield from (path for path in (ROOT / room).rglob("*.md") if "vendor" not in path.parts)
 
-    nodes: those that are looked at; None for all
+
+def _anchors(page: Path) -> set[str]:
+    """Its headings as a link names them."""
+    titles = HEADING.findall(page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def dead_links() -> Iterator[str]:
+    """Relative links, and paths of the repository between backticks, that lead nowhere."""
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        for name, anchor in LINK.findall(text):
+            path = page.parent / name if name else page
+            if ":" in name:
+                continue
+            if not path.exists() or (anchor and anchor not in _anchors(path)):
+                yield f"{page.relative_to(ROOT)}: {name}#{anchor}"
+        for code in CODE.findall(text):
+            places = (word.partition(":")[0].rstrip(".,;)") for word in code.split())
+            for place in filter(PLACE.fullmatch, places):
+                if not any(ROOT.glob(place.rstrip("/"))):
+                    yield f"{page.relative_to(ROOT)}: {place}"
+
+
+def private_names_in_tests() -> Iterator[str]:
+    """Places where tests reach into private parts of the product. Names that the standard library
+    gives, such as a NamedTuple's fields, are no such parts.
     """
-    found: set[str] = set()
-    for node in ast.walk(module.tree) if nodes is None else nodes:
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            members = {f"{node.module}.{alias.name}" for alias in node.names}
-            inside = members & known
-            found |= inside or {node.module}
-            if len(inside) < len(members):
-                found.add(node.module)
-    return (found & known) - {module.name}
-
-
-def circles(found: list[Module]) -> list[list[str]]:
-    """Groups of modules that import each other: Tarjan's strongly connected components."""
-    known = {module.name for module in found}
-    arrows = {module.name: imported(module, known) for module in found}
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    groups: list[list[str]] = []
-
-    def visit(name: str) -> None:
-        index[name] = low[name] = len(index)
-        stack.append(name)
-        for other in arrows[name]:
-            if other not in index:
-                visit(other)
-                low[name] = min(low[name], low[other])
-            elif other in stack:
-                low[name] = min(low[name], index[other])
-        if low[name] == index[name]:
-            group = [stack.pop()]
-            while group[-1] != name:
-                group.append(stack.pop())
-            if len(group) > 1:
-                groups.append(sorted(group))
-
-    for name in arrows:
-        if name not in index:
-            visit(name)
-    return groups
-
-
-def shared_type_names(found: list[Module]) -> dict[str, list[str]]:
-    """Names of classes and type aliases that stand in several files, with where they are. A leading
-    underscore makes no other name.
-    """
-    homes: defaultdict[str, set[str]] = defaultdict(set)
-    for module in found:
+    defined = {
+        name
+        for module in modules(*ROOMS)
+        for node in ast.walk(module.tree)
+        for name in _defined(node)
+        if re.match(r"_[A-Za-z]", name)
+    } - {"_fields", "_replace", "_asdict"}
+    for module in modules("tests"):
         for node in ast.walk(module.tree):
             match node:
-                case ast.ClassDef(name=name):
-                    homes[name.lstrip("_")].add(module.name)
-                case ast.AnnAssign(ast.Name(name), ast.Name("TypeAlias")):
-                    homes[name.lstrip("_")].add(module.name)
-    return {name: sorted(places) for name, places in homes.items() if len(places) > 1}
+                case ast.Attribute(value=ast.Name(id="self" | "cls")):
+                    continue
+                case ast.Attribute(attr=name) if name in defined:
+                    yield f"{module.name}:{node.lineno} {name}"
+                case ast.ImportFrom(names=aliases):
+                    for alias in aliases:
+                        if alias.name in defined:
+                            yield f"{module.name}:{node.lineno} {alias.name}"
 
 
-def shared_file_names(found: list[Module]) -> dict[str, list[str]]:
-    """File names that stand for several files, __init__ and __main__ left out."""
-    homes: defaultdict[str, list[str]] = defaultdict(list)
-    for module in found:
-        if not module.path.stem.startswith("__"):
-            homes[module.path.name].append(module.name)
-    return {name: places for name, places in homes.items() if len(places) > 1}
+def _defined(node: ast.AST) -> Iterable[str]:
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            yield name
+        case ast.Attribute(attr=name, ctx=ast.Store()):
+            yield name
 
 
-def room(name: str) -> Room:
-    """Lines and modules of a room, generated files left out."""
-    files = [path for path in (ROOT / name).rglob("*.py") if not path.name.endswith(GENERATED)]
-    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
-    return Room(lines, sum(not path.stem.startswith("__") for path in files))
+def flags() -> set[str]:
+    """Names of all flags: fields of the groups of options that are no groups themselves."""
+    classes = {
+        node.name: node
+        for module in modules(*ROOMS)
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef)
+    }
 
+    def is_group(name: str, seen: tuple[str, ...] = ()) -> bool:
+        if name == "Group" or name not in classes or name in seen:
+            return name == "Group"
+        bases = (ast.unparse(base).rpartition(".")[2] for base in classes[name].bases)
+        return any(is_group(base, (*seen, name)) for base in bases)
 
-def longest_trip(found: list[Module]) -> list[str]:
-    """The functions through which one parameter is handed on under its own name, by simple names:
-    the longest such chain.
-    """
-    taking: defaultdict[tuple[str, str], set[str]] = defaultdict(set)  # handed on to
-    having: defaultdict[str, set[str]] = defaultdict(set)
-    for function in (one for module in found for one in functions(module)):
-        given = function.args
-        having[function.name] |= {
-            one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)
-        } - {"self", "cls"}
-    for function in (one for module in found for one in functions(module)):
-        for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
-            called = call.func.id if isinstance(call.func, ast.Name) else ""
-            for node in (*call.args, *(keyword.value for keyword in call.keywords)):
-                name = node.id if isinstance(node, ast.Name) else ""
-                if called != function.name and name in having[function.name] & having[called]:
-                    taking[function.name, name].add(called)
-
-    def trip(function: str, parameter: str, before: tuple[str, ...]) -> list[str]:
-        after = [
-            trip(other, parameter, (*before, function))
-            for other in sorted(taking[function, parameter])
-            if other not in before
-        ]
-        return [function, *max(after, key=len, default=[])]
-
-    trips = [[parameter, *trip(function, parameter, ())] for function, parameter in list(taking)]
-    return max(trips, key=len, default=[])
-
-
-LEANING = re.compile(r"^(Of|The same|As|Those)\b")
-ASKING = re.compile(r"^(What|Who|Where|That|How|Why|When|Which)\b")
-PACKED = re.compile(r"^ *\w+: [^.\n]+\.  \w+: ", re.MULTILINE)
-
-
-def docstrings(found: list[Module]) -> Iterator[str]:
-    """Docstrings, and the strings below fields and constants."""
-    for module in found:
-        for node in ast.walk(module.tree):
-            match node:
-                case ast.Expr(value=ast.Constant(value=str(text))):
-                    yield cleandoc(text)
-
-
-def proto_readers(found: list[Module]) -> list[str]:
-    """Modules that name protobuf messages."""
-    return [
-        module.name for module in found if re.search(r"\bverifier_pb2\b(?!_grpc)", module.source)
-    ]
-
-
-PRIVATE = re.compile(r"_[A-Za-z]")
-
-
-def private_names(found: list[Module]) -> set[str]:
-    """Private attributes, functions and classes that the product defines."""
     names: set[str] = set()
-    for module in found:
-        for node in ast.walk(module.tree):
-            if isinstance(node, Function | ast.ClassDef):
-                names.add(node.name)
-            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                names.add(node.attr)
-    return {name for name in names if PRIVATE.match(name)}
+    for group in filter(is_group, classes):
+        for node in classes[group].body:
+            match node:
+                case ast.AnnAssign(target=ast.Name(id=name), annotation=kind, value=value):
+                    spelt = ast.unparse(kind)
+                    if "ClassVar" not in spelt and not is_group(spelt.rpartition(".")[2]):
+                        names.add(_alias(value) or name)
+    return names
 
 
-def private_accesses(found: list[Module]) -> list[str]:
-    """Places where tests reach into private parts of the product, as file:line name.
-
-    Others' names do not count, such as the methods of a NamedTuple.
-    """
-    names, places = private_names(found), list[str]()
-    for path in sorted((ROOT / "tests").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            reached: list[str] = []
-            if isinstance(node, ast.Attribute):
-                own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-                reached = [] if own else [node.attr]
-            elif isinstance(node, ast.ImportFrom):
-                reached = [alias.name for alias in node.names]
-            where = path.relative_to(ROOT).as_posix()
-            places += [f"{where}:{node.lineno} {name}" for name in reached if name in names]
-    return places
+def _alias(value: ast.expr | None) -> str | None:
+    """The name that Field(alias=...) gives."""
+    for keyword in value.keywords if isinstance(value, ast.Call) else ():
+        if keyword.arg == "alias" and isinstance(keyword.value, ast.Constant):
+            return str(keyword.value.value)
+    return None
 
 
-class Measure(NamedTuple):
-    """A figure of the plan, and its bound."""
-
-    name: str
-    most: int
-    value: int
-
-
-def measures() -> list[Measure]:
-    found = modules()
-    sizes = sorted(length(function) for module in found for function in functions(module))
-    texts, client = list(docstrings(found)), closure(found, "outrider.client.client")
-    rooms, bounds = {name: room(name) for name in BOUNDS}, BOUNDS.items()
-    return [
-        *(Measure(f"lines of {name}/", most.lines, rooms[name].lines) for name, most in bounds),
-        *(
-            Measure(f"modules of {name}/", most.modules, rooms[name].modules)
-            for name, most in bounds
-        ),
-        Measure("longest trip of a parameter", MOST_STEPS, len(longest_trip(found)) - 1),
-        Measure("type names with several meanings", MOST_NAMES, len(shared_type_names(found))),
-        Measure("file names of several files", MOST_FILE_NAMES, len(shared_file_names(found))),
-        Measure("longest file, lines", 350, max(module.lines for module in found)),
-        Measure("longest function, lines", 58, sizes[-1]),
-        Measure("import circles, for types included", 0, len(circles(found))),
-        Measure("files that a client imports", 58, len(client)),
-        Measure("lines that a client imports", 8_844, sum(module.lines for module in client)),
-        Measure("docstrings that lean on the line above", 0, len([*filter(LEANING.match, texts)])),
-        Measure("docstrings that begin like a question", 0, len([*filter(ASKING.match, texts)])),
-        Measure("fields packed into a paragraph", 0, len([*filter(PACKED.search, texts)])),
-        Measure("private attributes reached by tests", 8, len(private_accesses(found))),
-    ]
+def totals() -> dict[str, int]:
+    """Today's totals by their names."""
+    return {
+        "product lines": sum(module.lines for module in modules(*ROOMS)),
+        "tests lines": sum(module.lines for module in modules("tests")),
+        "benchmarks lines": sum(module.lines for module in modules("benchmarks")),
+        "flags": len(flags()),
+    }
 
 
-def print_table(write: Callable[[str], object] = print) -> None:
-    write(f"{'measure':<45} {'bound':>8} {'now':>8}")
-    for one in measures():
-        write(f"{one.name:<45} {f'{one.most:,}':>8} {f'{one.value:,}':>8}")
+def print_table() -> None:
+    """Print totals beside their limits and targets, then what breaks a rule."""
+    today = totals()
+    print(f"{'total':<18} {'today':>7} {'limit':>7}  targets")
+    for total in TOTALS:
+        print(f"{total.name:<18} {today[total.name]:>7,} {total.limit:>7,}  {total.targets}")
+    for rule in (circle, too_long, dead_links, private_names_in_tests):
+        for place in rule():
+            print(f"{rule.__name__}: {place}")
 
 
 if __name__ == "__main__":

@@ -53,7 +53,6 @@ EMBEDDED = (
         r"--tls_cert … --tls_key …",
         "--tls_cert certificates/cert.pem --tls_key certificates/key.pem",
     ),
-    (r" --watch\b", ""),
 )
 """What stands for models, machines and files of the reader's own."""
 

@@ -15,14 +15,14 @@ from deploy import __main__ as deploying
 from grpc_comm.client.named_targets import NamedTarget
 from inference.flags.command_line import parse_flags
 from outrider.aws_verbs import DEPLOY_VERBS
-from outrider.bench import command as benching
+from outrider.bench import bench_options as benching
 from outrider.compare import compare_options as comparing
 from outrider.compare.testbed import read_positions
 from outrider.money.goal import read_billing
 from outrider.options import parsing as running
 from outrider.options.verbs import OTHER_VERBS, ROLES, VERBS
-from outrider.prove import command as proving
-from outrider.recommend.command import RecommendOptions
+from outrider.prove import prove_options as proving
+from outrider.recommend.recommend_options import RecommendOptions
 from outrider.runs.command import RunsOptions
 from outrider.terminal.demo import DemoOptions
 from tests.support.repository import ROOT
@@ -31,10 +31,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HELP = [
     "compile/compile_options.py",
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "deploy/commands").glob("*.py")),
-    "outrider/bench/command.py",
+    "outrider/bench/bench_options.py",
     "outrider/compare/compare_options.py",
     "outrider/options/parsing.py",
-    "outrider/prove/command.py",
+    "outrider/prove/prove_options.py",
     "outrider/runs/command.py",
     "outrider/target/ray_fleet.py",
 ]

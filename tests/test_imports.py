@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.house import modules
 from tests.support.repository import ROOT
 
 ALLOWED = {
@@ -29,6 +30,7 @@ IMPURE = {
     "grammar_check",
     "planner/profile_files",
     "text",
+    "text_stream",
 }
 """Files within inference/ that need nothing but the standard library and numpy, and the others."""
 
@@ -39,38 +41,28 @@ HOMES = {
 }
 
 
-def imports(path: Path) -> set[str]:
-    """Top-level packages that a file imports, anywhere in it."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module.split(".")[0])
-    return found
-
-
-@pytest.mark.parametrize("room", [room for room in ALLOWED if (ROOT / room).exists()])
-def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
-    for path in sorted((ROOT / room).rglob("*.py")):
-        assert imports(path) & set(ALLOWED) <= ALLOWED[room], path
+@pytest.mark.parametrize("room", ALLOWED)
+def test_a_package_imports_only_the_packages_below_it(room: str) -> None:
+    for module in modules(room):
+        assert module.libraries() & set(ALLOWED) <= ALLOWED[room], module.name
 
 
 @pytest.mark.parametrize("files", PURE)
 def test_the_pure_core_needs_only_the_standard_library_and_numpy(files: str) -> None:
     allowed = {*sys.stdlib_module_names, "numpy", "inference"}
-    for path in sorted((ROOT / "inference").glob(f"{files}.py")):
-        name = path.relative_to(ROOT / "inference").with_suffix("").as_posix()
-        assert (imports(path) <= allowed) is (name not in IMPURE), path
+    for module in modules("inference"):
+        path = module.path.relative_to(ROOT / "inference")
+        if path.parent == Path(files).parent and path.match(f"{files}.py"):
+            name = path.with_suffix("").as_posix()
+            assert (module.libraries() <= allowed) is (name not in IMPURE), path
 
 
 @pytest.mark.parametrize("library", HOMES)
 def test_a_heavy_library_is_imported_at_home_only(library: str) -> None:
     importing = [
-        path.relative_to(ROOT).as_posix()
-        for room in ALLOWED
-        for path in (ROOT / room).rglob("*.py")
-        if library in imports(path)
+        module.path.relative_to(ROOT).as_posix()
+        for module in modules(*ALLOWED)
+        if library in module.libraries()
     ]
     assert importing
     assert all(path.startswith(HOMES[library]) for path in importing), importing
@@ -95,9 +87,9 @@ import.
 """
 
 
-@pytest.mark.parametrize("modules", LIGHT)
-def test_what_starts_fast_imports_no_heavy_library(modules: str) -> None:
-    code = f"import sys, {modules}; print(*{LIGHT[modules]} & set(sys.modules))"
+@pytest.mark.parametrize("names", LIGHT)
+def test_what_starts_fast_imports_no_heavy_library(names: str) -> None:
+    code = f"import sys, {names}; print(*{LIGHT[names]} & set(sys.modules))"
     heavy = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -117,8 +109,5 @@ def test_the_packages_imported_here_are_this_checkouts() -> None:
 
 
 def test_every_module_says_what_it_is_for() -> None:
-    for room in ALLOWED:
-        for path in (ROOT / room).rglob("*.py"):
-            source = path.read_text(encoding="utf-8")
-            if source and "_pb2" not in path.name:
-                assert ast.get_docstring(ast.parse(source)), path
+    for module in modules(*ALLOWED):
+        assert not module.lines or ast.get_docstring(module.tree), module.name

@@ -34,6 +34,7 @@ SAMPLINGS = [
     SamplingParams(0.7, top_p=0.9, seed=13),
     SamplingParams(1.0, top_p=0.9, seed=14),
     SamplingParams(1.0, top_k=20, seed=15),
+    SamplingParams(1.0, top_k=20, top_p=0.8, seed=16),
 ]
 PROPOSERS: dict[str, Callable[[Decoder], Proposer]] = {
     "chain": lambda draft: rounds(draft, Chain(4)),
@@ -149,6 +150,7 @@ def oracle(logits: np.ndarray, params: SamplingParams, position: int) -> int:
     if params.top_k:
         allowed &= set(order[: params.top_k].tolist())
     if params.top_p < 1:
+        mass /= mass[order[: params.top_k or None]].sum()  # of what top-k leaves
         before = np.cumsum(mass[order]) - mass[order]
         allowed &= set(order[before < params.top_p].tolist())
     return max(

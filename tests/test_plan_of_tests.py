@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import modules, private_accesses
+from tests.house import modules, private_names_in_tests
 from tests.support.repository import ROOT
 
 TESTS = ROOT / "tests"
@@ -40,10 +40,10 @@ def test_pytest_looks_into_every_directory_with_tests(pytestconfig: pytest.Confi
 
 def test_what_test_files_share_lies_in_support() -> None:
     wrong = [
-        (path.name, node.module)
-        for path in FILES
-        if path.parent.name != "xla"
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        (module.name, node.module)
+        for module in modules("tests")
+        if module.path.parent.name != "xla"
+        for node in ast.walk(module.tree)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests.")
         if ".test_" in (node.module or "")
     ]
@@ -51,5 +51,5 @@ def test_what_test_files_share_lies_in_support() -> None:
 
 
 def test_tests_reach_few_private_parts_of_the_product() -> None:
-    reached = private_accesses(modules())
-    assert len(reached) <= 9, reached
+    reached = [*private_names_in_tests()]
+    assert len(reached) <= 5, reached

@@ -125,6 +125,7 @@ def test_the_targets_own_text_is_what_transformers_and_a_plain_sampler_choose(
         tokens.append(ours)
 
 
+@pytest.mark.covering(3)
 @each_temperature
 @each_rule
 @pytest.mark.parametrize("draft", DRAFTS)

@@ -135,9 +135,7 @@ def taken_shares(texts: Iterable[Text], k: int) -> FloatArray:  # [k]
 
 
 def fit_prior(parts: Sequence[Sequence[Text]]) -> dict[str, Any]:
-    """The record of a model that has seen these pairs. Laws of masks are the shipped ones, which
-    benchmarks/training/guesses.py fits.
-    """
+    """The record of a model that has seen these pairs. Laws of masks are the shipped ones."""
     kinds = tuple((kind, kind == "greedy") for kind in KINDS)
     laws = {
         name: fit_law([[text for text in texts if text.of.greedy == greedy] for texts in parts])

@@ -93,8 +93,8 @@ class Source:
 
 def read_source(directory: Path) -> Source:
     """A Hugging Face directory as a source. Raises UnsupportedModel for what cannot be computed."""
-    from inference.model.checkpoint import fingerprint
     from inference.model.config import read_config_for_graphs, read_raw_config
+    from inference.model.weight_files import fingerprint
     from inference.text import Tokenizer
 
     stop_ids = tuple(sorted(read_config_for_graphs(directory).stop_ids))

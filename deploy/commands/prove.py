@@ -120,7 +120,7 @@ def commands(
 
 
 def _bring(aws: Aws, job: HostJob, name: str, out: Path) -> bool:
-    """Copy a proof's files here, and print its report. Returns whether it was kept."""
+    """Copy a proof's files here, and print its report. Returns whether all texts were equal."""
     bucket = HostBucket(aws, job.bucket)
     contents = {file: bucket.read(f"{job.reports}/results/{name}/{file}") for file in FILES}
     found = {file: content for file, content in contents.items() if content is not None}
@@ -131,4 +131,4 @@ def _bring(aws: Aws, job: HostJob, name: str, out: Path) -> bool:
         print(f"{name}: the instance made no report")
         return False
     print(found["report.md"].decode(), f"brought to {out}", sep="\n")
-    return bool(json.loads(found["report.json"])["kept"])
+    return bool(json.loads(found["report.json"])["equal"])

@@ -93,7 +93,7 @@ class Channel:
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return
-            raise translate.status_error(error, f"nobody answers at {self.address}") from error
+            raise translate.status_error(error, f"no answer from {self.address}") from error
         except ValueError as error:  # gRPC's word for a closed channel
             raise Unavailable(f"the connection to {self.address} is closed") from error
         if answer.status != health_pb2.HealthCheckResponse.SERVING:

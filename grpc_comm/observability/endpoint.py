@@ -70,7 +70,7 @@ class _MetricsHandler(BaseHTTPRequestHandler):
             encode, kind = choose_encoder(self.headers.get("Accept", ""))
             self._answer(HTTPStatus.OK, kind, encode(self.served.registry))
         elif path == "/healthz":
-            health = self.served.statistics.health
+            health = self.served.health
             self._answer(
                 HTTPStatus.OK if health == "serving" else HTTPStatus.SERVICE_UNAVAILABLE,
                 "text/plain",

@@ -27,7 +27,7 @@ from grpc_comm.observability.server_events import (
     SessionResumed,
     StreamLost,
 )
-from grpc_comm.observability.statistics import Entry, Statistics
+from grpc_comm.observability.session_record import SessionRecord, SessionRecords
 from inference.engine.events import Evicted
 
 log = logging.getLogger(__name__)
@@ -57,9 +57,8 @@ def start_log(form: str, level: str) -> None:
 class EventLog:
     """A Listener that logs what happens to sessions, callers and the target."""
 
-    def __init__(self, statistics: Statistics) -> None:
-        self._entry = statistics.entry
-        statistics.listeners.append(self)
+    def __init__(self, records: SessionRecords) -> None:
+        self._record = records.of
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -67,15 +66,15 @@ class EventLog:
                 names = ("model", "device", "dtype", "rows", "sequence_length", "max_tree_nodes")
                 _say("model served", {name: getattr(description, name) for name in names})
             case SessionOpened(session):
-                _say("session opened", _opened(self._entry(session)))
+                _say("session opened", _opened(self._record(session)))
             case StreamLost(session):
-                _say("stream lost", _who(self._entry(session)))
+                _say("stream lost", _who(self._record(session)))
             case SessionResumed(session):
-                _say("session resumed", _who(self._entry(session)))
+                _say("session resumed", _who(self._record(session)))
             case SessionEnded(session, reason):
-                _say("session ended", _ended(self._entry(session), reason))
+                _say("session ended", _ended(self._record(session), reason))
             case OfModel(_, Evicted(session)):
-                who = _who(self._entry(session))
+                who = _who(self._record(session))
                 _say("row lent to another", {**who, "length": session.length})
             case CallRejected(code, tenant):
                 _say("call rejected", {"code": code, "tenant": tenant}, logging.WARNING)
@@ -83,25 +82,25 @@ class EventLog:
                 _say("draining", {})
 
 
-def _opened(entry: Entry) -> dict[str, Any]:
+def _opened(record: SessionRecord) -> dict[str, Any]:
     return {
-        **_who(entry),
-        "model": entry.model,
-        "prompt_tokens": entry.prompt_tokens,
-        "reused_tokens": entry.reused_tokens,
-        "queue_seconds": _round(entry.queue_seconds),
-        "prefill_seconds": _round(entry.prefill_seconds),
+        **_who(record),
+        "model": record.model,
+        "prompt_tokens": record.prompt_tokens,
+        "reused_tokens": record.reused_tokens,
+        "queue_seconds": _round(record.queue_seconds),
+        "prefill_seconds": _round(record.prefill_seconds),
     }
 
 
-def _ended(entry: Entry, reason: Ending) -> dict[str, Any]:
+def _ended(record: SessionRecord, reason: Ending) -> dict[str, Any]:
     names = ("prompt_tokens", "tokens", "forwards", "candidates", "accepted")
     return {
-        **_who(entry),
+        **_who(record),
         "reason": reason.value,
-        **{name: getattr(entry, name) for name in names},
-        "acceptance_length": _round(entry.acceptance_length),
-        "seconds": _round(entry.seconds),
+        **{name: getattr(record, name) for name in names},
+        "acceptance_length": _round(record.acceptance_length),
+        "seconds": _round(record.seconds),
     }
 
 
@@ -144,8 +143,8 @@ def _say(event: str, fields: Mapping[str, Any], level: int = logging.INFO) -> No
     log.log(level, event, extra={"fields": fields})
 
 
-def _who(entry: Entry) -> dict[str, str]:
-    return {"session": entry.name, "tenant": entry.tenant}
+def _who(record: SessionRecord) -> dict[str, str]:
+    return {"session": record.name, "tenant": record.tenant}
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, Any]:

@@ -116,5 +116,13 @@ Event: TypeAlias = (
 Listener: TypeAlias = Callable[[Event], None]
 
 
+class Listeners(list[Listener]):
+    """A listener that passes each event on, in order."""
+
+    def __call__(self, event: Event) -> None:
+        for listener in self:
+            listener(event)
+
+
 def ignore(event: Event) -> None:
     """A listener that does nothing."""

@@ -14,7 +14,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("server_version", "protocol_version", "model", "model_fingerprint", "tokenizer_fingerprint", "vocabulary", "sequence_length", "max_tree_nodes", "rows", "dtype", "device", "stop_ids", "models", "draft_model", "times", "usd_per_hour", "sessions", "rules")
+    __slots__ = ("server_version", "protocol_version", "model", "model_fingerprint", "tokenizer_fingerprint", "vocabulary", "sequence_length", "max_tree_nodes", "rows", "dtype", "device", "stop_ids", "models", "draft_model", "times", "usd_per_hour", "sessions", "rules", "emulated")
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class Description(_message.Message):
     USD_PER_HOUR_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     RULES_FIELD_NUMBER: _ClassVar[int]
+    EMULATED_FIELD_NUMBER: _ClassVar[int]
     server_version: str
     protocol_version: int
     model: str
@@ -51,7 +52,8 @@ class Description(_message.Message):
     usd_per_hour: float
     sessions: int
     rules: bool
-    def __init__(self, server_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocabulary: _Optional[int] = ..., sequence_length: _Optional[int] = ..., max_tree_nodes: _Optional[int] = ..., rows: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., stop_ids: _Optional[_Iterable[int]] = ..., models: _Optional[_Iterable[str]] = ..., draft_model: _Optional[str] = ..., times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., usd_per_hour: _Optional[float] = ..., sessions: _Optional[int] = ..., rules: _Optional[bool] = ...) -> None: ...
+    emulated: bool
+    def __init__(self, server_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocabulary: _Optional[int] = ..., sequence_length: _Optional[int] = ..., max_tree_nodes: _Optional[int] = ..., rows: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., stop_ids: _Optional[_Iterable[int]] = ..., models: _Optional[_Iterable[str]] = ..., draft_model: _Optional[str] = ..., times: _Optional[_Iterable[_Union[ForwardTime, _Mapping]]] = ..., usd_per_hour: _Optional[float] = ..., sessions: _Optional[int] = ..., rules: _Optional[bool] = ..., emulated: _Optional[bool] = ...) -> None: ...
 
 class ForwardTime(_message.Message):
     __slots__ = ("rows", "nodes", "seconds")
@@ -94,7 +96,7 @@ class ServerMessage(_message.Message):
     def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., go_away: _Optional[_Union[GoAway, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("session_id", "protocol_version", "model_fingerprint", "tokenizer_fingerprint", "prompt", "temperature", "top_k", "top_p", "seed", "model", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_ids", "biases", "grammar", "logprobs", "prompt_logprobs", "made")
+    __slots__ = ("session_id", "protocol_version", "model_fingerprint", "tokenizer_fingerprint", "prompt", "temperature", "top_k", "top_p", "seed", "model", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "bias_ids", "biases", "grammar", "logprobs", "prompt_logprobs", "made", "min_tokens", "end_ids")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +117,8 @@ class Open(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     MADE_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    END_IDS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     protocol_version: int
     model_fingerprint: str
@@ -135,7 +139,9 @@ class Open(_message.Message):
     logprobs: int
     prompt_logprobs: bool
     made: int
-    def __init__(self, session_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., model: _Optional[str] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., bias_ids: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[bool] = ..., made: _Optional[int] = ...) -> None: ...
+    min_tokens: int
+    end_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session_id: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., model: _Optional[str] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., bias_ids: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[bool] = ..., made: _Optional[int] = ..., min_tokens: _Optional[int] = ..., end_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Grammar(_message.Message):
     __slots__ = ("kind", "text")

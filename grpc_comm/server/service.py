@@ -19,7 +19,7 @@ from grpc_comm.proto import verifier_pb2_grpc
 from grpc_comm.server.request_reader import Inbox
 from grpc_comm.server.state import ServerState
 from grpc_comm.server.stream import Stream
-from inference.errors import Busy, OutriderError
+from inference.errors import Busy, OutriderError, Unavailable
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -108,9 +108,9 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
 
     async def _refuse(self, context: Context, error: OutriderError, key: Key) -> None:
         self._state.emit(CallRejected(translate.status_code(error).name, key.name))
-        trailing = (
-            ((translate.RETRY_AFTER, str(round(error.retry_after * 1e3))),)
-            if isinstance(error, Busy)
-            else ()
-        )
+        trailing: tuple[tuple[str, str], ...] = ()
+        if isinstance(error, Busy):
+            trailing = ((translate.RETRY_AFTER, str(round(error.retry_after * 1e3))),)
+        elif isinstance(error, Unavailable):
+            trailing = ((translate.FROM_TARGET, "1"),)
         await context.abort(translate.status_code(error), str(error), trailing)

@@ -128,23 +128,6 @@ class Model(Protocol):
         ...
 
 
-class RowStates(Protocol):
-    """Contents of a model's slots, keys above all, as bytes.
-
-    width: bytes of a slot
-    """
-
-    width: int
-
-    def read(self, row: int, slots: NDArray[np.int32]) -> NDArray[np.uint8]:
-        """Return what is kept of slots [n] of a row: [n, width]."""
-        ...
-
-    def write(self, row: int, slots: NDArray[np.int32], states: NDArray[np.uint8]) -> None:
-        """Let slots [n] of a row be what was read of others, [n, width]."""
-        ...
-
-
 class Masks(NamedTuple):
     """Mask tokens, which a block draft takes for tokens that are not known yet.
 

@@ -54,7 +54,9 @@ def rank_of_row(logits: Floats, segment: Segment, k: int) -> Ranked:
     ids, scores = ids[:, :CANDIDATES], scores[:, :CANDIDATES]
     mass = np.exp(scores - log_mass)
     kept = np.arange(ids.shape[-1]) < (params.top_k or CANDIDATES)
-    kept = kept & (mass.cumsum(-1) - mass < (params.top_p if params.top_p < 1 else 2))
+    upto = mass.cumsum(-1)
+    left = np.where(kept, upto, 0).max(-1, keepdims=True) if params.top_k else np.float32(1)
+    kept = kept & (upto - mass < left * np.float32(params.top_p if params.top_p < 1 else 2))
     kept = kept & (np.exp(scores - best) >= params.min_p)
     least = np.where(kept, scores, best).min(-1, keepdims=True)
     kept = (scores >= least) & (scores > beyond)

@@ -25,8 +25,8 @@ from inference.backends.choices import choose_at, chosen_positions
 from inference.backends.neuron import runtime_error
 from inference.backends.neuron_sdk import DEVICE, INDEX, has_device, instance_family
 from inference.errors import InvalidRequest, LimitExceeded, MissingExtra, UnsupportedModel
-from inference.model.checkpoint import tensor_shapes
-from inference.model.config import ModelConfig, check_sizes
+from inference.model.config import ModelConfig, check_sizes, read_raw_config
+from inference.model.weight_files import tensor_shapes
 from inference.tree import IntArray
 
 PREFILL = 128
@@ -135,6 +135,8 @@ def load_legacy_neuron(
     chain: tokens of the longest chain that can be verified, its root included
     """
     check_host(config)
+    if read_raw_config(directory).get("tie_word_embeddings") is True and not config.tied:
+        raise UnsupportedModel("config.json field tie_word_embeddings: the weights have a head")
     if not 1 <= chain <= PREFILL:
         raise InvalidRequest(f"--max_tree_nodes {chain}: neuron-legacy takes 1 to {PREFILL}")
     # one length serves a node alone and a whole chain: the same program for both

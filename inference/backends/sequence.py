@@ -122,13 +122,6 @@ class ModelSequence:
             self.slots.commit(())
             self._node_slots = {}
 
-    def adopt(self, count: int) -> IntArray:
-        """Commit the next tokens, whose keys the caller writes to the slots [count] returned."""
-        slots = self.slots.take(np.arange(self.cached, self.cached + count, dtype=np.int32))
-        self.slots.keep(slots.tolist())
-        self.cached += count
-        return slots
-
     def _feed(self, tokens: Sequence[int]) -> None:
         chain = TokenTree.chain(tokens)
         self.model.choose([self.prepare_chunk(chain)])

@@ -17,8 +17,9 @@ from transformers.utils import logging
 from inference.backends.transformers_model import TransformersModel
 from inference.backends.tree_trial import TreeTrial
 from inference.errors import UnsupportedModel
-from inference.model.checkpoint import check_vocabulary, weight_files
+from inference.model.checkpoint import DTYPES, check_vocabulary
 from inference.model.library_config import WINDOW_FIELDS, LibraryConfig, Reach
+from inference.model.weight_files import stored_type, weight_files
 
 _ERRORS = (
     *(AttributeError, AssertionError, ImportError, IndexError, KeyError, NotImplementedError),
@@ -42,13 +43,14 @@ def load_transformers(
 ) -> TransformersModel:
     """Load a checkpoint's causal model, from safetensors and by the library's own code alone.
 
-    dtype: None for the checkpoint's own
+    dtype: of all weights; None for stored_type()
 
     Raises UnsupportedModel where the weights do not fit, or the model does not compute trees as it
     computes their paths.
     """
     weight_files(directory)
     check_vocabulary(directory, vocabulary, config.vocab_size)
+    dtype = dtype or DTYPES[stored_type(directory)]
     try:
         library = _loaded(directory, dtype).to(device)
         in_fours(library)
@@ -69,13 +71,13 @@ def load_transformers(
         ) from error
 
 
-def _loaded(directory: Path, dtype: torch.dtype | None) -> Any:
+def _loaded(directory: Path, dtype: torch.dtype) -> Any:
     """Load the library's model. Raises an error of _ERRORS."""
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     loader: Any = AutoModelForCausalLM
     library, found = loader.from_pretrained(
         directory,
-        dtype=dtype or "auto",
+        dtype=dtype,
         attn_implementation="eager",
         use_safetensors=True,
         local_files_only=True,

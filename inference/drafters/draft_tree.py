@@ -58,13 +58,11 @@ class DraftNode:
     depth: below the root, when it was ranked
     index: its place among the nodes with keys, None where it has no keys
     number: the number it was sent under, None before
-    arrives: seconds, when it arrives at the target
-    forward_after, epoch: forward that reaches its children, by this version of the target's clock
     """
 
     __slots__ = (
-        "alive", "arrives", "block", "children", "context", "copied", "covered", "depth", "epoch",
-        "forced", "forward_after", "ids", "index", "is_copy", "joint", "listed", "log", "logs",
+        "alive", "block", "children", "context", "copied", "covered", "depth", "forced", "ids",
+        "index", "is_copy", "joint", "listed", "log", "logs",
         "masked", "number", "offset", "parent", "position", "ranked", "serial", "token",
     )  # fmt: skip
 
@@ -88,7 +86,6 @@ class DraftNode:
         self.alive = True
         self.index: int | None = None
         self.number: int | None = None
-        self.arrives, self.forward_after, self.epoch = math.inf, 0, -1
 
     @property
     def path(self) -> list[int]:
@@ -243,7 +240,7 @@ class DraftTree:
         """Mark every sent node as unsent."""
         sent, self.sent = list(self.sent.values()), {}
         for node in sent:
-            node.number, node.arrives, node.epoch = None, math.inf, -1
+            node.number = None
             self.unsent.add(node)
 
     def _rankable(self, node: DraftNode) -> None:

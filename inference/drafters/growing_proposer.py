@@ -1,10 +1,10 @@
 """A proposer that never waits: its draft tree grows under what is known to be committed.
 
 Sources name children of its nodes, each with a chance: tokens that a grammar forces, text that
-followed the same words before, a draft model that ranks nodes, and masks of a block draft. All
-compete in one best-first tree. Nodes
-worth their price are sent. Committed tokens make one of the nodes the new root, and keep what is
-below. A call of the model has three parts, so that a host can batch rows: choose, segment, take.
+followed the same words before, a draft model that ranks nodes, and masks behind these. All compete
+in one best-first tree. Nodes worth their price are sent. Committed tokens make one of the nodes the
+new root, and keep what is below. A call of the model has three parts, so that a host can batch
+rows: choose, segment, take.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from inference.backends import Ranked, Segment
 from inference.draft_tuning import TUNING
 from inference.drafters.block_masks import BlockMasks
-from inference.drafters.candidate_sender import CandidateSender, TargetClock
+from inference.drafters.candidate_sender import CandidateSender
 from inference.drafters.copied_text import CopiedText, TextSource
 from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_rule import DraftRule, MakeRule, no_rule
@@ -57,7 +57,6 @@ class GrowingProposer:
     _params: SamplingParams
     _rule: DraftRule
     _tree: DraftTree
-    _clock: TargetClock
     _sender: CandidateSender
     _runs: list[Nodes]  # taken from the sender, not handed over yet
     _accounted: tuple[float, float] | None  # when, and seconds drafted by then
@@ -93,12 +92,11 @@ class GrowingProposer:
         return DraftUsage() if self._row is None else self._row.usage
 
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
-        known = self._known
         self._params, self._rule = params, DraftRule(self._make_rule, prompt, params)
         self._tree = DraftTree(prompt[-1], len(prompt) - 1, ENDLESS if end is None else end)
-        self._clock = TargetClock(known.target.seconds(1, 1), known.round_trip)
-        self._sender, self._runs = CandidateSender(self._tree, self._clock), []
+        self._sender, self._runs = CandidateSender(self._tree), []
         self._accounted, self._bytes_up = None, 0.0
+        self._forward = self._known.target.seconds(1, 1)
         self._chosen, self._calling = [], []
         self._silent, self._hits = 0, 1.0
         if self._copied is not None:
@@ -119,8 +117,8 @@ class GrowingProposer:
             self._runs = []
             self._sender.recall()
             return
-        if not self.prices.holds_target:  # a held target waits: nothing is late
-            self._clock.hear(notice)
+        weight = TUNING.forward_forgetting if self._forward else 1.0
+        self._forward += weight * (notice.model_seconds - self._forward)
         self._sender.hear(notice)
 
     def work(self, now: float) -> DraftUsage | None:
@@ -136,7 +134,7 @@ class GrowingProposer:
     def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
         if not self._runs:
             self._list_children()
-            proposals = self._sender.take(now, self._floor, MOST_CANDIDATES, next_number)
+            proposals = self._sender.take(self._floor, MOST_CANDIDATES, next_number)
             base, sent = self._tree.root.position, self._tree.sent
             self._runs = [
                 Nodes(base, list(run), COPY if copied else self._kind)
@@ -171,11 +169,9 @@ class GrowingProposer:
         while nodes and row.whole_seconds(len(nodes)) > most_seconds:
             nodes = nodes[: len(nodes) // 2]
         again = self._silent >= TUNING.tries_again and nodes[:1] == [self._tree.root]
-        call = row.seconds(1)
-        overtaken = not self.prices.holds_target and call >= self._clock.forward > 0
-        if overtaken and row.usage.calls >= TRUSTED:
-            # a draft this slow never catches up with a target that is ahead
-            nodes = self._sender.in_time(nodes, self._clock.arrival(now + call))
+        slow = not self.prices.holds_target and row.seconds(1) >= self._forward > 0
+        if slow and row.usage.calls >= TRUSTED:
+            nodes = []  # a draft this slow never catches up with a target that is ahead
         root = self._tree.root.log
         values = np.exp([node.log - root for node in nodes])
         uncovered = values * (1 - np.array([node.covered for node in nodes]))

@@ -9,7 +9,6 @@ from threading import Condition
 from inference.backends import Model
 from inference.engine.events import Callback
 from inference.engine.prefix_cache import RowPool
-from inference.engine.prefix_files import PrefixFiles
 from inference.engine.session import Session
 from inference.engine.tuning import TUNING
 from inference.errors import Busy, Unavailable
@@ -19,14 +18,13 @@ class Admission:
     """The open sessions of one model, in order of opening.
 
     waiting: sessions that may wait in line for a row.
-    files: prefixes that outlive the process; None where none do.
     most: sessions that may be open, on rows and in line.
     lock: guards this, its rows and its sessions. It is notified of what may bring work.
     forward_runs: a forward is computed now, so closed sessions keep their rows.
     """
 
-    def __init__(self, model: Model, waiting: int, files: PrefixFiles | None = None) -> None:
-        self.pool = RowPool(model, files)
+    def __init__(self, model: Model, waiting: int) -> None:
+        self.pool = RowPool(model)
         self.most = model.rows + waiting
         self.lock = Condition()
         self.forward_runs = False

@@ -112,7 +112,6 @@ class BatchRunner:
         """
         self._step_began = self._clock()
         received = self._receive(self._step_began)
-        kept = self._read_kept()
         if received or self._draft is not None:
             call_all([*last, *received])
             last = []
@@ -126,7 +125,7 @@ class BatchRunner:
             last = []
         left = self._forward(kind, items, begun, last, aside) if items else []
         self._step_began = None
-        return left if items or received or failed or kept else None
+        return left if items or received or failed else None
 
     def _receive(self, now: float) -> list[Callback]:
         """Take note of closed and waiting sessions, and of prompts that are prefilled."""
@@ -137,44 +136,6 @@ class BatchRunner:
             calls += [partial(self._tell, Evicted(session)) for session in evicted]
             opened = [one for one in admission.on_rows if one.opening and not one.missing]
             return calls + [self._answer_opening(session, now) for session in opened]
-
-    def _read_kept(self) -> bool:
-        """Read a part of the kept prefix of one session; False where none is to be read.
-
-        It is sought and read without the lock, so clients need not wait for the disk.
-        """
-        admission, began, files = self._admission, self._clock(), self._admission.pool.files
-        if files is None:
-            return False
-        with admission.lock:
-            sought = [
-                (one, one.row, one.row.wanted)
-                for one in admission.on_rows
-                if one.row is not None and one.row.wanted is not None
-            ]
-        for session, row, wanted in sought:
-            found = files.find(wanted, row.sharing, len(row.tokens))
-            with admission.lock:
-                if session.row is row:  # else it was closed meanwhile
-                    row.wanted, row.kept = None, found
-        with admission.lock:
-            reading = [
-                (one, one.row, one.row.kept, one.live.cached)
-                for one in admission.on_rows
-                if one.row is not None and one.row.kept is not None
-            ]
-        if not reading:
-            return False
-        session, row, kept, start = reading[0]
-        states = files.read(kept, start)
-        with admission.lock:
-            if session.row is row:  # else it was closed meanwhile
-                tokens = kept.tokens[start : start + len(states)].tolist()
-                slots = session.adopt(tokens, self._clock() - began)
-                files.states.write(row.index, slots, states)
-                if not tokens or start + len(tokens) >= kept.usable:
-                    row.kept = None
-        return True
 
     def _ready_to_draft(self, now: float) -> Sequence[Session]:
         with self._admission.lock:
@@ -276,7 +237,7 @@ class BatchRunner:
         filling, decoding = list[Session](), list[Session]()
         for session in self._admission.on_rows:
             if session.missing:
-                if session.wants_row and session.row is not None and session.row.kept is None:
+                if session.wants_row and session.row is not None:
                     filling.append(session)
             elif session.is_ready:
                 decoding.append(session)

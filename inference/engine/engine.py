@@ -25,7 +25,6 @@ from inference.engine.calibration import Calibration
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.events import Callback, EventListener, call_all
 from inference.engine.graph_rounds import GraphRounds
-from inference.engine.prefix_files import PrefixFiles
 from inference.engine.scheduler import Scheduler
 from inference.engine.session import Opening, Session
 from inference.engine.text_rules import Rules, check_ids
@@ -51,7 +50,6 @@ class Engine:
     drafter: the draft beside the target.
     graphs: the draft within the target's graphs.
     grammars: makes the rules of texts with a grammar; None where no text may have one.
-    files: prefixes that outlive the process; None where none do.
     when_idle: makes a short call of the model while nobody has a session; whether it made one.
     clock: returns seconds.
     listeners: hear of one event at a time, in order, without the engine's lock.
@@ -70,7 +68,6 @@ class Engine:
         drafter: ColocatedDrafter | None = None,
         graphs: GraphRounds | None = None,
         grammars: Grammars | None = None,
-        files: PrefixFiles | None = None,
         when_idle: Callable[[Engine], bool] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -79,7 +76,7 @@ class Engine:
         self.listeners: list[EventListener] = []
         self._clock, self._when_idle = clock, when_idle
         self._rules = Rules(model, vocabulary, grammars)
-        self._admission = Admission(model, waiting, files)
+        self._admission = Admission(model, waiting)
         self._lock = self._admission.lock
         self._calibrations: defaultdict[str, Calibration] = defaultdict(Calibration)  # by tenant
         self.running = False
@@ -225,7 +222,7 @@ class Engine:
     def run(self, stopped: threading.Event) -> None:
         """Make forwards until `stopped` is set; stop() sets it and wakes this thread.
 
-        At the end all sessions are closed, so no client is left waiting, and prefixes are kept.
+        At the end all sessions are closed, so no client is left waiting.
         """
         self.running = True
         last: list[Callback] | None = None  # what the last forward has left to be done
@@ -241,8 +238,6 @@ class Engine:
                 self.running = False
                 calls = self._admission.close_all("the target has stopped")
             call_all(calls)
-        while self._admission.pool.keep_part():
-            pass
 
     def stop(self, stopped: threading.Event) -> None:
         """Make run() return: set `stopped` and wake the thread of the forwards."""
@@ -266,8 +261,8 @@ class Engine:
                     self._lock.wait(self._runner.idle_seconds())
 
     def use_idle_time(self) -> bool:
-        """Keep a part of a prefix, or make a short call of the model; False when none is left."""
-        return self._admission.pool.keep_part() or bool(self._when_idle and self._when_idle(self))
+        """Make a short call of the model; False when none is left."""
+        return bool(self._when_idle and self._when_idle(self))
 
     @property
     def step_seconds(self) -> float:

@@ -1,27 +1,26 @@
 """The rows of a target's KV cache, and the prefix cache in the rows that no session holds.
 
 A row that is given back keeps its keys. A later session that begins with the same tokens starts
-from them. A prefix in a held row is copied, if the model can copy rows. One in a file is read. Only
-rows and files of the same sharing group are used.
+from them. A prefix in a held row is copied, if the model can copy rows. Only rows of the same
+sharing group are used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from inference.backends import Model
 from inference.backends.slots import Slots
-from inference.engine.prefix_files import KeptPrefix, PrefixFiles, common_prefix
 from inference.tree import IntArray
 
 WORTH_COPYING = 16
 """Tokens from which another row's keys are copied instead of computed.
 
-On a CPU a copy takes 0.3 % of the computing time for 16 tokens and 0.1 % for 1,000
-(`python -m benchmarks.prefix`). On other devices a copy is a call of its own, which a few tokens
-would not repay.
+On a CPU a copy takes 0.3 % of the computing time for 16 tokens and 0.1 % for 1,000. On other
+devices a copy is a call of its own, which a few tokens would not repay.
 """
 
 
@@ -34,10 +33,7 @@ class CacheRow:
         self.tokens: list[int] = []
         self.sharing = ""  # name of the group that may reuse its keys
         self.given_back = 0  # serial number of its return; the lowest is the longest unused
-        self.offered = 0  # the return after which its tokens were last to be kept in a file
         self.held = False  # a session has the row
-        self.wanted: IntArray | None = None  # its session's text, to be sought in files
-        self.kept: KeptPrefix | None = None  # file with more of it, to be read
 
     def keep(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
@@ -46,11 +42,10 @@ class CacheRow:
 
 
 class RowPool:
-    """All rows of a model. files: prefixes that outlive the process; None where none do."""
+    """All rows of a model."""
 
-    def __init__(self, model: Model, files: PrefixFiles | None = None) -> None:
-        self._model, self.files = model, files
-        self._parts = self._keep_rows(files) if files is not None else None
+    def __init__(self, model: Model) -> None:
+        self._model = model
         self._rows = [CacheRow(index, model.capacity) for index in range(model.rows)]
         self._returns = 0
 
@@ -96,38 +91,25 @@ class RowPool:
             length = 0
         row.keep(length)
         row.held, row.sharing = True, sharing
-        row.wanted = wanted if self.files is not None else None
         return row
 
     def give_back(self, row: CacheRow) -> None:
         """Return a row. It keeps its tokens until another session takes it."""
         row.keep(len(row.tokens))
         self._returns += 1
-        row.held, row.given_back, row.wanted, row.kept = False, self._returns, None, None
-
-    def keep_part(self) -> bool:
-        """Write a part of a prefix that no session holds; False where all that can be are kept."""
-        return self._parts is not None and next(self._parts)
-
-    def _keep_rows(self, files: PrefixFiles) -> Iterator[bool]:
-        """Write what idle rows hold, the last given back first: a part at each step."""
-        while True:
-            idle = [row for row in self._rows if not row.held and row.offered < row.given_back]
-            row = max(idle, key=lambda row: row.given_back, default=None)
-            if row is None:
-                yield False
-                continue
-            serial = row.offered = row.given_back
-            if not files.lacks(row.tokens, row.sharing):
-                continue
-            slots = row.slots.at(np.arange(len(row.tokens), dtype=np.int32))
-            for _ in files.write(row.tokens, row.sharing, row.index, slots):
-                yield True
-                if row.held or row.given_back != serial:
-                    break
+        row.held, row.given_back = False, self._returns
 
     def _copy(self, source: CacheRow, target: CacheRow) -> None:
         """Copy a row's keys to the same slots of another row; only committed slots are marked."""
         target.slots = source.slots.committed_copy()
         target.tokens = list(source.tokens)
         self._model.copy_row(source.index, target.index, source.slots.high_water)
+
+
+def common_prefix(held: Sequence[int] | IntArray, wanted: NDArray[np.integer]) -> int:
+    """Length of the common prefix of two token sequences. wanted: [n]"""
+    n = min(len(held), len(wanted))
+    if not n or held[0] != wanted[0]:
+        return 0
+    differing = np.flatnonzero(np.asarray(held[:n]) != wanted[:n])
+    return int(differing[0]) if differing.size else n

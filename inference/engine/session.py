@@ -37,7 +37,7 @@ from inference.order import (
 from inference.proposer import NOBODY, Nodes
 from inference.sampling import SamplingParams
 from inference.token_rule import Adjustment, TokenRule
-from inference.tree import IntArray, TokenTree
+from inference.tree import TokenTree
 
 _RATE_WEIGHT = 0.1  # of the latest forward in the moving average of tokens a second
 
@@ -242,14 +242,6 @@ class Session:
         self._remember(chunk.tokens.tolist())
         self.prefill_seconds += seconds
         self.got_row = now
-
-    def adopt(self, tokens: Sequence[int], seconds: float) -> IntArray:
-        """Commit tokens of the prompt whose kept keys the caller writes to the slots returned."""
-        slots = self.live.adopt(len(tokens))
-        self._remember(tokens)
-        self.reused += len(tokens)
-        self.prefill_seconds += seconds
-        return slots
 
     def begin(self, snapshot: Snapshot) -> Segment:
         """The session's segment of a forward that starts now, with these candidates."""

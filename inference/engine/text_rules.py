@@ -15,7 +15,7 @@ from inference.engine.session import Session
 from inference.errors import InvalidRequest
 from inference.grammar import Grammars
 from inference.sampling import SamplingParams
-from inference.token_rule import TokenRule
+from inference.token_rule import TokenRule, plain_rule
 
 
 def check_ids(ids: Sequence[int], vocabulary: int) -> None:
@@ -43,7 +43,7 @@ class Rules:
             )
         if params.needs_rule and not self._masks:
             raise InvalidRequest(
-                "this target takes no grammar, penalties or biases, and reports no "
+                "this target takes no grammar, penalties, biases or min_tokens, and reports no "
                 "log-probabilities: its graphs are built for it by `outrider compile --masks`"
             )
         if params.grammar is not None and self._grammars is None:
@@ -51,7 +51,7 @@ class Rules:
         check_ids([token for token, _ in params.logit_bias], self._vocabulary)
         if self._grammars is not None:
             return self._grammars.rule(prompt, params)
-        return TokenRule(prompt, params, None) if params.adjusts else None
+        return plain_rule(prompt, params, self._vocabulary) if params.adjusts else None
 
 
 class DraftRules:

@@ -6,7 +6,6 @@ half fits is refused. Tensors are held against the config before anything is bui
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -18,13 +17,18 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from inference.errors import InvalidRequest, UnsupportedModel
-from inference.json_file import Json, read_json
 from inference.model.config import ModelConfig, check_shape, check_sizes, read_config
 from inference.model.decoder import WHOLE, Decoder, Layers
+from inference.model.weight_files import (
+    HEAD,
+    IGNORED,
+    check_float,
+    stored_tensors,
+    stored_type,
+    weight_files,
+)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_IGNORED = ("rotary_emb.inv_freq",)
-_SAMPLE = 1 << 16
 
 
 class Loading(NamedTuple):
@@ -50,14 +54,14 @@ def load_decoder(
 
     positions: how many positions the rotary table covers
     vocabulary: ids of the tokenizer
-    dtype: None for the checkpoint's own
+    dtype: of all weights; None for stored_type()
     tell: hears how far it is, before each tensor
 
     Raises UnsupportedModel or InvalidRequest for a checkpoint that does not fit.
     """
     decoder = empty_decoder(directory, positions, vocabulary, layers)
+    dtype = dtype or DTYPES[stored_type(directory)]
     for name, tensor in read_tensors(directory, partial(is_used, decoder.config), tell):
-        dtype = dtype or tensor.dtype  # one for all: some checkpoints keep their norms in float32
         assign(decoder, name, tensor.to(device=device, dtype=dtype))
     return decoder.to(device).eval()
 
@@ -71,12 +75,12 @@ def empty_decoder(
     Raises UnsupportedModel or InvalidRequest for a checkpoint that does not fit.
     """
     config = fitting_config(directory, positions, vocabulary)
-    shapes = tensor_shapes(directory)
-    check_sizes(shapes, config, directory)
+    tensors = stored_tensors(directory)
+    check_sizes({name: tensor.shape for name, tensor in tensors.items()}, config, directory)
     with torch.device("meta"):
         decoder = Decoder(config, positions, vocabulary, layers)
     missing = {name: parameter.shape for name, parameter in decoder.named_parameters()}
-    for name, shape in shapes.items():
+    for name, tensor in tensors.items():
         if not is_used(config, name):
             continue
         if name not in missing:
@@ -84,7 +88,8 @@ def empty_decoder(
                 f"{directory}: tensor {name} is not part of a {config.model_type} model as "
                 "computed here"
             )
-        check_shape(directory, name, shape, missing.pop(name))
+        check_shape(directory, name, tensor.shape, missing.pop(name))
+        check_float(directory, name, tensor)
     if missing:
         raise UnsupportedModel(
             f"{directory}: tensor {next(iter(missing))} is missing ({len(missing)} in all)"
@@ -117,7 +122,7 @@ def check_vocabulary(directory: Path, ids: int, vocab_size: int) -> None:
 
 def is_used(config: ModelConfig, name: str) -> bool:
     """Whether a Decoder needs a checkpoint's tensor of this name, or has to refuse it."""
-    return not (name.endswith(_IGNORED) or (config.tied and name == "lm_head.weight"))
+    return not (name.endswith(IGNORED) or (config.tied and name == HEAD))
 
 
 def cut_head(decoder: Decoder) -> None:
@@ -126,15 +131,6 @@ def cut_head(decoder: Decoder) -> None:
     """
     if not decoder.config.tied:
         assign(decoder, "lm_head.weight", decoder.head_weight()[: decoder.vocabulary].clone())
-
-
-def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all tensors by name, read from the files' headers."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in weight_files(directory):
-        with opened(path) as file:
-            shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    return shapes
 
 
 def assign(module: nn.Module, name: str, tensor: Tensor) -> None:
@@ -171,42 +167,3 @@ def opened(path: Path) -> Iterator[Any]:
             yield file
     except (SafetensorError, OSError) as error:
         raise UnsupportedModel(f"{path} cannot be read, download it again: {error}") from error
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """Return the directory's safetensors files: those that its index names, else the one file."""
-    index = directory / "model.safetensors.index.json"
-    names = {"model.safetensors"}
-    if index.is_file():
-        listed = read_json(index, UnsupportedModel).field("weight_map").fields().values()
-        names = {_beside(name) for name in listed}
-    paths = [directory / name for name in sorted(names)]
-    for path in paths:
-        if not path.is_file():
-            raise UnsupportedModel(
-                f"{directory} has no {path.name}: weights are read from safetensors only"
-            )
-    return paths
-
-
-def _beside(name: Json) -> str:
-    """Return a file's name in an index, beside which the file lies."""
-    if name.line() != Path(name.line()).name:
-        name.refuse("the name of a file in the same directory")
-    return name.line()
-
-
-def fingerprint(directory: Path) -> str:
-    """Return a hash of the configuration and of each file's size, head and tail.
-
-    It tells checkpoints apart without reading them whole.
-    """
-    digest = hashlib.sha256((directory / "config.json").read_bytes())
-    for path in weight_files(directory):
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            digest.update(f"{path.name}:{size}".encode())
-            digest.update(file.read(_SAMPLE))
-            file.seek(max(0, size - _SAMPLE))
-            digest.update(file.read(_SAMPLE))
-    return digest.hexdigest()[:32]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from inference.errors import InvalidRequest, UnknownArchitecture, UnsupportedModel
 from inference.json_file import LARGEST, Json, read_json, shown
+from inference.model.weight_files import has_own_head
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _MISTRAL_WINDOW = 4096  # transformers' default when config.json has no sliding_window
@@ -94,16 +95,23 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 def read_config_json(directory: Path) -> Json:
-    """Read a directory's config.json. Raises UnsupportedModel where there is none."""
+    """Read a directory's config.json. Raises UnsupportedModel where there is none.
+
+    Embeddings and head are not tied where the weight files hold a head that differs, whatever the
+    file says: so the transformers library takes it.
+    """
     path = directory / "config.json"
     if not path.is_file():
         raise UnsupportedModel(f"{directory} is not a model directory: it has no config.json")
-    return read_json(path, UnsupportedModel)
+    raw, name = read_json(path, UnsupportedModel), "tie_word_embeddings"
+    if raw.field(name).value is True and has_own_head(directory):
+        return replace(raw, value=raw.dictionary() | {name: False})
+    return raw
 
 
 def read_raw_config(directory: Path) -> dict[str, Any]:
-    """Return a directory's whole config.json; raise UnsupportedModel where it is no object."""
-    return read_json(directory / "config.json", UnsupportedModel).dictionary()
+    """Return a directory's whole config.json as read_config_json() reads it."""
+    return read_config_json(directory).dictionary()
 
 
 _ELSEWHERE = (

@@ -31,10 +31,10 @@ from inference.errors import InvalidRequest, UnsupportedModel
 from inference.json_file import Json
 from inference.model.attention import MASKED, Sight
 from inference.model.cache import KeysValues, read_rows
-from inference.model.checkpoint import tensor_shapes, weight_files
 from inference.model.config import ModelConfig, check_shape, parse_config, read_config_json
 from inference.model.decoder import MLP, WHOLE, Attention, Decoder, Hidden, Layer, Past, RMSNorm
 from inference.model.rotary import rotary_tables
+from inference.model.weight_files import tensor_shapes, weight_files
 
 _LAYER, _LAYERS_READ = "transformer_layer_config", "eagle_aux_hidden_state_layer_ids"
 _OTHER_HEADS = ("norm_before_fc", "norm_output", "fc_norm")

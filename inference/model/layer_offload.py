@@ -17,16 +17,17 @@ from torch import Tensor, nn
 
 from inference.errors import InvalidRequest
 from inference.model.checkpoint import (
+    DTYPES,
     Loading,
     assign,
     empty_decoder,
     is_used,
     opened,
     read_tensors,
-    weight_files,
 )
 from inference.model.config import ModelConfig
 from inference.model.decoder import Decoder, Layer, layers_on
+from inference.model.weight_files import stored_type, weight_files
 
 Offload = Literal["host", "disk"]
 """Place in which layers' weights stay: host memory, or the checkpoint's files."""
@@ -195,7 +196,7 @@ def load_offloaded(
     decoder = empty_decoder(directory, positions, vocabulary)
     config = decoder.config
     used = partial(is_used, config)
-    dtype = dtype or next(read_tensors(directory, used))[1].dtype
+    dtype = dtype or DTYPES[stored_type(directory)]
     rest = read_tensors(directory, lambda name: used(name) and not name.startswith(LAYERS), tell)
     for name, tensor in rest:
         assign(decoder, name, tensor.to(device=device, dtype=dtype))

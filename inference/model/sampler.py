@@ -9,7 +9,7 @@ Kernels for the greatest scores promise nothing about equal scores, so no choice
 - The candidates of top-k and top-p are the CANDIDATES tokens of greatest logit / T. If equal scores
   lie on both sides of that limit, none of them is a candidate.
 - Of the candidates, top-k and top-p keep the fewest that suffice, and all that equal the last kept
-  one.
+  one. top-p acts behind top-k, on what it leaves: its mass counts as 1.
 - If more than CANDIDATES tokens share the best score, there are no candidates, and the choice is
   that of temperature 0.
 - A draft's children are in order of score, and of id among equal scores. Which of several equal
@@ -167,14 +167,18 @@ def find_candidates(
     scores = found.scores
     log_mass = best + torch.log(found.mass)  # logsumexp, without its comparison with infinity
     mass = torch.exp(scores - log_mass)
-    before = torch.cumsum(mass, -1) - mass
+    upto = torch.cumsum(mass, -1)
     rank = torch.arange(scores.shape[-1], dtype=torch.int32, device=logits.device)
     # top-k and top-p leave the argmax as it is, and a greedy draft's ranking whole
     hot = sampling.temperature > 0
     limit = torch.where(hot & (sampling.top_k > 0), sampling.top_k, scores.shape[-1])[:, None, None]
     top_p = torch.where(hot & (sampling.top_p < 1), sampling.top_p, 2.0)[:, None, None]
     min_p = torch.where(hot, sampling.min_p, 0.0)[:, None, None]
-    kept = (rank < limit) & (before < top_p) & (torch.exp(scores - best) >= min_p)
+    first = rank < limit
+    # top-p is of the mass that top-k leaves, or else of all
+    left = torch.where(first, upto, 0.0).amax(-1, keepdim=True)
+    left = torch.where(hot[:, None, None] & (sampling.top_k > 0)[:, None, None], left, 1.0)
+    kept = first & (upto - mass < top_p * left) & (torch.exp(scores - best) >= min_p)
     least = torch.where(kept, scores, best).amin(-1, keepdim=True)
     kept = (scores >= least) & (beyond < scores)
     return Candidates(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from inference.errors import InvalidRequest
 from inference.files import write_whole
-from outrider.bench.command import PairingOptions
+from outrider.bench.bench_options import PairingOptions
 from outrider.bench.figures import ALL, Pair, arms_of, kinds_of, speed_ratio
 from outrider.bench.journal import NAME, RunRecord, Values, differences, read_run
 from outrider.terminal.tables import aligned

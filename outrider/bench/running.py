@@ -20,7 +20,7 @@ from inference.cost.energy import find_readers
 from inference.draft_thread import take_short_turns
 from inference.errors import Unavailable
 from inference.text import Tokenizer
-from outrider.bench.command import BenchOptions
+from outrider.bench.bench_options import BenchOptions
 from outrider.bench.figures import BASELINE
 from outrider.bench.journal import Journal, TextKey, Values, opened, plan_of
 from outrider.bench.results import write_results
@@ -138,7 +138,7 @@ class _Measurement:
         models = {"target": f"{there.model} {there.model_fingerprint}", "type": there.dtype}
         models |= {"device": there.device} | {arm.name: arm.draft for arm in self._arms}
         trip = measure_round_trip(target.probe, say)
-        about = {"models": models, "shared": self._arms[0].client.is_local, "round_trip": trip}
+        about = {"models": models, "shared": self._arms[0].client.shares_device, "round_trip": trip}
         return about | {"environment": environment()}
 
     def run(self, items: Sequence[Item], repeats: Sequence[int]) -> None:

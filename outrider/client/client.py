@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from threading import Event, Lock
+from threading import Event
 from typing import TYPE_CHECKING, TypeAlias
 
 from grpc_comm.client.connection import Connection
@@ -26,6 +25,7 @@ from inference.proposer import Proposer
 from inference.text import Tokenizer
 from inference.throttle import Silence, Throttle
 from outrider.client.connecting import connect_target
+from outrider.client.draft_loader import DraftLoader
 from outrider.models.directories import find_tokenizer
 from outrider.money.budget import RunBudget
 from outrider.money.goal import UNSTEERED, read_billing, read_goal
@@ -49,7 +49,7 @@ class Client:
     budget: counts the usage of all texts, and holds what they may cost
     goal: of drafting
     billing: prices that the options state; those of the target count where it is unpriced
-    is_local: whether the target is on this machine
+    shares_device: whether target and draft compute on this machine, and slow each other down
     """
 
     def __init__(
@@ -61,7 +61,8 @@ class Client:
         billing: Billing,
         is_local: bool,
     ) -> None:
-        self.target, self.tokenizer, self.is_local = target, tokenizer, is_local
+        self.target, self.tokenizer = target, tokenizer
+        self.shares_device = is_local and not target.description.emulated
         self._options, self._found = options, found
         unused = options.no_beside or found is not None
         # name of the draft at the target that texts ask for; empty for none
@@ -76,9 +77,8 @@ class Client:
         self.budget = RunBudget(billing, options.goal.max_usd)
         self.goal = read_goal(options.goal, billing)
         gc.freeze()  # what is loaded is not searched for garbage in the middle of a text: 0.2 s
-        self._rows: Future[AnyRows] | None = None
-        self._loader = ThreadPoolExecutor(1, "outrider load")
-        self._beginning, self._stack, self._silence = Lock(), ExitStack(), Silence()
+        self._silence = Silence()
+        self._loader = None if options.target_only else DraftLoader(self._load)
 
     @property
     def model(self) -> str:
@@ -104,11 +104,10 @@ class Client:
     @property
     def unsteered(self) -> str:
         """Reason why steer() changes nothing here, or nothing worth a knob; empty where it does."""
-        rows = self._rows
-        loaded = rows is not None and rows.done() and rows.exception() is None
-        if rows is None or not loaded:
+        rows = None if self._loader is None else self._loader.loaded
+        if rows is None:
             return UNSTEERED
-        return rows.result().unsteered or self.goal.pointless
+        return rows.unsteered or self.goal.pointless
 
     def steer(self, knob: str) -> None:
         """Weigh cost against speed as --cs does, also in texts that are being made.
@@ -126,21 +125,25 @@ class Client:
     def load(self, rows: int = 1) -> None:
         """Begin to load the draft, where there is one. Idempotent; the first text does it, too.
 
-        Texts go on meanwhile, and have the draft once it is there. An error is told, and raised by
-        wait().
+        Texts start without the draft, and use it once it is loaded. A load error is logged, and
+        raised by wait() and check().
 
         rows: texts that it drafts for at the same time
         """
-        with self._beginning:
-            if self._rows is None and not self._options.target_only:
-                self._rows = self._loader.submit(self._load, rows)
+        if self._loader is not None:
+            self._loader.begin(rows)
 
     def wait(self) -> AnyRows | None:
         """Wait until the draft is loaded; None without one. Raises the error of loading."""
-        self.load()
-        return None if self._rows is None else self._rows.result()
+        return None if self._loader is None else self._loader.wait()
 
-    def _load(self, rows: int) -> AnyRows:
+    def check(self) -> None:
+        """Raise the error of loading, where it has failed by now."""
+        if self._loader is not None:
+            self._loader.check()
+
+    @contextmanager
+    def _load(self, rows: int) -> Iterator[AnyRows]:
         if self._found is not None and self._drafted < self.length:
             say(
                 f"{self._found.name} drafts the first {self._drafted:,} tokens of a text, of "
@@ -152,24 +155,24 @@ class Client:
         there = self.target.description
         grammars = Grammars(self.tokenizer.to_json(), there.vocabulary, sorted(there.stop_ids))
         sides = Sides(self._found, self.target, rows, self._drafted, grammars)
-        try:
-            loaded = self._stack.enter_context(draft_rows(self._options, sides, self.goal))
-        except OutriderError as error:
-            say(f"note: nothing drafts here: {printable(str(error))}")
-            raise
-        gc.freeze()
-        return loaded
+        with ExitStack() as stack:
+            try:
+                loaded = stack.enter_context(draft_rows(self._options, sides, self.goal))
+            except OutriderError as error:
+                say(f"note: nothing drafts here: {printable(str(error))}")
+                raise
+            gc.freeze()
+            yield loaded
 
     def _drafter(self) -> Drafter:
-        """The draft's thread; throttled where the target is on this machine."""
-        return on_thread(self._lend, Throttle(self._silence) if self.is_local else None)
+        """The draft's thread; throttled where it shares a device with the target."""
+        return on_thread(self._lend, Throttle(self._silence) if self.shares_device else None)
 
     def _lend(self, wanted: Callable[[], bool]) -> AbstractContextManager[Sequence[Proposer]]:
         """Lend a row of the draft, once it is loaded; none where loading failed."""
-        try:
-            rows = self.wait()
-        except OutriderError:
-            rows = None
+        rows = None
+        with suppress(OutriderError):
+            rows = None if self._loader is None else self._loader.wait(wanted)
         return nullcontext(()) if rows is None else rows.lent(wanted)
 
     def complete(
@@ -215,15 +218,16 @@ class Client:
             cost=budget.cost(charge.usage, tokens),
             energy=budget.energy(done.usage, tokens),
             device=self.target.description.device,
+            loading_seconds=self._loader.loading_seconds if here and self._loader else None,
         )
 
     def close(self) -> None:
         """Let the draft go, and keep what it learned. No text may be in the making.
 
-        Waits for what the draft does.
+        Waits for the draft's call that is under way, but not for a draft that is still loading.
         """
-        self._loader.shutdown()
-        self._stack.close()
+        if self._loader is not None:
+            self._loader.close()
         gc.unfreeze()
 
 

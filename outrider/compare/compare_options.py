@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from pydantic import BeforeValidator, InstanceOf, model_validator
 
 from inference.command import called
@@ -68,6 +68,8 @@ Milliseconds: TypeAlias = Annotated[float, Ge(0), Shown("MS")]
 class ComparedTexts(PromptOptions):
     """The texts that every architecture makes."""
 
+    temperature: Annotated[float, Ge(0), Le(1000)] = 0.0
+    """0 is greedy"""
     max_new_tokens: Count = 48
     """tokens to make at most"""
     seed: Seed | None = 0

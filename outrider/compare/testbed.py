@@ -107,7 +107,9 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
         if target is None:
             billing = billing.described(description.usd_per_hour)
             positions = read_positions(options, billing)
-        requests = make_requests(text, prompts, found.tokenizer, length, description.stop_ids)
+        requests = make_requests(
+            text, prompts, found.tokenizer, length, description.stop_ids, description.model
+        )
         settings: list[Policy] = [*options.chains, *options.trees]
         room = max(TUNING.room, *(one.most_ranked for one in settings))
         found = found.settled(common)

@@ -15,7 +15,7 @@ from inference.planner.profiling import survey_draft
 from inference.times import LatencyModel
 from outrider.client.connecting import connect_target
 from outrider.client.probing import measure_round_trip
-from outrider.doctor.command import Finding, refused, warning
+from outrider.doctor.finding import Finding, refused, warning
 from outrider.draft_methods import FoundDraft, find_draft
 from outrider.models.capacity import Capacity
 from outrider.models.directories import find_tokenizer

@@ -8,46 +8,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import Literal
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from grpc_comm.security import SecurityOptions, channel_security
+from grpc_comm.translate import status_error
 from grpc_comm.transport import Address, channel_options
-from inference.command import FAILED, printable
+from inference.command import FAILED
 from inference.errors import OutriderError
+from outrider.doctor.finding import Finding, fault, refused
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import DoctorRole
 
 _SECONDS, _WIDTH = 5.0, 12
 _REMEDY = "wait while it loads or drains; else see its log"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A fact about this machine or the target, and a remedy where it is a fault."""
-
-    subject: str
-    text: str
-    severity: Literal["fine", "warning", "fault"] = "fine"
-    remedy: str = ""
-
-
-def fault(subject: str, text: str, remedy: str) -> Finding:
-    return Finding(subject, text, "fault", remedy)
-
-
-def warning(subject: str, text: str, remedy: str) -> Finding:
-    return Finding(subject, text, "warning", remedy)
-
-
-def refused(subject: str, error: OutriderError) -> Finding:
-    """The finding of an error, whose message says what is needed."""
-    return Finding(subject, printable(str(error)), "fault")
 
 
 def show(findings: Iterable[Finding], *, as_json: bool) -> int:
@@ -91,8 +69,8 @@ def check_health(options: ConnectionOptions) -> Iterator[Finding]:
     except OutriderError as error:
         yield refused("health", error)
     except grpc.RpcError as error:
-        said = error.details() if isinstance(error, grpc.Call) else error
-        yield fault("health", f"{address} does not answer: {said}", _REMEDY)
+        said = status_error(error, f"{address} does not answer")
+        yield fault("health", str(said), _REMEDY)
     else:
         serves = status == health_pb2.HealthCheckResponse.SERVING
         name = health_pb2.HealthCheckResponse.ServingStatus.Name(status)

@@ -18,8 +18,9 @@ from inference.backends.target_features import FeatureModel, FeatureSequence, fe
 from inference.command import say
 from inference.drafters.draft import Draft
 from inference.errors import InvalidRequest, UnsupportedModel
-from inference.model.checkpoint import DTYPES, fingerprint
+from inference.model.checkpoint import DTYPES
 from inference.model.eagle_head import OfTarget, read_head, read_head_config
+from inference.model.weight_files import fingerprint
 from outrider.draft_methods import FoundDraft
 from outrider.models.artifacts import artifact_checkpoint
 from outrider.models.capacity import Capacity

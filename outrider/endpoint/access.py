@@ -208,14 +208,21 @@ class BoundedConnection(H11Protocol):
         return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        others = [one for one in self.connections if isinstance(one, BoundedConnection)]
+        others = set(self.connections)
         super().connection_made(transport)
-        if len(others) >= self._most:
-            waiting = [one for one in others if one.waiting]
-            if not waiting:
-                return self._refuse()
-            min(waiting, key=lambda one: one.waiting_since).end()
+        if len(others) >= self._most and not self.make_room(others):
+            return self._refuse()
         self._watch()
+
+    @staticmethod
+    def make_room(connections: Iterable[Any]) -> bool:
+        """End the connection that has waited longest for a request. Returns whether there was
+        one.
+        """
+        waiting = [one for one in connections if isinstance(one, BoundedConnection) and one.waiting]
+        if waiting:
+            min(waiting, key=lambda one: one.waiting_since).end()
+        return bool(waiting)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

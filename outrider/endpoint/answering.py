@@ -26,6 +26,9 @@ from outrider.text.pieces import Piece
 from outrider.text.prompts import make_request
 
 Result = TypeVar("Result")
+TEMPERATURE = 1.0
+"""Temperature where neither request nor model gives one, as OpenAI and Anthropic define it."""
+
 STREAM = "text/event-stream"
 """Content type of answers that are streamed."""
 
@@ -121,7 +124,8 @@ def make_orders(
     for prompt in asked.prompts:
         if left.is_set():
             return None
-        order = make_request(texts.client, prompt, replace(given, seed=seed))
+        settled = replace(given, seed=seed).settled(texts.client.model, TEMPERATURE)
+        order = make_request(texts.client, prompt, settled)
         for more in range(asked.choices):
             params = replace(order.params, seed=seed + more)
             orders.append(replace(order, index=len(orders), params=params))

@@ -150,6 +150,8 @@ class TargetState(BaseModel):
     unsteered: str | None = None
     trouble: str | None = None
     texts: int | None = None
+    temperature: float | None = None
+    suggestions: list[str] | None = None
 
 
 REFUSED: dict[int | str, str] = {

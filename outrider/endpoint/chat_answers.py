@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -143,7 +142,7 @@ class TextTeller(_Teller):
         super().__init__(client, asked, orders)
         self._echo, self._nothing = bool(asked.echo), asked.max_tokens == 0
         self._offsets = [0] * len(orders)  # characters of each text that were told of
-        self._letters = [getincrementaldecoder("utf-8")("replace") for _ in orders]
+        self._streams = [client.tokenizer.stream(() if asked.echo else one.ids) for one in orders]
 
     def whole(self, texts: Sequence[Completion]) -> JsonObject:
         if self._nothing:
@@ -188,7 +187,7 @@ class TextTeller(_Teller):
         words, offsets = [self._word(token) for token in tokens], list[int]()
         for token in tokens:
             offsets.append(self._offsets[index])
-            self._offsets[index] += self._length(index, token)
+            self._offsets[index] += len(self._streams[index].push(token))
         likeliest = [
             one
             and {**dict(zip(map(self._word, one.ids), one.values, strict=True)), word: one.value}
@@ -209,10 +208,3 @@ class TextTeller(_Teller):
             return raw.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-    def _length(self, index: int, token: int) -> int:
-        """Characters of a text that end with this token. Special tokens stand in no text."""
-        tokenizer = self._client.tokenizer
-        if not tokenizer.decode([token, token]):  # twice: a space in front may be left out
-            return 0
-        return len(self._letters[index].decode(tokenizer.token_bytes(token)))

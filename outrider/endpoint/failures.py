@@ -78,6 +78,9 @@ def _sayable(text: str) -> str:
     return text[:MOST_SIGNS].encode(errors="replace").decode()
 
 
+UNFORESEEN = ApiError(500, "an error of this program: its log has it", "server_error")
+
+
 def api_error(error: OutriderError) -> ApiError:
     """The error of a text as a client is told it."""
     message = str(error)
@@ -121,8 +124,7 @@ def add_failures(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, _error: Exception) -> JSONResponse:
-        message = "an error of this program: its log has it"
-        return await told(request, ApiError(500, message, "server_error"))
+        return await told(request, UNFORESEEN)
 
 
 def _invalid(error: RequestValidationError | ValidationError) -> ApiError:
@@ -135,4 +137,5 @@ def _invalid(error: RequestValidationError | ValidationError) -> ApiError:
         return ApiError(400, "the body is not JSON: a JSON object is needed")
     place = [str(part) for part in first["loc"] if not _TYPE.fullmatch(str(part))]
     name = ".".join(place)
-    return ApiError(400, f"{name or 'the body'}: {first['msg']}", param=name or None)
+    said = raised or first["msg"]
+    return ApiError(400, f"{name or 'the body'}: {said}", param=name or None)

@@ -21,6 +21,7 @@ from outrider.endpoint.requests import MOST_MESSAGES, ChatRequest, JsonObject, T
 from outrider.endpoint.target_manager import TargetManager
 from outrider.text.completion import Completion
 from outrider.text.completion import Request as TextOrder
+from outrider.text.json_values import read_object
 from outrider.text.pieces import Piece
 
 
@@ -36,11 +37,8 @@ class MessagesRequest(BaseModel):
     output_config: JsonObject | None = None  # its `format` is the form of the answer
 
     def chat(self) -> ChatRequest:
-        """The request as one for a chat. Raises ApiError for an answer that was begun already."""
-        if self.messages and self.messages[-1].get("role") == "assistant":
-            raise ApiError(
-                400, "an answer's beginning is not served: the user speaks last", param="messages"
-            )
+        """The request as one for a chat. An answer that was begun already is continued."""
+        begun = bool(self.messages) and self.messages[-1].get("role") == "assistant"
         first = [{"role": "system", "content": self.system}] if self.system else []
         choice = self.tool_choice or {}
         return ChatRequest.model_validate(
@@ -52,6 +50,7 @@ class MessagesRequest(BaseModel):
                 "response_format": (self.output_config or {}).get("format"),
                 "stop": self.stop_sequences,
                 "tool_choice": self.tool_choice,
+                "continue_final_message": begun,
                 "parallel_tool_calls": not choice.get("disable_parallel_tool_use"),
             }
         )
@@ -127,7 +126,9 @@ class MessageTeller:
     def whole(self, texts: Sequence[Completion]) -> JsonObject:
         (text,) = texts
         said = [{"type": "text", "text": text.text}] if text.text else []
-        uses = [_use(call.id, call.name, _parsed(call.arguments)) for call in text.tool_calls]
+        uses = [
+            _use(call.id, call.name, read_object(call.arguments) or {}) for call in text.tool_calls
+        ]
         return self._frame([*said, *uses]) | _ended(text) | {"usage": _usage(text)}
 
     def begin(self) -> Iterable[dict[str, str]]:
@@ -179,14 +180,6 @@ def _event(name: str, **data: Any) -> dict[str, str]:
 
 def _use(call_id: str, name: str, arguments: Any) -> JsonObject:
     return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
-
-
-def _parsed(arguments: str) -> Any:
-    """The arguments of a call; nothing of those that are no JSON, as of a call that was cut off."""
-    try:
-        return json.loads(arguments)
-    except ValueError:
-        return {}
 
 
 def _ended(text: Completion) -> JsonObject:

@@ -11,12 +11,9 @@ from fastapi.responses import Response
 from outrider.endpoint.answering import STREAM, answer_request, check_model
 from outrider.endpoint.answers import ChatAnswer, ModelCard, ModelCards, TextAnswer, responses
 from outrider.endpoint.chat_answers import ChatTeller, TextTeller
-from outrider.endpoint.failures import ApiError
 from outrider.endpoint.requests import ChatRequest, CompletionRequest
 from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import TextRunner
-
-METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
 def openai_routes(manager: TargetManager) -> APIRouter:
@@ -42,10 +39,6 @@ def openai_routes(manager: TargetManager) -> APIRouter:
     async def completions(asked: CompletionRequest, http: Request) -> Response:
         texts = await manager.get()
         return await answer_request(texts, asked, http, partial(TextTeller, texts.client, asked))
-
-    @router.api_route("/{rest:path}", methods=METHODS, include_in_schema=False)
-    async def unknown(rest: str, http: Request) -> Response:
-        raise ApiError(404, f"{http.method} /v1/{rest} is not served: see /openapi.json")
 
     return router
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -19,21 +20,26 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.params import Depends
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict
+from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from inference.errors import OutriderError
 from inference.sampling import SEED_BITS, random_seed
 from outrider.client.watching import Told, Watcher, ended
-from outrider.endpoint.answering import STREAM, event_stream
+from outrider.endpoint.answering import STREAM, TEMPERATURE, event_stream
 from outrider.endpoint.answers import TargetState, responses
-from outrider.endpoint.failures import api_error
-from outrider.endpoint.requests import LEAST_TOP_P, MOST_MESSAGES, ChatMessage, Text
+from outrider.endpoint.failures import UNFORESEEN, ApiError, api_error
+from outrider.endpoint.requests import MOST_MESSAGES, ChatMessage, Text
 from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import TextRunner
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion
+from outrider.text.defaults import defaults_of
 from outrider.text.prompts import Parameters, going_on, make_request
 from outrider.text.runner import Task
+
+log = logging.getLogger(__name__)
 
 STATE_SECONDS = 1.0
 """Seconds that the target has to answer before the page is told that it does not."""
@@ -79,16 +85,16 @@ class TargetSettings(BaseModel):
 
 
 class PageText(BaseModel):
-    """A text that the page asks for."""
+    """A text that the page requests."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     messages: Annotated[list[ChatMessage], Len(max_length=MOST_MESSAGES)]
     max_tokens: Annotated[int, Ge(1)] = 512
-    temperature: Annotated[float, Ge(0), Le(1000)] = 0.0
+    temperature: Annotated[float, Ge(0), Le(1000)] | None = None  # the model's default
     top_p: Annotated[float, Ge(0), Le(1)] = 1.0
     seed: Annotated[int, Ge(0), Lt(2**SEED_BITS)] | None = None
-    stop: list[Text] = []
+    stop: list[Text] | None = None  # the model's default
     target_only: bool = False
     made: Annotated[list[int], Len(max_length=1 << 17)] = []  # ids of a text that broke off
 
@@ -136,7 +142,14 @@ def page_routes(manager: TargetManager, admin: Sequence[Depends]) -> APIRouter:
 
 
 class _PageFiles(StaticFiles):
-    """The page's files, each with HEADERS."""
+    """The page's files, each with HEADERS. It is the last route: what it lacks is not served."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        try:
+            return await super().get_response(path, scope)
+        except HTTPException as error:
+            asked = f"{scope['method']} {scope['path']}"
+            raise ApiError(404, f"{asked} is not served: see /openapi.json") from error
 
     def file_response(self, *args: Any, **named: Any) -> Response:
         response = super().file_response(*args, **named)
@@ -167,6 +180,8 @@ def _state(manager: TargetManager) -> dict[str, Any]:
         "weight": client.goal.weight,
         "unsteered": client.unsteered,
         "texts": texts.running,
+        "temperature": Parameters().settled(client.model, TEMPERATURE).temperature,
+        "suggestions": defaults_of(client.model).suggestions,
     }
 
 
@@ -194,14 +209,18 @@ async def _events(
                     yield _event(*part)
     except OutriderError as error:
         yield _event("error", api_error(error).body["error"])
+    # the page shows any other fault, too: without an event it could only say that the stream ended
+    except Exception:
+        log.exception("a text of the page failed")
+        yield _event("error", UNFORESEEN.body["error"])
 
 
 def _task(texts: TextRunner, asked: PageText, _left: Event) -> Task[Told]:
     """Makes the text of a page, and tells everything that can be watched."""
     client = texts.client
     seed = random_seed() if asked.seed is None else asked.seed
-    top_p = max(asked.top_p, LEAST_TOP_P)
-    given = Parameters(asked.max_tokens, asked.temperature, 0, top_p, seed, asked.stop)
+    given = Parameters(asked.max_tokens, asked.temperature, 0, asked.top_p, seed, asked.stop)
+    given = given.settled(client.model, TEMPERATURE)
     request = make_request(client, [message.plain for message in asked.messages], given)
     before: dict[str, Any] = {}
     if asked.made:

@@ -4,16 +4,16 @@ refused, with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from annotated_types import Ge, Gt, Le, Len, Lt
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from inference.sampling import CANDIDATES, MOST_LOGPROBS, SEED_BITS
+from inference.sampling import MOST_END_IDS, MOST_LOGPROBS, SEED_BITS
+from outrider.text.json_values import MAX_DEPTH, nests_deeply
 from outrider.text.prompts import Parameters, Prompt, schema_of
-from outrider.text.tool_calls import MOST_TOOLS, Message
+from outrider.text.tool_calls import MOST_TOOLS, THOUGHTS, Message
 
 MOST_CHOICES = 8
 """Texts of one prompt in one request."""
@@ -21,8 +21,8 @@ MOST_CHOICES = 8
 COMPLETION_TOKENS = 16
 """Tokens of a completion that names no max_tokens, as the interface defines it."""
 
-LEAST_TOP_P = 1e-6
-"""Value that stands for top_p 0: it leaves the likeliest token alone."""
+SEEDS = 2**SEED_BITS - MOST_CHOICES
+"""Seeds that a request's first text may have. Others are taken modulo this."""
 
 MOST_KEY = 256
 """Characters of a prompt_cache_key."""
@@ -38,8 +38,17 @@ Text: TypeAlias = Annotated[str, Len(max_length=MOST_BYTES)]
 
 JsonObject: TypeAlias = dict[str, Any]
 
+
+def _some(tokens: int) -> int:
+    if tokens == 0:
+        raise ValueError("1 or more is needed, or -1 for as many as fit: got 0")
+    return tokens
+
+
 _First = Field(fail_fast=True)  # of a long list only the first error is told
-Ids: TypeAlias = Annotated[list[int], _First]
+Length: TypeAlias = Annotated[int, Ge(-1), AfterValidator(_some)]
+TokenId: TypeAlias = Annotated[int, Field(strict=True)]  # true is none
+Ids: TypeAlias = Annotated[list[TokenId], _First]
 
 
 _CHOICE = "is not served: it would change the target's own choice"
@@ -59,11 +68,10 @@ REASONS = {
     _LOGPROBS: "top_logprobs prompt_logprobs n_probs",
     _TOOLS: "tools functions tool_calls function_call web_search_options mcp_servers",
     _KEPT: "previous_response_id conversation background container prompt",
-    _TEMPLATE: "chat_template chat_template_kwargs add_generation_prompt continue_final_message "
-    "add_special_tokens documents reasoning reasoning_effort thinking thinking_token_budget",
+    _TEMPLATE: "chat_template add_special_tokens documents thinking_token_budget",
     "is not served: max_tokens bounds a text": "n_predict max_new_tokens num_predict",
-    "is not served: a text ends at the model's stop ids, max_tokens or stop": "min_tokens "
-    "min_new_tokens ignore_eos stop_token_ids include_stop_str_in_output t_max_predict_ms",
+    "is not served: a text ends at the model's stop ids, stop_token_ids, max_tokens or stop": ""
+    "min_new_tokens include_stop_str_in_output t_max_predict_ms",
     "is not served: texts come without special tokens": "skip_special_tokens "
     "spaces_between_special_tokens",
     "is not served: send the prompt that is wanted": "echo suffix truncate_prompt_tokens "
@@ -78,14 +86,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("repeat_penalty", "length_penalty"), (1,)),
     **dict.fromkeys(("typical_p", "tfs_z", "best_of", "num_beams"), (1,)),
     **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
-    "add_generation_prompt": (True,),
     "add_special_tokens": (),
     "do_sample": (True,),
     "modalities": (["text"],),
     "verbosity": ("medium",),
-    "reasoning_effort": ("none",),
-    "reasoning": ({"effort": None}, {"effort": "none"}),
-    "thinking": ({"type": "disabled"},),
     "function_call": ("none", "auto"),
     "top_n_sigma": (-1, 0),
 }
@@ -123,20 +127,59 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class TextPart(BaseModel):
-    """A part of a message's content. Only text is read; /v1/responses has other names for it."""
+_UNREAD = {
+    **dict.fromkeys(("image", "image_url", "input_image"), "images are"),
+    **dict.fromkeys(("audio_url", "input_audio"), "audio is"),
+    **dict.fromkeys(("video", "video_url"), "videos are"),
+    **dict.fromkeys(("file", "input_file", "document"), "files are"),
+}
+"""Parts of a message that have no text, and their names."""
 
-    type: Literal["text", "input_text", "output_text"]
+
+class TextPart(BaseModel):
+    """A part of a message's content: text, a refusal, or thoughts. /v1/responses has other names
+    for text.
+    """
+
+    type: Literal["text", "input_text", "output_text", "refusal", "thinking", "redacted_thinking"]
     text: Text
 
+    @model_validator(mode="before")
+    @classmethod
+    def _reads_text(cls, part: Any) -> Any:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in _UNREAD:
+            raise ValueError(f"{_UNREAD[kind]} not served: text is")
+        if kind == "redacted_thinking":
+            return {"type": kind, "text": ""}
+        if kind in ("refusal", "thinking"):
+            return {"type": kind, "text": joined_text(part.get(kind))}
+        return part
 
-class ChatMessage(ServedFields):
-    """A message of a chat."""
+    @property
+    def is_thought(self) -> bool:
+        return self.type.endswith("thinking")
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+
+def joined_text(parts: Any) -> str:
+    """The text of parts that have some."""
+    if isinstance(parts, list):
+        return "".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
+    return parts if isinstance(parts, str) else ""
+
+
+class ChatMessage(BaseModel):
+    """A message of a chat. Other fields are ignored, since servers add some to their answers."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Text | Annotated[list[TextPart], _First] | None = None
+    refusal: Text | None = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+    thinking: Any = None
     tool_calls: Annotated[list[JsonObject], Len(max_length=MOST_TOOLS)] | None = None
     tool_call_id: Text | None = None
+    function_call: JsonObject | None = None  # an older name of a call
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
@@ -148,33 +191,59 @@ class ChatMessage(ServedFields):
 
     @property
     def plain(self) -> Message:
-        """The message with its parts joined. `developer` is today's word for `system`."""
-        parts = self.content or ""
-        content = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-        role = "system" if self.role == "developer" else self.role
-        calls = {"tool_calls": self.tool_calls} if self.tool_calls else {}
+        """The message with its parts joined. `developer` is today's word for `system`, and `tool`
+        for `function`.
+        """
+        parts = self.content or self.refusal or ""
+        content = (
+            parts
+            if isinstance(parts, str)
+            else "".join(part.text for part in parts if not part.is_thought)
+        )
+        role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
+        calls = self.tool_calls or (
+            [{"function": self.function_call}] if self.function_call else []
+        )
+        assistants = {**self._thoughts, **({"tool_calls": calls} if calls else {})}
         result = {"tool_call_id": self.tool_call_id or ""} if role == "tool" else {}
-        return {"role": role, "content": content, **calls, **result}
+        return {
+            "role": role,
+            "content": content,
+            **(assistants if role == "assistant" else {}),
+            **result,
+        }
+
+    @property
+    def _thoughts(self) -> dict[str, str]:
+        """What the assistant has thought, if it is told."""
+        parts = self.content if isinstance(self.content, list) else []
+        inside = "".join(part.text for part in parts if part.is_thought)
+        beside = [told for name in THOUGHTS if isinstance(told := getattr(self, name), str)]
+        thoughts = next(filter(None, [*beside, inside]), "")
+        return {THOUGHTS[0]: thoughts} if thoughts else {}
 
 
 class TextRequest(ServedFields):
     """Fields of both kinds of request.
 
-    top_k, min_p, repetition_penalty and stream are as in other servers of this interface; top_k -1
-    is off, too.
+    Fields beyond OpenAI's are as in other servers of this interface. There max_tokens -1 is
+    unbounded, seed -1 is random, top_k -1 is off, and an empty stop string is none.
     """
 
     model: Text | None = None
-    max_tokens: Annotated[int, Ge(1)] | None = None
+    max_tokens: Annotated[int, Ge(-1)] | None = None
+    min_tokens: Annotated[int, Ge(0)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[Ids, Len(max_length=MOST_END_IDS)] | None = None
     temperature: Annotated[float, Ge(0), Le(1000)] | None = None
     top_p: Annotated[float, Ge(0), Le(1)] | None = None
-    top_k: Annotated[int, Ge(-1), Le(CANDIDATES)] | None = None
+    top_k: Annotated[int, Ge(-1)] | None = None
     min_p: Annotated[float, Ge(0), Le(1)] | None = None
     repetition_penalty: Annotated[float, Gt(0)] | None = None
     presence_penalty: Annotated[float, Ge(-2), Le(2)] | None = None
     frequency_penalty: Annotated[float, Ge(-2), Le(2)] | None = None
     logit_bias: dict[int, Annotated[float, Ge(-100), Le(100)]] | None = None
-    seed: Annotated[int, Ge(0), Lt(2**SEED_BITS - MOST_CHOICES)] | None = None
+    seed: Annotated[int, Ge(-(2**63)), Lt(2**64)] | None = None
     stop: Text | Annotated[list[Text], _First] | None = None
     n: Annotated[int, Ge(1), Le(MOST_CHOICES)] | None = None
     stream: bool | None = None
@@ -182,6 +251,13 @@ class TextRequest(ServedFields):
     prompt_cache_key: Annotated[str, Len(max_length=MOST_KEY)] | None = None
     response_format: JsonObject | None = None
     structured_outputs: dict[Literal["json", "regex", "choice"], Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_shallow(cls, fields: Any) -> Any:
+        if nests_deeply(fields):
+            raise ValueError(f"objects and lists nest deeper than {MAX_DEPTH}")
+        return fields
 
     @model_validator(mode="after")
     def _has_one_form(self) -> Self:
@@ -201,25 +277,30 @@ class TextRequest(ServedFields):
 
     @property
     def most_tokens(self) -> int | None:
-        return self.max_tokens
+        """Tokens of a text at most; None for as many as fit."""
+        return None if self.max_tokens == -1 else self.max_tokens
 
     def parameters(self) -> Parameters:
-        """The parameters of the first text. Defaults are those of the interface: temperature 1."""
+        """The parameters of the first text."""
         form = {str(name): value for name, value in (self.structured_outputs or {}).items()}
         schema = schema_of(self.response_format) if self.response_format else None
-        stop: Sequence[str] = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        seed = None if self.seed == -1 else self.seed
         return Parameters(
             max_tokens=self.most_tokens,
-            temperature=1.0 if self.temperature is None else self.temperature,
+            temperature=self.temperature,
             top_k=max(self.top_k or 0, 0),
-            top_p=1.0 if self.top_p is None else max(self.top_p, LEAST_TOP_P),
+            top_p=1.0 if self.top_p is None else self.top_p,
             min_p=self.min_p or 0.0,
             repetition_penalty=self.repetition_penalty or 1.0,
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias=self.logit_bias or {},
-            seed=self.seed,
-            stop=stop,
+            seed=None if seed is None else seed % SEEDS,
+            stop=None if stop is None else [string for string in stop if string],
+            min_tokens=self.min_tokens or 0,
+            stop_token_ids=self.stop_token_ids or (),
+            ignore_eos=bool(self.ignore_eos),
             prompt_cache_key=self.prompt_cache_key or "",
             schema=form.get("json", schema),
             regex=form.get("regex"),
@@ -231,7 +312,14 @@ class ChatRequest(TextRequest):
     """A request for the next message of a chat."""
 
     messages: Annotated[list[ChatMessage], _First, Len(max_length=MOST_MESSAGES)]
-    max_completion_tokens: Annotated[int, Ge(1)] | None = None
+    max_tokens: Length | None = None
+    max_completion_tokens: Length | None = None
+    chat_template_kwargs: JsonObject | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    reasoning_effort: Text | None = None
+    reasoning: JsonObject | None = None
+    thinking: JsonObject | None = None
     tools: Annotated[list[JsonObject], Len(max_length=MOST_TOOLS)] | None = None
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
@@ -244,9 +332,40 @@ class ChatRequest(TextRequest):
             raise ValueError("top_logprobs needs logprobs: true")
         return self
 
+    @model_validator(mode="after")
+    def _ends_in_one_way(self) -> Self:
+        if self.add_generation_prompt and self.continue_final_message:
+            raise ValueError("add_generation_prompt and continue_final_message exclude each other")
+        return self
+
     @property
     def most_tokens(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
+        given = self.max_completion_tokens  # the newer name
+        most = self.max_tokens if given is None else given
+        return None if most == -1 else most
+
+    @property
+    def variables(self) -> JsonObject:
+        """Variables of the chat template. What other interfaces say of thinking has the names by
+        which templates know it; chat_template_kwargs come last.
+        """
+        reasoning, kind = self.reasoning or {}, (self.thinking or {}).get("type")
+        effort = self.reasoning_effort or reasoning.get("effort")
+        thinks = {"enabled": True, "adaptive": True, "disabled": False}.get(str(kind))
+        if isinstance(reasoning.get("enabled"), bool):
+            thinks = reasoning["enabled"]
+        if effort == "none":
+            thinks = False
+        return {
+            **({} if effort is None else {"reasoning_effort": effort}),
+            **({} if thinks is None else {"enable_thinking": thinks, "thinking": thinks}),
+            **(
+                {}
+                if self.add_generation_prompt is None
+                else {"add_generation_prompt": self.add_generation_prompt}
+            ),
+            **(self.chat_template_kwargs or {}),
+        }
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -260,6 +379,8 @@ class ChatRequest(TextRequest):
             tools=self.tools or (),
             tool_choice=self.tool_choice or "auto",
             parallel_tool_calls=self.parallel_tool_calls is not False,
+            chat_template_kwargs=self.variables,
+            continue_final_message=bool(self.continue_final_message),
         )
 
 
@@ -276,7 +397,6 @@ class CompletionRequest(TextRequest):
         | Annotated[list[Text], _First, Len(max_length=MOST_PROMPTS)]
         | Annotated[list[Ids], _First, Len(max_length=MOST_PROMPTS)]
     )
-    max_tokens: Annotated[int, Ge(0)] | None = None
     logprobs: Annotated[int, Ge(0), Le(MOST_LOGPROBS)] | Literal[False] | None = None
     echo: bool | None = None
 
@@ -290,7 +410,9 @@ class CompletionRequest(TextRequest):
 
     @property
     def most_tokens(self) -> int | None:
-        return COMPLETION_TOKENS if self.max_tokens is None else max(self.max_tokens, 1)
+        if self.max_tokens is None:
+            return COMPLETION_TOKENS
+        return None if self.max_tokens == -1 else max(self.max_tokens, 1)
 
     @property
     def prompts(self) -> list[Prompt]:

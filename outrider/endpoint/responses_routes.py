@@ -23,7 +23,7 @@ from outrider.endpoint.answering import STREAM, answer_request
 from outrider.endpoint.answers import responses, usage
 from outrider.endpoint.chat_answers import scored
 from outrider.endpoint.failures import ApiError
-from outrider.endpoint.requests import MOST_MESSAGES, ChatRequest, JsonObject, Text
+from outrider.endpoint.requests import MOST_MESSAGES, ChatRequest, JsonObject, Text, joined_text
 from outrider.endpoint.target_manager import TargetManager
 from outrider.text.completion import Completion
 from outrider.text.completion import Request as TextOrder
@@ -63,11 +63,17 @@ class ResponseRequest(BaseModel):
 
 
 def _messages(items: Iterable[Any]) -> list[JsonObject]:
-    """Items as messages of a chat. Calls belong to what the assistant said before them."""
+    """Items as messages of a chat. Thoughts belong to what the assistant says behind them, and
+    calls to what it said before them.
+    """
     messages = list[JsonObject]()
     for item in items:
         kind = item.get("type") or "message"
-        if kind == "function_call":
+        if kind == "reasoning":
+            thoughts = joined_text(item.get("content")) or joined_text(item.get("summary"))
+            if thoughts:  # others are encrypted
+                messages.append({"role": "assistant", "reasoning_content": thoughts})
+        elif kind == "function_call":
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant"})
             call = {"id": item.get("call_id"), "function": item}
@@ -76,7 +82,12 @@ def _messages(items: Iterable[Any]) -> list[JsonObject]:
             result, called = item.get("output"), item.get("call_id")
             messages.append({"role": "tool", "content": result, "tool_call_id": called})
         elif kind == "message":
-            messages.append({"role": item.get("role"), "content": item.get("content")})
+            said = {"role": item.get("role"), "content": item.get("content")}
+            thought = messages[-1:] if said["role"] == "assistant" else []
+            if thought and thought[0].keys() == {"role", "reasoning_content"}:
+                thought[0].update(said)
+            else:
+                messages.append(said)
         else:
             raise ApiError(400, f"items of type {kind} are not served", param="input")
     return messages

@@ -38,6 +38,7 @@ from outrider.endpoint.access import (
 )
 from outrider.endpoint.answering import GRACE_SECONDS
 from outrider.endpoint.answers import Health, Release, responses
+from outrider.endpoint.descriptors import ACCEPTED, QUEUED, OutOfDescriptors, bounded
 from outrider.endpoint.failures import ApiError, add_failures
 from outrider.endpoint.messages_routes import messages_routes
 from outrider.endpoint.openai_routes import openai_routes
@@ -81,7 +82,7 @@ def serve_http(
         )
         config = http_config(
             app,
-            options.http_connections,
+            bounded(options.http_connections),
             ssl_certfile=options.http_cert,
             ssl_keyfile=options.http_key,
         )
@@ -107,6 +108,7 @@ def http_config(app: FastAPI, connections: int, **more: Any) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=GRACE_SECONDS + 1,
+        backlog=ACCEPTED,
         **more,
     )
 
@@ -152,7 +154,10 @@ class _Server(uvicorn.Server):
         self._line, self._when_ready = line, when_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(OutOfDescriptors(self.server_state))
         await super().startup(sockets)
+        for bound in sockets or []:
+            bound.listen(QUEUED)  # uvicorn has set ACCEPTED
         say(self._line)
         self._when_ready()
 
@@ -205,7 +210,7 @@ def create_app(
     )
     async def metrics() -> Response:
         texts = await manager.get()
-        return Response(texts.metrics.page(), media_type=CONTENT_TYPE_LATEST)
+        return Response(texts.metrics_page(), media_type=CONTENT_TYPE_LATEST)
 
     add_page(app)
     app.add_middleware(BodyBound)

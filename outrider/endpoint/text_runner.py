@@ -47,6 +47,7 @@ class TextRunner:
         self.metrics = TextMetrics(client.model)
         self.created = int(time.time())
         self._held = Counter[str]()  # texts of each caller
+        self._waiting = 0  # texts that wait for their first part
         self._threads = list[Thread]()
         self._readers = ThreadPoolExecutor(READERS, "prompt")
         self._ends = set[Event]()
@@ -99,7 +100,12 @@ class TextRunner:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(deliver, index, item)
 
+        silent = set(range(len(tasks)))  # texts without a part so far
+
         def deliver(index: int, item: Part | Completion | OutriderError) -> None:
+            if index in silent:
+                silent.discard(index)
+                self._waiting -= 1
             if isinstance(item, Completion | OutriderError):
                 self._count(-1, caller)
             if isinstance(item, Completion) and item.failure is None:
@@ -110,6 +116,7 @@ class TextRunner:
             if self._over:
                 raise Unavailable(self._over)
             self._ends.add(end)
+            self._waiting += len(tasks)
             self._count(len(tasks), caller)
             self._threads = [one for one in self._threads if one.is_alive()]
             self._threads += start_tasks(tasks, put, end, len(tasks))
@@ -164,14 +171,18 @@ class TextRunner:
     def _count(self, more: int, caller: str) -> None:
         self.running += more
         self._held[caller] += more
-        self.metrics.running.set(self.running)
+
+    def metrics_page(self) -> bytes:
+        """The metrics as Prometheus reads them."""
+        self.metrics.look(self.running, self._waiting, self.client.target.description.rows)
+        return generate_latest(self.metrics.registry)
 
 
 _SECONDS = tuple(step * 10.0**power for power in range(-3, 3) for step in (1, 2, 5))
 
 
 class TextMetrics:
-    """Counts finished texts. `running` is a gauge that the caller keeps."""
+    """Counts finished texts. look() is for gauges."""
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
@@ -184,10 +195,14 @@ class TextMetrics:
             made = Histogram(name, text, label, registry=self.registry, buckets=_SECONDS)
             return made.labels(model)
 
-        running = Gauge(
-            "vllm:num_requests_running", "Texts being made.", label, registry=self.registry
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(name, text, label, registry=self.registry).labels(model)
+
+        self._running = gauge("vllm:num_requests_running", "Texts whose tokens arrive.")
+        self._waiting = gauge("vllm:num_requests_waiting", "Texts that wait for their first token.")
+        self._usage = gauge(
+            "vllm:kv_cache_usage_perc", "Share of the target's rows that texts of this server use."
         )
-        self.running = running.labels(model)
         self._prompt = counter("vllm:prompt_tokens", "Tokens of prompts.")
         self._made = counter("vllm:generation_tokens", "Tokens made.")
         self._forwards = counter("outrider_forwards", "Forwards that texts took part in.")
@@ -222,6 +237,12 @@ class TextMetrics:
         if tokens > 1:
             self._each.observe((done.seconds - done.time_to_first_token) / (tokens - 1))
 
-    def page(self) -> bytes:
-        """The metrics as Prometheus reads them."""
-        return generate_latest(self.registry)
+    def look(self, texts: int, waiting: int, rows: int) -> None:
+        """Set the gauges.
+
+        texts: in the making, the waiting ones among them
+        rows: of the target, each with the cache of a text
+        """
+        self._running.set(texts - waiting)
+        self._waiting.set(waiting)
+        self._usage.set(min((texts - waiting) / max(rows, 1), 1.0))

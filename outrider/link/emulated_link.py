@@ -242,17 +242,20 @@ class ShapedLink(NamedTuple):
 
 
 @contextmanager
-def shaped_link(to: str, shape: LinkShape = PERFECT) -> Iterator[ShapedLink]:
-    """Run a link to HOST:PORT in a process that ends with this context. Raises Unavailable when it
-    does not start.
+def shaped_link(
+    to: str, shape: LinkShape = PERFECT, listen: str = "127.0.0.1:0"
+) -> Iterator[ShapedLink]:
+    """Run a link from `listen` to `to`, both HOST:PORT, in a process that ends with this context,
+    and not with Ctrl-C. Raises Unavailable when it does not start.
     """
-    ends = ["--listen", "127.0.0.1:0", "--to", to, "--end_with_input"]
+    ends = ["--listen", listen, "--to", to, "--end_with_input"]
     process = subprocess.Popen(  # noqa: S603
         [sys.executable, "-m", "outrider.link.emulated_link", *ends, *_flags(shape)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[2],
+        start_new_session=True,
     )
     try:
         assert process.stdout is not None

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import inference
+from inference.command import say
 from inference.errors import UnsupportedModel
 from inference.model.hub import find_model, is_gguf
+from inference.model.weight_files import unread_files
 from inference.text import Tokenizer
 
 EMBEDDED = Path(inference.__file__).parent / "data"
@@ -26,6 +28,12 @@ def find_directory(name: str | None, embedded: str, *, weights: bool = True) -> 
     if here.is_dir() and any(here.glob("*.gguf")) and not any(here.glob("*.safetensors")):
         raise UnsupportedModel(f"{name} holds weights as GGUF only: name the file itself")
     return find_model(name, weights=weights)
+
+
+def note_unread(directory: Path) -> None:
+    """Name weight files of a model's directory that are not read."""
+    if names := unread_files(directory):
+        say(f"note: {directory}: no weights of the model, not read: {', '.join(names[:8])}")
 
 
 def find_tokenizer(name: str | None, embedded: str) -> Tokenizer:

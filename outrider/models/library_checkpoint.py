@@ -15,6 +15,7 @@ from inference.model.config import FAMILIES, allowed_length
 from inference.model.library_config import LibraryConfig, read_library_config
 from inference.text import Tokenizer
 from outrider.models.capacity import Capacity
+from outrider.models.directories import note_unread
 from outrider.models.machine import Conditions
 from outrider.options.groups import DeviceOptions
 
@@ -46,7 +47,7 @@ class LibraryCheckpoint:
         return allowed_length(asked, self.name, config.max_positions, config.limited_by)
 
     def fingerprint(self) -> str:
-        from inference.model.checkpoint import fingerprint
+        from inference.model.weight_files import fingerprint
 
         whole = f"{fingerprint(self.directory)} by transformers"
         return hashlib.sha256(whole.encode()).hexdigest()[:32]
@@ -77,6 +78,7 @@ class LibraryCheckpoint:
 
         self.check(options)
         device, begun = pick_device(options.device), time.perf_counter()
+        note_unread(self.directory)
         model = load_transformers(
             self.directory,
             self.config,

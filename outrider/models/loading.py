@@ -17,7 +17,7 @@ from inference.model.config import ModelConfig, allowed_length, read_config
 from inference.model.hub import is_gguf, split_revision
 from inference.text import Tokenizer
 from outrider.models.capacity import WHOLE, Capacity, Reduction
-from outrider.models.directories import find_directory
+from outrider.models.directories import find_directory, note_unread
 from outrider.models.machine import Conditions
 from outrider.options.groups import (
     DeviceOptions,
@@ -118,7 +118,7 @@ class Checkpoint:
         return allowed_length(asked, self.name, config.max_positions, config.limited_by)
 
     def fingerprint(self) -> str:
-        from inference.model.checkpoint import fingerprint  # a compiled target needs no decoder
+        from inference.model.weight_files import fingerprint
 
         return self.reduction.fingerprint(fingerprint(self.directory))
 
@@ -134,9 +134,7 @@ class Checkpoint:
         from outrider.models.precision import find_compute_type
 
         vocabulary = self.reduction.vocabulary(self.tokenizer.vocabulary)
-        picked = find_compute_type(
-            self.name, self.directory, self.config, vocabulary, options, drafts=drafts
-        )
+        picked = find_compute_type(self.name, self.directory, vocabulary, options, drafts=drafts)
         if picked is None:
             return self
         reduction = self.reduction._replace(matrices=picked.matrices)
@@ -230,6 +228,7 @@ def load_eager(
     device = pick_device(options.device)
     asked = options.dtype or ("float32" if checkpoint.embedded else None)
     begun = time.perf_counter()
+    note_unread(checkpoint.directory)
     with LoadingStatus(checkpoint.name) as tell:
         decoder = load(
             checkpoint.directory,

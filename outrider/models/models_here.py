@@ -16,6 +16,7 @@ from inference.files import cache_directory
 from inference.model.config import read_config
 from inference.model.hub import is_gguf
 from inference.model.library_config import read_library_config
+from inference.model.weight_files import stored_tensors
 from inference.planner.profile_files import read_profile
 from inference.text import Tokenizer
 from outrider.models.directories import EMBEDDED, find_directory
@@ -140,7 +141,7 @@ def _look(name: str, directory: Path) -> ModelHere:
         if not weights:
             raise InvalidRequest("it has no weights as safetensors")
         family = Tokenizer(directory).fingerprint()
-        parameters = sum(map(_numbers_in, weights))
+        parameters = sum(math.prod(one.shape) for one in stored_tensors(directory).values())
         return ModelHere(name, directory, size, parameters, family)
     except (OutriderError, OSError) as error:
         return ModelHere(name, directory, size, 0, "", str(error))
@@ -152,19 +153,6 @@ def _check_config(directory: Path) -> None:
         read_config(directory)
     except UnknownArchitecture:
         read_library_config(directory)
-
-
-def _numbers_in(path: Path) -> int:
-    """Numbers in a file of safetensors, by its header: the length of a JSON object, and that."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        try:
-            tensors = json.loads(file.read(length) if length < path.stat().st_size else b"")
-            return sum(
-                math.prod(tensor["shape"]) for tensor in tensors.values() if "shape" in tensor
-            )
-        except (ValueError, TypeError, AttributeError) as error:
-            raise InvalidRequest(f"{path} has no header of safetensors") from error
 
 
 def _look_into(path: Path) -> ModelHere:

@@ -25,7 +25,6 @@ from outrider.options.groups import DeviceOptions, Quantization, ReductionOption
 from outrider.version import outrider_version
 
 if TYPE_CHECKING:
-    from inference.model.config import ModelConfig
     from inference.model.decoder import Decoder
 
 NODES = (1, 4, 16)
@@ -69,7 +68,6 @@ Times = Mapping[ComputeType, Mapping[int, float]]
 def find_compute_type(
     name: str,
     directory: Path,
-    config: ModelConfig,
     vocabulary: int,
     options: DeviceOptions,
     *,
@@ -81,14 +79,15 @@ def find_compute_type(
     A target keeps its weights exactly. A draft may have them rounded, also to int8 unless
     --draft_quantization says otherwise.
     """
-    from inference.model.checkpoint import empty_decoder, is_used, read_tensors, weight_files
+    from inference.model.checkpoint import DTYPES, empty_decoder
+    from inference.model.weight_files import stored_type, weight_files
 
     size = sum(path.stat().st_size for path in weight_files(directory))
     if size < LEAST_BYTES or pick_device(options.device).type != "cpu":
         return None
     model = empty_decoder(directory, 1, vocabulary)
     parameters = sum(one.numel() for one in model.parameters())
-    own = next(read_tensors(directory, partial(is_used, config)))[1].dtype
+    own = DTYPES[stored_type(directory)]
     int8 = drafts and isinstance(options, ReductionOptions)
     possible = candidates(own, memory_size() / parameters, drafts=drafts, int8=int8)
     if len(possible) == 1:

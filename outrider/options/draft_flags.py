@@ -29,7 +29,6 @@ class MethodEntry(NamedTuple):
 
 METHODS = {
     "model": MethodEntry("a smaller model of the target's family"),
-    "block": MethodEntry("a draft that names several tokens in one call (PARD's format)"),
     "gguf": MethodEntry("the same as a GGUF file, computed by llama.cpp", extra="gguf"),
     "eagle": MethodEntry("an EAGLE-3 head, which reads what its target has computed", here=False),
     "substitute": MethodEntry("the target's own layers with 4-bit weights"),

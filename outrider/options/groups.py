@@ -13,8 +13,18 @@ from pydantic import AfterValidator, Field, model_validator
 from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions
 from inference.flags.group import Also, Group, Shown
-from inference.flags.values import Amount, Count, Directory, File, ModelName, Share, Usd, Watts
-from inference.sampling import CANDIDATES, SEED_BITS, SamplingParams
+from inference.flags.values import (
+    Amount,
+    Count,
+    Directory,
+    File,
+    ModelName,
+    Name,
+    Share,
+    Usd,
+    Watts,
+)
+from inference.sampling import CANDIDATES, LEAST_TOP_P, SEED_BITS, SamplingParams
 
 DEVICES = ("auto", "cpu", "cuda", "neuron", "neuron-legacy")
 
@@ -170,15 +180,25 @@ class MeasureOptions(Group, title="models and devices"):
     draft only for a moment"""
 
 
+class EmulationOptions(Group, title="models and devices"):
+    """The device and the distance that a target emulates."""
+
+    emulate: Name | None = None
+    """the model chooses, but each forward pass takes the time of this profile; reports are marked
+    as emulated (an unknown name lists the profiles)"""
+    rtt: Annotated[float, Gt(0), Le(10_000), Shown("MS")] | None = None
+    """round trip of an emulated link in front of an emulated target, in milliseconds"""
+
+
 class SamplingOptions(Group, title="text"):
     """The sampling and the length of texts, and the way in which they are shown."""
 
-    max_new_tokens: Count = 128
-    """tokens to make at most"""
-    temperature: Annotated[float, Ge(0), Le(1000)] = 0.0
-    """0 is greedy"""
-    top_p: Share = 1.0
-    """1 is off"""
+    max_new_tokens: Annotated[Count, Also("max_tokens")] = 128
+    """maximum number of new tokens"""
+    temperature: Annotated[float, Ge(0), Le(1000)] | None = None
+    """0 is greedy (default: 0; for the embedded pair 0.8, and a text ends after its function)"""
+    top_p: Annotated[float, Ge(0), Le(1)] = 1.0
+    """1 is off; 0 leaves the most likely token"""
     top_k: Annotated[int, Ge(0), Le(CANDIDATES)] = 0
     """0 is off"""
     seed: Seed | None = None
@@ -188,11 +208,8 @@ class SamplingOptions(Group, title="text"):
 
     @model_validator(mode="after")
     def _can_be_sampled(self) -> Self:
-        self.sampling(self.seed or 0)
+        SamplingParams(self.temperature or 0.0, self.top_k, self.top_p or LEAST_TOP_P)
         return self
-
-    def sampling(self, seed: int) -> SamplingParams:
-        return SamplingParams(self.temperature, self.top_k, self.top_p, seed).on_the_wire()
 
 
 class PromptOptions(SamplingOptions):
@@ -233,8 +250,7 @@ class RecordOptions(Group, title="text"):
 
 class HourlyOptions(Group, title="prices and limits"):
     usd_per_hour: Amount | None = None
-    """price of the target's machine; a target tells its clients, and --watch shows dollars per
-    million tokens, idle time included"""
+    """price of the target's machine, in dollars an hour; a target reports it to its clients"""
 
 
 class PriceOptions(HourlyOptions):

@@ -12,7 +12,7 @@ from pydantic import model_validator
 from grpc_comm.client.named_targets import read_target
 from grpc_comm.transport import DNS, Address, Endpoint, parse_address
 from inference.flags.group import Group
-from inference.flags.values import Count, Directory, File, Host, Name, Natural, Port, Seconds
+from inference.flags.values import Count, File, Host, Name, Natural, Port, Seconds
 
 if TYPE_CHECKING:
     from grpc_comm.security import SecurityOptions
@@ -161,11 +161,6 @@ class SessionOptions(Group, title="network"):
     """time that sessions have to leave after the first signal"""
     share_prefixes: bool = False
     """sessions may start from the prompts of other keys"""
-    prefix_dir: Directory | None = None
-    """keep prefixes of texts, tokens and keys, in files below this directory, and read them after a
-    restart; only this user may read it (default: prefixes end with the process)"""
-    prefix_gib: Count = 4
-    """GiB that the files of --prefix_dir may have together; the longest unused go first"""
 
 
 class ListeningOptions(KeysOptions, TlsOptions, PortOptions, HostOptions, title="network"):
@@ -179,7 +174,7 @@ class ListeningOptions(KeysOptions, TlsOptions, PortOptions, HostOptions, title=
 
 
 class ObservingOptions(Group, title="observing"):
-    """Reports of a target on what it does: metrics, log and live view."""
+    """Reports of a target on what it does: metrics and log."""
 
     metrics_port: Port | None = None
     """serve Prometheus metrics and /healthz over HTTP on this port; 0 lets the system choose"""
@@ -189,5 +184,3 @@ class ObservingOptions(Group, title="observing"):
     """form of the log on stderr"""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """info has a line for each session's start and end"""
-    watch: bool = False
-    """show sessions, batch, acceptance and tokens a second on stderr while serving"""

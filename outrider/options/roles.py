@@ -32,8 +32,6 @@ RULES = (
         excludes="artifact layer_offload device=neuron* draft_quantization draft_head_tokens",
         why="the library computes a whole checkpoint, on cpu or cuda",
     ),
-    FlagRule("prefix_gib", needs="prefix_dir"),
-    FlagRule("prefix_dir", excludes="draft=*eagle*", why="no file has the features of a head"),
     FlagRule("measure_first", excludes="emulate", why="it states times"),
     FlagRule("tls_cert", needs="tls_key"),
     FlagRule("tls_key", needs="tls_cert"),
@@ -83,16 +81,15 @@ class ServingRole(
     network.ListeningOptions,
     groups.MeasureOptions,
     groups.OffloadOptions,
+    groups.EmulationOptions,
     title="models and devices",
 ):
     """Options of the roles that serve a target."""
 
+    RULES: ClassVar = (*RULES, FlagRule("rtt", needs="emulate"))
     EXTRA: ClassVar = "torch"
     models: File | None = None
     """also serve the models listed in this JSON file, each loaded when a client first names it"""
-    emulate: Name | None = None
-    """the model chooses, each forward takes the time of this profile; all that is reported says
-    emulated (unknown names list them)"""
 
 
 class TargetRole(groups.BackendOptions, ServingRole, groups.LegacyOptions):

@@ -57,7 +57,7 @@ VERBS = {
 """Verbs of the installed command, and their roles. A role's own name is a verb, too."""
 
 OTHER_VERBS = {
-    "demo": "a target and a draft here as two processes, and what drafting saves",
+    "demo": "race a text with a draft against the target alone, with an emulated target",
     "compile": "build a target for a device: CPU, trn1, inf2, trn2, trn3",
     "compare": "measure architectures side by side",
     "bench": "measure ways of drafting on sets of prompts, and compare two such runs",

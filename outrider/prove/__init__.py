@@ -1,1 +1,1 @@
-"""`outrider prove`: equality, times and the promise of a target on this machine, in one report."""
+"""`outrider prove`: equality and times of a target on this machine, in one report."""

@@ -1,4 +1,4 @@
-"""Runs `outrider prove`, prints its report, and writes it. The flags need no model."""
+"""Runs `outrider prove`, prints its report, and writes it."""
 
 from __future__ import annotations
 
@@ -7,65 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import ClassVar, Self
-
-from pydantic import model_validator
 
 from inference.command import FAILED, run_command, say
 from inference.files import write_whole
-from inference.flags.command_line import CommandOptions, parse_flags
-from inference.flags.values import Count, Directory, File
-from outrider.options.draft_flags import METHODS, SourceOptions
-from outrider.options.groups import HourlyOptions, ReductionOptions, TargetOptions
-from outrider.options.roles import RULES
-
-EXAMPLES = """examples:
-  outrider prove                                         the pair that ships here
-  outrider prove --target_model DIR --draft_model DIR    a real pair on this machine
-  outrider prove --model NAME --device neuron            on a Neuron instance: noise and choices of
-                                                         the device first, then the same"""
-
-
-class ProveOptions(
-    SourceOptions,
-    HourlyOptions,
-    ReductionOptions,
-    TargetOptions,
-    CommandOptions,
-    title="what is proved",
-):
-    """Prove a target on this machine: texts with a draft equal target-only's at three temperatures,
-    times by nodes, the promise at a first start. One report, and a profile of its times.
-    """
-
-    RULES: ClassVar = RULES
-
-    prompt_text: File | None = None
-    """one prompt a line (default: a few that ship here)"""
-    chat: bool = False
-    """apply the model's chat template to the prompts"""
-    tokens: Count = 64
-    """tokens of a text, at most"""
-    out: Directory = "proof"
-    """write report.json, report.md and profile.json there"""
-
-    @model_validator(mode="after")
-    def _drafts_here(self) -> Self:
-        if self.method is not None and not METHODS[self.method].here:
-            raise ValueError(
-                f"--draft {self.draft}: {self.method} drafts beside the target; a draft of this "
-                "machine is proved"
-            )
-        return self
-
-
-def parse(arguments: Sequence[str] | None = None) -> ProveOptions:
-    """The options of a command line. Prints help or an error in one line, and exits."""
-    return parse_flags(ProveOptions, "outrider prove", arguments, EXAMPLES)
+from outrider.prove.prove_options import ProveOptions, parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Returns 0 where all texts are equal and the promise was kept, else 1."""
+    """Run the command. Returns 0 if all texts are equal, else 1."""
     options = parse(arguments)
     return run_command(lambda: _run(options), debug=options.debug)
 
@@ -86,4 +35,4 @@ def _run(options: ProveOptions) -> int:
         write_whole(out / name, f"{text}\n")
     print(*lines, sep="\n")
     say(f"wrote {', '.join(str(out / name) for name in contents)}")
-    return 0 if proof.is_kept else FAILED
+    return FAILED if proof.unequal else 0

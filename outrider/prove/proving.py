@@ -33,8 +33,8 @@ from outrider.compare.testbed import PROMPTS
 from outrider.options.groups import PromptOptions
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import SharedClientRole
-from outrider.prove.command import ProveOptions
 from outrider.prove.proof import TEMPERATURES, Proof, TextPair
+from outrider.prove.prove_options import ProveOptions
 from outrider.target.spawn import first_start, flag_words, role_environment, started, target_words
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion, Request

@@ -37,8 +37,8 @@ from outrider.models.machine import processor
 from outrider.models.models_here import ModelHere, find_models
 from outrider.options.groups import DeviceOptions
 from outrider.options.roles import DraftRole
-from outrider.recommend.command import RecommendOptions
 from outrider.recommend.fitting import fetch_agreed, judged, published_for
+from outrider.recommend.recommend_options import RecommendOptions
 from outrider.terminal.live_text import silent
 from outrider.terminal.tables import aligned
 from outrider.text.completion import Completion, Request

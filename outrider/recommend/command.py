@@ -1,44 +1,13 @@
-"""Flags of `outrider recommend`, whose help needs no model."""
+"""Runs `outrider recommend`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, ClassVar
-
-from pydantic import Field
 
 from inference.command import run_command
-from inference.flags.command_line import CommandOptions, parse_flags
-from inference.flags.values import Count, File, ModelName, Seconds
-from outrider.options.groups import DeviceOptions, PriceOptions
-from outrider.options.network import ConnectionOptions
-from outrider.options.roles import RULES
-
-
-class RecommendOptions(CommandOptions, title="drafting"):
-    """Measure which draft suits this machine and a target: texts are made with each one that fits,
-    with copies alone and without, in turn. The last line is the command to use.
-    """
-
-    RULES: ClassVar = RULES
-    draft_model: ModelName | None = None
-    """also look for drafts below these directories, and at these GGUF files: A,B"""
-    download: bool = False
-    """ask whether to fetch the two smallest published drafts that fit and are not here"""
-    seconds: Seconds = 120.0
-    """time for loading and measuring"""
-    max_new_tokens: Count = 128
-    """tokens of a text; one that the time cuts is taken to go on as it did"""
-    as_json: File | None = Field(default=None, alias="json")
-    """write all figures to this file"""
-    connection: ConnectionOptions = ConnectionOptions()
-    device: DeviceOptions = DeviceOptions()
-    prices: PriceOptions = PriceOptions()
-
-    def of_run(self, **flags: Any) -> dict[str, Any]:
-        """Flags of `outrider run`: those of a way of drafting, and those given here."""
-        return {**self.connection.stated(), **self.device.stated(), **self.prices.stated(), **flags}
+from inference.flags.command_line import parse_flags
+from outrider.recommend.recommend_options import RecommendOptions
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -63,7 +63,7 @@ def _runs(options: RunsOptions) -> int:
 
 def _make(run: NamedRun, directory: Path) -> int:
     """Make the texts of a run. Another run may succeed where this one cannot be made."""
-    from outrider.cli import run_role
+    from outrider.role_programs import run_role
 
     try:
         return run_role(run.options.but(profile=str(directory)))

@@ -1,5 +1,5 @@
-"""Listeners of a target: always the log, and the metrics and the operator's view if they were asked
-for. The service manager that started the process, such as systemd, hears how it is.
+"""What a target reports: always a log, and metrics on request. The service manager that started
+the process, such as systemd, is notified of its state.
 """
 
 from __future__ import annotations
@@ -10,41 +10,32 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from grpc_comm.observability.log import EventLog, start_log
-from grpc_comm.observability.statistics import Statistics
+from grpc_comm.observability.server_events import Listeners
+from grpc_comm.observability.session_record import SessionRecords
 from grpc_comm.transport import Address
 from inference.command import say
 from outrider.options.network import ObservingOptions
 
 
 @contextmanager
-def observed(options: ObservingOptions, usd_per_hour: float | None = None) -> Iterator[Statistics]:
-    """Yields the Statistics that a target reports everything to. They are logged, served and shown
-    until the context ends. Raises InvalidRequest when metrics cannot be served at their address.
+def observed(options: ObservingOptions) -> Iterator[Listeners]:
+    """Yield the listeners of a target's events: a log, and metrics until the context ends.
 
-    usd_per_hour: price by which the operator's view counts dollars
+    Raises InvalidRequest when metrics cannot be served at their address.
     """
     start_log(options.log, options.log_level)
-    statistics = Statistics()
-    EventLog(statistics)
+    records = SessionRecords()
+    listeners = Listeners([records, EventLog(records)])
     with ExitStack() as stack:
         if options.metrics_port is not None:
             from grpc_comm.observability.endpoint import serve_metrics
             from grpc_comm.observability.metrics import Metrics
 
-            bound = stack.enter_context(
-                serve_metrics(
-                    Metrics(statistics), Address(options.metrics_host, options.metrics_port)
-                )
-            )
+            listeners.append(metrics := Metrics(records))
+            address = Address(options.metrics_host, options.metrics_port)
+            bound = stack.enter_context(serve_metrics(metrics, address))
             say(f"metrics on http://{bound}/metrics, health on http://{bound}/healthz")
-        if options.watch:
-            from rich.console import Console
-
-            from grpc_comm.observability.dashboard import Dashboard
-
-            watch = Dashboard(Console(stderr=True), statistics, usd_per_hour)
-            stack.enter_context(watch)
-        yield statistics
+        yield listeners
 
 
 def notify(*states: str) -> None:

@@ -5,34 +5,33 @@ clients, and serve it until a signal.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from grpc_comm.observability.server_events import Draining, Event
-from grpc_comm.permissions import check_private
 from grpc_comm.server.guard import server_security as check_security
 from grpc_comm.server.model_registry import Served
 from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.server.server import serve as serve_target
 from grpc_comm.tls_files import check_tls_files
 from grpc_comm.translate import Description
-from grpc_comm.transport import Address, check_free
+from grpc_comm.transport import Address, check_free, parse_address
 from inference.backends.gguf_model import GgufModel
 from inference.backends.neuron_sdk import has_device
-from inference.backends.row_states import row_states
 from inference.backends.timed import TimedModel, TimeProfile, find_profile
 from inference.command import say
 from inference.engine.batch_runner import collect_rarely
 from inference.engine.engine import Engine
 from inference.engine.graph_rounds import RoundModel
-from inference.engine.prefix_files import PrefixFiles
 from inference.errors import InvalidRequest
 from inference.grammar import Grammars
 from inference.planner.profiling import emulated_target
 from inference.times import LatencyModel
+from outrider.link.emulated_link import LinkShape, shaped_link
 from outrider.models.artifacts import (
     artifact_length,
     load_artifact,
@@ -72,16 +71,20 @@ def serve(options: ServingRole) -> int:
     begun, target = time.perf_counter(), load_target(options)
     description, seconds = target.description, time.perf_counter() - begun
 
+    stack = ExitStack()
+
     def say_ready(bound: Address) -> None:
+        if options.rtt is not None:
+            bound = stack.enter_context(emulated_distance(options, bound))
         length = description.sequence_length
         limits = f"rows {description.rows}, sequence length {length}, {description.device}"
         say(f"{READY}{bound} ({limits}); ready in {seconds:.1f} s, Ctrl-C ends")
         notify("READY=1", f"STATUS={description.model} on {bound}")
 
     collect_rarely()
-    with observed(options, options.usd_per_hour) as statistics:
-        statistics.listeners.append(_tell_of_end)
-        serve_target(replace(target, listener=statistics), say_ready, options.sessions.grace)
+    with stack, observed(options) as listeners:
+        listeners.append(_tell_of_end)
+        serve_target(replace(target, listener=listeners), say_ready, options.sessions.grace)
     if isinstance(target.engine.model, TimedModel):
         say(target.engine.model.account())
     return 0
@@ -113,7 +116,7 @@ def load_target(options: ServingRole) -> Target:
     return Target(
         first.engine,
         first.description,
-        Address(options.host, options.port),
+        Address("127.0.0.1", 0) if options.rtt else Address(options.host, options.port),
         security=options.security,
         listed={name: lazily(name, settings, load_served) for name, settings in listed.items()},
         share_prefixes=options.sessions.share_prefixes,
@@ -154,15 +157,15 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         max_tree_nodes=loaded.max_tree_nodes,
         rows=model.rows,
         dtype=loaded.dtype,
-        device=profile.label(f"{found.name} on {where}") if profile else where,
+        device=_device(options, profile, f"{found.name} on {where}") if profile else where,
         stop_ids=found.stop_ids,
         times=tuple(times.profile.items()),
         usd_per_hour=options.usd_per_hour or 0.0,
         rules=model.masks,
+        emulated=profile is not None,
     )
     served = TimedModel(model, profile) if profile else model
     grammars = _grammars(found) if model.masks else None
-    files = _prefix_files(options, loaded)
     drafts = make_draft(served, description, grammars) if make_draft is not None else None
     engine = Engine(
         served,
@@ -174,10 +177,26 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         drafter=drafts.drafter if drafts else None,
         graphs=drafts.graphs if drafts else None,
         grammars=grammars,
-        files=files,
         when_idle=unfinished.advance if unfinished is not None else None,
     )
     return Served(engine, drafts.description if drafts else description)
+
+
+def _device(options: ServingRole, profile: TimeProfile, choices_by: str) -> str:
+    """The description of an emulated device."""
+    away = f", {options.rtt:g} ms away" if options.rtt else ""
+    return profile.label(choices_by) + away
+
+
+@contextmanager
+def emulated_distance(options: ServingRole, bound: Address) -> Iterator[Address]:
+    """Put the emulated link of --rtt in front of a target that listens at `bound`, and yield the
+    address at which clients reach it.
+    """
+    assert options.rtt is not None, "the options have --rtt"
+    listen = str(Address(options.host, options.port))
+    with shaped_link(str(bound), LinkShape(delay_ms=options.rtt / 2), listen) as link:
+        yield parse_address(link.address)
 
 
 class RunningTarget:
@@ -190,12 +209,16 @@ class RunningTarget:
         security = options.security
         check_security(security, Address(options.host, options.port))
         self._server = BackgroundServer(load_target(options))
-        self._grace = options.sessions.grace
-        self.address = str(self._server.address)
+        self._grace, self._stack = options.sessions.grace, ExitStack()
+        address = self._server.address
+        if options.rtt is not None:
+            address = self._stack.enter_context(emulated_distance(options, address))
+        self.address = str(address)
 
     def close(self) -> None:
         """End the target. Open sessions may go on for `grace` seconds. Idempotent."""
         self._server.stop(self._grace)
+        self._stack.close()
 
     def __enter__(self) -> RunningTarget:
         return self
@@ -256,27 +279,6 @@ def _load_artifact(options: ServingRole) -> _LoadedTarget:
         nodes,
         manifest.dtype,
     )
-
-
-def _prefix_files(options: ServingRole, loaded: _LoadedTarget) -> PrefixFiles | None:
-    """The files of --prefix_dir; None without it, or where the model's keys cannot be read.
-
-    Another CPU, library, version or number of threads may round keys differently: none of them
-    reads these files.
-    """
-    if options.sessions.prefix_dir is None:
-        return None
-    states = row_states(loaded.model)
-    if states is None:
-        name = loaded.found.name
-        say(f"--prefix_dir: no prefixes are kept: the keys of {name} are not in tensors here")
-        return None
-    directory = Path(options.sessions.prefix_dir)
-    directory.mkdir(0o700, parents=True, exist_ok=True)
-    check_private(directory)
-    device, threads = loaded.found.conditions(loaded.model)
-    model = (loaded.made_from, loaded.dtype, device, str(threads), outrider_version())
-    return PrefixFiles(directory, options.sessions.prefix_gib << 30, model, states, say)
 
 
 def _times(

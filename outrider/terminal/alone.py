@@ -36,7 +36,7 @@ def verify(options: VerifyTargetRole | VerifyDraftRole) -> int:
         _draft_alone(options) if isinstance(options, VerifyDraftRole) else _target_alone(options)
     )
     tokenizer = found.tokenizer
-    requests = make_requests(options.text, prompts, tokenizer, length, found.stop_ids)
+    requests = make_requests(options.text, prompts, tokenizer, length, found.stop_ids, found.name)
     engine = Engine(
         load(),
         sequence_length=length,

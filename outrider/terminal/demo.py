@@ -1,54 +1,195 @@
-"""Runs `outrider demo`: a draft here, a target as a process of its own, and what that saves against
-the target alone.
-"""
+"""`outrider demo`: a text of a target alone and the same text with Outrider, side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from threading import Event
+from typing import TYPE_CHECKING, NamedTuple
 
 from inference.command import run_command, say, told_to
 from inference.extras import require
 from inference.flags.command_line import CommandOptions, parse_flags
+from outrider.models.machine import cores
+from outrider.terminal.race import Arrival, Lane, conclude, show_race
+from outrider.terminal.replay import replay_real
+from outrider.terminal.text_recording import ALONE, OUTRIDER
 
-PROMPT = '''import os
+if TYPE_CHECKING:
+    from outrider.client.client import Client
+    from outrider.text.completion import Completion, Request
+    from outrider.text.pieces import Piece
 
+PROFILE, ROUND_TRIP_MS = "llama-3.1-8b-trn1.2xlarge-measured", 20
+EMULATED = (
+    f"emulated: the times are those of Llama-3.1-8B on a trn1.2xlarge {ROUND_TRIP_MS} ms away, by "
+    "published figures; the words are the tiny pair's that ships here"
+)
+NEXT = (
+    "a real pair on this machine: outrider up qwen2.5-coder",
+    "a recording of a real pair: outrider demo --real",
+)
 
-def read_lines(path, encoding="utf-8"):
-    """Read a text file and return its lines as a list of strings."""'''
+PROMPT = '''def splitext(path):
+    """Split the extension from a pathname."""
+    sep ='''
+SEED, MAX_TOKENS = 38, 200
+"""A text that was chosen by looking: it ends after the function, and repeats nothing."""
 
-SAMPLING: dict[str, Any] = {"max_new_tokens": 200, "temperature": 0.8, "seed": 4}
-
-_LAST = 2  # lines of the draft's summary that compare it with target-only
+WARM_UP_TOKENS = 8
+MAX_PACE = 1.15
+"""Seconds of a forward pass over those asked for, from which the machine was too busy."""
+MIN_PROCESSOR = 0.8
+"""Share of a processor that the draft's calls must have got."""
 
 
 class DemoOptions(CommandOptions):
-    """A target and a draft as two processes on this machine, with the models that ship here."""
+    """Race a text with Outrider against the same text by the target alone, with the models that
+    ship here and an emulated target.
+    """
+
+    real: bool = False
+    """replay the recording of a real pair instead, at its own speed; needs no torch"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Returns 0 when the text was made."""
+    """Run the command. Returns 0 when both texts were the same."""
     options = parse_flags(DemoOptions, "outrider demo", arguments)
-    return run_command(_demonstrate, debug=options.debug)
+    return run_command(replay_real if options.real else _demonstrate, debug=options.debug)
+
+
+class Texts(NamedTuple):
+    """The text of the target alone, and the one with a draft.
+
+    busy: why no figure would be fair; empty where it is
+    """
+
+    alone: Completion
+    drafted: Completion
+    busy: str
 
 
 def _demonstrate() -> int:
-    """Start a target, draft against it, stop it."""
     require("torch", "outrider demo")
-    from outrider.options.roles import DraftRole
-    from outrider.target.spawn import started
-    from outrider.terminal.generate import draft
+    load = os.getloadavg()[0]
+    say("starting two emulated targets and loading the draft: about ten seconds")
+    lanes = [Lane(name, PROMPT) for name in (ALONE, OUTRIDER)]
+    with told_to(lambda _line, _lasting: None), _clients() as clients:
+        texts = _race(*clients, lanes, load)
+    conclude(lanes, conclusion(texts))
+    return int(texts.alone.token_ids != texts.drafted.token_ids)
 
-    say("starting a target process, and a draft in this one, with the models that ship here")
-    with started("target") as target:
-        asked = {**SAMPLING, "target_host": target.address, "prompt": PROMPT, "baseline": True}
-        say(
-            f"prompt:\n{PROMPT}\n\ncontinuation (coloured on a terminal: green was guessed by the "
-            "draft, bold is the target's own):"
-        )
-        said: list[str] = []
-        with told_to(lambda line, _lasting: said.append(line)):
-            code = draft(DraftRole(**asked))
-    lines = "\n".join(said).splitlines()
-    say("\n".join(lines if code else lines[-_LAST:]))
-    return code
+
+@contextmanager
+def _clients() -> Iterator[tuple[Client, Client]]:
+    """A client of each target, which has the target's emulated times to itself. The second client
+    has a draft, which is loaded.
+    """
+    from outrider.client.client import open_client
+    from outrider.options.network import ConnectionOptions
+    from outrider.options.roles import SharedClientRole
+    from outrider.target.spawn import started
+
+    flags = ["--emulate", PROFILE, "--rtt", str(ROUND_TRIP_MS), "--batch", "1", "--threads", "1"]
+    with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        starts = [pool.submit(stack.enter_context, started("target", flags)) for _ in range(2)]
+        import torch  # noqa: F401  meanwhile
+
+        first, second = (ConnectionOptions(target_host=start.result().address) for start in starts)
+        alone = SharedClientRole(connection=first, target_only=True)
+        drafted = SharedClientRole(connection=second, threads=1)
+        clients = [stack.enter_context(open_client(role)) for role in (alone, drafted)]
+        clients[1].wait()
+        yield clients[0], clients[1]
+
+
+def _race(alone: Client, drafted: Client, lanes: Sequence[Lane], load: float) -> Texts:
+    """Make both texts at the same time. They are shown where the terminal has room for them."""
+    from outrider.terminal.live_text import silent
+    from outrider.text.prompts import Parameters, make_request
+
+    clients, asked = (alone, drafted), Parameters(MAX_TOKENS, seed=SEED)
+    requests = [make_request(client, PROMPT, asked) for client in clients]
+    for client, request in zip(clients, requests, strict=True):
+        warm_up = replace(request, max_new_tokens=WARM_UP_TOKENS)
+        client.complete(warm_up, silent, Event()).raise_failure()
+    made: dict[int, Completion] = {}
+    worked = time.process_time()
+    arrivals = _arrivals(clients, requests, made)
+    show_race(lanes, arrivals)
+    worked = time.process_time() - worked
+    pass_seconds = dict(alone.target.description.times)[1, 1]
+    return Texts(made[0], made[1], busy_reason(load, made[0], made[1], pass_seconds, worked))
+
+
+def _arrivals(
+    clients: Sequence[Client], requests: Sequence[Request], made: dict[int, Completion]
+) -> Iterator[Arrival]:
+    """Make the texts at the same time, and yield what comes of them. Their records go to `made`."""
+    from outrider.text.completion import PROPOSERS, Completion
+    from outrider.text.runner import TextRun
+
+    begun = time.perf_counter()
+
+    def task(lane: int, put: Callable[[Arrival], None], end: Event) -> Completion:
+        def show(piece: Piece) -> None:
+            by = PROPOSERS[piece.proposer] if piece.accepted else "target"
+            at = time.perf_counter() - begun
+            put(Arrival(lane, at, piece.text, by, len(piece.tokens)))
+
+        return clients[lane].complete(requests[lane], show, end)
+
+    shown, texts = [0, 0], TextRun([partial(task, lane) for lane in range(2)], workers=2)
+    try:
+        for lane, item in texts:
+            if isinstance(item, Completion):
+                made[lane] = item.raise_failure()
+                hidden = len(item.token_ids) - shown[lane]  # of the string that ends the text
+                yield Arrival(lane, item.seconds, tokens=hidden, last=True)
+            else:
+                shown[lane] += item.tokens
+                yield item
+    finally:
+        texts.end()
+        texts.join()
+
+
+def busy_reason(
+    load: float, alone: Completion, drafted: Completion, asked: float, worked: float
+) -> str:
+    """The reason why this machine was too busy for a fair figure; empty where it was not.
+
+    load: its load average before the start
+    asked: emulated seconds of a forward pass of the target alone
+    worked: seconds of a processor that this process has had
+    """
+    if load > cores():
+        return f"its load average was {load:.1f} on {cores()} cores before the start"
+    pace = alone.traffic.model_seconds / max(alone.traffic.forwards, 1)
+    if pace > MAX_PACE * asked:
+        return f"a forward pass took {pace * 1e3:.0f} ms in place of {asked * 1e3:.0f} ms"
+    if worked < MIN_PROCESSOR * drafted.draft_seconds:
+        share = worked / drafted.draft_seconds
+        return f"the draft got {share:.0%} of a processor"
+    return ""
+
+
+def conclusion(texts: Texts) -> list[str]:
+    """The lines below the texts."""
+    alone, drafted = texts.alone, texts.drafted
+    same = "yes" if alone.token_ids == drafted.token_ids else "no, which is an error of Outrider"
+    speed = f"speed-up {alone.seconds / drafted.seconds:.1f}"
+    if texts.busy:
+        speed = f"no speed-up, since this machine is too busy for a fair one: {texts.busy}"
+    return [
+        f"same text: {same}; {len(drafted.token_ids)} tokens in {drafted.traffic.forwards} forward "
+        f"passes with Outrider, {alone.traffic.forwards} without",
+        f"{drafted.seconds:.1f} s in place of {alone.seconds:.1f} s: {speed}",
+        EMULATED,
+        *NEXT,
+    ]

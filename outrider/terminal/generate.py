@@ -29,7 +29,7 @@ from outrider.options.roles import DraftRole, FusedClientRole, TextRole
 from outrider.terminal.explain import Explainer
 from outrider.terminal.live_text import LiveText, in_colour, silent
 from outrider.terminal.summary import account, summary, write_options, write_profile
-from outrider.terminal.text_recording import TextRecording
+from outrider.terminal.text_recording import ALONE, OUTRIDER, TextRecording
 from outrider.text.completion import (
     Complete,
     Completion,
@@ -56,17 +56,18 @@ def draft(options: DraftRole) -> int:
     take_short_turns()
     with open_client(options) as client:
         stop_ids = client.target.description.stop_ids
-        requests = make_requests(options.text, prompts, client.tokenizer, client.length, stop_ids)
+        requests = make_requests(
+            options.text, prompts, client.tokenizer, client.length, stop_ids, client.model
+        )
         told = partial(account, budget=client.budget, goal=client.goal)
         rows = min(options.batch, len(requests))
 
         def make(request: Request, show: Show, cancelled: Event) -> Completion:
-            client.load(rows)
             explainer = _explainer(options, client, show)
             tell = explainer.tell if explainer else None
             record = options.record and Path(options.record)
             recording = TextRecording(client, request.prompt, record) if record else None
-            maker: Client | Watcher = recording.begin("Outrider") if recording else client
+            maker: Client | Watcher = recording.begin(OUTRIDER) if recording else client
             done = maker.complete(request, show, cancelled, tell)
             if explainer is not None and done.failure is None:
                 explainer.conclude(done)
@@ -77,8 +78,11 @@ def draft(options: DraftRole) -> int:
                 recording.write(done)
             return done
 
+        client.load(rows)
+        if options.baseline or options.record is not None:
+            client.wait()  # a comparison without the draft would say nothing of it
         code = run(options, requests, make, workers=rows, told=told)
-        client.wait()  # an error of the draft fails the command, not its texts
+        client.check()  # an error of the draft fails the command, not its texts
         return code
 
 
@@ -91,7 +95,7 @@ def _alone(
         session: TargetSession = target.session()
         tell: Tell | None = None
         if recording is not None:
-            watcher = recording.begin("target-only")
+            watcher = recording.begin(ALONE)
             session, show, tell = watcher.watch(session), watcher.shown(show), watcher.told()
         done = complete(request, session, inline(), tokenizer, show, cancelled, tell=tell)
         return replace(done, device=target.description.device)
@@ -118,7 +122,9 @@ def fused_client(options: FusedClientRole) -> int:
     with connect_target(options.connection, tokenizer) as target:
         description = target.description
         length, stop_ids = description.sequence_length, description.stop_ids
-        requests = make_requests(options.text, prompts, tokenizer, length, stop_ids)
+        requests = make_requests(
+            options.text, prompts, tokenizer, length, stop_ids, description.model
+        )
         colocated = bool(description.draft_model)
         drafted = f"with {description.draft_model} beside it"
         who = drafted if colocated else "alone: no draft beside it"

@@ -44,7 +44,7 @@ class LiveText:
             if not self._begun:
                 self._begun, self._now = True, []
             colour = _GREEN if piece.accepted else _BOLD
-            text = _harmless(piece.text) if self._terminal else piece.text
+            text = harmless(piece.text) if self._terminal else piece.text
             self._write(text, colour if self._coloured and text else "")
 
     def __enter__(self) -> LiveText:
@@ -73,7 +73,7 @@ class LiveText:
         with self._lock:
             if lasting:
                 self._said.append(line)
-            self._now = _harmless(line).splitlines()
+            self._now = harmless(line).splitlines()
             self._write("")
 
     def _write(self, text: str, colour: str = "") -> None:
@@ -105,7 +105,7 @@ class LiveText:
                 self._column = cells if wraps else self._column + cells
 
 
-def _harmless(text: str) -> str:
+def harmless(text: str) -> str:
     """The text without control characters, which a terminal would obey."""
     return "".join(
         " " if category(letter) == "Cc" and letter not in "\n\t" else letter for letter in text

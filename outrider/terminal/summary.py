@@ -43,7 +43,7 @@ def summary(completions: Sequence[Completion], wall_seconds: float) -> str:
         )
     devices = sorted({done.device for done in completions if done.device})
     lines += [f"target on {device}" for device in devices]
-    return "\n".join([*lines, *_against_baseline(completions)])
+    return "\n".join([*lines, *_before_the_draft(completions), *_against_baseline(completions)])
 
 
 def _time(completions: Sequence[Completion], wall_seconds: float) -> str:
@@ -173,9 +173,18 @@ def _bytes(completions: Sequence[Completion], tokens: int) -> list[str]:
     ]
 
 
+def _before_the_draft(completions: Sequence[Completion]) -> list[str]:
+    """The line about texts that ended while their draft was loading."""
+    waits = [done.loading_seconds for done in completions if done.loading_seconds is not None]
+    if not waits:
+        return []
+    texts = "this text was" if len(completions) == 1 else f"{len(waits)} texts were"
+    return [f"the draft was still loading after {max(waits):.1f} s: {texts} made without it"]
+
+
 def _against_baseline(completions: Sequence[Completion]) -> list[str]:
-    """The speed-up over target-only. It is given only where a target-only run was part of this
-    run.
+    """The speed-up over target-only, where a target-only run was part of this run and a draft took
+    part in the texts.
     """
     pairs = [(done, done.baseline) for done in completions if done.baseline is not None]
     if not pairs:
@@ -186,9 +195,11 @@ def _against_baseline(completions: Sequence[Completion]) -> list[str]:
     forwards, alone = (
         sum(run.traffic.forwards for run in side) for side in zip(*pairs, strict=True)
     )
+    drafted = any(done.drafted for done, _ in pairs)
+    gain = f"speed-up {theirs / ours:.2f}" if drafted else "no draft took part"
     return [
         f"target-only, same prompts and seeds: {alone} forwards instead of {forwards}, "
-        f"{theirs:.2f} s instead of {ours:.2f} s: speed-up {theirs / ours:.2f}",
+        f"{theirs:.2f} s instead of {ours:.2f} s: {gain}",
         f"identical texts: {same} of {len(pairs)}"
         + f", {cut} of them as far as they were made" * bool(cut),
     ]

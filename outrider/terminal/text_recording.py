@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,14 @@ from inference.errors import Unavailable
 from inference.files import write_whole
 from outrider.client.client import Client
 from outrider.client.watching import Told, Watcher, ended
+from outrider.models.machine import cores, processor
 from outrider.text.completion import Completion
 
 FORMAT, VERSION = "outrider-recording", 1
 """Name and version of the file's format; outrider/endpoint/page/recording.js reads it."""
+
+ALONE, OUTRIDER = "target-only", "Outrider"
+"""Names of the two texts of a comparison."""
 
 MOST_EVENTS = 20_000
 """Events that are kept of a text: those of several thousand tokens."""
@@ -59,6 +64,8 @@ class TextRecording:
             "model": self.client.model,
             "draft": self.client.draft,
             "device": self.client.target.description.device,
+            "machine": f"{processor()}, {cores()} cores",
+            "date": datetime.now(UTC).date().isoformat(),
             "prompt": self.prompt,
             "tracks": self.tracks,
         }

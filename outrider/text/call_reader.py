@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import uuid4
 
+from outrider.text.json_values import read_object
 from outrider.text.stop_strings import begun
 
-LONGEST_HEAD = 256
-"""Characters in which a call must begin its arguments, else it is text."""
+MAX_HEAD = 256
+"""Characters in which a call begins its arguments, if these are to be streamed."""
 
-_HEAD = re.compile(
-    r'\s*\[?\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]+)"\s*,\s*'
-    r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
-)
-_UNMARKED = ('{"name"', '{"type"')
-"""Beginnings of a call that no mark announces."""
+_NAME = re.compile(r'\s*\[?\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]*)"')
+_HEAD = re.compile(_NAME.pattern + r'\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_MEMBER = re.compile(r'\s*,\s*("|$)')
+_KEYS = tuple(f'"{key}"' for key in ("name", "arguments", "parameters", "function", "type", "id"))
+"""Keys of which a call's first one is."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,10 @@ def add_piece(calls: list[ToolCall], piece: CallPiece) -> None:
 
 
 class CallReader:
-    """Tells calls from what is said beside them, piece by piece.
+    """Separates calls from the text beside them, piece by piece. What is no call is text.
+
+    A call is a JSON object, with its keys in any order. Its arguments are passed on as they come
+    where the name stands before them, else when the object is whole.
 
     names: functions that may be called; a call of another one is text
     several: whether a text may have more than one call; later ones are dropped otherwise
@@ -75,7 +79,8 @@ class CallReader:
     def __init__(self, form: CallForm, names: frozenset[str], *, several: bool) -> None:
         self._form, self._names, self._several = form, names, several
         self._held, self._opened, self._calls = "", "", 0
-        self._end = _ObjectEnd()
+        self._listed = self._unclosed = False  # a list is open; the closing mark is due
+        self._end, self._scanned = _ObjectEnd(), 0  # of the object that is held
         self._state: Callable[[], str | CallPiece | None] = self._begin if form.bare else self._say
 
     def push(self, text: str) -> list[str | CallPiece]:
@@ -89,9 +94,9 @@ class CallReader:
         return parts
 
     def finish(self) -> str:
-        """The rest of the text. A call that has not said its name by now is left out."""
-        rest, self._held = self._held, ""
-        return "" if self._opened or self._state == self._between else rest
+        """The rest of the text, with a call that is not whole and has not begun its arguments."""
+        rest, self._held = self._opened + self._held, ""
+        return "" if self._state in (self._tail, self._between) else rest
 
     # States: each returns a part, "" after a change of the state, or None to wait for more.
 
@@ -99,66 +104,129 @@ class CallReader:
         start = self._held.lstrip()
         if not start:
             return None
-        self._state = self._head if start.startswith("{") else self._say
-        return ""
+        return self._read_head("") if start.startswith("{") else self._go_on(self._say)
 
     def _say(self) -> str | None:
         said, opening, rest = self._held.partition(self._form.opening)
-        if opening:
-            self._held, self._opened, self._state = rest, opening, self._head
-            return said.rstrip()
         kept = len(said[: len(said) - begun(said, self._form.opening)].rstrip())
+        if opening:
+            kept = len(said.rstrip())
+            self._held = rest
+            self._read_head(said[kept:] + opening)
+            return said[:kept]
         self._held = said[kept:]
         return said[:kept] or None
 
     def _head(self) -> str | CallPiece | None:
-        head = _HEAD.match(self._held)
-        if head is None and self._may_be_a_call:
-            return None
-        if head is None or head[1] not in self._names:
-            text, self._held, self._opened = self._opened + self._held, "", ""
+        body = self._held.lstrip()
+        listed = self._listed or body.startswith("[")
+        body = body.removeprefix("[").lstrip()
+        first, name = body[1:].lstrip(), _NAME.match(self._held[:MAX_HEAD])
+        if not ("{".startswith(body[:1]) and _may_begin(first)) or (
+            name is not None and name[1] not in self._names
+        ):
+            text, self._opened = self._opened, ""
             self._state = self._say
             return text
-        self._held, self._opened = self._held[head.end() :], ""
-        self._end, self._state = _ObjectEnd(), self._body
-        self._calls += 1
-        return CallPiece(self._calls - 1, "", new_call_id(), head[1])
+        head = _HEAD.match(self._held[:MAX_HEAD])
+        if head is not None:
+            self._held = self._held[head.end() :]
+            return self._call(head[1], "", listed, self._body)
+        start = len(self._held) - len(body)
+        self._scanned = max(self._scanned, start)
+        end = self._end.find(self._held[self._scanned :])
+        if end is None:
+            self._scanned = len(self._held)
+            return None
+        end += self._scanned
+        call = _read_call(self._held[start:end])
+        if call is None or call[0] not in self._names:
+            text, self._held = self._opened + self._held[:end], self._held[end:]
+            self._opened, self._state = "", self._say
+            return text
+        self._held = self._held[end:]
+        return self._call(*call, listed, self._between)
 
     def _body(self) -> CallPiece | None:
         end = self._end.find(self._held)
         piece, self._held = self._held[:end], "" if end is None else self._held[end:]
         if end is not None:
-            self._end, self._state = _ObjectEnd(1), self._tail
+            self._end, self._scanned, self._state = _ObjectEnd(1), 0, self._tail
         return CallPiece(self._calls - 1, piece) if piece else None
 
     def _tail(self) -> str | None:
-        end = self._end.find(self._held)
-        self._held = "" if end is None else self._held[end:]
-        if end is None:
+        """Members of a call behind its arguments, which are passed over."""
+        rest = self._held.lstrip()
+        if not rest:
             return None
-        self._state = self._between
-        return ""
+        if not rest.startswith("}") and not _MEMBER.match(rest):
+            return self._go_on(self._between)
+        end = self._end.find(self._held[self._scanned :])
+        if end is None:
+            self._scanned = len(self._held)
+            return None
+        self._held = self._held[self._scanned + end :]
+        return self._go_on(self._between)
 
     def _between(self) -> str | None:
-        closing = self._form.closing
-        self._held = self._held.lstrip(" \n\t\r],;")
-        if closing and self._held.startswith(closing):
-            self._held = self._held[len(closing) :]
-            return ""
-        if closing.startswith(self._held) or not self._held:
+        """What stands behind a call: its closing mark, or a separator from the next one."""
+        closing = self._form.closing if self._unclosed else ""
+        again = self._listed or not self._form.closing
+        rest = self._held.lstrip(" \n\t\r" + (",;]" if again else ""))
+        gap = self._held[: len(self._held) - len(rest)]
+        if closing.startswith(rest):
             return None
-        again = self._held.startswith("{") and not closing
-        self._state = self._head if again else self._say
+        if closing and rest.startswith(closing):
+            self._held, self._unclosed, self._listed = rest[len(closing) :], False, False
+            return ""
+        if rest.startswith("{") and again and "]" not in gap:
+            self._held = rest
+            return self._read_head(gap)
+        behind_list = gap.rpartition("]")[2] if self._listed else gap
+        self._held, self._listed = behind_list + rest, False
+        return self._go_on(self._say)
+
+    def _go_on(self, state: Callable[[], str | CallPiece | None]) -> str:
+        self._state = state
         return ""
 
-    @property
-    def _may_be_a_call(self) -> bool:
-        """Whether the text that is held, which is no head yet, may become one."""
-        held, known = self._held.lstrip(" \n\t["), ("{",) if self._opened else _UNMARKED
-        begins = "".join(held[:64].split())
-        return len(held) <= LONGEST_HEAD and any(
-            begins.startswith(one) or one.startswith(begins) for one in known
-        )
+    def _read_head(self, opened: str) -> str:
+        """Go on with what may be a call. opened: what announced it, which is text if it is none"""
+        self._opened, self._end, self._scanned = opened, _ObjectEnd(), 0
+        return self._go_on(self._head)
+
+    def _call(
+        self, name: str, arguments: str, listed: bool, state: Callable[[], str | CallPiece | None]
+    ) -> CallPiece:
+        """Begin a call, and go on with a state behind its head."""
+        self._opened, self._listed, self._unclosed = "", listed, True
+        self._end, self._state = _ObjectEnd(), state
+        self._calls += 1
+        return CallPiece(self._calls - 1, arguments, new_call_id(), name)
+
+
+def _may_begin(first: str) -> bool:
+    """Whether an object that begins so may be a call."""
+    return any(first.startswith(key) or key.startswith(first) for key in _KEYS)
+
+
+def _read_call(text: str) -> tuple[str, str] | None:
+    """Name and arguments of a call; None for what is none. Arguments may be an object, its JSON in
+    a string, null, or left out.
+    """
+    call = read_object(text) or {}
+    inner = call.get("function")
+    call = {**call, **inner} if isinstance(inner, dict) else call
+    given = call.get("arguments", call.get("parameters"))
+    if not isinstance(call.get("name"), str):
+        return None
+    if given is None or given == "":
+        return call["name"], "{}"
+    if isinstance(given, str):
+        return (call["name"], given) if read_object(given) is not None else None
+    return (
+        (call["name"], json.dumps(given, ensure_ascii=False)) if isinstance(given, dict) else None
+    )
 
 
 def new_call_id() -> str:

@@ -94,12 +94,21 @@ class Completion:
     # the target's device, as it describes it: an emulated one says so; empty for a model in this
     # process
     device: str = ""
+    # since the draft here began to load, where that went on when the text ended
+    loading_seconds: float | None = None
     baseline: Completion | None = None
 
     @property
+    def drafted(self) -> bool:
+        """Whether any draft took part."""
+        return self.draft_calls > 0 or self.num_draft_tokens > 0
+
+    @property
     def speedup(self) -> float | None:
-        """Speed over that of the target alone; None without that."""
-        return None if self.baseline is None else self.baseline.seconds / self.seconds
+        """Speed over that of the target alone; None without that, and where no draft took part."""
+        if self.baseline is None or not self.drafted:
+            return None
+        return self.baseline.seconds / self.seconds
 
     @property
     def num_draft_tokens(self) -> int:
@@ -221,6 +230,7 @@ class _Run:
         self._pieces = PieceMaker(
             tokenizer.stream(request.ids),
             request.stop,
+            max(request.params.min_tokens - request.params.made, 0),
             request.tools.shown(tokenizer),
             request.tools.reader(tokenizer),
         )

@@ -10,7 +10,7 @@ import numpy as np
 
 from inference.order import TokenLogProb
 from inference.proposer import NOBODY
-from inference.text import TextStream
+from inference.text_stream import TextStream
 from outrider.text.call_reader import CallPiece, CallReader
 from outrider.text.stop_strings import StopStrings
 
@@ -33,6 +33,7 @@ class Piece(NamedTuple):
 class PieceMaker:
     """Turns tokens into pieces: whole characters, up to a stop string, with calls told from text.
 
+    least: tokens of which no stop string ends the text
     shown: special tokens that stand in the text with these letters
     calls: tells calls from text; None where there are none
     """
@@ -41,10 +42,12 @@ class PieceMaker:
         self,
         text: TextStream,
         stop: Sequence[str],
+        least: int,
         shown: Mapping[int, str],
         calls: CallReader | None,
     ) -> None:
         self._text, self._stop, self._shown, self._calls = text, StopStrings(stop), shown, calls
+        self._least, self._pushed = least, 0
         self._tokens, self._logprobs = list[int](), list[TokenLogProb]()
 
     @property
@@ -60,8 +63,11 @@ class PieceMaker:
 
     def push(self, token: int, proposer: int) -> Iterator[Piece]:
         """The pieces that are certain with this token."""
-        text = self._text.push(token) + self._shown.get(token, "")
-        return self._pieces(self._stop.push(text), proposer)
+        mark = self._shown.get(token)
+        text = self._text.push(token) if mark is None else self._text.finish() + mark
+        self._pushed += 1
+        certain = text if self._pushed <= self._least else self._stop.push(text)
+        return self._pieces(certain, proposer)
 
     def finish(self) -> Iterator[Piece]:
         """The rest of the text, and of what is told of its tokens."""

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from inference.command import say
 from inference.errors import InvalidRequest, LimitExceeded
-from inference.sampling import SEED_BITS, Grammar, GrammarKind, SamplingParams, random_seed
+from inference.sampling import (
+    CANDIDATES,
+    LEAST_TEMPERATURE,
+    LEAST_TOP_P,
+    SEED_BITS,
+    Grammar,
+    GrammarKind,
+    SamplingParams,
+    random_seed,
+)
 from inference.text import Tokenizer
 from outrider.options.groups import PromptOptions
 from outrider.text.completion import Request
+from outrider.text.defaults import defaults_of
 from outrider.text.schemas import written
 from outrider.text.stop_strings import StopStrings
 from outrider.text.tool_calls import NO_TOOLS, Function, Message, Tools, chosen
@@ -25,6 +35,9 @@ if TYPE_CHECKING:
 Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int]"
 """Text to go on with, the messages of a chat, or token ids."""
 
+
+GREEDY_TEMPERATURE = 1e-5
+"""Temperatures below this are greedy, as in vLLM."""
 
 SLICE = 2**16
 """Characters of a long prompt that are counted at a time."""
@@ -47,11 +60,12 @@ class Parameters:
     """Parameters of a text. Raises InvalidRequest for values out of bounds.
 
     max_tokens: tokens at most; None for as many as fit
-    temperature: 0 is greedy
-    top_k: 0 is off
-    top_p: 1 is off
+    temperature: 0 is greedy, and so is less than 1e-5; None is the model's own default, else 0
+    top_k: 0 is off, and so is the whole vocabulary; above 256 it is 256
+    top_p: 1 is off; 0 leaves the most likely token
     seed: of the noise; None takes a random one
-    stop: strings that end the text and are left out of it
+    stop: strings that end the text and are left out of it; None is the model's own default where
+        the temperature is None, too
     prompt_cache_key: texts of one key go to one replica, which may have their beginning computed
     min_p: tokens below this part of the likeliest one's chance are left out; 0 is off
     repetition_penalty: divides the logits of tokens of prompt and text; 1 is off
@@ -63,29 +77,39 @@ class Parameters:
     grammar: grammar of the text, as llguidance's Lark syntax has it
     logprobs: likeliest tokens whose log-probabilities are told beside each token's; None for none
     prompt_logprobs: whether those of the prompt's tokens are told, too
+    min_tokens: the text does not end before it has so many, unless max_tokens are fewer
+    stop_token_ids: tokens that end the text, beside those of the model
+    ignore_eos: whether the model's own tokens that end a text do not
+    chat_template_kwargs: variables of the chat template, such as enable_thinking
+    continue_final_message: whether a chat's last message is continued
     tools: functions that a chat may call, as OpenAI's or Anthropic's interface describes them
     tool_choice: auto, none, required, the name of a function, or as an interface says it
     parallel_tool_calls: whether a text may have several calls
     """
 
     max_tokens: int | None = None
-    temperature: float = 0.0
+    temperature: float | None = None
     top_k: int = 0
     top_p: float = 1.0
     seed: int | None = None
-    stop: Sequence[str] = ()
+    stop: Sequence[str] | None = None
     prompt_cache_key: str = ""
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    schema: Mapping[str, Any] | str | None = None
+    schema: Mapping[str, Any] | str | bool | None = None
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
     logprobs: int | None = None
     prompt_logprobs: bool = False
+    min_tokens: int = 0
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    continue_final_message: bool = False
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str | Mapping[str, Any] = "auto"
     parallel_tool_calls: bool = True
@@ -93,16 +117,44 @@ class Parameters:
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise InvalidRequest(f"max_tokens is 1 or more: got {self.max_tokens}")
-        StopStrings(self.stop)
+        if reserved := RESERVED_VARIABLES & self.chat_template_kwargs.keys():
+            raise InvalidRequest(
+                f"chat_template_kwargs are the template's own variables: got {min(reserved)}"
+            )
+        StopStrings(self.stop or ())
         self.sampling(0)
         self.functions()
 
+    def settled(self, model: str, temperature: float = 0.0) -> Parameters:
+        """The parameters with a temperature and stop strings, which default to the model's own. A
+        text with a form, tools or a length has no stop strings by default: they could cut it.
+
+        temperature: where the model has no default
+        """
+        defaults = defaults_of(model)
+        known = temperature if defaults.temperature is None else defaults.temperature
+        forms = (self.schema, self.regex, self.choice, self.grammar, self.tools or None)
+        length = self.min_tokens or self.ignore_eos
+        free = self.temperature is None and not length and all(form is None for form in forms)
+        return replace(
+            self,
+            temperature=known if self.temperature is None else self.temperature,
+            stop=(defaults.stop if free else ()) if self.stop is None else self.stop,
+        )
+
     def sampling(self, seed: int) -> SamplingParams:
-        """The sampling parameters with this seed."""
+        """The sampling parameters with this seed. Values beyond what is computed mean the nearest
+        one that is.
+        """
+        temperature, top_p = self.temperature or 0.0, self.top_p
+        if 0 <= temperature < LEAST_TEMPERATURE:
+            temperature = 0.0 if temperature < GREEDY_TEMPERATURE else LEAST_TEMPERATURE
+        if 0 <= top_p < LEAST_TOP_P:
+            top_p = LEAST_TOP_P
         return SamplingParams(
-            self.temperature,
-            self.top_k,
-            self.top_p,
+            temperature,
+            min(self.top_k, CANDIDATES),
+            top_p,
             seed,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
@@ -114,12 +166,17 @@ class Parameters:
             ),
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
+            min_tokens=self.min_tokens,
         ).on_the_wire()
 
     def functions(self) -> Tools:
         """The functions that the text may call."""
         functions = tuple(Function.read(tool) for tool in self.tools)
         return Tools(functions, chosen(self.tool_choice), self.parallel_tool_calls)
+
+
+RESERVED_VARIABLES = {"messages", "tools", "chat_template", "tokenize", "continue_final_message"}
+"""Names that are none of a template's own variables."""
 
 
 def text_form(**given: Any) -> Grammar | None:
@@ -152,6 +209,8 @@ def schema_of(form: Mapping[str, Any]) -> Mapping[str, Any] | None:
     schema = described.get("schema") or (kind == "json_object" and {"type": "object"})
     if kind == "text":
         return None
+    if schema is True:  # any JSON
+        schema = {}
     if kind not in ("json_object", "json_schema") or not isinstance(schema, Mapping):
         raise InvalidRequest("response_format is text, json_object, or json_schema with a schema")
     return schema
@@ -163,25 +222,51 @@ def make_request(client: Client, prompt: Prompt, parameters: Parameters, index: 
     The work on any prompt is bounded by the sequence length. Raises InvalidRequest for a prompt
     that is empty or out of range.
     """
+    parameters = parameters.settled(client.model)
     tools = parameters.functions()
     _check_size(client, prompt, parameters.tools)
-    ids = read_prompt(client, prompt, tools)
+    ids = read_prompt(client, prompt, tools, parameters)
     if len(ids) >= client.length:
         raise PromptTooLong(prompt, str(len(ids)), client.length)
     room = client.length - len(ids)
     seed = random_seed() if parameters.seed is None else parameters.seed
-    params = parameters.sampling(min(seed, 2**SEED_BITS - 1))
     return Request(
         index,
         prompt if isinstance(prompt, str) else "",
         ids,
-        replace(params, grammar=tools.grammar(client.tokenizer, params.grammar)),
+        _sampling(client, parameters, tools, min(seed, 2**SEED_BITS - 1)),
         min(parameters.max_tokens or room, room),
-        client.target.description.stop_ids,
-        stop=parameters.stop,
+        _end_ids(client, parameters),
+        stop=parameters.stop or (),
         cache_key=parameters.prompt_cache_key,
         tools=tools,
     )
+
+
+def _sampling(client: Client, parameters: Parameters, tools: Tools, seed: int) -> SamplingParams:
+    """The sampling parameters with what the client's model decides: form, ids, least length."""
+    params = parameters.sampling(seed)
+    _check_ids(client, parameters.logit_bias)
+    grammar = tools.grammar(client.tokenizer, params.grammar)
+    if grammar is not None and parameters.ignore_eos:
+        raise InvalidRequest("ignore_eos is not served beside a form: the form ends the text")
+    ends = tuple(sorted(_end_ids(client, parameters)))
+    top_k = 0 if parameters.top_k >= client.tokenizer.vocabulary else params.top_k
+    return replace(params, grammar=grammar, top_k=top_k, end_ids=ends if params.min_tokens else ())
+
+
+def _end_ids(client: Client, parameters: Parameters) -> frozenset[int]:
+    """The tokens that end a text."""
+    _check_ids(client, parameters.stop_token_ids)
+    own = frozenset[int]() if parameters.ignore_eos else client.target.description.stop_ids
+    return own | frozenset(parameters.stop_token_ids)
+
+
+def _check_ids(client: Client, ids: Iterable[int]) -> None:
+    """Raise InvalidRequest for ids that the tokenizer does not know."""
+    vocabulary = client.tokenizer.vocabulary
+    if wrong := [token for token in ids if not 0 <= token < vocabulary]:
+        raise InvalidRequest(f"token ids are 0 to {vocabulary - 1}: got {wrong[0]}")
 
 
 def going_on(client: Client, request: Request, made: Sequence[int]) -> tuple[Request, str, int]:
@@ -197,8 +282,9 @@ def going_on(client: Client, request: Request, made: Sequence[int]) -> tuple[Req
     said, certain, text, kept = "", 0, "", 0
     for count, token in enumerate(read_prompt(client, made), start=1):
         piece = stream.push(token)
-        said, certain = said + piece, certain + len(stops.push(piece))
-        if piece and certain == len(said):
+        may_stop = count > request.params.min_tokens
+        said, certain = said + piece, certain + len(stops.push(piece) if may_stop else piece)
+        if piece and stream.is_whole and certain == len(said):
             text, kept = said, count
     if kept >= request.max_new_tokens:
         raise InvalidRequest(f"the text is whole: it has its {request.max_new_tokens} tokens")
@@ -230,7 +316,12 @@ def _check_size(client: Client, prompt: Prompt, tools: Sequence[Mapping[str, Any
         raise PromptTooLong(prompt, f"more than {client.length}", client.length)
 
 
-def read_prompt(client: Client, prompt: Prompt, tools: Tools = NO_TOOLS) -> Sequence[int]:
+def read_prompt(
+    client: Client,
+    prompt: Prompt,
+    tools: Tools = NO_TOOLS,
+    parameters: Parameters | None = None,
+) -> Sequence[int]:
     """The token ids of a prompt. Raises InvalidRequest for one that is empty or out of range."""
     if tools.functions and (isinstance(prompt, str) or not prompt or isinstance(prompt[0], int)):
         raise InvalidRequest("tools are told to a chat: a prompt of messages is needed")
@@ -240,13 +331,14 @@ def read_prompt(client: Client, prompt: Prompt, tools: Tools = NO_TOOLS) -> Sequ
         raise InvalidRequest("the prompt is empty")
     messages = [part for part in prompt if isinstance(part, Mapping)]
     if messages:
-        return client.tokenizer.encode_chat(*tools.told(messages, client.tokenizer))
-    ids = [part for part in prompt if isinstance(part, int)]
-    wrong = [token for token in ids if not 0 <= token < client.tokenizer.vocabulary]
-    if wrong:
-        raise InvalidRequest(
-            f"token ids are 0 to {client.tokenizer.vocabulary - 1}: got {wrong[0]}"
+        chat = parameters or Parameters()
+        return client.tokenizer.encode_chat(
+            *tools.told(messages, client.tokenizer),
+            chat.chat_template_kwargs,
+            continues=chat.continue_final_message,
         )
+    ids = [part for part in prompt if isinstance(part, int)]
+    _check_ids(client, ids)
     return ids
 
 
@@ -287,15 +379,24 @@ def make_requests(
     tokenizer: Tokenizer,
     length: int,
     stop_ids: frozenset[int],
+    model: str,
 ) -> list[Request]:
     """Requests of these prompts, each with its own seed. Raises InvalidRequest for a prompt that
     does not fit.
 
     length: the longest text, prompt and output together
+    model: the target, whose defaults count where the options give no temperature
     """
     seed = min(random_seed(), 2**SEED_BITS - len(prompts)) if options.seed is None else options.seed
     schema = options.json_schema and _read("--schema", options.json_schema)
-    base = replace(options.sampling(seed), grammar=text_form(schema=schema, regex=options.regex))
+    given = Parameters(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        schema=schema,
+        regex=options.regex,
+    ).settled(model)
+    base = given.sampling(seed)
     requests = []
     for index, prompt in enumerate(prompts):
         ids = tokenizer.encode(prompt, chat=options.chat)
@@ -306,7 +407,7 @@ def make_requests(
             )
         room = min(options.max_new_tokens, length - len(ids))
         params = replace(base, seed=seed + index)
-        requests.append(Request(index, prompt, ids, params, room, stop_ids))
+        requests.append(Request(index, prompt, ids, params, room, stop_ids, stop=given.stop or ()))
     least = min(request.max_new_tokens for request in requests)
     if least < options.max_new_tokens:
         say(

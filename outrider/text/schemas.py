@@ -27,11 +27,15 @@ _DATA = {"const", "enum", "default", "examples", "required"}
 """Keywords whose values are no schemas."""
 
 
-def written(schema: Mapping[str, Any] | str) -> str:
-    """A schema, or its JSON, as a grammar has it. Raises InvalidRequest for what is no JSON."""
+def written(schema: Mapping[str, Any] | str | bool) -> str:
+    """A schema, or its JSON, as a grammar has it. Raises InvalidRequest for what is no schema."""
     try:
         read = json.loads(schema) if isinstance(schema, str) else schema
-        return json.dumps(needed(read))
+        if read is not True and not isinstance(read, Mapping):
+            raise InvalidRequest(
+                f"a schema is a JSON object, or true for any JSON: got {read!r:.80}"
+            )
+        return json.dumps({} if read is True else needed(read))
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the schema cannot be read: {error}") from error
 

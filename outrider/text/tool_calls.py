@@ -12,11 +12,12 @@ from inference.errors import InvalidRequest
 from inference.sampling import Grammar, GrammarKind
 from inference.text import Tokenizer
 from outrider.text.call_reader import CallForm, CallReader
+from outrider.text.json_values import MAX_DEPTH, nests_deeply, read_object
 from outrider.text.schemas import needed
 
 Message: TypeAlias = Mapping[str, Any]
-"""A message of a chat: its `role` and `content`. One of the assistant may have `tool_calls`; one
-of role tool has the result of the call `tool_call_id`.
+"""A message of a chat: its `role` and `content`. One of the assistant may have `tool_calls`, and
+one of THOUGHTS; one of role tool has the result of the call `tool_call_id`.
 """
 
 MOST_TOOLS = 128
@@ -28,6 +29,9 @@ NAME = r"[a-zA-Z0-9_-]{1,64}"
 TAGGED = CallForm("<tool_call>", "<tool_call>", "</tool_call>")
 LLAMA = CallForm("ipython", "<|python_tag|>", key="parameters", bare=True)
 MISTRAL = CallForm("[TOOL_CALLS]", "[TOOL_CALLS]", listed=True)
+
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Names of what the assistant has thought, in messages of servers and in chat templates."""
 
 _OTHER_FORMS = ("<function=", "[ARGS]")
 """Marks of templates whose calls are not read: they are used as if they knew no functions."""
@@ -164,7 +168,7 @@ class Tools:
         functions, they are spelled out in the messages.
         """
         described = [] if self.choice == "none" else [one.described for one in self.functions]
-        read = [_read_calls(message) for message in messages]
+        read = [_with_thoughts(_read_calls(message)) for message in messages]
         if call_form(tokenizer.template) is not None:
             return read, described
         return list(_spelled_out(read, described)), []
@@ -227,30 +231,47 @@ def _calls(form: CallForm, opening: str, closing: str, several: bool) -> str:
 
 def _read_calls(message: Message) -> Message:
     """The message with the arguments of its calls as objects, which chat templates want."""
-    if not message.get("tool_calls"):
+    past = message.get("tool_calls")
+    if not past:
         return message
+    if not isinstance(past, Sequence) or isinstance(past, str):
+        raise InvalidRequest(f"tool_calls are a list of calls: got {past!r:.80}")
     calls = []
-    for call in message["tool_calls"]:
+    for call in past:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise InvalidRequest(
                 'a call is {"id": ..., "function": {"name": ..., "arguments": ...}}'
             )
-        given = function.get("arguments")
-        try:
-            arguments = json.loads(given) if isinstance(given, str) else given
-        except ValueError:
-            arguments = given
-        told = {"name": function["name"], "arguments": arguments}
+        told = {"name": function["name"], "arguments": _arguments(function.get("arguments"))}
         calls.append({"id": str(call.get("id", "")), "type": "function", "function": told})
     return {**message, "tool_calls": calls}
+
+
+def _with_thoughts(message: Message) -> Message:
+    """The message with its thoughts by all names that templates know them by."""
+    told = [thought for name in THOUGHTS if isinstance(thought := message.get(name), str)]
+    thoughts = next(filter(None, told), "")
+    return {**message, **dict.fromkeys(THOUGHTS, thoughts)} if thoughts else message
+
+
+def _arguments(given: Any) -> Mapping[str, Any]:
+    """The arguments of a past call as an object, which every template can write. What a model wrote
+    and is no object, such as a call that was cut off, stands in it as text.
+    """
+    if given is None or given == "":
+        return {}
+    read = read_object(given) if isinstance(given, str) else given
+    if nests_deeply(read):
+        raise InvalidRequest(f"the arguments of a call nest deeper than {MAX_DEPTH}")
+    return read if isinstance(read, Mapping) else {"arguments": given}
 
 
 def _spelled_out(messages: Sequence[Message], tools: Iterable[Any]) -> Iterable[Message]:
     """Messages for a template that knows no functions: system, user and assistant only."""
     lines = [json.dumps(tool, ensure_ascii=False) for tool in tools]
     first = messages[0] if messages else {}
-    system = [first["content"]] if first.get("role") == "system" else []
+    system = [_content(first)] if first.get("role") == "system" else []
     if lines:
         call = f'{TAGGED.opening}\n{{"name": NAME, "arguments": OBJECT}}\n{TAGGED.closing}'
         listed = "\n".join(["These functions can be called:", *lines])
@@ -259,17 +280,22 @@ def _spelled_out(messages: Sequence[Message], tools: Iterable[Any]) -> Iterable[
         yield {"role": "system", "content": "\n\n".join(system)}
     results = list[str]()
     for message in messages[1 if first.get("role") == "system" else 0 :]:
-        if message["role"] == "tool":
-            results.append(f"<tool_response>\n{message['content']}\n</tool_response>")
+        if message.get("role") == "tool":
+            results.append(f"<tool_response>\n{_content(message)}\n</tool_response>")
             continue
         if results:
             yield {"role": "user", "content": "\n".join(results)}
             results = []
-        calls = [_written(call["function"]) for call in message.get("tool_calls", ())]
-        said = [message["content"]] if message["content"] else []
-        yield {"role": message["role"], "content": "\n".join([*said, *calls])}
+        calls = [_written(call["function"]) for call in message.get("tool_calls") or ()]
+        said = [_content(message)] if message.get("content") else []
+        rest = {name: value for name, value in message.items() if name != "tool_calls"}
+        yield {**rest, "content": "\n".join([*said, *calls])}
     if results:
         yield {"role": "user", "content": "\n".join(results)}
+
+
+def _content(message: Message) -> str:
+    return str(message.get("content") or "")
 
 
 def _written(call: Mapping[str, Any]) -> str:

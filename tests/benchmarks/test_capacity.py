@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.repository import run_module
 
+pytestmark = pytest.mark.extended
+
 Rows = dict[str, list[dict[str, str]]]
 SIZES = ["--cells", "neuron:256:0.8:16", "--users", "12", "--settle", "0.2", "--seconds", "0.6"]
 

@@ -10,6 +10,8 @@ import pytest
 from inference.backends.timed import find_profile
 from tests.support.repository import run_module
 
+pytestmark = pytest.mark.extended
+
 LEAST_SPEED = {
     **{"20:useless:0": 0.98, "300:useless:0": 0.98},
     **{"0:mid:0": 2.6, "20:mid:0": 2.3, "80:mid:0": 1.74, "300:mid:0": 1.12},

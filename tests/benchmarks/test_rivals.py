@@ -15,7 +15,7 @@ PAIR = [str(ROOT / "inference/data" / name) for name in ("target", "draft")]
 KINDS = ["code", "chat", "edits", "agent"]
 TOKENS = 16
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 
 @pytest.fixture(scope="module")

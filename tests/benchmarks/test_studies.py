@@ -10,7 +10,7 @@ import pytest
 from inference.backends.timed import find_profile
 from tests.support.repository import ROOT, run_module
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 
 def test_a_dozen_laws_of_time_that_nobody_measured_break_no_promise() -> None:

@@ -28,7 +28,7 @@ from deploy.host_job import cost
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
 from deploy.stack import StackState
 from inference.artifact import write_manifest
-from outrider.prove.command import parse as parse_proof
+from outrider.prove.prove_options import parse as parse_proof
 from tests.support.artifacts import build, trn1_manifest
 from tests.support.aws_server import REGION, AwsServer
 from tests.support.hub_server import COMMIT, TOKEN, hub_server
@@ -342,16 +342,16 @@ def test_a_proof_on_an_instance_is_a_command_that_the_instance_understands(
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("equal", [True, False])
 def test_a_proof_is_brought_here_and_its_instance_is_gone(
-    kept: bool, aws: AwsServer, installed: list[str], tmp_path: Path
+    equal: bool, aws: AwsServer, installed: list[str], tmp_path: Path
 ) -> None:
     flags = [*installed, "--out", str(tmp_path / "out")]
     process = begin(aws, ["deploy", "prove", "--instance", "c7i.2xlarge", "--yes", *flags])
     stack, bucket = started(process)
     s3, results = boto3.client("s3", region_name=REGION), stack.replace("outrider-", "builds-of/")
     made = {
-        "report.json": json.dumps({"kept": kept}),
+        "report.json": json.dumps({"equal": equal}),
         "report.md": "# m on cpu",
         "profile.json": "",
     }
@@ -359,7 +359,7 @@ def test_a_proof_is_brought_here_and_its_instance_is_gone(
         s3.put_object(Bucket=bucket, Key=f"{results}/results/proof/{name}", Body=text.encode())
     report(stack, bucket, "built")
     told = process.communicate(timeout=200)[0]
-    assert process.returncode == (0 if kept else 1), told
+    assert process.returncode == (0 if equal else 1), told
     assert "# m on cpu" in told
     assert "cost of the proof: not known" in told
     assert {path.name for path in (tmp_path / "out/proof").iterdir()} == set(made)

@@ -5,8 +5,10 @@ rules of the `restricted` pod security standard.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
+import jsonpatch
 import kubernetes_validate
 import pytest
 import yaml
@@ -14,31 +16,40 @@ import yaml
 from compile.compile_options import parse as parse_compile
 from outrider.options.parsing import parse
 from outrider.options.roles import TargetRole
-from tests.support.commands import Run
 from tests.support.repository import ROOT
 
 VERSION = "1.37"
-ARTEFACT = ["--artifact", "s3://bucket/artefacts", "--digest", "ab" * 32]
-FORMS = {
-    "cpu": ["--form", "cpu", "--model", "org/name", "--batch", "8"],
-    "cpu artefact": ["--form", "cpu", *ARTEFACT],
-    "neuron": ["--instance", "inf2.xlarge", "--devices", "2", *ARTEFACT],
-    "neuron-dra": ["--form", "neuron-dra", "--devices", "2", *ARTEFACT],
-}
+K8S = ROOT / "deploy" / "k8s"
+FORMS = ("cpu", "cuda", "neuron")
 
 Manifest = dict[str, Any]
 
 
-def printed(run: Run, form: str) -> dict[str, Manifest]:
-    """The manifests that the command prints, by kind."""
-    text = run("deploy", "k8s", "--image", "registry/outrider:1", *FORMS[form]).out
-    assert "&id" not in text, "aliases are hard to read"
-    return {one["kind"]: one for one in yaml.safe_load_all(text)}
+def read(path: Path) -> list[Manifest]:
+    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+
+
+def rendered(form: str) -> dict[str, Manifest]:
+    """The manifests of a kustomization, by kind: its base with its JSON patches (RFC 6902)."""
+    (kustomization,) = read(K8S / form / "kustomization.yaml")
+    documents: dict[str, Manifest] = {}
+    for resource in kustomization["resources"]:
+        path = K8S / form / resource
+        parts = (
+            rendered(path.resolve().name) if path.is_dir() else {d["kind"]: d for d in read(path)}
+        )
+        documents |= parts
+    for patch in kustomization.get("patches", []):
+        (operations,) = read(K8S / form / patch["path"])
+        target = documents[patch["target"]["kind"]]
+        assert target["metadata"]["name"] == patch["target"]["name"]
+        documents[patch["target"]["kind"]] = jsonpatch.apply_patch(target, operations)
+    return documents
 
 
 @pytest.fixture(params=FORMS)
-def form(request: pytest.FixtureRequest, run: Run) -> dict[str, Manifest]:
-    return printed(run, request.param)
+def form(request: pytest.FixtureRequest) -> dict[str, Manifest]:
+    return rendered(request.param)
 
 
 def pod_of(documents: dict[str, Manifest]) -> Manifest:
@@ -72,7 +83,7 @@ def test_the_containers_arguments_are_flags_of_our_own(form: dict[str, Manifest]
         outrider, verb, *flags = container["command"]
         assert (outrider, verb) == ("outrider", "compile")
         pulled = parse_compile([*flags, *container["args"]])
-        assert (pulled.pull, str(pulled.out)) == ("s3://bucket/artefacts", options.artifact)
+        assert (pulled.pull, str(pulled.out)) == ("s3://BUCKET/DIR", options.artifact)
 
 
 def test_probes_and_service_ask_where_the_target_listens(form: dict[str, Manifest]) -> None:
@@ -146,33 +157,22 @@ def test_all_that_the_image_writes_to_is_a_volume_and_its_user_is_the_pods(
         assert {*owned[1].split(), "/tmp"} <= written
 
 
-def test_devices_come_from_the_plugin_or_by_a_claim_and_never_both(run: Run) -> None:
-    plugin, claim = (printed(run, form) for form in ("neuron", "neuron-dra"))
-    assert target_of(plugin)["resources"]["limits"]["aws.amazon.com/neuron"] == 2
-    assert "claims" not in target_of(plugin)["resources"]
-    assert "aws.amazon.com/neuron" not in target_of(claim)["resources"]["limits"]
-    (wanted,) = pod_of(claim)["resourceClaims"]
-    template = claim["ResourceClaimTemplate"]
-    assert wanted["resourceClaimTemplateName"] == template["metadata"]["name"]
-    (request,) = template["spec"]["spec"]["devices"]["requests"]
-    assert request["exactly"]["deviceClassName"] == "neuron.aws.com"
-    assert request["exactly"]["count"] == 2
-    assert options_of(plugin).device == options_of(claim).device == "neuron"
-    chosen = pod_of(plugin)["nodeSelector"]
-    assert chosen == {"node.kubernetes.io/instance-type": "inf2.xlarge"}
+@pytest.mark.parametrize(
+    ("form", "resource"), [("cuda", "nvidia.com/gpu"), ("neuron", "aws.amazon.com/neuron")]
+)
+def test_a_device_comes_from_its_plugin_and_the_target_uses_it(form: str, resource: str) -> None:
+    documents = rendered(form)
+    assert target_of(documents)["resources"]["limits"][resource] == 1
+    (toleration,) = pod_of(documents)["tolerations"]
+    assert toleration["key"] == resource
+    assert options_of(documents).device == form
 
 
-REFUSED: list[tuple[str, ...]] = [
-    ("", "--image"),
-    ("--image x", "--form neuron", "--artifact"),
-    ("--image x --artifact s3://a/b", "--artifact", "--digest"),
-    ("--image x --artifact a --digest b", "--artifact a"),
-    ("--image x --form cpu --memory 4", "--memory 4"),
-    (f"--image x --model m {' '.join(ARTEFACT)}", "--artifact", "--model"),
-]
-
-
-@pytest.mark.parametrize("refused", REFUSED)
-def test_what_is_missing_is_said_in_one_line(refused: tuple[str, ...], run: Run) -> None:
-    flags, *shown = refused
-    run("deploy", "k8s", *flags.split()).assert_usage_error(*shown)
+def test_keda_scales_the_stateful_set_that_is_there() -> None:
+    (scaled,) = read(K8S / "keda.yaml")
+    stateful_set = rendered("cpu")["StatefulSet"]
+    reference = scaled["spec"]["scaleTargetRef"]
+    assert reference["kind"] == stateful_set["kind"]
+    assert reference["name"] == stateful_set["metadata"]["name"]
+    (trigger,) = scaled["spec"]["triggers"]
+    assert "outrider_sessions" in trigger["metadata"]["query"]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
+import ssl
 import stat
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -130,6 +133,22 @@ def test_a_client_that_speaks_otherwise_than_the_target_is_told_what_to_give(
         pytest.raises(Unavailable, match=f"answers at .*: {advice}"),
     ):
         connect(str(server.address), security=kinds[ours], timeout=2)
+
+
+@pytest.mark.parametrize("ours", ["plaintext", "tls"])
+def test_an_http_server_at_the_targets_address_is_named_as_one(
+    ours: str, files: CertificateFiles
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        if ours == "tls":
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.load_cert_chain(files.certificate, files.key)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        Thread(target=server.serve_forever, daemon=True).start()
+        security = SecurityOptions(tls_ca=files.ca) if ours == "tls" else SecurityOptions()
+        with pytest.raises(Unavailable, match=r"that is an HTTP server, perhaps `outrider serve`"):
+            connect(f"127.0.0.1:{server.server_address[1]}", security=security, timeout=2)
+        server.shutdown()
 
 
 def test_a_client_whose_certificate_is_expired_or_of_another_authority_is_refused(

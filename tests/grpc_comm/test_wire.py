@@ -152,6 +152,7 @@ WITH_RULES = [
     SamplingParams(logprobs=20, prompt_logprobs=True),
     SamplingParams(0.7, 40, 0.9, 5, 0.05, 1.3, -0.1, 2.0, ((3, -100.0), (0, 0.7)), made=1),
 ]
+WITH_LENGTH = SamplingParams(0.7, seed=5, min_tokens=9, end_ids=(2, 70_000), made=1)
 
 
 def opening_of(params: SamplingParams) -> pb.Open:
@@ -160,7 +161,7 @@ def opening_of(params: SamplingParams) -> pb.Open:
     return pb.Open.FromString(sent.SerializeToString())
 
 
-@pytest.mark.parametrize("params", [*PLAIN, *WITH_RULES])
+@pytest.mark.parametrize("params", [*PLAIN, *WITH_RULES, WITH_LENGTH])
 def test_sampling_params_arrive_as_both_sides_use_them(params: SamplingParams) -> None:
     request = translate.read_open(opening_of(params))
     assert request.params == params.on_the_wire()
@@ -200,6 +201,7 @@ WRONG_PARAMS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "too many biases": ({"bias_ids": range(301), "biases": [1.0] * 301}, ["300", "301"]),
     "more likeliest tokens than are told": ({"logprobs": 21}, ["20", "21"]),
     "the prompt's alone": ({"prompt_logprobs": True}, ["logprobs"]),
+    "a least length of a form": ({"min_tokens": 1}, ["min_tokens", "form"]),
 }
 
 
@@ -209,6 +211,12 @@ def test_parameters_that_no_text_can_have_are_refused(wrong: str) -> None:
     right = {"protocol_version": 4, "top_p": 1.0, "grammar": GRAMMAR}
     sampling_fields.read_params(pb.Open(**right))
     assert_refused(lambda: sampling_fields.read_params(pb.Open(**(right | changes))), shown)
+
+
+def test_a_target_that_does_not_know_a_least_length_refuses_the_protocol() -> None:
+    assert opening_of(WITH_LENGTH).protocol_version == 5
+    without_ends = replace(WITH_LENGTH, end_ids=())
+    assert opening_of(without_ends).protocol_version == 3, "nothing could end the text early"
 
 
 LOGPROBS = (
@@ -274,8 +282,10 @@ def test_ids_that_no_message_can_carry_are_refused(prompt: list[int]) -> None:
 class Failed(grpc.RpcError):
     """A call's failure with a status."""
 
-    def __init__(self, code: grpc.StatusCode, details: str) -> None:
-        self._status = code, details
+    def __init__(
+        self, code: grpc.StatusCode, details: str, more: tuple[tuple[str, str], ...] = ()
+    ) -> None:
+        self._status, self._more = (code, details), more
 
     def code(self) -> grpc.StatusCode:
         return self._status[0]
@@ -284,17 +294,37 @@ class Failed(grpc.RpcError):
         return self._status[1]
 
     def trailing_metadata(self) -> tuple[tuple[str, str], ...]:
-        return ((translate.RETRY_AFTER, "2500"),)
+        return ((translate.RETRY_AFTER, "2500"), *self._more)
 
 
 @pytest.mark.parametrize("kind", [InvalidRequest, Mismatch, Busy, Gone, Unavailable])
 def test_an_error_keeps_its_kind_and_words_across_the_wire(kind: type[OutriderError]) -> None:
     arrived = translate.status_error(
-        Failed(translate.status_code(kind("what is wrong")), "what is wrong"), "gone"
+        Failed(
+            translate.status_code(kind("what is wrong")),
+            "what is wrong",
+            ((translate.FROM_TARGET, "1"),),
+        ),
+        "gone",
     )
     assert type(arrived) is kind
     assert "what is wrong" in str(arrived)
     assert not isinstance(arrived, Busy) or arrived.retry_after == 2.5
+
+
+@pytest.mark.parametrize(
+    ("details", "plainly"),
+    [
+        ("last error: UNKNOWN: ipv4:1.1.1.1:1: Failed to connect to remote host", "gone"),
+        ("failed to connect: Connection refused", "gone (connection refused)"),
+        ("Stream removed (recvmsg:Connection reset by peer)", "gone (the connection was lost)"),
+        ("DNS resolution failed for host", "gone (the name has no address)"),
+        ("Failed parsing HTTP/2 (Expected SETTINGS frame)", "gone"),
+    ],
+)
+def test_the_words_of_grpc_reach_no_user(details: str, plainly: str) -> None:
+    error = translate.status_error(Failed(grpc.StatusCode.UNAVAILABLE, details), "gone")
+    assert str(error) == plainly
 
 
 def test_a_limit_arrives_as_an_invalid_request_and_a_fault_of_the_target_as_itself() -> None:

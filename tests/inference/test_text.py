@@ -78,6 +78,46 @@ def test_messages_that_a_template_refuses_are_told_in_its_words(tmp_path: Path) 
         tokenizer.encode("x", chat=True)
 
 
+FAILING = {
+    "a string's items": "\n{% for k, v in messages[0].content|items %}{% endfor %}",
+    "a division": "\n{{ 1 // 0 }}",
+    "a sum of kinds": "\n{{ 1 + 'a' }}",
+    "an overflow": "\n{{ 10.0 ** 1000 }}",
+    "no such thing": "\n{{ messages[7].content.a }}",
+    "endless depth": ("{% macro f(n) %}\n{{ f(n + 1) }}{% endmacro %}\n{{ f(0) }}"),
+    "its own words": "\n{{ raise_exception('users first') }}",
+    "a filter that is none": "\n{{ 1 | nonsense }}",
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_whatever_a_template_raises_is_told_with_its_line(name: str, tmp_path: Path) -> None:
+    tokenizer = altered(tmp_path, template=FAILING[name])
+    with pytest.raises(InvalidRequest, match="template refuses in line 2: "):
+        tokenizer.encode("x", chat=True)
+
+
+def test_variables_reach_the_template_and_none_replaces_the_messages(tmp_path: Path) -> None:
+    names = "{{ enable_thinking }};{{ add_generation_prompt }};{{ messages[0].content }}"
+    tokenizer = altered(tmp_path, template=names)
+    variables = {"enable_thinking": False, "add_generation_prompt": False, "messages": "no"}
+    told = tokenizer.encode_chat([{"role": "user", "content": "a"}], (), variables)
+    assert tokenizer.decode(told) == "False;False;a"
+
+
+def test_a_message_is_continued_where_it_ends(tmp_path: Path) -> None:
+    turns = "{% for m in messages %}{{ m.role }}:{{ m.content | trim }}<end>{% endfor %}"
+    begins = "{% if add_generation_prompt %}>{% endif %}"
+    tokenizer = altered(tmp_path, template=turns + begins)
+    chat = [{"role": "user", "content": " a "}, {"role": "assistant", "content": "b ="}]
+    assert tokenizer.decode(tokenizer.encode_chat(chat, continues=True)) == (
+        "user:a<end>assistant:b ="
+    )
+    silent = altered(tmp_path, template="{% for m in messages %}{{ m.role }}{% endfor %}")
+    with pytest.raises(InvalidRequest, match="continued"):
+        silent.encode_chat(chat, continues=True)
+
+
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(UnsupportedModel, match="tokenizer"):

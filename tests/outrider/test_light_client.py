@@ -40,7 +40,7 @@ def target() -> Iterator[str]:
 def own_text(target: str, tokens: int) -> str:
     """The target's greedy text after PROMPT."""
     with outrider.connect(target, draft=False, no_beside=True) as engine:
-        return engine.generate(PROMPT, max_tokens=tokens).text
+        return engine.generate(PROMPT, max_tokens=tokens, temperature=0).text
 
 
 def ran(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
@@ -57,7 +57,8 @@ def test_help_names_the_verbs(environment: dict[str, str]) -> None:
 def test_text_without_a_draft_model_is_the_targets_own(
     draft: str, target: str, environment: dict[str, str]
 ) -> None:
-    words = ("--target_host", target, "--prompt", PROMPT, "--max_new_tokens", "48", "--json")
+    words = ("--target_host", target, "--prompt", PROMPT, "--max_tokens", "48", "--json")
+    words += ("--temperature", "0")
     made = ran(environment, "run", *words, "--draft", draft)
     assert made.returncode == 0, made.stderr
     assert json.loads(made.stdout)["text"] == own_text(target, 48)
@@ -67,7 +68,8 @@ def test_the_python_interface_makes_text(target: str, environment: dict[str, str
     code = (
         "import outrider\n"
         f"with outrider.connect({target!r}, preset='suffix') as engine:\n"
-        "    print(len(engine.generate('def main():', max_tokens=8).token_ids), engine.draft)"
+        "    made = engine.generate('def main():', max_tokens=8, temperature=0)\n"
+        "    print(len(made.token_ids), engine.draft)"
     )
     made = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True
@@ -120,7 +122,7 @@ def test_models_here_are_listed(environment: dict[str, str]) -> None:
         (("target",), "torch"),
         (("--role", "verify_draft", "--prompt", "x"), "torch"),
         (("run", *NOWHERE, "--prompt", "x"), "torch"),
-        (("chat", *NOWHERE, "--draft", "block"), "torch"),
+        (("chat", *NOWHERE, "--draft", "substitute"), "torch"),
         (("serve", *NOWHERE), "torch"),
         (("run", *NOWHERE, "--prompt", "x", "--draft", "gguf", "--draft_model", "x.gguf"), "gguf"),
         (("run", *NOWHERE, "--prompt", "x", "--draft_model", "x.gguf"), "gguf"),

@@ -63,14 +63,14 @@ def test_several_threads_share_the_draft(engine: outrider.Engine, alone: outride
 
 
 def test_a_streams_pieces_add_up_to_its_text(engine: outrider.Engine) -> None:
-    with engine.stream(PROMPT, max_tokens=24) as stream:
+    with engine.stream(PROMPT, max_tokens=24, temperature=0) as stream:
         pieces = list(stream)
     assert "".join(piece.text for piece in pieces) == stream.result.text
-    assert stream.result.text == engine.generate(PROMPT, max_tokens=24).text
+    assert stream.result.text == engine.generate(PROMPT, max_tokens=24, temperature=0).text
 
 
 def test_a_stream_that_is_left_ends_its_text(engine: outrider.Engine) -> None:
-    with engine.stream(PROMPT, max_tokens=900) as stream:
+    with engine.stream(PROMPT, max_tokens=900, temperature=0) as stream:
         next(stream)
     for _ in stream:
         pass
@@ -79,19 +79,22 @@ def test_a_stream_that_is_left_ends_its_text(engine: outrider.Engine) -> None:
 
 
 def test_an_unfinished_stream_has_no_result(engine: outrider.Engine) -> None:
-    with engine.stream(PROMPT, max_tokens=900) as stream, pytest.raises(outrider.InvalidRequest):
+    with (
+        engine.stream(PROMPT, max_tokens=900, temperature=0) as stream,
+        pytest.raises(outrider.InvalidRequest),
+    ):
         assert stream.result
 
 
 def test_a_chat_uses_the_models_template(engine: outrider.Engine) -> None:
     messages = [{"role": "system", "content": "code"}, {"role": "user", "content": PROMPT}]
-    assert engine.chat(messages, max_tokens=12).text == (
-        engine.generate("# code\n" + PROMPT, max_tokens=12).text
+    assert engine.chat(messages, max_tokens=12, temperature=0).text == (
+        engine.generate("# code\n" + PROMPT, max_tokens=12, temperature=0).text
     )
 
 
 def test_cost_and_energy_say_how_good_they_are(engine: outrider.Engine) -> None:
-    made = engine.generate(PROMPT, max_tokens=24)
+    made = engine.generate(PROMPT, max_tokens=24, temperature=0)
     assert made.cost.value is not None
     assert made.cost.value >= made.seconds * 3.6 / 3600 * 0.5
     assert made.cost.lower_bound  # nobody has stated the price of electricity
@@ -167,11 +170,14 @@ def test_texts_are_spread_over_replicas_and_those_of_one_key_stay_together(
         def sessions() -> list[int]:
             return [sum(isinstance(event, SessionOpened) for event in events) for events in heard]
 
-        texts = {engine.generate(PROMPT, max_tokens=8, prompt_cache_key="a").text for _ in range(4)}
+        def generate(key: str) -> str:
+            made = engine.generate(PROMPT, max_tokens=8, temperature=0, prompt_cache_key=key)
+            return made.text
+
+        texts = {generate("a") for _ in range(4)}
         assert sorted(sessions()) == [0, 4]
         for number in range(12):
-            own = engine.generate(PROMPT, max_tokens=8, prompt_cache_key=str(number))
-            texts.add(own.text)
+            texts.add(generate(str(number)))
         assert min(sessions()) > 0
         assert len(texts) == 1
 

@@ -28,8 +28,8 @@ from outrider.models.models_here import ModelHere, find_models
 from outrider.options.parsing import parse
 from outrider.options.roles import DraftRole
 from outrider.recommend.advice import choose, command, loaded, measure, reason, whole
-from outrider.recommend.command import RecommendOptions
 from outrider.recommend.fitting import PublishedModel, fetch, fetch_agreed, judged, published_for
+from outrider.recommend.recommend_options import RecommendOptions
 from outrider.text.completion import Completion
 from tests.support.hub_server import hub_server
 from tests.support.wire_fixtures import background, describe, successor_engine

@@ -145,7 +145,7 @@ def leaks(targets: Sequence[TargetProcess]) -> Iterator[str]:
             "rows": engine.model.rows - admission.pool.free,
             **{what: len(held) for what, held in target.process.holds.items()},
         }
-        tables = reachable(engine, target.statistics, target.process.holds["session records"])
+        tables = reachable(engine, target.records, target.process.holds["session records"])
         held["ended sessions"] = tables["Session"] - DRAFTED * tables["ColocatedDrafter"]
         for what, number in held.items():
             if number > 0:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from inference.errors import Busy, OutriderError
-from inference.text import TextStream
+from inference.text_stream import TextStream
 from outrider.endpoint.text_runner import TextRunner
 from outrider.text.completion import Completion
 from tests.simulate import loop
@@ -32,7 +32,10 @@ class Letters:
         return "".join(chr(0x4E00 + one) for one in ids)
 
     def stream(self, prompt: Sequence[int]) -> TextStream:
-        return TextStream(self, prompt)  # type: ignore[arg-type]
+        return TextStream(self, prompt)
+
+    def after(self, _before: int | None, token: int) -> bytes:
+        return self.decode([token]).encode()
 
 
 LETTERS = Letters()

@@ -11,8 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grpc_comm.observability.server_events import Event, SessionEnded, SessionOpened
-from grpc_comm.observability.statistics import Statistics
+from grpc_comm.observability.server_events import (
+    Event,
+    Listeners,
+    SessionEnded,
+    SessionOpened,
+)
+from grpc_comm.observability.session_record import SessionRecords
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.transport import Address
@@ -126,7 +131,7 @@ class TargetProcess:
             clock=clock,
         )
         security = SecurityOptions(keys_file=self._keys) if plan.keys else SecurityOptions()
-        self.statistics = Statistics(self._note)
+        self.records = SessionRecords()
         self.process.holds["sessions whose end was not told"] = self._told = set[Session]()
         self._watch_line()
         host, _, port = self.address.rpartition(":")
@@ -135,7 +140,7 @@ class TargetProcess:
             describe(self.engine),
             Address(host, int(port)),
             security,
-            listener=self.statistics,
+            listener=Listeners([self.records, self._note]),
             share_prefixes=plan.sharing,
             lease_seconds=plan.lease,
         )

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError, Message
 
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.sender import MOST_STEP_SECONDS
-from inference.engine.prefix_files import common_prefix
+from inference.engine.prefix_cache import common_prefix
 from inference.order import MOST_CREDIT
 from tests.simulate.kernel import Kernel
 from tests.simulate.plan import TENANTS, Plan

@@ -20,6 +20,7 @@ from contextlib import closing
 from threading import Event
 
 import grpc
+import pytest
 
 from grpc_comm.client.connection import connect
 from grpc_comm.client.patience import Patience
@@ -31,6 +32,8 @@ from tests.storm.clients import Text, again, own_text, sessions_held
 from tests.support.hostile import DESCRIBE, ENDINGS, RIGHT, SESSION, WITH_A_RULE, converse
 from tests.support.mutator import Mutator
 from tests.support.wire_fixtures import opening, resident
+
+pytestmark = pytest.mark.extended
 
 MESSAGES = int(os.environ.get("CAMPAIGN_MESSAGES", "1000"))
 AT_ONCE, TOKENS, TEXTS, LEASE_SECONDS = 8, 12, 3, 2.0

@@ -14,11 +14,10 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.backends import Chosen, Ranked, RowStates, Segment
+from inference.backends import Chosen, Ranked, Segment
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.events import Commit, EngineEvent, Evicted, Forward, Prefilled
-from inference.engine.prefix_files import PrefixFiles
 from inference.engine.session import Session
 from inference.grammar import Grammars
 from inference.order import Decode, End
@@ -68,13 +67,13 @@ def own_text(
 
 
 class Exact:
-    """A Model, and the RowStates of itself.
+    """A Model.
 
     kinds: of tokens that it chooses among; few of them make guesses come true.
     calls: rows of each forward, and nodes of the largest of them.
     """
 
-    max_nodes, copies_rows, masks, branches, width = 64, True, True, True, 16
+    max_nodes, copies_rows, masks, branches = 64, True, True, True
 
     def __init__(
         self,
@@ -110,14 +109,6 @@ class Exact:
     def copy_row(self, source: int, target: int, slots: int) -> None:
         for cache in (self._tokens, self._positions):
             cache[target, :slots] = cache[source, :slots]
-
-    def read(self, row: int, slots: IntArray) -> NDArray[np.uint8]:  # [n, width]
-        pairs = np.stack([cache[row, slots] for cache in (self._tokens, self._positions)], -1)
-        return pairs.view(np.uint8)
-
-    def write(self, row: int, slots: IntArray, states: NDArray[np.uint8]) -> None:
-        pairs = states.view(np.int64)
-        self._tokens[row, slots], self._positions[row, slots] = pairs[:, 0], pairs[:, 1]
 
     def _chosen(self, segment: Segment) -> IntArray:
         if FAULTY in segment.tokens:
@@ -186,10 +177,9 @@ def exact_engine(
     clock: Clock | None = None,
     drafter: ColocatedDrafter | None = None,
     grammars: Grammars | None = None,
-    files: Callable[[RowStates], PrefixFiles] | None = None,
 ) -> tuple[Engine, Exact, Clock]:
     """An engine whose time is a Clock. times: what it believes that forwards take, to begin with;
-    None where it measures them. files: makes those of its kept prefixes.
+    None where it measures them.
     """
     clock = clock or Clock()
     model = Exact(rows, clock, kinds=kinds, cost=cost, sizes=sizes)
@@ -203,7 +193,6 @@ def exact_engine(
         times=times and LatencyModel({one: times(*one) for one in shapes}, measured=True),
         drafter=drafter,
         grammars=grammars,
-        files=files and files(model),
         clock=clock,
     )
     return engine, model, clock

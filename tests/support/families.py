@@ -211,7 +211,7 @@ those that the library computes of its paths, with short windows. A model that f
 
 Linear attention, Mamba 2 and short convolutions keep a state instead of keys. Here such a layer's
 input is kept by slot, as keys are. Its state can be computed again behind any token from those
-inputs, without the other layers. So trees, prefixes, copies of rows and `--prefix_dir` work as with
+inputs, without the other layers. So trees, prefixes and copies of rows work as with
 keys. Each line of a tree begins from a copy of a state above it. At most 4 states of a row's text
 are kept; at most 8 tokens are computed again in a call, unless a text was cut or read from a file.
 Then one call computes the layers again from the last state that fits.

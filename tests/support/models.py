@@ -22,8 +22,6 @@ from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.models.directories import EMBEDDED
 
-torch.set_num_threads(1)
-
 GREEDY = SamplingParams()
 
 TINY: dict[str, Any] = {

@@ -11,8 +11,8 @@ from compile.build.torch_neuron_builder import TorchNeuronBuilder
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, Manifest
 from inference.backends.neuron import COPY_RECORD
-from inference.model.checkpoint import fingerprint
 from inference.model.config import read_raw_config
+from inference.model.weight_files import fingerprint
 from tests.support.neuron_artifacts import FEW, spec_of
 from tests.support.strict_torch_neuron import CPU
 

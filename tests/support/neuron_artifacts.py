@@ -18,13 +18,12 @@ from inference.backends.eager import EagerModel
 from inference.backends.neuron import NeuronModel
 from inference.backends.neuron_loading import load_neuron
 from inference.engine.engine import Engine
-from inference.model.checkpoint import fingerprint
 from inference.model.config import read_raw_config
 from inference.model.decoder import Decoder
+from inference.model.weight_files import fingerprint
 from inference.tree_shape import Branches
 from tests.support.models import TINY, loaded
 
-torch.set_num_threads(1)
 LENGTH, TREE, ROWS, VOCABULARY = 64, 8, 2, 59
 JUNK = LENGTH + TREE
 MASKED = verify_bucket(ROWS, TREE, JUNK, JUNK, sampled=True, words=mask_words(VOCABULARY, 2))

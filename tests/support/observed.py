@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from grpc_comm.observability.log import EventLog
+from grpc_comm.observability.metrics import Metrics
 from grpc_comm.observability.server_events import (
+    CandidatesDropped,
+    Drop,
     Ending,
+    Event,
+    Listeners,
     ModelServed,
     OfModel,
     SessionEnded,
     SessionOpened,
 )
-from grpc_comm.observability.statistics import Statistics
+from grpc_comm.observability.session_record import SessionRecords
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import Decode, Pace
@@ -36,19 +43,38 @@ class PaddedSuccessor(Successor):
         return 2 if rows <= 2 else 4, 8 if nodes <= 8 else 64
 
 
-class Service:
-    """What a server tells its statistics, without a wire."""
+class Observers(Listeners):
+    """The listeners that a target has."""
 
-    def __init__(self, statistics: Statistics, model: str = MODEL) -> None:
-        self.emit = statistics
+    def __init__(self) -> None:
+        records = SessionRecords()
+        self.metrics = Metrics(records)
+        super().__init__([records, EventLog(records), self.metrics])
+
+
+def dropped(events: Sequence[Event]) -> Counter[Drop]:
+    """Candidates that were dropped, by reason."""
+    return Counter(
+        why
+        for event in events
+        if isinstance(event, CandidatesDropped)
+        for why in [event.why] * event.candidates
+    )
+
+
+class Service:
+    """The events of a server, without a wire."""
+
+    def __init__(self, listener: Listeners, model: str = MODEL) -> None:
+        self.emit = listener
         self.model = PaddedSuccessor(4)
         self.engine = Engine(self.model, sequence_length=500, max_tree_nodes=32, vocabulary=4_000)
         served = describe(self.engine)
         self.description = replace(
             served, server_version="1.2", model=model, device="emulated: by hand"
         )
-        statistics(ModelServed(self.engine, self.description))
-        self.engine.listeners.append(lambda event: statistics(OfModel(model, event)))
+        listener(ModelServed(self.engine, self.description))
+        self.engine.listeners.append(lambda event: listener(OfModel(model, event)))
 
     def open(
         self, prompt: Sequence[int], session_id: str = SESSION_ID, tenant: str = TENANT

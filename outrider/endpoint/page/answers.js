@@ -1,5 +1,6 @@
-// Makes answers: one at a time in a page, and each in one tab only. What came is kept every second.
+// Generates answers: one at a time in a page, each in one tab only. Text is stored every second.
 
+import { withFiles } from "./attachments.js";
 import { cut, push } from "./runs.js";
 import { listen } from "./server.js";
 
@@ -12,7 +13,7 @@ export class Answers {
     this.running = null; // {conversation, message, stop: AbortController}
   }
 
-  // Answers the last message, or goes on with an answer that broke off.
+  // Answers the last message, or continues an answer that was interrupted.
   async answer(conversation, beside = false) {
     if (this.running) return;
     const { messages, settings } = conversation, stop = new AbortController();
@@ -32,20 +33,21 @@ export class Answers {
     this.told.ended();
   }
 
-  // An answer of which nothing has come. going: what is needed to go on with it
+  // An answer without text yet. going: what is needed to continue it
   empty({ temperature, top_p, max_tokens, seed, stop, system }) {
     const given = seed ?? Math.floor(Math.random() * 2 ** 31), model = this.servers.state?.model;
-    const going = { model, system, temperature, top_p, max_tokens, stop, seed: given, made: [] };
-    return { role: "assistant", content: "", runs: [], going };
+    const stops = stop.length ? stop : null; // null: the model's own
+    const going = { model, system, temperature, top_p, max_tokens, stop: stops, seed: given, made: [] };
+    return { role: "assistant", content: "", model, runs: [], going };
   }
 
   check({ model }) {
     if (model && (this.servers.state?.model ?? model) !== model) {
-      throw new Error(`${model} began this text: only it can go on`);
+      throw new Error(`${model} began this text, and only it can continue it`);
     }
   }
 
-  // Goes on with texts that no user has stopped, where their model is there.
+  // Continues texts that no user has stopped, if their model is in use.
   async resume() {
     for (const conversation of this.conversations.listed("")) {
       const { going } = unfinished(conversation) ?? {}, { model } = this.servers.state ?? {};
@@ -64,7 +66,7 @@ export class Answers {
     delete message.note;
     const said = messages.slice(0, messages.indexOf(message));
     if (going.system) said.unshift({ role: "system", content: going.system });
-    const asked = said.map(({ role, content }) => ({ role, content }));
+    const asked = said.map((message) => ({ role: message.role, content: withFiles(message) }));
     const alone = { content: "", runs: [], going: structuredClone(going) };
     if (beside) message.beside = alone;
     else if (!message.beside?.content) delete message.beside; // which the page was left before
@@ -83,8 +85,8 @@ export class Answers {
     if (failed && !message.content) throw failed;
   }
 
-  // Makes a text. Returns the error that broke it off, where one did.
-  // shown: the message beside which a text is made without any draft
+  // Generates a text. Returns the error that interrupted it, if any.
+  // shown: the message beside which a text is generated without a draft
   async text(messages, message, signal, shown = null) {
     const { going } = message, { model, system, ...asked } = going;
     let ended = null, failed = null, before = 0;
@@ -104,11 +106,11 @@ export class Answers {
     this.panel.begin(shown ? "target-only" : "Outrider", messages.at(-1)?.content ?? "");
     try {
       await listen("page/texts", { messages, ...asked, target_only: Boolean(shown) }, hear, signal);
-      if (!ended) failed ??= new Error("the server ended it");
+      if (!ended) failed ??= new Error("the server of this page closed the connection");
     } catch (error) {
       if (!signal.aborted) failed = error;
     }
-    message.note = ended ? brief(ended, before) : failed ? `broken off: ${failed.message}` : "stopped";
+    message.note = ended ? brief(ended, before) : failed ? `interrupted: ${failed.message}` : "stopped";
     if (!ended && !failed) going.halted = "stopped";
     if (failed?.type === "invalid_request_error") going.halted = "refused"; // as it would be again
     if (ended?.reason === "length") going.halted = "length";
@@ -118,7 +120,7 @@ export class Answers {
   }
 }
 
-// The answer at a conversation's end that can go on, where there is one.
+// The answer at a conversation's end that can be continued, if there is one.
 export function unfinished({ messages }) {
   return messages.at(-1)?.going ? messages.at(-1) : null;
 }
@@ -133,5 +135,5 @@ async function exclusively(name, work) {
 function brief(figures, before) {
   const cost = figures.usd === null ? "" : `, $${figures.usd.toFixed(6)}`;
   return `${before + figures.tokens} tokens, ${figures.speed.toFixed(1)} tokens/s, `
-    + `${figures.acceptance_length.toFixed(2)} tokens a forward${cost}`;
+    + `${figures.acceptance_length.toFixed(2)} tokens per forward pass${cost}`;
 }

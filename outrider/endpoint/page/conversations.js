@@ -1,13 +1,14 @@
-// Conversations, each kept in this browser under a key of its own, so that two tabs lose nothing.
+// Conversations, each stored in this browser under its own key, so that two tabs lose nothing.
 // Files have the format of `outrider chat`.
 
+import { withFiles } from "./attachments.js";
 import { drop } from "./branches.js";
 
-const KEPT = "outrider.conversation.", BEFORE = "outrider.conversations", LAST = "outrider.settings";
+const KEPT = "outrider.conversation.", LAST = "outrider.settings";
 const FORMAT = "outrider-conversation-1", ROLES = ["system", "user", "assistant"];
 const BIN_MS = 7 * 86_400_000;
 const SETTINGS = {
-  system: "", server: "", temperature: 0, top_p: 1, max_tokens: 512, seed: null, stop: [],
+  system: "", server: "", temperature: null, top_p: 1, max_tokens: 512, seed: null, stop: [],
 };
 
 export class Conversations {
@@ -70,12 +71,14 @@ export class Conversations {
     this.keep();
   }
 
-  // The user says this: behind what was said, or added to a message that nobody answered.
-  say(content) {
+  // Appends a message of the user, or extends one that has no answer.
+  say(content, files) {
     const { messages } = this.current, last = () => messages.at(-1);
     if (last()?.role === "assistant" && !last().content) drop(messages);
-    if (last()?.role === "user") last().content += `\n\n${content}`;
-    else messages.push({ role: "user", content });
+    if (last()?.role === "user") {
+      last().content += `\n\n${content}`;
+      if (files.length) last().files = [...(last().files ?? []), ...files];
+    } else messages.push({ role: "user", content, ...(files.length && { files }) });
     this.current.draft = "";
     this.touch();
   }
@@ -90,7 +93,7 @@ export class Conversations {
     try {
       localStorage.setItem(KEPT + conversation.id, JSON.stringify(conversation));
     } catch {
-      this.failed(new Error("this browser keeps no more text here: export conversations and delete them"));
+      this.failed(new Error("the storage of this browser is full: export conversations and delete them"));
     }
   }
 
@@ -107,7 +110,7 @@ export class Conversations {
   exported() {
     const { settings: { system }, messages } = this.current;
     const said = [...(system ? [{ role: "system", content: system }] : []), ...messages];
-    const plain = said.map(({ role, content }) => ({ role, content }));
+    const plain = said.map((message) => ({ role: message.role, content: withFiles(message) }));
     return JSON.stringify({ format: FORMAT, messages: plain }, null, 1);
   }
 
@@ -115,7 +118,7 @@ export class Conversations {
     let found;
     try { found = JSON.parse(text); } catch { throw new Error("this file is not JSON"); }
     if (found?.format !== FORMAT || !valid(found)) {
-      throw new Error(`this file is no conversation: the format ${FORMAT} is needed`);
+      throw new Error(`this file is not a conversation: the format ${FORMAT} is needed`);
     }
     const plain = found.messages.map(({ role, content }) => ({ role, content }));
     this.current = this.add(...withSystem(plain));
@@ -124,8 +127,8 @@ export class Conversations {
 }
 
 export function title(conversation) {
-  const first = conversation.messages.find((message) => message.role === "user")?.content;
-  return conversation.title || (first ?? conversation.draft ?? "").trim().split("\n")[0].slice(0, 60)
+  const { content, files } = conversation.messages.find(({ role }) => role === "user") ?? {};
+  return conversation.title || (content || files?.[0]?.name || conversation.draft || "").trim().split("\n")[0].slice(0, 60)
     || "New chat";
 }
 
@@ -142,14 +145,8 @@ export function read(name, otherwise) {
   try { return JSON.parse(localStorage.getItem(name)) ?? otherwise; } catch { return otherwise; }
 }
 
-// What this browser has, with what an earlier page kept under one key. Deleted ones go after a week.
+// The conversations of this browser. Deleted ones go after a week.
 function kept() {
-  for (const { messages, ...one } of read(BEFORE, []).filter(valid)) {
-    const [said, settings] = withSystem(messages);
-    const moved = { ...one, messages: said, settings: { ...SETTINGS, ...settings }, changed: Date.now() };
-    localStorage.setItem(KEPT + one.id, JSON.stringify(moved));
-  }
-  localStorage.removeItem(BEFORE);
   const keys = Object.keys(localStorage).filter((key) => key.startsWith(KEPT));
   const found = keys.map((key) => [key, read(key, null)]).filter(([, one]) => valid(one));
   for (const [key, one] of found) if (one.deleted < Date.now() - BIN_MS) localStorage.removeItem(key);

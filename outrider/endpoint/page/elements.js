@@ -6,8 +6,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const ICONS = {
   copy: "M9 9h11v11H9zM5 15H4V4h11v1", done: "M5 13l4 4L19 7", edit: "M4 20l1-5L16 4l4 4L9 19z",
   again: "M4 11a8 8 0 1 1 2 6M4 18v-5h5", previous: "M15 5l-7 7 7 7", next: "M9 5l7 7-7 7",
-  on: "M7 5l11 7-11 7z", remove: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
-  down: "M12 4v15M5 13l7 7 7-7", save: "M12 4v11M7 11l5 5 5-5M5 20h14",
+  on: "M7 5l11 7-11 7z",
 };
 
 export const $ = (id) => document.getElementById(id);
@@ -49,6 +48,14 @@ export function copyButton(label, text) {
     }, 1500);
   });
   return made;
+}
+
+// Downloads a text under this name.
+export function save(name, text) {
+  const link = el("a", [], { download: name });
+  link.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+  link.click();
+  URL.revokeObjectURL(link.href);
 }
 
 // Redraws, and puts the focus back where its element was only moved.

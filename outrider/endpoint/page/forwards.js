@@ -1,8 +1,8 @@
-// The forwards of a text: the candidates that had been sent before each, and what came of it.
+// The forward passes of a text: the candidates sent before each, and the tokens it accepted.
 
-export const NAMES = { target: "the target alone", model: "the draft", copy: "copied text",
-  host: "the draft beside the target", device: "a second device" };
-export const ROOT = -1; // the parent of what hangs below the last committed token
+export const NAMES = { target: "target", model: "draft model", copy: "copied text",
+  host: "draft beside the target", device: "second device" };
+export const ROOT = -1; // the parent of candidates right behind the last token
 const MOST = 400, SHOWN = 48, TRAIL = 24;
 
 export class Forwards {
@@ -22,11 +22,6 @@ export class Forwards {
     if (name === "nodes") this.#send(data);
     if (name === "tokens") this.#commit(data);
     if (name === "figures") this.#figure(data);
-  }
-
-  // What has been sent for the next forward.
-  get next() {
-    return { number: this.count + 1, at: null, made: [], trail: this.trail, ...this.#candidates(null) };
   }
 
   // base: position of the token that parent -1 stands for

@@ -1,22 +1,22 @@
-// The panel that shows the text that is being made: figures, its picture, replays, and the knob.
+// The panel beside the chat: figures of the text, its picture, replays, and the knob.
 
-import { Curve, LEAST_TEXTS, short } from "./curve.js";
-import { $, el } from "./elements.js";
+import { drawCurve, short } from "./curve.js";
+import { $, el, save } from "./elements.js";
 import { Forwards, NAMES } from "./forwards.js";
 import { Picture } from "./picture.js";
 import { MOST_BYTES, Track, read, written } from "./recording.js";
 import { Replay } from "./replay.js";
 import { call } from "./server.js";
 
-const PARTS = { draft: "draft", wire: "wire and rest", queue: "queue", target: "target" };
+const PARTS = { draft: "draft", wire: "network and rest", queue: "queue", target: "target" };
 
 export class Live {
   // failed(error): is called where the target cannot be steered, and for a file that is no recording
   constructor(failed) {
     this.picture = new Picture();
     this.replay = new Replay(this.picture);
-    this.curves = { usd: new Curve($("curve"), "$ a million tokens"), joules: new Curve($("energy-curve"), "J a token, of this machine") };
-    this.tracks = []; // of the last message: Outrider's, and target-only's where it was asked for
+    this.points = []; // of the curve: {cs, speed, cost}
+    this.tracks = []; // of the last message: with the draft, then without it if that was requested
     this.target = {}; // the state of the target in use
     this.steered = ""; // the target whose knob is shown
     this.picture.follow(new Forwards());
@@ -25,7 +25,7 @@ export class Live {
       try { await call("page/steer", { cs: Number($("cs").value) }); } catch (error) { failed(error); }
     });
     $("replay-own").addEventListener("click", () => this.replay.open(read(this.#written())));
-    $("save-recording").addEventListener("click", () => this.#save());
+    $("save-recording").addEventListener("click", () => save("recording.json", this.#written()));
     $("open-recording").addEventListener("click", () => $("recording").click());
     $("recording").addEventListener("change", async ({ target }) => {
       const [file] = target.files;
@@ -45,11 +45,13 @@ export class Live {
     $("cs-value").textContent = $("cs").value = Math.round(weight * 100);
   }
 
-  // A text by this name begins: Outrider's, or target-only's for the same message.
+  // A text by this name begins: with the draft, or without it for the same message.
   begin(name, prompt) {
     this.alone = name === "target-only";
     this.tracks = this.alone ? [...this.tracks.slice(0, 1), new Track(name)] : [new Track(name)];
     this.prompt = prompt;
+    $("no-text").hidden = true;
+    $("limit").textContent = "";
     $("race-note").hidden = !this.alone;
     $("replay-own").disabled = $("save-recording").disabled = true;
     if (!this.alone) this.picture.follow(new Forwards());
@@ -64,7 +66,7 @@ export class Live {
     if (name === "figures") show(data);
   }
 
-  // figures: null where the text broke off
+  // figures: null if the text was interrupted
   end(figures) {
     this.tracks.at(-1).end = figures;
     $("replay-own").disabled = $("save-recording").disabled = false;
@@ -76,32 +78,20 @@ export class Live {
     this.#point(figures);
   }
 
-  #point({ tokens, speed, usd, joules }) {
-    if (!tokens) return;
-    const cs = Number($("cs").value);
-    this.curves.usd.add({ cs, speed, cost: usd === null ? null : (usd / tokens) * 1e6 });
-    this.curves.joules.add({ cs, speed, cost: joules === null ? null : joules / tokens });
-    const here = this.curves.usd.points.filter((point) => point.cs === cs).length;
-    $("curve-note").textContent = `${here} text${here > 1 ? "s" : ""} at ${cs}: `
-      + (here < LEAST_TEXTS ? `an interval needs ${LEAST_TEXTS}.` : "the bars are the mean's 95 % interval.")
-      + " Points compare where prompt and length are alike.";
+  #point({ tokens, speed, usd }) {
+    if (!tokens || usd === null) return;
+    this.points = [...this.points, { cs: Number($("cs").value), speed, cost: (usd / tokens) * 1e6 }].slice(-200);
+    drawCurve($("curve"), this.points);
   }
 
   #written() {
     return written(this.target, this.prompt, this.tracks);
   }
-
-  #save() {
-    const link = el("a", [], { download: "recording.json" });
-    link.href = URL.createObjectURL(new Blob([this.#written()], { type: "application/json" }));
-    link.click();
-    URL.revokeObjectURL(link.href);
-  }
 }
 
 function sized(file) {
   if (file.size <= MOST_BYTES) return file;
-  throw new Error(`this file has ${short(file.size / 2 ** 20)} MiB: a recording has up to ${MOST_BYTES / 2 ** 20}`);
+  throw new Error(`this file has ${short(file.size / 2 ** 20)} MiB: a recording may have up to ${MOST_BYTES / 2 ** 20}`);
 }
 
 function show(figures) {
@@ -109,19 +99,20 @@ function show(figures) {
     "tokens": figures.tokens, "tokens/s": figures.speed.toFixed(1),
     "first token": `${(figures.first * 1000).toFixed(0)} ms`,
     "acceptance length": figures.acceptance_length.toFixed(2),
-    "cost": figures.usd === null ? "no price is known" : `$${figures.usd.toFixed(6)}`,
-    "energy here": figures.joules === null ? "not known" : `${short(figures.joules)} J`,
+    "cost": figures.usd !== null && `$${figures.usd.toFixed(6)}`,
+    "energy on this machine": figures.joules !== null && `${short(figures.joules)} J`,
   };
-  $("figures").replaceChildren(...Object.entries(rows).flatMap(([name, value]) =>
-    [el("dt", [name]), el("dd", [String(value)])]));
+  $("figures").replaceChildren(...Object.entries(rows).filter(([, value]) => value !== false)
+    .flatMap(([name, value]) => [el("dt", [name]), el("dd", [String(value)])]));
+  for (const part of ["text-figures", "text-sources"]) $(part).hidden = false;
   const by = { ...figures.accepted_by };
   by.target = figures.tokens - Object.values(by).reduce((sum, count) => sum + count, 0);
-  $("legend").replaceChildren(...Object.entries(by).map(([name, count]) =>
+  $("legend").replaceChildren(...Object.entries(by).filter(([, count]) => count).map(([name, count]) =>
     el("li", [`${NAMES[name]}: ${count}`], { class: `by-${name}` })));
   showWhere(figures);
 }
 
-// The draft works while the target does: of its time, what was not hidden is shown.
+// The draft works while the target does, so its time is a bar of its own.
 function showWhere({ seconds, where }) {
   const target = Math.min(where.target, seconds), queue = Math.min(where.queue, seconds - target);
   const wire = Math.max(seconds - target - queue, 0), draft = Math.min(where.draft, seconds);

@@ -1,13 +1,14 @@
 // The chat page: puts its parts together.
 
 import { Answers } from "./answers.js";
+import { Attachments } from "./attachments.js";
 import { change, fork } from "./branches.js";
 import { Conversations } from "./conversations.js";
-import { $, el, keepFocus } from "./elements.js";
+import { $, button, keepFocus, save } from "./elements.js";
 import { Follow } from "./follow.js";
 import { Live } from "./live.js";
 import { MessageView } from "./message.js";
-import { Servers } from "./servers.js";
+import { Servers, drafted } from "./servers.js";
 import { Settings } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 
@@ -16,25 +17,39 @@ const COLOURS = "outrider.colours", narrow = matchMedia("(max-width: 1099px)");
 const conversations = new Conversations(changedElsewhere, fail);
 const servers = new Servers(showState, fail);
 const panel = new Live(fail);
+const attachments = new Attachments(fail);
 const sidebar = new Sidebar(conversations, open);
 const settings = new Settings(conversations, servers);
 const follow = new Follow($("messages"), $("log"), $("jump"));
-const answers = new Answers(conversations, servers, panel, { begun, moved, ended, failed: fail });
+const answers = new Answers(conversations, servers, panel, {
+  begun: () => busy(true), moved: (message) => views.get(message)?.later(), ended, failed: fail,
+});
 const views = new WeakMap(); // message -> MessageView
 let away = true; // whether the target has not answered since unfinished texts were looked for
 
 function showState(state) {
   const gone = !state.running || Boolean(state.trouble);
   const words = !state.running ? `no target: ${state.reason}`
-    : state.trouble ? `${state.model} is away: ${state.trouble}`
-      : `${state.model} at ${state.address}, drafted by ${state.draft ?? "nobody"}, on ${state.device}`;
+    : state.trouble ? `${state.model} is away. Text continues by itself when it is back. (${state.trouble})`
+      : `${state.model} at ${state.address}, ${drafted(state)}, on ${state.device}`;
   if ($("status").textContent !== words) $("status").textContent = words; // or it is read out again
   $("status").title = words;
   $("status").classList.toggle("away", gone);
   panel.state(state);
+  suggest(state);
   const back = away && !gone;
   if (back || gone) away = gone;
   if (back) answers.resume();
+}
+
+// What to try first with the model in use.
+function suggest({ model, suggestions = [], temperature }) {
+  if (!model || $("suggestions").dataset.model === model) return;
+  $("suggestions").dataset.model = $("asked-model").textContent = model;
+  $("suggestions").replaceChildren(...suggestions.map((text) =>
+    button(text.split("\n")[0], () => { $("message").value = text; send(); }, text)));
+  $("temperature").placeholder = temperature;
+  settings.draw();
 }
 
 function fail(error) {
@@ -43,7 +58,7 @@ function fail(error) {
 }
 
 const acts = {
-  edit(message, content) { branch(message, { role: "user", content }); },
+  edit(message, content) { branch(message, { role: "user", content, files: message.files }); },
   regenerate(message) { branch(message, answers.empty(conversations.current.settings)); },
   change(message, step) {
     const { messages } = conversations.current, { siblings } = message, index = messages.indexOf(message);
@@ -71,19 +86,18 @@ function answer() {
 
 function send() {
   const content = $("message").value;
-  if (!content.trim() || answers.running) return;
-  conversations.say(content);
+  if (!(content.trim() || attachments.files.length) || answers.running) return;
+  conversations.say(content, attachments.take());
   $("message").value = "";
   answer();
 }
 
 function drawMessages() {
   const { messages } = conversations.current;
-  const busy = Boolean(answers.running);
   keepFocus(() => $("log").replaceChildren(...messages.map((message) => {
     if (!views.has(message)) views.set(message, new MessageView(message, acts));
     const live = answers.running?.message === message, last = message === messages.at(-1);
-    views.get(message).draw({ busy, live, last, colours: colours() });
+    views.get(message).draw({ busy: Boolean(answers.running), live, last, colours: colours() });
     return views.get(message).element;
   })));
   $("welcome").hidden = messages.length > 0;
@@ -101,26 +115,17 @@ function open() {
   if (narrow.matches) show("list", false);
 }
 
-function begun() {
-  $("stop").disabled = false;
-  $("send").disabled = true;
-  $("messages").setAttribute("aria-busy", "true");
+function busy(yes) {
+  $("stop").disabled = !yes;
+  $("send").disabled = yes;
+  $("messages").setAttribute("aria-busy", String(yes));
   sidebar.draw();
   drawMessages();
-}
-
-function moved(message) {
-  const view = views.get(message);
-  view?.later();
 }
 
 function ended() {
   const focused = document.activeElement;
-  $("stop").disabled = true;
-  $("send").disabled = false;
-  $("messages").setAttribute("aria-busy", "false");
-  sidebar.draw();
-  drawMessages();
+  busy(false);
   if (focused === $("stop") || focused === document.body) $("message").focus();
 }
 
@@ -142,13 +147,6 @@ function show(name, shown) {
 function textFirst() {
   show("list", !narrow.matches);
   show("live", !narrow.matches);
-}
-
-function download() {
-  const link = el("a", [], { download: "conversation.json" });
-  link.href = URL.createObjectURL(new Blob([conversations.exported()], { type: "application/json" }));
-  link.click();
-  URL.revokeObjectURL(link.href);
 }
 
 $("composer").addEventListener("submit", (event) => { event.preventDefault(); send(); });
@@ -173,7 +171,7 @@ document.addEventListener("keydown", (event) => {
   }
 });
 $("stop").addEventListener("click", () => answers.stop());
-$("export").addEventListener("click", download);
+$("export").addEventListener("click", () => save("conversation.json", conversations.exported()));
 $("import").addEventListener("click", () => $("import-file").click());
 $("import-file").addEventListener("change", async (event) => {
   try { conversations.imported(await event.target.files[0].text()); open(); } catch (error) { fail(error); }
@@ -191,12 +189,10 @@ $("toggle-colours").addEventListener("click", () => {
   localStorage.setItem(COLOURS, String(colours()));
   drawMessages();
 });
-for (const one of document.querySelectorAll("#welcome button")) {
-  one.addEventListener("click", () => { $("message").value = one.textContent; send(); });
-}
 window.addEventListener("pagehide", () => { if (answers.running) conversations.keep(answers.running.conversation); });
 
 $("toggle-colours").setAttribute("aria-pressed", String(localStorage.getItem(COLOURS) === "true"));
+if (!matchMedia("(pointer: coarse)").matches) $("message").placeholder += " (Enter sends, Shift-Enter starts a new line)";
 narrow.addEventListener("change", textFirst);
 document.querySelector(".skip").addEventListener("click", () => { if (narrow.matches) textFirst(); });
 textFirst();

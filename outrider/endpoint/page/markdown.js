@@ -16,9 +16,11 @@ const SAFE = {
   ALLOWED_URI_REGEXP: /^(?:(?:https?|mailto):|[^a-z]|[a-z+.-]+(?:[^a-z+.\-:]|$))/i,
   RETURN_DOM_FRAGMENT: true,
 };
+const WHOLE = /^(?:https?:\/\/|mailto:)/i; // other links would lead into this server, or hide their host
 const COLOURS = { ALLOWED_TAGS: ["span"], ALLOWED_ATTR: ["class"], RETURN_DOM_FRAGMENT: true };
 const INLINE = /^(?:\$\$([^$]+)\$\$|\\\[([\s\S]+?)\\\]|\\\(([\s\S]+?)\\\)|\$(?!\s)((?:\\.|[^$\\\n])+?)(?<!\s)\$(?!\d))/;
 const BLOCK = /^(?:\$\$([\s\S]+?)\$\$|\\\[([\s\S]+?)\\\])[ \t]*(?:\n|$)/;
+const LONGEST_FORMULA = 2000; // longer ones take KaTeX seconds
 const CODE_LINE = /^(\s{4}|\t|#|\/\/|[@{}()\]]|(def|class|import|from|return|if|for|while|else|elif|try|except|with|const|let|function|var|public|async|raise|print)\b)|[:;{}(,]$|^[\w.[\]]+(\(| = )/;
 const PYTHON = /^\s*(?:async def|def|class|import|from|elif|@\w)\b/m;
 
@@ -49,8 +51,9 @@ export function blocksOf(text) {
 export function drawBlock(block) {
   const made = DOMPurify.sanitize(marked.parser([block]), SAFE);
   for (const link of made.querySelectorAll("a[href]")) {
-    link.rel = "noopener noreferrer";
-    link.target = "_blank";
+    const href = link.getAttribute("href");
+    if (!WHOLE.test(href)) link.removeAttribute("href");
+    else Object.assign(link, { rel: "noopener noreferrer", target: "_blank", title: href });
   }
   for (const table of made.querySelectorAll("table")) {
     const scrolling = { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table" };
@@ -68,7 +71,7 @@ function dress(pre, code) {
     code.replaceChildren(DOMPurify.sanitize(value, COLOURS));
   }
   pre.tabIndex = 0; // it scrolls
-  const head = el("div", [el("span", [language || "text"]), copyButton("Copy code", () => text)]);
+  const head = el("div", [el("span", [language || "code"]), copyButton("Copy code", () => text)]);
   const figure = el("figure", [head], { class: "code" });
   pre.replaceWith(figure);
   figure.append(pre);
@@ -79,7 +82,7 @@ function codeBlock(text, language) {
 }
 
 // Whether a text without fences is code: base models go on with a program as they were asked to.
-function isCode(text) {
+export function isCode(text) {
   const lines = text.split("\n").filter((line) => line.trim());
   if (/^(```|~~~)/m.test(text) || lines.length < 2) return false;
   return lines.filter((line) => CODE_LINE.test(line)).length >= 0.7 * lines.length;
@@ -93,7 +96,7 @@ function maths(level, pattern, start) {
     start: (source) => source.match(start)?.index,
     tokenizer(source) {
       const [raw, ...found] = pattern.exec(source) ?? [];
-      if (raw === undefined) return undefined;
+      if (raw === undefined || raw.length > LONGEST_FORMULA) return undefined;
       const place = found.findIndex((one) => one !== undefined);
       return { type: `${level}-maths`, raw, tex: found[place].trim(), display: place < 2 };
     },

@@ -1,10 +1,10 @@
-// A message on the page: its text, and what can be done with it.
+// A message on the page: its text, and the actions on it.
 
+import { drawFile } from "./attachments.js";
 import { button, copyButton, el, iconButton } from "./elements.js";
+import { isCode } from "./markdown.js";
 import { RichText } from "./rich_text.js";
 import { colour } from "./runs.js";
-
-const WHO = { user: "You", assistant: "Target" };
 
 export class MessageView {
   // acts: {edit(message, text), regenerate(message), change(message, step), goOn()}
@@ -18,11 +18,11 @@ export class MessageView {
     this.element = el("article", [this.head, this.body, this.bar], { class: `message ${message.role}` });
   }
 
-  // shown: {colours, busy: whether a text is being made, live: whether it is this one, last}
+  // shown: {colours, busy: whether a text is being generated, live: whether it is this one, last}
   draw(shown) {
     this.shown = shown;
-    const { message } = this, who = message.going?.model ?? message.model;
-    this.head.replaceChildren(el("h3", [WHO[message.role]], who ? { title: who } : {}), ...this.switches());
+    const { role, model } = this.message, name = role === "user" ? "You" : model ?? "Answer";
+    this.head.replaceChildren(el("h3", [name], role === "user" ? { class: "hidden" } : {}), ...this.switches());
     if (!this.editing) this.drawBody();
     this.bar.replaceChildren(...(shown.live || this.editing ? [] : this.actions()));
   }
@@ -30,7 +30,7 @@ export class MessageView {
   drawBody() {
     const { message } = this, both = message.beside ? [message, message.beside] : [message];
     if (this.panes.length !== both.length) {
-      this.panes = both.map((one, index) => pane(one, message.beside && ["Outrider", "target-only"][index]));
+      this.panes = both.map((one, index) => pane(one, message.beside && ["With draft", "Without draft"][index]));
       this.body.replaceChildren(...this.panes.map(({ box }) => box));
       this.body.classList.toggle("pair", both.length > 1);
     }
@@ -48,16 +48,27 @@ export class MessageView {
     const { colours, live } = this.shown;
     for (const each of this.panes) {
       const { message, place, note } = each;
-      if (message.role === "user") place.textContent = message.content;
-      else if (colours) {
+      if (message.role === "user") {
+        place.classList.toggle("as-code", isCode(message.content));
+        place.replaceChildren(...(message.files ?? []).map(drawFile), message.content);
+      } else if (colours) {
         each.rich = null;
         place.replaceChildren(colour(message));
-      } else {
-        if (!each.rich) place.replaceChildren();
-        (each.rich ??= new RichText(place)).draw(message.content);
-      }
-      const words = message.note ?? (message.going && !live ? "broken off" : "");
+      } else this.drawRich(each);
+      const words = message.note ?? (message.going && !live ? "interrupted" : "");
       note.textContent = words || (live ? "\u2026" : "");
+    }
+  }
+
+  // A text that cannot be drawn, such as one that nests too deep, is shown plainly.
+  drawRich(each) {
+    const { message, place } = each;
+    if (!each.rich) place.replaceChildren();
+    try {
+      (each.rich ??= new RichText(place)).draw(message.content);
+    } catch {
+      each.rich = null;
+      place.replaceChildren(el("div", [message.content], { class: "plain" }));
     }
   }
 
@@ -76,11 +87,11 @@ export class MessageView {
     const { message, acts, shown } = this, copying = copyButton("Copy text", () => message.content);
     if (shown.busy) return [copying];
     if (message.role === "user") {
-      const asking = shown.last ? [iconButton("again", "Ask again", () => acts.goOn())] : [];
-      return [copying, iconButton("edit", "Edit", () => this.edit()), ...asking];
+      const asking = shown.last ? [labelled("again", "Ask again", () => acts.goOn())] : [];
+      return [copying, labelled("edit", "Edit", () => this.edit()), ...asking];
     }
-    const going = shown.last && message.going ? [labelled("on", "Go on", () => acts.goOn())] : [];
-    return [...going, copying, iconButton("again", "Regenerate", () => acts.regenerate(message))];
+    const going = shown.last && message.going ? [labelled("on", "Continue", () => acts.goOn())] : [];
+    return [...going, copying, labelled("again", "Regenerate", () => acts.regenerate(message))];
   }
 
   // Edits in place. Escape leaves the message as it was.

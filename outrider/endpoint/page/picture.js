@@ -1,4 +1,4 @@
-// The picture of a text: its forwards to step through, the tree of each, and the timeline.
+// The picture of a text: its forward passes to step through, the tree of each, and the timeline.
 
 import { $, el } from "./elements.js";
 import { NAMES, shorten } from "./forwards.js";
@@ -9,17 +9,17 @@ const PAUSE_MS = 80;
 
 export class Picture {
   constructor() {
-    this.chosen = null; // the forward that is held; null follows the newest
+    this.chosen = null; // the forward pass that is held; null follows the latest with candidates
     this.items = [];
-    $("step").addEventListener("input", () => this.#hold(this.#shown[Number($("step").value)]));
+    $("step").addEventListener("input", () => this.#hold(this.forwards.all[Number($("step").value)]));
     $("step-back").addEventListener("click", () => this.#step(-1));
     $("step-on").addEventListener("click", () => this.#step(1));
     $("newest").addEventListener("click", () => { this.chosen = null; this.draw(); });
     $("enlarge").addEventListener("click", () => this.enlarge());
     $("tree").addEventListener("click", () => this.enlarge());
     $("tree").addEventListener("keydown", (event) => this.#key(event));
-    $("tree").addEventListener("focusin", () => { if (!this.chosen) this.#hold(this.forwards.all.at(-1)); });
-    $("trail").addEventListener("focusin", () => { this.chosen ??= this.forwards.all.at(-1) ?? null; });
+    $("tree").addEventListener("focusin", () => { if (!this.chosen) this.#hold(this.#latest); });
+    $("trail").addEventListener("focusin", () => { this.chosen ??= this.#latest ?? null; });
     $("trail").addEventListener("keydown", (event) => along(event));
     for (const kind of ["pointerover", "focusin"]) {
       for (const id of ["tree", "trail"]) $(id).addEventListener(kind, (event) => this.#tell(event.target));
@@ -33,25 +33,21 @@ export class Picture {
   follow(forwards) {
     this.forwards = forwards;
     this.chosen = null;
-    this.ended = false;
+    this.live = true; // the tree's box only grows meanwhile, so that nothing below it jumps
+    $("tree").style.minHeight = "";
     this.draw();
   }
 
-  // Shows finished forwards again.
-  restore(forwards) {
-    this.follow(forwards);
-    this.end();
-  }
-
-  // The last tree stays.
+  // The text is finished: the tree's box fits what it shows.
   end() {
-    this.ended = true;
+    this.live = false;
+    $("tree").style.minHeight = "";
     this.draw();
   }
 
   // Draw soon, and not at all while nobody sees it: a text must not wait for its picture.
   later() {
-    if (this.waiting || !$("picture").checkVisibility()) return;
+    if (this.waiting || !($("stage").open || $("live").checkVisibility())) return;
     this.waiting = true;
     setTimeout(() => requestAnimationFrame(() => { this.waiting = false; this.draw(); }), PAUSE_MS);
   }
@@ -63,25 +59,26 @@ export class Picture {
     this.draw();
   }
 
-  get #shown() {
-    const { all, next } = this.forwards;
-    return this.ended && all.length ? all : [...all, next];
+  get #latest() {
+    const { all } = this.forwards;
+    return all.findLast(({ nodes }) => nodes.length) ?? all.at(-1);
   }
 
   draw() {
-    if (!this.forwards) return;
-    const shown = this.#shown, at = shown.findIndex(({ number }) => number === this.chosen?.number);
-    if (at < 0) this.chosen = null; // forgotten
-    const forward = at < 0 ? shown.at(-1) : shown[at], index = at < 0 ? shown.length - 1 : at;
-    Object.assign($("step"), { max: shown.length - 1, value: index });
-    $("step").setAttribute("aria-valuetext", `forward ${forward.number} of ${this.forwards.count}`);
+    const { all, count } = this.forwards;
+    $("picture-place").hidden = !all.length;
+    if (!all.length) return;
+    if (!all.includes(this.chosen)) this.chosen = null; // forgotten
+    const forward = this.chosen ?? this.#latest, index = all.indexOf(forward);
+    Object.assign($("step"), { max: all.length - 1, value: index });
+    $("step").setAttribute("aria-valuetext", `forward pass ${forward.number} of ${count}`);
     $("step-back").disabled = index === 0;
-    $("step-on").disabled = index === shown.length - 1;
+    $("step-on").disabled = index === all.length - 1;
     $("newest").setAttribute("aria-pressed", String(!this.chosen));
     this.#drawTree(forward);
     this.#drawTrail(forward);
-    $("picture-words").textContent = said(forward, this.forwards.count);
-    drawTimeline($("timeline"), this.forwards.all, forward, (one) => this.#hold(one));
+    $("picture-words").textContent = said(forward, count);
+    drawTimeline($("timeline"), all, forward, (one) => this.#hold(one));
   }
 
   #drawTrail({ trail, made }) {
@@ -96,6 +93,7 @@ export class Picture {
   #drawTree(forward) {
     const held = document.activeElement?.closest("#tree") ? this.focused : null;
     this.items = drawTree($("tree"), forward);
+    if (this.live) $("tree").style.minHeight = `${$("tree").offsetHeight}px`;
     const item = this.items.find(({ node }) => node.number === held) ?? this.items[0];
     item?.mark.setAttribute("tabindex", 0);
     if (held !== null && item) item.mark.focus();
@@ -108,11 +106,11 @@ export class Picture {
   }
 
   #step(by) {
-    const at = Number($("step").value) + by, shown = this.#shown;
-    if (at >= 0 && at < shown.length) this.#hold(shown[at]);
+    const forward = this.forwards.all[Number($("step").value) + by];
+    if (forward) this.#hold(forward);
   }
 
-  // Arrows move through the tree; Page Up and Page Down through the forwards.
+  // Arrows move through the tree; Page Up and Page Down through the forward passes.
   #key(event) {
     const at = this.items.findIndex(({ mark }) => mark === document.activeElement);
     const { node, depth } = this.items[at] ?? {}, last = this.items.length - 1;
@@ -145,13 +143,12 @@ function along(event) {
   document.activeElement[way]?.focus();
 }
 
-// A forward in words: the text of the picture.
+// A forward pass in words: the text of the picture.
 function said({ number, nodes, more, made, at, seconds, together }, count) {
-  const sent = `${nodes.length + more} candidates`, cut = more ? ` (the likeliest ${nodes.length} are drawn)` : "";
-  if (at === null) return `The next forward, number ${number}: ${sent} sent for it so far${cut}.`;
+  const drawn = more ? ` (the ${nodes.length} most likely are drawn)` : "";
   const by = Object.entries(Object.groupBy(made, (token) => token.by));
   const who = by.map(([name, tokens]) => `${tokens.length} by ${NAMES[name]}`).join(", ");
-  const apart = together > 1 ? `, one of ${together} whose tokens came together` : "";
-  return `Forward ${number} of ${count}, at ${at.toFixed(2)} s${apart}: ${sent} sent${cut}; `
-    + `${made.length} token${made.length > 1 ? "s" : ""} committed (${who}); ${(1000 * seconds).toFixed(1)} ms by the target's clock.`;
+  const apart = together > 1 ? `, one of ${together} reported together` : "";
+  return `Forward pass ${number} of ${count}, at ${at.toFixed(2)} s${apart}: ${nodes.length + more} candidates${drawn}; `
+    + `${made.length} token${made.length > 1 ? "s" : ""} (${who}); ${(1000 * seconds).toFixed(1)} ms on the target.`;
 }

@@ -2,6 +2,7 @@
 
 import { $, el } from "./elements.js";
 import { Forwards } from "./forwards.js";
+import { drafted } from "./servers.js";
 
 const TICKS = 1000; // positions of the clock's slider
 
@@ -22,9 +23,9 @@ export class Replay {
     this.length = Math.max(...tracks.flatMap(({ events }) => events.map(([, { at }]) => at)), 0.001);
     $("replay-panes").replaceChildren(...this.tracks.map(({ box }) => box));
     $("replay-prompt").textContent = prompt;
-    $("replay-about").textContent = `A replay: ${model ?? "a target"} on ${device ?? "an unknown device"}, drafted by `
-      + `${draft ?? "nobody"}.${tracks.length > 1 ? method(tracks[1].end) : ""}`
-      + (tracks.some(({ cut }) => cut) ? " It was cut where it became too long." : "");
+    $("replay-about").textContent = `A replay: ${model ?? "a target"} on ${device ?? "an unknown device"}, `
+      + `${drafted({ draft })}.${tracks.length > 1 ? method(tracks[1].end) : ""}`
+      + (tracks.some(({ cut }) => cut) ? " The recording was cut at its maximum length." : "");
     $("replay").hidden = false;
     this.time = Infinity;
     this.picture.enlarge();
@@ -34,7 +35,10 @@ export class Replay {
 
   #leave() {
     this.#play(false);
-    if (this.tracks.length) this.picture.restore(this.before);
+    if (this.tracks.length) {
+      this.picture.follow(this.before);
+      this.picture.end();
+    }
     this.tracks = [];
     $("replay").hidden = true;
   }
@@ -88,8 +92,8 @@ export class Replay {
 
 // How two texts were made. end: the figures of the second
 function method(end) {
-  return " One after the other, each with the target to itself; both clocks begin with the request."
-    + (end ? ` The second found ${Number(end.reused) || "no"} tokens of the prompt in the target's cache.` : "");
+  return " Generated one after the other; both clocks begin with the request."
+    + (end?.reused ? ` The second had ${Number(end.reused)} tokens of the prompt in the target's cache.` : "");
 }
 
 function pane(name) {

@@ -17,7 +17,9 @@ export async function listen(path, body, hear, signal) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await reader.read().catch((error) => {
+      throw signal.aborted ? error : new Error("the connection to the server of this page was lost");
+    });
     if (done) return;
     rest += value;
     const parts = rest.split("\n\n");

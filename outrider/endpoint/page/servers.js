@@ -1,4 +1,4 @@
-// The servers that the user added, and the one in use. Tokens are never kept.
+// The servers that the user added, and the one in use. Tokens are never stored.
 
 import { $, button, el } from "./elements.js";
 import { read } from "./conversations.js";
@@ -60,11 +60,11 @@ export class Servers {
   // Starts the server of this name unless it is in use.
   async use(name) {
     const wanted = this.all.find((one) => one.name === name);
-    if (!wanted) throw new Error(`the server ${name} of this conversation is not among Servers`);
+    if (!wanted) throw new Error(`the server ${name} of this conversation is missing from Servers`);
     const { running, address, model } = this.state ?? {};
     if (running && address === wanted.address && (wanted.model_name || model) === model) return;
     await this.start(wanted);
-    if (!this.state.running) throw new Error(`${name} is not there: ${this.state.reason}`);
+    if (!this.state.running) throw new Error(`${name} is not available: ${this.state.reason}`);
   }
 
   async change(path, body) {
@@ -87,10 +87,14 @@ export class Servers {
       button("Remove", () => this.remove(one.name), `Remove ${one.name}`),
     ]));
     if (running) {
-      const who = `${this.state.model}, drafted by ${this.state.draft ?? "nobody"}`;
+      const who = `${this.state.model}, ${drafted(this.state)}`;
       const stop = button("Stop", () => this.change("page/stop", {}), "Stop the target in use");
-      rows.unshift(el("li", [el("span", [`in use: ${running} (${who})`]), stop]));
+      rows.unshift(el("li", [el("span", [`In use: ${running} (${who})`]), stop]));
     }
     $("server-list").replaceChildren(...rows);
   }
+}
+
+export function drafted({ draft }) {
+  return draft ? `drafted by ${draft}` : "without a draft";
 }

@@ -1,4 +1,4 @@
-// The settings of a conversation: system prompt, model, and how its texts are made.
+// The settings of a conversation: system prompt, model and sampling.
 
 import { $, el } from "./elements.js";
 
@@ -17,12 +17,12 @@ export class Settings {
   fill() {
     const { settings } = this.conversations.current;
     const choices = this.servers.all.map(({ name }) => el("option", [name], { value: name }));
-    $("server").replaceChildren(el("option", ["the one in use"], { value: "" }), ...choices);
+    $("server").replaceChildren(el("option", ["the server in use"], { value: "" }), ...choices);
     for (const name of ["system", "server", ...NUMBERS]) $(name).value = settings[name] ?? "";
     $("stop_strings").value = settings.stop.join("\n");
   }
 
-  // Takes what is valid; an empty seed is a new one for each text.
+  // Takes what is valid. An empty temperature is the model's own, an empty seed a random one.
   read() {
     const settings = { system: $("system").value, server: $("server").value };
     for (const name of NUMBERS) {
@@ -35,7 +35,7 @@ export class Settings {
 
   draw() {
     const { temperature, max_tokens, seed, system, server } = this.conversations.current.settings;
-    const words = [server, `temperature ${temperature}`, `${max_tokens} tokens`,
+    const words = [server, `temperature ${temperature ?? this.servers.state?.temperature ?? "auto"}`, `${max_tokens} tokens`,
       seed !== null && `seed ${seed}`, system && "system prompt"].filter(Boolean).join(" \u00b7 ");
     $("open-settings").textContent = words;
     $("open-settings").setAttribute("aria-label", `Settings: ${words}`);

@@ -1,4 +1,4 @@
-// The timeline of a text by this machine's clock: forwards, drafting, candidates and bytes.
+// The timeline of a text by this machine's clock: forward passes, drafting, candidates and bytes.
 
 import { el, svg } from "./elements.js";
 
@@ -12,7 +12,7 @@ export function drawTimeline(place, forwards, chosen, choose) {
   const shown = forwards.slice(Math.max(end - most, 0), end);
   if (!shown.length) {
     place.replaceChildren();
-    return place.setAttribute("aria-label", "The timeline; no forward yet");
+    return place.setAttribute("aria-label", "The timeline; no forward pass yet");
   }
   const from = Math.min(...shown.map(({ since, end: ended, seconds }) => Math.min(since, ended - seconds)));
   const to = Math.max(shown.at(-1).at, from + 1e-6);
@@ -37,15 +37,15 @@ export function drawTimeline(place, forwards, chosen, choose) {
   });
   const names = LANES.map((name) => label(name, 0, top[name] + 14, "start"));
   const axis = [label(`${from.toFixed(2)} s`, LABELS, height + 10, "start"),
-    label(`${to.toFixed(2)} s`, wide, height + 10, "end"), label(`up and down: at most ${bytes(peak)}`, LABELS, height + 24, "start")];
+    label(`${to.toFixed(2)} s`, wide, height + 10, "end"), label(`up and down: max ${bytes(peak)}`, LABELS, height + 24, "start")];
   place.replaceChildren(el(svg("svg", { width: wide, height: height + 28 }), [...columns, ...names, ...axis]));
   place.setAttribute("aria-label", told(shown, from, to));
 }
 
 function told(shown, from, to) {
   const sum = (read) => shown.reduce((all, one) => all + read(one), 0), sent = shown.flatMap((one) => one.sent);
-  return `Forwards ${shown[0].number} to ${shown.at(-1).number}, from ${from.toFixed(2)} to ${to.toFixed(2)} s: `
-    + `${(1000 * sum((one) => one.seconds) / shown.length).toFixed(1)} ms a forward, `
+  return `Forward passes ${shown[0].number} to ${shown.at(-1).number}, from ${from.toFixed(2)} to ${to.toFixed(2)} s: `
+    + `${(1000 * sum((one) => one.seconds) / shown.length).toFixed(1)} ms per forward pass, `
     + `${sum((one) => one.calls)} draft calls, `
     + `${sent.reduce((all, { count }) => all + count, 0)} candidates in ${sent.length} messages, `
     + `${bytes(sum((one) => one.up))} up, ${bytes(sum((one) => one.down))} down`;

@@ -1,9 +1,10 @@
-// Draws the candidates of a forward as a tree, at a fixed size: the place around it scrolls.
+// Draws the candidates of a forward pass as a tree. Columns are as wide as their tokens; the place
+// around it scrolls.
 
 import { el, svg } from "./elements.js";
 import { NAMES, ROOT, percent, shorten } from "./forwards.js";
 
-const STEP = 104, LINE = 26, LEFT = 46, LETTER = 7.9; // pixels, at the 13 px of live.css
+const GAP = 34, LINE = 26, LEFT = 42, LETTER = 7.9; // pixels, at the 13 px of live.css
 
 // Returns the items that can have the focus, in the order in which they are read.
 export function drawTree(place, forward) {
@@ -17,16 +18,18 @@ export function drawTree(place, forward) {
     below(node.number).forEach((child, index) => { next += index ? 1 : 0; lay(child, depth + 1); });
   };
   below(ROOT).forEach((node, index) => { next += index ? 1 : 0; lay(node, 0); });
-  const x = (depth) => LEFT + depth * STEP, y = (number) => 18 + (lines.get(number) ?? 0) * LINE;
+  const widest = [], columns = [LEFT]; // by depth
+  for (const { node, depth } of items) widest[depth] = Math.max(widest[depth] ?? 0, width(node));
+  for (const wide of widest) columns.push(columns.at(-1) + wide + GAP);
+  const x = (depth) => columns[depth], y = (number) => 18 + (lines.get(number) ?? 0) * LINE;
   const edges = items.map(({ node, depth }) => {
-    const start = depth ? x(depth - 1) + width(nodes.find(({ number }) => number === node.parent)) + 8 : 12;
+    const start = depth ? x(depth - 1) + width(nodes.find(({ number }) => number === node.parent)) + 4 : 12;
     const from = y(node.parent) - 4.5, to = y(node.number) - 4.5, bend = x(depth) - 10;
     return svg("path", { class: classes("edge", node),
       d: `M${start} ${from}H${bend - 12}C${bend} ${from} ${bend - 12} ${to} ${bend} ${to}H${x(depth) - 4}` });
   });
   items.forEach((item) => { item.mark = mark(item, x(item.depth), y(item.node.number), below); });
-  const deepest = Math.max(0, ...items.map(({ depth }) => depth));
-  const size = { width: x(deepest + 1) + 8, height: 18 + next * LINE + 14 };
+  const size = { width: columns.at(-1) - GAP + 12, height: 18 + next * LINE + 10 };
   const root = svg("circle", { cx: 8, cy: 13.5, r: 4, class: "root" });
   edges.sort((one, other) => one.matches(".taken") - other.matches(".taken")); // the path on top
   place.replaceChildren(el(svg("svg", { ...size, role: "none" }),
@@ -35,12 +38,12 @@ export function drawTree(place, forward) {
   return items;
 }
 
-// Who named it, with its chance, in words.
+// Who proposed it, with its probability, in words.
 export function words({ text, by, chance, late, taken }) {
-  const claim = chance === null ? "" : `, with a chance of ${percent(chance)}`;
+  const claim = chance === null ? "" : `, probability ${percent(chance)}`;
   const who = taken && by === "target" && chance !== null
-    ? `the target alone; a candidate${claim} came too late` : `${NAMES[by]}${claim}`;
-  return `${shorten(text, 40)}: ${who}${taken ? ", committed" : late ? ", still on its way" : ""}`;
+    ? `the target; the same guess${claim} arrived too late` : `${NAMES[by]}${claim}`;
+  return `${shorten(text, 40)}: ${who}${taken ? ", accepted" : late ? ", arrived too late" : ""}`;
 }
 
 // Tokens of the path that were no candidates of this client, in the place where they would hang.

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from deploy.host.idle import Activity, Idleness, idleness, main
 from grpc_comm.observability.endpoint import serve_metrics
-from grpc_comm.observability.metrics import Metrics
-from grpc_comm.observability.statistics import Statistics
+from grpc_comm.observability.server_events import Ending
 from grpc_comm.transport import Address
+from tests.support.observed import Observers
 from tests.support.wire_fixtures import connected, eventually, free_port, opened, successor_engine
 
 AT_ONCE = "1e-9"
@@ -34,10 +34,10 @@ def test_a_target_without_an_answer_is_idle() -> None:
 
 
 def test_a_host_is_idle_before_and_after_a_session_and_not_while_it_is_open(tmp_path: Path) -> None:
-    statistics = Statistics()
+    observers = Observers()
     with (
-        connected(successor_engine(), listener=statistics) as connection,
-        serve_metrics(Metrics(statistics), Address("127.0.0.1", 0)) as metrics,
+        connected(successor_engine(), listener=observers) as connection,
+        serve_metrics(observers.metrics, Address("127.0.0.1", 0)) as metrics,
     ):
         words = ["--minutes", AT_ONCE, "--state", str(tmp_path / "idle")]
         words += ["--port", str(metrics.port)]
@@ -45,7 +45,8 @@ def test_a_host_is_idle_before_and_after_a_session_and_not_while_it_is_open(tmp_
         session = opened(connection)
         assert [main(words), main(words)] == [1, 1]
         session.close()
-        eventually(lambda: bool(statistics.ended))
+        closed = ("outrider_sessions_ended_total", {"reason": Ending.CLOSED.value})
+        eventually(lambda: observers.metrics.registry.get_sample_value(*closed) == 1)
         assert [main(words), main(words)] == [1, 0]
 
 

@@ -18,7 +18,6 @@ from grpc_comm.client.connection import connect
 from grpc_comm.client.patience import Patience
 from grpc_comm.client.received import MOST_UNREAD
 from grpc_comm.client.remote_session import RemoteSession
-from grpc_comm.observability.statistics import Statistics
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
 from inference.backends import Chosen, Segment
@@ -27,6 +26,7 @@ from inference.errors import Mismatch, OutriderError
 from inference.order import MOST_CREDIT, Decode
 from inference.sampling import SamplingParams
 from outrider.link.emulated_link import LinkShape, shaped_link
+from tests.support.observed import Observers
 from tests.support.wire_fixtures import (
     VOCABULARY,
     WAIT,
@@ -53,9 +53,9 @@ class Paced(Successor):
 @pytest.mark.parametrize("delay", [0, 40, 150])
 def test_a_text_without_any_draft_never_stands_still_for_want_of_credit(delay: float) -> None:
     engine = Engine(Paced(2), sequence_length=50_000, max_tree_nodes=32, vocabulary=VOCABULARY)
-    statistics = Statistics()
+    observers = Observers()
     with (
-        background(engine, listener=statistics) as server,
+        background(engine, listener=observers) as server,
         shaped_link(str(server.address), LinkShape(delay_ms=delay)) as link,
         connect(link.address) as connection,
     ):
@@ -63,7 +63,11 @@ def test_a_text_without_any_draft_never_stands_still_for_want_of_credit(delay: f
         session.open([1, 2, 3], SamplingParams())
         session.decode(Decode(3 + 512))
         assert rest(session) == list(range(4, 516))
-        assert [model.credit_stalls for model in statistics.models.values()] == [0]
+        name = connection.description.model
+        stalls = observers.metrics.registry.get_sample_value(
+            "outrider_credit_stalls_total", {"model_name": name}
+        )
+        assert stalls == 0
         assert session.traffic.messages_up < 60
         session.close()
 

@@ -152,6 +152,7 @@ def _made(
     return Made(tokens, values)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("params", SAMPLINGS)
 @pytest.mark.parametrize("pace", Pace)
 def test_a_stream_cut_in_the_middle_goes_on_without_a_prefill(
@@ -204,6 +205,7 @@ def targets(
         yield servers, stack.enter_context(looking_at(*addresses, patience=patience))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("params", SAMPLINGS)
 @pytest.mark.parametrize("pace", Pace)
 @pytest.mark.parametrize("drains", [False, True], ids=["dies", "drains"])

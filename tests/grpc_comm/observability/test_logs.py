@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from grpc_comm.observability.log import EventLog, start_log
+from grpc_comm.observability.log import start_log
 from grpc_comm.observability.server_events import (
     CallRejected,
     Draining,
@@ -19,10 +19,9 @@ from grpc_comm.observability.server_events import (
     SessionResumed,
     StreamLost,
 )
-from grpc_comm.observability.statistics import Statistics
 from inference.engine.tuning import TUNING
 from inference.errors import InvalidRequest
-from tests.support.observed import MODEL, SESSION_ID, TENANT, Service, log_as_before
+from tests.support.observed import MODEL, SESSION_ID, TENANT, Observers, Service, log_as_before
 
 SECRET_TOKENS = [3_777, 3_778, 3_779]
 
@@ -34,9 +33,7 @@ def restored_log() -> Iterator[None]:
 
 
 def logged() -> Service:
-    statistics = Statistics()
-    EventLog(statistics)
-    return Service(statistics)
+    return Service(Observers())
 
 
 def a_session() -> None:

@@ -16,17 +16,18 @@ from grpc_comm.observability.server_events import (
     Draining,
     Drop,
     Ending,
+    Event,
+    Listeners,
     MessageReceived,
     MessageSent,
     SessionResumed,
     StreamLost,
 )
-from grpc_comm.observability.statistics import Statistics
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from tests.support.observed import MODEL, SESSION_ID, TENANT, Service
+from tests.support.observed import MODEL, SESSION_ID, TENANT, Observers, Service
 
 LOOPBACK = Address("127.0.0.1", 0)
 SECRET_TOKEN = 3_777
@@ -64,8 +65,8 @@ def value(samples: list[Sample], name: str, **labels: str) -> float:
 @pytest.fixture(scope="module")
 def samples() -> list[Sample]:
     """Of one session with five candidates, three of them right, then none; and of an idle one."""
-    statistics = Statistics()
-    metrics, service = Metrics(statistics), Service(statistics)
+    observers = Observers()
+    service = Service(observers)
     prompt = [SECRET_TOKEN, 5, 6, 7, 8, 9, 10, 11, 12, 13]
     first = service.open(prompt)
     service.ask(first, [14, 15, 16, 99, 98], [0, 1, 2, 0, 3])
@@ -85,8 +86,8 @@ def samples() -> list[Sample]:
         StreamLost(first),
         SessionResumed(first),
     ):
-        statistics(event)
-    return scraped(metrics)
+        observers(event)
+    return scraped(observers.metrics)
 
 
 DECODE, PREFILL = {"kind": "decode"}, {"kind": "prefill"}
@@ -157,19 +158,19 @@ def test_the_device_is_named_so_that_emulated_times_are_known(samples: list[Samp
 
 
 def test_how_far_a_key_is_trusted_is_told_by_its_name_proposer_and_depth() -> None:
-    metrics = Metrics(statistics := Statistics())
-    service = Service(statistics)
+    observers = Observers()
+    service = Service(observers)
     session, _ = service.engine.open([1, 2], SamplingParams(), tenant="liar")
     for _ in range(5):
         service.ask(session, [99, 98], [0, 0])
-    samples = scraped(metrics)
+    samples = scraped(observers.metrics)
     labels = {"key": "liar", "proposer": "model", "depth": "1"}
     assert 0 < value(samples, "outrider_calibration_factor", **labels) < 0.4
 
 
 def test_a_session_that_uses_up_its_credit_is_counted_once_each_time() -> None:
-    metrics = Metrics(statistics := Statistics())
-    service = Service(statistics)
+    observers = Observers()
+    service = Service(observers)
     session = service.open([1, 2])
     for _ in range(2):
         service.engine.decode(session, Decode(400, credit=5))
@@ -177,7 +178,7 @@ def test_a_session_that_uses_up_its_credit_is_counted_once_each_time() -> None:
             pass
         service.engine.acknowledge(session, session.length)
     service.engine.close(session)
-    assert value(scraped(metrics), "outrider_credit_stalls_total") == 2
+    assert value(scraped(observers.metrics), "outrider_credit_stalls_total") == 2
 
 
 def test_no_label_holds_a_session_a_caller_or_a_token(samples: list[Sample]) -> None:
@@ -188,8 +189,8 @@ def test_no_label_holds_a_session_a_caller_or_a_token(samples: list[Sample]) -> 
 
 
 def test_more_sessions_bring_no_more_series() -> None:
-    metrics = Metrics(statistics := Statistics())
-    service = Service(statistics)
+    observers = Observers()
+    service = Service(observers)
     counts = []
     for number in range(3):
         session = service.open(
@@ -197,43 +198,40 @@ def test_more_sessions_bring_no_more_series() -> None:
         )
         service.ask(session, [session.root + 1], [0])
         service.close(session)
-        counts.append(len(scraped(metrics)))
+        counts.append(len(scraped(observers.metrics)))
     assert counts[0] == counts[1] == counts[2]
 
 
 def test_each_model_of_a_target_is_counted_on_its_own() -> None:
-    metrics = Metrics(statistics := Statistics())
-    first, second = Service(statistics), Service(statistics, "other")
+    observers = Observers()
+    first, second = Service(observers), Service(observers, "other")
     session = second.open([1, 2])
     second.ask(session, [3], [0])
     second.close(session)
     first.open([1, 2])
-    samples = scraped(metrics)
+    samples = scraped(observers.metrics)
     assert value(samples, "vllm:generation_tokens_total", model_name="other") == 2
     assert value(samples, "vllm:generation_tokens_total", model_name=MODEL) == 0
     assert value(samples, "vllm:e2e_request_latency_seconds_count", model_name="other") == 1
 
 
 def test_two_targets_in_one_process_share_no_counters() -> None:
-    busy, idle = Statistics(), Statistics()
-    Metrics(busy)
+    busy, idle = Observers(), Observers()
     busy(MessageReceived(1))
-    assert value(scraped(Metrics(idle)), "outrider_wire_bytes_total", direction="up") == 0
+    assert value(scraped(idle.metrics), "outrider_wire_bytes_total", direction="up") == 0
 
 
-def test_every_listener_hears_everything_once_it_is_counted() -> None:
-    heard: list[tuple[str, int]] = []
-    statistics = Statistics()
+def test_every_listener_gets_every_event_in_order() -> None:
+    heard: list[tuple[str, Event]] = []
+    listeners = Listeners()
     for name in ("first", "second"):
-        statistics.listeners.append(
-            lambda event, name=name: heard.append((name, statistics.bytes_up))
-        )
-    statistics(MessageReceived(7))
-    assert heard == [("first", 7), ("second", 7)]
+        listeners.append(lambda event, name=name: heard.append((name, event)))
+    listeners(MessageReceived(7))
+    assert heard == [("first", MessageReceived(7)), ("second", MessageReceived(7))]
 
 
 def test_a_scraper_may_ask_for_openmetrics() -> None:
-    with serve_metrics(Metrics(Statistics()), LOOPBACK) as address:
+    with serve_metrics(Observers().metrics, LOOPBACK) as address:
         status, kind, text = get(address, "/metrics", "application/openmetrics-text; version=1.0.0")
     assert status == 200
     assert kind.startswith("application/openmetrics-text")
@@ -241,20 +239,20 @@ def test_a_scraper_may_ask_for_openmetrics() -> None:
 
 
 def test_health_says_whether_sessions_are_taken() -> None:
-    statistics = Statistics()
-    with serve_metrics(Metrics(statistics), LOOPBACK) as address:
+    observers = Observers()
+    with serve_metrics(observers.metrics, LOOPBACK) as address:
         assert get(address, "/healthz")[::2] == (503, "loading\n")
-        Service(statistics)
+        Service(observers)
         assert get(address, "/healthz")[::2] == (200, "serving\n")
-        statistics(Draining())
+        observers(Draining())
         assert get(address, "/healthz")[::2] == (503, "draining\n")
         assert get(address, "/anything")[0] == 404
 
 
 def test_a_port_in_use_is_said_and_free_again_when_the_context_ends() -> None:
-    second = Metrics(Statistics())
+    second = Observers().metrics
     with (
-        serve_metrics(Metrics(Statistics()), LOOPBACK) as address,
+        serve_metrics(Observers().metrics, LOOPBACK) as address,
         pytest.raises(InvalidRequest, match="in use"),
         serve_metrics(second, address),
     ):

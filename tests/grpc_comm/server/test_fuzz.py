@@ -1,10 +1,9 @@
-"""Any bytes are answered rightly or refused. FUZZ_EXAMPLES=N tries N random examples of a kind."""
+"""Any bytes are answered rightly or refused. EXAMPLES=N tries N times as many, drawn anew."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
 import resource
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.server import BackgroundServer
 from inference.engine.engine import Engine
 from inference.errors import InvalidRequest
+from tests.support.examples import examples
 from tests.support.hostile import (
     DESCRIBE,
     ENDINGS,
@@ -42,8 +42,7 @@ MEGABYTES = 400
 """By which the process may grow over all examples, Hypothesis's own memory included."""
 
 fuzzed = settings(
-    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "120")),
-    derandomize="FUZZ_EXAMPLES" not in os.environ,
+    max_examples=examples(120),
     database=None,
     suppress_health_check=list(HealthCheck),
 )
@@ -146,7 +145,7 @@ def test_describe_answers_or_refuses(channel: grpc.Channel, beside: None, reques
         )
     )
 )
-@settings(fuzzed, max_examples=40)
+@settings(fuzzed, max_examples=examples(40))
 def test_frames_that_no_library_sends_end_their_connection_at_most(
     server: BackgroundServer, beside: None, frames: list[Any]
 ) -> None:

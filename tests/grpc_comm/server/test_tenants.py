@@ -13,8 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from grpc_comm.client.connection import connect
 from grpc_comm.keys import WATCH_SECONDS
-from grpc_comm.observability.server_events import Drop
-from grpc_comm.observability.statistics import Statistics
+from grpc_comm.observability.server_events import Drop, Event
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer
@@ -22,6 +21,7 @@ from inference.order import Decode, Pace
 from inference.sampling import SamplingParams
 from tests.support.hand_streams import Said, go, left_open, say, under_way
 from tests.support.hostile import bearer, keys_file, known_as, neighbour, resume, token_of
+from tests.support.observed import dropped
 from tests.support.wire_fixtures import (
     WAIT,
     background,
@@ -254,18 +254,18 @@ def rewrite(server: BackgroundServer, file: Path, **limits: dict[str, int]) -> N
 
 
 def test_a_keys_own_rate_of_candidates_holds_for_all_its_sessions(file: Path) -> None:
-    statistics = Statistics()
+    events = list[Event]()
     keys_file(file, alice={"nodes_per_second": 20})
     options = SecurityOptions(keys_file=file)
     engine = successor_engine(rows=2)
-    with background(engine, security=options, listener=statistics) as server:
+    with background(engine, security=options, listener=events.append) as server:
         chain = chain_of(range(4, 19))
         first, second = under_way(server.address, "alice"), under_way(server.address, "alice")
         with first as one, second as other:
             one.send(chain)
             eventually(lambda: engine.sessions[0].candidates.live == 15)
             other.send(chain)
-            eventually(lambda: statistics.dropped[Drop.RATE] == 15)
+            eventually(lambda: dropped(events)[Drop.RATE] == 15)
             assert engine.sessions[1].candidates.live == 0
 
 

@@ -42,7 +42,10 @@ from tests.support.drafts import alone, growing, nudged, speculated
 from tests.support.models import loaded, write_checkpoint_with_tokenizer
 from tests.support.refusals import assert_refused
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler"),
+]
 
 LENGTH, NODES, LEVELS = 120, 8, 3
 JUNK = LENGTH + NODES

@@ -24,10 +24,10 @@ from inference.backends.fused import FusedModel, load_fused
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import BadArtifact
-from inference.model.checkpoint import fingerprint
 from inference.model.config import read_raw_config
 from inference.model.decoder import Decoder
 from inference.model.round_graph import RoundGraph, round_inputs
+from inference.model.weight_files import fingerprint
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.tree_shape import Branches

@@ -11,7 +11,6 @@ import torch
 
 from inference.backends import Masks, Model
 from inference.backends.eager import EagerModel
-from inference.backends.row_states import row_states
 from inference.backends.target_features import FeatureModel
 from inference.decode import Step
 from inference.drafters.draft import Draft
@@ -26,7 +25,7 @@ from inference.planner.prices import Prices
 from inference.proposer import BASE, Nodes, Proposal, Proposer
 from inference.sampling import SamplingParams
 from tests.support import heads
-from tests.support.backends import Subject, eager_model, needs
+from tests.support.backends import BACKENDS, Subject, eager_model, needs
 from tests.support.drafts import alone, copying, growing, knowledge, nudged, rounds, speculated
 from tests.support.models import segment, tiny_decoder
 from tests.support.neuron_artifacts import LENGTH, TREE, VOCABULARY, eager_of, engine_of
@@ -45,6 +44,14 @@ each_sampling = pytest.mark.parametrize(
 each_temperature = pytest.mark.parametrize(
     "params", SAMPLINGS[:3], ids=lambda params: f"T{params.temperature}"
 )
+
+
+def takes_trees(subject: str) -> bool:
+    return BACKENDS[subject].trees
+
+
+def ranks(subject: str) -> bool:
+    return BACKENDS[subject].drafts
 
 
 def prompt_of(length: int) -> list[int]:
@@ -87,10 +94,16 @@ def test_the_text_is_its_own_seeded_decoding(subject: Subject, params: SamplingP
         )
 
 
+def takes(subject: str, draft: str) -> bool:
+    """Whether a backend takes what a draft proposes."""
+    return BACKENDS[subject].trees or draft.endswith("chain")
+
+
+@pytest.mark.covering(2)
+@pytest.mark.possible(takes, "subject", "draft")
 @each_sampling
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_no_draft_changes_the_text(subject: Subject, draft: str, params: SamplingParams) -> None:
-    needs(subject.backend.trees or draft.endswith("chain"))
     engine, proposer = engine_of(subject.model), DRAFTS[draft]()
     for length in (1, 30):  # the second text finds the first one's row
         subject.writes_its_own(
@@ -193,14 +206,17 @@ def test_a_free_row_gives_its_prefix_where_rows_are_not_copied(checkpoint: Path)
 PREFIX = list(range(20, 30))
 
 
+@pytest.mark.covering(1)
+@pytest.mark.possible(takes_trees, "subject")
 @each_sampling
 def test_nodes_and_rows_are_independent(subject: Subject, params: SamplingParams) -> None:
     """To the last bit of the keys, where the model has its caches on this machine."""
-    needs(subject.backend.trees and subject.model.rows > 1)
+    needs(subject.model.rows > 1)
     cache = getattr(subject.model, "cache", None)
     assert_rows_are_independent(subject.model, cache, TREE, VOCABULARY, params)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("mixture", [(0, 2), (2, 3), (3, 4), (2, 1), (4, 0)], ids=str)
 def test_rows_of_one_call_keep_their_sampling(subject: Subject, mixture: tuple[int, int]) -> None:
     needs(subject.model.rows > 1)
@@ -227,6 +243,7 @@ def test_a_call_leaves_the_other_rows_as_they_are(subject: Subject) -> None:
     np.testing.assert_array_equal(subject.answers(held, tree), before)
 
 
+@pytest.mark.covering(1)
 @each_temperature
 def test_a_partly_accepted_tree_is_like_a_prompt(subject: Subject, params: SamplingParams) -> None:
     tree, then, paths = subject.trees
@@ -272,29 +289,14 @@ def test_features_are_an_eager_targets_and_go_with_a_copied_row(subject: Subject
         assert model.features(0, slots).equal(model.features(1, slots))
 
 
-def test_the_states_of_a_row_are_those_of_another_with_the_same_text(subject: Subject) -> None:
-    states = row_states(subject.model)
-    needs(states is not None and subject.model.rows > 1)
-    assert states is not None
-    sequence, (tree, _, _) = subject.after(PREFIX), subject.trees
-    sequence.choose(tree)  # so the other row's slots are not these
-    sequence.commit(tree, [])
-    held = states.read(0, sequence.slots.at(np.arange(sequence.cached, dtype=np.int32)))
-    assert held.shape == (len(PREFIX) + 1, states.width)
-    other = subject.after([], 1, SamplingParams(1.0, seed=8))
-    other.slots.take(np.zeros(3, dtype=np.int32))
-    states.write(1, other.adopt(len(held)), held)
-    found, expected = (subject.answers(one, tree) for one in (other, sequence))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
-
-
 # --- ranking
 
 
+@pytest.mark.covering(1)
+@pytest.mark.possible(ranks, "subject")
 @each_sampling
 def test_the_first_child_is_the_targets_choice(subject: Subject, params: SamplingParams) -> None:
     """Best first, each once; fewer are the first of more; level by level as all at once."""
-    needs(subject.backend.drafts)
     (tree, _, _), sequence = subject.trees, subject.after(PREFIX, 0, params)
     chosen = sequence.choose(tree)
     sequence.abandon()
@@ -309,9 +311,10 @@ def test_the_first_child_is_the_targets_choice(subject: Subject, params: Samplin
         np.testing.assert_allclose(found.scores, ranked.scores[level, :2], rtol=0, atol=2e-5)
 
 
+@pytest.mark.covering(1)
+@pytest.mark.possible(ranks, "subject")
 @each_temperature
 def test_a_draft_of_the_same_weights_is_right(subject: Subject, params: SamplingParams) -> None:
-    needs(subject.backend.drafts)
     steps, draft = list[Step](), subject.backend.make(subject.machine)
     proposer = RoundProposer(draft, Chain(4), room=8)
     speculated(

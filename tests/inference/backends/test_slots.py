@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from inference.backends.slots import Slots
 from inference.errors import LimitExceeded
+from tests.support.examples import examples
 
 CAPACITY = 24
 
@@ -89,4 +90,4 @@ class SlotsAgainstADict(RuleBasedStateMachine):
 
 
 TestSlotsAgainstADict = SlotsAgainstADict.TestCase
-TestSlotsAgainstADict.settings = settings(max_examples=60, stateful_step_count=20)
+TestSlotsAgainstADict.settings = settings(max_examples=examples(60), stateful_step_count=20)

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inference.errors import UnsupportedModel
-from inference.model.checkpoint import fingerprint, weight_files
 from inference.model.config import RopeScaling, parse_config, read_config
 from inference.model.decoder import Decoder
+from inference.model.weight_files import fingerprint, weight_files
 from tests.support.models import TINY, loaded, write_checkpoint
 from tests.support.refusals import assert_refused
 
@@ -230,18 +230,6 @@ def test_a_tensor_that_lacks_does_not_fit_or_would_be_ignored_is_named(
 ) -> None:
     rewrite(write_checkpoint(tmp_path), **change)
     assert_refused(lambda: loaded(tmp_path), shown, UnsupportedModel)
-
-
-def test_stored_rotary_frequencies_and_a_tied_head_are_passed_over(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, tie_word_embeddings=True)
-    rewrite(
-        tmp_path,
-        **{
-            "lm_head.weight": torch.zeros(61, 16),
-            "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2),
-        },
-    )
-    assert loaded(tmp_path).lm_head is None
 
 
 def test_files_that_are_no_safetensors_or_lack_are_named(tmp_path: Path) -> None:

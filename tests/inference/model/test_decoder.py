@@ -35,7 +35,6 @@ from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 from tests.support.models import loaded, sequence_after, tiny_decoder, tiny_model
 
-torch.set_num_threads(1)
 VOCABULARY = 97
 Table = NDArray[np.float64]
 

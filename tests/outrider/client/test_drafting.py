@@ -2,41 +2,46 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from threading import Event
 
 import pytest
 
+from grpc_comm.server.server import BackgroundServer
+from inference.errors import OutriderError
 from outrider.client.client import open_client
 from outrider.models.directories import EMBEDDED
 from outrider.options.roles import SharedClientRole, TargetRole
+from outrider.target.target import load_target
 from outrider.terminal.live_text import silent
 from outrider.text.prompts import Parameters, make_request
 from tests.support.commands import Run
 
-TEXT = ["--max_new_tokens", "32", "--json", "--seed", "3"]
+TEXT = ["--max_new_tokens", "32", "--json", "--seed", "3", "--temperature", "0"]
 SERVED = TargetRole(
     port=0, batch=2, sequence_length=256, emulate="llama-3.1-8b-trn1.2xlarge-measured"
 )
 """A forward takes 37 ms: on a busy machine, too, copies come in time."""
 
 
-def test_a_draft_that_cannot_be_loaded_ends_no_text_and_fails_the_command(
-    port: str, tmp_path: Path, run: Run
-) -> None:
-    spoilt = shutil.copytree(EMBEDDED / "draft", tmp_path / "spoilt")
-    weights = spoilt / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
-    flags = ["--port", port, "--prompt", "def add(a, b):", "--draft_model", spoilt, "--baseline"]
-    made = run("run", *TEXT, *flags)
-    made.assert_failed("safetensors")
-    record = json.loads(made.out)
-    assert (record["finish_reason"], record["draft_calls"]) == ("length", 0)
-    assert record["token_ids"] == record["baseline"]["token_ids"]
-    told = [line.split(":")[0] for line in made.err.splitlines() if "safetensors" in line]
-    assert told == ["note", "error"]
+def test_a_draft_that_cannot_be_loaded_ends_no_text(port: str, tmp_path: Path) -> None:
+    draft = shutil.copytree(EMBEDDED / "draft", tmp_path / "draft")
+    with open_client(SharedClientRole(port=port, draft_model=str(draft))) as client:
+        (draft / "model.safetensors").unlink()
+        for _ in range(2):
+            request = make_request(client, "def add(a, b):", Parameters(4, temperature=0))
+            made = client.complete(request, silent, Event())
+            assert (len(made.token_ids), made.drafted) == (4, False)
+            with pytest.raises(OutriderError, match="safetensors"):
+                client.wait()
+
+
+def test_a_comparison_waits_for_the_draft(port: str, run: Run) -> None:
+    (made,) = run("run", "def add(a, b):", "--port", port, *TEXT, "--baseline").records
+    assert made["draft_calls"] > 0
+    assert made["speedup"] is not None
+    assert made["loading_seconds"] is None
 
 
 def test_earlier_texts_of_a_run_are_copied_where_that_is_asked(
@@ -51,12 +56,19 @@ def test_earlier_texts_of_a_run_are_copied_where_that_is_asked(
     assert kept["forwards"] < fresh["forwards"]
 
 
-@pytest.mark.parametrize(("is_local", "tokens"), [(None, 3), (True, 3), (False, 24)])
-def test_only_beside_its_target_a_draft_is_silent_while_that_is_timed(
-    port: str, is_local: bool | None, tokens: int
-) -> None:
-    with open_client(SharedClientRole(port=port), is_local=is_local) as client:
+def test_a_draft_beside_its_target_is_silent_while_the_target_is_timed() -> None:
+    served = TargetRole(port=0, batch=1, sequence_length=256)
+    with BackgroundServer(load_target(served)) as server:
+        assert calls(str(server.address.port), tokens=3) == 0
+
+
+def test_an_emulated_target_shares_no_device_with_its_draft(port: str) -> None:
+    assert calls(port, tokens=24) > 0
+
+
+def calls(port: str, tokens: int) -> int:
+    """Calls of a loaded draft for a text of so many tokens."""
+    with open_client(SharedClientRole(port=port)) as client:
         client.wait()
-        request = make_request(client, "def add(a, b):", Parameters(max_tokens=tokens))
-        made = client.complete(request, silent, Event())
-    assert (made.draft_calls > 0) is (is_local is False)
+        request = make_request(client, "def add(a, b):", Parameters(tokens, temperature=0))
+        return client.complete(request, silent, Event()).draft_calls

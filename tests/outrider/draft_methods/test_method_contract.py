@@ -70,7 +70,6 @@ def a_file(folder: Path) -> dict[str, str]:
 
 FLAGS: dict[str, Callable[[Path], dict[str, str]]] = {
     "model": lambda folder: {},
-    "block": lambda folder: {},
     "substitute": lambda folder: {},
     "gguf": a_file,
     "eagle": a_head,

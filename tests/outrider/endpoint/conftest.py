@@ -1,4 +1,6 @@
-"""A target with the embedded pair, and a server in front of it, for the tests of this room."""
+"""A target with the embedded pair, and a server in front of it, for the tests of this room: they
+start once in a run.
+"""
 
 from __future__ import annotations
 
@@ -75,8 +77,8 @@ def opened(
 
 
 def page_events(http: httpx.Client, asked: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """What the page hears of a text, in order."""
-    lines = http.post("/page/texts", json=asked).text.splitlines()
+    """The events that the page receives of a greedy text, in order."""
+    lines = http.post("/page/texts", json={"temperature": 0} | asked).text.splitlines()
     names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
     data = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
     return list(zip(names, data, strict=True))
@@ -101,14 +103,14 @@ def until_closed(connection: socket.socket) -> bytes:
     return came
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def target() -> Iterator[str]:
     """The address of a target with eight rows."""
     with BackgroundServer(load_target(TargetRole(port=0, batch=8))) as server:
         yield str(server.address)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def manager(target: str) -> Iterator[TargetManager]:
     opened = TargetManager(ServeRole(target_host=target, batch=2, most_texts=40))
     opened.open()
@@ -116,30 +118,30 @@ def manager(target: str) -> Iterator[TargetManager]:
     opened.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def texts(manager: TargetManager) -> TextRunner:
     assert manager.texts is not None
     return manager.texts
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(manager: TargetManager) -> Iterator[str]:
     with http_server(manager) as address:
         yield address
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def http(server: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server, timeout=WAIT) as client:
         yield client
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def api(server: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server}/v1", api_key="not needed", max_retries=0)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def own_text(texts: TextRunner) -> Callable[..., str]:
     """The target's own text, made without any draft."""
     client = texts.client
@@ -154,6 +156,7 @@ def own_text(texts: TextRunner) -> Callable[..., str]:
     return make
 
 
+GREEDY = json.dumps({"temperature": 0})
 QUIET = ("--no-sandbox", "--disable-background-networking", "--disable-component-update",
          "--disable-sync")  # fmt: skip
 
@@ -166,7 +169,7 @@ def browser() -> Iterator[Browser]:
         opened.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def priced(target: str) -> Iterator[str]:
     """A server for which more than the target's hours has a price: there is something to steer."""
     options = ServeRole(
@@ -195,6 +198,7 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 @pytest.fixture
 def page(context: BrowserContext, priced: str) -> Page:
     opened = context.new_page()
+    opened.add_init_script(f"localStorage['outrider.settings'] ??= '{GREEDY}'")
     opened.goto(priced)
     expect(opened.locator("#status")).to_contain_text("drafted by", timeout=PATIENCE)
     return opened

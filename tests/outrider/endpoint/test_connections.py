@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -12,9 +15,11 @@ import pytest
 
 from grpc_comm.client.connection import Connection
 from outrider.endpoint import access
+from outrider.endpoint.descriptors import SPARE
+from outrider.endpoint.run import SERVING
 from outrider.endpoint.target_manager import TargetManager
 from tests.outrider.endpoint.conftest import http_server, sent, until_closed
-from tests.support.wire_fixtures import WAIT
+from tests.support.wire_fixtures import WAIT, free_port
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n"
 WHOLE = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -77,3 +82,40 @@ def test_a_connection_serves_one_request_after_another(server: str) -> None:
     with sent(server, WHOLE * 3) as connection:
         connection.shutdown(socket.SHUT_WR)
         assert until_closed(connection).count(b"HTTP/1.1 200") == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits another process's files")
+def test_a_server_without_a_free_descriptor_recovers_and_its_log_stays_short() -> None:
+    from resource import RLIMIT_NOFILE, prlimit
+
+    options = f"serve --port {free_port()} --http_port 0 --target_only".split()
+    command = [sys.executable, "-m", "outrider", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        line = next(line for line in lines if line.startswith(SERVING))
+        server = line.removeprefix(SERVING).split("/v1")[0]
+        files = len(os.listdir(f"/proc/{process.pid}/fd"))
+        prlimit(process.pid, RLIMIT_NOFILE, (files + 6, prlimit(process.pid, RLIMIT_NOFILE)[1]))
+        with ExitStack() as stack:
+            for _ in range(40):
+                stack.enter_context(sent(server, HEAD[:20]))
+            assert "Too many open files" in next(lines)
+        assert httpx.get(f"{server}/version", timeout=WAIT).is_success
+        process.terminate()
+        assert len(list(lines)) < 5
+
+
+def test_connections_leave_descriptors_for_the_rest() -> None:
+    script = (
+        "import resource; from outrider.endpoint.descriptors import bounded; "
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (20, {hard})); print(bounded(512))"
+    )
+
+    def run(hard: int) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", script.format(hard=hard)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert int(run(1024).stdout) == 512
+    assert SPARE < 200 - int(run(200).stdout) < SPARE + 40
+    assert "ulimit -n" in run(40).stderr

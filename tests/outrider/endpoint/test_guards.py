@@ -26,6 +26,7 @@ from outrider.endpoint.requests import (
 from outrider.endpoint.text_runner import TextRunner
 from outrider.text.prompts import SLICE, Parameters, PromptTooLong, make_request
 from tests.support.refusals import assert_refused
+from tests.support.wire_fixtures import WAIT
 
 JSON = {"Content-Type": "application/json"}
 TEXT, CHAT, PAGE = "/v1/completions", "/v1/chat/completions", "/page/texts"
@@ -72,7 +73,6 @@ REFUSED = {
     ),
     "logprobs of nothing": Refused(CHAT, {"top_logprobs": 3}, shown="logprobs: true"),
     "bias of no token": Refused(CHAT, {"logit_bias": {"a": 1}}, "logit_bias.a.[key]"),
-    "empty stop": Refused(CHAT, {"stop": [""]}),
     "no penalty": Refused(CHAT, {"repetition_penalty": 0}, "repetition_penalty"),
     "greedy by a switch": Refused(CHAT, {"do_sample": False}, "do_sample"),
     "special tokens": Refused(CHAT, {"skip_special_tokens": False}, "skip_special_tokens"),
@@ -81,7 +81,10 @@ REFUSED = {
         CHAT, {"messages": [SAID | {"tool_calls": [CALLED]}]}, "messages.0", "from the user"
     ),
     "image": Refused(
-        CHAT, {"messages": [SAID | {"content": IMAGE}]}, "messages.0.content.0.type", "'text'"
+        CHAT,
+        {"messages": [SAID | {"content": IMAGE}]},
+        "messages.0.content.0",
+        "images are not served",
     ),
     "silent user": Refused(
         CHAT, {"messages": [SAID | {"content": None}]}, "messages.0", "user needs"
@@ -118,23 +121,27 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.parametrize("streamed", [False, True])
-def test_what_is_not_served_is_refused_in_the_interfaces_shape(
-    server: str, name: str, streamed: bool
-) -> None:
-    path, body, param, shown, code, status = REFUSED[name]
-    if isinstance(body, bytes):
-        answer = httpx.post(f"{server}{path}", content=body, headers=JSON)
-    else:
-        answer = httpx.post(f"{server}{path}", json=SHORT[path] | {"stream": streamed} | body)
-    error = answer.json()["error"]
-    assert answer.status_code == status
-    assert error["type"] == "invalid_request_error"
-    assert error["message"]
-    assert shown in error["message"]
-    assert code in (None, error["code"])
-    assert isinstance(body, bytes) or error["param"] == param
+@pytest.mark.parametrize("path", sorted({request.path for request in REFUSED.values()}))
+def test_what_is_not_served_is_refused_in_the_interfaces_shape(server: str, path: str) -> None:
+    """Streamed or not; a body that is given whole says so itself."""
+    with httpx.Client(base_url=server, timeout=WAIT) as http:
+        for name, (_, body, *said) in REFUSED.items():
+            if REFUSED[name].path != path:
+                continue
+            if isinstance(body, bytes):
+                answers = [http.post(path, content=body, headers=JSON)]
+            else:
+                bodies = [SHORT[path] | {"stream": streamed} | body for streamed in (False, True)]
+                answers = [http.post(path, json=whole) for whole in bodies]
+            for answer in answers:
+                error, (param, shown, code, status) = answer.json()["error"], said
+                assert (answer.status_code, error["type"]) == (status, "invalid_request_error"), (
+                    name
+                )
+                assert error["message"], name
+                assert shown in error["message"], name
+                assert code in (None, error["code"]), name
+                assert isinstance(body, bytes) or error["param"] == param, name
 
 
 @pytest.mark.parametrize(("name", "values"), NEUTRAL.items())
@@ -155,11 +162,15 @@ def test_what_asks_for_nothing_and_what_is_unknown_is_no_refusal(server: str) ->
         assert httpx.post(f"{server}{CHAT}", json=SHORT[CHAT] | more).status_code == 200
 
 
-@pytest.mark.parametrize(("method", "path"), [("POST", "embeddings"), ("GET", "completions")])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/v1/embeddings"), ("GET", "/v1/completions"), ("POST", "/api/chat"), ("GET", "/x")],
+)
 def test_a_route_that_is_not_served_is_named(server: str, method: str, path: str) -> None:
-    answer = httpx.request(method, f"{server}/v1/{path}", json={})
+    answer = httpx.request(method, f"{server}{path}", json={})
     assert answer.status_code == 404
-    assert f"{method} /v1/{path}" in answer.json()["error"]["message"]
+    message = answer.json()["error"]["message"]
+    assert message == f"{method} {path} is not served: see /openapi.json"
 
 
 def test_a_body_without_its_header_is_told_which_one_is_missing(server: str) -> None:

@@ -130,7 +130,7 @@ UNSERVED: dict[str, tuple[dict[str, Any], str]] = {
     "background": ({"background": True}, "background"),
     "a kept prompt": ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     "another length": ({"text": {"verbosity": "low"}}, "verbosity"),
-    "another item": ({"input": [{"type": "reasoning"}]}, "input"),
+    "another item": ({"input": [{"type": "web_search_call"}]}, "input"),
     "another tool": ({"tools": [{"type": "web_search"}]}, "web_search"),
     "another part": (
         {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -13,6 +14,7 @@ import pytest
 
 from grpc_comm.server.server import BackgroundServer
 from inference.errors import Unavailable
+from outrider.endpoint import page_routes
 from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import TextRunner
 from outrider.options.roles import ServeRole, TargetRole
@@ -102,6 +104,7 @@ def test_a_stop_string_across_tokens_ends_the_text_and_is_left_out(
     assert made(api, streamed, **asked) == (whole[: whole.index(stop)], "stop")
 
 
+@pytest.mark.extended
 def test_32_streams_at_once_are_the_targets_own_texts(server: str, own_text: OwnText) -> None:
     client = openai.OpenAI(base_url=f"{server}/v1", api_key="x", max_retries=0, timeout=120)
 
@@ -131,7 +134,10 @@ def test_models_health_metrics_and_version_answer(http: httpx.Client) -> None:
     assert http.get(f"/v1/models/{model['id']}").json() == model
     assert http.get("/v1/models/another").status_code == 404
     assert http.get("/health").status_code == 200
-    assert "vllm:generation_tokens_total" in http.get("/metrics").text
+    told = http.get("/metrics").text
+    assert "vllm:generation_tokens_total" in told
+    for idle in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert re.search(rf"^vllm:{idle}{{.*}} 0.0$", told, re.MULTILINE)
     assert http.get("/version").json()["version"]
 
 
@@ -187,3 +193,16 @@ def test_the_page_hears_who_named_each_token(http: httpx.Client, own_text: OwnTe
     assert text == own_text(PROMPT, 24)
     end = events[-1][1]
     assert (end["tokens"], end["reason"]) == (24, "length")
+
+
+def test_a_fault_in_a_text_of_the_page_becomes_an_event(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_given: object) -> None:
+        raise RecursionError
+
+    monkeypatch.setattr(page_routes, "make_request", fail)
+    asked = {"messages": CHAT}
+    ((name, error),) = page_events(http, asked)
+    assert (name, error["type"]) == ("error", "server_error")
+    assert "its log has it" in error["message"]

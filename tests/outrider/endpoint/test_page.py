@@ -19,9 +19,12 @@ SIZES = {"4K": (3840, 2160), "desktop": (1280, 800), "tablet": (820, 1100), "pho
 
 
 def test_a_chat_in_colour_drawn_and_counted(page: Page) -> None:
+    for place in ("#text-figures", "#picture-place", "#text-sources"):
+        expect(page.locator(place)).to_be_hidden()
     page.click("#toggle-colours")
     say(page, "def main():", 60)
-    expect(page.locator(".message.assistant .by-model").first).to_be_visible()
+    expect(page.locator(".message.assistant h3")).to_have_text("outrider-embedded-target")
+    expect(page.locator(".message.assistant .by-target").first).to_be_visible()
     expect(page.locator("#figures")).to_contain_text("60")
     expect(page.locator("#tree svg text").first).to_be_visible()
     expect(page.locator("#curve circle")).to_have_count(1)
@@ -93,6 +96,7 @@ def test_stop_ends_the_text(page: Page, target: str) -> None:
 
 def test_a_server_can_be_added_started_and_stopped(page: Page, target: str) -> None:
     page.click("#open-servers")
+    page.click("#servers summary")
     page.fill("#server-name", "here")
     page.fill("#server-address", target)
     page.click("#server-form button[type=submit]")

@@ -130,7 +130,8 @@ HOSTILE = r"""
 <math><mtext><table><mglyph><style><!--</style><img src=x onerror="document.title='bad'">
 
 [click](javascript:document.title='bad') ![image](http://elsewhere.example/a.png)
-[data](data:text/html,<script>alert(1)</script>) $\href{javascript:alert(1)}{x}$
+[data](data:text/html,<script>alert(1)</script>)
+[here](/page/stop) [there](//evil.example/x) $\href{javascript:alert(1)}{x}$
 $\htmlStyle{position:fixed}{x} \includegraphics{http://elsewhere.example/b.png}$
 
 ```"><img src=x onerror=alert(1)>
@@ -160,6 +161,36 @@ def test_text_never_becomes_a_script_a_style_or_a_request(
     assert dialogs == []
     assert not [line for line in refused if "Content Security Policy" in line]
     assert all(url.startswith((priced, "blob:")) for url in asked)
+
+
+def test_a_text_that_cannot_be_drawn_is_shown_plainly(page: Page) -> None:
+    deep, formula = ">" * 2000, "$" + "{" * 3000
+    put(page, {"role": "user", "content": "?"}, {"role": "assistant", "content": deep})
+    expect(page.locator(".message.assistant .text")).to_have_text(deep)
+    put(page, {"role": "user", "content": "?"}, {"role": "assistant", "content": formula})
+    expect(page.locator(".message.assistant .text")).to_have_text(formula)
+    expect(page.locator("#status")).to_contain_text("drafted by", timeout=PATIENCE)
+
+
+def test_an_attached_text_file_goes_with_the_message(page: Page) -> None:
+    def attach(name: str, content: bytes) -> None:
+        file = {"name": name, "mimeType": "text/plain", "buffer": content}
+        page.set_input_files("#attach-file", file)  # type: ignore[arg-type]
+
+    attach("raw.bin", b"\xff\x00")
+    expect(page.locator("#error")).to_contain_text("raw.bin is not a text file")
+    attach("big.txt", b"x" * (2**18 + 1))
+    expect(page.locator("#error")).to_contain_text("up to 256")
+    attach("notes.md", "```\nüber\n```\n".encode())
+    expect(page.locator("#attached li")).to_have_count(1)
+    with page.expect_request("**/page/texts") as asked:
+        say(page, "What is this?")
+    sent = asked.value.post_data_json["messages"][0]["content"]
+    assert sent == "notes.md:\n````\n```\nüber\n```\n````\n\nWhat is this?"
+    expect(page.locator("#attached li")).to_have_count(0)
+    page.reload()
+    expect(page.locator(".message.user summary")).to_contain_text("notes.md")
+    expect(page.locator(".message.user .text")).to_contain_text("What is this?")
 
 
 def test_the_end_of_a_text_stays_in_view_until_the_user_scrolls_away(page: Page) -> None:

@@ -86,12 +86,12 @@ def test_a_text_that_broke_off_goes_on_by_itself_as_it_would_have(mortal: Begin)
     until_idle(page)
     page.reload()
     note = page.locator(".message.assistant .note")
-    expect(note).to_contain_text("broken off: the target at", timeout=PATIENCE)
+    expect(note).to_contain_text("interrupted: the target at", timeout=PATIENCE)
     expect(page.locator("#status")).to_contain_text("is away", timeout=PATIENCE)
     asked, broken = messages(page)
     assert asked == {"role": "user", "content": "def main():"}
     with BackgroundServer(again):
-        expect(note).to_contain_text("tokens a forward", timeout=PATIENCE)
+        expect(note).to_contain_text("tokens per forward pass", timeout=PATIENCE)
         until_idle(page)
         given = Parameters(400, 0.8, seed=broken["going"]["seed"])
         own = client.complete(make_request(client, [asked], given), silent, Event(), alone=True)
@@ -120,14 +120,14 @@ def test_a_text_that_the_user_stopped_goes_on_only_when_told(mortal: Begin) -> N
     page.reload()
     expect(page.locator("#status")).to_contain_text("drafted by", timeout=PATIENCE)
     assert messages(page)[1] == stopped
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_role("button", name="Continue").click()
     expect(page.locator(".message.assistant .note")).to_contain_text("400 tokens", timeout=PATIENCE)
 
 
 def test_a_text_that_its_length_cut_goes_on_when_told(page: Page) -> None:
     say(page, "def main():")
     before = messages(page)[1]["content"]
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_role("button", name="Continue").click()
     expect(page.locator(".message.assistant .note")).to_contain_text("48 tokens", timeout=PATIENCE)
     until_idle(page)
     assert messages(page)[1]["content"].startswith(before)

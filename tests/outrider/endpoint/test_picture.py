@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 from outrider.endpoint.target_manager import TargetManager
 from outrider.options.roles import DraftRole, ServeRole
 from outrider.terminal.generate import draft
+from outrider.terminal.replay import REAL_PAIR
 from outrider.terminal.text_recording import FORMAT
 from tests.outrider.endpoint.conftest import http_server
 from tests.support.chat_page import IN_A_BROWSER, PATIENCE, ask_for
@@ -43,7 +44,7 @@ def made(blank: Page, target: str) -> Iterator[Page]:
     client.wait()
     with closing(manager), http_server(manager) as address:
         blank.goto(address)
-        ask_for(blank, max_tokens=60)
+        ask_for(blank, max_tokens=60, temperature=0)
         blank.fill("#message", PROMPT)
         blank.check("#beside")
         blank.press("#message", "Enter")
@@ -62,6 +63,15 @@ def nowhere(made: Page) -> Iterator[Page]:
         yield page
 
 
+def test_the_panel_shows_the_latest_forward_pass_that_had_candidates(made: Page) -> None:
+    expect(made.locator("#newest")).to_have_attribute("aria-pressed", "true")
+    expect(made.locator("#picture-words")).not_to_contain_text(" 0 candidates")
+    tree, drawn = (made.locator(one).bounding_box() for one in ("#tree", "#tree svg"))
+    assert tree is not None
+    assert drawn is not None
+    assert tree["height"] - drawn["height"] < 20
+
+
 def test_the_last_tree_stays_and_its_letters_have_a_readable_size(made: Page) -> None:
     expect(made.locator("#picture-words")).to_contain_text("Forward")
     sizes = made.locator("#tree text").evaluate_all(
@@ -70,7 +80,7 @@ def test_the_last_tree_stays_and_its_letters_have_a_readable_size(made: Page) ->
     assert len(sizes) > 0
     assert all(size >= 12 for size in sizes)
     assert made.locator("#tree .node.taken").count() > 0
-    expect(made.locator("#timeline")).to_have_attribute("aria-label", re.compile("ms a forward"))
+    expect(made.locator("#timeline")).to_have_attribute("aria-label", re.compile("ms per forward"))
 
 
 def test_a_candidate_finds_its_place_although_the_target_was_quicker(made: Page) -> None:
@@ -94,16 +104,16 @@ def test_a_candidate_finds_its_place_although_the_target_was_quicker(made: Page)
 
 
 def test_forwards_and_tokens_are_reached_by_the_keyboard(made: Page) -> None:
-    last = made.locator("#step").input_value()
+    last = made.locator("#step").get_attribute("max")
     made.focus("#step")
     made.keyboard.press("Home")
-    expect(made.locator("#picture-words")).to_contain_text("Forward 1 of")
+    expect(made.locator("#picture-words")).to_contain_text("Forward pass 1 of")
     made.keyboard.press("End")
     assert made.locator("#step").input_value() == last
     made.locator("#tree .node").first.focus()
-    expect(made.locator("#who")).to_contain_text("committed")
+    expect(made.locator("#who")).to_contain_text("accepted")
     made.keyboard.press("PageUp")
-    assert int(made.locator("#step").input_value()) == int(last) - 1
+    assert made.locator("#step").input_value() == str(int(last or 0) - 1)
     made.click("#newest")
 
 
@@ -142,6 +152,10 @@ def test_a_recording_of_the_command_line_replays_without_a_target(
     assert "127.0.0.1" not in written
     assert json.loads(written)["format"] == FORMAT
     replayed(nowhere, file)
+
+
+def test_the_recording_that_ships_here_replays_without_a_target(nowhere: Page) -> None:
+    replayed(nowhere, REAL_PAIR)
 
 
 def replayed(page: Page, file: Path) -> None:

@@ -21,6 +21,7 @@ from outrider.endpoint.target_manager import TargetManager
 from outrider.options.roles import ServeRole, TargetRole
 from outrider.target.target import load_target
 from tests.outrider.endpoint.conftest import opened
+from tests.support.examples import examples
 
 pytestmark = pytest.mark.extended
 
@@ -50,9 +51,8 @@ def test_every_answer_is_one_that_the_schema_has(
     short_target: str, name: str, mode: GenerationMode
 ) -> None:
     @settings(
-        max_examples=CASES,
+        max_examples=examples(CASES),
         database=None,
-        derandomize=True,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )

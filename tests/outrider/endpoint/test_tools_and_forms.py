@@ -49,6 +49,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[op
         yield openai.OpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_call_that_is_demanded_keeps_to_the_functions_schema(
     family: openai.OpenAI, temperature: float
@@ -145,10 +146,15 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"repetition_penalty": 1.3, "min_p": 0.05},
     ),
     "the likeliest": ({"top_p": 0}, {"top_k": 1}),
+    "a least length": (
+        {"min_tokens": 20, "stop_token_ids": [*range(100, 300)]},
+        {"min_tokens": 20, "stop_token_ids": [*range(100, 300)]},
+    ),
     "bias": ({"logit_bias": {"40": 5, "41": -100}}, {"logit_bias": {40: 5.0, 41: -100.0}}),
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_a_text_with_a_rule_is_the_targets_own(

@@ -26,7 +26,7 @@ def test_a_model_that_cannot_be_used_is_listed_with_the_reason(tmp_path: Path, r
     listed = json.loads(run("list", "--json", "--directory", tmp_path).out)["models"]
     refusals = {one["name"]: one["refusal"] for one in listed}
     assert refusals[str(tmp_path / "copy")] == ""
-    assert "No such file" in refusals[str(tmp_path / "cut")]
+    assert "has no model.safetensors" in refusals[str(tmp_path / "cut")]
     assert "safetensors" in refusals[str(tmp_path / "bare")]
 
 

@@ -87,7 +87,9 @@ def test_without_a_limit_it_is_never_empty_and_without_a_price_nothing_has_one(
 
 
 SERVED = TargetRole(port=0, batch=2, max_tree_nodes=16, sequence_length=128)
-A_DOLLAR_A_SECOND = ["--max_new_tokens", "60", "--json", "--usd_per_hour", "3600"]
+A_DOLLAR_A_SECOND = [
+    "--max_new_tokens", "60", "--temperature", "0", "--json", "--usd_per_hour", "3600",
+]  # fmt: skip
 BY_THE_BYTE = [
     "--usd_per_hour", "0.001", "--usd_per_gb_up", "0", "--usd_per_gb_down", "1e6",
     "--usd_per_kwh", "0", "--draft_watts", "0",

@@ -10,10 +10,10 @@ import pytest
 
 from inference.errors import InvalidRequest
 from inference.flags.group import Group, flags_of, own_flags, parts_of
-from outrider.cli import run_role
 from outrider.models.directories import EMBEDDED
 from outrider.options.roles import FusedTargetRole
 from outrider.options.verbs import ROLES
+from outrider.role_programs import run_role
 
 START = {"role", "config", "print_config", "debug", "target", "preset"}
 OF_CLIENTS: dict[str, Any] = {"region": "eu-west-1", "pricing": "spot", "no_live": True}
@@ -22,8 +22,8 @@ WITH_ANOTHER: dict[str, dict[str, Any]] = {
     "chat": OF_CLIENTS,
     "serve": OF_CLIENTS,
     "up": OF_CLIENTS,
-    "target": {"tensor_parallel": 4, "metrics_host": "0.0.0.0", "prefix_gib": 8},
-    "fused_target": {"metrics_host": "0.0.0.0", "prefix_gib": 8},
+    "target": {"tensor_parallel": 4, "metrics_host": "0.0.0.0"},
+    "fused_target": {"metrics_host": "0.0.0.0"},
     "verify_target": {"tensor_parallel": 4, "batch": 8},
 }
 

@@ -48,7 +48,7 @@ VALUES = {
     "sequence_length": "0",
     "max_new_tokens": "1.5",
     "temperature": "-1",
-    "top_p": "0",
+    "top_p": "1.5",
     "top_k": "257",
     "seed": str(2**63),
     "gamma": "-1",
@@ -98,7 +98,7 @@ EXCLUDED: list[dict[str, Any]] = [
     {"max_usd_per_1m": 1.0, "objective": "energy_total"},
     {"max_joules_per_token": 1.0, "objective": "api_cost"},
     {"copy_history": True, "draft": "model"},
-    {"draft_quantization": "int8", "draft": "block"},
+    {"draft_quantization": "int8", "draft": "gguf"},
     {"draft_head_tokens": 100, "draft": "copy"},
 ]
 

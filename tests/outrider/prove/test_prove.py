@@ -85,16 +85,15 @@ EQUAL = TextPair(0, 0.7, completed([1, 2, 3], 3.0), completed([1, 2, 3], 1.5))
 def test_a_text_that_differs_is_named_and_nothing_is_proved() -> None:
     other = TextPair(4, 1.0, completed([1, 2, 3], 3.0), completed([1, 9, 3], 1.5))
     proof = proof_of(EQUAL, other)
-    assert not proof.is_kept
     assert verdict(proof).startswith("NOT proved: 1 of 2 texts equal")
     assert "- prompt 4 at temperature 1 differs at token 1" in markdown(proof)
     assert [text["differs_at"] for text in proof.record()["texts"]] == [None, 1]
 
 
-@pytest.mark.parametrize(("seconds", "is_kept"), [(3.1, True), (3.3, False)])
-def test_a_text_below_the_promise_is_no_proof(seconds: float, is_kept: bool) -> None:
-    slow = TextPair(1, 0.0, completed([1], 3.0), completed([1], seconds))
-    assert proof_of(EQUAL, slow).is_kept is is_kept
+def test_a_slow_text_is_reported_and_is_no_failure() -> None:
+    slow = TextPair(1, 0.0, completed([1], 3.0), completed([1], 6.0))
+    assert verdict(proof_of(slow)).startswith("proved: 1 of 1 texts equal")
+    assert "0.50 at least" in verdict(proof_of(slow))
 
 
 def test_the_report_shows_times_beside_the_profile_and_dollars_where_there_is_a_price() -> None:

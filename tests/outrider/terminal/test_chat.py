@@ -16,6 +16,8 @@ from outrider.text.conversation import Conversation
 from tests.support.commands import Ended, Run
 from tests.support.refusals import assert_refused
 
+SHORT = ("--max_new_tokens", "12", "--temperature", "0")
+
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[outrider.RunningTarget]:
@@ -29,7 +31,7 @@ def chat(target: outrider.RunningTarget, run: Run, monkeypatch: pytest.MonkeyPat
 
     def say(lines: str, *flags: object) -> Ended:
         monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
-        return run("chat", "--target_host", target.address, "--max_new_tokens", "12", *flags)
+        return run("chat", "--target_host", target.address, *SHORT, *flags)
 
     return say
 
@@ -42,7 +44,8 @@ def test_each_line_is_a_turn_and_later_turns_know_the_earlier(
     messages = json.loads(file.read_text())["messages"]
     assert [message["role"] for message in messages] == ["user", "assistant"] * 2
     with outrider.connect(target.address, draft=False) as engine:
-        assert engine.chat(messages[:3], max_tokens=12).text == messages[3]["content"]
+        answer = engine.chat(messages[:3], max_tokens=12, temperature=0)
+        assert answer.text == messages[3]["content"]
     assert (said.code, messages[1]["content"] in said.out) == (0, True)
 
 

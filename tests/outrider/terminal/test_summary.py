@@ -49,6 +49,22 @@ def test_the_report_counts_forwards_and_tells_those_without_candidates_apart() -
     assert [100, 40, 5.0, 2.0, 2.5] in map(numbers, summary([beside], 7.0).splitlines())
 
 
+def test_no_speed_up_is_given_where_no_draft_took_part() -> None:
+    alone = text(forwards=100, candidates=0, baseline=text(forwards=100, seconds=5.0))
+    assert alone.speedup is None
+    assert "speed-up" not in summary([alone], 7.0)
+    copied = text(forwards=60, candidates=90, baseline=text(forwards=100, seconds=5.0))
+    assert copied.speedup == 2.5
+    assert "speed-up" in summary([copied], 7.0)
+
+
+def test_a_text_that_ended_before_its_draft_was_loaded_is_reported() -> None:
+    late = [text(loading_seconds=4.25), text(), text(loading_seconds=3.0)]
+    assert "this text was made without it" in summary(late[:1], 2.0)
+    assert "after 4.2 s: 2 texts were made without it" in summary(late, 2.0)
+    assert "without it" not in summary([text()], 2.0)
+
+
 def test_seconds_of_target_only_runs_are_not_the_texts_own() -> None:
     beside = summary([text(baseline=text())], 7.0).splitlines()
     assert [2.0, 7.0, 50.0] in map(numbers, beside)

@@ -52,7 +52,7 @@ def test_what_the_sequence_length_cuts_is_said_with_both_numbers(
 ) -> None:
     tokenizer = find_draft(DraftModelOptions()).tokenizer
     options = TextOptions(prompt="x", max_new_tokens=500)
-    (request,) = make_requests(options, ["x"], tokenizer, 20, frozenset())
+    (request,) = make_requests(options, ["x"], tokenizer, 20, frozenset(), "")
     said = capsys.readouterr().err
     assert f"500 is cut to {request.max_new_tokens}" in said
     assert request.max_new_tokens == 20 - len(request.ids)

@@ -50,10 +50,54 @@ READ = {
     "words behind": (
         TAGGED,
         '<tool_call>{"name":"stop","arguments":{}}</tool_call>\nso',
-        ("so", [("stop", "{}")]),
+        ("\nso", [("stop", "{}")]),
     ),
     "cut off": (TAGGED, '<tool_call>\n{"name": "add", "arguments": {"x', ("", [("add", '{"x')])),
-    "cut off before its name": (TAGGED, 'no <tool_call>\n{"name', ("no", [])),
+    "cut off before its name": (
+        TAGGED,
+        'no <tool_call>\n{"name',
+        ('no <tool_call>\n{"name', []),
+    ),
+    "a mark and words": (
+        TAGGED,
+        "Write <tool_call> and\n</tool_call>",
+        ("Write <tool_call> and\n</tool_call>", []),
+    ),
+    "a mark and another one": (
+        TAGGED,
+        'so <tool_call> <tool_call>{"name": "stop"}</tool_call>',
+        ("so <tool_call>", [("stop", "{}")]),
+    ),
+    "without its last brace": (
+        TAGGED,
+        '<tool_call>{"name": "stop", "arguments": {}</tool_call> so',
+        (" so", [("stop", "{}")]),
+    ),
+    "a brace too many": (
+        TAGGED,
+        '<tool_call>{"name": "stop", "arguments": {}}}</tool_call>',
+        ("}</tool_call>", [("stop", "{}")]),
+    ),
+    "a list behind a mark": (
+        TAGGED,
+        '<tool_call>[{"name": "stop", "arguments": {}}, {"name": "add"}]</tool_call> so',
+        (" so", [("stop", "{}"), ("add", "{}")]),
+    ),
+    "words behind a bare call": (
+        LLAMA,
+        '{"name": "stop", "parameters": {}}, and; so',
+        (", and; so", [("stop", "{}")]),
+    ),
+    "a bare answer that is like a call": (
+        LLAMA,
+        '{"name": "Ann", "age": 3}',
+        ('{"name": "Ann", "age": 3}', []),
+    ),
+    "arguments first, in a list": (
+        MISTRAL,
+        '[TOOL_CALLS][{"arguments": {"x": 1}, "name": "add"}, {"id": "a", "name": "stop"}] so',
+        (" so", [("add", '{"x": 1}'), ("stop", "{}")]),
+    ),
     "a mark that is none": (TAGGED, "a <tool_ call> <tool", ("a <tool_ call> <tool", [])),
     "no JSON": (TAGGED, "<tool_call>x</tool_call> y", ("<tool_call>x</tool_call> y", [])),
     "a function that is not there": (
@@ -78,6 +122,65 @@ READ = {
         ("", [("add", '{"x": 1}'), ("stop", "{}")]),
     ),
 }
+
+
+WORDINGS = {
+    "arguments first": '{"arguments": {"x": 1}, "name": "add"}',
+    "arguments as JSON in a string": r'{"name": "add", "arguments": "{\"x\": 1}"}',
+    "an id first": '{"id": "a1", "name": "add", "arguments": {"x": 1}}',
+    "an id last": '{"name": "add", "arguments": {"x": 1}, "id": "}"}',
+    "within function": '{"type": "function", "function": {"name": "add", "arguments": {"x": 1}}}',
+    "within function, with an id": (
+        r'{"id": "a", "function": {"name": "add", "arguments": "{\"x\": 1}"}}'
+    ),
+    "parameters": '{ "name" : "add" , "parameters" : {"x": 1} }',
+}
+WITHOUT = {
+    "no arguments": '{"name": "add"}',
+    "null": '{"name": "add", "arguments": null}',
+    "an empty string": '{"arguments": "", "name": "add"}',
+    "an empty object": '{"name": "add", "arguments": {}}',
+}
+NO_CALLS = {
+    "a list as arguments": '{"name": "add", "arguments": [1]}',
+    "a number as arguments": '{"name": "add", "arguments": 1}',
+    "words as arguments": '{"name": "add", "arguments": "x = 1"}',
+    "another function": '{"arguments": {}, "name": "subtract"}',
+    "no name": '{"arguments": {"x": 1}}',
+    "a name that is none": '{"name": 1, "arguments": {}}',
+    "not whole": '{"arguments": {"x": 1}, "name": "ad',
+    "no JSON": "{'name': 'add'}",
+    "no number": '{"arguments": {"x": NaN}, "name": "add"}',
+    "deep": '{"arguments": {"x": ' + "[" * 2000 + "]" * 2000 + '}, "name": "add"}',
+}
+AROUND = {"tagged": ("<tool_call>\n", "\n</tool_call>"), "mistral": ("[TOOL_CALLS] [", "]")}
+CUTS = st.lists(st.integers(1, 120), max_size=40)
+
+
+@pytest.mark.parametrize("family", AROUND)
+@pytest.mark.parametrize("name", [*WORDINGS, *WITHOUT])
+@given(cuts=CUTS)
+def test_a_call_is_the_json_object_that_it_is(name: str, family: str, cuts: list[int]) -> None:
+    (opening, closing), form = AROUND[family], FORMS[family]
+    assert form is not None
+    expected = '{"x": 1}' if name in WORDINGS else "{}"
+    body = (WORDINGS | WITHOUT)[name]
+    text = f"so {opening}{body}{closing}"
+    assert read(form, text, cuts) == ("so", [("add", expected)])
+    assert read(LLAMA, body, cuts) == ("", [("add", expected)])
+
+
+@pytest.mark.parametrize("family", AROUND)
+@pytest.mark.parametrize("name", NO_CALLS)
+@given(cuts=CUTS)
+def test_what_is_no_call_is_text_with_all_its_letters(
+    name: str, family: str, cuts: list[int]
+) -> None:
+    (opening, closing), form = AROUND[family], FORMS[family]
+    assert form is not None
+    text = f" so\n {opening}{NO_CALLS[name]}{closing} and\n"
+    assert read(form, text, cuts) == (text, [])
+    assert read(LLAMA, NO_CALLS[name], cuts) == (NO_CALLS[name], [])
 
 
 @pytest.mark.parametrize("name", READ)
@@ -137,6 +240,56 @@ def test_a_model_is_told_of_functions_calls_and_results(tmp_path: Path, family: 
     assert "\n3\n" in text if not family else "tool: 3" in text
     silent = Tools(BOTH.functions, "none")
     assert "adds" not in tokenizer.decode(tokenizer.encode_chat(*silent.told(CHAT, tokenizer)))
+
+
+PAST_ARGUMENTS: dict[str, tuple[Any, Any]] = {
+    "whole": ('{"x": 1}', {"x": 1}),
+    "an object": ({"x": 1}, {"x": 1}),
+    "empty": ("", {}),
+    "null": (None, {}),
+    "cut off": ('{"x": "1', {"arguments": '{"x": "1'}),
+    "a number in a string": ("1", {"arguments": "1"}),
+    "null in a string": ("null", {"arguments": "null"}),
+    "a scalar": (1, {"arguments": 1}),
+    "a list": ([1], {"arguments": [1]}),
+    "no JSON": ('{"x": NaN}', {"arguments": '{"x": NaN}'}),
+    "deep": ("[" * 1200, {"arguments": "[" * 1200}),
+    "deep and whole": (
+        '{"x": ' * 1000 + "1" + "}" * 1000,
+        {"arguments": '{"x": ' * 1000 + "1" + "}" * 1000},
+    ),
+}
+ITEMS = (
+    "<tool_call>{% for m in messages %}{% for c in m.tool_calls or [] %}"
+    "{% for k, v in c.function.arguments|items %}{{ k }}:{{ v }}{% endfor %}"
+    "{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("name", PAST_ARGUMENTS)
+def test_a_past_call_is_an_object_to_the_template_whatever_it_holds(
+    tmp_path: Path, name: str
+) -> None:
+    given, expected = PAST_ARGUMENTS[name]
+    directory = with_template(tmp_path / "model", "")
+    (directory / "chat_template.jinja").write_text(ITEMS, encoding="utf-8")
+    tokenizer = Tokenizer(directory)
+    call = {"id": "c", "function": {"name": "add", "arguments": given}}
+    chat = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+    messages, tools = BOTH.told(chat, tokenizer)
+    assert messages[1]["tool_calls"][0]["function"]["arguments"] == expected
+    assert tokenizer.encode_chat(messages, tools)
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("family", FORMS)
+def test_thoughts_reach_the_template_by_every_name(tmp_path: Path, family: str, name: str) -> None:
+    tokenizer = Tokenizer(with_template(tmp_path / "model", family))
+    chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "b", name: "why"}]
+    messages, _ = BOTH.told(chat, tokenizer)
+    assert {messages[-1][each] for each in ("reasoning_content", "reasoning", "thinking")} == {
+        "why"
+    }
 
 
 def test_a_template_of_another_form_is_told_in_words(tmp_path: Path) -> None:

@@ -1,0 +1,32 @@
+"""A finding of `outrider doctor`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from inference.command import printable
+from inference.errors import OutriderError
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fact about this machine or the target, and a remedy where it is a fault."""
+
+    subject: str
+    text: str
+    severity: Literal["fine", "warning", "fault"] = "fine"
+    remedy: str = ""
+
+
+def fault(subject: str, text: str, remedy: str) -> Finding:
+    return Finding(subject, text, "fault", remedy)
+
+
+def warning(subject: str, text: str, remedy: str) -> Finding:
+    return Finding(subject, text, "warning", remedy)
+
+
+def refused(subject: str, error: OutriderError) -> Finding:
+    """The finding of an error, whose message says what is needed."""
+    return Finding(subject, printable(str(error)), "fault")

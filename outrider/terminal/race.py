@@ -1,0 +1,129 @@
+"""Two texts side by side in the terminal, as their tokens arrive."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from textwrap import fill
+from typing import NamedTuple
+
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from inference.command import say
+from outrider.terminal.live_text import harmless, in_colour
+from outrider.terminal.status_lines import columns, takes_status
+
+MIN_COLUMNS = 80
+"""Width of a terminal below which two texts have no room side by side."""
+
+STYLES = {"prompt": "dim", "target": "bold", "model": "green", "copy": "cyan"}
+"""Style of a token by the name of its proposer; others are as those of the model."""
+
+_FRAME_SECONDS = 0.1  # between two pictures, each of which costs some milliseconds
+_BELOW = 6  # lines of the terminal that are left to what stands above and below the texts
+
+
+class Arrival(NamedTuple):
+    """Something that came for one of the texts."""
+
+    lane: int  # of the text: 0 is left
+    at: float  # seconds since the text was requested
+    text: str = ""
+    by: str = "target"  # proposer
+    tokens: int = 0
+    last: bool = False
+
+
+@dataclass
+class Lane:
+    """One of the texts, as far as it has come."""
+
+    name: str
+    prompt: str
+    tokens: int = 0
+    seconds: float = 0.0
+    ended: bool = False
+    text: Text = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.text = Text().append(harmless(self.prompt), STYLES["prompt"])
+
+    def take(self, arrival: Arrival) -> None:
+        """Add what came."""
+        self.text.append(harmless(arrival.text), STYLES.get(arrival.by, STYLES["model"]))
+        self.tokens += arrival.tokens
+        if not self.ended:  # the last piece is handed over after the end was measured
+            self.seconds, self.ended = arrival.at, arrival.last
+
+    @property
+    def figures(self) -> str:
+        """Tokens, seconds and their ratio, up to the last arrival."""
+        speed = self.tokens / self.seconds if self.seconds else 0.0
+        done = "done: " * self.ended
+        return f"{done}{self.tokens} tokens, {self.seconds:.1f} s, {speed:.1f} tokens/s"
+
+
+class Race:
+    """The picture of the texts so far: the latest lines of each, between its name and its figures.
+
+    max_lines: of a text
+    """
+
+    def __init__(self, lanes: Sequence[Lane], max_lines: int) -> None:
+        self._lanes, self._max_lines = lanes, max_lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width // len(self._lanes) - 4
+        wrapped = [lane.text.wrap(console, width)[-self._max_lines :] for lane in self._lanes]
+        height = max(map(len, wrapped)) + 2
+        grid = Table.grid(expand=True)
+        for _ in self._lanes:
+            grid.add_column(ratio=1)
+        grid.add_row(
+            *(
+                Panel(Text("\n").join(lines), title=lane.name, subtitle=lane.figures, height=height)
+                for lane, lines in zip(self._lanes, wrapped, strict=True)
+            )
+        )
+        named = (("target", "the target's own token"), ("model", "proposed by the draft"))
+        legend = Text("  ").join(
+            Text(words, STYLES[by]) for by, words in (*named, ("copy", "proposed by copying"))
+        )
+        yield Group(grid, legend)
+
+
+def can_race() -> bool:
+    """Whether stdout is a terminal that is wide enough and may have colours."""
+    return takes_status(sys.stdout) and in_colour("auto") and columns() >= MIN_COLUMNS
+
+
+def conclude(lanes: Sequence[Lane], lines: Sequence[str]) -> None:
+    """Print these lines below the picture, or below a line for each text where there is none."""
+    if can_race():
+        say("\n".join(fill(line, columns()) for line in lines))
+    else:
+        say("\n".join([*(f"{lane.name}: {lane.figures}" for lane in lanes), *lines]))
+
+
+def show_race(lanes: Sequence[Lane], arrivals: Iterable[Arrival]) -> None:
+    """Read what arrives. A terminal shows both texts meanwhile, and keeps the last picture."""
+    if not can_race():
+        for arrival in arrivals:
+            lanes[arrival.lane].take(arrival)
+        return
+    max_lines = max(shutil.get_terminal_size().lines - _BELOW - 2, 4)
+    race, shown = Race(lanes, max_lines), 0.0
+    with Live(race, console=Console(), auto_refresh=False) as live:
+        for arrival in arrivals:
+            lanes[arrival.lane].take(arrival)
+            if (now := time.perf_counter()) - shown > _FRAME_SECONDS:
+                shown = now
+                live.refresh()
+        live.refresh()

@@ -1,0 +1,85 @@
+"""Replays the recording of a real pair in the terminal: its words at their own times."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from inference.errors import InvalidRequest
+from outrider.terminal.race import Arrival, Lane, can_race, conclude, show_race
+from outrider.terminal.text_recording import ALONE, FORMAT, OUTRIDER, VERSION
+
+REAL_PAIR = Path(__file__).parent / "data" / "real-pair.json"
+"""The recording that ships here. CONTRIBUTING.md has the commands that make it."""
+
+Recording = dict[str, Any]
+
+
+def read_recording(path: Path) -> Recording:
+    """The recording in a file. Raises InvalidRequest where it is none of a comparison."""
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+        known = (read["format"], read["version"]) == (FORMAT, VERSION)
+        names = sorted(track["name"] for track in read["tracks"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidRequest(f"{path} cannot be read as a recording: {error}") from error
+    if not known or names != sorted((ALONE, OUTRIDER)):
+        raise InvalidRequest(
+            f"{path} is no comparison: {FORMAT} version {VERSION} with the texts {ALONE} and "
+            f"{OUTRIDER} is needed, as `outrider run --record FILE --baseline` writes it"
+        )
+    return dict(read)
+
+
+def arrivals_of(recording: Recording) -> list[Arrival]:
+    """Everything that came for both texts, in its order. Lane 0 is the target alone."""
+    found = list[Arrival]()
+    for track in recording["tracks"]:
+        lane = int(track["name"] == OUTRIDER)
+        for name, data in track["events"]:
+            if name == "piece":
+                found.append(Arrival(lane, data["at"], data["text"], data["by"]))
+            elif name == "tokens":
+                found.append(Arrival(lane, data["at"], tokens=len(data["ids"])))
+        found.append(Arrival(lane, track["end"]["seconds"], last=True))
+    return sorted(found, key=lambda arrival: (arrival.at, arrival.last))
+
+
+def replay_real() -> int:
+    """Replay the recording that ships here. Returns 0."""
+    recording = read_recording(REAL_PAIR)
+    lanes = [Lane(name, recording["prompt"]) for name in (ALONE, OUTRIDER)]
+    arrivals = arrivals_of(recording)
+    show_race(lanes, _on_time(arrivals) if can_race() else arrivals)
+    conclude(lanes, conclusion(recording))
+    return 0
+
+
+def conclusion(recording: Recording) -> list[str]:
+    """The lines below the texts."""
+    tracks = {track["name"]: track for track in recording["tracks"]}
+    seconds = {name: track["end"]["seconds"] for name, track in tracks.items()}
+    ids = [
+        [one for name, data in track["events"] if name == "tokens" for one in data["ids"]]
+        for track in tracks.values()
+    ]
+    return [
+        f"same text: {'yes' if ids[0] == ids[1] else 'no'}, {len(ids[0])} tokens",
+        f"{seconds[OUTRIDER]:.1f} s in place of {seconds[ALONE]:.1f} s: "
+        f"speed-up {seconds[ALONE] / seconds[OUTRIDER]:.1f}",
+        f"recorded on {recording['date']}: {recording['model']} on {recording['device']}, drafted "
+        f"by {recording['draft']} on {recording['machine']}",
+        f"the chat page replays it, too: Open recording, {REAL_PAIR}",
+    ]
+
+
+def _on_time(arrivals: Sequence[Arrival]) -> Iterator[Arrival]:
+    """Yield what came when it came."""
+    begun = time.perf_counter()
+    for arrival in arrivals:
+        if (left := begun + arrival.at - time.perf_counter()) > 0:
+            time.sleep(left)
+        yield arrival

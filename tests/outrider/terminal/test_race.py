@@ -1,0 +1,148 @@
+"""The demo shows two texts side by side, and draws a conclusion only from what it measured."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from inference.errors import InvalidRequest
+from outrider.models.machine import cores
+from outrider.terminal.demo import Texts, busy_reason, conclusion
+from outrider.terminal.race import Arrival, Lane, Race, can_race, show_race
+from outrider.terminal.replay import REAL_PAIR, arrivals_of, read_recording
+from outrider.terminal.replay import conclusion as recorded_conclusion
+from outrider.text.completion import Completion
+from tests.support.commands import Run
+from tests.support.completions import completion
+from tests.support.refusals import assert_refused
+
+ASKED = 0.037
+
+
+def text(forwards: int = 100, seconds: float = 4.0, **more: Any) -> Completion:
+    return completion(100, **{"forwards": forwards, "seconds": seconds} | more)
+
+
+ALONE = text(model_seconds=100 * ASKED)
+DRAFTED = text(40, 1.6, candidates=90, draft_calls=50, draft_seconds=1.0)
+
+
+def lanes() -> list[Lane]:
+    return [Lane("target-only", "def f"), Lane("Outrider", "def f")]
+
+
+def picture(of: list[Lane], max_lines: int = 10) -> str:
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(Race(of, max_lines))
+    return console.export_text()
+
+
+def test_both_texts_stand_side_by_side_with_their_figures() -> None:
+    left, right = both = lanes()
+    left.take(Arrival(0, 0.5, "(x):", tokens=2))
+    right.take(Arrival(1, 0.5, "(x):\n    return x", "model", tokens=6))
+    lines = picture(both).splitlines()
+    assert any(line.count("def f(x):") == 2 for line in lines)
+    assert any("2 tokens, 0.5 s, 4.0" in line and "6 tokens, 0.5 s, 12.0" in line for line in lines)
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_long_text_shows_its_latest_lines() -> None:
+    both = lanes()
+    both[0].take(Arrival(0, 1.0, "\n".join(f"line {number}" for number in range(50))))
+    shown = picture(both, max_lines=5)
+    assert "line 49" in shown
+    assert "line 44" not in shown
+
+
+def test_a_text_that_has_ended_keeps_its_seconds() -> None:
+    lane = lanes()[0]
+    for arrival in (Arrival(0, 1.0, "a", tokens=3), Arrival(0, 2.0, last=True), Arrival(0, 3.0)):
+        lane.take(arrival)
+    assert lane.figures == "done: 3 tokens, 2.0 s, 1.5 tokens/s"
+
+
+def test_control_characters_of_a_text_do_not_reach_the_terminal() -> None:
+    lane = lanes()[0]
+    lane.take(Arrival(0, 1.0, "a\x1b[2Jb"))
+    assert "\x1b" not in lane.text.plain
+
+
+def test_without_a_terminal_nothing_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    both = lanes()
+    show_race(both, [Arrival(1, 1.0, "x", tokens=2), Arrival(0, 2.0, "x", tokens=2)])
+    assert [lane.tokens for lane in both] == [2, 2]
+    assert (can_race(), capsys.readouterr().out) == (False, "")
+
+
+def test_the_speed_up_is_that_of_the_two_texts() -> None:
+    lines = conclusion(Texts(ALONE, DRAFTED, busy=""))
+    assert lines[0].startswith("same text: yes")
+    assert lines[1] == "1.6 s in place of 4.0 s: speed-up 2.5"
+
+
+def test_texts_that_differ_are_called_an_error() -> None:
+    other = text(40, 1.6, token_ids=[9] * 100)
+    assert "same text: no" in conclusion(Texts(ALONE, other, busy=""))[0]
+
+
+@pytest.mark.parametrize(
+    ("load", "alone", "worked", "reason"),
+    [
+        (0.0, ALONE, 1.5, ""),
+        (cores() + 1.0, ALONE, 1.5, "load average"),
+        (0.0, text(model_seconds=2 * 100 * ASKED), 1.5, "74 ms in place of 37 ms"),
+        (0.0, ALONE, 0.5, "50% of a processor"),
+    ],
+)
+def test_a_busy_machine_gives_its_reason_in_place_of_a_speed_up(
+    load: float, alone: Completion, worked: float, reason: str
+) -> None:
+    busy = busy_reason(load, alone, DRAFTED, ASKED, worked)
+    assert reason in busy
+    speed = conclusion(Texts(alone, DRAFTED, busy))[1]
+    assert ("speed-up 2.5" in speed) is (reason == "")
+    assert busy in speed
+
+
+def test_the_recording_that_ships_here_is_of_two_equal_texts_and_names_machine_and_date() -> None:
+    recording = read_recording(REAL_PAIR)
+    lines = recorded_conclusion(recording)
+    assert lines[0].startswith("same text: yes")
+    assert recording["date"] in lines[2]
+    assert recording["machine"] in lines[2]
+    both = lanes()
+    for arrival in arrivals_of(recording):
+        both[arrival.lane].take(arrival)
+    assert both[0].text.plain == both[1].text.plain
+    assert both[0].tokens == both[1].tokens > 0
+    assert all(lane.ended for lane in both)
+
+
+def test_the_recording_is_replayed_without_a_terminal_as_a_summary(run: Run) -> None:
+    shown = run("demo", "--real")
+    assert (shown.code, shown.out) == (0, "")
+    assert [line.split(":")[0] for line in shown.err.splitlines()[:3]] == [
+        "target-only",
+        "Outrider",
+        "same text",
+    ]
+
+
+@pytest.mark.parametrize("content", ["no", "{}", '{"format": "outrider-recording", "version": 2}'])
+def test_a_file_that_is_no_comparison_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "file.json"
+    file.write_text(content)
+    assert_refused(lambda: read_recording(file), [str(file), "recording"], InvalidRequest)
+
+
+def test_a_recording_of_one_text_is_refused(tmp_path: Path) -> None:
+    recording = read_recording(REAL_PAIR)
+    file = tmp_path / "file.json"
+    file.write_text(json.dumps({**recording, "tracks": recording["tracks"][:1]}))
+    assert_refused(lambda: read_recording(file), ["no comparison", "--baseline"])
