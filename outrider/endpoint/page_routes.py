@@ -36,7 +36,8 @@ from outrider.endpoint.text_runner import TextRunner
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion
 from outrider.text.defaults import defaults_of
-from outrider.text.prompts import Parameters, going_on, make_request
+from outrider.text.parameters import Parameters
+from outrider.text.prompts import going_on, make_request
 from outrider.text.runner import Task
 
 log = logging.getLogger(__name__)

@@ -111,7 +111,8 @@ def _race(alone: Client, drafted: Client, lanes: Sequence[Lane], load: float) ->
     """Make both texts at the same time. They are shown where the terminal has room for them."""
     from inference.draft_thread import take_short_turns
     from outrider.terminal.live_text import silent
-    from outrider.text.prompts import Parameters, make_request
+    from outrider.text.parameters import Parameters
+    from outrider.text.prompts import make_request
 
     take_short_turns()
     clients, asked = (alone, drafted), Parameters(MAX_TOKENS, seed=SEED)
