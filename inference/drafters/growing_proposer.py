@@ -2,8 +2,9 @@
 
 Sources name children of its nodes, each with a chance: tokens that a grammar forces, text that
 followed the same words before, a draft model that ranks nodes, and masks behind these. All compete
-in one best-first tree. Nodes worth their price are sent. Committed tokens make one of the nodes the new root, and keep what is
-below. A call of the model has three parts, so that a host can batch rows: choose, segment, take.
+in one best-first tree. Nodes worth their price are sent. Committed tokens make one of the nodes the
+new root, and keep what is below. A call of the model has three parts, so that a host can batch
+rows: choose, segment, take.
 """
 
 from __future__ import annotations
