@@ -10,7 +10,6 @@ PACKAGES = {
     "torch": "torch",
     "gguf": "llama_cpp",
     "aws": "boto3",
-    "compile": "scipy",
     "plots": "matplotlib",
     "ray": "ray",
     "xml": "defusedxml",

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from outrider.target.target import RunningTarget
     from outrider.text.call_reader import ToolCall
     from outrider.text.completion import Completion
+    from outrider.text.parameters import Parameters
     from outrider.text.pieces import Piece
-    from outrider.text.prompts import Parameters
     from outrider.text.runner import CompletionStream
 
 __all__ = [
@@ -66,7 +66,7 @@ _HOMES = {
     "Piece": "outrider.text.pieces",
     "Engine": "outrider.api",
     "RunningTarget": "outrider.target.target",
-    "Parameters": "outrider.text.prompts",
+    "Parameters": "outrider.text.parameters",
     "CompletionStream": "outrider.text.runner",
 }
 """Modules of the public types. They are imported on first use: a target needs torch."""

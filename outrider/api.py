@@ -15,7 +15,8 @@ from outrider.keywords import TextKeywords
 from outrider.options.roles import SharedClientRole
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion, Request
-from outrider.text.prompts import Parameters, Prompt, make_request
+from outrider.text.parameters import Parameters
+from outrider.text.prompts import Prompt, make_request
 from outrider.text.runner import CompletionStream, TextRun
 from outrider.text.tool_calls import Message
 

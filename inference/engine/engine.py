@@ -78,7 +78,7 @@ class Engine:
         self.sequence_length, self.vocabulary = sequence_length, vocabulary
         self.listeners: list[EventListener] = []
         self._clock, self._when_idle = clock, when_idle
-        self._rules = Rules(model, vocabulary, grammars)
+        self.rules = Rules(model, vocabulary, grammars)
         self._admission = Admission(model, waiting)
         self._lock = self._admission.lock
         self._calibrations: defaultdict[str, Calibration] = defaultdict(Calibration)  # by tenant
@@ -96,13 +96,6 @@ class Engine:
         )
 
     # Sessions, for clients.
-
-    def rule(self, prompt: Sequence[int], params: SamplingParams) -> TokenRule | None:
-        """The rule of a text, made without the lock; None where nothing adjusts its logits.
-
-        Raises InvalidRequest for a rule that cannot be made, or that the model cannot follow.
-        """
-        return self._rules.make(prompt, params)
 
     def open(
         self,
@@ -132,7 +125,7 @@ class Engine:
                 "prompt and output together"
             )
         check_ids(prompt, self.vocabulary)
-        rule = rule or self.rule(prompt, params)
+        rule = rule or self.rules.make(prompt, params)
         with self._lock:
             calibration = self._calibrations[tenant]
             session = Session(prompt, params, tenant, limit, calibration, sharing, rule)

@@ -16,7 +16,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from grpc_comm.security import SecurityOptions, channel_security
-from grpc_comm.translate import status_error
+from grpc_comm.statuses import status_error
 from grpc_comm.transport import Address, channel_options
 from inference.command import FAILED, say
 from inference.errors import OutriderError

@@ -21,8 +21,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from grpc_comm.permissions import read_secret
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest
+from outrider.endpoint.chat_messages import MOST_BYTES
 from outrider.endpoint.failures import ApiError
-from outrider.endpoint.requests import MOST_BYTES
 
 LEAST_KEY = 16
 """Characters of a key at least."""

@@ -214,7 +214,7 @@ def create_app(
     )
     async def metrics() -> Response:
         texts = await manager.get()
-        return Response(texts.metrics.page(), media_type=CONTENT_TYPE_LATEST)
+        return Response(texts.metrics_page(), media_type=CONTENT_TYPE_LATEST)
 
     add_page(app)
     app.add_middleware(BodyBound)

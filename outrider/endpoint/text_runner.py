@@ -18,7 +18,9 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_late
 from prometheus_client import Counter as Total
 
 from inference.errors import Busy, LimitExceeded, OutriderError, Unavailable
+from inference.sampling import Grammar
 from outrider.client.client import Client
+from outrider.endpoint.grammar_turns import GrammarTurns
 from outrider.text.completion import Completion, Request
 from outrider.text.pieces import Piece
 from outrider.text.runner import Part, Task, start_tasks
@@ -46,7 +48,9 @@ class TextRunner:
         self.client, self.most, self.running = client, most, 0
         self.metrics = TextMetrics(client.model)
         self.created = int(time.time())
+        self._grammars = GrammarTurns()
         self._held = Counter[str]()  # texts of each caller
+        self._waiting = 0  # texts that wait for their first part
         self._threads = list[Thread]()
         self._readers = ThreadPoolExecutor(READERS, "prompt")
         self._ends = set[Event]()
@@ -84,13 +88,27 @@ class TextRunner:
         finally:
             left.set()
 
-    async def run(self, tasks: Sequence[Task[Part]], caller: str = "") -> Parts[Part]:
+    async def run(
+        self, tasks: Sequence[Task[Part]], caller: str = "", grammar: Grammar | None = None
+    ) -> Parts[Part]:
         """Run tasks on threads. Yield their parts, each with the index of its task.
+
+        grammar: of all these texts. A new one waits for the caller's turn.
 
         Each task ends with its Completion. Leaving the iteration ends all tasks at once. Raises
         LimitExceeded and Busy before anything begins, the error that ended a text, Unavailable for
         a text that end_all() cut, and LimitExceeded for one that there was no money for.
         """
+        end_turn = await self._grammars.begin(caller, grammar)
+        try:
+            async with aclosing(self._run(tasks, caller)) as parts:
+                async for part in parts:
+                    end_turn(True)
+                    yield part
+        finally:
+            end_turn(False)
+
+    async def _run(self, tasks: Sequence[Task[Part]], caller: str) -> Parts[Part]:
         self.check_room(len(tasks), caller)
         loop, end = asyncio.get_running_loop(), Event()
         queue = asyncio.Queue[tuple[int, Part | Completion | OutriderError]]()
@@ -99,7 +117,12 @@ class TextRunner:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(deliver, index, item)
 
+        silent = set(range(len(tasks)))  # texts without a part so far
+
         def deliver(index: int, item: Part | Completion | OutriderError) -> None:
+            if index in silent:
+                silent.discard(index)
+                self._waiting -= 1
             if isinstance(item, Completion | OutriderError):
                 self._count(-1, caller)
             if isinstance(item, Completion) and item.failure is None:
@@ -110,6 +133,7 @@ class TextRunner:
             if self._over:
                 raise Unavailable(self._over)
             self._ends.add(end)
+            self._waiting += len(tasks)
             self._count(len(tasks), caller)
             self._threads = [one for one in self._threads if one.is_alive()]
             self._threads += start_tasks(tasks, put, end, len(tasks))
@@ -137,7 +161,8 @@ class TextRunner:
 
     def pieces(self, requests: Sequence[Request], caller: str = "") -> Parts[Piece]:
         """Yield pieces of the texts as they come, as run() does."""
-        return self.run([partial(self.client.complete, one) for one in requests], caller)
+        grammar = requests[0].params.grammar if requests else None
+        return self.run([partial(self.client.complete, one) for one in requests], caller, grammar)
 
     async def whole(self, requests: Sequence[Request], caller: str = "") -> list[Completion]:
         """The finished texts, in the order of the requests. Errors are those of pieces()."""
@@ -164,14 +189,18 @@ class TextRunner:
     def _count(self, more: int, caller: str) -> None:
         self.running += more
         self._held[caller] += more
-        self.metrics.running.set(self.running)
+
+    def metrics_page(self) -> bytes:
+        """The metrics as Prometheus reads them."""
+        self.metrics.look(self.running, self._waiting, self.client.target.description.rows)
+        return generate_latest(self.metrics.registry)
 
 
 _SECONDS = tuple(step * 10.0**power for power in range(-3, 3) for step in (1, 2, 5))
 
 
 class TextMetrics:
-    """Counts finished texts. `running` is a gauge that the caller keeps."""
+    """Counts finished texts. look() is for gauges."""
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
@@ -184,10 +213,14 @@ class TextMetrics:
             made = Histogram(name, text, label, registry=self.registry, buckets=_SECONDS)
             return made.labels(model)
 
-        running = Gauge(
-            "vllm:num_requests_running", "Texts being made.", label, registry=self.registry
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(name, text, label, registry=self.registry).labels(model)
+
+        self._running = gauge("vllm:num_requests_running", "Texts whose tokens arrive.")
+        self._waiting = gauge("vllm:num_requests_waiting", "Texts that wait for their first token.")
+        self._usage = gauge(
+            "vllm:kv_cache_usage_perc", "Share of the target's rows that texts of this server use."
         )
-        self.running = running.labels(model)
         self._prompt = counter("vllm:prompt_tokens", "Tokens of prompts.")
         self._made = counter("vllm:generation_tokens", "Tokens made.")
         self._forwards = counter("outrider_forwards", "Forwards that texts took part in.")
@@ -222,6 +255,12 @@ class TextMetrics:
         if tokens > 1:
             self._each.observe((done.seconds - done.time_to_first_token) / (tokens - 1))
 
-    def page(self) -> bytes:
-        """The metrics as Prometheus reads them."""
-        return generate_latest(self.registry)
+    def look(self, texts: int, waiting: int, rows: int) -> None:
+        """Set the gauges.
+
+        texts: in the making, the waiting ones among them
+        rows: of the target, each with the cache of a text
+        """
+        self._running.set(texts - waiting)
+        self._waiting.set(waiting)
+        self._usage.set(min((texts - waiting) / max(rows, 1), 1.0))

@@ -12,6 +12,11 @@ class Capacity(NamedTuple):
     sequence_length: int  # prompt and output together
     spare: int  # slots a row beyond the sequence, which hold trees
     max_nodes: int  # of one call
+    ids: int | None = None  # ids that are proposed are below this; None: all of the tokenizer
+
+    def vocabulary(self, whole: int) -> int:
+        """Number of a tokenizer's ids that the model computes chances of."""
+        return whole if self.ids is None else min(whole, self.ids)
 
     @property
     def slots(self) -> int:

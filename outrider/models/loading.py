@@ -113,7 +113,7 @@ class Checkpoint:
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        return self.config.stop_ids
+        return self.config.stop_ids | self.tokenizer.end_ids
 
     def sequence_length(self, asked: int | None) -> int:
         config = self.config
@@ -242,7 +242,7 @@ def load_eager(
         decoder = load(
             checkpoint.directory,
             positions=capacity.sequence_length,
-            vocabulary=checkpoint.tokenizer.vocabulary,
+            vocabulary=capacity.vocabulary(checkpoint.tokenizer.vocabulary),
             dtype=DTYPES[asked] if asked else checkpoint.precision,
             device=device,
             tell=tell,

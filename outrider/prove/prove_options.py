@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 from pydantic import model_validator
 
@@ -40,8 +40,6 @@ class ProveOptions(
 
     prompt_text: File | None = None
     """one prompt a line (default: a few that ship here)"""
-    compiled_dtype: Literal["bfloat16", "fp8"] = "bfloat16"
-    """of the artefact that is built first on a Neuron device"""
     chat: bool = False
     """apply the model's chat template to the prompts"""
     max_new_tokens: Count = 64

@@ -146,6 +146,8 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
     times, unfinished = _times(options, loaded, profile)
     where = describe(model.device, found.conditions(model).threads)
     where += ", chains only" * (not model.branches)
+    settings = found.tokenizer.settings
+    settings.check_size()
     description = Description(
         server_version=outrider_version(),
         model=found.name,
@@ -162,6 +164,8 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         usd_per_hour=options.usd_per_hour or 0.0,
         rules=model.masks,
         emulated=profile is not None,
+        settings_digest=settings.digest,
+        tokenizer_settings=settings.content,
     )
     served = TimedModel(model, profile) if profile else model
     grammars = _grammars(found) if model.masks else None

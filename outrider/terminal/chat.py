@@ -23,7 +23,8 @@ from outrider.options.roles import ChatRole
 from outrider.terminal.live_text import LiveText, in_colour
 from outrider.text.completion import Completion, Show
 from outrider.text.conversation import Conversation
-from outrider.text.prompts import Parameters, make_request
+from outrider.text.parameters import Parameters
+from outrider.text.prompts import make_request
 from outrider.text.runner import CompletionStream
 
 HELP = """/stats          what the texts so far took

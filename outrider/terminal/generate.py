@@ -20,7 +20,7 @@ from inference.errors import InvalidRequest, OutriderError
 from inference.text import Tokenizer
 from inference.times import LatencyModel
 from outrider.client.client import Client, open_client
-from outrider.client.connecting import connect_target, print_models
+from outrider.client.connecting import connect_target, print_models, target_tokenizer
 from outrider.client.watching import Watcher
 from outrider.draft_methods import FoundDraft
 from outrider.models.directories import find_tokenizer
@@ -118,7 +118,8 @@ def fused_client(options: FusedClientRole) -> int:
         print_models(options.connection)
         return 0
     prompts, tokenizer = read_prompts(options.text), find_tokenizer(options.target_name, "target")
-    with connect_target(options.connection, tokenizer) as target:
+    with connect_target(options.connection) as target:
+        tokenizer = target_tokenizer(target, tokenizer, "the tokenizer here")
         description = target.description
         length, stop_ids = description.sequence_length, description.stop_ids
         requests = make_requests(

@@ -53,7 +53,7 @@ class Lane:
     text: Text = field(init=False)
 
     def __post_init__(self) -> None:
-        self.text = Text(harmless(self.prompt), STYLES["prompt"])
+        self.text = Text().append(harmless(self.prompt), STYLES["prompt"])
 
     def take(self, arrival: Arrival) -> None:
         """Add what came."""

@@ -236,6 +236,7 @@ class _Run:
     ) -> None:
         self.done = new_completion(request)
         self._request, self._show, self._session = request, show, session
+        self._special_stops = tokenizer.special_tokens(request.stop)
         self._pieces = PieceMaker(
             tokenizer.stream(request.ids),
             request.stop,
@@ -287,6 +288,7 @@ class _Run:
             self._pieces.count(token, logprob)
             if token in self._request.stop_ids:
                 done.finish_reason = "stop"
+                done.stopped_by = self._special_stops.get(token, "")
                 break
             for piece in self._pieces.push(token, proposer):
                 self._put(piece)

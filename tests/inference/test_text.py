@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,46 @@ def test_messages_that_a_template_refuses_are_told_in_its_words(tmp_path: Path) 
     tokenizer = altered(tmp_path, template="{{ raise_exception('users first') }}")
     with pytest.raises(InvalidRequest, match="users first"):
         tokenizer.encode("x", chat=True)
+
+
+FAILING = {
+    "a string's items": "\n{% for k, v in messages[0].content|items %}{% endfor %}",
+    "a division": "\n{{ 1 // 0 }}",
+    "a sum of kinds": "\n{{ 1 + 'a' }}",
+    "an overflow": "\n{{ 10.0 ** 1000 }}",
+    "no such thing": "\n{{ messages[7].content.a }}",
+    "endless depth": ("{% macro f(n) %}\n{{ f(n + 1) }}{% endmacro %}\n{{ f(0) }}"),
+    "its own words": "\n{{ raise_exception('users first') }}",
+    "a filter that is none": "\n{{ 1 | nonsense }}",
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_whatever_a_template_raises_is_told_with_its_line(name: str, tmp_path: Path) -> None:
+    tokenizer = altered(tmp_path, template=FAILING[name])
+    with pytest.raises(InvalidRequest, match="template refuses in line 2: "):
+        tokenizer.encode("x", chat=True)
+
+
+def test_variables_reach_the_template_and_none_replaces_the_messages(tmp_path: Path) -> None:
+    names = "{{ enable_thinking }};{{ add_generation_prompt }};{{ messages[0].content }}"
+    tokenizer = altered(tmp_path, template=names)
+    variables = {"enable_thinking": False, "add_generation_prompt": False, "messages": "no"}
+    told = tokenizer.encode_chat([{"role": "user", "content": "a"}], (), variables)
+    assert tokenizer.decode(told) == "False;False;a"
+
+
+def test_a_message_is_continued_where_it_ends(tmp_path: Path) -> None:
+    turns = "{% for m in messages %}{{ m.role }}:{{ m.content | trim }}<end>{% endfor %}"
+    begins = "{% if add_generation_prompt %}>{% endif %}"
+    tokenizer = altered(tmp_path, template=turns + begins)
+    chat = [{"role": "user", "content": " a "}, {"role": "assistant", "content": "b ="}]
+    assert tokenizer.decode(tokenizer.encode_chat(chat, continues=True)) == (
+        "user:a<end>assistant:b ="
+    )
+    silent = altered(tmp_path, template="{% for m in messages %}{{ m.role }}{% endfor %}")
+    with pytest.raises(InvalidRequest, match="continued"):
+        silent.encode_chat(chat, continues=True)
 
 
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -223,6 +264,47 @@ def test_ids_texts_and_chats_are_those_of_transformers(kind: str, tmp_path: Path
     for turns in (TURNS[:2], TURNS):
         text = theirs.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
         assert ours.encode_chat(turns) == theirs.encode(text, add_special_tokens=False)
+
+
+NAMED = {"default": "{{ messages[0].content }}", "tool_use": "T{{ tools | length }}"}
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+def as_list(directory: Path) -> object:
+    return [{"name": name, "template": template} for name, template in NAMED.items()]
+
+
+def as_files(directory: Path) -> object:
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "chat_template.jinja").write_text(NAMED["default"])
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text(NAMED["tool_use"])
+    return "not this one"
+
+
+@pytest.mark.parametrize("write", [as_list, as_files, lambda _: NAMED])
+def test_of_named_templates_that_of_transformers_is_taken(
+    write: Callable[[Path], object], tmp_path: Path
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    altered(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings["chat_template"] = write(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    ours, theirs = Tokenizer(tmp_path), PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    for tools in (None, TOOLS):
+        text = theirs.apply_chat_template(TURNS, tools=tools, tokenize=False)
+        assert ours.encode_chat(TURNS, tools or ()) == theirs.encode(text, add_special_tokens=False)
+    assert ours.template == NAMED["tool_use"]
+
+
+def test_a_chat_without_a_default_template_names_those_that_are_there(tmp_path: Path) -> None:
+    altered(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings["chat_template"] = [{"name": "rag", "template": "x"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(InvalidRequest, match="no default one, but rag"):
+        Tokenizer(tmp_path).encode_chat(TURNS)
 
 
 def test_a_directory_with_a_sentencepiece_file_alone_is_told_what_to_do(tmp_path: Path) -> None:

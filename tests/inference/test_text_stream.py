@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from inference.text_stream import TextStream, TokenBytes
+from tests.support.examples import examples
 
 _LETTERS = ["a", "b", "é", "한", ".", "'", "do", "n't", "ing"]
 _SPECIAL = [AddedToken(one, special=True, normalized=False) for one in ("<s>", "</s>")]
@@ -78,7 +79,7 @@ def streamed(rules: Tokenizer, prompt: Sequence[int], ids: Sequence[int]) -> lis
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
-@settings(derandomize=True, max_examples=300)
+@settings(max_examples=examples(60))
 @given(data=st.data())
 def test_a_stream_is_the_whole_decoding_behind_any_prompt(name: str, data: st.DataObject) -> None:
     rules = VOCABULARIES[name]
@@ -97,7 +98,7 @@ def test_a_stream_is_the_whole_decoding_behind_any_prompt(name: str, data: st.Da
 
 
 @pytest.mark.parametrize("name", [one for one in VOCABULARIES if one.startswith("byte")])
-@settings(derandomize=True, max_examples=100)
+@settings(max_examples=examples(40))
 @given(st.text(max_size=8), st.text(max_size=8))
 @example("great 👩‍👩‍👧", "입니다")
 @example("안녕하세요", "여러분")

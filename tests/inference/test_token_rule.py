@@ -19,7 +19,7 @@ from inference.backends.choices import choose_at
 from inference.backends.host_choice import choose_of_row
 from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
-from inference.token_rule import Adjustment, TokenRule
+from inference.token_rule import Adjustment, TokenRule, plain_rule
 from inference.tree import IntArray, TokenTree
 from tests.support.examples import examples
 from tests.support.rule_oracle import RuleOracle
@@ -177,3 +177,22 @@ def test_penalties_and_biases_are_those_of_transformers(params: SamplingParams) 
         text = [*prompt, *output, *path_to(tree, node)]
         own = oracle.adjusted(text, torch.tensor(logits[node]))
         assert torch.allclose(row, own, rtol=1e-6, atol=1e-5)
+
+
+def test_a_text_does_not_end_before_its_least_length() -> None:
+    """At each node of a tree, behind what is committed, and where it goes on elsewhere."""
+    params = SamplingParams(min_tokens=3, end_ids=(2, 40))
+    tree = TokenTree(np.array([7, 8, 9, 2]), np.array([-1, 0, 1, 0]))
+    for made in range(4):
+        rule = plain_rule([5, *[7] * (made + 1)], replace(params, made=made), 41)
+        for node, depth in enumerate([0, 1, 2, 1]):
+            if node == 3 and made < 3:
+                continue  # an end, which is excluded, and so is all behind it
+            allowed = rule.adjust(tree, [node]).allowed
+            assert allowed is not None
+            bits = [bool(allowed[0, token >> 5] >> (token & 31) & 1) for token in range(41)]
+            excluded = {2, 40} if made + depth < 3 else set()
+            assert {token for token, bit in enumerate(bits) if not bit} == excluded
+        assert rule.allows((7,), [2, 7, 40]) == [made + 1 >= 3, True, made + 1 >= 3]
+    with pytest.raises(InvalidRequest, match="token 2"):
+        plain_rule([5, 7, 2], replace(params, made=2), 41)

@@ -110,6 +110,7 @@ def beside(draft: Decoder, *, copies: bool = False) -> Engine:
     return engine_beside(target, drafts.Draft(rows), DRAFTING.room, clock, copies=copies)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("copies", [False, True], ids=["model", "copies"])
 @pytest.mark.parametrize("draft", [CLOSE, UNRELATED], ids=["close", "unrelated"])
 @pytest.mark.parametrize("params", SAMPLINGS, ids=str)

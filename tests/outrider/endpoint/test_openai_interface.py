@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -133,7 +134,10 @@ def test_models_health_metrics_and_version_answer(http: httpx.Client) -> None:
     assert http.get(f"/v1/models/{model['id']}").json() == model
     assert http.get("/v1/models/another").status_code == 404
     assert http.get("/health").status_code == 200
-    assert "vllm:generation_tokens_total" in http.get("/metrics").text
+    told = http.get("/metrics").text
+    assert "vllm:generation_tokens_total" in told
+    for idle in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert re.search(rf"^vllm:{idle}{{.*}} 0.0$", told, re.MULTILINE)
     assert http.get("/version").json()["version"]
 
 

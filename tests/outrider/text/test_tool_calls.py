@@ -242,6 +242,56 @@ def test_a_model_is_told_of_functions_calls_and_results(tmp_path: Path, family: 
     assert "adds" not in tokenizer.decode(tokenizer.encode_chat(*silent.told(CHAT, tokenizer)))
 
 
+PAST_ARGUMENTS: dict[str, tuple[Any, Any]] = {
+    "whole": ('{"x": 1}', {"x": 1}),
+    "an object": ({"x": 1}, {"x": 1}),
+    "empty": ("", {}),
+    "null": (None, {}),
+    "cut off": ('{"x": "1', {"arguments": '{"x": "1'}),
+    "a number in a string": ("1", {"arguments": "1"}),
+    "null in a string": ("null", {"arguments": "null"}),
+    "a scalar": (1, {"arguments": 1}),
+    "a list": ([1], {"arguments": [1]}),
+    "no JSON": ('{"x": NaN}', {"arguments": '{"x": NaN}'}),
+    "deep": ("[" * 1200, {"arguments": "[" * 1200}),
+    "deep and whole": (
+        '{"x": ' * 1000 + "1" + "}" * 1000,
+        {"arguments": '{"x": ' * 1000 + "1" + "}" * 1000},
+    ),
+}
+ITEMS = (
+    "<tool_call>{% for m in messages %}{% for c in m.tool_calls or [] %}"
+    "{% for k, v in c.function.arguments|items %}{{ k }}:{{ v }}{% endfor %}"
+    "{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("name", PAST_ARGUMENTS)
+def test_a_past_call_is_an_object_to_the_template_whatever_it_holds(
+    tmp_path: Path, name: str
+) -> None:
+    given, expected = PAST_ARGUMENTS[name]
+    directory = with_template(tmp_path / "model", "")
+    (directory / "chat_template.jinja").write_text(ITEMS, encoding="utf-8")
+    tokenizer = Tokenizer(directory)
+    call = {"id": "c", "function": {"name": "add", "arguments": given}}
+    chat = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+    messages, tools = BOTH.told(chat, tokenizer)
+    assert messages[1]["tool_calls"][0]["function"]["arguments"] == expected
+    assert tokenizer.encode_chat(messages, tools)
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("family", FORMS)
+def test_thoughts_reach_the_template_by_every_name(tmp_path: Path, family: str, name: str) -> None:
+    tokenizer = Tokenizer(with_template(tmp_path / "model", family))
+    chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "b", name: "why"}]
+    messages, _ = BOTH.told(chat, tokenizer)
+    assert {messages[-1][each] for each in ("reasoning_content", "reasoning", "thinking")} == {
+        "why"
+    }
+
+
 def test_a_template_of_another_form_is_told_in_words(tmp_path: Path) -> None:
     directory = with_template(tmp_path / "model", "")
     (directory / "chat_template.jinja").write_text(
