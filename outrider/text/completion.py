@@ -58,7 +58,11 @@ class Request:
         return Decode(end, self.stop_ids, pace=pace, beside=colocated)
 
 
-@dataclass
+SHOWN = 60
+"""Characters of a text in its repr."""
+
+
+@dataclass(repr=False)
 class Completion:
     """The record of one text. All roles that make text use the same names. Times are in seconds."""
 
@@ -97,6 +101,11 @@ class Completion:
     # since the draft here began to load, where that went on when the text ended
     loading_seconds: float | None = None
     baseline: Completion | None = None
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= SHOWN else self.text[: SHOWN - 1] + "…"
+        counts = f"{len(self.token_ids)} tokens, {self.finish_reason!r}"
+        return f"Completion({text!r}, {counts})"
 
     @property
     def drafted(self) -> bool:
@@ -227,6 +236,7 @@ class _Run:
     ) -> None:
         self.done = new_completion(request)
         self._request, self._show, self._session = request, show, session
+        self._special_stops = tokenizer.special_tokens(request.stop)
         self._pieces = PieceMaker(
             tokenizer.stream(request.ids),
             request.stop,
@@ -278,6 +288,7 @@ class _Run:
             self._pieces.count(token, logprob)
             if token in self._request.stop_ids:
                 done.finish_reason = "stop"
+                done.stopped_by = self._special_stops.get(token, "")
                 break
             for piece in self._pieces.push(token, proposer):
                 self._put(piece)

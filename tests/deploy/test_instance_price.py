@@ -16,7 +16,8 @@ import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.stub import ANY, Stubber
 
-from deploy.aws import Aws
+from deploy.aws import Aws, AwsDown
+from deploy.instance_kind import Market
 from deploy.instance_price import (
     ON_DEMAND_TERMS,
     InstancePrices,
@@ -170,10 +171,46 @@ def test_a_denied_call_names_the_permission_and_the_next_is_made() -> None:
     assert prices.find(*FAR).usd_per_hour == 1.4
 
 
-def test_refused_credentials_end_all_asking() -> None:
-    prices = failing("UnrecognizedClientException")
+class PartlyRefused:
+    """An account whose credentials these services refuse in these regions."""
+
+    def __init__(self, *refused: tuple[str, str]) -> None:
+        self._refused, self.calls = refused, list[tuple[str, str]]()
+
+    def __call__(self, region: str) -> Any:
+        def rows(service: str, *_: str, **asked: Any) -> list[Any]:
+            self.calls.append((service, region))
+            if (service, region) in self._refused:
+                raise AwsDown(f"AWS refuses the credentials: {service} in {region}")
+            spot = {"SpotPrice": "0.5", "ProductDescription": "Linux/UNIX", "Timestamp": NOW}
+            named = {one["Field"]: one["Value"] for one in asked.get("Filters", ())}
+            listed = hourly((named.get("instanceType", ""), named.get("regionCode", "")), "1.4")
+            return [spot | {"AvailabilityZone": f"{region}a"}] if service == "ec2" else [listed]
+
+        return SimpleNamespace(rows=rows)
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [[("pricing", "us-east-1")], [("ec2", "us-west-2")], [("ec2", "us-east-1")], []],
+)
+def test_a_refusal_silences_no_other_price_and_is_not_repeated(
+    refused: list[tuple[str, str]],
+) -> None:
+    account = PartlyRefused(*refused)
+    prices = InstancePrices(account=account)
+    asked: dict[tuple[str, str], tuple[tuple[str, str], Market]] = {
+        ("pricing", "us-east-1"): (FAR, "on-demand"),
+        ("ec2", "us-west-2"): (FAR, "spot"),
+        ("ec2", "us-east-1"): (TRN1, "spot"),
+    }
     for _ in range(2):
-        assert_refused(lambda: prices.find(*FAR), ["credentials"], NoPrice)
+        for service, (instance, market) in asked.items():
+            if service in refused:
+                assert_refused(lambda a=instance, b=market: prices.find(*a, b), service, NoPrice)
+            else:
+                assert prices.find(*instance, market).usd_per_hour in (0.5, 1.4)
+    assert all(account.calls.count(service) == 1 for service in refused)
 
 
 def test_without_credentials_the_bundled_price_holds_and_a_note_says_why_once(
