@@ -106,7 +106,7 @@ def _summary(options: BenchOptions, items: Sequence[Item]) -> str:
     """Return what a run would do, in three lines."""
     kinds = Counter(item.kind for item in items)
     arms = [BASELINE, *(preset or options.draft for preset in options.presets or (options.preset,))]
-    texts = sum(len(item.turns) for item in items) * len(arms) * options.repeat
+    texts = sum(len(item.turns) for item in items) * len(arms) * options.num_runs
     tokens = texts * options.text.max_new_tokens
     return "\n".join(
         (
