@@ -13,9 +13,9 @@ import pytest
 
 from inference.text import Tokenizer
 from outrider.endpoint.access import read_keys
+from outrider.endpoint.chat_messages import MOST_BYTES
 from outrider.endpoint.failures import MOST_SIGNS
 from outrider.endpoint.requests import (
-    MOST_BYTES,
     MOST_MESSAGES,
     MOST_PROMPTS,
     NEUTRAL,
