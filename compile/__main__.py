@@ -1,14 +1,13 @@
 """Runs `outrider compile`, which is `python -m compile`, too: builds an artefact, prints what would
-be built, or moves artefacts to and from a store. A verb in front asks for something else.
+be built, or moves artefacts to and from a store.
 """
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,19 +22,10 @@ if TYPE_CHECKING:
     from compile.request import BuildRequest
     from compile.spec import CompileSpec
 
-VERBS = {
-    "rules": "compile.predictions",
-    "times": "compile.predictions",
-    "try": "compile.predictions",
-}
-"""Modules of what `outrider compile VERB FLAGS` does beside building."""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command, a verb or a build. Returns 0 when what was asked was done."""
+    """Run the command. Returns 0 when what was asked was done."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given and given[0] in VERBS:
-        return run_command(lambda: _run_verb(given), debug="--debug" in given)
     options = parse(given)
     return run_command(
         lambda: _run(options, given),
@@ -54,18 +44,12 @@ def _run(options: CompileOptions, arguments: Sequence[str]) -> int:
     else:
         require("torch", "outrider compile")
         if options.dry_run:
-            _request_of(options)
+            _request_of(options, arguments)
             return 0
         _build(options, arguments)
         if options.push:
             _push(options)
     return 0
-
-
-def _run_verb(words: Sequence[str]) -> int:
-    require("torch", f"outrider compile {words[0]}")
-    run: Callable[[Sequence[str]], int] = import_module(VERBS[words[0]]).main
-    return run(words)
 
 
 def _build(options: CompileOptions, arguments: Sequence[str]) -> None:
@@ -76,7 +60,7 @@ def _build(options: CompileOptions, arguments: Sequence[str]) -> None:
 
     if not options.verbose:
         quiet_libraries()
-    out, request = Path(options.out or ""), _request_of(options)
+    out, request = Path(options.out or ""), _request_of(options, arguments)
     spec, checkpoint = request.spec, request.checkpoint
     source = read_source(checkpoint.directory)
     builder = builder_of(
@@ -141,21 +125,21 @@ def _pull(options: CompileOptions) -> None:
     print(f"{options.out}: {manifest.model} for {manifest.target}, every file checked")
 
 
-def _request_of(options: CompileOptions) -> BuildRequest:
+def _request_of(options: CompileOptions, arguments: Sequence[str]) -> BuildRequest:
     """Print the plan of a build and return its request, checked against the device's memory."""
     from compile.plan.fit import check_fits
-    from compile.plan.plan_report import describe, purposes
+    from compile.plan.plan_report import describe, purposes, verdict
     from compile.request import find_checkpoint, make_request
 
     request = make_request(options, find_checkpoint(options))
     spec, lacking, config = request.spec, request.lacking, request.checkpoint.config
-    lines = [
-        *request.explanation,
-        *describe(spec, config, check_fits(config, spec), options.workers),
-        "",
-        "what each graph is for:",
-        *purposes(spec, spec.graphs),
-    ]
+    need = check_fits(config, spec)
+    summary = verdict(spec, config, need, options.workers)
+    if options.dry_run:
+        words = [word for word in arguments if word not in ("--dry_run", "--dry-run")]
+        out = [] if options.out else ["--out", "artefact"]
+        summary += f"; next: {shlex.join(['outrider', 'compile', *words, *out])}"
+    lines = [summary, "", *describe(spec, config, need, options.workers)]
     if lacking:
         lines += [
             "",

@@ -47,7 +47,6 @@ from inference.backends.neuron_sdk import (
 from inference.backends.sequence import ModelSequence
 from inference.command import run_command, say
 from inference.errors import BadArtifact, InvalidRequest
-from inference.model.float8 import in_float8
 from inference.model.noise import from_limbs, left, noise, noise_in_limbs, right, threefry_in_limbs
 from inference.sampling import SamplingParams, threefry2x32
 
@@ -125,9 +124,7 @@ def _spec(options: CompileOptions, checkpoint: BuildCheckpoint) -> CompileSpec:
 
 def _eager(spec: CompileSpec, directory: Path, most: int) -> EagerModel:
     """The model that the device's choices are compared with, on the CPU."""
-    decoder = load_whole(spec, directory)
-    whole = in_float8(decoder) if spec.dtype == "fp8" else decoder
-    return EagerModel(whole, rows=1, capacity=spec.capacity, max_nodes=most)
+    return EagerModel(load_whole(spec, directory), rows=1, capacity=spec.capacity, max_nodes=most)
 
 
 def time_call(model: Model, vocabulary: int, nodes: int) -> float:

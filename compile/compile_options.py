@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, model_validator
 
-from compile.spec import check_fused_dtype, check_target
+from compile.spec import check_target
 from inference.artifact import NATIVE
 from inference.command import called
 from inference.errors import InvalidRequest
@@ -26,7 +26,6 @@ _ON = "built on an instance of EC2, which is removed afterwards (outrider compil
 
 Sizes = Annotated[Counts, AfterValidator(lambda sizes: tuple(sorted(set(sizes))))]
 Store = Annotated[str, Shown("STORE")]
-Minutes = Annotated[float, Gt(0)]
 
 
 class InstanceOptions(Group, title=_ON):
@@ -76,20 +75,6 @@ class SizeOptions(Group, title=_SIZES):
     where the vocabulary is small)"""
 
 
-class LoadOptions(Group, title="graphs planned for a load"):
-    """Sizes of graphs that are chosen."""
-
-    load: File | None = None
-    """what is to be served (as in benchmarks/loads), or the outrider-profile.json of a run: the
-    sizes that cost it least are chosen, by scipy (outrider[compile])"""
-    graphs: Count = 20
-    """most graphs to build"""
-    compile_minutes: Minutes | None = None
-    """most time to spend on building, with --graph_minutes"""
-    graph_minutes: Minutes | None = None
-    """what one graph takes, as an earlier build printed it"""
-
-
 class StoreOptions(Group, title="stores"):
     """Stores of artefacts and of compiled graphs."""
 
@@ -105,14 +90,10 @@ class StoreOptions(Group, title="stores"):
     s3://BUCKET/PREFIX); name only one that you trust, graphs are executable code"""
 
 
-class CompileOptions(
-    StoreOptions, LoadOptions, SizeOptions, FusedOptions, CommandOptions, title="target"
-):
+class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, title="target"):
     """A target that is to be built. Raises InvalidRequest for what cannot be built."""
 
     RULES: ClassVar = (
-        FlagRule("load", excludes="tree_sizes slots", why="--load chooses the sizes"),
-        FlagRule("compile_minutes", needs="graph_minutes", why="an earlier build printed them"),
         FlagRule("draft_tree", excludes="speculation_length", why="it says how deep the tree is"),
         FlagRule("draft_model speculation_length draft_tree", needs="fused"),
         FlagRule("pull", needs="digest", why="the one that --push printed"),
@@ -131,9 +112,8 @@ class CompileOptions(
     """prompt and output together (default: the smaller of 2048 and the model's limit)"""
     max_tree_nodes: Count = 64
     """largest tree taken, its root included"""
-    dtype: Literal["float32", "bfloat16", "float16", "fp8"] | None = None
-    """default: float32 for cpu, bfloat16 else; fp8 (trn1 and inf2): matrices of 8-bit floats, the
-    rest bfloat16"""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """default: float32 for cpu, bfloat16 else"""
     tensor_parallel: Annotated[Count, Also("tp_degree")] | None = None
     """NeuronCores that share it (default: the smallest instance's)"""
     flag: Annotated[tuple[str, ...], Repeated(), Shown("NAME[=VALUE]")] = ()
@@ -165,7 +145,7 @@ class CompileOptions(
                 )
         if self.masks and self.sampling == "greedy":
             raise InvalidRequest("--masks is for sampled graphs: leave out --sampling greedy")
-        check_target(self.device, self.tensor_parallel or 1, self.dtype)
+        check_target(self.device, self.tensor_parallel or 1)
         _ = self.compiler_flags
         if self.fused:
             self._check_fused()
@@ -182,7 +162,6 @@ class CompileOptions(
             raise InvalidRequest(
                 f"--fused is for cpu, trn1 and inf2: leave it out for {self.device}"
             )
-        check_fused_dtype(self.dtype)
 
     @property
     def device(self) -> str:
@@ -236,7 +215,6 @@ EXAMPLES = """examples:
                                                                    the line above adds the rest
   outrider compile --model DIR --target trn1 --dry-run             what would be built, and whether
                                                                    it fits; builds nothing
-  outrider compile --model DIR --target trn1 --load load.json --graphs 10 --out artefact
   outrider compile --target cpu --fused --gamma 4 --out artefact   target and draft in one graph
   outrider compile --out artefact --push s3://bucket/artefacts     prints the digest to pull
   outrider compile --pull s3://bucket/artefacts --digest HEX --out artefact

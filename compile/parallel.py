@@ -11,13 +11,12 @@ their width. Norms are whole on every rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from compile.spec import CompileSpec, mask_words
@@ -27,9 +26,9 @@ from inference.backends.neuron_sdk import Sdk
 from inference.errors import InvalidRequest
 from inference.model.attention import Sight, attend
 from inference.model.cache import empty_cache
+from inference.model.checkpoint import DTYPES
 from inference.model.config import ModelConfig
 from inference.model.decoder import Decoder, Layers
-from inference.model.float8 import scaled, states_of, stored_type
 from inference.model.noise_window import NoisePlace, empty_window, fill_inputs
 from inference.model.round_graph import StatefulRoundGraph
 from inference.model.torch_neuron_graph import InPlaceGraph
@@ -68,7 +67,7 @@ def shards_evenly(config: ModelConfig, ranks: int) -> bool:
 
 def layers_of(sdk: Sdk, spec: CompileSpec) -> Layers:
     """The layers of one of the spec's ranks, to be used within the SDK's parallel state."""
-    dtype, ranks = states_of(spec.dtype), spec.tensor_parallel
+    dtype, ranks = DTYPES[spec.dtype], spec.tensor_parallel
     columns: dict[str, Any] = {"gather_output": False, "init_method": leave}
     rows: dict[str, Any] = {"input_is_parallel": True, "dtype": dtype, "init_method": leave}
     rows["reduce_dtype"] = summing_type(dtype, ranks)
@@ -84,7 +83,7 @@ def layers_of(sdk: Sdk, spec: CompileSpec) -> Layers:
         return sdk.column(1, outputs, bias=False, dtype=torch.float32, **columns)
 
     group = sdk.group()  # of the state in force, as the layers keep theirs
-    layers = Layers(
+    return Layers(
         partial(sdk.column, dtype=dtype, **columns),
         partial(sdk.row, **rows),
         partial(sdk.embedding, dtype=dtype, init_method=leave, shard_across_embedding=True),
@@ -93,10 +92,6 @@ def layers_of(sdk: Sdk, spec: CompileSpec) -> Layers:
         VocabularyShare(ranks, lambda part: sdk.gather(part, 0, group)),
         ids,
     )
-    if spec.dtype != "fp8":
-        return layers
-    column = _float8_column(sdk, dtype, columns, ids)
-    return layers._replace(column=column, row=_float8_row(sdk, rows, group), head=column)
 
 
 def attend_in_turn(
@@ -111,47 +106,6 @@ def attend_in_turn(
         mine = [part[row : row + 1] for part in whole]
         rows.append(attend(mine[0], mine[1], mine[2], mine[3], mine[4], seen))
     return rows[0] if len(rows) == 1 else torch.cat(rows)
-
-
-def _float8_column(
-    sdk: Sdk, dtype: torch.dtype, columns: Mapping[str, Any], ids: Callable[[int], Any]
-) -> Any:
-    """NxD's column-parallel layer with a matrix of 8-bit floats (inference/model/float8.py).
-
-    NxD's own quantized layers add a row-parallel layer's parts in the states' type. These are NxD's
-    plain layers, whose parameters are dealt out as ever, with a product of their own.
-    """
-
-    class Column(sdk.column):  # type: ignore[misc, name-defined]
-        """This rank's outputs; as a head, its logits, of which the decoder leaves padding out."""
-
-        def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
-            super().__init__(inputs, outputs, bias=bias, dtype=dtype, **columns)
-            self.scale = ids(outputs)
-
-        def forward(self, x: Tensor, vocabulary: int | None = None) -> Tensor:
-            product = F.linear(x, self.weight.to(x.dtype))
-            return scaled(product, self.scale.weight, self.bias, x.dtype)
-
-    return Column
-
-
-def _float8_row(sdk: Sdk, rows: Mapping[str, Any], group: Any) -> Any:
-    """NxD's row-parallel layer with a matrix of 8-bit floats."""
-
-    class Row(sdk.row):  # type: ignore[misc, name-defined]
-        """All outputs. The ranks' parts are added before they are scaled: all have one scale."""
-
-        def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
-            super().__init__(inputs, outputs, bias=bias, **rows)
-            self.scale = nn.Linear(1, outputs, bias=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            part: Any = F.linear(x, self.weight.to(x.dtype))
-            whole = sdk.reduce(part.to(rows["reduce_dtype"]), group)
-            return scaled(whole, self.scale.weight, self.bias, x.dtype)
-
-    return Row
 
 
 def calls_between(spec: CompileSpec) -> dict[str, dict[str, Tensor]]:
@@ -179,7 +133,7 @@ def rank_module(
 
     config, draft: of the whole models
     """
-    ranks, dtype, models = spec.tensor_parallel, states_of(spec.dtype), list[Any]()
+    ranks, dtype, models = spec.tensor_parallel, DTYPES[spec.dtype], list[Any]()
     for whole in filter(None, (config, draft)):
         dealt = parallel_config(whole, ranks, spec.vocabulary)
         decoder = Decoder(dealt, spec.sequence_length, spec.vocabulary, layers)
@@ -211,12 +165,10 @@ def summing_type(dtype: torch.dtype, ranks: int) -> torch.dtype:
 
 
 def cast_weights(decoder: Decoder, dtype: str) -> None:
-    """Give a rank's weights, not filled in yet, the types of an artefact of this dtype; the numbers
-    of its ids stay exact.
-    """
+    """Give a rank's weights, not filled in yet, this type; the numbers of its ids stay exact."""
     for name, parameter in decoder.named_parameters():
         if name != IDS:
-            parameter.data = parameter.data.to(stored_type(name, dtype))
+            parameter.data = parameter.data.to(DTYPES[dtype])
 
 
 def parallel_tensors(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -12,17 +12,13 @@ from compile.compile_options import CompileOptions
 from compile.plan.buckets import (
     MOST_GRAPHS,
     SAMPLED,
+    Limits,
     Sizes,
-    buckets_of,
     first_graphs,
     graphs_of,
-    plan_graphs,
     tree_slots,
 )
-from compile.plan.fit import check_fits, fits, usual_ranks
-from compile.plan.plan_report import explain
-from compile.plan.search import BuildBudget
-from compile.plan.workload import Limits, read_load
+from compile.plan.fit import fits, usual_ranks
 from compile.spec import CompileSpec, least_nodes, mask_words
 from inference.artifact import Bucket, DraftBucket, FusedPart, RoundBucket
 from inference.errors import InvalidRequest, Mismatch
@@ -43,7 +39,7 @@ a model is small, and a call of it short beside the time that another graph take
 _WINDOWS = 4
 """Parts of a Neuron target's cache that prompts read: a call takes long by the slots it reads."""
 _ROWS = (4, 2, 1)
-"""Row counts that are tried where none is given. More sessions than that want --load."""
+"""Row counts that are tried where none is given."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +55,10 @@ class BuildCheckpoint:
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """A spec and, where its graphs were planned, why these graphs."""
+    """A spec and its checkpoints."""
 
     spec: CompileSpec
     checkpoint: BuildCheckpoint
-    explanation: tuple[str, ...] = ()
     lacking: tuple[Bucket, ...] = ()  # graphs that --quick left out
 
 
@@ -97,8 +92,8 @@ def _directory(model: str | None, options: CompileOptions, embedded: str) -> Pat
 
 
 def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildRequest:
-    """Make the request of a build. Its graphs are those of the given sizes, or planned for --load;
-    with --quick, the first of them.
+    """Make the request of a build. Its graphs are those of the given sizes; with --quick, the
+    first of them.
 
     Where --rows was not given, the most of a few row counts that fit are taken.
     """
@@ -120,14 +115,11 @@ def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildR
         spec = _spec(options, checkpoint, sizes, limits, ranks)
         if options.rows is not None or fits(checkpoint.config, spec):
             break
-    request = BuildRequest(spec, checkpoint)
-    if options.load is not None:
-        request = _planned(options, checkpoint, spec, limits, sizes)
     if not options.quick:
-        return request
-    first = first_graphs(request.spec, limits)
-    lacking = tuple(graph for graph in request.spec.graphs if graph not in first.graphs)
-    return replace(request, spec=first, lacking=lacking)
+        return BuildRequest(spec, checkpoint)
+    first = first_graphs(spec, limits)
+    lacking = tuple(graph for graph in spec.graphs if graph not in first.graphs)
+    return BuildRequest(first, checkpoint, lacking)
 
 
 def _between(options: CompileOptions) -> int:
@@ -166,27 +158,6 @@ def _spec(
         fused=fused,
         features=_feature_layers(options.features, checkpoint.config),
     )
-
-
-def _planned(
-    options: CompileOptions,
-    checkpoint: BuildCheckpoint,
-    spec: CompileSpec,
-    limits: Limits,
-    sizes: Sizes,
-) -> BuildRequest:
-    """The spec with the graphs that serve --load best."""
-    check_fits(checkpoint.config, spec)
-    beside = len(spec.graphs) - len(spec.buckets) + _between(options)
-    budget = BuildBudget(options.graphs - beside, samplings=len(sizes.ways))
-    if options.compile_minutes is not None and options.graph_minutes is not None:
-        each = options.graph_minutes * 60
-        budget = replace(budget, seconds=options.compile_minutes * 60, of=lambda shape: each)
-    load = read_load(Path(options.load or ""))
-    planned = plan_graphs(load, checkpoint.config, spec, budget, limits)
-    buckets = buckets_of(planned.plan.shapes, limits, sizes)
-    explanation = (*explain(planned, budget, beside), "")
-    return BuildRequest(replace(spec, buckets=buckets), checkpoint, explanation)
 
 
 def _limits(
@@ -240,15 +211,14 @@ def _fused_part(
 
 
 def _fingerprint(draft: Path, target: Path) -> str:
-    """The draft's fingerprint. Raises Mismatch where its tokenizer is not the target's."""
+    """The draft's fingerprint. Raises Mismatch where its token ids are not the target's."""
     from inference.model.weight_files import fingerprint
     from inference.text import Tokenizer
 
-    ours, theirs = Tokenizer(target).fingerprint(), Tokenizer(draft).fingerprint()
-    if ours != theirs:
+    reason = Tokenizer(draft).settings.disagreement(Tokenizer(target).settings)
+    if reason:
         raise Mismatch(
-            f"the tokenizers differ: that of the draft {draft} is {theirs}, that of the target "
-            f"{target} is {ours}"
+            f"the tokenizers of the draft {draft} and of the target {target} differ: {reason}"
         )
     return fingerprint(draft)
 

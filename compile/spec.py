@@ -13,9 +13,7 @@ from inference.errors import InvalidRequest
 from inference.sampling import CANDIDATES
 
 TARGETS = ("cpu", "trn1", "inf2", "trn2", "trn3")
-DTYPES = ("float32", "bfloat16", "float16", "fp8")
-_FP8_TARGETS = ("trn1", "inf2")
-"""Targets of fp8: matrices of 8-bit floats, the rest bfloat16."""
+DTYPES = ("float32", "bfloat16", "float16")
 SAMPLINGS = ("both", "greedy", "sampled")
 """Choices for the graphs of trees: greedy ones, sampled ones, or both."""
 
@@ -55,7 +53,7 @@ class CompileSpec:
                 f"--sequence_length {self.sequence_length}: prompt and output need two tokens at "
                 "least"
             )
-        check_target(self.target, self.tensor_parallel, self.dtype)
+        check_target(self.target, self.tensor_parallel)
         if self.rows * self.cache_slots > _MOST_PLACES:
             raise InvalidRequest(
                 f"--rows {self.rows}: {self.rows} rows of {self.cache_slots} slots have more than "
@@ -138,32 +136,12 @@ def mask_words(vocabulary: int, ranks: int) -> int:
     return ranks * -(-vocabulary // (32 * ranks))
 
 
-def check_target(target: str, tensor_parallel: int, dtype: str | None) -> None:
-    """Raise InvalidRequest for a number of ranks or a precision that the target does not take.
-
-    dtype: None where it is not chosen yet
-    """
+def check_target(target: str, tensor_parallel: int) -> None:
+    """Raise InvalidRequest for a number of ranks that the target does not take."""
     if target == "cpu" and tensor_parallel != 1:
         raise InvalidRequest(
             f"--tensor_parallel {tensor_parallel}: the cpu target is not sharded, leave it at 1"
         )
-    if dtype is not None and not takes(target, dtype):
-        *most, last = (name for name in DTYPES if takes(target, name))
-        raise InvalidRequest(
-            f"--dtype {dtype} is built for {' and '.join(_FP8_TARGETS)} so far, not for "
-            f"{target}: take {', '.join(most)} or {last}"
-        )
-
-
-def takes(target: str, dtype: str) -> bool:
-    """Whether a target can be built in this dtype."""
-    return dtype != "fp8" or target in _FP8_TARGETS
-
-
-def check_fused_dtype(dtype: str | None) -> None:
-    """Raise InvalidRequest for a precision in which no draft is built beside a target."""
-    if dtype == "fp8":
-        raise InvalidRequest("--fused is for float32, bfloat16 or float16: leave out --dtype fp8")
 
 
 def _check_buckets(spec: CompileSpec) -> None:
@@ -213,7 +191,6 @@ def _check_fused(spec: CompileSpec, fused: FusedPart) -> None:
             f"{max(shape.branches)} children of a node: at most {min(CANDIDATES, spec.vocabulary)} "
             "can be drafted"
         )
-    check_fused_dtype(spec.dtype)
     if 1 + shape.inner > max(bucket.nodes for bucket in fused.prefill):
         raise InvalidRequest(
             f"the draft's graphs for prompts take fewer than the {1 + shape.inner} nodes that it "

@@ -18,7 +18,7 @@ from compile.request import find_checkpoint, make_request, names_layers
 from compile.store import open_store, pull
 from deploy.aws import Aws
 from deploy.deployment import Deployment
-from deploy.host.user_data import ARTEFACT, LOAD
+from deploy.host.user_data import ARTEFACT
 from deploy.host_job import HostJob, end_lines, prepare, run_job
 from deploy.instance_kind import NEURON_IMAGE, NEURON_VENV, InstanceKind, check_image
 from deploy.places import SubnetInZone, find_image, host_size, places_for
@@ -28,7 +28,7 @@ from inference.flags.group import flags_of
 from inference.model.hub import pin_model
 
 _NOT_FOR_THE_HOST = {
-    *("out", "push", "pull", "digest", "graph_store", "load", "dry_run", "debug"),
+    *("out", "push", "pull", "digest", "graph_store", "dry_run", "debug"),
     *flags_of(InstanceOptions),
 }
 _NEURON_DISK_GIB, _CPU_DISK_GIB = 250, 100
@@ -60,7 +60,6 @@ class CloudBuild:
             self.bucket,
             (("compile", *host_arguments(self)),),
             wheel=self.options.where.wheel,
-            load=self.options.load,
             venv=None if self.options.device == "cpu" else NEURON_VENV,
             needs_token=self.needs_token,
         )
@@ -182,8 +181,6 @@ def host_arguments(build: CloudBuild) -> tuple[str, ...]:
         for one in value if flag.repeated else (value,):
             text = ",".join(map(str, one)) if isinstance(one, tuple) else one
             words.append(f"--{name}" if one is True else f"--{name}={text}")
-    if options.load is not None:
-        words.append(f"--load={LOAD}")
     if options.device != "cpu":
         words.append(f"--graph_store={build.graphs}")
     return (*words, f"--out={ARTEFACT}", f"--push={build.store}")

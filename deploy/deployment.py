@@ -54,12 +54,13 @@ class Deployment:
             )
         if self.digest is not None and self.on_s3 is None:
             raise InvalidRequest("--digest is of an --artifact or --model s3://BUCKET/PREFIX")
-        for given, form, needed in (
-            (self.on_s3, _PREFIX, "s3://BUCKET/PREFIX"),
-            (self.digest, _SHA256, "64 hexadecimal digits"),
-        ):
-            if given is not None and not form.fullmatch(given):
-                raise InvalidRequest(f"{given!r}: {needed} is needed")
+        if self.on_s3 is not None and not _PREFIX.fullmatch(self.on_s3):
+            raise InvalidRequest(
+                f"{self.on_s3}: s3://BUCKET/PREFIX is needed, with a bucket of 3 to 63 lowercase "
+                "letters, digits, dots and hyphens"
+            )
+        if self.digest is not None and not _SHA256.fullmatch(self.digest):
+            raise InvalidRequest(f"--digest {self.digest}: 64 hexadecimal digits are needed")
         if self.port == METRICS_PORT:
             raise InvalidRequest(f"--port {self.port} is that of the metrics: take another one")
         if self.purpose == "target":

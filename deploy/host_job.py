@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from deploy.aws import Aws
 from deploy.bucket import HostBucket, put_wheel
@@ -39,7 +38,6 @@ class HostJob:
     bucket: str
     commands: tuple[tuple[str, ...], ...]  # words behind `python -m`
     wheel: str | None = None  # file of Outrider for the instance; None builds one
-    load: str | None = None  # file that --load names
     venv: str | None = None  # of the machine image
     needs_token: bool = False  # of the hub, for one of its models
 
@@ -54,7 +52,6 @@ def prepare(aws: Aws, job: HostJob) -> str:
     bucket, deployment = HostBucket(aws, job.bucket), job.deployment
     bucket.make()
     url, sha256 = put_wheel(bucket, job.wheel)
-    load = bucket.put(f"{job.reports}/load.json", Path(job.load)) if job.load else None
     return job_script(
         JobSettings(
             region=aws.region,
@@ -62,7 +59,6 @@ def prepare(aws: Aws, job: HostJob) -> str:
             wheel_sha256=sha256,
             commands=job.commands,
             reports=f"s3://{job.bucket}/{job.reports}",
-            load=load,
             hub_token=hub_token_parameter(deployment.name) if job.needs_token else None,
             venv=job.venv,
             lifetime_hours=deployment.lifetime_hours,

@@ -89,15 +89,18 @@ def bundled_prices() -> PriceTable:
 
 
 class InstancePrices:
-    """Prices of AWS, else of the bundled table. Without credentials or network AWS is asked once.
+    """Prices of AWS, else of the bundled table.
 
-    live: false asks nobody
+    A service that refuses the credentials or cannot be reached is asked once in each region.
+
+    live: false uses the bundled table alone
     account: what this account sees of a region
     """
 
     def __init__(self, *, live: bool = True, account: Callable[[str], Aws] = Aws) -> None:
         self._account = functools.cache(account)
-        self._silent = "" if live else "AWS was not asked"  # why AWS is not asked
+        self._live = live
+        self._refusals = dict[tuple[Market, str], str]()  # by market and the region that was asked
         self._bundled = bundled_prices()
 
     def find(self, instance_type: str, region: str, market: Market = "on-demand") -> Price:
@@ -112,14 +115,16 @@ class InstancePrices:
             raise NoPrice(f"{instance_type}: a capacity block was paid beforehand")
         if market == "on-demand" and instance_type.startswith("trn2"):  # whatever a row says
             raise NoPrice(f"{instance_type} is sold as capacity blocks and spot only")
-        if why := self._silent:
+        service = (market, region if market == "spot" else PRICE_LIST_REGION)
+        why = self._refusals.get(service, "") if self._live else "AWS was not asked"
+        if why:
             return self._find_bundled(instance_type, region, market, why)
         try:
             ask = self._spot if market == "spot" else self._on_demand
             usd, source = ask(instance_type, region)
         except OutriderError as error:
             if isinstance(error, MissingExtra | AwsDown):
-                self._silent = str(error)
+                self._refusals[service] = str(error)
             found = self._find_bundled(instance_type, region, market, str(error))
             say(f"note: the bundled price of {found.as_of} holds: {error}")
             return found

@@ -14,7 +14,6 @@ from compile.store import fetch_manifest, open_store
 from deploy.deployment import Deployment
 from inference.artifact import Manifest, read_manifest
 from inference.errors import InvalidRequest
-from inference.extras import is_installed
 from inference.model.config import parse_config
 from inference.model.hub import PinnedModel, pin_model
 
@@ -66,17 +65,17 @@ def pinned_model(deployment: Deployment) -> PinnedModel | None:
 
 
 def computed_speed(manifest: Manifest) -> Speed | None:
-    """Tokens a second without any candidate taken, computed from the artefact's widest graph of
-    root-only forwards. None for a CPU, whose computed times are no forecast, and without torch,
-    which records the graph.
+    """Tokens a second without any candidate taken, from the artefact's widest graph of root-only
+    forward passes. None for a CPU, and where published passes allow a range of times alone.
     """
-    if manifest.target == "cpu" or not is_installed("torch"):
-        return None
-    from compile.plan.graph_time import graph_time
+    from compile.plan.pass_seconds import pass_seconds
     from compile.plan.plan_report import basis
 
     graphs = [bucket for bucket in manifest.buckets if bucket.everywhere]
     bucket = max(graphs, key=lambda bucket: (-bucket.nodes, bucket.rows, -bucket.slots))
-    time = graph_time(parse_config(manifest.config), CompileSpec.of(manifest), bucket).planned
-    load = f"{bucket.rows} texts at once, nothing drafted, {time * 1e3:.3g} ms a forward"
-    return Speed(bucket.rows / time, f"{load}; {basis(manifest.target)}")
+    spec = CompileSpec.of(manifest)
+    time = pass_seconds(parse_config(manifest.config), spec, bucket)
+    if time is None or time.seconds is None:
+        return None
+    load = f"{bucket.rows} texts at once, nothing drafted, {time} a forward pass"
+    return Speed(bucket.rows / time.seconds, f"{load}; {basis(spec)}")

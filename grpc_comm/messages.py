@@ -192,6 +192,10 @@ def write_logprobs(scores: Sequence[TokenLogProb]) -> dict[str, Any]:
     }
 
 
+MAX_LOGPROB = 1e-5
+"""The greatest log-probability that a target may report: 0, and what float32 rounds."""
+
+
 def read_logprobs(message: pb.Tokens | pb.Opened) -> tuple[TokenLogProb, ...]:
     """Read log-probabilities; raise Mismatch for what no target says."""
     values, ids, likeliest = message.logprobs, message.top_ids, message.top_logprobs
@@ -201,6 +205,8 @@ def read_logprobs(message: pb.Tokens | pb.Opened) -> tuple[TokenLogProb, ...]:
         raise Mismatch(f"sent log-probabilities that do not go together: of {got}")
     if not all(map(math.isfinite, (*values, *likeliest))):
         raise Mismatch("sent a log-probability that is no number")
+    if any(value > MAX_LOGPROB for value in (*values, *likeliest)):
+        raise Mismatch(f"sent a log-probability above 0: {max(*values, *likeliest):g}")
     parts = [slice(at * each, (at + 1) * each) for at in range(len(values))]
     return tuple(
         TokenLogProb(value, tuple(ids[part]), tuple(likeliest[part]))

@@ -10,6 +10,12 @@ from pathlib import Path
 
 from grpc_comm.security import SecurityOptions
 from grpc_comm.transport import Address
+from inference.errors import Unavailable
+
+
+class WrongSecurity(Unavailable):
+    """The target is there and does not talk to a client with these settings: no patience helps."""
+
 
 _SECONDS = 1.0
 _HTTP = (

@@ -7,6 +7,7 @@ and its bound, so that a neighbour's text could end another.
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -42,6 +43,9 @@ ONE_LINE: JsonCompileOptions = {
 """JSON is written in one line, as models mostly write it. A schema's own "x-guidance" may say
 otherwise.
 """
+
+ENFORCED: JsonCompileOptions = {"lenient": False, "coerce_one_of": False}
+"""Options that no schema may change: a keyword that is not implemented is refused."""
 
 
 class Grammars:
@@ -95,18 +99,20 @@ class Grammars:
             return plain_rule(prompt, params, self._vocabulary)
         return TokenRule(prompt, params, self._matcher(params.grammar))
 
-    def _matcher(self, grammar: Grammar) -> GrammarMatcher:
-        tokenizer, text = self.prepare(), _written(grammar)
-        if refused := self._refused(grammar.digest, text):
-            raise InvalidRequest(f"the grammar is refused: {refused}")
-        return GrammarMatcher(tokenizer, text, self._vocabulary, self._stop_ids)
+    def has_checked(self, grammar: Grammar) -> bool:
+        """Whether check() answers at once."""
+        with self._lock:
+            return grammar.digest in self._checked
 
-    def _refused(self, digest: str, text: str) -> str:
-        """Return why the grammar cannot be compiled; nothing where it can. Raises Busy where this
-        machine is too busy to find out.
+    def check(self, grammar: Grammar) -> str:
+        """Return a grammar as llguidance reads it, once a process of its own has compiled it.
+
+        Raises InvalidRequest where it cannot be compiled, and Busy where this machine is too busy
+        to find out.
         """
         from inference.grammar_check import check
 
+        digest, text = grammar.digest, _written(grammar)
         with self._lock:
             known = self._checked.get(digest)
         said = check(text) if known is None else known
@@ -117,7 +123,13 @@ class Grammars:
             self._checked.move_to_end(digest)
             if len(self._checked) > KEPT:
                 self._checked.popitem(last=False)
-        return said
+        if said:
+            raise InvalidRequest(f"the grammar is refused: {said}")
+        return text
+
+    def _matcher(self, grammar: Grammar) -> GrammarMatcher:
+        tokenizer, text = self.prepare(), self.check(grammar)
+        return GrammarMatcher(tokenizer, text, self._vocabulary, self._stop_ids)
 
 
 def _written(grammar: Grammar) -> str:
@@ -128,14 +140,31 @@ def _written(grammar: Grammar) -> str:
     if kind is GrammarKind.REGEX:
         return LLMatcher.grammar_from_regex(text)
     if kind is GrammarKind.EBNF:
+        _check_embedded(text)
         return LLMatcher.grammar_from_lark(text)
     if kind is GrammarKind.CHOICE:
         return LLMatcher.grammar_from_lark(f"start: {' | '.join(_literals(text))}")
     try:
-        return LLMatcher.grammar_from_json_schema(text, defaults=ONE_LINE)
+        return LLMatcher.grammar_from_json_schema(text, defaults=ONE_LINE, overrides=ENFORCED)
     except ValueError as error:
         said = next(iter(str(error).splitlines()), "no JSON")
         raise InvalidRequest(f"the schema cannot be read: {said[:200]}") from error
+
+
+def _check_embedded(text: str) -> None:
+    """Raise InvalidRequest where a schema within a Lark grammar (%json) changes an option of
+    ENFORCED.
+    """
+    decoder = json.JSONDecoder(object_pairs_hook=list)  # a name that comes twice is seen twice
+    for place in re.finditer(r"%json\s*(?=\{)", text):
+        try:
+            schema, _ = decoder.raw_decode(text, place.end())
+        except (ValueError, RecursionError):
+            continue  # no schema: llguidance refuses it unless it stands in a string
+        options = [value for name, value in schema if name == "x-guidance"]
+        names = {name for value in options if isinstance(value, list) for name, *_ in value}
+        if changed := names & ENFORCED.keys():
+            raise InvalidRequest(f"a schema cannot set {', '.join(sorted(changed))} in x-guidance")
 
 
 def is_whole(grammar: Grammar, text: bytes) -> bool:

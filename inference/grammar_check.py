@@ -1,19 +1,25 @@
-"""Compiles a grammar in a process of its own, which is ended where that takes too long.
+"""Compiles grammars in a process of its own, which is killed where that takes too long.
 
 llguidance bounds the work of its masks, but not all work of its compiling: numbers that are
 multiples of a large one, or many patterns of which one text has to match all, take it hours. Nobody
 can interrupt it. So a grammar is compiled here before any other process compiles it.
 
-It reads a grammar from its input and writes why it cannot be compiled: nothing where it can.
+The process waits for the next grammar. It reads one on each line of its input, as a JSON string,
+and writes the reason why it cannot be compiled: an empty string where it can.
 """
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import ClassVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -26,6 +32,9 @@ LIMITED = sys.platform == "linux"
 
 LONGEST_WAIT = 60.0
 """Seconds after which a check is given up on a busy machine."""
+
+REUSABLE_BYTES = CHECK_BYTES // 2
+"""Memory beyond which a process checks no further grammar."""
 
 LIMITS = LLParserLimits(
     step_lexer_fuel=50_000,
@@ -57,16 +66,85 @@ def check(grammar: str) -> str | None:
     """Return why a grammar cannot be compiled; "" where it can, None where a busy machine did not
     find out.
     """
-    command = [sys.executable, "-P", __file__]
     try:
-        done = subprocess.run(  # noqa: S603 (this file, by this Python)
-            command, input=grammar.encode(), capture_output=True, timeout=LONGEST_WAIT, check=False
+        checker = _idle.pop()
+    except IndexError:
+        checker = _Checker()
+    if not checker.alive:
+        checker = _Checker()
+    said = checker.check(grammar)
+    if checker.alive and not _idle:
+        _idle.append(checker)
+    else:
+        checker.end()
+    return said
+
+
+class _Checker:
+    """A process that checks grammars, one at a time."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(  # noqa: S603 (this file, by this Python)
+            [sys.executable, "-P", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C at a terminal is not for it
+            text=True,
         )
-    except subprocess.TimeoutExpired:
-        return None if LIMITED else f"it takes longer than {LONGEST_WAIT:.0f} s"
-    if done.returncode:
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def check(self, grammar: str) -> str | None:
+        """See check(). The process is dead afterwards where the grammar took too much."""
+        process, late = self._process, threading.Event()
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def give_up() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(LONGEST_WAIT, give_up)
+        timer.start()
+        try:
+            process.stdin.write(f"{json.dumps(grammar)}\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        finally:
+            timer.cancel()
+        if line:
+            said, reusable = json.loads(line)
+            if not reusable:
+                self.end()
+            return str(said)
+        process.wait()
+        if late.is_set():
+            return None if LIMITED else f"it takes longer than {LONGEST_WAIT:.0f} s"
         return f"it takes more than {CHECK_SECONDS} s or {CHECK_BYTES >> 20} MiB"
-    return done.stdout.decode()
+
+    def end(self) -> None:
+        """Kill the process. Idempotent."""
+        self._process.kill()
+        self._process.communicate()
+
+
+_idle: list[_Checker] = []
+"""The process that waits for the next grammar, if there is one."""
+
+
+def _end_idle() -> None:
+    while _idle:
+        _idle.pop().end()
+
+
+atexit.register(_end_idle)
+if hasattr(os, "register_at_fork"):  # a child would read the parent's answers
+    os.register_at_fork(after_in_child=_idle.clear)
 
 
 class _Bytes:
@@ -90,17 +168,40 @@ def byte_tokenizer() -> LLTokenizer:
 
 
 def main() -> None:
+    _limit_process()
+    tokenizer = byte_tokenizer()
+    for line in sys.stdin:
+        text = re.sub(r"<\[\d+\]>", "<[257]>", json.loads(line))  # tokens named by their ids
+        _limit_seconds(CHECK_SECONDS)
+        matcher = begin(tokenizer, text)
+        said = error_of(matcher) if matcher.is_error() else ""
+        del matcher
+        _limit_seconds(0)
+        print(json.dumps([said, _address_space() < REUSABLE_BYTES]), flush=True)
+
+
+def _limit_process() -> None:
     if LIMITED:
         import resource
 
         os.nice(10)  # a target's own forwards come first
-        limits = {"CPU": CHECK_SECONDS, "AS": CHECK_BYTES, "CORE": 0}
-        for name, most in limits.items():
-            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
-    text = re.sub(r"<\[\d+\]>", "<[257]>", sys.stdin.read())  # tokens that are named by their ids
-    matcher = begin(byte_tokenizer(), text)
-    if matcher.is_error():
-        sys.stdout.write(error_of(matcher))
+        for name, limit in (("AS", CHECK_BYTES), ("CORE", 0)):
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
+
+
+def _limit_seconds(seconds: float) -> None:
+    """Let this process use so much processor time until it is killed. 0: no limit."""
+    if LIMITED:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def _address_space() -> int:
+    """Return the bytes of this process that CHECK_BYTES bounds."""
+    if not LIMITED:
+        return 0
+    import resource
+
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 if __name__ == "__main__":

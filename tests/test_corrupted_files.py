@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from compile.build.progress import BuildTimes
-from compile.plan.workload import read_load
 from grpc_comm.server.server import BackgroundServer
 from inference.artifact import (
     MANIFEST,
@@ -137,20 +136,6 @@ LLAMA_3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-RECORD = {
-    "prompt_tokens": 30,
-    "token_ids": [1] * 12,
-    "forwards": 4,
-    "num_draft_tokens": 61,
-    "num_accepted_tokens": 8,
-}
-LOAD = {
-    "what": "x",
-    "sessions": [[4, 4]],
-    "tree_sizes": {"4": 1},
-    "concurrent": {"1": 1},
-    "acceptance_length": 2.0,
-}
 SUBJECT = Subject("draft", "cpu", "f0", "float32", 1, 256, 1, 64, "1")
 
 
@@ -226,8 +211,6 @@ KINDS = {
         "own.json", _sound(next(PROFILES.glob("*.json"))), lambda path: find_profile(str(path))
     ),
     "acceptance": lambda: Kind("pair.json", _small_acceptance(), read_acceptance),
-    "load": lambda: Kind("load.json", LOAD, read_load),
-    "records": lambda: Kind("outrider-profile.json", [RECORD, RECORD], read_load),
 }
 
 
@@ -320,8 +303,6 @@ NAMED: list[tuple[str, Steps, str, str]] = [
     ("manifest", ("buckets", 0, "sampled"), "1", "buckets[0].sampled is 1"),
     ("time profile", ("rows", 0), "1.5", "rows[0] is 1.5"),
     ("acceptance", ("rates", "tries", 0), "9" * 400, "rates.tries[0] is 9999"),
-    ("load", ("tree_sizes", "4"), "null", "tree_sizes.'4' is None"),
-    ("records", (0, "forwards"), "true", "[0].forwards is True"),
 ]
 
 

@@ -29,6 +29,7 @@ IMPURE = {
     "grammar",
     "grammar_check",
     "planner/profile_files",
+    "chat_template",
     "text",
     "text_stream",
 }
@@ -36,7 +37,6 @@ IMPURE = {
 
 HOMES = {
     "boto3": ("deploy/aws.py", "compile/store.py"),
-    "scipy": ("compile/plan/search.py",),
     "defusedxml": ("outrider/runs/autodraft.py",),
     "llguidance": ("inference/grammar.py", "inference/grammar_check.py"),
 }

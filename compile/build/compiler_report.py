@@ -1,8 +1,7 @@
-"""The report of neuronx-cc on a graph that it compiled, read from its log and from the file of
-metrics that it leaves in its working directory.
+"""The report of neuronx-cc on a graph that it compiled, read from its log.
 
-Neither format is documented. Both are read as compiler 2.22 wrote them in published
-logs: what is not found is None, never an error.
+The format is not documented. It is read as compiler 2.22 wrote it in published logs: what is not
+found is None, never an error.
 """
 
 from __future__ import annotations
@@ -11,16 +10,12 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from inference.command import say
 from inference.errors import BadArtifact
-from inference.json_file import read_json
 
 T = TypeVar("T")
-
-METRICS = "global_metric_store.json"
-"""The file of metrics, as the compiler names it."""
 
 _ROW = re.compile(r"^│ ([^│]+?) *│ ([^│]+?) *│$", re.MULTILINE)
 _SIZE = re.compile(r"([\d.]+) ?([KMGT]?)B")
@@ -41,18 +36,17 @@ class CompilerReport:
     moved: float | None = None  # bytes to and from the device's memory
 
 
-def read_report(log: Path, metrics: Path | None = None) -> CompilerReport:
-    """The report of a graph. metrics: the compiler's file of metrics, where there is one"""
+def read_report(log: Path) -> CompilerReport:
+    """The report of a graph."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     sizes = _table(text, "DRAM Memory Usage", "Size")
-    sums = {} if metrics is None else _sums(metrics)
     traffic = re.findall(r"Traffic has found (\d+)", text)
     counts = _table(text, "Opcode", "Count").values()
     return CompilerReport(
         sum(int(count) for count in counts if count.isdigit()) or None,
         _bytes(sizes.get("Model Code")),
         _bytes(sizes.get("Total:")),
-        sums.get("DDRTransferBytes") or (float(traffic[-1]) if traffic else None),
+        float(traffic[-1]) if traffic else None,
     )
 
 
@@ -93,12 +87,3 @@ def _table(text: str, *heads: str) -> Mapping[str, str]:
 def _bytes(size: str | None) -> int | None:
     found = None if size is None else _SIZE.fullmatch(size)
     return None if found is None else round(float(found[1]) * _UNITS[found[2]])
-
-
-def _sums(metrics: Path) -> Mapping[str, Any]:
-    """The sums that the compiler's middle part keeps, by their names without its passes."""
-    try:
-        kept = read_json(metrics, BadArtifact).value["Sum"]["tensorizer"]
-        return {str(name).rpartition("::")[2]: value for name, value in kept.items()}
-    except (BadArtifact, KeyError, TypeError, AttributeError):
-        return {}

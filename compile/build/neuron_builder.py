@@ -42,7 +42,6 @@ from inference.backends.neuron_sdk import sdk_versions
 from inference.errors import InvalidRequest
 from inference.files import cache_directory, write_whole
 from inference.model.config import read_config
-from inference.model.float8 import rounded
 from inference.model.round_graph import idle_inputs
 
 _OPTIMISATION = ("-O", "--optlevel")
@@ -189,8 +188,6 @@ class NeuronBuilder:
         tensors = parallel_tensors(
             whole.named_parameters(), self._configs[name], spec.tensor_parallel, spec.vocabulary
         )
-        if spec.dtype == "fp8":
-            tensors = rounded(tensors)
         return tensors | {"cos": whole.cos, "sin": whole.sin}
 
     def _module(self, device: str) -> nn.Module:

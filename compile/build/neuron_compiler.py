@@ -32,10 +32,6 @@ PLATFORMS = {"trn1": "trn1", "inf2": "trn1"}
 """The platform that each target is compiled for."""
 
 _OURS = ("--target", "--lnc")
-_FLOAT8 = "--experimental-unsafe-fp8e4m3fn-as-fp8e4m3 --verify-hlo=true"
-"""Without it the compiler refuses torch's 8-bit floats for trn1 and inf2 (NCC_EVRF051). It takes
-their bits as the device's own type, which is right up to 240. NxD compiles layouts with both.
-"""
 
 
 class Toolchain:
@@ -90,8 +86,6 @@ def compiler_flags(spec: CompileSpec, logical: int) -> dict[str, str]:
         "--auto-cast": "none",
         "--enable-saturate-infinity": "",
     }
-    if spec.dtype == "fp8":
-        flags["--internal-hlo2tensorizer-options"] = _FLOAT8
     taken = [flag for flag in _OURS if flag in spec.compiler_flags]
     if taken:
         raise InvalidRequest(

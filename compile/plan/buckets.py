@@ -1,21 +1,15 @@
-"""Chooses the graphs that are built: those of given sizes, a default few, or those planned for a
-load.
-"""
+"""Chooses the graphs that are built: those of the given sizes, or a default few."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from compile.plan.graph_time import call_cost
-from compile.plan.search import BuildBudget, Cost, Plan, plan
-from compile.plan.workload import Calls, CallShape, Limits, Load, calls_of
-from compile.spec import SAMPLINGS, CompileSpec
+from compile.spec import SAMPLINGS, CompileSpec, prefill_bucket, verify_bucket
 from inference.artifact import Bucket
 from inference.errors import InvalidRequest
-from inference.model.config import ModelConfig
 
 BucketKind = TypeVar("BucketKind", bound=Bucket)
 
@@ -29,6 +23,47 @@ _SHORT_CACHE = 1536
 """Caches of up to so many slots are always read whole: reading half of one saves little."""
 SAMPLED = dict(zip(SAMPLINGS, ((False, True), (False,), (True,)), strict=True))
 """Whether the graphs of a tree's shape are sampled, by SAMPLINGS."""
+
+
+class CallShape(NamedTuple):
+    """The shape of a graph: it serves every call of its kind that is larger in no dimension."""
+
+    prefill: bool
+    rows: int
+    nodes: int
+    slots: int  # cache slots that are read
+
+    def bucket(self, junk: int, *, sampled: bool, words: int = 0) -> Bucket:
+        """The bucket of a graph of this shape. A prompt's is greedy in any case."""
+        if self.prefill:
+            return prefill_bucket(self.rows, self.nodes, self.slots, junk)
+        return verify_bucket(self.rows, self.nodes, self.slots, junk, sampled=sampled, words=words)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of what the artefact promises to serve."""
+
+    rows: int  # rows of the cache
+    chunk: int  # prompt tokens in one call
+    tree_nodes: int
+    least_nodes: int
+    sequence_length: int
+
+    @property
+    def capacity(self) -> int:
+        return self.sequence_length + self.tree_nodes
+
+    def required(self) -> tuple[CallShape, CallShape, CallShape]:
+        """Shapes without which some call could not be served, or the target alone only at the cost
+        of a tree.
+        """
+        alone, largest = self.least_nodes, max(self.least_nodes, self.tree_nodes)
+        return (
+            CallShape(True, 1, self.chunk, self.capacity),
+            CallShape(False, self.rows, largest, self.capacity),
+            CallShape(False, self.rows, alone, self.capacity),
+        )
 
 
 @dataclass(frozen=True)
@@ -49,18 +84,6 @@ class Sizes:
         """Graphs of a tree's shape: whether each is sampled, and the words of its masks."""
         masked = ((True, self.words),) if self.words else ()
         return (*((sampled, 0) for sampled in SAMPLED[self.sampling]), *masked)
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A plan and what it was made for."""
-
-    load: Load
-    calls: Calls
-    plan: Plan
-    cost: Cost
-    smaller: float | None  # padding with one graph fewer; None where that is too few
-    larger: float  # padding with one shape more
 
 
 def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
@@ -151,22 +174,6 @@ def tree_slots(sizes: Sizes, limits: Limits) -> tuple[int, ...]:
     if sizes.slots is None and limits.rows > 1:
         return (limits.capacity,)
     return sizes.slots or _windows(limits.capacity, 2)
-
-
-def plan_graphs(
-    load: Load, config: ModelConfig, spec: CompileSpec, budget: BuildBudget, limits: Limits
-) -> Planned:
-    """The best graphs for a load by the times of compile/plan/graph_time.py. The spec's own graphs
-    are ignored.
-    """
-    calls, cost = calls_of(load, limits), call_cost(config, spec)
-    chosen = plan(calls, limits, cost, budget)
-    fewer = len({*limits.required()}) < len(chosen.shapes)
-    used = sum(budget.count(shape) for shape in chosen.shapes)
-    smaller = plan(calls, limits, cost, replace(budget, graphs=used - 1)).padding if fewer else None
-    more = replace(budget, graphs=budget.graphs + budget.samplings)
-    larger = plan(calls, limits, cost, more).padding
-    return Planned(load, calls, chosen, cost, smaller, larger)
 
 
 def buckets_of(shapes: Sequence[CallShape], limits: Limits, sizes: Sizes) -> tuple[Bucket, ...]:

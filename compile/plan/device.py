@@ -2,7 +2,8 @@
 
 Figures are AWS's published ones for a chip (docs "about-neuron/arch/neuron-hardware") divided by
 its cores. A rank is one NeuronCore-v2 (trn1, inf2) or one logical core of two cores (NeuronCore-v3
-on trn2, v4 on trn3, LNC=2). How fast its parts are is in compile/ops/pass_time.py.
+on trn2, v4 on trn3, LNC=2). How long a pass takes is in
+compile/plan/pass_seconds.py.
 """
 
 from __future__ import annotations

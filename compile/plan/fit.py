@@ -4,16 +4,15 @@ devices. What a Neuron device holds beside the tensors is an estimate; none was 
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from compile.ops.pass_time import pass_work
 from compile.parallel import shards_evenly
 from compile.plan.device import Device, device_of, neuron_targets
-from compile.plan.memory import Footprint, footprint, gib, graph_work, models_of
-from compile.spec import CompileSpec, takes
+from compile.plan.memory import Footprint, footprint, gib, models_of, passes_of
+from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.errors import InvalidRequest, LimitExceeded
 from inference.model.config import ModelConfig
@@ -28,8 +27,12 @@ transformers-neuronx, issues 49 and 92).
 """
 
 
-_INSTRUCTION = 64
-"""Bytes. A published log of neuronx-cc 2.22 reports 317 KB of code for 5,067 instructions."""
+_CODE = 0.01
+"""Bytes of a program for each weight that it multiplies with: two instructions of 64 bytes for a
+tile of 128 by 128 weights and up to 512 nodes, and a quarter for everything else. A published log
+of neuronx-cc 2.22 reports 317 KB of code for 5,067 instructions.
+"""
+_TILE = 512  # nodes of all rows together that one pass over the tiles computes
 _MICROCODE = 96 << 20
 """Bytes that the runtime takes of each physical core (AWS, neuron-runtime/explore/device-memory).
 """
@@ -43,49 +46,24 @@ def rank_memory(config: ModelConfig, spec: CompileSpec) -> Footprint:
     """The bytes that a rank's memory has to hold: the tensors and, on a Neuron device, programs,
     rings of descriptors and a reserve.
     """
-    need = _without_programs(config, spec)
-    return need if spec.target == "cpu" else replace(need, programs=program_bytes(config, spec))
-
-
-def _without_programs(config: ModelConfig, spec: CompileSpec) -> Footprint:
-    """The bytes of a rank that are counted without recording a graph, which takes long."""
     need = footprint(config, spec)
     if spec.target == "cpu":
         return need
-    reserve = int(_RESERVE * device_of(spec.target).memory)
-    return replace(need, rings=ring_bytes(config, spec), reserve=reserve)
-
-
-def program_bytes(config: ModelConfig, spec: CompileSpec) -> int:
-    """Bytes of a rank's programs and microcode. Graphs for prompts are all taken to be as long as
-    the longest of them, and so are those for trees and for rounds. The small ones between calls
-    are not counted.
-    """
-    kinds: defaultdict[object, list[Bucket]] = defaultdict(list)
-    for bucket in spec.graphs:
-        kinds[type(bucket), bucket.everywhere].append(bucket)
-    graphs = 0
-    for kind in kinds.values():
-        longest = max(
-            kind,
-            key=lambda graph: (graph.rows * graph.nodes, graph.slots, graph.sampled, graph.words),
-        )
-        graphs += len(kind) * pass_work(config, spec, longest).instructions
-    microcode = device_of(spec.target).physical_cores * _MICROCODE
-    return graphs * _INSTRUCTION + microcode
-
-
-def ring_bytes(config: ModelConfig, spec: CompileSpec) -> int:
-    """Bytes of the descriptors of what all graphs move on a rank."""
-    moved = sum(graph_work(config, spec, bucket).moved for bucket in spec.graphs)
-    return round(moved / _RUN * _DESCRIPTORS)
+    passes = [one for bucket in spec.graphs for one in passes_of(config, spec, bucket)]
+    moved = sum(one.moved(spec) for one in passes)
+    tiles = sum(one.weights(spec) * math.ceil(one.rows * one.nodes / _TILE) for one in passes)
+    device = device_of(spec.target)
+    return replace(
+        need,
+        programs=round(tiles * _CODE) + device.physical_cores * _MICROCODE,
+        rings=round(moved / _RUN * _DESCRIPTORS),
+        reserve=int(_RESERVE * device.memory),
+    )
 
 
 def fits(config: ModelConfig, spec: CompileSpec) -> bool:
     """Whether a rank's memory holds the spec."""
-    most = device_of(spec.target).memory
-    counted = (count(config, spec).total for count in (_without_programs, rank_memory))
-    return all(total <= most for total in counted)
+    return rank_memory(config, spec).total <= device_of(spec.target).memory
 
 
 def check_fits(config: ModelConfig, spec: CompileSpec) -> Footprint:
@@ -98,11 +76,9 @@ def check_fits(config: ModelConfig, spec: CompileSpec) -> Footprint:
     if need.total <= device.memory:
         return need
     parts = ", ".join(f"{name} {gib(size)}" for name, size in need.parts.items() if size)
-    advice = (
-        "; ".join(_what_fits(config, spec, need)) or "nothing in the table of devices would fit"
-    )
+    advice = "; ".join(_what_fits(config, spec)) or "nothing in the table of devices would fit"
     raise LimitExceeded(
-        f"{spec.model} needs {gib(need.total)} of each {spec.target} rank ({parts}), it has "
+        f"{spec.model} needs {gib(need.total)} of each {spec.target} core ({parts}), it has "
         f"{gib(device.memory)}. Would fit: {advice}"
     )
 
@@ -165,11 +141,8 @@ def _on(buckets: Sequence[AnyBucket], rows: int, capacity: int) -> tuple[AnyBuck
     return tuple({bucket.name: bucket for bucket in smaller}.values())
 
 
-def _what_fits(config: ModelConfig, spec: CompileSpec, need: Footprint) -> Iterator[str]:
-    """Changes that would make the spec fit, one at a time: the length is halved.
-
-    need: the spec's own; programs of fewer rows are taken to be as long
-    """
+def _what_fits(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
+    """Changes that would make the spec fit, one at a time: the length is halved."""
     halves = (
         spec.sequence_length >> times for times in range(1, spec.sequence_length.bit_length())
     )
@@ -177,16 +150,12 @@ def _what_fits(config: ModelConfig, spec: CompileSpec, need: Footprint) -> Itera
         if fits(config, resized(spec, spec.rows, length)):
             yield f"--sequence_length {length}"
             break
-    room = device_of(spec.target).memory - need.programs - need.rings - need.reserve
     for rows in range(spec.rows - 1, 0, -1):
-        if footprint(config, resized(spec, rows, spec.sequence_length)).total <= room:
+        if fits(config, resized(spec, rows, spec.sequence_length)):
             yield f"--rows {rows}"
             break
     if spec.dtype == "float32" and fits(config, replace(spec, dtype="bfloat16")):
         yield "--dtype bfloat16"
-    narrower = spec.fused is None and spec.dtype != "fp8" and takes(spec.target, "fp8")
-    if narrower and fits(config, replace(spec, dtype="fp8")):
-        yield "--dtype fp8"
     if spec.target != "cpu":
         yield from _larger_devices(config, spec)
 
@@ -197,7 +166,6 @@ def _larger_devices(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
         device = device_of(target)
         for ranks in _rank_counts(config, device):
             more = target != spec.target or ranks > spec.tensor_parallel
-            more = more and takes(target, spec.dtype)
             if more and fits(config, replace(spec, target=target, tensor_parallel=ranks)):
                 yield f"--target {target} --tensor_parallel {ranks} ({device.instance(ranks)})"
                 break

@@ -1,6 +1,6 @@
-"""Counts what a spec needs of each rank: weights, KV cache, the largest activation and a call's
-work; and what the machine needs that builds it. What a device holds besides, and what fits, is in
-compile/plan/fit.py.
+"""Counts what a spec needs of each rank: weights, KV cache, the largest activation and the bytes
+that a call moves; and what the machine needs that builds it. What a device holds besides, and what
+fits, is in compile/plan/fit.py.
 
 Sharding is that of compile/parallel.py. Matrices, embeddings and head are cut into
 `tensor_parallel` parts. So are key-value heads, which are repeated where there are fewer heads than
@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from compile.plan.device import GIB
 from compile.spec import CompileSpec
@@ -20,8 +21,8 @@ from inference.artifact import NATIVE, Bucket, DraftBucket, RoundBucket
 from inference.model.config import ModelConfig, parse_config
 from inference.model.noise_window import WINDOW
 
-ITEM = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 2}
-"""Bytes of a number in states and caches. fp8 concerns matrices only."""
+ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a number."""
 _SYSTEM = 2 * GIB
 _MEMORY = Path("/proc/meminfo")
 _WIDE = 4  # scores, logits and noise are float32 whatever the weights are
@@ -52,12 +53,24 @@ class Footprint:
         return tensors | {"largest activation": self.activation} | beside
 
 
-@dataclass(frozen=True)
-class Work:
-    """The work of one call of a graph on one rank."""
+class ModelCall(NamedTuple):
+    """A forward pass of one model within a call of a graph."""
 
-    flops: float  # floating-point operations
-    moved: float  # bytes read and written
+    config: ModelConfig
+    rows: int
+    nodes: int  # of each row
+    slots: int  # cache slots of each row that are read
+
+    def weights(self, spec: CompileSpec) -> int:
+        """Weights of a rank that the pass multiplies with: matrices and head."""
+        config, ranks = self.config, spec.tensor_parallel
+        head = config.hidden_size * spec.vocabulary // ranks
+        return config.layers * _layer_matrices(config, ranks) + head
+
+    def moved(self, spec: CompileSpec) -> int:
+        """Bytes that a rank reads or writes: weights once, keys and values of every slot."""
+        cache = _cache_bytes(self.config, spec, self.rows, self.slots + 2 * self.nodes)
+        return self.weights(spec) * ITEM[spec.dtype] + cache
 
 
 def footprint(config: ModelConfig, spec: CompileSpec) -> Footprint:
@@ -81,39 +94,19 @@ def _ids(spec: CompileSpec) -> int:
     return -(-spec.vocabulary // spec.tensor_parallel)
 
 
-def work(
-    config: ModelConfig, spec: CompileSpec, rows: int, nodes: int, slots: int, picks: int
-) -> Work:
-    """The work of a call of these shapes.
-
-    Counted are matrices and the head, attention over cache and new nodes, and one transfer of
-    weights and cache. The choice among ids and the traffic between ranks are in the times alone.
+def passes_of(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> list[ModelCall]:
+    """The forward passes of a call of one of the spec's graphs. In a round the draft computes one
+    level after another, and then the target all nodes.
     """
-    ranks = spec.tensor_parallel
-    matrices = config.layers * _layer_matrices(config, ranks)
-    head = config.hidden_size * spec.vocabulary / ranks
-    attention = 4 * config.layers * config.heads * config.head_dim / ranks * nodes * (slots + nodes)
-    flops = rows * (2 * matrices * nodes + 2 * head * picks + attention)
-    kept = _cache_bytes(config, spec, rows, slots + 2 * nodes)  # new keys are written and read
-    return Work(flops, (matrices + head) * _matrix_item(spec) + kept)
-
-
-def graph_work(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> Work:
-    """The work of a call of one of the spec's graphs. In a round the draft computes one level after
-    another, and then the target all nodes.
-    """
+    rows, nodes, slots = bucket.rows, bucket.nodes, bucket.slots
     if spec.fused is None or not isinstance(bucket, DraftBucket | RoundBucket):
-        return work(config, spec, bucket.rows, bucket.nodes, bucket.slots, bucket.picks)
-    draft, rows, slots = parse_config(spec.fused.config), bucket.rows, bucket.slots
+        return [ModelCall(config, rows, nodes, slots)]
+    draft = parse_config(spec.fused.config)
     if isinstance(bucket, DraftBucket):
-        return work(draft, spec, rows, bucket.nodes, slots, bucket.picks)
+        return [ModelCall(draft, rows, nodes, slots)]
     entry, *levels = bucket.shape.levels[:-1]
-    calls = [
-        work(config, spec, rows, bucket.nodes, slots, bucket.nodes),
-        work(draft, spec, rows, entry + 1, slots, entry),
-    ]
-    calls += [work(draft, spec, rows, wide, slots, wide) for wide in levels]
-    return Work(sum(call.flops for call in calls), sum(call.moved for call in calls))
+    drafted = [ModelCall(draft, rows, wide, slots) for wide in (entry + 1, *levels)]
+    return [ModelCall(config, rows, nodes, slots), *drafted]
 
 
 def models_of(config: ModelConfig, spec: CompileSpec) -> list[tuple[ModelConfig, Sequence[Bucket]]]:
@@ -152,20 +145,9 @@ def _layer_matrices(config: ModelConfig, ranks: int) -> int:
     return queries + keys + 3 * hidden * config.intermediate_size // ranks
 
 
-def _matrix_item(spec: CompileSpec) -> int:
-    """Bytes of a number in a matrix."""
-    return 1 if spec.dtype == "fp8" else ITEM[spec.dtype]
-
-
 def _weight_bytes(config: ModelConfig, spec: CompileSpec) -> int:
-    """Bytes of one rank's parameters. Beside matrices of 8 bits, embeddings and vectors are wider.
-    Their scales are not counted.
-    """
-    matrices = config.layers * _layer_matrices(config, spec.tensor_parallel)
-    if _matrix_item(spec) == 1:
-        matrices += config.vocab_size * config.hidden_size // spec.tensor_parallel
-    narrower = ITEM[spec.dtype] - _matrix_item(spec)
-    return _weight_count(config, spec) * ITEM[spec.dtype] - matrices * narrower
+    """Bytes of one rank's parameters."""
+    return _weight_count(config, spec) * ITEM[spec.dtype]
 
 
 def _weight_count(config: ModelConfig, spec: CompileSpec) -> int:

@@ -1,44 +1,58 @@
-"""Words for a plan: its graphs with their work and times, a rank's memory, and why these graphs."""
+"""Words for a plan: the verdict, its graphs with their times, and a core's memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from compile.ops.pass_time import ERRORS, PUBLISHED, RATES, pass_time
-from compile.plan.buckets import Planned
-from compile.plan.device import Device, device_of
-from compile.plan.graph_time import GraphTime, graph_time, times_between
-from compile.plan.memory import ITEM, Footprint, compilers_at_once, gib, graph_work
-from compile.plan.search import BuildBudget, serving
-from compile.plan.workload import CallShape
+from compile.plan.device import GIB, Device, device_of
+from compile.plan.memory import ITEM, Footprint, compilers_at_once, gib, passes_of
+from compile.plan.pass_seconds import BAND, pass_seconds
 from compile.spec import CompileSpec, least_nodes
 from inference.artifact import Bucket, DraftBucket, RoundBucket, features_of
 from inference.model.config import ModelConfig
 
-_COPIED = 4
-"""Bytes moved besides, for each byte of 8-bit weights, where bfloat16 copies are written and read.
-"""
 _ESTIMATED = {
-    "programs": "all taken to be as long as the longest of their kind, and microcode",
+    "programs": "estimated from the weights that each graph computes with",
     "rings": "descriptors of what the graphs move, 2 KiB at once",
     "reserve": "a tenth, for scratchpad, collectives and constants",
 }
-
-_A_SECOND = 3500
-"""Instructions that one compiler gets through. A published build of Llama-3.2-1B for one core of
-trn1 took 45 s for the graph of one token, whose instructions are estimated at 160,000.
+_WEIGHTS_A_SECOND = 27_000_000
+"""Weights of a graph that one compiler gets through. A published build of Llama-3.2-1B for one core
+of trn1 took 45 s for the graph of one token.
 """
+_GUESSES = 16
+"""Nodes of the tree whose time stands in the verdict, where there is one of this size."""
+
+
+def verdict(
+    spec: CompileSpec, config: ModelConfig, need: Footprint, workers: int | None = None
+) -> str:
+    """The plan in one line: whether it fits, the time of a call, the time of compiling.
+
+    workers: compilers at once (default: as many as a build takes here)
+    """
+    device = device_of(spec.target)
+    memory = f"{need.total / GIB:.1f} of {device.memory / GIB:.3g} GiB"
+    parts = [f"fits {device.instance(spec.tensor_parallel)}: {memory}"]
+    if spec.target != "cpu":
+        parts[0] += " a core"
+        trees = [bucket for bucket in spec.buckets if bucket.everywhere and bucket.rows == 1]
+        tree = min(trees or spec.buckets, key=lambda each: abs(each.nodes - _GUESSES))
+        time = pass_seconds(config, spec, tree)
+        band = f" (within {BAND:.0%})" if time and time.seconds else ""
+        parts.append(f"{time} with {tree.nodes} guesses{band}")
+        minutes = _compile_minutes(config, spec)
+        at_once = workers or compilers_at_once(spec.target)
+        parts.append(f"{_minutes(max(*minutes, sum(minutes) / at_once))} to compile here")
+    return "; ".join(parts)
 
 
 def describe(
     spec: CompileSpec, config: ModelConfig, need: Footprint, workers: int | None = None
 ) -> Iterator[str]:
-    """The whole plan of the spec, line by line.
-
-    workers: compilers at once (default: as many as a build takes here)
-    """
+    """The whole plan of the spec, line by line. workers: as for verdict()"""
     device = device_of(spec.target)
-    shared = f", {spec.tensor_parallel} ranks" if spec.tensor_parallel > 1 else ""
+    shared = f", {spec.tensor_parallel} cores" if spec.tensor_parallel > 1 else ""
     yield (
         f"{spec.model} for {spec.target} ({device.instance(spec.tensor_parallel)}{shared}), "
         f"{spec.dtype}"
@@ -53,89 +67,47 @@ def describe(
         f"{spec.max_tree_nodes} nodes, and padding)"
     )
     yield f"cache: {spec.rows} rows of {slots}" if spec.rows > 1 else f"cache: one row of {slots}"
-    times = [graph_time(config, spec, bucket) for bucket in spec.graphs]
-    between = times_between(config, spec)
     yield ""
-    yield from _graphs(spec, config, times, between)
+    yield from _graphs(spec, config)
     yield ""
     yield from _memory(need, device)
     if spec.target != "cpu":
-        counts = [time.instructions for time in (*times, *between.values())]
+        minutes = _compile_minutes(config, spec)
         yield ""
-        yield from compiling(counts, workers or compilers_at_once(spec.target))
+        yield (
+            f"compiling: {_minutes(sum(minutes))} in all, {_minutes(max(minutes))} for the "
+            f"longest graph; {workers or compilers_at_once(spec.target)} at once here"
+        )
+        yield "  from one published build of another model: within a factor of 3 at best"
 
 
-def _graphs(
-    spec: CompileSpec,
-    config: ModelConfig,
-    times: Sequence[GraphTime],
-    between: Mapping[str, GraphTime],
-) -> Iterator[str]:
-    ranks = "" if spec.tensor_parallel == 1 else " a rank"
-    error = ERRORS.get(spec.target)
-    beside = "as published" if spec.target in PUBLISHED else f"within {error:.0%}" if error else ""
-    yield (
-        f"{f'{len(spec.graphs)} graphs':<36}{f'GFLOP{ranks}':>14}{f'MB moved{ranks}':>18}"
-        f"{'ms':>11}{beside and f'{beside:>18}'}  most of it"
-    )
-    for bucket, time in zip(spec.graphs, times, strict=True):
-        call = graph_work(config, spec, bucket)
-        work = f"{call.flops / 1e9:>14.3f}{call.moved / 1e6:>18.1f}"
-        yield f"{bucket.name:<36}{work}{_milliseconds(time, error)}"
-    if between:
-        yield f"{len(between)} more, called between the others"
-        for name, time in between.items():
-            yield f"{name:<36}{'':>32}{_milliseconds(time, error)}"
-    yield basis(spec.target)
-    if spec.dtype == "fp8":
-        yield _widenings(config, spec)
+def _graphs(spec: CompileSpec, config: ModelConfig) -> Iterator[str]:
+    """A line for each graph: its name, the time of a call, and what it is for."""
+    yield f"{len(spec.graphs)} graphs"
+    for bucket in spec.graphs:
+        time = pass_seconds(config, spec, bucket)
+        yield f"  {bucket.name:<34}{time or ''!s:>13}  {purpose(spec, bucket)}"
+    if spec.target != "cpu":
+        yield basis(spec)
 
 
-def basis(target: str) -> str:
+def basis(spec: CompileSpec) -> str:
     """Words on what stands behind a target's times, and how far they may be off."""
-    if target == "cpu":
-        return "computed, not measured: 20 GB/s and 50 GFLOPS assumed"
-    computed = f"computed, not measured: weights at {RATES[target].stream / 1e9:.0f} GB/s a rank"
-    if target in PUBLISHED:
+    if spec.target == "trn3" or (spec.target == "trn2" and spec.tensor_parallel != 4):
         return (
-            f"{computed}; as published: solved from passes of AWS's own server, and what plans go "
-            "by (docs/neuron-native.md)"
+            "times: a range, since nothing published fits it (docs/neuron-pass.md); not yet run "
+            "on hardware"
         )
-    if target in ERRORS:
-        return (
-            f"{computed}; passes that others measured on trn1 are within {ERRORS[target]:.0%} "
-            "(docs/neuron-pass.md)"
-        )
-    return f"{computed}; nobody published a pass to compare"
-
-
-def _widenings(config: ModelConfig, spec: CompileSpec) -> str:
-    """Milliseconds of a tree of 16 nodes or so, by what the compiler makes of 8-bit weights."""
-    trees = [bucket for bucket in spec.graphs if bucket.everywhere]
-    bucket = min(trees, key=lambda each: (each.rows, abs(each.nodes - 16), not each.sampled))
-    time = pass_time(config, spec, bucket)
-    hidden = time.total - time.costs["widening"]
-    through_memory = hidden + _COPIED * time.costs["weights"]
     return (
-        f"fp8, {bucket.name}: {hidden:.1f} ms where nothing waits for widening, {time.total:.1f} "
-        f"where VectorE widens alone (as above), {through_memory:.1f} where wide copies go through "
-        "memory; no document says which (docs/neuron-pass.md)"
+        f"times: from passes that others published, within {BAND:.0%} (docs/neuron-pass.md); not "
+        "yet run on hardware"
     )
-
-
-def _milliseconds(time: GraphTime, error: float | None) -> str:
-    """The columns of a graph's time. error: as a part of it, where one is known"""
-    ms, beside = time.seconds * 1e3, ""
-    if time.published is not None:
-        beside = f"{time.published * 1e3:.1f}"
-    elif error is not None:
-        beside = f"{ms * (1 - error):.1f} to {ms * (1 + error):.1f}"
-    return f"{ms:>11.4g}{beside and f'{beside:>18}'}  {time.bound}"
 
 
 def _memory(need: Footprint, device: Device) -> Iterator[str]:
+    where = "" if device.target == "cpu" else " of a core"
     yield (
-        f"memory of a rank: {gib(need.total)} of {gib(device.memory)} "
+        f"memory{where}: {gib(need.total)} of {gib(device.memory)} "
         f"({need.total / device.memory:.1%})"
     )
     known = {"largest activation": need.largest, **_ESTIMATED}
@@ -145,21 +117,12 @@ def _memory(need: Footprint, device: Device) -> Iterator[str]:
             yield f"  {name:<18}  {gib(size)}{what}"
 
 
-def compiling(counts: Sequence[int], at_once: int) -> Iterator[str]:
-    """The lines of a plan about the time of compiling.
-
-    counts: instructions of each graph; at_once: compilers that run at a time
-    """
-    each = [count / _A_SECOND / 60 for count in counts]
-    together = max(max(each), sum(each) / at_once)
-    yield (
-        f"compiling: {_minutes(sum(each))} in all, {_minutes(max(each))} for the longest graph; "
-        f"here, {at_once} at once, {_minutes(together)}"
+def _compile_minutes(config: ModelConfig, spec: CompileSpec) -> list[float]:
+    """Minutes that one compiler takes for each graph."""
+    weights = (
+        sum(one.weights(spec) for one in passes_of(config, spec, bucket)) for bucket in spec.graphs
     )
-    yield (
-        f"  at {_A_SECOND:,} instructions a second, from one published build of another model: "
-        "within a factor of 3 at best"
-    )
+    return [count / _WEIGHTS_A_SECOND / 60 for count in weights]
 
 
 def _minutes(minutes: float) -> str:
@@ -169,7 +132,7 @@ def _minutes(minutes: float) -> str:
 def purposes(spec: CompileSpec, graphs: Sequence[Bucket]) -> Iterator[str]:
     """A line for each of the spec's graphs that are given: its name, and what it is for."""
     for bucket in graphs:
-        yield f"{bucket.name:<36}{purpose(spec, bucket)}"
+        yield f"  {bucket.name:<34}{purpose(spec, bucket)}"
 
 
 def purpose(spec: CompileSpec, bucket: Bucket) -> str:
@@ -193,56 +156,3 @@ def purpose(spec: CompileSpec, bucket: Bucket) -> str:
     if bucket.masked:
         parts.append("with masks")
     return ", ".join(parts)
-
-
-def explain(planned: Planned, budget: BuildBudget, beside: int) -> Iterator[str]:
-    """The plan in words: its load, the padding that is left, which graph serves what, and what
-    other budgets would bring.
-
-    beside: graphs that are built whatever the load is, and are not of the budget
-    """
-    plan_, calls = planned.plan, planned.calls
-    rounds = sum(weight for call, weight in calls.items() if not call.prefill)
-    yield f"load: {planned.load.what}"
-    yield (
-        f"mean session: {sum(calls.values()) - rounds:.1f} prompt calls, {rounds:.1f} calls "
-        "with "
-        f"trees, {len(calls)} different shapes"
-    )
-    used = sum(budget.count(shape) for shape in plan_.shapes)
-    certainty = "no choice of these sizes has less"
-    if not plan_.optimal:
-        certainty = f"the best possible has {plan_.bound / plan_.exact - 1:.1%} or more"
-    needed = f" ({beside} for other calls)" if beside else ""
-    yield (
-        f"{used + beside} graphs{needed} of {budget.graphs + beside} allowed, "
-        f"{len(plan_.shapes)} shapes; padding adds {plan_.padding:.1%} of work "
-        f"({certainty})"
-    )
-    yield f"{'shape':<28}{'share of calls':>15}{'share of work':>15}{'padding':>9}"
-    for shape in plan_.shapes:
-        yield _explain_shape(shape, planned)
-    fewer = (
-        "impossible: the rest is needed to serve everything"
-        if planned.smaller is None
-        else f"{planned.smaller:.1%}"
-    )
-    yield (
-        f"padding with one graph fewer: {fewer}; with {budget.samplings} more: {planned.larger:.1%}"
-    )
-
-
-def _explain_shape(shape: CallShape, planned: Planned) -> str:
-    mine = {
-        call: weight
-        for call, weight in planned.calls.items()
-        if serving(planned.plan.shapes, call, planned.cost) == shape
-    }
-    work = sum(mine.values()) * planned.cost(shape)
-    exact = sum(weight * planned.cost(call) for call, weight in mine.items())
-    name = f"{'prefill' if shape.prefill else 'verify'}_b{shape.rows}_t{shape.nodes}_s{shape.slots}"
-    padding = f"{work / exact - 1:>9.1%}" if exact else f"{'-':>9}"
-    return (
-        f"{name:<28}{sum(mine.values()) / sum(planned.calls.values()):>15.1%}"
-        f"{work / planned.plan.expected:>15.1%}{padding}"
-    )

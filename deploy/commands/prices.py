@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from dataclasses import asdict
 from typing import Annotated, ClassVar, Literal
 
@@ -35,7 +36,7 @@ class PricesOptions(CommandOptions, title="prices"):
     pricing: Literal["on-demand", "spot"] = "on-demand"
     """how the instance is paid"""
     no_live: bool = False
-    """the bundled price: ask nobody"""
+    """use the bundled prices; do not query AWS"""
     tokens_per_second: Annotated[float, Gt(0)] | None = None
     """show dollars per million tokens at this speed, the whole instance being paid"""
     as_json: bool = Field(default=False, alias="json")
@@ -50,7 +51,10 @@ def run(options: PricesOptions) -> int:
             found.append(prices.find(name, options.region, options.pricing))
         except NoPrice as error:
             print(error, file=sys.stderr)
-    (_print_json if options.as_json else _print_table)(found, options.tokens_per_second)
+    if options.as_json:
+        _print_json(found, options.tokens_per_second)
+    elif found:
+        _print_table(found, options.tokens_per_second)
     return 0 if found else FAILED
 
 
@@ -68,17 +72,28 @@ def _print_json(prices: list[Price], speed: float | None) -> None:
 
 
 def _print_table(prices: list[Price], speed: float | None) -> None:
+    """A table of at most 80 columns, and below it each source once."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    extra = [] if speed is None else [f"$/M tokens at {speed:g}/s"]
-    table = Table("instance", "accelerators", "region", "pricing", "$/h", *extra, "as of", "source")
+    extra = [] if speed is None else ["$/M tokens"]
+    sources = list(dict.fromkeys(f"{price.source}, {price.as_of}" for price in prices))
+    marks = [f"({number})" if len(sources) > 1 else "" for number in range(1, len(sources) + 1)]
+    table = Table("instance", "accelerators", "$/h", *extra, *[""] * (len(sources) > 1))
+    table.box, table.pad_edge = box.SIMPLE_HEAD, False
     known = bundled_prices().types
     for price in prices:
         name = price.instance_type
-        cells = [name, known[name].accelerators if name in known else "", price.region]
-        cells += [price.market, f"{price.usd_per_hour:.8g}"]
+        cells = [name, known[name].accelerators if name in known else ""]
+        cells.append(f"{price.usd_per_hour:.8g}")
         if speed is not None:
             cells.append(f"{_per_million(price, speed):.4f}")
-        table.add_row(*cells, str(price.as_of), price.source)
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+        if len(sources) > 1:
+            cells.append(marks[sources.index(f"{price.source}, {price.as_of}")])
+        table.add_row(*cells)
+    at = "" if speed is None else f", {speed:g} tokens/s"
+    print(f"{prices[0].region}, {prices[0].market}{at}")
+    Console(width=80).print(table)
+    for mark, source in zip(marks, sources, strict=True):
+        print(textwrap.fill(f"{mark or 'source:'} {source}", 80, subsequent_indent="    "))

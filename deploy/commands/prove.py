@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import secrets
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from annotated_types import Gt, Le
 
@@ -38,7 +38,7 @@ FILES = ("report.json", "report.md", "profile.json")
 
 
 class ProofOptions(CommandOptions, title="proof"):
-    """Prove a target on an instance: texts equal to target-only's, times beside the plan's, the
+    """Prove a target on an instance: texts equal to target-only's, times of a pass, the
     promise at a first start. The instance is removed, and its reports are brought here.
     """
 
@@ -48,8 +48,6 @@ class ProofOptions(CommandOptions, title="proof"):
     """what is proved: NAME or NAME@REVISION of the hub (default: the embedded pair)"""
     draft_model: ModelName | None = None
     """a draft of its family, on the instance's CPU or GPU (default: copied text)"""
-    precision: Literal["both", "bfloat16", "fp8"] = "both"
-    """of what trn1 and inf2 compile: one proof each"""
     region: Region | None = None
     """AWS region (default: that of boto3's configuration, else us-east-1)"""
     spot: bool = False
@@ -118,13 +116,7 @@ def commands(
     words += [f"--target_model={model}"] if model else []
     words += [f"--draft_model={options.draft_model}"] if options.draft_model else []
     words += ["--draft=copy"] if model and not options.draft_model else []
-    if instance.kind != "neuron":
-        return {"proof": (*words, f"--device={instance.kind}", f"--out={RESULTS}/proof")}
-    precisions = ("bfloat16", "fp8") if options.precision == "both" else (options.precision,)
-    words.append("--device=neuron")
-    return {
-        name: (*words, f"--compiled_dtype={name}", f"--out={RESULTS}/{name}") for name in precisions
-    }
+    return {"proof": (*words, f"--device={instance.kind}", f"--out={RESULTS}/proof")}
 
 
 def _bring(aws: Aws, job: HostJob, name: str, out: Path) -> bool:

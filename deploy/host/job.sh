@@ -53,7 +53,6 @@ report_meanwhile() {
 install_tools
 begin 'Outrider'
 install_outrider
-if [ -n "$load" ]; then aws s3 cp --only-show-errors "$load" "$work/load.json"; fi
 take_hub_token
 begin 'commands'
 touch "$work/running"

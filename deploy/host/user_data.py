@@ -33,8 +33,6 @@ METRICS_PORT = 9100
 WORK = "/var/lib/outrider-job"
 ARTEFACT = f"{WORK}/artefact"
 RESULTS = f"{WORK}/results"
-LOAD = f"{WORK}/load.json"
-"""The path on the host of a file that --load names."""
 
 _HERE = Path(__file__).parent
 _UNITS = _HERE.parent / "systemd"
@@ -62,7 +60,6 @@ class JobSettings(Installation):
 
     commands: tuple[tuple[str, ...], ...]  # words behind `python -m`; an artefact is in ARTEFACT
     reports: str  # s3://BUCKET/PREFIX
-    load: str | None = None  # s3://BUCKET/KEY of the file that --load names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,9 +133,9 @@ def user_data(settings: HostSettings) -> str:
 def job_script(settings: JobSettings) -> str:
     """The script of a job's host."""
     lines = "".join(f'    "$python" -m {shlex.join(words)}\n' for words in settings.commands)
-    values = {"reports": settings.reports, "load": settings.load}
+    values = {"reports": settings.reports}
     body = f"run_commands() {{\n{lines}}}\n"
-    return _script(settings, "torch,aws,compile", values, body, "job.sh")
+    return _script(settings, "torch,aws", values, body, "job.sh")
 
 
 def _script(

@@ -6,6 +6,7 @@ OutriderError.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import uuid
 import weakref
@@ -17,8 +18,11 @@ from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.client.replicas import Replicas
 from grpc_comm.security import PLAINTEXT, SecurityOptions
 from grpc_comm.transport import parse_endpoint
+from inference.errors import Mismatch
 
 CONNECT_SECONDS = 5.0
+SETTINGS_SECONDS = 60.0
+"""Seconds for fetching tokenizer settings: up to 3 MiB, over any link."""
 HEARTBEAT_SECONDS = 1.0
 """Seconds between checks whether either side of a session has been silent for too long."""
 
@@ -37,14 +41,15 @@ def connect(
     addresses: HOST:PORT; several: A,B; dns:///HOST:PORT is a replica at each address of the host
     tokenizer_fingerprint: of the tokenizer that is needed; None where any will do
     model: one that the target lists; empty for its first
-    timeout: seconds
+    timeout: seconds for the target's answer
+    patience: for how long a target is looked for that does not answer, now or later
 
     Raises Unavailable when no target answers in time, and InvalidRequest for a model that is not
     listed. Raises Mismatch when the target speaks another protocol or has another tokenizer, and
     when two replicas are different targets.
     """
     endpoints = [parse_endpoint(address) for address in addresses.split(",")]
-    connection = Connection(Replicas(endpoints, security, model, timeout), patience)
+    connection = Connection(Replicas(endpoints, security, model, timeout, patience), patience)
     if tokenizer_fingerprint not in (None, connection.description.tokenizer_fingerprint):
         connection.close()
         raise translate.tokenizer_mismatch(str(tokenizer_fingerprint), connection.description)
@@ -96,6 +101,16 @@ class Connection:
         Raises Unavailable when it does not answer within `timeout` seconds.
         """
         return self._replicas.met.probe(timeout)
+
+    def tokenizer_settings(self, timeout: float = SETTINGS_SECONDS) -> bytes:
+        """Fetch the settings of the target's tokenizer, which description.settings_digest names.
+
+        Raises Unavailable, and Mismatch for settings of another digest.
+        """
+        content = self._replicas.met.tokenizer_settings(self.description.model, timeout)
+        if hashlib.sha256(content).hexdigest() != self.description.settings_digest:
+            raise Mismatch(f"{self.address} sent other tokenizer settings than it describes")
+        return content
 
     def check(self, timeout: float) -> None:
         """Raise Unavailable unless a replica says within `timeout` seconds that it serves."""

@@ -164,7 +164,6 @@ class RemoteSession(WireSession):
             self.traffic.reopenings += not resumed
         if not resumed:
             self._received.begin_session()
-            self._epoch = 0
         self.stream += self._search is not None
         self._held, self._at, self._search, self._is_opened = terms, self._candidate, None, True
 

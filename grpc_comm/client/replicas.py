@@ -8,16 +8,20 @@ counting them, and a replica that goes moves only its own sessions, each to its 
 from __future__ import annotations
 
 import hashlib
+import random
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from grpc_comm.client.call import Channel
+from grpc_comm.client.patience import Patience
 from grpc_comm.security import SecurityOptions
 from grpc_comm.translate import Description
 from grpc_comm.transport import DNS, Address, Endpoint
+from grpc_comm.unanswered import WrongSecurity
 from inference.errors import InvalidRequest, Mismatch, OutriderError, Unavailable
 
 HEALTH_SECONDS = 2.0
@@ -25,6 +29,9 @@ HEALTH_SECONDS = 2.0
 
 GATHER_SECONDS = 1.0
 """Seconds that the others are waited for, once the first replica has answered."""
+
+LOOK_SECONDS = 2.0
+"""Seconds between looks for a target that has not answered yet, at most."""
 
 RESOLVE_SECONDS = 5.0
 """Seconds between looks at the addresses that a name has."""
@@ -85,14 +92,22 @@ class Replicas:
     description: what the target is, as the first replica that answered says
     met: that replica's channel
 
-    One address is asked once, and then taken as it is. Several are looked at again and again, each
-    on a thread of its own. So are the addresses that a name has.
+    One address is asked until it answers, and then taken as it is. Several are looked at again and
+    again, each on a thread of its own. So are the addresses that a name has.
+
+    timeout: seconds for an answer
+    patience: for how long a target is looked for that does not answer
 
     Raises Unavailable when none answers in time, and Mismatch when two are different targets.
     """
 
     def __init__(
-        self, endpoints: Sequence[Endpoint], security: SecurityOptions, model: str, timeout: float
+        self,
+        endpoints: Sequence[Endpoint],
+        security: SecurityOptions,
+        model: str,
+        timeout: float,
+        patience: Patience,
     ) -> None:
         if len(set(endpoints)) < len(endpoints):
             raise InvalidRequest(f"the same target twice: {', '.join(map(str, endpoints))}")
@@ -104,8 +119,7 @@ class Replicas:
         named = any(endpoint.resolved for endpoint in endpoints)
         self._watched = named or len(endpoints) > 1
         try:
-            self._find()
-            self.met, self.description = self._meet()
+            self.met, self.description = self._meet(patience)
         except OutriderError:
             self.close()
             raise
@@ -159,8 +173,29 @@ class Replicas:
         """Raise Mismatch unless what is served there is the target."""
         check_same(self.description, self.met.address, found, channel.address)
 
-    def _meet(self) -> tuple[Channel, Description]:
+    def _meet(self, patience: Patience) -> tuple[Channel, Description]:
+        """Return the first replica that answers. Look again until patience ends."""
+        deadline = time.monotonic() + patience.seconds
+        try:
+            return self._look()
+        except WrongSecurity:
+            raise
+        except Unavailable as error:
+            failure = error
+        if patience.seconds:
+            patience.notice(f"{failure}; looking for it for {patience.seconds:.0f} s")
+        while (left := deadline - time.monotonic()) > 0:
+            self._closed.wait(min(random.uniform(0, LOOK_SECONDS), left))  # noqa: S311
+            try:
+                return self._look_again(max(deadline - time.monotonic(), LOOK_SECONDS))
+            except Unavailable as error:
+                failure = error
+        raise failure
+
+    def _look(self) -> tuple[Channel, Description]:
         """Return the first replica that answers; wait a moment for the others."""
+        if not self._replicas:
+            self._find()
         replicas = list(self._replicas.values())
         if self._watched:
             self._await_all(replicas)
@@ -172,6 +207,18 @@ class Replicas:
         for other, found in others:
             check_same(description, channel.address, found, other.address)
         return channel, description
+
+    def _look_again(self, seconds: float) -> tuple[Channel, Description]:
+        """Return a replica that answers within these seconds."""
+        if not self._watched:
+            (replica,) = self._replicas.values()
+            return replica.channel, replica.channel.reach(self._model, seconds, self._closed)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: any(one.serves for one in self._replicas.values()),
+                seconds if self._replicas else 0,
+            )
+        return self._look()
 
     def _await_all(self, replicas: Sequence[Replica]) -> None:
         """Wait until all have answered; once one serves, only for a moment."""

@@ -13,51 +13,63 @@ from inference.token_rule import TokenRule
 
 MakeRule = Callable[[], TokenRule | None]
 
-THREADS = 4
-"""Rules that are made at once, of as many keys."""
+CHECKS = 4
+"""Grammars that are checked at once, of as many keys."""
+
+MAKERS = 32
+"""Rules that are made at once. Each takes little, unless its grammar is large."""
 
 RETRY_SECONDS = 1.0
 
 
 class RuleTurns:
-    """The turns of keys at having a rule made: one at a time for each key. Used on the event loop.
+    """Checks new grammars, one at a time for each key, and makes rules. Used on the event loop.
 
-    So a key that compiles without end takes one thread, and the turns of nobody else.
+    Only grammars that were never checked wait for a turn. So a key that sends such grammars
+    without end takes one thread, and holds up nobody's penalties, biases and known grammars.
     """
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(THREADS, "rule")
+        self._checks = ThreadPoolExecutor(CHECKS, "grammar")
+        self._makers = ThreadPoolExecutor(MAKERS, "rule")
         self._turns = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by the names of keys
         self._waiting = Counter[str]()
 
-    async def make(self, key: Key, make: MakeRule, most: int) -> TokenRule | None:
-        """Return the rule, once it is this key's turn.
+    async def check(self, key: Key, check: Callable[[], None], limit: int) -> None:
+        """Check a grammar once it is this key's turn.
 
-        most: rules that may be made or wait for one key
+        limit: grammars of one key that may wait or be checked
 
-        Raises Busy beyond them, and what `make` raises.
+        Raises Busy beyond them, and what `check` raises.
         """
-        if self._waiting[key.name] >= most:
+        waiting = self._waiting[key.name]
+        if waiting >= limit:
             raise Busy(
-                f"{most} grammars of this key wait to be compiled: try again later", RETRY_SECONDS
+                f"{waiting} new grammars of this key wait to be checked: try again later",
+                RETRY_SECONDS,
             )
         self._waiting[key.name] += 1
         try:
-            return await self._in_turn(self._turns[key.name], make)
+            await self._in_turn(self._turns[key.name], check)
         finally:
             self._waiting[key.name] -= 1
 
-    async def _in_turn(self, turn: asyncio.Lock, make: MakeRule) -> TokenRule | None:
-        await turn.acquire()
-        making = asyncio.get_running_loop().run_in_executor(self._threads, make)
+    async def make(self, make: MakeRule) -> TokenRule | None:
+        """Return the rule, or raise what `make` raises."""
+        return await asyncio.get_running_loop().run_in_executor(self._makers, make)
 
-        def end_turn(done: asyncio.Future[TokenRule | None]) -> None:
+    async def _in_turn(self, turn: asyncio.Lock, check: Callable[[], None]) -> None:
+        await turn.acquire()
+        checking = asyncio.get_running_loop().run_in_executor(self._checks, check)
+
+        def end_turn(done: asyncio.Future[None]) -> None:
             turn.release()
             done.cancelled() or done.exception()  # looked at, also where nobody waits any more
 
-        making.add_done_callback(end_turn)
-        return await asyncio.shield(making)  # who leaves does not get another turn meanwhile
+        checking.add_done_callback(end_turn)
+        await asyncio.shield(checking)  # who leaves does not get another turn meanwhile
 
     def close(self) -> None:
-        """Make no more rules."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Check no more grammars and make no more rules."""
+        for threads in (self._checks, self._makers):
+            threads.shutdown(wait=False, cancel_futures=True)

@@ -7,10 +7,10 @@ target says (sender.py); neither waits for the other.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc.aio
 
@@ -27,10 +27,11 @@ from grpc_comm.observability.server_events import (
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.parse_errors import BREAK_SECONDS
 from grpc_comm.server.request_reader import Inbox
-from grpc_comm.server.sender import Send, Sender
+from grpc_comm.server.sender import HEARTBEAT_SECONDS, Send, Sender
 from grpc_comm.server.session_table import SessionRecord
 from grpc_comm.server.state import ServerState
 from grpc_comm.translate import OpenRequest, ResumeRequest, SessionTerms
+from inference.engine.engine import Engine
 from inference.errors import (
     Gone,
     LimitExceeded,
@@ -40,6 +41,10 @@ from inference.errors import (
 )
 from inference.order import Decode, Opened
 from inference.proposer import Nodes
+from inference.sampling import SamplingParams
+from inference.token_rule import TokenRule
+
+T = TypeVar("T")
 
 _NOTHING_NEW = Opened(0, 0.0, 0.0)
 _CANCEL_SECONDS = 0.05
@@ -96,8 +101,9 @@ class Stream:
         translate.check_fingerprints(request, description)
         _check_prompt(request, description.sequence_length)  # first, as it is cheap
         engine, prompt, params = served.engine, list(request.prompt), request.params
-        make, most = partial(engine.rule, prompt, params), engine.most_sessions
-        rule = await self._state.rules.make(self.key, make, most) if params.adjusts else None
+        rule = None
+        if params.adjusts:
+            rule = await self._with_heartbeats(len(prompt), self._rule(engine, prompt, params))
         self._state.check_room(self.key)
         self._sessions.check_name(request.session_id, self.key.name)
         session, opening = engine.open(
@@ -112,6 +118,25 @@ class Stream:
         self._sessions.add(record)
         self._set_limits(record)
         return record, opening
+
+    async def _rule(
+        self, engine: Engine, prompt: Sequence[int], params: SamplingParams
+    ) -> TokenRule | None:
+        turns, rules = self._state.rules, engine.rules
+        if not rules.has_checked(params):
+            await turns.check(self.key, partial(rules.check, params), engine.most_sessions)
+        return await turns.make(partial(rules.make, prompt, params))
+
+    async def _with_heartbeats(self, length: int, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for work, and send a client that has `length` tokens signs of life meanwhile."""
+        working = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait({working}, timeout=HEARTBEAT_SECONDS))[0]:
+                self._state.check_room(self.key)
+                await self._send(pb.ServerMessage(tokens=pb.Tokens(position=length)))
+        finally:
+            working.cancel()
+        return await working
 
     def _resume(self, request: ResumeRequest) -> SessionRecord:
         record = self._sessions.resume(

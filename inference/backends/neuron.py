@@ -27,8 +27,8 @@ from inference.backends.graph_calls import inputs_of, picked
 from inference.backends.target_features import form_of
 from inference.errors import Busy, InvalidRequest, OutriderError, Unavailable
 from inference.model.cache import KeysValues, empty_cache
+from inference.model.checkpoint import DTYPES
 from inference.model.config import parse_config
-from inference.model.float8 import states_of
 from inference.model.noise_window import FILLED, WINDOW, NoisePlace, fill_inputs
 from inference.model.round_graph import idle_inputs, under_draft_names
 from inference.model.verify_graph import copy_inputs
@@ -244,7 +244,7 @@ def shape_of_cache(manifest: Manifest, config: Mapping[str, Any]) -> KeysValues:
     config: of the model whose caches they are
     """
     return empty_cache(
-        parse_config(config), manifest.rows, manifest.capacity, states_of(manifest.dtype), "meta"
+        parse_config(config), manifest.rows, manifest.capacity, DTYPES[manifest.dtype], "meta"
     )
 
 

@@ -57,7 +57,6 @@ class Sdk(NamedTuple):
     row: Any
     embedding: Any
     gather: Any
-    reduce: Any
     group: Any
 
 
@@ -86,7 +85,6 @@ def load_sdk() -> Sdk:
         layers.RowParallelLinear,
         layers.ParallelEmbedding,
         mappings.gather_from_tensor_model_parallel_region_with_dim,
-        mappings.reduce_from_tensor_model_parallel_region,
         groups.get_tensor_model_parallel_group,
     )
 

@@ -23,7 +23,7 @@ from inference.file_model import Count, Line, Record, read_record
 from inference.json_file import GREATEST, read_json
 
 PROFILES = Path(__file__).parents[1] / "data" / "profiles"
-"""The bundled profiles, one NAME.json each. python -m benchmarks.time_profiles makes them."""
+"""The bundled profiles, one NAME.json each."""
 
 T = TypeVar("T")
 

@@ -36,6 +36,9 @@ from inference.sampling import SamplingParams
 from inference.times import LatencyModel
 from inference.token_rule import TokenRule
 
+MAX_QUEUED = 64
+"""Sessions that may wait in line for a row."""
+
 
 class Engine:
     """Sessions on the rows of a model.
@@ -63,7 +66,7 @@ class Engine:
         sequence_length: int,
         max_tree_nodes: int,
         vocabulary: int,
-        waiting: int = 64,
+        waiting: int = MAX_QUEUED,
         times: LatencyModel | None = None,
         drafter: ColocatedDrafter | None = None,
         graphs: GraphRounds | None = None,
@@ -75,7 +78,7 @@ class Engine:
         self.sequence_length, self.vocabulary = sequence_length, vocabulary
         self.listeners: list[EventListener] = []
         self._clock, self._when_idle = clock, when_idle
-        self._rules = Rules(model, vocabulary, grammars)
+        self.rules = Rules(model, vocabulary, grammars)
         self._admission = Admission(model, waiting)
         self._lock = self._admission.lock
         self._calibrations: defaultdict[str, Calibration] = defaultdict(Calibration)  # by tenant
@@ -93,13 +96,6 @@ class Engine:
         )
 
     # Sessions, for clients.
-
-    def rule(self, prompt: Sequence[int], params: SamplingParams) -> TokenRule | None:
-        """The rule of a text, made without the lock; None where nothing adjusts its logits.
-
-        Raises InvalidRequest for a rule that cannot be made, or that the model cannot follow.
-        """
-        return self._rules.make(prompt, params)
 
     def open(
         self,
@@ -129,7 +125,7 @@ class Engine:
                 "prompt and output together"
             )
         check_ids(prompt, self.vocabulary)
-        rule = rule or self.rule(prompt, params)
+        rule = rule or self.rules.make(prompt, params)
         with self._lock:
             calibration = self._calibrations[tenant]
             session = Session(prompt, params, tenant, limit, calibration, sharing, rule)

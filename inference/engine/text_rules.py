@@ -31,6 +31,17 @@ class Rules:
     def __init__(self, model: Model, vocabulary: int, grammars: Grammars | None) -> None:
         self._masks, self._vocabulary, self._grammars = model.masks, vocabulary, grammars
 
+    def has_checked(self, params: SamplingParams) -> bool:
+        """Whether a rule needs no grammar that was never checked."""
+        if params.grammar is None or self._grammars is None:
+            return True
+        return self._grammars.has_checked(params.grammar)
+
+    def check(self, params: SamplingParams) -> None:
+        """Check a text's grammar, which may take long; see Grammars.check()."""
+        if params.grammar is not None and self._grammars is not None:
+            self._grammars.check(params.grammar)
+
     def make(self, prompt: Sequence[int], params: SamplingParams) -> TokenRule | None:
         """Return the rule of a text; None where nothing adjusts its logits.
 

@@ -18,7 +18,7 @@ from outrider.options.groups import (
     BackendOptions,
     GoalOptions,
     MeasureOptions,
-    ReductionOptions,
+    QuantizationOptions,
     SamplingOptions,
     Seed,
     TargetOptions,
@@ -27,9 +27,9 @@ from outrider.options.network import ConnectionOptions
 from outrider.options.roles import RULES, ClientRole
 
 EXAMPLES = """examples:
-  outrider bench                                          the pair and the prompts that ship here
-  outrider bench --target_model DIR --draft_model DIR --out real
-  outrider bench --presets hybrid,suffix --rtt 40 --samples 5 --out far
+  outrider bench --yes                                    the pair and the prompts that ship here
+  outrider bench --yes --target_model DIR --draft_model DIR --out real
+  outrider bench --set small --presets hybrid,suffix --rtt 40 --samples 5
   outrider bench --target_host HOST --draft_model DIR --file prompts.jsonl --out server
   outrider bench compare bench real                       two runs, text by text"""
 
@@ -47,7 +47,7 @@ class BenchOptions(
     PresetOptions,
     BackendOptions,
     MeasureOptions,
-    ReductionOptions,
+    QuantizationOptions,
     TargetOptions,
     CommandOptions,
     title="what is measured",
@@ -59,6 +59,7 @@ class BenchOptions(
     RULES: ClassVar = (
         *RULES,
         FlagRule("file", excludes="set", why="both name prompts"),
+        FlagRule("no_sandbox", needs="run_code"),
         FlagRule("presets", excludes="preset", why="both name ways of drafting"),
         FlagRule(
             "target target_host port",
@@ -76,9 +77,11 @@ class BenchOptions(
     presets: Annotated[Words, among(PRESETS), Shown("NAME,...")] = ()
     """ways of drafting by preset, each beside target-only (default: as the flags say)"""
     run_code: bool = False
-    """run code that the models write, in a sandbox, to score it"""
-    repeat: Count = 1
-    """texts of each prompt and way"""
+    """run code that the models write, to score it (needs bubblewrap)"""
+    no_sandbox: bool = False
+    """run it without bubblewrap, as any program of yours"""
+    num_runs: Count = 1
+    """texts of each prompt and drafting method"""
     fresh: bool = False
     """begin without kept times, and start both ends anew for each repetition"""
     rtt: Annotated[float, Ge(0), Shown("MS")] = 0.0
@@ -87,6 +90,8 @@ class BenchOptions(
     """megabits a second each way of the emulated link (default: no limit)"""
     emulate: Name | None = None
     """the target's passes take the times of this profile"""
+    yes: bool = False
+    """do not ask before a run that names no prompts"""
     out: Directory = "bench"
     """directory of the run: its texts, which it goes on from, and the summary"""
     text: BenchTexts = BenchTexts()
@@ -103,6 +108,11 @@ class BenchOptions(
         """The values that decide what is measured."""
         return {name: value for name, value in self.values().items() if name not in _OF_THE_CALL}
 
+    @property
+    def names_prompts(self) -> bool:
+        """Whether the user chose the prompts."""
+        return bool({"set", "file"} & self.stated().keys())
+
     def items(self) -> list[Item]:
         """The prompts, kinds in turn."""
         if self.file is not None:
@@ -118,7 +128,7 @@ class BenchOptions(
             yield preset or self.draft, ClientRole(connection=connection, **given)
 
 
-_OF_THE_CALL = ("out", "debug")
+_OF_THE_CALL = ("out", "yes", "debug")
 
 
 class PairingOptions(CommandOptions, title="what is compared"):

@@ -14,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO, TypeAlias
 
+from inference.command import say
 from inference.errors import InvalidRequest
 from inference.files import locked
 from inference.json_file import Json
@@ -78,7 +79,9 @@ class RunRecord:
 def read_run(path: Path) -> RunRecord | None:
     """The run of a file; None where there is none, or not even its first line.
 
-    A last line that is not whole, since its writer was killed, counts for nothing.
+    A damaged line, such as the last one of a writer that was killed, is reported and left out; its
+    text is made again. Raises InvalidRequest where the first line is damaged, and for a line of
+    another form.
     """
     try:
         lines = path.read_bytes().rpartition(b"\n")[0].splitlines()
@@ -86,10 +89,14 @@ def read_run(path: Path) -> RunRecord | None:
         return None
     found: RunRecord | None = None
     for number, line in enumerate(lines, start=1):
+        place = f"{path} line {number}"
         try:
-            read = Json(json.loads(line), f"{path} line {number}", InvalidRequest)
+            read = Json(json.loads(line), place, InvalidRequest)
         except ValueError as error:
-            raise InvalidRequest(f"{path} line {number} is not JSON: {error}") from error
+            if found is None:
+                raise InvalidRequest(f"{place} is not JSON: {error}") from error
+            say(f"note: {place} is damaged and left out: {error}")
+            continue
         if found is None:
             found = RunRecord(read.keys(["run"]).field("run").keys(["settings", "prompts"]).value)
         else:

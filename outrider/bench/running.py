@@ -6,7 +6,9 @@ makes one token of its prompt, so the prompt's keys are equally warm for all arm
 
 from __future__ import annotations
 
+import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -18,13 +20,14 @@ from typing import NamedTuple
 from inference.command import say
 from inference.cost.energy import find_readers
 from inference.draft_thread import take_short_turns
-from inference.errors import Unavailable
+from inference.errors import InvalidRequest, Unavailable
 from inference.text import Tokenizer
 from outrider.bench.bench_options import BenchOptions
 from outrider.bench.figures import BASELINE
 from outrider.bench.journal import Journal, TextKey, Values, opened, plan_of
 from outrider.bench.results import write_results
-from outrider.bench.scoring import bounds_missing, score
+from outrider.bench.sandbox import UNPROTECTED, check_sandbox
+from outrider.bench.scoring import score
 from outrider.bench.sets import Item
 from outrider.client.client import Client, open_client
 from outrider.client.probing import measure_round_trip
@@ -42,6 +45,9 @@ from outrider.text.prompts import Prompt, PromptTooLong, make_request
 
 WARM_UP, WARM_UP_TOKENS = "Name three colours.", 8
 """The prompt that every arm answers before anything counts, and the tokens of its answer."""
+
+TOKEN_SECONDS = 0.03
+"""Seconds a token that the estimate before a run assumes."""
 
 _ALSO_OF_TARGET = ("backend", "batch", "emulate", "measure_first", "usd_per_hour")
 
@@ -70,8 +76,12 @@ class ClientArm(NamedTuple):
 def bench(options: BenchOptions) -> int:
     """Make the texts that the run lacks, and write and print its summary in any case."""
     items, out = options.items(), Path(options.out)
-    if options.run_code and (free := bounds_missing()):
-        say(f"note: code that models write may {free}")
+    if options.no_sandbox:
+        say(f"note: code that models write may {UNPROTECTED}")
+    elif options.run_code:
+        check_sandbox()
+    if not (options.yes or options.names_prompts or _confirm(options, items)):
+        return 1
     take_short_turns()
     with opened(out, plan_of(options.settings, items)) as journal:
         try:
@@ -84,9 +94,36 @@ def bench(options: BenchOptions) -> int:
     return 0
 
 
+def _confirm(options: BenchOptions, items: Sequence[Item]) -> bool:
+    """Print what would run, and ask. Raises InvalidRequest where there is no terminal."""
+    print(_summary(options, items), flush=True)
+    if not sys.stdin.isatty():
+        raise InvalidRequest("no terminal to ask on: start it with `outrider bench --yes`")
+    return input("run this? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _summary(options: BenchOptions, items: Sequence[Item]) -> str:
+    """Return what a run would do, in three lines."""
+    kinds = Counter(item.kind for item in items)
+    arms = [BASELINE, *(preset or options.draft for preset in options.presets or (options.preset,))]
+    texts = sum(len(item.turns) for item in items) * len(arms) * options.num_runs
+    tokens = texts * options.text.max_new_tokens
+    return "\n".join(
+        (
+            f"prompts  {', '.join(options.sets)}: {len(items)} ("
+            + ", ".join(f"{kind} {count}" for kind, count in kinds.items())
+            + ")",
+            f"texts    {texts}: each turn by {' and '.join(arms)}, up to "
+            f"{options.text.max_new_tokens} tokens",
+            f"time     up to {tokens * TOKEN_SECONDS / 60:.0f} min at "
+            f"{TOKEN_SECONDS * 1000:.0f} ms a token; --samples N takes N prompts of each kind",
+        )
+    )
+
+
 def _make_texts(options: BenchOptions, items: Sequence[Item], journal: Journal) -> None:
     """Make the texts that a run lacks. With --fresh each repetition starts both ends anew."""
-    every = range(options.repeat)
+    every = range(options.num_runs)
     for repeats in [[one] for one in every] if options.fresh else [every]:
         if any(key.repeat > repeats[-1] for key in journal.known.texts):
             continue  # a later start has begun
@@ -201,12 +238,16 @@ class _Measurement:
         return {
             **done.record(),
             **key._asdict(),
-            "score": score(item, done.text, self._options.run_code) if last else None,
+            "score": self._score(item, done.text) if last else None,
             "usd_per_million": self._account.usd_per_million(tokens, done.usage, read).record(),
             "joules_per_million": self._account.joules_per_million(
                 tokens, done.usage, read
             ).record(),
         }
+
+    def _score(self, item: Item, text: str) -> bool | None:
+        options = self._options
+        return score(item, text, options.run_code, sandboxed=not options.no_sandbox)
 
 
 def _prompt(

@@ -1,65 +1,96 @@
-"""Runs a program that a model wrote, in a process that may do little. Linux has all of the bounds.
+"""Runs programs that a model wrote in a sandbox: bubblewrap, and limits of time and memory.
 
-It is run as a script, reads the program from its input, and writes to its output, last of all,
-the word that the input begins with. So a program that leaves early has not passed.
+The program sees Python and system libraries, read-only, and nothing else of this machine: no file
+of the user, no network, no other process. It runs in a session and a process group of its own.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
-import resource
+import secrets
+import shutil
+import subprocess
 import sys
+from functools import cache
+from pathlib import Path
 
-CPU_SECONDS, BYTES, FILES = 5, 2**30, 32
-"""Processor time and memory of the process, and files that it has open at once."""
+from inference.errors import InvalidRequest
 
-_LIMITS = {
-    "RLIMIT_CPU": CPU_SECONDS,
-    "RLIMIT_AS": BYTES,
-    "RLIMIT_NOFILE": FILES,
-    "RLIMIT_FSIZE": 0,
-    "RLIMIT_CORE": 0,
-    "RLIMIT_NPROC": 0,
-}
+MAX_WAIT = 120.0
+"""Seconds after which a program is stopped that has not used its processor time: it waits."""
 
-_CREATE_RULESET, _RESTRICT_SELF, _NO_NEW_PRIVILEGES = 444, 446, 38
-"""System calls of Landlock, and the option of prctl that it asks for."""
+UNPROTECTED = "read, change and remove your files, use the network and signal your processes"
+"""What a program may do outside the sandbox."""
 
-_WRITES = 0b1_1111_1111_0011
-"""Landlock's rights to execute a file, to write, remove and make files of all kinds. Bits 2 and 3,
-to read files and directories, stay free.
-"""
+_RUNNER = Path(__file__).with_name("run_program.py")
+_FAILURE = "\nraise AssertionError\n"
+_STATUSES = range(20, 120)
+"""Exit statuses that neither Python nor bubblewrap uses for something else."""
 
-_TRUNCATES, _KNOWS_TRUNCATES = 1 << 14, 3
-"""The right to cut files, and the version of Landlock that has it."""
-
-
-def forbid_files() -> bool:
-    """Forbid this process to write, make, remove or execute any file; whether that was possible."""
-    if sys.platform != "linux":
-        return False
-    kernel = ctypes.CDLL(None, use_errno=True)
-    version = kernel.syscall(_CREATE_RULESET, None, 0, 1)
-    rights = ctypes.c_uint64(_WRITES | (_TRUNCATES if version >= _KNOWS_TRUNCATES else 0))
-    rules = kernel.syscall(_CREATE_RULESET, ctypes.byref(rights), ctypes.sizeof(rights), 0)
-    if rules < 0 or kernel.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
-        return False
-    return bool(kernel.syscall(_RESTRICT_SELF, rules, 0) == 0)
+_ISOLATION = (
+    *("--unshare-all", "--new-session", "--die-with-parent", "--cap-drop", "ALL"),
+    *("--dev", "/dev", "--remount-ro", "/dev", "--chdir", "/"),
+)
+_SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/nix/store", "/etc/ld.so.cache")
+"""Paths that an interpreter and its libraries need. Those that exist are bound."""
 
 
-def main() -> None:
-    passed, program = sys.stdin.readline(), sys.stdin.read()
-    said, nowhere = os.dup(1), os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(nowhere, stream)
-    code = compile(program, "<answer>", "exec")
-    for name, most in _LIMITS.items():
-        resource.setrlimit(getattr(resource, name), (most, most))
-    forbid_files()
-    exec(code, {"__name__": "answer"})  # noqa: S102 (the purpose of this process)
-    os.write(said, passed.encode())
+def check_sandbox() -> None:
+    """Raise InvalidRequest where bubblewrap is missing or cannot start."""
+    if shutil.which("bwrap") is None:
+        reason = "bubblewrap is not installed (Debian and Ubuntu: apt-get install bubblewrap)"
+    elif not _sandbox_works():
+        reason = "bubblewrap cannot start here: it needs user namespaces"
+    else:
+        return
+    raise InvalidRequest(
+        f"--run_code runs code in a sandbox, and {reason}. With --no_sandbox the code may "
+        f"{UNPROTECTED}"
+    )
 
 
-if __name__ == "__main__":
-    main()
+def passes(program: str, *, sandboxed: bool) -> bool | None:
+    """Return whether a program runs to its end; None where it waited for MAX_WAIT seconds.
+
+    A program that also ends well where its last line fails has not passed: it left early, or
+    reported success itself.
+    """
+    passed = _ends(program, sandboxed)
+    if not passed:
+        return passed
+    return not _ends(program + _FAILURE, sandboxed)
+
+
+def _ends(program: str, sandboxed: bool) -> bool | None:
+    """Run a program. It has ended well where the runner exits with a status that is drawn here."""
+    status = secrets.choice(_STATUSES)
+    command = [*(_bubblewrap() if sandboxed else ()), sys.executable, "-I", "-X", "utf8"]
+    runner = "/run_program.py" if sandboxed else str(_RUNNER)
+    try:
+        done = subprocess.run(  # noqa: S603 (our own script, by this Python)
+            [*command, runner],
+            input=f"{status}\n{program}".encode(errors="replace"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=MAX_WAIT,
+            cwd="/",
+            env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    return done.returncode == status
+
+
+def _bubblewrap() -> list[str]:
+    """Return the command that runs another in the sandbox."""
+    command = [shutil.which("bwrap") or "bwrap"]
+    for path in dict.fromkeys((*_SYSTEM, sys.base_prefix, sys.prefix)):
+        command += ["--ro-bind-try", path, path]
+    command += ["--ro-bind", str(_RUNNER), "/run_program.py", *_ISOLATION]
+    return [*command, "--remount-ro", "/"]
+
+
+@cache
+def _sandbox_works() -> bool:
+    return _ends("", sandboxed=True) is True

@@ -58,6 +58,15 @@ class Setting(NamedTuple):
         return "" if self.goal is None else f"--cs {self.knob:g}"
 
     @property
+    def flags(self) -> str:
+        """The flags of `outrider run` for this setting, each behind a space."""
+        if isinstance(self.policy, Chain):
+            return f" --gamma {self.policy.length}"
+        if isinstance(self.policy, BestFirst):
+            return f" --tree_nodes {self.policy.nodes} --tree_depth {self.policy.depth}"
+        return f" {self.label}" if self.label else ""
+
+    @property
     def knob(self) -> float | None:
         """The position of the knob: 0 is speed alone, 100 cost alone."""
         return None if self.goal is None else 100 * self.goal.weight
@@ -89,13 +98,6 @@ class Architecture:
     presets: tuple[str, ...] = ()  # rows of outrider/options/draft_flags.py that it measures
 
     @property
-    def command(self) -> str:
-        """The command by which a user decodes in this way."""
-        if self.name in (FUSED, FUSED_LOCAL):
-            return "`outrider run --target_only` with `outrider fused_target`"
-        return f"`outrider run --preset {self.presets[0]}`" if self.presets else self.name
-
-    @property
     def steered(self) -> bool:
         """Whether it can be run at positions of the knob --cs."""
         return self.settings is _positions
@@ -117,6 +119,17 @@ class Arm:
     def name(self) -> str:
         """The architecture's name, with the setting."""
         return f"{self.architecture.name} {self.setting.label}".strip()
+
+    @property
+    def command(self) -> str:
+        """The command by which a user decodes in this way."""
+        name, presets = self.architecture.name, self.architecture.presets
+        if self.architecture.on_this_machine:
+            return "none: the target runs in the process of the comparison"
+        if name == FUSED:
+            return "outrider run --target_only, with outrider fused_target"
+        preset = "" if name == HYBRID else f" --preset {presets[0]}"
+        return f"outrider run{preset}{self.setting.flags}"
 
     def record(self) -> dict[str, object]:
         """The arm as plain data for JSON."""

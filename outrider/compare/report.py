@@ -32,7 +32,8 @@ UNKNOWN = "unavailable"
 WIDTH = 100
 NOTE = (
     "RTT: added ms; TPOT: p50 ms; length: tokens a forward; same: texts as target-only makes; "
-    "~ estimate, >= lower bound; * Pareto: nothing at this RTT is as good in all and better."
+    "~ estimate, >= lower bound; default: what `outrider run` does; * Pareto: nothing at this RTT "
+    "is as good in all and better."
 )
 _PRICES: dict[str, Callable[[ResultRow], Figure]] = {
     "$/1M": lambda row: row.usd_per_million.median,
@@ -112,10 +113,10 @@ def commit() -> str:
 
 
 def told(comparison: Comparison) -> str:
-    """Title, verdict, table and remarks."""
-    lines = [comparison.title]
-    lines += [f"{number}. {line}" for number, line in enumerate(verdict(comparison), 1)]
-    table = ["", *aligned(*columns(comparison)), ""]
+    """Verdict, title, table, commands and remarks."""
+    lines = [f"{number}. {line}" for number, line in enumerate(verdict(comparison), 1)]
+    lines.append(comparison.title)
+    table = ["", *aligned(*columns(comparison)), "", *commands(comparison), ""]
     below = [NOTE, comparison.account, *comparison.remarks]
     if comparison.options.out is None:
         below.append("--out DIR: all figures, differing texts and plots.")
@@ -134,10 +135,18 @@ def columns(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     return heads, [[*_cells(row), *(_short(read(row)) for read in prices.values())] for row in rows]
 
 
+def commands(comparison: Comparison) -> list[str]:
+    """Each arm with the command that decodes in this way, aligned."""
+    arms = {row.arm.name: row.arm.command for row in comparison.rows}
+    width = max(map(len, arms))
+    head = "Commands, to which the flags that name your models are added:"
+    return [head, *(f"{name:<{width}}  {command}" for name, command in arms.items())]
+
+
 def _cells(row: ResultRow) -> Iterator[str]:
     each = row.time_per_output_token
     yield f"{row.rtt_ms:g}"
-    yield row.arm.name + " *" * row.pareto
+    yield row.arm.name + " (default)" * (row.arm.name == HYBRID) + " *" * row.pareto
     yield f"{row.tokens_per_second.median:.1f}"
     yield UNKNOWN if row.ratio is None else _interval(row.ratio)
     yield "-" if each is None else f"{each.p50 * 1e3:.2f}"
@@ -229,7 +238,7 @@ def _instead(comparison: Comparison) -> str:
     for row in comparison.rows:
         first = leader(comparison.at(row.rtt_ms))
         if row.arm.architecture.name == HYBRID and not row.faster and first is not None:
-            ways.setdefault(first.arm.architecture.command, []).append(f"{row.rtt_ms:g} ms")
+            ways.setdefault(f"`{first.arm.command}`", []).append(f"{row.rtt_ms:g} ms")
     if not ways:
         return ""
     said = "; ".join(f"{command} at {', '.join(trips)}" for command, trips in ways.items())

@@ -18,8 +18,8 @@ from inference.backends.target_features import FeatureModel, FeatureSequence, fe
 from inference.command import say
 from inference.drafters.draft import Draft
 from inference.errors import InvalidRequest, UnsupportedModel
+from inference.model.checkpoint import DTYPES
 from inference.model.eagle_head import OfTarget, read_head, read_head_config
-from inference.model.float8 import states_of
 from inference.model.weight_files import fingerprint
 from outrider.draft_methods import FoundDraft
 from outrider.models.artifacts import artifact_checkpoint
@@ -58,8 +58,8 @@ class FoundHead(OfCheckpoint):
         begun = time.perf_counter()
         head = read_head(self.directory, self.given, capacity.sequence_length)
         self.target.keep_features(head.config.kept)
-        rows, length, spare, nodes = capacity
-        model = EagleModel(head, rows=rows, capacity=length + spare, max_nodes=nodes)
+        rows, slots, nodes = capacity.rows, capacity.slots, capacity.max_nodes
+        model = EagleModel(head, rows=rows, capacity=slots, max_nodes=nodes)
         parameters = sum(parameter.numel() for parameter in head.parameters())
         layers = ", ".join(map(str, head.config.kept))
         say(
@@ -124,7 +124,7 @@ def _given(manifest: Manifest, target: Checkpoint) -> OfTarget:
     return OfTarget(
         target.config,
         manifest.vocabulary,
-        states_of(manifest.dtype),
+        DTYPES[manifest.dtype],
         torch.device("cpu"),
         partial(read_embeddings, target.directory, manifest),
     )

@@ -254,7 +254,7 @@ class BoundedConnection(H11Protocol):
         body = (
             ApiError(
                 503,
-                f"all of {self._most} connections are in use (--http_connections): ask again later",
+                f"all of {self._most} connections are in use: ask again later",
                 "server_error",
                 code="too_many_connections",
             )

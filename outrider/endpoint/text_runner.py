@@ -18,7 +18,9 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_late
 from prometheus_client import Counter as Total
 
 from inference.errors import Busy, LimitExceeded, OutriderError, Unavailable
+from inference.sampling import Grammar
 from outrider.client.client import Client
+from outrider.endpoint.grammar_turns import GrammarTurns
 from outrider.text.completion import Completion, Request
 from outrider.text.pieces import Piece
 from outrider.text.runner import Part, Task, start_tasks
@@ -46,6 +48,7 @@ class TextRunner:
         self.client, self.most, self.running = client, most, 0
         self.metrics = TextMetrics(client.model)
         self.created = int(time.time())
+        self._grammars = GrammarTurns()
         self._held = Counter[str]()  # texts of each caller
         self._waiting = 0  # texts that wait for their first part
         self._threads = list[Thread]()
@@ -85,13 +88,27 @@ class TextRunner:
         finally:
             left.set()
 
-    async def run(self, tasks: Sequence[Task[Part]], caller: str = "") -> Parts[Part]:
+    async def run(
+        self, tasks: Sequence[Task[Part]], caller: str = "", grammar: Grammar | None = None
+    ) -> Parts[Part]:
         """Run tasks on threads. Yield their parts, each with the index of its task.
+
+        grammar: of all these texts. A new one waits for the caller's turn.
 
         Each task ends with its Completion. Leaving the iteration ends all tasks at once. Raises
         LimitExceeded and Busy before anything begins, the error that ended a text, Unavailable for
         a text that end_all() cut, and LimitExceeded for one that there was no money for.
         """
+        end_turn = await self._grammars.begin(caller, grammar)
+        try:
+            async with aclosing(self._run(tasks, caller)) as parts:
+                async for part in parts:
+                    end_turn(True)
+                    yield part
+        finally:
+            end_turn(False)
+
+    async def _run(self, tasks: Sequence[Task[Part]], caller: str) -> Parts[Part]:
         self.check_room(len(tasks), caller)
         loop, end = asyncio.get_running_loop(), Event()
         queue = asyncio.Queue[tuple[int, Part | Completion | OutriderError]]()
@@ -144,7 +161,8 @@ class TextRunner:
 
     def pieces(self, requests: Sequence[Request], caller: str = "") -> Parts[Piece]:
         """Yield pieces of the texts as they come, as run() does."""
-        return self.run([partial(self.client.complete, one) for one in requests], caller)
+        grammar = requests[0].params.grammar if requests else None
+        return self.run([partial(self.client.complete, one) for one in requests], caller, grammar)
 
     async def whole(self, requests: Sequence[Request], caller: str = "") -> list[Completion]:
         """The finished texts, in the order of the requests. Errors are those of pieces()."""

@@ -52,7 +52,6 @@ class Proof:
     pairs: Sequence[TextPair]  # in the order in which they were made, from a first start on
     subject: Subject  # whose times were measured
     times: Mapping[Shape, float]  # measured seconds by rows and nodes
-    planned: Mapping[Shape, float]  # seconds as computed for the artefact's graphs; may be empty
     profile: TimeProfile
     usd_per_hour: float | None
 
@@ -128,7 +127,6 @@ class Proof:
             "usd_per_hour": self.usd_per_hour,
             "subject": asdict(self.subject),
             "times": [[*shape, seconds] for shape, seconds in sorted(self.times.items())],
-            "planned": [[*shape, seconds] for shape, seconds in sorted(self.planned.items())],
             "texts": [
                 {
                     "prompt": pair.prompt,
@@ -193,9 +191,7 @@ def _comparison(proof: Proof) -> list[str]:
 def _forwards(proof: Proof) -> list[str]:
     table = []
     for (rows, nodes), seconds in sorted(proof.times.items()):
-        planned = proof.planned.get((rows, nodes))
         fitted = proof.profile.seconds(rows, nodes, proof.subject.context)
-        words = "" if planned is None else f"{planned * 1e3:.2f}"
-        figures = [f"{seconds * 1e3:.2f}", words, f"{fitted * 1e3:.2f}"]
+        figures = [f"{seconds * 1e3:.2f}", f"{fitted * 1e3:.2f}"]
         table.append([str(rows), str(nodes), *figures])
-    return aligned(("rows", "nodes", "measured", "as planned", "profile.json"), table)
+    return aligned(("rows", "nodes", "measured", "profile.json"), table)

@@ -16,16 +16,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
 
-from compile.plan.graph_time import graph_time
-from compile.spec import CompileSpec
-from inference.artifact import Manifest, read_manifest
+from inference.artifact import read_manifest
 from inference.backends.neuron_sdk import has_device, instance_family
 from inference.backends.timed import TimeProfile
 from inference.command import say
 from inference.draft_thread import take_short_turns
 from inference.errors import BadArtifact, Unavailable
 from inference.flags.group import flags_of
-from inference.model.config import parse_config
 from inference.planner.profile_files import Subject, read_profile
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
@@ -64,7 +61,9 @@ def prove(options: ProveOptions, out: Path) -> Proof:
             role = SharedClientRole(connection=reached, **drafting)
             with open_client(role) as client:
                 prompts = _prompts(options, client.tokenizer)
-                pairs = [_told(pair) for pair in make_pairs(client, prompts, options.tokens)]
+                pairs = [
+                    _told(pair) for pair in make_pairs(client, prompts, options.max_new_tokens)
+                ]
                 model, draft = client.model, client.draft
                 device = client.target.description.device
         with started("target", [*flags, "--measure_first"]):
@@ -80,7 +79,6 @@ def prove(options: ProveOptions, out: Path) -> Proof:
         pairs=pairs,
         subject=subject,
         times=times,
-        planned={} if manifest is None else planned_times(manifest),
         profile=fit_profile(f"{model} on {device}", subject, times),
         usd_per_hour=options.usd_per_hour,
     )
@@ -131,7 +129,6 @@ def _check_device(options: ProveOptions, out: Path) -> list[str]:
     cores back. Returns the lines that it printed. Raises BadArtifact where something differs.
     """
     given = {"model": options.target_name, "target": instance_family()}
-    given["dtype"] = options.compiled_dtype
     words = [*flag_words(given), "--out", str(out)]
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-m", "compile.check", *words],
@@ -152,21 +149,6 @@ def kept_times(directory: Path) -> tuple[Subject, dict[Shape, float]]:
         if subject.part == "target":
             return subject, times
     raise Unavailable(f"the target kept no times in {directory}")
-
-
-def planned_times(manifest: Manifest) -> dict[Shape, float]:
-    """Seconds of the artefact's trees by rows and nodes, as its plan computed them. Of graphs that
-    differ in the slots they read, those of the fewest. None for a CPU, which has no such forecast.
-    """
-    if manifest.target == "cpu":
-        return {}
-    config, spec = parse_config(manifest.config), CompileSpec.of(manifest)
-    graphs = sorted(manifest.buckets, key=lambda bucket: -bucket.slots)
-    return {
-        (bucket.rows, bucket.nodes): graph_time(config, spec, bucket).planned
-        for bucket in graphs
-        if bucket.everywhere
-    }
 
 
 def fit_profile(name: str, subject: Subject, times: Mapping[Shape, float]) -> TimeProfile:

@@ -34,8 +34,8 @@ class Parameters:
     top_k: 0 is off, and so is the whole vocabulary; above 256 it is 256
     top_p: 1 is off; 0 leaves the most likely token
     seed: of the noise; None takes a random one
-    stop: strings that end the text and are left out of it; None is the model's own default where
-        the temperature is None, too
+    stop: strings that end the text and are left out of it, special tokens among them; None is the
+        model's own default where the temperature is None, too
     prompt_cache_key: texts of one key go to one replica, which may have their beginning computed
     min_p: tokens below this part of the likeliest one's chance are left out; 0 is off
     repetition_penalty: divides the logits of tokens of prompt and text; 1 is off

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from inference.command import say
 from inference.errors import InvalidRequest, LimitExceeded
+from inference.flags.group import brief
 from inference.sampling import (
     SEED_BITS,
     SamplingParams,
@@ -18,7 +19,7 @@ from inference.sampling import (
 from inference.text import Tokenizer
 from outrider.options.groups import PromptOptions
 from outrider.text.completion import Request
-from outrider.text.parameters import Parameters
+from outrider.text.parameters import Parameters, text_form
 from outrider.text.stop_strings import StopStrings
 from outrider.text.tool_calls import NO_TOOLS, Message, Tools
 
@@ -53,6 +54,7 @@ def make_request(client: Client, prompt: Prompt, parameters: Parameters, index: 
     """
     parameters = parameters.settled(client.model)
     tools = parameters.functions()
+    _check_kind(prompt)
     _check_size(client, prompt, parameters.tools)
     ids = read_prompt(client, prompt, tools, parameters)
     if len(ids) >= client.length:
@@ -88,7 +90,8 @@ def _end_ids(client: Client, parameters: Parameters) -> frozenset[int]:
     """The tokens that end a text."""
     _check_ids(client, parameters.stop_token_ids)
     own = frozenset[int]() if parameters.ignore_eos else client.target.description.stop_ids
-    return own | frozenset(parameters.stop_token_ids)
+    special = client.tokenizer.special_tokens(parameters.stop or ())
+    return own.union(parameters.stop_token_ids, special)
 
 
 def _check_ids(client: Client, ids: Iterable[int]) -> None:
@@ -120,6 +123,20 @@ def going_on(client: Client, request: Request, made: Sequence[int]) -> tuple[Req
     ids, left = [*request.ids, *made[:kept]], request.max_new_tokens - kept
     params = replace(request.params, made=kept)
     return replace(request, ids=ids, params=params, max_new_tokens=left), text, kept
+
+
+def _check_kind(prompt: object) -> None:
+    """Raise InvalidRequest for what is neither text, messages nor token ids."""
+    if isinstance(prompt, str):
+        return
+    if isinstance(prompt, Sequence):
+        if all(isinstance(part, Mapping) for part in prompt):
+            return
+        if all(isinstance(part, int) for part in prompt):
+            return
+    raise InvalidRequest(
+        f"a prompt is text, the messages of a chat, or token ids: got {brief(prompt)}"
+    )
 
 
 def _check_size(client: Client, prompt: Prompt, tools: Sequence[Mapping[str, Any]]) -> None:
@@ -174,7 +191,8 @@ def read_prompt(
 def read_prompts(options: PromptOptions) -> list[str]:
     """The prompts: --prompt, or the lines of --prompt_text. For `-`, what standard input holds."""
     if (options.prompt is None) == (options.prompt_text is None):
-        raise InvalidRequest("give one of --prompt TEXT and --prompt_text FILE")
+        both = "both were given" if options.prompt is not None else "neither was given"
+        raise InvalidRequest(f"--prompt TEXT or --prompt_text FILE is needed: {both}")
     if options.prompt is not None:
         standard_input = options.prompt == "-"
         prompts = [_read("--prompt", "-").rstrip("\n") if standard_input else options.prompt]
@@ -182,7 +200,11 @@ def read_prompts(options: PromptOptions) -> list[str]:
         lines = _read("--prompt_text", options.prompt_text or "").splitlines()
         prompts = [line for line in lines if line.strip()]
     if not prompts or not prompts[0]:
-        raise InvalidRequest("the prompt is empty: at least one character is needed")
+        source = options.prompt_text or options.prompt
+        where = "standard input" if source == "-" else options.prompt_text
+        raise InvalidRequest(
+            f"{where}: there is no prompt" if where else "the prompt is empty: give it text"
+        )
     return prompts
 
 
@@ -191,7 +213,7 @@ def _read(flag: str, path: str) -> str:
     try:
         raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
-        raise InvalidRequest(f"{flag} {path} cannot be read: {error}") from error
+        raise InvalidRequest(f"{flag} {path} cannot be read: {error.strerror}") from error
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
@@ -200,6 +222,16 @@ def _read(flag: str, path: str) -> str:
             f"{flag} {path} is not UTF-8: line {line} has the byte 0x{raw[error.start]:02x}; "
             "convert it, as with iconv -t utf-8"
         ) from error
+
+
+def _read_schema(path: str) -> str:
+    """The JSON schema in a file. Raises InvalidRequest, with the name of the file."""
+    schema = _read("--schema", path)
+    try:
+        text_form(schema=schema)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"--schema {path}: {error}") from error
+    return schema
 
 
 def make_requests(
@@ -217,7 +249,7 @@ def make_requests(
     model: the target, whose defaults count where the options give no temperature
     """
     seed = min(random_seed(), 2**SEED_BITS - len(prompts)) if options.seed is None else options.seed
-    schema = options.json_schema and _read("--schema", options.json_schema)
+    schema = options.json_schema and _read_schema(options.json_schema)
     given = Parameters(
         temperature=options.temperature,
         top_k=options.top_k,

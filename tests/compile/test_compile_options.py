@@ -14,21 +14,24 @@ from tests.support.repository import ROOT
 
 
 def test_a_dry_run_prints_the_plan_and_builds_nothing(tmp_path: Path, run: Run) -> None:
-    shape, load = ROOT / "docs/shapes/llama-3.1-8b", ROOT / "benchmarks/loads/chat.json"
+    shape = ROOT / "docs/shapes/llama-3.1-8b"
     model = ["compile", "--model", shape, "--target", "trn1", "--dry-run"]
-    given = ["--load", load, "--graphs", "8", "--out", tmp_path / "out"]
+    given = ["--rows", "4", "--out", tmp_path / "out"]
     planned = run(*model, *given, "--tensor_parallel", "2")
     assert planned.code == 0
     for part in (
-        "trn1.2xlarge, 2 ranks",
-        "8 graphs (2 for other calls) of 8 allowed",
+        "fits trn1.2xlarge: ",
+        " ms with 16 guesses (within 20%); about ",
+        "; next: outrider compile --model",
+        "trn1.2xlarge, 2 cores",
         "verify_b4_t64_s2112_sampled",
         "weights             7.48 GiB",
-        "within 15%",
-        "computed, not measured",
-        "passes that others measured on trn1 are within 15%",
+        "from passes that others published, within 20%",
+        "not yet run on hardware",
     ):
         assert part in planned.out
+    assert planned.out.startswith("fits trn1.2xlarge"), "the verdict comes first"
+    assert planned.out.count("verify_b4_t64_s2112_sampled") == 1, "graphs are listed once"
     assert not (tmp_path / "out").exists()
     refused = run(*model, *given, "--tensor_parallel", "1")
     refused.assert_failed("--target trn1 --tensor_parallel 2 (trn1.2xlarge)")
@@ -37,12 +40,8 @@ def test_a_dry_run_prints_the_plan_and_builds_nothing(tmp_path: Path, run: Run) 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--target", "trn2", "--tensor_parallel", "4"], ["as published: solved from passes"]),
-        (["--target", "trn3", "--tensor_parallel", "4"], ["nobody published a pass to compare"]),
-        (
-            ["--target", "trn1", "--tensor_parallel", "2", "--dtype", "fp8"],
-            ["22.5 ms where nothing waits for widening, 33.5 where VectorE", "where wide copies"],
-        ),
+        (["--target", "trn2", "--tensor_parallel", "4"], ["25.6 ms", "28.6 ms with 16 guesses"]),
+        (["--target", "trn3", "--tensor_parallel", "4"], ["times: a range", " to "]),
     ],
 )
 def test_a_dry_run_says_what_stands_behind_its_times(
@@ -68,12 +67,11 @@ REFUSED: list[tuple[str, ...]] = [
             ("--sampling some", "--sampling some"),
             ("--masks --sampling greedy", "--masks", "--sampling greedy"),
             ("--rows 0", "--rows 0"),
+            ("--dtype fp8", "--dtype fp8", "bfloat16"),
             ("--workers 0", "--workers 0"),
             ("--sequence_length 1", "--sequence_length 1", "2"),
             ("--tensor_parallel 2", "--tensor_parallel 2", "cpu"),
-            ("--load x --slots 64", "--load", "--slots"),
-            ("--compile_minutes 5", "--compile_minutes", "--graph_minutes"),
-            ("--graph_minutes 0", "--graph_minutes 0"),
+            ("--load x", "--load"),
             ("--flag =3", "--flag =3"),
             ("--gamma 4", "--speculation_length", "--fused"),
             ("--fused --gamma 0", "--speculation_length 0"),
@@ -83,11 +81,6 @@ REFUSED: list[tuple[str, ...]] = [
             ("--spot", "--spot", "--on"),
         )
     ),
-    *(
-        (f"--target {target} --dtype fp8 --dry_run", "fp8", target)
-        for target in ("cpu", "trn2", "trn3")
-    ),
-    ("--target trn1 --fused --dtype fp8 --dry_run", "fp8"),
     ("--target trn3 --fused --dry_run", "--fused", "cpu, trn1 and inf2"),
 ]
 
@@ -101,25 +94,17 @@ def test_wrong_flags_are_told_before_anything_is_loaded(
     run("compile", *flags.split()).assert_usage_error(*shown)
 
 
-@pytest.mark.parametrize(
-    ("flags", "shown"),
-    [(["--sequence_length", "9999"], "2 to 1024"), (["--load", "gone.json"], "gone.json")],
-)
-def test_what_the_model_or_a_file_refuses_gets_one_line(
-    flags: list[str], shown: str, run: Run
-) -> None:
-    refused = run("compile", *DRY, *flags)
-    refused.assert_failed(shown)
+def test_a_length_that_the_model_refuses_gets_one_line(run: Run) -> None:
+    refused = run("compile", *DRY, "--sequence_length", "9999")
+    refused.assert_failed("2 to 1024")
     assert refused.err.count("\n") == 1
 
 
 def test_the_embedded_models_plan_is_a_few_graphs_and_says_what_each_is_for(run: Run) -> None:
     shown = run("compile", *DRY).out
     assert "6 graphs" in shown
-    purposes = shown.split("what each graph is for:\n")[1]
-    assert purposes.count("\n") == 7
-    assert "the target alone, one session, any temperature" in purposes
-    assert "prompts, 256 tokens a call, one session" in purposes
+    assert "the target alone, one session, any temperature" in shown
+    assert "prompts, 256 tokens a call, one session" in shown
 
 
 @pytest.mark.parametrize("more", [[], ["--fused"], ["--target", "trn1"], ["--sampling", "greedy"]])

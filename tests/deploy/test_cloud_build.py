@@ -53,14 +53,13 @@ def of(*words: str) -> CloudBuild:
 
 
 def test_the_instance_runs_the_users_own_command_which_it_understands_and_pushes() -> None:
-    words = ["--target", "trn1", "--tp_degree", "2", "--flag=-O2", "--quick", "--load", "l.json"]
+    words = ["--target", "trn1", "--tp_degree", "2", "--flag=-O2", "--quick"]
     given = host_arguments(of(*words, "--out", "here", "--spot"))
     assert given == (
         "--target=trn1",
         "--tensor_parallel=2",
         "--flag=-O2",
         "--quick",
-        "--load=/var/lib/outrider-job/load.json",
         "--graph_store=s3://bucket/graphs",
         "--out=/var/lib/outrider-job/artefact",
         "--push=s3://bucket/artefacts",
@@ -321,12 +320,7 @@ def test_the_host_of_a_neuron_build_has_its_image_and_may_write_to_its_stores(
             {},
             "trn1.2xlarge",
             "acme/m@1",
-            [
-                "--target_model=acme/m@1 --draft=copy --device=neuron --compiled_dtype=bfloat16 "
-                f"--out={RESULTS}/bfloat16",
-                "--target_model=acme/m@1 --draft=copy --device=neuron --compiled_dtype=fp8 "
-                f"--out={RESULTS}/fp8",
-            ],
+            [f"--target_model=acme/m@1 --draft=copy --device=neuron --out={RESULTS}/proof"],
         ),
         ({}, "c7i.2xlarge", None, [f"--device=cpu --out={RESULTS}/proof"]),
         (

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import json
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
+from botocore.stub import Stubber
 
 from compile.compile_options import parse as parse_compile
+from deploy.aws import Aws
 from deploy.commands.plan import PlanOptions
 from deploy.deployment import Deployment
 from deploy.host.user_data import MOST_BYTES
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
-from deploy.stack import TEMPLATE, Cause, LaunchFailure, read_template, template_body
+from deploy.stack import (
+    TEMPLATE,
+    Cause,
+    LaunchFailure,
+    StackState,
+    TargetStack,
+    read_template,
+    template_body,
+)
 from inference.errors import InvalidRequest
 from tests.support.refusals import assert_refused
 from tests.support.repository import tool
@@ -77,8 +89,8 @@ def test_accelerators_of_aws_need_an_artefact_and_one_on_s3_its_digest() -> None
             {"instance": "trn2.3xlarge", "artifact": "s3://bkt/p", "digest": "0" * 64},
             ["trn2", "--image"],
         ),
-        ({"model": "s3://Bucket/x y", "digest": "0" * 64}, ["'s3://Bucket/x y'", "s3://BUCKET"]),
-        ({"model": "s3://models/qwen", "digest": "12"}, ["'12'", "64 hexadecimal digits"]),
+        ({"model": "s3://Bucket/x y", "digest": "0" * 64}, ["s3://Bucket/x y", "s3://BUCKET"]),
+        ({"model": "s3://models/qwen", "digest": "12"}, ["--digest 12", "64 hexadecimal digits"]),
         ({"port": 9100}, ["--port 9100", "metrics"]),
         ({"private": True}, ["--private", "--subnet"]),
         ({"spot": True, "capacity_block": "cr-1"}, ["--spot", "--capacity_block"]),
@@ -109,6 +121,63 @@ def test_a_target_that_cannot_be_is_refused_with_the_flags_that_say_so(
 )
 def test_a_failed_launch_is_told_by_awss_words(reason: str, cause: Cause) -> None:
     assert LaunchFailure("Instance", reason).cause is cause
+
+
+def stack_of(*replies: tuple[str, dict[str, Any], dict[str, Any]]) -> TargetStack:
+    """The stack "demo" at a CloudFormation that takes these calls alone: operation, request and
+    reply.
+    """
+    keys = dict.fromkeys(("aws_access_key_id", "aws_secret_access_key"), "testing")
+    client = boto3.client("cloudformation", region_name="us-east-1", **keys)
+    stubber = Stubber(client)
+    for operation, asked, reply in replies:
+        stubber.add_response(operation, reply, asked)
+    stubber.activate()
+    aws = Aws.__new__(Aws)
+    aws.client = lambda service: client  # type: ignore[assignment]
+    return TargetStack(aws, "demo")
+
+
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
+MADE = {"StackId": "arn:1", "StackName": "demo", "CreationTime": NOW}
+
+
+def test_a_stack_is_created_so_that_a_failure_removes_it_and_its_tag_finds_it() -> None:
+    asked = {
+        "StackName": "demo",
+        "TemplateBody": "{}",
+        "Parameters": [{"ParameterKey": "TargetName", "ParameterValue": "demo"}],
+        "Capabilities": ["CAPABILITY_IAM"],
+        "OnFailure": "DELETE",
+        "Tags": [{"Key": "outrider:target", "Value": "demo"}],
+    }
+    described = {"Stacks": [MADE | {"StackStatus": "CREATE_IN_PROGRESS"}]}
+    stack = stack_of(
+        ("create_stack", asked, {"StackId": "arn:1"}),
+        ("describe_stacks", {"StackName": "arn:1"}, described),
+    )
+    assert stack.create("{}", {"TargetName": "demo"}).moving
+
+
+def test_the_first_failure_of_a_stack_is_its_cause() -> None:
+    happened = [
+        ("Role", "CREATE_COMPLETE", ""),
+        ("Instance", "CREATE_FAILED", "We do not have sufficient trn1.2xlarge capacity"),
+        ("Profile", "CREATE_FAILED", "Resource creation cancelled"),
+        ("demo", "ROLLBACK_IN_PROGRESS", "The following resource(s) failed: [Instance]"),
+        ("Role", "DELETE_FAILED", "Cannot delete entity"),
+    ]
+    fields = ("LogicalResourceId", "ResourceStatus", "ResourceStatusReason")
+    common = {"EventId": "1", "StackId": "arn:1", "StackName": "demo", "Timestamp": NOW}
+    events = [common | dict(zip(fields, one, strict=True)) for one in reversed(happened)]
+    for cancelled_first in (False, True):
+        if cancelled_first:  # resources are made at once, and events come as they like
+            events[2], events[3] = events[3], events[2]
+        asked = {"StackName": "arn:1"}
+        stack = stack_of(("describe_stack_events", asked, {"StackEvents": events}))
+        found = stack.failure(StackState("arn:1", "DELETE_COMPLETE", NOW, {}, {}))
+        assert found == LaunchFailure(*happened[1][::2])
+        assert found.cause is Cause.NO_CAPACITY
 
 
 def test_the_host_is_closed_encrypted_and_leaves_nothing_when_it_ends() -> None:

@@ -16,7 +16,8 @@ import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.stub import ANY, Stubber
 
-from deploy.aws import Aws
+from deploy.aws import Aws, AwsDown
+from deploy.instance_kind import Market
 from deploy.instance_price import (
     ON_DEMAND_TERMS,
     InstancePrices,
@@ -170,10 +171,46 @@ def test_a_denied_call_names_the_permission_and_the_next_is_made() -> None:
     assert prices.find(*FAR).usd_per_hour == 1.4
 
 
-def test_refused_credentials_end_all_asking() -> None:
-    prices = failing("UnrecognizedClientException")
+class PartlyRefused:
+    """An account whose credentials these services refuse in these regions."""
+
+    def __init__(self, *refused: tuple[str, str]) -> None:
+        self._refused, self.calls = refused, list[tuple[str, str]]()
+
+    def __call__(self, region: str) -> Any:
+        def rows(service: str, *_: str, **asked: Any) -> list[Any]:
+            self.calls.append((service, region))
+            if (service, region) in self._refused:
+                raise AwsDown(f"AWS refuses the credentials: {service} in {region}")
+            spot = {"SpotPrice": "0.5", "ProductDescription": "Linux/UNIX", "Timestamp": NOW}
+            named = {one["Field"]: one["Value"] for one in asked.get("Filters", ())}
+            listed = hourly((named.get("instanceType", ""), named.get("regionCode", "")), "1.4")
+            return [spot | {"AvailabilityZone": f"{region}a"}] if service == "ec2" else [listed]
+
+        return SimpleNamespace(rows=rows)
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [[("pricing", "us-east-1")], [("ec2", "us-west-2")], [("ec2", "us-east-1")], []],
+)
+def test_a_refusal_silences_no_other_price_and_is_not_repeated(
+    refused: list[tuple[str, str]],
+) -> None:
+    account = PartlyRefused(*refused)
+    prices = InstancePrices(account=account)
+    asked: dict[tuple[str, str], tuple[tuple[str, str], Market]] = {
+        ("pricing", "us-east-1"): (FAR, "on-demand"),
+        ("ec2", "us-west-2"): (FAR, "spot"),
+        ("ec2", "us-east-1"): (TRN1, "spot"),
+    }
     for _ in range(2):
-        assert_refused(lambda: prices.find(*FAR), ["credentials"], NoPrice)
+        for service, (instance, market) in asked.items():
+            if service in refused:
+                assert_refused(lambda a=instance, b=market: prices.find(*a, b), service, NoPrice)
+            else:
+                assert prices.find(*instance, market).usd_per_hour in (0.5, 1.4)
+    assert all(account.calls.count(service) == 1 for service in refused)
 
 
 def test_without_credentials_the_bundled_price_holds_and_a_note_says_why_once(
@@ -253,6 +290,22 @@ def test_the_command_prints_a_table_with_source_and_day(run: Run) -> None:
     shown = run("deploy", "prices", *flags, "--tokens-per-second", "40")
     figures = ("on-demand", "1.34375", "9.3316", "2026-09-24", "20260924211011")
     assert all(part in shown.out for part in ("trn1.2xlarge", *figures))
+
+
+@pytest.mark.parametrize("speed", [[], ["--tokens_per_second", "40"]])
+def test_the_table_fits_80_columns_and_states_its_source_once(run: Run, speed: list[str]) -> None:
+    shown = run("deploy", "prices", "--no_live", *speed)
+    assert max(map(len, shown.out.splitlines())) <= 80
+    assert shown.out.count("20260924211011") == 1
+    priced = [name for name, one in bundled_prices().types.items() if one.usd_per_hour]
+    assert all(name in shown.out for name in priced)
+
+
+def test_an_unknown_type_gets_an_error_and_no_empty_table(run: Run) -> None:
+    refused = run("deploy", "prices", "x9.large", "--no_live")
+    (line,) = refused.err.splitlines()
+    assert (refused.code, refused.out) == (1, "")
+    assert line.startswith("no price for x9.large")
 
 
 def test_the_commands_json_has_every_price_that_is_known(run: Run) -> None:

@@ -161,6 +161,8 @@ def test_a_refusal_of_aws_says_what_to_do_and_leaves_no_instance(
     ended = deploy(*up)
     ended.assert_failed(says)
     assert instances() == []
+    aws.control(faults=[])
+    assert boto3.client("cloudformation", region_name=REGION).describe_stacks()["Stacks"] == []
     assert not kept(aws).exists()
     made = fault["action"] == "CreateStack"
     assert ("s3://outrider-123456789012-us-east-1 keeps what" in ended.err) == made

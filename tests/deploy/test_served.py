@@ -4,6 +4,7 @@ speed that is computed from it. Instance types as EC2 describes them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from compile.plan.graph_time import graph_time
+from compile.plan.pass_seconds import pass_seconds
 from compile.request import find_checkpoint, make_request
 from deploy.aws import Aws
 from deploy.deployment import Deployment
@@ -40,8 +41,11 @@ def test_the_speed_is_that_of_the_widest_graph_without_candidates(manifest: Mani
     (bucket,) = [one for one in spec.buckets if one.nodes == 1 and one.rows == spec.rows]
     speed = computed_speed(manifest)
     assert speed is not None
-    seconds = graph_time(checkpoint.config, spec, bucket).seconds
-    assert speed.tokens_per_second == pytest.approx(spec.rows / seconds)
+    time = pass_seconds(checkpoint.config, spec, bucket)
+    assert time is not None
+    assert time.seconds is not None
+    assert speed.tokens_per_second == pytest.approx(spec.rows / time.seconds)
+    assert computed_speed(replace(manifest, target="trn3")) is None, "a range is no speed"
 
 
 def test_an_artefact_here_is_read_with_its_digest_and_refused_for_another_device(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 import time
 from datetime import date
@@ -303,10 +304,61 @@ def test_a_grammar_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not LIMITED, reason="elsewhere time alone bounds a check")
 def test_a_busy_machine_is_not_held_against_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
     grammars = Grammars(RULES.to_str(), VOCABULARY, [STOP])
+    slow = Grammar(GrammarKind.JSON_SCHEMA, HOSTILE["a large multiple"])
     with monkeypatch.context() as patch:
-        patch.setattr("inference.grammar_check.LONGEST_WAIT", 1e-3)
-        assert_refused(lambda: rule_of(GrammarKind.REGEX, "ab*", grammars), ["busy"], Busy)
+        patch.setattr("inference.grammar_check.LONGEST_WAIT", 0.05)
+        assert_refused(lambda: rule_of(slow.kind, slow.text, grammars), ["busy"], Busy)
+    assert not grammars.has_checked(slow)
     assert follow(rule_of(GrammarKind.REGEX, "ab*", grammars), []) == {"a", "ab"}
+
+
+def test_one_process_checks_grammar_after_grammar_and_is_replaced_when_it_was_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, begin = list[Any](), subprocess.Popen
+
+    def watched(*command: Any, **options: Any) -> Any:
+        begun.append(begin(*command, **options))
+        return begun[-1]
+
+    monkeypatch.setattr("inference.grammar_check.subprocess.Popen", watched)
+    grammars = Grammars(RULES.to_str(), VOCABULARY, [STOP])
+
+    def check(*texts: str) -> None:
+        for text in texts:
+            grammars.check(Grammar(GrammarKind.REGEX, text))
+
+    check("ax*")
+    begun.clear()
+    check("ay*", "az*")
+    assert_refused(lambda: check("("), ["pattern"], InvalidRequest)
+    check("aw*")
+    assert begun == []
+    assert_refused(
+        lambda: grammars.check(Grammar(GrammarKind.JSON_SCHEMA, HOSTILE["a large multiple"])),
+        [f"more than {CHECK_SECONDS} s"],
+        InvalidRequest,
+    )
+    check("au*", "av*")
+    (process,) = begun
+    process.kill()
+    process.wait()
+    check("at*")
+    assert len(begun) == 2
+
+
+LENIENT = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+
+
+@pytest.mark.parametrize("option", ["lenient", "coerce_one_of"])
+@pytest.mark.parametrize("schema", [LENIENT, {"not": {}}, {"oneOf": [{}, {"type": "integer"}]}])
+def test_a_schema_cannot_switch_enforcement_off(schema: dict[str, Any], option: str) -> None:
+    text = json.dumps(schema | {"x-guidance": {option: True, "whitespace_flexible": True}})
+    assert_refused(lambda: rule_of(GrammarKind.JSON_SCHEMA, text), [], InvalidRequest)
+    twice = text[:-1] + ', "x-guidance": {}}'
+    for one in (text, twice, text.replace(option[0], f"\\u{ord(option[0]):04x}")):
+        lark = f'start: "%json {{" | %json {one}'
+        assert_refused(lambda lark=lark: rule_of(GrammarKind.EBNF, lark), [], InvalidRequest)
 
 
 def test_a_text_whose_grammar_works_too_long_ends_and_no_other(

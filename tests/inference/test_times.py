@@ -55,6 +55,15 @@ def test_a_hiccup_is_forgotten_once_the_shape_or_a_wider_one_is_seen_quicker(see
     assert times.seconds(1, 4) <= 0.12
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_two_samples_the_slower_one_bounds_a_shape(order: int) -> None:
+    times = LatencyModel()
+    for seconds in (0.011, 0.200)[::order]:
+        times.observe(1, 8, seconds)
+    assert times.seconds(1, 8) == 0.011
+    assert times.most(1, 8) == 0.200
+
+
 def test_nothing_bounds_what_more_than_twice_the_measured_nodes_take() -> None:
     times = LatencyModel({(1, 1): 0.1, (1, 4): 0.1}, measured=True)
     assert times.most(1, 4) == times.seconds(1, 4) == 0.1

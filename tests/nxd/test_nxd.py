@@ -26,10 +26,8 @@ from compile.agreement import agreements
 from compile.build.neuron_builder import NeuronBuilder
 from compile.spec import verify_bucket
 from inference.artifact import Manifest
-from inference.backends.eager import EagerModel
 from inference.backends.neuron import NeuronFusedModel
 from inference.backends.neuron_loading import load_neuron
-from inference.model.float8 import in_float8
 from tests.nxd import closed
 from tests.support.fake_neuron import VERSIONS, Neuron, lay_out
 from tests.support.fake_nxd import NxDModel
@@ -42,7 +40,6 @@ from tests.support.neuron_artifacts import (
     eager_of,
     fused_spec_of,
     spec_of,
-    whole,
 )
 
 NXD = os.environ.get("NXD", "")
@@ -91,21 +88,6 @@ def test_a_target_built_by_nxd_chooses_as_the_eager_model_does(
     assert [one.first for one in found] == ["", ""]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_target_of_8_bit_matrices_built_by_nxd_chooses_as_its_emulation_does(
-    device: closed.Device, tmp_path: Path, ranks: int
-) -> None:
-    """All but near-ties in bfloat16: one of 32 choices at most."""
-    checkpoint = write_checkpoint(tmp_path / "model", attention_bias=True, mlp_bias=True)
-    manifest = build(tmp_path / "artifact", checkpoint, spec_of(ranks, FEW, dtype="fp8"))
-    emulated = EagerModel(
-        in_float8(whole(checkpoint, torch.bfloat16)), rows=ROWS, capacity=JUNK, max_nodes=16
-    )
-    model = load(device, tmp_path / "artifact", manifest)
-    assert all(one.total - one.equal <= 1 for one in agreements(model, emulated, manifest))
-    assert "fp8e4m3fn-as-fp8e4m3" in closed.FLAGS[-1]
-
-
 def test_one_graph_more_compiles_one_graph(device: closed.Device, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "model")
     build(tmp_path / "artifact", checkpoint, spec_of(1, FEW))
@@ -146,10 +128,7 @@ CALLED: dict[str, tuple[str, ...]] = {
     ),
     "neuronx_distributed.utils.model_utils": ("init_on_device",),
     f"{LAYERS}.layers": ("ColumnParallelLinear", "RowParallelLinear", "ParallelEmbedding"),
-    f"{LAYERS}.mappings": (
-        "gather_from_tensor_model_parallel_region_with_dim",
-        "reduce_from_tensor_model_parallel_region",
-    ),
+    f"{LAYERS}.mappings": ("gather_from_tensor_model_parallel_region_with_dim",),
 }
 
 

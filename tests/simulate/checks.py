@@ -44,6 +44,8 @@ def texts(clients: Sequence[Client], plan: Plan) -> Iterator[str]:
                 yield f"{text} is another from token {at} on"
             elif text.outcome == "whole" and len(text.tokens) != len(due):
                 yield f"{text} ends after {len(text.tokens)} tokens of {len(due)}"
+            elif text.outcome == "whole" and text.forwards > len(text.tokens):
+                yield f"{text} is charged {text.forwards} forwards for {len(text.tokens)} tokens"
             elif client.process.dead:
                 continue
             elif text.resumes + text.reopenings and not plan.faults and not plan.crowded:

@@ -17,7 +17,7 @@ from inference.draft_thread import Drafter, inline, on_thread
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import BestFirst, RoundProposer
-from inference.errors import LimitExceeded, OutriderError, Unavailable
+from inference.errors import LimitExceeded, OutriderError
 from inference.order import Pace
 from inference.planner.prices import Prices
 from inference.planner.profile_files import Subject, keep_profile, load_profile
@@ -31,7 +31,7 @@ from tests.simulate.hostile_client import Hostile
 from tests.simulate.kernel import Fiber, Kernel, Process
 from tests.simulate.memory import reachable
 from tests.simulate.network import Network
-from tests.simulate.plan import LONG_PATIENCE, ClientPlan, Plan, TextPlan
+from tests.simulate.plan import ClientPlan, Plan, TextPlan
 from tests.simulate.scripted_drafts import TimedDraft, Watched, knowledge
 from tests.simulate.threads import Event, Thread
 from tests.support.exact import own_text
@@ -50,6 +50,7 @@ class Text:
 
     came: when each token came
     accepted: tokens that were candidates
+    forwards: of the target, in which it took part
     outcome: "whole", "left", or the name of the error that ended it; "" until then
     """
 
@@ -62,6 +63,7 @@ class Text:
     outcome: str = ""
     error: str = ""
     accepted: int = 0
+    forwards: int = 0
     resumes: int = 0
     reopenings: int = 0
 
@@ -82,6 +84,7 @@ class Text:
         self.tokens += fresh
         self.came += [now] * len(fresh)
         self.accepted = done.num_accepted_tokens
+        self.forwards = done.traffic.forwards
         self.resumes, self.reopenings = done.traffic.resumes, done.traffic.reopenings
 
     def due(self, kinds: int) -> list[int]:
@@ -153,17 +156,13 @@ class Client:
         keep_profile(self._folder, KEPT, SECONDS)
 
     def _connected(self) -> Connection | None:
-        """Connect; who has patience asks again. None where an error ended all texts."""
-        while True:
-            try:
-                return self._connect()
-            except OutriderError as error:
-                patient = isinstance(error, Unavailable) and self.plan.patience == LONG_PATIENCE
-                if not patient:
-                    for text in self.texts:
-                        self._end(text, "", error)
-                    return None
-                self._kernel.sleep(1.0)
+        """Connect; None where an error ended all texts."""
+        try:
+            return self._connect()
+        except OutriderError as error:
+            for text in self.texts:
+                self._end(text, "", error)
+            return None
 
     def _connect(self) -> Connection:
         addresses = self._addresses[:1] if self.plan.way == "one" else self._addresses

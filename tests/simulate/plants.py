@@ -88,6 +88,12 @@ PLANTS: dict[str, Edit] = {
     "replicas that do not serve first": Edit(
         Replicas, "order", "not one.serves", "bool(one.serves)"
     ),
+    "work counted again after a resume": Edit(
+        RemoteSession, "_handle_opened", "if not resumed:", "if True:"
+    ),
+    "a first call without patience": Edit(
+        Replicas, "_meet", "time.monotonic() + patience.seconds", "time.monotonic()"
+    ),
     "patience renewed by each loss": Edit(
         RemoteSession, "_start_search", "self._deadline is None", "True"
     ),
@@ -106,7 +112,8 @@ def planted(fault: str) -> Iterator[None]:
     function = kept.fget if isinstance(kept, property) else kept
     source, made = textwrap.dedent(inspect.getsource(function)), dict[str, Any]()
     assert source.count(before) == 1, f"{name} reads otherwise"
-    text = "from __future__ import annotations\n" + source.replace(before, after)
+    source = source.replace(before, after).replace("super()", f"super({holder.__name__}, self)")
+    text = f"from __future__ import annotations\n{source}"
     exec(text, function.__globals__, made)
     with patch.object(holder, name, made[name]):
         yield

@@ -18,8 +18,7 @@ from compile.build.build import (
 )
 from compile.build.progress import BuildProgress
 from compile.compile_options import CompileOptions
-from compile.plan.buckets import Sizes, graphs_of
-from compile.plan.workload import Limits
+from compile.plan.buckets import Limits, Sizes, graphs_of
 from compile.request import find_checkpoint, make_request
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, Manifest

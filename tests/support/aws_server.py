@@ -156,7 +156,10 @@ class FaultyAws:
                 if key.endswith(".ParameterKey")
             }
             if fault.get("zone") in (None, _zone(given["SubnetId"])):
-                return _failed_stack(query["StackName"], fault["reason"])
+                return _failed_stack(query, fault["reason"])
+        if action == "CreateStack" and "CAPABILITY_IAM" not in _members(query, "Capabilities"):
+            said = "Requires capabilities : [CAPABILITY_IAM]"
+            return _error("InsufficientCapabilitiesException", said, as_json)
         return None
 
     def _answered(self, action: str) -> Reply | None:
@@ -186,16 +189,31 @@ def _zone(subnet: str) -> str:
     return str(ec2_backends[ACCOUNT][REGION].get_subnet(subnet).availability_zone)
 
 
-def _failed_stack(name: str, reason: str) -> Reply:
+def _members(query: dict[str, str], name: str) -> list[str]:
+    """The values of a list in a query."""
+    return [value for key, value in query.items() if key.startswith(f"{name}.member.")]
+
+
+def _failed_stack(query: dict[str, str], reason: str) -> Reply:
     """Answer CreateStack as CloudFormation does where it finds out later that a resource cannot be
-    made and then removes what it has made (OnFailure=DELETE).
+    made. It cancels the others, and then removes the stack or leaves it, as OnFailure says.
     """
     from moto.cloudformation.models import cloudformation_backends
 
     backend = cloudformation_backends[ACCOUNT][REGION]
-    stack = backend.create_stack(name=name, template='{"Resources": {}}', parameters={})
-    stack._add_stack_event("CREATE_FAILED", reason)
-    backend.delete_stack(name)
+    tags = {
+        value: query[key.replace("Key", "Value")]
+        for key, value in query.items()
+        if key.startswith("Tags.member.") and key.endswith(".Key")
+    }
+    stack = backend.create_stack(
+        name=query["StackName"], template='{"Resources": {}}', parameters={}, tags=tags
+    )
+    for said in (reason, "Resource creation cancelled", "The following resource(s) failed: [Host]"):
+        stack._add_stack_event("CREATE_FAILED", said)
+    stack.status = "ROLLBACK_COMPLETE"
+    if query.get("OnFailure") == "DELETE":
+        backend.delete_stack(query["StackName"])
     made = f"<CreateStackResult><StackId>{stack.stack_id}</StackId></CreateStackResult>"
     return 200, "text/xml", f"<CreateStackResponse>{made}</CreateStackResponse>"
 

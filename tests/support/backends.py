@@ -36,7 +36,6 @@ from inference.backends.transformers_model import TransformersModel
 from inference.engine.local_session import LocalSession
 from inference.model.config import read_config
 from inference.model.decoder import Decoder
-from inference.model.float8 import in_float8
 from inference.model.library_config import read_library_config
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
@@ -46,7 +45,7 @@ from tests.support.equality import NearTies, Produce, assert_same_text
 from tests.support.fake_llama_cpp import Cells, StateCells, model_of, own_text
 from tests.support.fake_neuron import Neuron
 from tests.support.fake_recorder import Reruns
-from tests.support.fake_tnx import LegacyImage
+from tests.support.fake_tnx import install_tnx
 from tests.support.models import sequence_after
 from tests.support.native_targets import native_spec, prepared
 from tests.support.neuron_artifacts import (
@@ -92,14 +91,6 @@ def recorded(machine: Machine) -> Model:
     return CudaModel(decoder, rows=ROWS, capacity=JUNK, max_nodes=16, recorder=Reruns())
 
 
-def rounded(checkpoint: Path) -> Decoder:
-    return in_float8(whole(checkpoint))
-
-
-def in_bytes(machine: Machine) -> Model:
-    return eager_model(rounded(machine.checkpoint))
-
-
 INSTANT = TimeProfile("instant", "a test", "nothing", 0.0, 0.0, 0.0, 0.0, (ROWS,), (2, 16), 8)
 
 
@@ -132,8 +123,8 @@ def native(machine: Machine) -> Model:
     return NeuronModel(ranks, manifest, lambda line: None)
 
 
-def legacy(machine: Machine) -> Model:
-    LegacyImage().install(machine.patch, machine.folder / "packages")
+def legacy(machine: Machine, **host: str) -> Model:
+    install_tnx(machine.patch, machine.folder / "packages", **host)
     return load_legacy_neuron(
         machine.checkpoint,
         read_config(machine.checkpoint),
@@ -211,7 +202,6 @@ BACKENDS = {
     "transformers": Backend(library, drafts=True),
     "recorded": Backend(recorded, drafts=True, marks=SLOW),
     "transformers, recorded": Backend(recorded_library, drafts=True, marks=SLOW),
-    "8-bit floats": Backend(in_bytes, rounded, drafts=True, marks=SLOW),
     "timed": Backend(
         lambda machine: TimedModel(eager_of(machine.checkpoint), INSTANT), drafts=True, marks=SLOW
     ),

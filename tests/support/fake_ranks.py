@@ -223,11 +223,6 @@ def gather_from_tensor_model_parallel_region_with_dim(
     return torch.cat((process_group or current_group()).exchange(input_), gather_dim)
 
 
-def reduce_from_tensor_model_parallel_region(input_: Tensor, process_group: Any = None) -> Tensor:
-    parts = (process_group or current_group()).exchange(input_)
-    return torch.stack(parts).float().sum(0).to(input_.dtype)
-
-
 def get_tensor_model_parallel_group(as_list: bool = False) -> Group:
     return current_group()
 

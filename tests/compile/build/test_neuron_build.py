@@ -131,7 +131,7 @@ def test_an_artefact_that_matches_is_used_and_another_one_announced_and_built(
     spec = replace(spec_of(2), vocabulary=Tokenizer(model).vocabulary)
     find = partial(neuron_artifact, command="test", say=said.append)
     first = find(spec, model, tmp_path / "cache")
-    for start in ("memory of a rank", "host memory: ", "time: not known yet"):
+    for start in ("memory of a core", "host memory: ", "time: not known yet"):
         assert any(line.startswith(start) for line in said)
     said.clear()
     assert find(spec, model, tmp_path / "cache") == first
@@ -257,7 +257,7 @@ def test_the_memory_table_of_the_documentation_is_what_its_command_prints(run: R
         flags = ["--model", ROOT / "docs" / "shapes" / model, "--target", target, "--dry_run"]
         flags += ["--tensor_parallel", ranks, "--rows", "4", "--sequence_length", "4096"]
         printed = run("compile", *flags).out
-        assert f"memory of a rank: {total} of {memory}" in printed
+        assert f"memory of a core: {total} of {memory}" in printed
         assert "compiling: about " in printed
         for name, value in zip(names[2:], parts, strict=False):
             assert re.search(rf"{name} +{re.escape(value)}", printed), row

@@ -26,7 +26,7 @@ SMALLEST = settings()
 SCRIPTS = {
     "everything": user_data(EVERYTHING),
     "smallest": user_data(SMALLEST),
-    "job": job_script(replace(JOB, load="s3://bucket/load.json", venv="/opt/v")),
+    "job": job_script(replace(JOB, venv="/opt/v")),
 }
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from grpc_comm.client.replicas import check_same, rendezvous
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.transport import Address, Endpoint, parse_endpoint
+from grpc_comm.unanswered import refuses
 from inference.errors import Mismatch, Unavailable
 from inference.order import Decode
 from tests.support.refusals import assert_refused
@@ -100,6 +101,59 @@ def test_a_silent_replica_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyP
         silent = Address(*mute.getsockname())
         with connect(f"{silent},{addresses}") as connection:
             assert where(opened(connection), servers)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("resets", [False, True])
+def test_a_first_call_looks_for_a_target_that_is_about_to_start(count: int, resets: bool) -> None:
+    ports = [free_port() for _ in range(count)]
+    addresses = ",".join(f"{LOOPBACK.host}:{port}" for port in ports)
+    notices = list[str]()
+    with ExitStack() as stack:
+        if resets:
+            stack.enter_context(resetting(ports[0], until=lambda: bool(notices)))
+
+        def start(line: str) -> None:
+            notices.append(line)
+            place = Address(LOOPBACK.host, ports[-1])
+            if resets and count == 1:
+                place = Address(LOOPBACK.host, ports[0])
+                eventually(lambda: refuses(place))
+            stack.enter_context(background(successor_engine(), place))
+
+        patience = Patience(WAIT, start)
+        connection = stack.enter_context(connect(addresses, timeout=1.0, patience=patience))
+        (notice,) = notices
+        assert notice.startswith("no Outrider target answers at ")
+        assert notice.endswith(f"looking for it for {WAIT:.0f} s")
+        assert_serves(opened(connection))
+
+
+@contextmanager
+def resetting(port: int, until: Callable[[], bool]) -> Iterator[None]:
+    """A port that closes each connection at once, until it is closed itself."""
+
+    def serve() -> None:
+        with server:
+            while not until():
+                with suppress(TimeoutError):
+                    server.accept()[0].close()
+
+    server = socket.create_server((LOOPBACK.host, port))
+    server.settimeout(0.05)
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield
+    thread.join()
+
+
+def test_wrong_settings_are_refused_at_once_whatever_the_patience() -> None:
+    with background(successor_engine()) as server:
+        security, patience = SecurityOptions(tls=True), Patience(WAIT, pytest.fail)
+        address = str(server.address)
+        assert_refused(
+            lambda: connect(address, security=security, patience=patience), ["TLS"], Unavailable
+        )
 
 
 def test_without_any_replica_the_error_says_so() -> None:

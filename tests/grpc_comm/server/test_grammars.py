@@ -7,17 +7,20 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from threading import Event
 
 import pytest
 
 from grpc_comm.client.connection import Connection, connect
+from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.security import SecurityOptions
+from grpc_comm.server import stream
 from inference.errors import InvalidRequest
 from inference.order import Decode
 from inference.sampling import Grammar, GrammarKind, SamplingParams
 from tests.support import pairs
 from tests.support.hostile import keys_file, known_as
-from tests.support.wire_fixtures import background, eventually, rest
+from tests.support.wire_fixtures import WAIT, background, eventually, rest
 
 PROMPT, TOKENS = [5, 17, 250, 3], 30
 LETTERS = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "([a-f]{1,5} )*"))
@@ -32,9 +35,6 @@ BRANCHES = {
     "anyOf": [{"type": "object", "properties": FIELDS}] * 150,
     "$defs": {"a": {"type": "string", "format": "uuid"}},
 }
-ENDLESS = schema({"type": "integer", "multipleOf": 100_000_007})
-"""It takes llguidance hours and all memory."""
-
 HOSTILE: dict[str, tuple[Grammar, str]] = {
     "masks that take long": (schema(BRANCHES), "grammar"),
     "no text at all": (schema({"type": "string", "minLength": 3, "maxLength": 2}), "grammar"),
@@ -66,21 +66,66 @@ def ask(connection: Connection, params: SamplingParams) -> list[int]:
         return rest(session)
 
 
-def test_a_grammar_without_end_is_refused_and_another_keys_tokens_go_on_meanwhile(
-    served: Callable[[str], Connection],
+def until_refused(connection: Connection, grammar: Grammar) -> str:
+    """How a grammar is refused, however long a busy machine takes to find out."""
+
+    def wait(session: RemoteSession) -> None:
+        while not session.is_open:
+            session.receive(1.0)
+
+    with closing(connection.session()) as session:
+        session.open(PROMPT, SamplingParams(grammar=grammar))
+        with pytest.raises(InvalidRequest) as refusal:
+            wait(session)
+    (line,) = str(refusal.value).splitlines()
+    return line
+
+
+RULED = (
+    LETTERS,
+    SamplingParams(presence_penalty=1.0),
+    SamplingParams(repetition_penalty=1.1, logit_bias=((5, 1.0),)),
+    SamplingParams(),
+)
+"""Rules that need no new grammar, once LETTERS has been checked."""
+
+
+@pytest.mark.parametrize("other", ["alice", "bob"])
+def test_grammars_without_end_are_refused_and_texts_of_all_keys_go_on_meanwhile(
+    served: Callable[[str], Connection], other: str
 ) -> None:
-    """A target that compiled it on its event loop or its model's thread would make no token."""
-    with served("alice") as alice, served("bob") as bob, ThreadPoolExecutor(1) as pool:
-        right, tokens = ask(bob, LETTERS), 0
-        refused = pool.submit(ask, alice, SamplingParams(grammar=ENDLESS))
-        while not refused.done():
-            assert ask(bob, LETTERS) == right
+    """Those of the same key, too: an endpoint has one key for all its callers."""
+    with served("alice") as alice, served(other) as second, ThreadPoolExecutor(2) as pool:
+        right, tokens = [ask(second, params) for params in RULED], 0
+        endless = [
+            schema({"title": other, "type": "integer", "multipleOf": 100_000_007 + at})
+            for at in (0, 30)
+        ]
+        refused = [pool.submit(until_refused, alice, one) for one in endless]
+        while not all(one.done() for one in refused):
+            assert [ask(second, params) for params in RULED] == right
             tokens += TOKENS
-        with pytest.raises(InvalidRequest, match="2 s or 1024 MiB") as refusal:
-            refused.result()
-        assert "\n" not in str(refusal.value)
+        for one in refused:
+            assert "2 s or 1024 MiB" in one.result()
         assert tokens > 2 * TOKENS
-        assert ask(alice, LETTERS) == right
+
+
+def test_who_waits_for_a_check_gets_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "HEARTBEAT_SECONDS", 0.02)
+    engine, gate = pairs.engine(pairs.decoder(1), rows=1, rules=pairs.grammars()), Event()
+    monkeypatch.setattr(engine.rules, "check", lambda params: gate.wait(WAIT))
+    with (
+        background(engine) as server,
+        connect(str(server.address)) as connection,
+        closing(connection.session()) as session,
+    ):
+        session.open(PROMPT, replace(LETTERS, grammar=Grammar(GrammarKind.REGEX, "[a-f]*")))
+        session.decode(Decode(len(PROMPT) + TOKENS))
+        for _ in range(3):
+            assert session.receive(WAIT) is not None
+            assert not session.is_open
+        gate.set()
+        assert len(rest(session)) == TOKENS
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)

@@ -1,4 +1,4 @@
-"""Rules are made beside the event loop, one at a time for each key."""
+"""New grammars are checked one at a time for each key; rules wait for no check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from grpc_comm.keys import Key
-from grpc_comm.server.rule_turns import THREADS, RuleTurns
+from grpc_comm.server.rule_turns import CHECKS, RuleTurns
 from inference.errors import Busy, InvalidRequest
 from tests.support.wire_fixtures import WAIT
 
@@ -17,7 +17,7 @@ ALICE, BOB = Key("alice"), Key("bob")
 
 
 class Compile:
-    """A rule that takes until the gate opens."""
+    """A check that takes until the gate opens."""
 
     def __init__(self) -> None:
         self.begun, self.gate = threading.Event(), threading.Event()
@@ -31,7 +31,7 @@ class Compile:
 
 
 def quick() -> None:
-    """A rule that is there already."""
+    """A check that ends at once."""
 
 
 @pytest.fixture
@@ -41,14 +41,14 @@ def turns() -> Iterator[RuleTurns]:
     turns.close()
 
 
-def test_a_key_waits_for_its_own_rules_and_others_do_not(turns: RuleTurns) -> None:
+def test_a_key_waits_for_its_own_checks_and_others_do_not(turns: RuleTurns) -> None:
     async def scene() -> None:
         slow, next_one = Compile(), Compile()
-        first = asyncio.create_task(turns.make(ALICE, slow, 9))
+        first = asyncio.create_task(turns.check(ALICE, slow, 9))
         await slow.begins()
-        second = asyncio.create_task(turns.make(ALICE, next_one, 9))
-        for _ in range(2 * THREADS):
-            await turns.make(BOB, quick, 9)
+        second = asyncio.create_task(turns.check(ALICE, next_one, 9))
+        for _ in range(2 * CHECKS):
+            await turns.check(BOB, quick, 9)
         assert not next_one.begun.is_set()
         slow.gate.set()
         await first
@@ -59,16 +59,16 @@ def test_a_key_waits_for_its_own_rules_and_others_do_not(turns: RuleTurns) -> No
     asyncio.run(scene())
 
 
-def test_who_leaves_does_not_get_another_turn_before_its_rule_is_made(turns: RuleTurns) -> None:
+def test_who_leaves_does_not_get_another_turn_before_its_check_ends(turns: RuleTurns) -> None:
     async def scene() -> None:
         slow, next_one = Compile(), Compile()
-        first = asyncio.create_task(turns.make(ALICE, slow, 9))
+        first = asyncio.create_task(turns.check(ALICE, slow, 9))
         await slow.begins()
-        second = asyncio.create_task(turns.make(ALICE, next_one, 9))
+        second = asyncio.create_task(turns.check(ALICE, next_one, 9))
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
-        await turns.make(BOB, quick, 9)
+        await turns.check(BOB, quick, 9)
         assert not next_one.begun.is_set()
         slow.gate.set()
         await next_one.begins()
@@ -78,29 +78,45 @@ def test_who_leaves_does_not_get_another_turn_before_its_rule_is_made(turns: Rul
     asyncio.run(scene())
 
 
-def test_a_refused_rule_is_told_and_the_next_one_made(turns: RuleTurns) -> None:
+def test_a_refused_grammar_is_reported_and_the_next_one_checked(turns: RuleTurns) -> None:
     def refuse() -> None:
         raise InvalidRequest("no grammar")
 
     async def scene() -> None:
         with pytest.raises(InvalidRequest, match="no grammar"):
-            await turns.make(ALICE, refuse, 1)
-        await turns.make(ALICE, quick, 1)
+            await turns.check(ALICE, refuse, 1)
+        await turns.check(ALICE, quick, 1)
 
     asyncio.run(scene())
 
 
-def test_a_key_has_so_many_rules_in_line_and_no_more(turns: RuleTurns) -> None:
+def test_a_key_queues_so_many_grammars_and_no_more(turns: RuleTurns) -> None:
     async def scene() -> None:
         slow = Compile()
-        first = asyncio.create_task(turns.make(ALICE, slow, 2))
+        first = asyncio.create_task(turns.check(ALICE, slow, 2))
         await slow.begins()
-        second = asyncio.create_task(turns.make(ALICE, quick, 2))
+        second = asyncio.create_task(turns.check(ALICE, quick, 2))
         await asyncio.sleep(0)
-        with pytest.raises(Busy, match="2 grammars"):
-            await turns.make(ALICE, quick, 2)
-        await turns.make(BOB, quick, 2)
+        with pytest.raises(Busy, match="2 new grammars"):
+            await turns.check(ALICE, quick, 2)
+        await turns.check(BOB, quick, 2)
         slow.gate.set()
         await asyncio.gather(first, second)
+
+    asyncio.run(scene())
+
+
+def test_rules_without_a_new_grammar_wait_for_no_check(turns: RuleTurns) -> None:
+    async def scene() -> None:
+        slow = [Compile() for _ in range(CHECKS + 1)]
+        keys = [ALICE, *(Key(str(number)) for number in range(CHECKS))]
+        checks = [turns.check(key, one, 9) for key, one in zip(keys, slow, strict=True)]
+        waiting = asyncio.gather(*checks, turns.check(ALICE, quick, 9))
+        await slow[0].begins()
+        for _ in range(2 * CHECKS):
+            assert await asyncio.wait_for(turns.make(lambda: None), WAIT) is None
+        for one in slow:
+            one.gate.set()
+        await waiting
 
     asyncio.run(scene())

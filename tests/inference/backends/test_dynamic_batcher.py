@@ -100,3 +100,23 @@ def test_a_fault_is_that_of_the_thread_whose_call_fails() -> None:
         assert asked[2].result(WAIT).ids[0, 0] == 12
         with pytest.raises(RuntimeError, match="private"):
             asked[1].result(WAIT)
+
+
+def test_a_call_of_several_rows_gets_all_its_answers_in_order() -> None:
+    def one_token(token: int, row: int) -> Segment:
+        ids, true = np.array([token], np.int32), np.ones((1, 1), np.bool_)
+        zero = np.zeros(1, np.int32)
+        return Segment(row, ids, zero, zero, true, true, zero, SamplingParams())
+
+    model = Faulty(3)
+    shared = DynamicBatcher(model)
+    model.gate.clear()
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(shared.rank, [one_token(20, 0)], 1)
+        assert model.entered.wait(WAIT)
+        second = pool.submit(shared.rank, [one_token(token, 1) for token in (30, 40, 50)], 1)
+        third = pool.submit(shared.rank, [one_token(60, 2)], 1)
+        eventually(lambda: sum(len(line) for line in shared._line.values()) == 2)
+        model.gate.set()
+        found = [[one.ids.item() for one in part.result(WAIT)] for part in (first, second, third)]
+    assert found == [[20], [30, 40, 50], [60]]

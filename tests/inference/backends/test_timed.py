@@ -17,11 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compile.ops.pass_time import pass_time
-from compile.spec import CompileSpec, verify_bucket
 from inference.backends import Chosen, Ranked, Segment, timed
 from inference.backends.timed import TimedModel, TimeProfile, find_profile, profile_names
-from inference.model.config import read_config
 from outrider.cli import main
 from outrider.target.target import READY
 from tests.support.clock import Clock
@@ -140,27 +137,6 @@ def test_the_two_profiles_of_trn2_are_aws_published_pass_and_the_computed_one() 
     assert published.serial_node_seconds == pytest.approx(0.2e-3, rel=0.05)
     assert computed.seconds(1, 1, 2048) < 0.5 * published.seconds(1, 1, 2048)
     assert "1.2 ms a node" in published.assumes
-
-
-def test_the_bundled_profiles_are_what_the_shipped_graphs_take(tmp_path: Path) -> None:
-    """Profiles made anew: python -m benchmarks.time_profiles --out inference/data/profiles"""
-    command = [sys.executable, "-m", "benchmarks.time_profiles", "--out", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    for name in profile_names():
-        kept, anew = find_profile(name), find_profile(str(tmp_path / f"{name}.json"))
-        for rows, nodes, context in ((1, 1, 0), (1, 64, 2048), (8, 16, 4096), (64, 64, 0)):
-            assert kept.seconds(rows, nodes, context) == pytest.approx(
-                anew.seconds(rows, nodes, context), rel=0.02
-            )
-
-
-@pytest.mark.parametrize(("nodes", "context"), [(1, 256), (16, 2048), (32, 4096), (64, 2048)])
-def test_a_profile_is_near_the_graphs_that_it_was_not_made_from(nodes: int, context: int) -> None:
-    largest = verify_bucket(1, 64, 4160, 4160, sampled=False)
-    spec = CompileSpec("8b", "trn1", 128_256, (largest,), 1, 4096, 64, "bfloat16", 2)
-    bucket = verify_bucket(1, nodes, context, 4160, sampled=False)
-    exact = pass_time(read_config(ROOT / "docs/shapes/llama-3.1-8b"), spec, bucket).total / 1e3
-    assert find_profile(COMPUTED).seconds(1, nodes, context) == pytest.approx(exact, rel=0.03)
 
 
 def test_a_profile_that_is_not_there_is_answered_with_those_that_are() -> None:

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from inference.backends import Ranked
+from inference.draft_tuning import TUNING
 from inference.drafters.draft_tree import DraftNode, DraftTree
 from inference.drafters.round_proposer import BestFirst, Budget, Chain, Policy, edge_values
 from inference.errors import InvalidRequest
+from inference.planner.prices import Prices, Usage
 
 
 class Ranker:
@@ -103,3 +105,22 @@ def test_edge_values_are_a_distribution_that_keeps_the_order() -> None:
 def test_a_senseless_policy_is_refused(build: object) -> None:
     with pytest.raises(InvalidRequest):
         build()  # type: ignore[operator]
+
+
+def test_a_pause_raises_the_price_of_a_token_until_it_is_forgotten() -> None:
+    prices, remembered = Prices(), int(TUNING.remembered_tokens)
+    assert prices.token == 0.0
+    for _ in range(10):
+        prices.committed(1, Usage(wall=0.1))
+    assert prices.token == pytest.approx(0.1)
+    prices.committed(1, Usage(wall=5.0))
+    behind = prices.token
+    assert 0.1 < behind < 5.0
+    for _ in range(remembered):
+        prices.committed(1, Usage(wall=0.1))
+        assert 0.1 < prices.token < behind
+        behind = prices.token
+    for tokens in (remembered, 2 * remembered):  # they leave nothing of what came before
+        prices.committed(1, Usage(wall=5.0))
+        prices.committed(tokens, Usage(wall=0.1 * tokens))
+        assert prices.token == pytest.approx(0.1)

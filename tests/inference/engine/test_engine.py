@@ -150,6 +150,17 @@ def test_candidates_beyond_the_end_are_not_computed(tokens: int) -> None:
     assert model.calls == [(1, tokens)]
 
 
+@pytest.mark.parametrize("params", SAMPLINGS)
+def test_a_prompt_that_ends_in_a_stop_id_does_not_end_its_text(params: SamplingParams) -> None:
+    engine, *_ = exact_engine(rows=1)
+    prompts = ([1, 2, last] for last in range(3, 100))
+    prompt = next(one for one in prompts if one[-1] not in own_text(one, 12, params))
+    session = opened(engine, prompt, params)
+    engine.decode(session, Decode(len(prompt) + 12, frozenset({prompt[-1]})))
+    keep_reading(engine, session)
+    assert session.tokens[len(prompt) :] == own_text(prompt, 12, params)
+
+
 def test_a_session_comes_to_its_limit_and_no_further_can_be_asked() -> None:
     engine, _, _ = exact_engine(sequence_length=10)
     session = asked(engine, PROMPT, 7)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,16 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from compile.ops.recording import record_call
-from compile.ops.rules import broken, rules_of
-from compile.spec import CompileSpec, mask_words, prefill_bucket, verify_bucket
-from inference.model.config import parse_config
 from inference.model.masked_choice import Scored
-from inference.model.round_graph import idle_inputs
 from inference.model.verify_graph import example_inputs
 from tests.support import buckets
 from tests.support.buckets import state_of
-from tests.support.models import TINY
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}
 
@@ -77,30 +70,3 @@ def test_every_layers_keys_and_values_are_read_by_row(stateful: bool) -> None:
     nodes = exported(case.graph(), example_inputs(case.bucket)).graph.nodes
     gathers = sum(node.target == torch.ops.aten.index_select.default for node in nodes)
     assert gathers == 2 + stateful  # one more names the windows of noise
-
-
-FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
-    "qwen3": {"model_type": "qwen3"},
-    "biases": {"attention_bias": True, "mlp_bias": True},
-}
-WIDE = {
-    "vocab_size": 151_936,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-}
-
-
-@pytest.mark.parametrize("target", ["trn1", "trn2"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_graphs_of_every_family_break_no_rule_of_the_compilers(family: str, target: str) -> None:
-    """At real width; those of Llama are in tests/compile/ops."""
-    masked = verify_bucket(4, 16, 2064, 2064, sampled=True, words=mask_words(151_643, 2))
-    shapes = prefill_bucket(1, 512, 2064, 2064), replace(masked, words=0), masked
-    spec = CompileSpec("wide", target, 151_643, shapes, 4, 2048, 16, "bfloat16", 2)
-    config = parse_config(TINY | WIDE | FAMILIES[family])
-    for bucket in shapes:
-        assert broken(record_call(config, spec, idle_inputs(bucket)), rules_of(target)) == []

@@ -38,7 +38,7 @@ def target() -> Iterator[str]:
 def words(target: str, tmp_path: Path) -> list[str]:
     """The command of a small run, without its --out."""
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, PROMPTS)))
-    flags = ["--max_new_tokens", "12", "--repeat", "2", "--presets", "hybrid,suffix"]
+    flags = ["--max_new_tokens", "12", "--num_runs", "2", "--presets", "hybrid,suffix"]
     return ["bench", "--target_host", target, "--file", str(tmp_path / "own.jsonl"), *flags]
 
 
@@ -102,7 +102,7 @@ def test_a_target_behind_an_emulated_link_is_where_its_own_address_says(
     words: list[str], target: str, tmp_path: Path, run: Run
 ) -> None:
     """0.0.0.0 leads to this machine, too, without saying so."""
-    flags = ["--max_new_tokens", "2", "--repeat", "1", "--presets", "suffix", "--samples", "1"]
+    flags = ["--max_new_tokens", "2", "--num_runs", "1", "--presets", "suffix", "--samples", "1"]
     for host, shared in ((target, True), (target.replace("127.0.0.1", "0.0.0.0"), False)):
         out = tmp_path / str(shared)
         reached = ["--target_host", host, "--insecure", "--rtt", "1", "--out", out]
@@ -112,7 +112,7 @@ def test_a_target_behind_an_emulated_link_is_where_its_own_address_says(
 
 @pytest.fixture
 def measured(words: list[str], tmp_path: Path, run: Run) -> tuple[Path, Ended]:
-    return tmp_path / "bench", run(*words, "--repeat", "1", "--out", tmp_path / "bench")
+    return tmp_path / "bench", run(*words, "--num_runs", "1", "--out", tmp_path / "bench")
 
 
 def test_a_second_turn_follows_the_arms_own_answer_and_a_long_prompt_is_left_out(
@@ -147,13 +147,13 @@ def test_a_second_turn_follows_the_arms_own_answer_and_a_long_prompt_is_left_out
 def test_a_run_with_other_settings_is_refused(
     measured: tuple[Path, Ended], words: list[str], run: Run, change: list[str], shown: list[str]
 ) -> None:
-    run(*words, "--repeat", "1", *change, "--out", measured[0]).assert_failed(*shown)
+    run(*words, "--num_runs", "1", *change, "--out", measured[0]).assert_failed(*shown)
 
 
 def test_a_run_of_other_prompts_or_models_is_refused(
     measured: tuple[Path, Ended], words: list[str], tmp_path: Path, run: Run
 ) -> None:
-    again = [*words, "--repeat", "1", "--out", str(measured[0])]
+    again = [*words, "--num_runs", "1", "--out", str(measured[0])]
     lines = (measured[0] / NAME).read_text().splitlines()
     begin = json.loads(lines[1])
     begin["start"]["models"]["target"] = "another"
@@ -167,7 +167,7 @@ def test_two_runs_are_compared_text_by_text_with_what_differs(
     measured: tuple[Path, Ended], words: list[str], tmp_path: Path, run: Run
 ) -> None:
     other = tmp_path / "other"
-    flags = ["--presets", "adaptive,suffix", "--repeat", "1", "--out", other]
+    flags = ["--presets", "adaptive,suffix", "--num_runs", "1", "--out", other]
     assert run(*words, *flags).code == 0
     file = tmp_path / "pairs.json"
     shown = run("bench", "compare", measured[0], other, "--json", file)
@@ -208,9 +208,39 @@ def test_a_file_of_another_form_is_refused_with_its_line(tmp_path: Path) -> None
     assert_refused(lambda: read_run(path), [f"{NAME} line 2", "text.set is 1", "a text is needed"])
 
 
+def test_a_damaged_line_costs_itself_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / NAME
+    lines = [b'{"run": {"settings": {}, "prompts": {}}}', b"\0" * 4096, b'{"start": {"load": 1}}']
+    path.write_bytes(b"\n".join([*lines, b'{"text": {"set": "ow']))
+    found = read_run(path)
+    assert found is not None
+    assert found.starts == [{"load": 1}]
+    assert f"{NAME} line 2 is damaged" in capsys.readouterr().err
+    path.write_bytes(lines[1] + b"\n")
+    assert_refused(lambda: read_run(path), [f"{NAME} line 1 is not JSON"])
+
+
+def test_a_run_without_chosen_prompts_says_what_it_would_do_and_asks(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "bench"
+    command = ("bench", "--max_new_tokens", "100", "--presets", "hybrid,suffix", "--out", out)
+    ended = run(*command)
+    ended.assert_failed("outrider bench --yes")
+    assert "prompts  small: 70 (" in ended.out
+    assert "texts    219: each turn by target-only and hybrid and suffix, up to 100" in ended.out
+    assert "time     up to 11 min at 30 ms a token" in ended.out
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda shown: "n")
+    assert run(*command).code == 1
+    assert not out.exists()
+
+
 @pytest.mark.extended
 def test_the_small_set_is_measured_on_the_embedded_pair(tmp_path: Path, run: Run) -> None:
-    assert run("bench", "--max_new_tokens", "12", "--out", tmp_path).code == 0
+    assert run("bench", "--yes", "--max_new_tokens", "12", "--out", tmp_path).code == 0
     rows = made(tmp_path)
     assert len({row["kind"] for row in rows}) == 8  # all together, too
     assert all(row["equal_texts"] == row["compared_texts"] == row["texts"] for row in rows)
@@ -220,7 +250,7 @@ def test_the_small_set_is_measured_on_the_embedded_pair(tmp_path: Path, run: Run
 
 @pytest.mark.extended
 def test_a_first_start_is_told_from_the_second(words: list[str], tmp_path: Path, run: Run) -> None:
-    flags = ["--max_new_tokens", "6", "--fresh", "--repeat", "2", "--out", tmp_path / "fresh"]
+    flags = ["--max_new_tokens", "6", "--fresh", "--num_runs", "2", "--out", tmp_path / "fresh"]
     assert run("bench", *words[3:5], *flags).code == 0
     kinds = {row["kind"] for row in made(tmp_path / "fresh")}
     assert kinds == {f"{kind}, start {n}" for kind in ("code", "chat", "all") for n in (1, 2)}

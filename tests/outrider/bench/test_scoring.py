@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 from pathlib import Path
 
 import pytest
 
-from outrider.bench.scoring import bounds_missing, score
+from inference.errors import InvalidRequest
+from outrider.bench import sandbox
+from outrider.bench.scoring import score
 from outrider.bench.sets import ANSWER, Item, read_sets
 
 CODE = Item("s", "code", "n", ("?",), tests=f"{ANSWER}\nassert f() == 1\n")
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 RIGHT = "def f():\n    return 1\n"
 
-bounded = pytest.mark.skipif(bool(bounds_missing()), reason=f"code may {bounds_missing()}")
+sandboxed = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 
 
 @pytest.mark.parametrize(
@@ -55,6 +58,7 @@ def test_what_has_no_answer_is_not_scored_and_code_only_where_that_is_allowed() 
     assert score(CODE, RIGHT) is None
 
 
+@sandboxed
 @pytest.mark.parametrize(
     ("text", "right"),
     [
@@ -72,34 +76,70 @@ def test_code_is_right_where_its_tests_run_to_their_end(text: str, right: bool) 
     assert score(CODE, text, run_code=True) is right
 
 
-@bounded
+@sandboxed
 @pytest.mark.parametrize(
     "deed",
     [
         "open('new', 'w')",
-        "import os; os.remove({victim!r})",
-        "import os; os.truncate({victim!r}, 0)",
-        "import subprocess; subprocess.run(['true'])",
-        "import socket; socket.create_connection(('127.0.0.1', {port}))",
-        "import os; os.kill({pid}, 0)",
+        "open('/tmp/new', 'w')",
+        "open({victim!r})",
+        "os.remove({victim!r})",
+        "os.chmod({victim!r}, 0o777)",
+        "os.utime({victim!r})",
+        "os.chmod(sys.executable, 0o777)",
+        "os.utime(os.__file__)",
+        "socket.create_connection(('127.0.0.1', {port}))",
+        "socket.socket(socket.AF_UNIX).connect({unix!r})",
+        "os.kill({pid}, 0)",
+        "os.kill(0, signal.SIGKILL)",
+        "os.killpg(0, signal.SIGTERM)",
+        "os.kill(os.getppid(), signal.SIGKILL); os.kill(-1, signal.SIGKILL)",
+        "os._exit(0)",
+        "os._exit(sys._getframe(1).f_locals['status'])",
     ],
 )
-def test_code_reaches_no_files_programs_network_and_processes(tmp_path: Path, deed: str) -> None:
-    victim = tmp_path / "victim"
+def test_code_reaches_nothing_of_the_user_and_cannot_report_success(
+    tmp_path: Path, deed: str
+) -> None:
+    victim, unix = tmp_path / "victim", tmp_path / "socket"
     victim.write_text("kept")
-    victim.parent.chmod(0o777)
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    before = victim.stat()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_server(str(unix), family=socket.AF_UNIX),
+    ):
         port = server.getsockname()[1]
-        done = deed.format(victim=str(victim), port=port, pid=os.getpid())
-        assert score(CODE, f"{done}\n{RIGHT}", run_code=True) is False
+        code = deed.format(victim=str(victim), port=port, unix=str(unix), pid=os.getpid())
+        program = f"import os, signal, socket, sys\n{code}\n{RIGHT}"
+        assert score(CODE, program, run_code=True) is False
     assert victim.read_text() == "kept"
+    assert victim.stat()[:2] == before[:2]
+    assert victim.stat().st_mtime_ns == before.st_mtime_ns
 
 
+def test_code_that_stops_its_group_stops_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "MAX_WAIT", 2.0)
+    code = "import os, signal; os.kill(0, signal.SIGSTOP)"
+    for protected in (False, True)[: 1 + bool(shutil.which("bwrap"))]:
+        assert score(CODE, code, run_code=True, sandboxed=protected) is None
+
+
+def test_without_bubblewrap_code_is_refused_unless_the_user_allows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(InvalidRequest, match=r"bubblewrap is not installed.*--no_sandbox.*files"):
+        sandbox.check_sandbox()
+    assert score(CODE, RIGHT, run_code=True, sandboxed=False) is True
+
+
+@sandboxed
 @pytest.mark.slow
 def test_a_loop_without_end_is_wrong_by_its_processor_time() -> None:
     assert score(CODE, "while True:\n    pass\n", run_code=True) is False
 
 
+@sandboxed
 def test_no_code_passes_no_tests_of_the_small_set() -> None:
     items = [item for item in read_sets(["small"], None, seed=0) if item.tests is not None]
     assert len(items) == 10

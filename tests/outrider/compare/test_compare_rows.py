@@ -211,12 +211,28 @@ def test_where_the_default_is_not_faster_the_verdict_says_what_to_do_instead() -
         *rows_at(80, {HYBRID: 3.0}),
     ]
     assert (
-        "hybrid is what `outrider run` does; faster here: `outrider run --target_only` with "
-        "`outrider fused_target` at 20 ms; `outrider run --preset classic_sd` at 40 ms; "
+        "hybrid is what `outrider run` does; faster here: `outrider run --target_only, with "
+        "outrider fused_target` at 20 ms; `outrider run --preset classic_sd --gamma 2` at 40 ms; "
         "`outrider run --preset vanilla` at 80 ms. For a target elsewhere give --emulate PROFILE"
     ) in verdict(comparison(rows))[1]
     assert "--emulate" not in verdict(comparison(rows, target_host="a:1"))[1]
     assert "outrider run" not in verdict(comparison(rows_at(0, {HYBRID: 0.5})))[1]
+
+
+def test_each_row_has_its_command_and_the_default_is_marked() -> None:
+    tree = arm(TREE, Setting(BestFirst(16, 12)))
+    lines = told(comparison([*rows_at(0, {CHAIN: 0.5, HYBRID: 0.5}), priced(16)])).splitlines()
+    assert lines[0].startswith("1. 0 ms:")
+    assert [line for line in lines if "(default)" in line] == [
+        line for line in lines if line.split()[:2] == ["0", HYBRID]
+    ]
+    shown = {" ".join(line.split()) for line in lines}
+    assert {
+        "hybrid outrider run",
+        "target-only outrider run --preset vanilla",
+        "synchronous chain 2 outrider run --preset classic_sd --gamma 2",
+        f"{tree.name} outrider run --preset tree_sd --tree_nodes 16 --tree_depth 12",
+    } <= shown
 
 
 def test_titles_of_plots_are_whole_and_bars_stand_apart(

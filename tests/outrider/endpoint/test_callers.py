@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from threading import Event, Thread
 
 import httpx
 import pytest
 
 from inference.errors import Busy, LimitExceeded, Unavailable
+from inference.sampling import Grammar, GrammarKind, SamplingParams
 from outrider.endpoint.access import MOST_HEAD
+from outrider.endpoint.grammar_turns import MAX_WAITING, GrammarTurns
 from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import TextRunner
-from outrider.text.completion import Completion
+from outrider.text.completion import Completion, Request
 from tests.outrider.endpoint.conftest import http_server, opened, sent, until_closed
 from tests.support.wire_fixtures import WAIT, eventually
 
@@ -147,3 +150,52 @@ def test_each_key_is_a_caller_of_its_own(target: str) -> None:
             assert "of them for this caller" in again.text
             assert other.is_success
             assert "of them for this caller" not in other.text
+
+
+def test_a_caller_has_one_new_grammar_at_the_target_and_known_ones_wait_for_nobody() -> None:
+    turns = GrammarTurns()
+    first, second, third = (Grammar(GrammarKind.REGEX, text) for text in "abc")
+
+    async def scene() -> None:
+        end_first = await turns.begin(ALICE, first)
+        queued = [asyncio.create_task(turns.begin(ALICE, second)) for _ in range(MAX_WAITING)]
+        await asyncio.sleep(0)
+        with pytest.raises(Busy, match=f"{MAX_WAITING} texts with new grammars"):
+            await turns.begin(ALICE, third)
+        (await turns.begin(ALICE, None))(True)
+        (await turns.begin(BOB, third))(True)
+        (await turns.begin(ALICE, third))(True)  # BOB had it checked
+        assert not any(one.done() for one in queued)
+        end_first(False)
+        end_second = await queued[0]
+        end_second(True)
+        end_second(False)
+        await asyncio.gather(*queued[1:])
+        end_first = await turns.begin(ALICE, first)  # it was never checked
+        waiting = asyncio.create_task(turns.begin(ALICE, Grammar(GrammarKind.REGEX, "d")))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        end_first(True)
+        await waiting
+
+    asyncio.run(scene())
+
+
+def test_a_text_with_a_new_grammar_waits_for_its_callers_turn(target: str) -> None:
+    first = Grammar(GrammarKind.REGEX, "x+")
+
+    async def scene(texts: TextRunner) -> None:
+        end = await texts._grammars.begin(ALICE, first)
+        params = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "y{3}"))
+        order = Request(0, "", [5], params, 4, frozenset())
+        plain = replace(order, params=SamplingParams(presence_penalty=1.0))
+        waiting = asyncio.create_task(texts.whole([order], ALICE))
+        (done,) = await texts.whole([plain], ALICE)
+        assert len(done.token_ids) == 4
+        assert not waiting.done()
+        (done,) = await texts.whole([order], BOB)
+        end(False)
+        assert await waiting
+
+    with opened(target) as (_, texts, _):
+        asyncio.run(scene(texts))

@@ -10,19 +10,14 @@ from typing import Any
 
 import pytest
 
-from compile.plan.graph_time import graph_time
-from compile.spec import CompileSpec
-from inference.artifact import Manifest
 from inference.backends.timed import TimeProfile, find_profile
-from inference.model.config import parse_config
 from inference.planner.profile_files import Subject
 from inference.sampling import SamplingParams
 from inference.times import Shape
 from outrider.prove.command import main
 from outrider.prove.proof import TEMPERATURES, Proof, TextPair, markdown, verdict
-from outrider.prove.proving import fit_profile, planned_times
+from outrider.prove.proving import fit_profile
 from outrider.text.completion import Completion, Request, new_completion
-from tests.support.artifacts import trn1_manifest
 from tests.support.refusals import assert_usage_error
 
 SUBJECT = Subject("target", "cpu", "m", "float32", 1, 128, 1, 16, "0")
@@ -34,7 +29,7 @@ def proved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a proof of the embedded pair wrote."""
     directory = tmp_path_factory.mktemp("proof")
     (directory / "prompts.txt").write_text("def f(x):\nimport os\n")
-    main(["--prompt_text", str(directory / "prompts.txt"), "--tokens", "12", "--out",
+    main(["--prompt_text", str(directory / "prompts.txt"), "--max_new_tokens", "12", "--out",
           str(directory), "--usd_per_hour", "1.34", "--threads", "1"])  # fmt: skip
     return directory
 
@@ -65,7 +60,11 @@ def test_the_profile_of_a_proof_is_one_that_a_target_emulates(proved: Path) -> N
 
 @pytest.mark.parametrize(
     ("words", "shown"),
-    [(["--draft", "eagle"], "eagle"), (["--tokens", "0"], "0"), (["--draft", "nobody"], "nobody")],
+    [
+        (["--draft", "eagle"], "eagle"),
+        (["--max_new_tokens", "0"], "0"),
+        (["--draft", "nobody"], "nobody"),
+    ],
 )
 def test_a_wrong_flag_is_refused_in_one_line(
     words: list[str], shown: str, capsys: pytest.CaptureFixture[str]
@@ -80,9 +79,8 @@ def completed(tokens: list[int], seconds: float) -> Completion:
 
 def proof_of(*pairs: TextPair, usd_per_hour: float | None = None) -> Proof:
     profile = fit_profile("m on cpu", SUBJECT, TIMES)
-    planned = {(1, 4): 0.011}
     return Proof("m", "cpu", "d", "hex", {"cpus": 2}, ["noise: all equal"], pairs, SUBJECT, TIMES,
-                 planned, profile, usd_per_hour)  # fmt: skip
+                 profile, usd_per_hour)  # fmt: skip
 
 
 EQUAL = TextPair(0, 0.7, completed([1, 2, 3], 3.0), completed([1, 2, 3], 1.5))
@@ -102,9 +100,9 @@ def test_a_slow_text_is_reported_and_is_no_failure() -> None:
     assert "0.50 at least" in verdict(proof_of(slow))
 
 
-def test_the_report_shows_times_beside_the_plan_and_dollars_where_there_is_a_price() -> None:
+def test_the_report_shows_times_beside_the_profile_and_dollars_where_there_is_a_price() -> None:
     lines = markdown(proof_of(EQUAL, usd_per_hour=3.6))
-    assert ["1", "4", "12.00", "11.00", "12.00"] in [line.split() for line in lines]
+    assert ["1", "4", "12.00", "12.00"] in [line.split() for line in lines]
     assert "- noise: all equal" in lines
     drafted = next(line for line in lines if line.startswith("with a draft"))
     assert drafted.split()[-1] == "500"  # 3.6 $ an hour at 2 tokens a second
@@ -116,15 +114,3 @@ def test_times_of_a_profile_are_found_again() -> None:
     fitted = fit_profile("f", SUBJECT, times)
     for (rows, nodes), seconds in times.items():
         assert fitted.seconds(rows, nodes, 128) == pytest.approx(seconds)
-
-
-def test_the_plan_of_an_artefact_gives_the_times_of_its_trees() -> None:
-    manifest: Manifest = trn1_manifest()
-    spec = CompileSpec.of(manifest)
-    found = planned_times(manifest)
-    trees = [bucket for bucket in manifest.buckets if bucket.everywhere]
-    assert set(found) == {(bucket.rows, bucket.nodes) for bucket in trees}
-    few = min(trees, key=lambda bucket: (bucket.rows, bucket.nodes, bucket.slots))
-    config = parse_config(manifest.config)
-    assert found[few.rows, few.nodes] == graph_time(config, spec, few).planned
-    assert planned_times(replace(manifest, target="cpu")) == {}

@@ -278,7 +278,7 @@ def test_an_artifact_is_what_it_was_built_as(folder: Path, tmp_path: Path) -> No
     listed = read(folder, [entry | told])["a"]
     assert (listed.artifact, listed.dtype, listed.model) == (entry["artifact"], None, None)
     for changes, shown in (
-        ({"dtype": "fp8"}, ["fp8", "float32"]),
+        ({"dtype": "bfloat16"}, ["bfloat16", "float32"]),
         ({"device": "neuron"}, ["cpu"]),
         ({"rows": 2}, ['"rows"']),
         ({"sequence_length": 121}, ["2 to 120"]),

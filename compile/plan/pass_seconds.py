@@ -1,0 +1,94 @@
+"""Seconds of one call of a graph on a Neuron device, as far as published passes tell. Outrider has
+not yet run on this hardware.
+
+A graph of a model whose profile ships takes the profile's time. Every other takes
+
+    (weights + keys and values) / stream + layers x layer + call + nodes x node
+
+with constants of its target. The streams are those that others measured, and the other constants
+are fitted on passes that others published. tests/compile/plan/test_pass_seconds.py lists these
+passes, and others that nothing was fitted on: all are met within BAND.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from compile.plan.memory import passes_of
+from compile.spec import CompileSpec
+from inference.artifact import Bucket
+from inference.backends.timed import find_profile
+from inference.model.config import ModelConfig
+
+BAND = 0.2
+"""The largest error of a time, as a part of it."""
+
+
+class Rates(NamedTuple):
+    """Constants of one rank: bytes a second, else seconds."""
+
+    stream: float  # of weights, keys and values, all of which a pass reads once
+    layer: float  # ranks exchange their parts, and what is too short to hide
+    call: float  # the host: launch, inputs, results
+    node: float  # of each row
+
+
+RATES = {
+    "trn1": Rates(256e9, 45e-6, 3.9e-3, 0.1e-3),
+    "inf2": Rates(237e9, 45e-6, 3.9e-3, 0.1e-3),
+    "trn2": Rates(693e9, 420e-6, 6.4e-3, 0.2e-3),  # as AWS's vLLM-Neuron publishes for TP4
+    "trn3": Rates(1153e9, 420e-6, 6.4e-3, 0.2e-3),
+}
+_FITTED_RANKS = {"trn2": 4}
+"""The only number of ranks that a target's constants hold for. Its other published pass (8B on 8
+ranks, 5.4 ms) is a quarter of what they say, so that a range is all that can be said of others.
+"""
+_PROFILES = {
+    ("trn1", 2): "llama-3.1-8b-trn1.2xlarge-measured",
+    ("trn2", 4): "llama-3.1-8b-trn2.3xlarge-published",
+}
+_PROFILED = (32, 4096, 14_336, 128_256)
+"""Layers, hidden size, MLP and ids of Llama-3.1-8B, whose profiles ship."""
+
+
+class PassSeconds(NamedTuple):
+    """Seconds of a call, and the band in which they lie."""
+
+    seconds: float | None  # None where published passes allow no single figure
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        if self.seconds is not None:
+            return f"{self.seconds * 1e3:.1f} ms"
+        return f"{self.low * 1e3:.0f} to {self.high * 1e3:.0f} ms"
+
+
+def pass_seconds(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> PassSeconds | None:
+    """The time of a call of one of the spec's graphs. None for a CPU, which nobody can foresee."""
+    if spec.target == "cpu":
+        return None
+    rates, ranks = RATES[spec.target], spec.tensor_parallel
+    if spec.target == "trn3" or _FITTED_RANKS.get(spec.target, ranks) != ranks:
+        bare = rates._replace(layer=RATES["trn1"].layer, call=0.0, node=0.0)
+        low, high = (_formula(config, spec, bucket, each) for each in (bare, rates))
+        return PassSeconds(None, low, high)
+    sizes = (config.layers, config.hidden_size, config.intermediate_size, config.vocab_size)
+    name = _PROFILES.get((spec.target, ranks))
+    if name is not None and sizes == _PROFILED and spec.fused is None:
+        shipped = find_profile(name)  # padded to the graph's own sizes
+        profile = replace(shipped, rows=(bucket.rows,), nodes=(bucket.nodes,), slot_step=1)
+        seconds = profile.seconds(bucket.rows, bucket.nodes, bucket.slots)
+    else:
+        seconds = _formula(config, spec, bucket, rates)
+    return PassSeconds(seconds, seconds * (1 - BAND), seconds * (1 + BAND))
+
+
+def _formula(config: ModelConfig, spec: CompileSpec, bucket: Bucket, rates: Rates) -> float:
+    """In a round every pass of the draft counts, but the host is called once."""
+    passes = passes_of(config, spec, bucket)
+    moved = sum(one.moved(spec) for one in passes)
+    layers = sum(one.config.layers for one in passes)
+    nodes = sum(one.rows * one.nodes for one in passes)
+    return moved / rates.stream + layers * rates.layer + rates.call + nodes * rates.node

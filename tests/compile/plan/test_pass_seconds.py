@@ -1,0 +1,161 @@
+"""Times of a pass: what others published is met, within the band that is printed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pytest
+
+from compile.plan.pass_seconds import BAND, PassSeconds, pass_seconds
+from compile.spec import CompileSpec, verify_bucket
+from inference.artifact import DraftBucket, FusedPart, RoundBucket
+from inference.model.config import ModelConfig, parse_config, read_config, read_raw_config
+from inference.tree_shape import Branches
+from tests.support.models import TINY
+from tests.support.repository import ROOT
+
+SHAPES = ROOT / "docs/shapes"
+
+
+def sizes(
+    layers: int, hidden: int, heads: int, kv_heads: int, inner: int, vocabulary: int
+) -> ModelConfig:
+    named = {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": inner,
+        "vocab_size": vocabulary,
+        "head_dim": 128,
+    }
+    return parse_config(TINY | named)
+
+
+LLAMA_3_8B = sizes(32, 4096, 32, 8, 14_336, 128_256)
+LLAMA_3_70B = sizes(80, 8192, 64, 8, 28_672, 128_256)
+LLAMA_2_7B = sizes(32, 4096, 32, 32, 11_008, 32_000)
+LLAMA_2_70B = sizes(80, 8192, 64, 8, 28_672, 32_000)
+MISTRAL_7B = sizes(32, 4096, 32, 8, 14_336, 32_000)
+QWEN_3_4B = sizes(36, 2560, 32, 8, 9728, 151_936)
+
+
+class Published(NamedTuple):
+    """A pass that others measured: bfloat16, greedy."""
+
+    config: ModelConfig
+    target: str
+    ranks: int
+    rows: int
+    slots: int  # that its graph reads, whatever the context is
+    milliseconds: float
+    nodes: int = 1  # of a row
+
+
+FITTED_TO = [
+    # choral-spec, a trn1.2xlarge, 27.24 tokens/s
+    Published(LLAMA_3_8B, "trn1", 2, 1, 2048, 36.71),
+    # aws-neuron-sdk, about-neuron/benchmarks/trn1/latency_data_decoder.csv
+    Published(LLAMA_3_70B, "trn1", 32, 1, 1152, 24.48),
+    Published(LLAMA_3_70B, "trn1", 32, 1, 4096, 26.2),
+    Published(LLAMA_2_7B, "trn1", 32, 1, 8192, 6.70),
+    # optimum-neuron, benchmark/vllm/data-parallel/llama3.1-8b, one synchronous user
+    Published(LLAMA_3_8B, "trn1", 8, 32, 4096, 26.35),
+    # vllm-project/vllm-neuron, examples/vllm_neuron/models: llama3/dflash, qwen3/dflash; the slots
+    # are assumed: four times as many take 0.3 ms
+    Published(LLAMA_3_8B, "trn2", 4, 1, 2048, 25.6),
+    Published(LLAMA_3_8B, "trn2", 4, 1, 2048, 26.2, nodes=4),
+    Published(QWEN_3_4B, "trn2", 4, 1, 2048, 24.7),
+]
+HELD_OUT = [
+    # the same list of AWS's
+    Published(LLAMA_2_70B, "trn1", 32, 1, 256, 25.18),
+    Published(LLAMA_2_70B, "trn1", 32, 1, 1152, 25.45),
+    Published(LLAMA_2_70B, "trn1", 32, 1, 4096, 26.85),
+    # its P50 of 26.48 is above its P99 of 24.22: the two are taken to stand swapped
+    Published(LLAMA_3_70B, "trn1", 32, 1, 256, 24.22),
+    Published(MISTRAL_7B, "trn1", 32, 1, 16_384, 9.89),
+    # vllm-neuron, four users: 151.2 and 148.6 tokens/s together
+    Published(LLAMA_3_8B, "trn2", 4, 4, 2048, 26.5),
+    Published(QWEN_3_4B, "trn2", 4, 4, 2048, 26.9),
+]
+TUNED = Published(LLAMA_3_8B, "trn2", 8, 1, 2048, 5.42)
+"""AWS's page of EAGLE-3 with vLLM-Neuron: 184.4 tokens/s without a draft on eight logical cores."""
+
+
+def time_of(published: Published) -> PassSeconds:
+    """The time of the pass by the formula, as if no profile of the model shipped."""
+    config, rows, nodes, slots = published.config, published.rows, published.nodes, published.slots
+    bucket = verify_bucket(rows, nodes, slots, slots, sampled=False)
+    spec = CompileSpec(
+        *("published", published.target, config.vocab_size, (bucket,), rows, slots - nodes),
+        *(nodes, "bfloat16", published.ranks),
+    )
+    other = replace(config, intermediate_size=config.intermediate_size + 1)
+    found = pass_seconds(other, spec, bucket)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("published", FITTED_TO + HELD_OUT)
+def test_published_passes_are_met_within_the_band(published: Published) -> None:
+    found = time_of(published)
+    assert found.seconds is not None
+    assert found.seconds == pytest.approx(published.milliseconds / 1e3, rel=BAND)
+    assert found.low < published.milliseconds / 1e3 < found.high
+
+
+def test_where_published_passes_allow_no_multiple_there_is_a_range_with_the_published_one() -> None:
+    found = time_of(TUNED)
+    assert found.seconds is None
+    assert found.low < TUNED.milliseconds / 1e3 < found.high
+    assert str(found) == "4 to 23 ms"
+    assert time_of(TUNED._replace(target="trn3", ranks=4)).seconds is None
+
+
+def plan_of(target: str, ranks: int, **more: Any) -> CompileSpec:
+    largest = verify_bucket(4, 64, 4160, 4160, sampled=True)
+    return CompileSpec("m", target, 128_256, (largest,), 4, 4096, 64, "bfloat16", ranks, **more)
+
+
+@pytest.mark.parametrize(("target", "ranks", "ms"), [("trn1", 2, 37.3), ("trn2", 4, 25.8)])
+def test_a_model_whose_profile_ships_takes_the_profiles_times(
+    target: str, ranks: int, ms: float
+) -> None:
+    alone = verify_bucket(1, 1, 2112, 4160, sampled=True)
+    found = pass_seconds(read_config(SHAPES / "llama-3.1-8b"), plan_of(target, ranks), alone)
+    assert found is not None
+    assert found.seconds == pytest.approx(ms / 1e3, rel=0.01)
+
+
+@pytest.mark.parametrize("target", ["trn1", "inf2", "trn2", "trn3"])
+def test_a_larger_graph_takes_longer(target: str) -> None:
+    config, spec = read_config(SHAPES / "llama-3.2-1b"), plan_of(target, 2)
+    shapes = [(1, 1, 64), (1, 4, 64), (1, 16, 2112), (4, 16, 2112), (4, 64, 4160)]
+    times = [
+        pass_seconds(config, spec, verify_bucket(*shape, 4160, sampled=False)) for shape in shapes
+    ]
+    highs = [time.high for time in times if time is not None]
+    assert highs == sorted(highs)
+    assert len(set(highs)) == len(shapes)
+
+
+def test_a_round_takes_the_targets_pass_and_one_of_the_draft_for_each_level() -> None:
+    config = read_config(SHAPES / "llama-3.1-8b")
+    rounds = (RoundBucket.of(Branches((2, 1)), 4, 4160, 4160, sampled=True),)
+    prefill = (DraftBucket(1, 256, 4160, 1, 1, False, 4160),)
+    draft = FusedPart("draft", "", read_raw_config(SHAPES / "llama-3.2-1b"), prefill, rounds)
+    spec = plan_of("trn1", 2, fused=draft)
+    both, prompt = (pass_seconds(config, spec, each) for each in (rounds[0], prefill[0]))
+    alone = pass_seconds(config, spec, verify_bucket(4, 4, 4160, 4160, sampled=True))
+    assert both is not None
+    assert alone is not None
+    assert prompt is not None
+    assert 2 * 5e-3 < both.high - alone.high < 2 * prompt.high
+
+
+def test_nothing_is_said_of_a_cpu() -> None:
+    bucket = verify_bucket(1, 64, 2112, 2112, sampled=True)
+    spec = CompileSpec("m", "cpu", 128_256, (bucket,), 1, 2048, 64, "float32", 1)
+    assert pass_seconds(read_config(SHAPES / "llama-3.2-1b"), spec, bucket) is None

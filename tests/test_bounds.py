@@ -1,0 +1,87 @@
+"""What a process remembers of texts, grammars and callers is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+
+import pytest
+
+from inference import grammar, grammar_check
+from inference.candidates import REMEMBERED_NUMBERS, CandidateTree
+from inference.grammar import Grammars
+from inference.proposer import BASE, Nodes, Proposal
+from inference.sampling import Grammar, GrammarKind
+from inference.times import REMEMBERED, LatencyModel
+from outrider.endpoint import grammar_turns
+from outrider.endpoint.grammar_turns import GrammarTurns
+from tests.support.pairs import STOP, VOCABULARY, tokenizer
+
+
+def size(thing: object) -> int:
+    """Objects that a thing holds, itself included; classes, modules and functions left out."""
+    found, waiting = {id(thing)}, [thing]
+    for one in waiting:
+        for other in gc.get_referents(one):
+            shared = isinstance(other, type | type(gc) | type(size))
+            if id(other) not in found and not shared:
+                found.add(id(other))
+                waiting.append(other)
+    return len(waiting)
+
+
+Filled = Callable[[int], object]
+"""Makes a container and puts so many things into it."""
+
+
+def committed_candidates(count: int) -> object:
+    tree = CandidateTree([1])
+    tree.join(0)
+    for number in range(count):
+        tree.append(0, Nodes(number, [Proposal(number, BASE, 2, 0.5)], 0), lambda *_: 0.5)
+        tree.advance([2])
+    return tree
+
+
+def checked_grammars(count: int) -> object:
+    grammars = Grammars(tokenizer().to_str(), VOCABULARY, [STOP])
+    for number in range(count):
+        grammars.check(Grammar(GrammarKind.REGEX, f"x{number:05}"))
+    return grammars
+
+
+def grammars_of_callers(count: int) -> object:
+    async def fill() -> GrammarTurns:
+        turns = GrammarTurns()
+        for number in range(count):
+            (await turns.begin("alice", Grammar(GrammarKind.REGEX, f"x{number:05}")))(True)
+        return turns
+
+    return asyncio.run(fill())
+
+
+def measured_shapes(count: int) -> object:
+    times = LatencyModel()
+    for nodes in range(2, count + 2):
+        times.observe(1, 1, 0.1)
+        times.observe(1, nodes, 0.1)
+    return times
+
+
+BOUNDED: dict[str, tuple[Filled, int]] = {
+    "former candidates": (committed_candidates, REMEMBERED_NUMBERS),
+    "checked grammars": (checked_grammars, grammar.KEPT),
+    "grammars known at an endpoint": (grammars_of_callers, grammar_turns.MAX_KNOWN),
+    "shapes": (measured_shapes, REMEMBERED // 2),
+}
+
+
+@pytest.mark.parametrize("what", BOUNDED)
+def test_what_is_remembered_has_its_bound(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_check, "check", lambda text: "")
+    fill, bound = BOUNDED[what]
+    counts = (bound // 2, bound + bound // 4, bound + bound // 2)
+    before, full, beyond = (size(fill(count)) for count in counts)
+    assert before < full - bound // 4, "it remembers something"
+    assert beyond <= full + 20
