@@ -13,7 +13,6 @@ from grpc_comm.transport import Address
 from inference.errors import Unavailable
 
 
-
 class WrongSecurity(Unavailable):
     """The target is there and does not talk to a client with these settings: no patience helps."""
 

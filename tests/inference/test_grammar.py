@@ -323,6 +323,7 @@ def test_one_process_checks_grammar_after_grammar_and_is_replaced_when_it_was_ki
 
     monkeypatch.setattr("inference.grammar_check.subprocess.Popen", watched)
     grammars = Grammars(RULES.to_str(), VOCABULARY, [STOP])
+
     def check(*texts: str) -> None:
         for text in texts:
             grammars.check(Grammar(GrammarKind.REGEX, text))

@@ -31,7 +31,7 @@ from tests.simulate.hostile_client import Hostile
 from tests.simulate.kernel import Fiber, Kernel, Process
 from tests.simulate.memory import reachable
 from tests.simulate.network import Network
-from tests.simulate.plan import LONG_PATIENCE, ClientPlan, Plan, TextPlan
+from tests.simulate.plan import ClientPlan, Plan, TextPlan
 from tests.simulate.scripted_drafts import TimedDraft, Watched, knowledge
 from tests.simulate.threads import Event, Thread
 from tests.support.exact import own_text
