@@ -1,8 +1,8 @@
-"""Outrider's command line; `python main.py --help` lists its roles."""
+"""Outrider's command line; `python main.py --help` lists its commands."""
 
 import sys
 
-from outrider.cli import main
+from outrider.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main())

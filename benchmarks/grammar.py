@@ -37,7 +37,7 @@ from inference.planner.prices import Prices
 from inference.sampling import Grammar, GrammarKind, SamplingParams
 from inference.text import Tokenizer
 from inference.token_rule import TokenRule
-from outrider.client.connecting import connect_target
+from outrider.client.connecting import connect_target, target_tokenizer
 from outrider.client.pools import GrowingRows, Pair
 from outrider.draft_methods import find_draft
 from outrider.models.capacity import Capacity
@@ -178,7 +178,8 @@ def real(given: Options) -> Iterator[Bench]:
             draft_model=given.draft_model,
         )
         found = find_draft(options).settled(options)
-        with connect_target(options.connection, found.tokenizer) as target:
+        with connect_target(options.connection) as target:
+            found = found.for_target(target_tokenizer(target, found.tokenizer, found.name))
             about, tokenizer = target.description, found.tokenizer
             length = found.sequence_length(about.sequence_length)
             draft = found.load(options, Capacity(1, length, TUNING.room, PREFILL_NODES))

@@ -211,15 +211,14 @@ def _fused_part(
 
 
 def _fingerprint(draft: Path, target: Path) -> str:
-    """The draft's fingerprint. Raises Mismatch where its tokenizer is not the target's."""
+    """The draft's fingerprint. Raises Mismatch where its token ids are not the target's."""
     from inference.model.weight_files import fingerprint
     from inference.text import Tokenizer
 
-    ours, theirs = Tokenizer(target).fingerprint(), Tokenizer(draft).fingerprint()
-    if ours != theirs:
+    reason = Tokenizer(draft).settings.disagreement(Tokenizer(target).settings)
+    if reason:
         raise Mismatch(
-            f"the tokenizers differ: that of the draft {draft} is {theirs}, that of the target "
-            f"{target} is {ours}"
+            f"the tokenizers of the draft {draft} and of the target {target} differ: {reason}"
         )
     return fingerprint(draft)
 

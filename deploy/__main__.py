@@ -49,7 +49,7 @@ def parse(
         raise SystemExit(0)
     if name not in verbs:
         meant = nearest(name, verbs)
-        asked = f"what is {name}? A COMMAND is" if name else "a COMMAND is needed:"
+        asked = f"unknown command {name!r}:" if name else "a command is needed:"
         print(f"{_COMMAND}: error: {asked} one of {', '.join(verbs)}{meant}", file=sys.stderr)
         raise SystemExit(USAGE)
     verb = import_module(verbs[name].module)

@@ -133,7 +133,7 @@ def _replacing(path: Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(following, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError as error:
-        need = "another make-key is at work; remove the file if none is"
+        need = "another `outrider keys` is running; remove the file if none is"
         raise InvalidRequest(f"{following} exists: {need}") from error
     except OSError as error:
         raise InvalidRequest(f"{path}: cannot be written ({error.strerror})") from error
@@ -213,7 +213,7 @@ def _digest(given: Any) -> bytes:
         raise InvalidRequest(f"token_sha256 must be {need}: got {got}")  # it may be the token
     digest = bytes.fromhex(given)
     if digest == digest_of(""):
-        remedy = "make a key with --role make-key"
+        remedy = "make a key with `outrider keys`"
         raise InvalidRequest(f"token_sha256 is that of an empty token, which is none: {remedy}")
     return digest
 

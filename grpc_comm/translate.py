@@ -1,5 +1,4 @@
-"""Converts what begins a session to and from messages, and our errors to and from gRPC status
-codes.
+"""Converts what begins a session to and from messages.
 
 Only this module, messages.py and sampling_fields.py touch message fields.
 """
@@ -12,21 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import grpc
 import numpy as np
 from numpy.typing import ArrayLike
 
 from grpc_comm.messages import read_logprobs, read_tokens, write_logprobs
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.sampling_fields import PROTOCOL_VERSION, check_protocol, read_params, write_params
-from inference.errors import (
-    Busy,
-    Gone,
-    InvalidRequest,
-    Mismatch,
-    OutriderError,
-    Unavailable,
-)
+from inference.errors import InvalidRequest, Mismatch
 from inference.order import Progress, TokenLogProb
 from inference.proposer import MOST_CANDIDATES
 from inference.sampling import SamplingParams
@@ -38,6 +29,8 @@ MOST_TIMES = 512
 
 MOST_SCORE_BYTES = 2 * 2**20
 """Bytes of the log-probabilities of a prompt at most."""
+
+_DIGEST = re.compile("[0-9a-f]{64}")  # SHA-256
 
 MOST_SIGNS = 400
 """Characters that are shown of a text from the other side."""
@@ -67,6 +60,8 @@ class Description:
     sessions: int = 0  # open now
     rules: bool = False  # it takes grammars, penalties and biases, and reports log-probabilities
     emulated: bool = False  # its times are another device's: it shares no device with a draft
+    settings_digest: str = ""  # of tokenizer_settings; empty for a target of an older version
+    tokenizer_settings: bytes = b""  # of inference.tokenizer_settings; sent where asked for
 
 
 class OpenRequest(NamedTuple):
@@ -120,12 +115,14 @@ def write_description(description: Description, models: Sequence[str]) -> pb.Des
 def read_description(message: pb.Description) -> Description:
     """Read what a target says of itself.
 
-    Raises Mismatch when it speaks another protocol, or states times or a price that cannot be.
+    Raises Mismatch for another protocol, and for times, a price or a digest that cannot be.
     """
     check_protocol(message.protocol_version)
     fields = {name: _shown(getattr(message, name)) for name in Description.__dataclass_fields__}
     fields["stop_ids"] = frozenset(message.stop_ids)
     fields["times"] = tuple(_read_times(message.times))
+    if message.settings_digest and not _DIGEST.fullmatch(message.settings_digest):
+        raise Mismatch(f"the target's digest of its settings is {plain(message.settings_digest)!r}")
     if not 0 <= message.usd_per_hour < math.inf:
         raise Mismatch(f"the target says that it costs ${message.usd_per_hour} an hour")
     return Description(**fields)
@@ -285,91 +282,3 @@ def _ids(values: ArrayLike) -> list[int]:
         )
     ids: list[int] = array.tolist()
     return ids
-
-
-_ERRORS: tuple[tuple[type[OutriderError], grpc.StatusCode], ...] = (
-    (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),  # LimitExceeded included
-    (Mismatch, grpc.StatusCode.FAILED_PRECONDITION),
-    (Busy, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (Gone, grpc.StatusCode.NOT_FOUND),
-    (Unavailable, grpc.StatusCode.UNAVAILABLE),
-    (OutriderError, grpc.StatusCode.INTERNAL),
-)
-"""The first kind that fits is sent; a received code becomes its kind. UNAUTHENTICATED is only
-received.
-"""
-
-
-def status_code(error: OutriderError) -> grpc.StatusCode:
-    return next(code for kind, code in _ERRORS if isinstance(error, kind))
-
-
-_REASONS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(words, re.IGNORECASE), plainly)
-    for words, plainly in (
-        ("refused", "connection refused"),
-        ("resol", "the name has no address"),
-        ("unreachable|no route", "no route to the host"),
-        ("deadline|timeout|timed out", "no answer in time"),
-        ("handshake|certificate", "no TLS connection"),
-        ("reset|removed|closed|pipe|RST_STREAM|GOAWAY", "the connection was lost"),
-    )
-)
-"""What gRPC's own words about a connection mean, the first that fits. Nobody has to know them, so
-that only a traceback (--debug) shows them.
-"""
-
-
-def status_error(error: grpc.RpcError, unreachable: str) -> OutriderError:
-    """Return our error for a failed call.
-
-    unreachable: in words, what it means when the target did not answer at all
-    """
-    code, details = error.code(), plain((error.details() or "").strip())
-    if code is grpc.StatusCode.UNAUTHENTICATED:
-        return InvalidRequest(f"the target refuses this client: {details}")
-    kind = {code: kind for kind, code in _ERRORS}.get(code, Unavailable)
-    if kind is Unavailable or (kind is OutriderError and not details.startswith(FAULT)):
-        reason = _reason(error, details)
-        return Unavailable(f"{unreachable} ({reason})" if reason else unreachable)
-    if kind is Busy:
-        return Busy(details, _retry_after(error))
-    return kind(details)
-
-
-def _reason(error: grpc.RpcError, details: str) -> str:
-    """Return why a target is not available: in its own words, or gRPC's in plain ones; empty where
-    they mean nothing more.
-    """
-    if _trailing(error, FROM_TARGET):
-        return details
-    code = error.code()
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        return "it is another kind of gRPC server"
-    known = (plainly for words, plainly in _REASONS if words.search(f"{code.name} {details}"))
-    return next(known, "")
-
-
-FROM_TARGET = "outrider-error"
-"""Trailing metadata of a call that a target ended as not available: the words are its own, and not
-gRPC's.
-"""
-
-RETRY_AFTER = "retry-after-ms"
-"""Trailing metadata of a call that was refused for lack of room, in milliseconds."""
-
-
-def _retry_after(error: grpc.RpcError) -> float:
-    """Return the seconds after which the target says that a refused call may be tried again."""
-    given = _trailing(error, RETRY_AFTER)
-    return int(given) / 1e3 if given.isdigit() else 1.0
-
-
-def _trailing(error: grpc.RpcError, name: str) -> str:
-    """Return a value of the call's trailing metadata; empty without it."""
-    metadata: tuple[tuple[str, str | bytes], ...] = tuple(error.trailing_metadata() or ())  # type: ignore[arg-type]  # the stubs' pairs are opaque
-    return next((str(value) for key, value in metadata if key == name), "")
-
-
-FAULT = "a fault in the target"
-"""Begins the status message of a fault of our own (INTERNAL). gRPC has other INTERNAL messages."""

@@ -6,13 +6,14 @@ An error ends a command with one line on stderr and an exit code.
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 
-from inference.errors import OutriderError
+from inference.errors import InvalidRequest, OutriderError
 
 FAILED, USAGE, INTERRUPTED, UNREAD = 1, 2, 130, 141
 
@@ -25,9 +26,43 @@ def called(verb: str, otherwise: str) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The end of an error about an unknown name: a similar name, where there is one."""
-    found = get_close_matches(name, names, 1)
-    return f"; did you mean {found[0]}?" if found else ""
+    """The end of an error about an unknown name: a name a few typing errors away, or one with all
+    of its words, such as max_new_tokens for max_tokens. Empty where no name is that near.
+    """
+    words = set(re.findall(r"[^\W_]+", name))
+    slips = {other: _edits(name.lower(), other.lower()) for other in names}
+    near = [other for other, edits in slips.items() if edits <= max(1, len(name.strip("-")) // 4)]
+    if len(name) > 2 and near:
+        return f"; did you mean {min(near, key=slips.__getitem__)}?"
+    wider = [other for other in slips if words < set(re.findall(r"[^\W_]+", other))]
+    return f"; did you mean {wider[0]}?" if len(words) > 1 and wider else ""
+
+
+def check_names(given: Iterable[str], known: type, call: str) -> None:
+    """Raise InvalidRequest for a keyword argument that a call does not have.
+
+    known: its keywords, a TypedDict
+    """
+    for name in given:
+        if name not in known.__annotations__:
+            meant = nearest(name, known.__annotations__)
+            raise InvalidRequest(f"{call} has no parameter {name}{meant}")
+
+
+def _edits(given: str, other: str) -> int:
+    """Letters to insert, delete, replace or swap with their neighbour to make one of the other."""
+    before: list[int] = []
+    last = list(range(len(other) + 1))
+    for row, letter in enumerate(given):
+        edits = [row + 1]
+        for column, wanted in enumerate(other):
+            edits.append(
+                min(edits[-1] + 1, last[column + 1] + 1, last[column] + (letter != wanted))
+            )
+            if row and column and (letter, given[row - 1]) == (other[column - 1], wanted):
+                edits[-1] = min(edits[-1], before[column - 1] + 1)
+        before, last = last, edits
+    return last[-1]
 
 
 def run_command(work: Callable[[], int], *, debug: bool, interrupted: str = "interrupted") -> int:
@@ -37,7 +72,8 @@ def run_command(work: Callable[[], int], *, debug: bool, interrupted: str = "int
     stdout, as behind `| head`, ends the command silently. Other errors are raised.
     """
     try:
-        return work()
+        with told_to(_print):
+            return work()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for buffered output
         return UNREAD
@@ -63,7 +99,7 @@ def glance(line: str) -> None:
 
 def is_heard() -> bool:
     """Whether a display shows what is said, such as a text that is being made."""
-    return len(_hearers) > 1
+    return _hearers[-1] is not _print
 
 
 def _print(line: str, _lasting: bool) -> None:
@@ -83,7 +119,14 @@ def told_to(hear: Hear) -> Iterator[None]:
     try:
         yield
     finally:
-        _hearers.remove(hear)
+        last = max(index for index, one in enumerate(_hearers) if one is hear)
+        del _hearers[last]
+
+
+def logged(line: str, lasting: bool) -> None:
+    """Log what is said, for programs that import Outrider: their stderr is their own."""
+    if lasting:
+        logging.getLogger("outrider").info(line)
 
 
 def printable(text: str) -> str:

@@ -22,6 +22,11 @@ def is_installed(package: str) -> bool:
     return find_spec(package) is not None
 
 
+def install(extra: str) -> str:
+    """The command that installs an extra, in Outrider's checkout: no index has the package."""
+    return f"pip install '.[{extra}]'"
+
+
 def require(extra: str, what: str, package: str | None = None, *, otherwise: str = "") -> None:
     """Raise MissingExtra, with the install line, unless an extra is installed.
 
@@ -31,4 +36,4 @@ def require(extra: str, what: str, package: str | None = None, *, otherwise: str
     """
     name = package or PACKAGES[extra]
     if not is_installed(name):
-        raise MissingExtra(f"{what} needs {name}: pip install 'outrider[{extra}]'{otherwise}")
+        raise MissingExtra(f"{what} needs {name}: {install(extra)}{otherwise}")

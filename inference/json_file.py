@@ -153,7 +153,7 @@ def read_json(path: Path, refusal: type[OutriderError]) -> Json:
         raise refusal(f"{path} {what}") from error
     except RecursionError as error:
         raise refusal(_too_deep(path)) from error
-    if _deeper(value, DEEPEST):
+    if deeper(value, DEEPEST):
         raise refusal(_too_deep(path))
     return Json(value, str(path), refusal)
 
@@ -167,7 +167,7 @@ def _too_deep(path: Path) -> str:
     return f"{path} is not JSON that is read here: it nests more than {DEEPEST} levels deep"
 
 
-def _deeper(value: Any, levels: int) -> bool:
+def deeper(value: Any, levels: int) -> bool:
     """Whether lists and objects nest deeper than `levels`. Uses no recursion."""
     layer: list[Any] = [value]
     for _ in range(levels + 1):

@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
-from functools import lru_cache
+from copy import copy
+from functools import cached_property
 from pathlib import Path
-from traceback import extract_tb
 from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import tokenizers
-from jinja2 import Template, TemplateError, nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError
 
-from inference.errors import InvalidRequest, OutriderError, UnsupportedModel
+from inference.chat_template import TemplateProcess, render
+from inference.errors import InvalidRequest, Mismatch, OutriderError, UnsupportedModel
 from inference.extras import require
 from inference.files import cache_directory, write_whole
 from inference.json_file import read_json
 from inference.text_stream import TextStream, TokenBytes
+from inference.tokenizer_settings import (
+    DEFAULT,
+    TOOL_USE,
+    TokenizerSettings,
+    core_hashes,
+    has_regex,
+    named_templates,
+    read_templates,
+    without_defaults,
+)
 
 _NAMED = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 """Special tokens that chat templates know by these names."""
@@ -34,32 +41,115 @@ class _Stored(NamedTuple):
     """A tokenizer as its files have it."""
 
     rules: tokenizers.Tokenizer
-    named: dict[str, str]  # special tokens by their names in chat templates
-    template: str  # of chats; empty for none
+    named: Mapping[str, str]  # special tokens by their names in chat templates
+    templates: Mapping[str, str]  # of chats, by name
 
 
 class Tokenizer:
     """The tokenizer of a Hugging Face directory, or of a GGUF file. Raises UnsupportedModel if it
     cannot be used, and MissingExtra for a GGUF file without transformers.
 
-    template: of chats; empty for none.
     vocabulary: one past the greatest token id.
     """
 
     def __init__(self, directory: Path) -> None:
         read = _of_gguf if directory.is_file() else _of_directory
         try:
-            self._rules, self._named, self.template = read(directory)
-            vocabulary = self.ids()
+            self._take(read(directory))
         except OutriderError:
             raise
         except Exception as error:  # the libraries' parsers raise bare Exception
             said = next(iter(str(error).splitlines()), type(error).__name__)
             raise UnsupportedModel(f"{directory}: its tokenizer cannot be read ({said})") from error
-        if not vocabulary:
+        if not self.vocabulary:
             raise UnsupportedModel(f"{directory}: its tokenizer.json has no tokens")
-        self.vocabulary = max(vocabulary.values()) + 1
+
+    def _take(self, stored: _Stored) -> None:
+        self._rules, self._named, self._templates = stored
+        self.vocabulary = max(self.ids().values(), default=-1) + 1
         self._bytes = TokenBytes(self._rules)
+        self._foreign = frozenset[str]()  # templates that a target sent
+
+    @property
+    def settings(self) -> TokenizerSettings:
+        """What decides prompts and texts beside the vocabulary."""
+        return self._summary[1]
+
+    def fingerprint(self) -> str:
+        """A hash of everything that turns text into ids.
+
+        It covers token ids, special tokens, merges, normaliser and pre-tokeniser. It leaves out
+        file bytes, vocabulary padding and the decoder, which differ between sizes of one family.
+        """
+        return self._summary[0]
+
+    @cached_property
+    def _summary(self) -> tuple[str, TokenizerSettings]:
+        backend = json.loads(self.to_json())  # megabytes, which are parsed once for both
+        settings = TokenizerSettings(
+            self.vocabulary,
+            core_hashes(backend),
+            backend["added_tokens"],
+            backend["post_processor"],
+            backend["decoder"],
+            self._named,
+            self._templates,
+        )
+        return _fingerprint(backend, self.ids()), settings
+
+    def with_settings(self, settings: TokenizerSettings) -> Tokenizer:
+        """The tokenizer that these settings of a target and the vocabulary here make.
+
+        Raises Mismatch where ids of the two differ, or the settings make no tokenizer.
+        """
+        if reason := self.settings.disagreement(settings):
+            raise Mismatch(reason)
+        if settings.decoder != self.settings.decoder and has_regex(settings.decoder):
+            raise Mismatch("the target's decoder has a regular expression, and the one here not")
+        parts = {name: getattr(settings, name) for name in ("post_processor", "decoder")}
+        backend = json.loads(self.to_json()) | parts | {"added_tokens": settings.added}
+        made = copy(self)
+        del made.__dict__["_summary"]
+        try:
+            rules = tokenizers.Tokenizer.from_str(json.dumps(backend))
+        except Exception as error:  # the library raises bare Exception
+            raise Mismatch(f"the target's tokenizer settings make no tokenizer: {error}") from error
+        made._take(_Stored(rules, settings.named, settings.templates))
+        made.vocabulary = settings.vocabulary
+        made._foreign = frozenset(settings.templates.values()) - {*self._templates.values()}
+        wrong = next((one for one, name in settings.ids.items() if made.id_of(name) != one), None)
+        if wrong is not None:
+            raise Mismatch(f"id {wrong} of the target's tokenizer cannot be added to the one here")
+        return made
+
+    @property
+    def template(self) -> str:
+        """The template of chats with tools; empty for none."""
+        return self._template(tools=True)
+
+    def _template(self, *, tools: bool) -> str:
+        """The template that the transformers library takes."""
+        default = self._templates.get(DEFAULT, "")
+        return self._templates.get(TOOL_USE, default) if tools else default
+
+    @cached_property
+    def _apart(self) -> TemplateProcess:
+        return TemplateProcess()
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The token that ends a text by the tokenizer's own files, if any."""
+        token = self.id_of(self._named.get("eos_token", ""))
+        return frozenset() if token is None else frozenset({token})
+
+    def special_tokens(self, texts: Iterable[str]) -> dict[int, str]:
+        """The special tokens among these texts, by id. No decoded text shows them."""
+        added, wanted = self._rules.get_added_tokens_decoder(), set(texts)
+        return {
+            token: one.content
+            for token, one in added.items()
+            if one.special and one.content in wanted
+        }
 
     def to_json(self) -> str:
         """The tokenizer as a tokenizer.json has it."""
@@ -105,8 +195,11 @@ class Tokenizer:
         """
         if not messages:
             raise InvalidRequest("a chat needs at least one message")
-        if not self.template:
-            raise InvalidRequest("a chat needs a model with a chat template: this one has none")
+        template = self._template(tools=bool(tools))
+        if not template:
+            named = ", ".join(self._templates)
+            lacks = f"no default one, but {named}" if named else "none"
+            raise InvalidRequest(f"a chat needs a model with a chat template: this one has {lacks}")
         told, end = [dict(message) for message in messages], ""
         if continues:
             end = uuid4().hex
@@ -119,7 +212,10 @@ class Tokenizer:
             "messages": told,
             "tools": list(tools) or None,
         }
-        text = _rendered(self.template, known)
+        try:
+            text = (self._apart.render if template in self._foreign else render)(template, known)
+        except TemplateError as error:
+            raise InvalidRequest(str(error)) from error
         if end not in text:
             raise InvalidRequest("the model's chat template changes the message to be continued")
         return self._ids(text[: text.rindex(end)] if end else text, special=False)
@@ -128,9 +224,7 @@ class Tokenizer:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise InvalidRequest(
-                f"the prompt is no Unicode text: half of a pair stands at {error.start}"
-            ) from error
+            raise InvalidRequest(f"the prompt is not valid {_flaw(error)}") from error
         return list(self._rules.encode(text, add_special_tokens=special).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -145,35 +239,28 @@ class Tokenizer:
         """A stream that turns the ids after `prompt` into text piece by piece."""
         return TextStream(self._bytes, prompt)
 
-    def fingerprint(self) -> str:
-        """A hash of everything that turns text into ids.
 
-        It covers token ids, special tokens, merges, normaliser and pre-tokeniser. It leaves out
-        file bytes, vocabulary padding and the decoder, which differ between sizes of one family.
-        """
-        backend = json.loads(self.to_json())
-        model = {
-            key: value
-            for key, value in backend["model"].items()
-            if key not in ("vocab", "merges", "dropout")
-        }
-        merges = [
-            " ".join(merge) if isinstance(merge, list) else merge
-            for merge in backend["model"].get("merges") or []
-        ]
-        parts = {
-            "ids": sorted(self.ids().items()),
-            "special": sorted(
-                (token["id"], token["content"])
-                for token in backend["added_tokens"]
-                if token["special"]
-            ),
-            "merges": merges,
-            "model": _without_defaults(model),
-            "normalizer": _without_defaults(backend["normalizer"]),
-            "pre_tokenizer": _without_defaults(backend["pre_tokenizer"]),
-        }
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+def _fingerprint(backend: Mapping[str, Any], ids: Mapping[str, int]) -> str:
+    model = {
+        key: value
+        for key, value in backend["model"].items()
+        if key not in ("vocab", "merges", "dropout")
+    }
+    merges = [
+        " ".join(merge) if isinstance(merge, list) else merge
+        for merge in backend["model"].get("merges") or []
+    ]
+    parts = {
+        "ids": sorted(ids.items()),
+        "special": sorted(
+            (token["id"], token["content"]) for token in backend["added_tokens"] if token["special"]
+        ),
+        "merges": merges,
+        "model": without_defaults(model),
+        "normalizer": without_defaults(backend["normalizer"]),
+        "pre_tokenizer": without_defaults(backend["pre_tokenizer"]),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _of_directory(directory: Path) -> _Stored:
@@ -192,23 +279,12 @@ def _of_directory(directory: Path) -> _Stored:
     named = {name: _content(settings[name]) for name in _NAMED if settings.get(name)}
     special = [tokenizers.AddedToken(one, special=True, normalized=False) for one in named.values()]
     rules.add_special_tokens(special)
-    return _Stored(rules, named, _template(directory, settings))
+    return _Stored(rules, named, read_templates(directory, settings))
 
 
 def _content(token: str | Mapping[str, Any]) -> str:
     """The text of a token, which some files give with the way in which it is found."""
     return token if isinstance(token, str) else str(token["content"])
-
-
-def _template(directory: Path, settings: Mapping[str, Any]) -> str:
-    """The chat template: that of a file of its own, else the settings' default one."""
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    template = settings.get("chat_template") or ""
-    if isinstance(template, str):
-        return template
-    return str({one["name"]: one["template"] for one in template}.get("default", ""))
 
 
 def _of_gguf(path: Path) -> _Stored:
@@ -219,11 +295,11 @@ def _of_gguf(path: Path) -> _Stored:
     facts = f"{path.resolve()} {state.st_size} {state.st_mtime_ns} {tokenizers.__version__}"
     kept = cache_directory("tokenizers") / f"{hashlib.sha256(facts.encode()).hexdigest()}.json"
     if kept.is_file():
-        rules, named, template = read_json(kept, UnsupportedModel).value
-        return _Stored(tokenizers.Tokenizer.from_str(rules), named, template)
+        rules, named, templates = read_json(kept, UnsupportedModel).value
+        return _Stored(tokenizers.Tokenizer.from_str(rules), named, named_templates(templates))
     made = _made_of_gguf(path)
     with suppress(OSError):  # it is made anew where nothing can be kept
-        write_whole(kept, json.dumps([made.rules.to_str(), made.named, made.template]))
+        write_whole(kept, json.dumps([made.rules.to_str(), made.named, made.templates]))
     return made
 
 
@@ -233,67 +309,16 @@ def _made_of_gguf(path: Path) -> _Stored:
     from transformers import AutoTokenizer
 
     made: Any = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-    return _Stored(made.backend_tokenizer, dict(made.special_tokens_map), made.chat_template or "")
+    templates = named_templates(made.chat_template)
+    return _Stored(made.backend_tokenizer, dict(made.special_tokens_map), templates)
 
 
-class _Generation(Extension):
-    """The tags generation and endgeneration, around words that training learns. They print
-    nothing.
+def _flaw(error: UnicodeEncodeError) -> str:
+    """The flaw of a text that is not Unicode: a byte of a command line that is not UTF-8, or half
+    of a surrogate pair.
     """
-
-    tags = {"generation"}  # noqa: RUF012 (jinja2's own attribute)
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        inside = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(inside, lineno=line)
-
-
-@lru_cache(maxsize=8)
-def _compiled(template: str) -> Template:
-    """A chat template, ready to be rendered in a sandbox: it comes with a model, from anybody."""
-    known = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-    )
-    known.filters["tojson"] = _to_json
-    known.globals.update(raise_exception=_refuse, strftime_now=_now)
-    return known.from_string(template)
-
-
-def _rendered(template: str, variables: Mapping[str, Any]) -> str:
-    """A chat in the words of its template. Raises InvalidRequest with the template's line."""
-    try:
-        return _compiled(template).render(variables)
-    except Exception as error:  # a template is a program, and may raise whatever Python does
-        lines = [
-            frame.lineno
-            for frame in extract_tb(error.__traceback__)
-            if frame.filename == "<template>"
-        ]
-        line = getattr(error, "lineno", None) or (lines[-1] if lines else None)
-        said = str(error) or type(error).__name__
-        raise InvalidRequest(
-            f"the model's chat template refuses{f' in line {line}' if line else ''}: {said}"
-        ) from error
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
-    """The value as JSON. jinja2's own filter escapes HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, **how)
-
-
-def _refuse(said: str) -> NoReturn:
-    raise TemplateError(said)
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-def _without_defaults(value: Any) -> Any:
-    """The value without nulls and falses, which some library versions write and others omit."""
-    if isinstance(value, dict):
-        return {
-            key: _without_defaults(part) for key, part in value.items() if part not in (None, False)
-        }
-    return [_without_defaults(part) for part in value] if isinstance(value, list) else value
+    half = ord(error.object[error.start])
+    if 0xDC80 <= half <= 0xDCFF:  # as Python reads arguments
+        byte = f"byte 0x{half - 0xDC00:02x} at position {error.start}"
+        return f"UTF-8: {byte}; convert it, as with iconv -t utf-8"
+    return f"Unicode: half of a surrogate pair (U+{half:04X}) at position {error.start}"

@@ -10,7 +10,7 @@ The names in `__all__` are the public interface. docs/python.md describes it. Al
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from inference.errors import (
     BadArtifact,
@@ -28,11 +28,12 @@ from outrider.version import outrider_version
 
 if TYPE_CHECKING:
     from outrider.api import Engine
+    from outrider.keywords import ConnectKeywords, ServeKeywords
     from outrider.target.target import RunningTarget
     from outrider.text.call_reader import ToolCall
     from outrider.text.completion import Completion
+    from outrider.text.parameters import Parameters
     from outrider.text.pieces import Piece
-    from outrider.text.prompts import Parameters
     from outrider.text.runner import CompletionStream
 
 __all__ = [
@@ -65,7 +66,7 @@ _HOMES = {
     "Piece": "outrider.text.pieces",
     "Engine": "outrider.api",
     "RunningTarget": "outrider.target.target",
-    "Parameters": "outrider.text.prompts",
+    "Parameters": "outrider.text.parameters",
     "CompletionStream": "outrider.text.runner",
 }
 """Modules of the public types. They are imported on first use: a target needs torch."""
@@ -79,14 +80,22 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'outrider' has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def connect(
-    target: str = "127.0.0.1:50051", *, draft: str | Literal[False] | None = None, **options: Any
+    target: str = "127.0.0.1:50051",
+    *,
+    draft: str | Literal[False] | None = None,
+    **options: Unpack[ConnectKeywords],
 ) -> Engine:
     """Connect to a target and load a draft for it. The result is a context manager.
 
     target: HOST:PORT; several replicas: A,B; dns:///HOST:PORT has one at each address of HOST; or
         the name of a target that `outrider deploy up` made
-    draft: directory or hub name of the draft model; None for the embedded one; False for none
+    draft: directory or hub name of the draft model; None for the embedded one, or copied text where
+        torch is not installed; False for none
     options: flags of `outrider serve` by name (docs/flags.md), such as tls_ca, token_file, cs
 
     Without a draft, `model` names the target's tokenizer (directory or hub name).
@@ -96,17 +105,22 @@ def connect(
     tokenizers differ.
     """
     from grpc_comm.client.named_targets import named_targets
+    from inference.command import check_names
     from outrider.api import Engine
+    from outrider.keywords import ConnectKeywords
     from outrider.options.roles import SharedClientRole
 
-    where = "target" if target in named_targets() else "target_host"
-    options[where] = target
+    check_names(options, ConnectKeywords, "connect()")
+    given: dict[str, Any] = {**options}
+    given["target" if target in named_targets() else "target_host"] = target
+    if draft:
+        given["draft_model"] = draft
     if draft is False:
-        options["target_only"] = True
-    return Engine(SharedClientRole(draft_model=draft or None, **options))
+        given["target_only"] = True
+    return Engine(SharedClientRole(**given))
 
 
-def serve(model: str | None = None, **options: Any) -> RunningTarget:
+def serve(model: str | None = None, **options: Unpack[ServeKeywords]) -> RunningTarget:
     """Load a target model and serve it from this process, on threads of its own.
 
     model: directory or hub name; None for the embedded one
@@ -116,9 +130,13 @@ def serve(model: str | None = None, **options: Any) -> RunningTarget:
     that is not allowed, UnsupportedModel for a model that would be computed wrongly, and
     MissingExtra without torch.
     """
+    from inference.command import check_names
+    from outrider.keywords import ServeKeywords
     from outrider.options.roles import TargetRole
 
-    asked = TargetRole(model=model, **options)
+    check_names(options, ServeKeywords, "serve()")
+    given: dict[str, Any] = {**options, "model": model}
+    asked = TargetRole(**given)
     asked.check_extra()
     from outrider.target.target import RunningTarget
 

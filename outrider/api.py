@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from threading import Event
-from typing import Any
+from typing import Any, Unpack, overload
 
+from inference.command import check_names, logged, told_to
 from outrider.client.client import open_client
+from outrider.keywords import TextKeywords
 from outrider.options.roles import SharedClientRole
 from outrider.terminal.live_text import silent
-from outrider.text.completion import Completion
-from outrider.text.prompts import Parameters, Prompt, make_request
-from outrider.text.runner import CompletionStream
+from outrider.text.completion import Completion, Request
+from outrider.text.parameters import Parameters
+from outrider.text.prompts import Prompt, make_request
+from outrider.text.runner import CompletionStream, TextRun
 from outrider.text.tool_calls import Message
 
 
 class Engine:
     """A connection to a target, with a draft that stays loaded. A context manager.
 
-    Any number of threads may call it. Texts that are made at the same time share the draft.
+    Any number of threads may call it. Concurrent texts share the draft. Messages, such as what was
+    loaded, go to the logger `outrider`.
     """
 
     def __init__(self, options: SharedClientRole) -> None:
-        self._stack = ExitStack()
-        self._client = self._stack.enter_context(open_client(options))
+        self._stack, self._rows = ExitStack(), options.batch
+        self._stack.enter_context(told_to(logged))
         try:
-            self._client.load(options.batch)
+            self._client = self._stack.enter_context(open_client(options))
+            self._client.load(self._rows)
             self._client.wait()
         except BaseException:
             self._stack.close()
             raise
+
+    def __repr__(self) -> str:
+        return f"Engine(model={self.model!r}, draft={self.draft!r})"
 
     @property
     def model(self) -> str:
@@ -43,33 +52,49 @@ class Engine:
         """The draft's name; None without a draft."""
         return self._client.draft
 
-    def generate(self, prompt: Prompt, **parameters: Any) -> Completion:
-        """Make a text.
+    @overload
+    def generate(self, prompt: Prompt, **parameters: Unpack[TextKeywords]) -> Completion: ...
 
-        prompt: text to go on with, messages of a chat, or token ids
-        parameters: fields of outrider.Parameters, such as max_tokens, temperature, seed, stop
+    @overload
+    def generate(
+        self, prompt: list[str] | tuple[str, ...], **parameters: Unpack[TextKeywords]
+    ) -> list[Completion]: ...
 
-        Raises InvalidRequest for a prompt or a value that is not allowed, and Unavailable when the
-        target went away for good.
+    def generate(
+        self, prompt: Prompt | list[str] | tuple[str, ...], **parameters: Unpack[TextKeywords]
+    ) -> Completion | list[Completion]:
+        """Generate a text, or a list of texts.
+
+        prompt: text to continue, messages of a chat, or token ids; or a list of texts, whose
+            completions are generated concurrently and returned in the same order
+        parameters: fields of outrider.Parameters, such as max_tokens, temperature, seed, stop; of a
+            list, prompt i uses seed + i
+
+        Raises InvalidRequest for a prompt or a parameter that is not allowed, and Unavailable if
+        the target is gone for good.
         """
-        request = make_request(self._client, prompt, Parameters(**parameters))
+        given = _parameters(parameters)
+        if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], str):
+            requests = [self._request(one, given, index) for index, one in enumerate(prompt)]
+            return self._generate_all(requests)
+        request = self._request(prompt, given)
         return self._client.complete(request, silent, Event()).raise_failure()
 
-    def stream(self, prompt: Prompt, **parameters: Any) -> CompletionStream:
-        """Make a text, and iterate over its pieces while it is made.
+    def stream(self, prompt: Prompt, **parameters: Unpack[TextKeywords]) -> CompletionStream:
+        """Generate a text, and iterate over its pieces meanwhile.
 
-        Arguments and errors are those of generate(). Leave the iteration early with close(), or by
-        leaving the stream's context: the text ends at once.
+        Arguments and errors are those of generate() for one text. To end early, close() the stream
+        or leave its context: generation stops at once.
         """
-        request = make_request(self._client, prompt, Parameters(**parameters))
+        request = self._request(prompt, _parameters(parameters))
         return CompletionStream(partial(self._client.complete, request))
 
-    def chat(self, messages: Sequence[Message], **parameters: Any) -> Completion:
+    def chat(self, messages: Sequence[Message], **parameters: Unpack[TextKeywords]) -> Completion:
         """Answer a chat with the model's own template. Otherwise like generate()."""
         return self.generate(messages, **parameters)
 
     def close(self) -> None:
-        """End the connection and let the draft go. Idempotent. No text may be in the making."""
+        """Close the connection and release the draft. Idempotent. No text may be running."""
         self._stack.close()
 
     def __enter__(self) -> Engine:
@@ -77,3 +102,26 @@ class Engine:
 
     def __exit__(self, *_error: object) -> None:
         self.close()
+
+    def _request(self, prompt: Any, given: Parameters, index: int = 0) -> Request:
+        """The request for a text; `index` is added to a seed that is given."""
+        if given.seed is not None:
+            given = replace(given, seed=given.seed + index)
+        return make_request(self._client, prompt, given, index)
+
+    def _generate_all(self, requests: Sequence[Request]) -> list[Completion]:
+        """Generate the texts, as many at a time as the draft has rows."""
+        tasks = [partial(self._client.complete, request) for request in requests]
+        run = TextRun(tasks, min(self._rows, len(tasks)))
+        try:
+            made = {index: item for index, item in run if isinstance(item, Completion)}
+        finally:
+            run.end()
+            run.join()
+        return [made[index].raise_failure() for index in range(len(tasks))]
+
+
+def _parameters(given: Mapping[str, Any]) -> Parameters:
+    """The parameters of texts. Raises InvalidRequest for one that there is not, or its value."""
+    check_names(given, TextKeywords, "generate()")
+    return Parameters(**given)

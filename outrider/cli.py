@@ -29,8 +29,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a role or a verb. Returns 0 when it did what was asked."""
     if arguments is None:
         return leave(main(sys.argv[1:]))
-    if arguments and arguments[0] in OTHER_VERBS:
-        module, _, function = PROGRAMS[arguments[0]].partition(":")
-        return int(getattr(import_module(module), function)(arguments[1:]))
-    options = parse(arguments)
+    words = list(arguments)
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    elif words == ["version"]:
+        words = ["--version"]
+    if words and words[0] in OTHER_VERBS:
+        module, _, function = PROGRAMS[words[0]].partition(":")
+        return int(getattr(import_module(module), function)(words[1:]))
+    options = parse(words)
     return run_command(lambda: run_role(options), debug=options.debug)

@@ -1,4 +1,4 @@
-"""Roles that make credentials: make-cert (a self-signed pair for TLS) and make-key (a token)."""
+"""Commands that make credentials: cert (a self-signed pair for TLS) and keys (a token)."""
 
 from __future__ import annotations
 

@@ -21,9 +21,8 @@ PROGRAMS = {
     "pull": "outrider.models.models_here:pull",
     "list": "outrider.models.models_here:list_here",
     "doctor": "outrider.doctor.command:doctor",
-    "make-cert": "outrider.credentials:make_cert",
-    "make-key": "outrider.credentials:make_key",
-    "profiles": "outrider.models.models_here:profiles",
+    "cert": "outrider.credentials:make_cert",
+    "keys": "outrider.credentials:make_key",
 }
 """The function of each role, which takes its options."""
 

@@ -57,7 +57,7 @@ EMBEDDED = (
 """What stands for models, machines and files of the reader's own."""
 
 
-VERBS = r"outrider (?=(cert|keys|profiles|run|target)\b)"
+VERBS = r"outrider (?=(cert|keys|run|target)\b)"
 """Verbs that end by themselves, or serve until they are stopped, on any machine."""
 
 MAKE_CERT = "outrider cert --host localhost --out certificates"

@@ -29,6 +29,7 @@ IMPURE = {
     "grammar",
     "grammar_check",
     "planner/profile_files",
+    "chat_template",
     "text",
     "text_stream",
 }

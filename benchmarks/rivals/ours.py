@@ -24,7 +24,7 @@ from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel, times_by_width
-from outrider.client.connecting import connect_target
+from outrider.client.connecting import connect_target, target_tokenizer
 from outrider.client.drafting import load_draft
 from outrider.client.pools import GrowingRows, Pair, Rows
 from outrider.compare.testbed import over_link
@@ -160,7 +160,8 @@ def arms_over_grpc(models: Models, rtt_ms: float) -> Iterator[list[Arm]]:
             measure_first=True,
         )
         found = find_draft(options)
-        with connect_target(options.connection, found.tokenizer) as connection:
+        with connect_target(options.connection) as connection:
+            found = found.for_target(target_tokenizer(connection, found.tokenizer, found.name))
             draft = load_draft(options, found, 1, models.length, TUNING.room, TUNING.widest)
             times = found.times(user_profiles(options), draft, models.length)
             pair = Pair(connection, times, None)

@@ -34,6 +34,7 @@ from inference.errors import BadArtifact, InvalidRequest
 from inference.file_model import Record, Text, read_record
 from inference.files import locked, write_whole
 from inference.json_file import read_json
+from inference.tokenizer_settings import TEMPLATES
 
 if TYPE_CHECKING:
     from inference.model.decoder import Decoder
@@ -97,13 +98,13 @@ def read_source(directory: Path) -> Source:
     from inference.model.weight_files import fingerprint
     from inference.text import Tokenizer
 
-    stop_ids = tuple(sorted(read_config_for_graphs(directory).stop_ids))
+    config, tokenizer = read_config_for_graphs(directory), Tokenizer(directory)
     return Source(
         directory,
         fingerprint(directory),
-        Tokenizer(directory).fingerprint(),
+        tokenizer.fingerprint(),
         read_raw_config(directory),
-        stop_ids,
+        tuple(sorted(config.stop_ids | tokenizer.end_ids)),
     )
 
 
@@ -144,9 +145,12 @@ def build_artifact(
     progress.planned([WEIGHTS, *names, JOINT], builder.workers)
     stages = Stages(directory, _base_key(spec, source, with_), progress)
     present = [name for name in _COPIED if (source.directory / name).is_file()]
+    templates = (source.directory / TEMPLATES).glob("*.jinja")
+    present += sorted(f"{TEMPLATES}/{path.name}" for path in templates)
 
     def prepare() -> list[str]:
         for name in present:
+            (directory / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(source.directory / name, directory / name)
         return [*present, *builder.prepare(directory)]
 

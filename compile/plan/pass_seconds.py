@@ -77,8 +77,8 @@ def pass_seconds(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> Pass
     sizes = (config.layers, config.hidden_size, config.intermediate_size, config.vocab_size)
     name = _PROFILES.get((spec.target, ranks))
     if name is not None and sizes == _PROFILED and spec.fused is None:
-        profile = find_profile(name)
-        profile = replace(profile, rows=(bucket.rows,), nodes=(bucket.nodes,), slot_step=1)
+        shipped = find_profile(name)  # padded to the graph's own sizes
+        profile = replace(shipped, rows=(bucket.rows,), nodes=(bucket.nodes,), slot_step=1)
         seconds = profile.seconds(bucket.rows, bucket.nodes, bucket.slots)
     else:
         seconds = _formula(config, spec, bucket, rates)

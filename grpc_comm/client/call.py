@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from grpc_comm import translate
+from grpc_comm import statuses, translate
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
 from grpc_comm.security import SecurityOptions, channel_security
@@ -51,6 +51,11 @@ class Channel:
     def describe(self, model: str, timeout: float) -> Description:
         return translate.read_description(self._describe(model, timeout))
 
+    def tokenizer_settings(self, model: str, timeout: float) -> bytes:
+        """Fetch a model's tokenizer settings. They are not checked."""
+        asked = pb.DescribeRequest(model=model, tokenizer_settings=True)
+        return self._ask(asked, timeout).tokenizer_settings
+
     def list_models(self, timeout: float) -> list[str]:
         return [translate.plain(name) for name in self._describe("", timeout).models]
 
@@ -61,9 +66,13 @@ class Channel:
         return time.perf_counter() - start
 
     def _describe(self, model: str, timeout: float) -> pb.Description:
+        return self._ask(pb.DescribeRequest(model=model), timeout)
+
+    def _ask(self, request: pb.DescribeRequest, timeout: float) -> pb.Description:
+        model = request.model
         try:
             message: pb.Description = self._stub.Describe(
-                pb.DescribeRequest(model=model), timeout=timeout, metadata=self._metadata
+                request, timeout=timeout, metadata=self._metadata
             )
         except grpc.RpcError as error:
             lacking = f"{model} cannot be had" if model else "no Outrider target answers"
@@ -75,7 +84,7 @@ class Channel:
 
     def _failure(self, error: grpc.RpcError, meaning: str) -> OutriderError:
         """Return our error for a failed call, with what to do about it where that is known."""
-        failure = translate.status_error(error, meaning)
+        failure = statuses.status_error(error, meaning)
         if not isinstance(failure, Unavailable):
             return failure
         known = advice(self.address, self._security)
@@ -93,7 +102,7 @@ class Channel:
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return
-            raise translate.status_error(error, f"no answer from {self.address}") from error
+            raise statuses.status_error(error, f"no answer from {self.address}") from error
         except ValueError as error:  # gRPC's word for a closed channel
             raise Unavailable(f"the connection to {self.address} is closed") from error
         if answer.status != health_pb2.HealthCheckResponse.SERVING:
@@ -117,7 +126,7 @@ class Channel:
             if given_up.wait(REACH_POLL_SECONDS):
                 call.cancel()
         if call.code() is not grpc.StatusCode.OK:
-            raise translate.status_error(call, f"no Outrider target answers at {self.address}")
+            raise statuses.status_error(call, f"no Outrider target answers at {self.address}")
         return translate.read_description(call.result())
 
     def session(self, messages: Iterator[pb.ClientMessage]) -> Any:
@@ -226,7 +235,7 @@ class Call:
                 self._traffic.bytes_down += message.ByteSize() + FRAMING_BYTES
                 self._listener.on_message(self, message)
         except grpc.RpcError as error:
-            failure = translate.status_error(error, f"the target at {self.address} went away")
+            failure = statuses.status_error(error, f"the target at {self.address} went away")
             failure.__cause__ = error
         except Mismatch as error:
             failure = Mismatch(f"the target at {self.address} {error}")

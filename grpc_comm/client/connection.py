@@ -6,6 +6,7 @@ OutriderError.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import uuid
 import weakref
@@ -17,8 +18,11 @@ from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.client.replicas import Replicas
 from grpc_comm.security import PLAINTEXT, SecurityOptions
 from grpc_comm.transport import parse_endpoint
+from inference.errors import Mismatch
 
 CONNECT_SECONDS = 5.0
+SETTINGS_SECONDS = 60.0
+"""Seconds for fetching tokenizer settings: up to 3 MiB, over any link."""
 HEARTBEAT_SECONDS = 1.0
 """Seconds between checks whether either side of a session has been silent for too long."""
 
@@ -97,6 +101,16 @@ class Connection:
         Raises Unavailable when it does not answer within `timeout` seconds.
         """
         return self._replicas.met.probe(timeout)
+
+    def tokenizer_settings(self, timeout: float = SETTINGS_SECONDS) -> bytes:
+        """Fetch the settings of the target's tokenizer, which description.settings_digest names.
+
+        Raises Unavailable, and Mismatch for settings of another digest.
+        """
+        content = self._replicas.met.tokenizer_settings(self.description.model, timeout)
+        if hashlib.sha256(content).hexdigest() != self.description.settings_digest:
+            raise Mismatch(f"{self.address} sent other tokenizer settings than it describes")
+        return content
 
     def check(self, timeout: float) -> None:
         """Raise Unavailable unless a replica says within `timeout` seconds that it serves."""

@@ -18,7 +18,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from grpc_comm.observability.server_events import CallRejected, Listener
-from grpc_comm.translate import status_code
+from grpc_comm.statuses import status_code
 from inference.errors import InvalidRequest
 
 BREAK_SECONDS = 0.1

@@ -15,7 +15,6 @@ from typing import Any
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from grpc_comm.keys import Keys
 from grpc_comm.observability.server_events import Listener, ignore
@@ -55,7 +54,6 @@ class Target:
     listed: Mapping[str, Callable[[], Served]] = field(default_factory=dict)  # loaded on demand
     listener: Listener = ignore  # hears what happens
     share_prefixes: bool = False  # sessions may start from rows of other keys
-    reflection: bool = False  # tell callers the protocol
     lease_seconds: float = LEASE_SECONDS  # a silent client's session is held for so long
 
 
@@ -192,10 +190,6 @@ class _Listening:
         verifier_pb2_grpc.add_TargetServicer_to_server(self._serving.service, self._server)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        if target.reflection:
-            reflection.enable_server_reflection(
-                (_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
-            )
 
     async def __aenter__(self) -> _Listening:
         await self._server.start()

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from grpc_comm import translate
+from grpc_comm import statuses, translate
 from grpc_comm.keys import Grant, Key, Keys
 from grpc_comm.observability.server_events import CallRejected, Draining
 from grpc_comm.proto import verifier_pb2 as pb
@@ -40,10 +40,13 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
         key = (await self._grant(context)).key
         async with self._guarded(context, key):
             served = await self._state.catalogue.served(request.model)
+        description = served.description
+        settings = description.tokenizer_settings if request.tokenizer_settings else b""
         now = replace(
-            self._state.limited(served.description, key),
+            self._state.limited(description, key),
+            tokenizer_settings=settings,
             sessions=len(served.engine.sessions),
-            times=tuple(served.engine.times.profile.items()) or served.description.times,
+            times=tuple(served.engine.times.profile.items()) or description.times,
         )
         return translate.write_description(now, self._state.catalogue.names)
 
@@ -103,14 +106,14 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
             log.exception("a session failed")
             self._state.emit(CallRejected(grpc.StatusCode.INTERNAL.name, key.name))
             await context.abort(
-                grpc.StatusCode.INTERNAL, f"{translate.FAULT}: {type(error).__name__}"
+                grpc.StatusCode.INTERNAL, f"{statuses.FAULT}: {type(error).__name__}"
             )
 
     async def _refuse(self, context: Context, error: OutriderError, key: Key) -> None:
-        self._state.emit(CallRejected(translate.status_code(error).name, key.name))
+        self._state.emit(CallRejected(statuses.status_code(error).name, key.name))
         trailing: tuple[tuple[str, str], ...] = ()
         if isinstance(error, Busy):
-            trailing = ((translate.RETRY_AFTER, str(round(error.retry_after * 1e3))),)
+            trailing = ((statuses.RETRY_AFTER, str(round(error.retry_after * 1e3))),)
         elif isinstance(error, Unavailable):
-            trailing = ((translate.FROM_TARGET, "1"),)
-        await context.abort(translate.status_code(error), str(error), trailing)
+            trailing = ((statuses.FROM_TARGET, "1"),)
+        await context.abort(statuses.status_code(error), str(error), trailing)

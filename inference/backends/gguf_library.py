@@ -78,7 +78,7 @@ class GgufFacts(NamedTuple):
     limited_by: str  # the key of the metadata that sets max_positions
     window: int  # positions that some layers see at most; 0 where all see every position
     states: bool  # running states are kept, beside keys or instead of them
-    stop_ids: frozenset[int]
+    stop_ids: frozenset[int]  # llama.cpp's list: ends of text, turn and message, and more
     float32: bool  # all weights are
 
     def needs_shadows(self, capacity: int) -> bool:
@@ -156,7 +156,7 @@ def _facts(library: Any, model: Any, path: Path) -> GgufFacts:
             raise UnsupportedModel(f"{path}: architecture {architecture} {what}")
     vocab, text = library.llama_model_get_vocab(model), ctypes.create_string_buffer(128)
     library.llama_model_desc(model, text, len(text))
-    ends = {library.llama_vocab_eos(vocab), library.llama_vocab_eot(vocab)}
+    ids = range(library.llama_vocab_n_tokens(vocab))
     return GgufFacts(
         architecture=architecture,
         weights=text.value.decode(errors="replace"),
@@ -164,13 +164,13 @@ def _facts(library: Any, model: Any, path: Path) -> GgufFacts:
         size=library.llama_model_size(model),
         tokens=tuple(
             (library.llama_vocab_get_text(vocab, number) or b"").decode(errors="replace")
-            for number in range(library.llama_vocab_n_tokens(vocab))
+            for number in ids
         ),
         max_positions=library.llama_model_n_ctx_train(model),
         limited_by=f"{architecture}.context_length",
         window=library.llama_model_n_swa(model),
         states=library.llama_model_is_recurrent(model) or library.llama_model_is_hybrid(model),
-        stop_ids=frozenset(token for token in ends if token >= 0),
+        stop_ids=frozenset(one for one in ids if library.llama_vocab_is_eog(vocab, one)),
         float32=_metadata(library, model, "general.file_type") == _ALL_FLOAT32,
     )
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from inference.cost.quantity import Figure, at_least
+from inference.extras import install
 
 
 class EnergyReader(Protocol):
@@ -95,7 +96,7 @@ def _used(first: Figure, last: Figure, seconds: float) -> Figure:
 POWERCAP = Path("/sys/class/powercap")
 NEURON_DEVICES = Path("/sys/devices/virtual/neuron_device")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia")
-_INSTALL = "pip install 'outrider[energy]'"
+_INSTALL = install("energy")
 
 
 def find_readers() -> list[EnergyReader]:

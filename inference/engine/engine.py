@@ -36,6 +36,9 @@ from inference.sampling import SamplingParams
 from inference.times import LatencyModel
 from inference.token_rule import TokenRule
 
+MAX_QUEUED = 64
+"""Sessions that may wait in line for a row."""
+
 
 class Engine:
     """Sessions on the rows of a model.
@@ -63,7 +66,7 @@ class Engine:
         sequence_length: int,
         max_tree_nodes: int,
         vocabulary: int,
-        waiting: int = 64,
+        waiting: int = MAX_QUEUED,
         times: LatencyModel | None = None,
         drafter: ColocatedDrafter | None = None,
         graphs: GraphRounds | None = None,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
@@ -81,20 +80,13 @@ def resolve(model: type[Options], sources: list[ValueSource]) -> Options:
         raise
 
 
-def origins(options: Group, sources: list[ValueSource]) -> dict[str, tuple[Any, str]]:
-    """Every value by its flag's name, and where it comes from."""
-    values = options.values()
-    calls = dict.fromkeys(values, "default")
-    for source in reversed(sources):
-        calls |= {name: source.call(name) for name in source.values}
-    return {name: (values[name], calls[name]) for name in values}
-
-
 class CommandOptions(Group, title="general"):
     """Base of a command's options. Its docstring is the first line of the command's help."""
 
     BARE: ClassVar[str] = ""
-    """The flags whose values may directly follow the command, in this order; empty for none."""
+    """Flags whose values may stand without them, in this order; empty for none."""
+    COMMON: ClassVar[tuple[str, ...]] = ()
+    """The flags of the command's short help; empty for all."""
 
     debug: bool = False
     """show tracebacks"""
@@ -110,39 +102,68 @@ def parse_flags(
     examples: ends the help
     """
     bare = str(getattr(model, "BARE", ""))
-    usage = f"{command}{''.join(f' [{name}]' for name in bare.upper().split())} [FLAG VALUE ...]"
-    parser = Parser(command, usage, getdoc(model) or "", examples)
+    parser = Parser(command, usage_of(command, bare))
     parser.add_flags(flags_of(model).values())
-    parser.add_argument("-h", "--help", action="help", help="print this, and end")
-    words = with_bare(bare, sys.argv[1:] if arguments is None else list(arguments))
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    asked = {underscored(word) for word in words} & {"-h", "--help", "--help_all"}
+    if asked:
+        every = "--help_all" in asked
+        print(help_text(model, command, getdoc(model) or "", every=every, examples=examples))
+        parser.exit()
     try:
-        return resolve(model, [parser.read(words)])
+        return resolve(model, [parser.read(words, bare.split())])
     except InvalidRequest as error:
         parser.error(str(error))
 
 
-def with_bare(flags: str, words: list[str]) -> list[str]:
-    """The words, the first of which may be the values of these flags."""
-    flag, _, others = flags.partition(" ")
-    bare = flag and words and not words[0].startswith("-")
-    return [f"--{flag}", words[0], *with_bare(others, words[1:])] if bare else words
+def usage_of(command: str, bare: str = "") -> str:
+    """The first line of a command's help.
+
+    bare: flags whose values may stand without them
+    """
+    return f"{command}{''.join(f' [{name}]' for name in bare.upper().split())} [FLAG VALUE ...]"
+
+
+def help_text(
+    model: type[Group],
+    command: str,
+    about: str,
+    *,
+    every: bool,
+    titles: Iterable[str] = (),
+    examples: str = "",
+) -> str:
+    """The help of a command: its common flags in their groups, or every flag.
+
+    titles: of groups, in the order of the help; those that are missing follow
+    """
+    flags = flags_of(model)
+    common = () if every else getattr(model, "COMMON", ())
+    more = f"`{command} --help-all` lists all {len(flags)} flags." if common else ""
+    usage = usage_of(command, str(getattr(model, "BARE", "")))
+    parser = Parser(command, usage, about, "\n".join(part for part in (examples, more) if part))
+    for title in () if common else titles:
+        parser.titled(title)
+    parser.add_flags(flags[name] for name in common or flags)
+    return parser.format_help().rstrip()
 
 
 class Parser(argparse.ArgumentParser):
     """Reads flags as text, which groups check. Answers a slip with one line."""
 
-    def __init__(self, command: str, usage: str, description: str, examples: str) -> None:
+    def __init__(self, command: str, usage: str, about: str = "", ending: str = "") -> None:
         super().__init__(
             prog=command,
             usage=usage,
-            description=description,
-            epilog=examples,
+            description=about,
+            epilog=ending,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             argument_default=argparse.SUPPRESS,
             allow_abbrev=False,
             add_help=False,
         )
         self._titled: dict[str, argparse._ArgumentGroup] = {}
+        self._names: list[str] = []
 
     def titled(self, title: str) -> argparse._ArgumentGroup:
         """The group of flags of this title."""
@@ -153,41 +174,54 @@ class Parser(argparse.ArgumentParser):
     def add_flags(self, flags: Iterable[Flag]) -> None:
         """Add flags, each in the group of its title."""
         for flag in flags:
+            self._names += [spelling.removeprefix("--") for spelling in flag.spellings]
             add_flag(self.titled(flag.title), flag)
 
     def read(
-        self, words: Iterable[str], roles: Mapping[str, type[Group]] | None = None
+        self,
+        words: Iterable[str],
+        bare: Iterable[str] = (),
+        roles: Mapping[str, type[Group]] | None = None,
     ) -> ValueSource:
         """The values that the words give. Raises InvalidRequest for a flag that there is not.
 
+        bare: flags whose values may stand without them, in this order
         roles: by the value of --role, those whose flags may have been meant; else any flag may
         """
         given, unknown = self.parse_known_args([underscored(word) for word in words])
+        for flag in bare:
+            if flag not in given and unknown and (unknown[0] == "-" or unknown[0][:1] != "-"):
+                setattr(given, flag, unknown.pop(0))
         if unknown:
             word = unknown[0].partition("=")[0]
             if word.startswith("-"):
                 role = (roles or {}).get(vars(given).get("role", ""))
-                every = re.findall(r"--\w+", self.format_help())
-                flags = [f"--{name}" for name in flags_of(role)] if role else every
+                names = flags_of(role) if role else self._names
+                flags = [f"--{name}" for name in names]
                 raise InvalidRequest(f"there is no flag {word}{nearest(word, flags)}")
-            raise InvalidRequest(f"what is {word}? Every value follows a flag")
+            raise InvalidRequest(f"unexpected argument {word!r}: a value follows its flag")
         return ValueSource("--{}", vars(given))
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"{self.prog}: error: {printable(message)}\n")
 
 
-def add_flag(group: argparse._ActionsContainer, flag: Flag, whose: str = "") -> None:
-    """Add a flag in all its spellings; a switch can be turned off, too. whose: ends its help."""
-    settings: dict[str, Any] = {"dest": flag.name, "help": f"{flag.help}{whose}".replace("%", "%%")}
+def add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:
+    """Add a flag in all its spellings, of which the help shows the first. A switch can be turned
+    off, too.
+    """
+    settings: dict[str, Any] = {"dest": flag.name, "help": flag.help.replace("%", "%%")}
     if flag.kind is bool:
-        group.add_argument(*flag.spellings, action="store_true", **settings)
+        group.add_argument(f"--{flag.name}", action="store_true", **settings)
         settings["help"] = argparse.SUPPRESS
         group.add_argument(f"--no_{flag.name}", action="store_false", **settings)
         return
-    shown = f"{{{','.join(flag.choices)}}}" if flag.choices else flag.metavar
-    action = "append" if flag.repeated else "store"
-    group.add_argument(*flag.spellings, action=action, metavar=shown, **settings)
+    settings["metavar"] = f"{{{','.join(flag.choices)}}}" if flag.choices else flag.metavar
+    settings["action"] = "append" if flag.repeated else "store"
+    name, *others = flag.spellings
+    group.add_argument(name, **settings)
+    for other in others:
+        group.add_argument(other, **settings | {"help": argparse.SUPPRESS})
 
 
 def underscored(word: str) -> str:

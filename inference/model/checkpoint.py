@@ -125,14 +125,6 @@ def is_used(config: ModelConfig, name: str) -> bool:
     return not (name.endswith(IGNORED) or (config.tied and name == HEAD))
 
 
-def cut_head(decoder: Decoder) -> None:
-    """Free the rows of the head beyond the decoder's vocabulary. A tied head has none of its own:
-    its embeddings stay whole.
-    """
-    if not decoder.config.tied:
-        assign(decoder, "lm_head.weight", decoder.head_weight()[: decoder.vocabulary].clone())
-
-
 def assign(module: nn.Module, name: str, tensor: Tensor) -> None:
     """Make a tensor the parameter of this name, such as model.norm.weight."""
     owner, _, leaf = name.rpartition(".")

@@ -278,16 +278,21 @@ def _max_positions(raw: Json, family: str) -> tuple[int, str]:
 
 
 def read_stop_ids(directory: Path) -> frozenset[int]:
-    """Return the ids that end a text: generation_config.json's eos_token_id, else config.json's."""
-    name = "eos_token_id"
+    """Return the ids that end a text by generation_config.json and config.json together.
+
+    Tuned models often have one of these files from the model that they were made of. So the end
+    that each file names is one, and that of the tokenizer (Tokenizer.end_ids), too.
+    """
+    stops = set[int]()
     for path in (directory / "generation_config.json", directory / "config.json"):
-        raw = read_json(path, UnsupportedModel) if path.is_file() else None
-        if raw is not None and name in raw.dictionary():
-            ids = raw.field(name)
-            if ids.absent:
-                return frozenset()
-            return frozenset(ids.each(_id) if isinstance(ids.value, list) else [_id(ids)])
-    return frozenset()
+        if path.is_file():
+            ids = read_json(path, UnsupportedModel).field("eos_token_id")
+            stops |= {*ids.each(_id)} if isinstance(ids.value, list) else {*_ids(ids)}
+    return frozenset(stops)
+
+
+def _ids(field: Json) -> list[int]:
+    return [] if field.absent else [_id(field)]
 
 
 def _id(field: Json) -> int:

@@ -18,7 +18,7 @@ from outrider.options.groups import (
     BackendOptions,
     GoalOptions,
     MeasureOptions,
-    ReductionOptions,
+    QuantizationOptions,
     SamplingOptions,
     Seed,
     TargetOptions,
@@ -47,7 +47,7 @@ class BenchOptions(
     PresetOptions,
     BackendOptions,
     MeasureOptions,
-    ReductionOptions,
+    QuantizationOptions,
     TargetOptions,
     CommandOptions,
     title="what is measured",
@@ -80,8 +80,8 @@ class BenchOptions(
     """run code that the models write, to score it (needs bubblewrap)"""
     no_sandbox: bool = False
     """run it without bubblewrap, as any program of yours"""
-    repeat: Count = 1
-    """texts of each prompt and way"""
+    num_runs: Count = 1
+    """texts of each prompt and drafting method"""
     fresh: bool = False
     """begin without kept times, and start both ends anew for each repetition"""
     rtt: Annotated[float, Ge(0), Shown("MS")] = 0.0

@@ -40,7 +40,8 @@ from outrider.money.goal import read_billing
 from outrider.target.spawn import first_start, started, target_words
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion, Request
-from outrider.text.prompts import Parameters, Prompt, PromptTooLong, make_request
+from outrider.text.parameters import Parameters
+from outrider.text.prompts import Prompt, PromptTooLong, make_request
 
 WARM_UP, WARM_UP_TOKENS = "Name three colours.", 8
 """The prompt that every arm answers before anything counts, and the tokens of its answer."""
@@ -105,7 +106,7 @@ def _summary(options: BenchOptions, items: Sequence[Item]) -> str:
     """Return what a run would do, in three lines."""
     kinds = Counter(item.kind for item in items)
     arms = [BASELINE, *(preset or options.draft for preset in options.presets or (options.preset,))]
-    texts = sum(len(item.turns) for item in items) * len(arms) * options.repeat
+    texts = sum(len(item.turns) for item in items) * len(arms) * options.num_runs
     tokens = texts * options.text.max_new_tokens
     return "\n".join(
         (
@@ -122,7 +123,7 @@ def _summary(options: BenchOptions, items: Sequence[Item]) -> str:
 
 def _make_texts(options: BenchOptions, items: Sequence[Item], journal: Journal) -> None:
     """Make the texts that a run lacks. With --fresh each repetition starts both ends anew."""
-    every = range(options.repeat)
+    every = range(options.num_runs)
     for repeats in [[one] for one in every] if options.fresh else [every]:
         if any(key.repeat > repeats[-1] for key in journal.known.texts):
             continue  # a later start has begun

@@ -19,12 +19,13 @@ from inference.cost.billing import Billing
 from inference.decode import TargetSession
 from inference.draft_thread import Drafter, inline, on_thread
 from inference.errors import InvalidRequest, OutriderError
+from inference.extras import install
 from inference.order import Pace
 from inference.planner.prices import Usage
 from inference.proposer import Proposer
 from inference.text import Tokenizer
 from inference.throttle import Silence, Throttle
-from outrider.client.connecting import connect_target
+from outrider.client.connecting import connect_target, target_tokenizer
 from outrider.client.draft_loader import DraftLoader
 from outrider.models.directories import find_tokenizer
 from outrider.money.budget import RunBudget
@@ -44,7 +45,7 @@ class Client:
     """A target, and what drafts on this machine. See open_client().
 
     checkpoint: of the draft model; None for none
-    tokenizer: the one of both models
+    tokenizer: the target's
     length: longest text in tokens, prompt and output together
     budget: counts the usage of all texts, and holds what they may cost
     goal: of drafting
@@ -95,10 +96,8 @@ class Client:
 
     @property
     def round_trip(self) -> float | None:
-        """Seconds of the link; None without a draft, and for synchronous rounds. Waits for the
-        draft.
-        """
-        rows = self.wait()
+        """Seconds of the link; None without a draft that is loaded, and for synchronous rounds."""
+        rows = None if self._loader is None else self._loader.loaded
         return None if rows is None else rows.round_trip
 
     @property
@@ -237,17 +236,22 @@ def open_client(options: ClientRole, *, is_local: bool | None = None) -> Iterato
 
     is_local: whether the target is on this machine; None: as its address says
 
-    Without a draft model only the tokenizer is read. Raises Mismatch where the tokenizers of both
-    sides differ, and InvalidRequest for a device that this machine does not have.
+    Without a draft model only the tokenizer is read. Raises Mismatch where token ids of both sides
+    differ, and InvalidRequest for a device that this machine does not have.
     """
     billing = read_billing(options.goal)  # errors in prices are told before anybody is asked
+    asked, options = options, options.computable
+    if options is not asked:
+        say(f"draft: copied text alone; a draft model needs {install('torch')}")
     drafted = options.method is not None and not options.target_only
     found = _find_draft(options) if drafted else None
     tokenizer = (
         found.tokenizer if found is not None else find_tokenizer(options.draft_name, "draft")
     )
     name = found.name if found is not None else "the tokenizer here"
-    with connect_target(options.connection, tokenizer, name) as target:
+    with connect_target(options.connection) as target:
+        tokenizer = target_tokenizer(target, tokenizer, name)
+        found = found and found.for_target(tokenizer)
         local = options.connection.is_local if is_local is None else is_local
         client = Client(options, target, tokenizer, found, billing, local)
         try:

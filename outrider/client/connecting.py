@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 from grpc_comm.client.connection import CONNECT_SECONDS, Connection, connect, list_models
 from grpc_comm.client.patience import Patience
 from grpc_comm.unanswered import refuses
 from inference.command import say
 from inference.errors import Mismatch, Unavailable
+from inference.files import cache_directory, write_whole
 from inference.text import Tokenizer
+from inference.tokenizer_settings import TokenizerSettings
 from outrider.options.network import ConnectionOptions
 
 
 @contextmanager
 def connect_target(
-    options: ConnectionOptions, tokenizer: Tokenizer | None, name: str = "the model here"
+    options: ConnectionOptions,
 ) -> Iterator[Connection]:
     """Connect to the target at --target_host and --port.
 
-    A target that does not answer is looked for as long as --patience says. Without the flag a port
-    of this machine where nobody listens is refused at once. Raises Mismatch where token ids do not
-    mean the same on both sides.
-
-    tokenizer: None where any will do
-    name: the model whose tokenizer this is
+    A target that does not answer is retried for as long as --patience says. Without the flag a port
+    of this machine where nothing listens is refused at once. A model that is named may have to be
+    loaded there first.
     """
-    # a model that is named may have to be loaded first
     seconds = max(CONNECT_SECONDS, options.patience) if options.model_name else CONNECT_SECONDS
     check_listening(options)
     with ExitStack() as stack:
-        target = stack.enter_context(
+        yield stack.enter_context(
             connect(
                 options.addresses,
                 security=options.security,
@@ -40,13 +39,45 @@ def connect_target(
                 patience=Patience(options.patience, say),
             )
         )
-        there = target.description
-        if tokenizer and tokenizer.fingerprint() != there.tokenizer_fingerprint:
-            raise Mismatch(
-                f"the tokenizers differ: {name} has {tokenizer.vocabulary} tokens, {there.model} "
-                f"on the target {there.vocabulary}; take a draft of the target's own family"
-            )
-        yield target
+
+
+def target_tokenizer(target: Connection, tokenizer: Tokenizer, name: str) -> Tokenizer:
+    """The target's tokenizer, made of the vocabulary of one here and the target's settings.
+
+    So prompts and texts are those of the target's files, whatever the draft's files say. A target
+    of an older version does not describe its settings: its tokenizer has to be the one here.
+
+    name: the model whose tokenizer is here
+
+    Raises Mismatch where token ids do not mean the same on both sides.
+    """
+    there = target.description
+    try:
+        if not there.settings_digest and tokenizer.fingerprint() != there.tokenizer_fingerprint:
+            raise Mismatch("an older target takes its own tokenizer alone")
+        if there.settings_digest in ("", tokenizer.settings.digest):
+            return tokenizer
+        return tokenizer.with_settings(_fetch_settings(target))
+    except Mismatch as error:
+        raise Mismatch(
+            f"the tokenizers differ: {name} has {tokenizer.vocabulary} tokens, {there.model} on "
+            f"the target {there.vocabulary} ({error}); take a draft of the target's own family"
+        ) from error
+
+
+def _fetch_settings(target: Connection) -> TokenizerSettings:
+    """The settings of the target's tokenizer. They are fetched once, and cached."""
+    digest = target.description.settings_digest
+    path = cache_directory("tokenizer_settings") / f"{digest}.json"
+    with suppress(OSError):
+        content = path.read_bytes()
+        if hashlib.sha256(content).hexdigest() == digest:
+            return TokenizerSettings.read(content)
+    content = target.tokenizer_settings()
+    settings = TokenizerSettings.read(content)
+    with suppress(OSError):  # they are fetched again where nothing can be cached
+        write_whole(path, content.decode())
+    return settings
 
 
 def check_listening(options: ConnectionOptions) -> None:
@@ -61,7 +92,7 @@ def check_listening(options: ConnectionOptions) -> None:
     start = f"target --port {places[0].port}"
     command = f"deploy tunnel {options.target}" if options.target else start
     raise Unavailable(
-        f"no Outrider target answers at {options.addresses}: nobody listens there; "
+        f"no Outrider target answers at {options.addresses}: connection refused; "
         f"start it with `outrider {command}`"
     )
 

@@ -118,11 +118,10 @@ def ended(client: Client, made: Completion) -> dict[str, Any]:
     energy are known.
     """
     law = dear_law(LatencyModel(dict(client.target.description.times)))
-    trip = client.round_trip if made.draft_calls else None  # the draft is loaded: no wait
     return _figures(client, made) | {
         "reason": made.finish_reason,
         "seed": made.seed,
-        "limit": limit_of(made, trip or 0.0, law).value.format(law=law),
+        "limit": limit_of(made, client.round_trip or 0.0, law).value.format(law=law),
         "cost": made.cost.record(),
         "energy": made.energy.record(),
     }

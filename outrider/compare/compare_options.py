@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Self
 
 from annotated_types import Ge, Le
 from pydantic import BeforeValidator, InstanceOf, model_validator
@@ -30,7 +30,7 @@ from outrider.options.groups import (
     DeviceName,
     ObjectiveOptions,
     PromptOptions,
-    ReductionOptions,
+    QuantizationOptions,
     Seed,
     TargetOptions,
     read_knob,
@@ -62,9 +62,6 @@ def _policies(kind: type[Chain] | type[BestFirst]) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-Milliseconds: TypeAlias = Annotated[float, Ge(0), Shown("MS")]
-
-
 class ComparedTexts(PromptOptions):
     """The texts that every architecture makes."""
 
@@ -76,7 +73,7 @@ class ComparedTexts(PromptOptions):
     """prompt i uses seed + i"""
 
 
-class PairOptions(SourceOptions, ReductionOptions, TargetOptions):
+class PairOptions(SourceOptions, QuantizationOptions, TargetOptions):
     """Draft and target of a comparison: how they are loaded, and what they cost."""
 
     text: ComparedTexts = ComparedTexts()
@@ -97,8 +94,6 @@ class LinkOptions(Group, title="target and link"):
     """the target's passes take the times of this profile; several: one comparison each"""
     rtt: Annotated[NumberList, Shown("MS,...")] = (0.0, 40.0)
     """round trips to emulate, milliseconds beyond the machine's own (with --cs: 0)"""
-    jitter: Milliseconds = 0.0
-    """up to so many milliseconds more each way"""
     bandwidth: Annotated[float, Shown("MBIT")] | None = None
     """megabits a second each way (default: no limit)"""
 
@@ -123,8 +118,6 @@ class CompareOptions(LinkOptions, CommandOptions, title="what is compared"):
     """those to compare (default: all that run across a link)"""
     presets: Annotated[Words, among(tuple(BY_PRESET)), Shown("NAME,...")] = ()
     """architectures by preset, each with its own setting"""
-    local: bool = False
-    """also the target in this process, without a network: alone, and with a draft beside it"""
     chains: Annotated[tuple[InstanceOf[Chain], ...], _policies(Chain), Shown("N,...")] = (
         *(Chain(2), Chain(4), Chain(8)),
     )
@@ -193,9 +186,7 @@ class CompareOptions(LinkOptions, CommandOptions, title="what is compared"):
         across = (BASELINE, GROWING) if self.cs else set(NAMES) - set(ON_THIS_MACHINE)
         named = tuple(BY_PRESET[preset] for preset in self.presets)
         asked = self.architectures or named or across
-        return tuple(
-            name for name in NAMES if name in asked or (name in ON_THIS_MACHINE and self.local)
-        )
+        return tuple(name for name in NAMES if name in asked)
 
     @property
     def with_local(self) -> bool:

@@ -134,7 +134,7 @@ def _remarks(ready: Testbed, profile: str | None, cells: Sequence[Cell]) -> list
             "acceptance and bytes carry over to other machines; "
             + ("times of the draft do not." if profile else "tokens/s do not.")
         )
-    if any(cell.rtt_ms or options.jitter or options.bandwidth for cell in cells):
+    if any(cell.rtt_ms or options.bandwidth for cell in cells):
         remarks.append("Round trips are emulated by a proxy on this machine, beyond its own.")
     if FUSED in options.chosen and FUSED not in run:
         remarks.append("fused was not run: the target has no draft beside it (--role fused_target)")

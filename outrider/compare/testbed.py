@@ -16,7 +16,7 @@ from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import Policy
 from inference.engine.engine import Engine
-from outrider.client.connecting import connect_target
+from outrider.client.connecting import connect_target, target_tokenizer
 from outrider.client.drafting import load_draft
 from outrider.compare.arms import FUSED, Bench
 from outrider.compare.compare_options import CompareOptions, PairOptions
@@ -60,11 +60,10 @@ class Testbed:
     @contextmanager
     def bench(self, round_trip_ms: float) -> Iterator[Bench]:
         """A bench for arms, over a link of this quality."""
-        jitter, mbit = self.options.jitter, self.options.bandwidth
-        shape = LinkShape(delay_ms=round_trip_ms / 2, jitter_ms=jitter, mbit=mbit)
+        shape = LinkShape(delay_ms=round_trip_ms / 2, mbit=self.options.bandwidth)
         with (
             over_link(self.common.connection, shape) as reached,
-            connect_target(reached, self.found.tokenizer) as target,
+            connect_target(reached) as target,
         ):
             yield self.bench_of(target)
 
@@ -101,8 +100,9 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
         if options.target_host is None:
             target = stack.enter_context(_start(options, profile))
             common = common.but(target_host=target.address)
-        with connect_target(common.connection, found.tokenizer) as connection:
+        with connect_target(common.connection) as connection:
             description = connection.description
+            found = found.for_target(target_tokenizer(connection, found.tokenizer, found.name))
             length = session_length(common.sequence_length, found, connection)
         if target is None:
             billing = billing.described(description.usd_per_hour)

@@ -13,7 +13,7 @@ from inference.errors import MissingExtra, OutriderError
 from inference.extras import is_installed
 from inference.planner.profiling import survey_draft
 from inference.times import LatencyModel
-from outrider.client.connecting import connect_target
+from outrider.client.connecting import connect_target, target_tokenizer
 from outrider.client.probing import measure_round_trip
 from outrider.doctor.finding import Finding, refused, warning
 from outrider.draft_methods import FoundDraft, find_draft
@@ -50,7 +50,8 @@ def _check_draft_and_link(options: DoctorRole) -> Iterator[Finding]:
     try:
         tokenizer = draft.tokenizer if draft else find_tokenizer(options.draft_name, "draft")
         name = draft.name if draft else "the tokenizer here"
-        with connect_target(options.connection, tokenizer, name) as target:
+        with connect_target(options.connection) as target:
+            target_tokenizer(target, tokenizer, name)
             yield from _of_target(target, call)
     except OutriderError as error:
         yield refused("target", error)

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any, Protocol, cast
 
 from inference.backends import Model
+from inference.backends.known_tokens import KnownTokens
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import ENDLESS
 from inference.text import Tokenizer
@@ -26,6 +27,7 @@ from outrider.options.groups import DeviceOptions, DraftModelOptions
 class FoundDraft:
     """A draft that was found, and can be loaded.
 
+    tokenizer: of its files; that of the target after for_target()
     model: None for one that names the children of nodes without a model
     use: makes the draft of the loaded model, if any
     """
@@ -60,6 +62,10 @@ class FoundDraft:
         if self.model is not None:
             self.model.check(options)
 
+    def for_target(self, tokenizer: Tokenizer) -> FoundDraft:
+        """The draft for a target with this tokenizer, whose ids agree as far as both have them."""
+        return replace(self, tokenizer=tokenizer)
+
     def settled(self, options: DeviceOptions) -> FoundDraft:
         """Pick what it is computed in, where the options leave that open."""
         if self.model is None:
@@ -67,8 +73,15 @@ class FoundDraft:
         return replace(self, model=self.model.settled(options, drafts=True))
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> Draft:
-        """Load it on the chosen device. Prints what was chosen on stderr."""
-        return self.use(None if self.model is None else self.model.load(options, capacity))
+        """Load it on the chosen device. Prints what was chosen on stderr.
+
+        It proposes no id that its target lacks.
+        """
+        if self.model is None:
+            return self.use(None)
+        ids, known = self.tokenizer.vocabulary, self.model.tokenizer.vocabulary
+        model = self.model.load(options, capacity._replace(ids=ids))
+        return self.use(model if known >= ids else KnownTokens(model, known))
 
     def times(self, profiles: Profiles, draft: Draft, length: int) -> dict[int, float]:
         """Seconds of a call of the loaded draft by its nodes; empty without a model.

@@ -58,8 +58,8 @@ class FoundHead(OfCheckpoint):
         begun = time.perf_counter()
         head = read_head(self.directory, self.given, capacity.sequence_length)
         self.target.keep_features(head.config.kept)
-        rows, length, spare, nodes = capacity
-        model = EagleModel(head, rows=rows, capacity=length + spare, max_nodes=nodes)
+        rows, slots, nodes = capacity.rows, capacity.slots, capacity.max_nodes
+        model = EagleModel(head, rows=rows, capacity=slots, max_nodes=nodes)
         parameters = sum(parameter.numel() for parameter in head.parameters())
         layers = ", ".join(map(str, head.config.kept))
         say(

@@ -7,22 +7,21 @@ from dataclasses import replace
 from inference.backends import Model
 from inference.errors import InvalidRequest
 from outrider.draft_methods import FoundDraft
-from outrider.models.capacity import WHOLE, Reduction
 from outrider.models.loading import Checkpoint, find_named
-from outrider.options.groups import DraftModelOptions, ReductionOptions, backend_of
+from outrider.options.groups import DraftModelOptions, QuantizationOptions, backend_of
 
 
 def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
-    """The checkpoint or GGUF file of --draft_model or --model, or the embedded one, reduced as
-    asked. Raises InvalidRequest where another than a checkpoint of our decoder is to be reduced.
+    """The checkpoint or GGUF file of --draft_model or --model, or the embedded one, quantized as
+    asked. Raises InvalidRequest where another than a checkpoint of our decoder is to be quantized.
     """
     found = find_named(options.draft_name, "draft", backend_of(options))
-    if not isinstance(options, ReductionOptions):
+    if not isinstance(options, QuantizationOptions):
         return FoundDraft.of(found)
-    kept = Reduction(options.draft_quantization, options.draft_head_tokens)
     if isinstance(found, Checkpoint):
-        return FoundDraft.of(replace(found, reduction=kept))
-    if kept != WHOLE:
-        flags = ", ".join(options.given(ReductionOptions))
-        raise InvalidRequest(f"{flags}: {found.name} is {found.kind}, which stays as it is")
+        return FoundDraft.of(replace(found, quantization=options.draft_quantization))
+    if options.draft_quantization is not None:
+        raise InvalidRequest(
+            f"--draft_quantization: {found.name} is {found.kind}, which cannot be quantized"
+        )
     return FoundDraft.of(found)

@@ -12,11 +12,9 @@ from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.errors import InvalidRequest
 from outrider.draft_methods import FoundDraft
-from outrider.models.capacity import Capacity, Reduction
+from outrider.models.capacity import Capacity
 from outrider.models.loading import Checkpoint, OfCheckpoint, find_checkpoint, load_eager
 from outrider.options.groups import DeviceOptions, DraftModelOptions, TargetModelOptions
-
-_INT4 = Reduction("int4")
 
 
 @dataclass(frozen=True)
@@ -70,4 +68,4 @@ def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
 
 
 def _rounded(name: str | None) -> Checkpoint:
-    return replace(find_checkpoint(name, "target"), reduction=_INT4)
+    return replace(find_checkpoint(name, "target"), quantization="int4")

@@ -21,8 +21,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from grpc_comm.permissions import read_secret
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest
+from outrider.endpoint.chat_messages import MOST_BYTES
 from outrider.endpoint.failures import ApiError
-from outrider.endpoint.requests import MOST_BYTES
 
 LEAST_KEY = 16
 """Characters of a key at least."""
@@ -254,7 +254,7 @@ class BoundedConnection(H11Protocol):
         body = (
             ApiError(
                 503,
-                f"all of {self._most} connections are in use (--http_connections): ask again later",
+                f"all of {self._most} connections are in use: ask again later",
                 "server_error",
                 code="too_many_connections",
             )

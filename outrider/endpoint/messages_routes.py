@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict
 from outrider.client.client import Client
 from outrider.endpoint.answering import STREAM, answer_request, check_model, make_orders
 from outrider.endpoint.answers import MessagesRefusal, responses
+from outrider.endpoint.chat_messages import JsonObject, Text
 from outrider.endpoint.failures import ApiError
-from outrider.endpoint.requests import MOST_MESSAGES, ChatRequest, JsonObject, Text
+from outrider.endpoint.requests import MOST_MESSAGES, ChatRequest
 from outrider.endpoint.target_manager import TargetManager
 from outrider.text.completion import Completion
 from outrider.text.completion import Request as TextOrder

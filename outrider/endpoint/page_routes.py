@@ -29,14 +29,16 @@ from inference.sampling import SEED_BITS, random_seed
 from outrider.client.watching import Told, Watcher, ended
 from outrider.endpoint.answering import STREAM, TEMPERATURE, event_stream
 from outrider.endpoint.answers import TargetState, responses
+from outrider.endpoint.chat_messages import ChatMessage, Text
 from outrider.endpoint.failures import UNFORESEEN, ApiError, api_error
-from outrider.endpoint.requests import MOST_MESSAGES, ChatMessage, Text
+from outrider.endpoint.requests import MOST_MESSAGES
 from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import TextRunner
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion
 from outrider.text.defaults import defaults_of
-from outrider.text.prompts import Parameters, going_on, make_request
+from outrider.text.parameters import Parameters
+from outrider.text.prompts import going_on, make_request
 from outrider.text.runner import Task
 
 log = logging.getLogger(__name__)

@@ -172,7 +172,7 @@ def _draft_flags(options: UpRole, short: str, size: str, machine: MachineFacts) 
     """Flags that name the draft for the target at --target_host: one here, else one that is
     fetched, else copied text. Raises InvalidRequest for a target that is another than was named.
     """
-    with connect_target(options.connection, None) as target:
+    with connect_target(options.connection) as target:
         there = target.description
     say(f"target: {there.model} on {there.device}, at {options.connection.addresses}")
     if short and not is_called(there.model, short, size):

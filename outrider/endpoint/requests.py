@@ -11,9 +11,11 @@ from annotated_types import Ge, Gt, Le, Len, Lt
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from inference.sampling import MOST_END_IDS, MOST_LOGPROBS, SEED_BITS
+from outrider.endpoint.chat_messages import ChatMessage, First, JsonObject, Text
 from outrider.text.json_values import MAX_DEPTH, nests_deeply
-from outrider.text.prompts import Parameters, Prompt, schema_of
-from outrider.text.tool_calls import MOST_TOOLS, THOUGHTS, Message
+from outrider.text.parameters import Parameters, schema_of
+from outrider.text.prompts import Prompt
+from outrider.text.tool_calls import MOST_TOOLS
 
 MOST_CHOICES = 8
 """Texts of one prompt in one request."""
@@ -27,16 +29,8 @@ SEEDS = 2**SEED_BITS - MOST_CHOICES
 MOST_KEY = 256
 """Characters of a prompt_cache_key."""
 
-MOST_BYTES = 8 * 2**20
-"""Bytes of a request's body at most."""
-
 MOST_PROMPTS, MOST_MESSAGES = 1024, 4096
 """Prompts, and messages of a chat, that a request may list. --most_texts bounds its texts."""
-
-Text: TypeAlias = Annotated[str, Len(max_length=MOST_BYTES)]
-"""A string that is Unicode: without a bound half of a surrogate pair would pass."""
-
-JsonObject: TypeAlias = dict[str, Any]
 
 
 def _some(tokens: int) -> int:
@@ -45,10 +39,9 @@ def _some(tokens: int) -> int:
     return tokens
 
 
-_First = Field(fail_fast=True)  # of a long list only the first error is told
 Length: TypeAlias = Annotated[int, Ge(-1), AfterValidator(_some)]
 TokenId: TypeAlias = Annotated[int, Field(strict=True)]  # true is none
-Ids: TypeAlias = Annotated[list[TokenId], _First]
+Ids: TypeAlias = Annotated[list[TokenId], First]
 
 
 _CHOICE = "is not served: it would change the target's own choice"
@@ -127,102 +120,6 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-_UNREAD = {
-    **dict.fromkeys(("image", "image_url", "input_image"), "images are"),
-    **dict.fromkeys(("audio_url", "input_audio"), "audio is"),
-    **dict.fromkeys(("video", "video_url"), "videos are"),
-    **dict.fromkeys(("file", "input_file", "document"), "files are"),
-}
-"""Parts of a message that have no text, and their names."""
-
-
-class TextPart(BaseModel):
-    """A part of a message's content: text, a refusal, or thoughts. /v1/responses has other names
-    for text.
-    """
-
-    type: Literal["text", "input_text", "output_text", "refusal", "thinking", "redacted_thinking"]
-    text: Text
-
-    @model_validator(mode="before")
-    @classmethod
-    def _reads_text(cls, part: Any) -> Any:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind in _UNREAD:
-            raise ValueError(f"{_UNREAD[kind]} not served: text is")
-        if kind == "redacted_thinking":
-            return {"type": kind, "text": ""}
-        if kind in ("refusal", "thinking"):
-            return {"type": kind, "text": joined_text(part.get(kind))}
-        return part
-
-    @property
-    def is_thought(self) -> bool:
-        return self.type.endswith("thinking")
-
-
-def joined_text(parts: Any) -> str:
-    """The text of parts that have some."""
-    if isinstance(parts, list):
-        return "".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
-    return parts if isinstance(parts, str) else ""
-
-
-class ChatMessage(BaseModel):
-    """A message of a chat. Other fields are ignored, since servers add some to their answers."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Text | Annotated[list[TextPart], _First] | None = None
-    refusal: Text | None = None
-    reasoning_content: Any = None
-    reasoning: Any = None
-    thinking: Any = None
-    tool_calls: Annotated[list[JsonObject], Len(max_length=MOST_TOOLS)] | None = None
-    tool_call_id: Text | None = None
-    function_call: JsonObject | None = None  # an older name of a call
-
-    @model_validator(mode="after")
-    def _has_content(self) -> Self:
-        if self.content is None and self.role != "assistant":  # which may have said nothing
-            raise ValueError(f"a message of the {self.role} needs content")
-        if self.tool_calls and self.role != "assistant":
-            raise ValueError(f"the assistant makes tool_calls: got them from the {self.role}")
-        return self
-
-    @property
-    def plain(self) -> Message:
-        """The message with its parts joined. `developer` is today's word for `system`, and `tool`
-        for `function`.
-        """
-        parts = self.content or self.refusal or ""
-        content = (
-            parts
-            if isinstance(parts, str)
-            else "".join(part.text for part in parts if not part.is_thought)
-        )
-        role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
-        calls = self.tool_calls or (
-            [{"function": self.function_call}] if self.function_call else []
-        )
-        assistants = {**self._thoughts, **({"tool_calls": calls} if calls else {})}
-        result = {"tool_call_id": self.tool_call_id or ""} if role == "tool" else {}
-        return {
-            "role": role,
-            "content": content,
-            **(assistants if role == "assistant" else {}),
-            **result,
-        }
-
-    @property
-    def _thoughts(self) -> dict[str, str]:
-        """What the assistant has thought, if it is told."""
-        parts = self.content if isinstance(self.content, list) else []
-        inside = "".join(part.text for part in parts if part.is_thought)
-        beside = [told for name in THOUGHTS if isinstance(told := getattr(self, name), str)]
-        thoughts = next(filter(None, [*beside, inside]), "")
-        return {THOUGHTS[0]: thoughts} if thoughts else {}
-
-
 class TextRequest(ServedFields):
     """Fields of both kinds of request.
 
@@ -244,7 +141,7 @@ class TextRequest(ServedFields):
     frequency_penalty: Annotated[float, Ge(-2), Le(2)] | None = None
     logit_bias: dict[int, Annotated[float, Ge(-100), Le(100)]] | None = None
     seed: Annotated[int, Ge(-(2**63)), Lt(2**64)] | None = None
-    stop: Text | Annotated[list[Text], _First] | None = None
+    stop: Text | Annotated[list[Text], First] | None = None
     n: Annotated[int, Ge(1), Le(MOST_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -311,7 +208,7 @@ class TextRequest(ServedFields):
 class ChatRequest(TextRequest):
     """A request for the next message of a chat."""
 
-    messages: Annotated[list[ChatMessage], _First, Len(max_length=MOST_MESSAGES)]
+    messages: Annotated[list[ChatMessage], First, Len(max_length=MOST_MESSAGES)]
     max_tokens: Length | None = None
     max_completion_tokens: Length | None = None
     chat_template_kwargs: JsonObject | None = None
@@ -394,8 +291,8 @@ class CompletionRequest(TextRequest):
     prompt: (
         Text
         | Ids
-        | Annotated[list[Text], _First, Len(max_length=MOST_PROMPTS)]
-        | Annotated[list[Ids], _First, Len(max_length=MOST_PROMPTS)]
+        | Annotated[list[Text], First, Len(max_length=MOST_PROMPTS)]
+        | Annotated[list[Ids], First, Len(max_length=MOST_PROMPTS)]
     )
     logprobs: Annotated[int, Ge(0), Le(MOST_LOGPROBS)] | Literal[False] | None = None
     echo: bool | None = None

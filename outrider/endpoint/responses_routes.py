@@ -22,8 +22,9 @@ from outrider.client.client import Client
 from outrider.endpoint.answering import STREAM, answer_request
 from outrider.endpoint.answers import responses, usage
 from outrider.endpoint.chat_answers import scored
+from outrider.endpoint.chat_messages import JsonObject, Text, joined_text
 from outrider.endpoint.failures import ApiError
-from outrider.endpoint.requests import MOST_MESSAGES, ChatRequest, JsonObject, Text, joined_text
+from outrider.endpoint.requests import MOST_MESSAGES, ChatRequest
 from outrider.endpoint.target_manager import TargetManager
 from outrider.text.completion import Completion
 from outrider.text.completion import Request as TextOrder

@@ -52,6 +52,10 @@ SERVING = "serving "
 """Start of the stderr line with the server's address. It is printed once requests are taken."""
 
 
+MAX_CONNECTIONS = 512
+"""Concurrent connections of HTTP clients."""
+
+
 def serve_http(
     options: ServeRole, when_ready: Callable[[str], object] = lambda address: None
 ) -> int:
@@ -82,7 +86,7 @@ def serve_http(
         )
         config = http_config(
             app,
-            bounded(options.http_connections),
+            bounded(MAX_CONNECTIONS),
             ssl_certfile=options.http_cert,
             ssl_keyfile=options.http_key,
         )

@@ -40,7 +40,7 @@ class GgufFile:
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        return self.facts.stop_ids
+        return self.facts.stop_ids | self.tokenizer.end_ids
 
     def sequence_length(self, asked: int | None) -> int:
         facts = self.facts
@@ -75,7 +75,7 @@ class GgufFile:
             rows=capacity.rows,
             capacity=capacity.slots,
             max_nodes=capacity.max_nodes,
-            vocabulary=self.tokenizer.vocabulary,
+            vocabulary=capacity.vocabulary(self.tokenizer.vocabulary),
             threads=threads,
             gpu=gpu,
         )

@@ -40,7 +40,7 @@ class LibraryCheckpoint:
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        return self.config.stop_ids
+        return self.config.stop_ids | self.tokenizer.end_ids
 
     def sequence_length(self, asked: int | None) -> int:
         config = self.config
@@ -85,7 +85,7 @@ class LibraryCheckpoint:
             rows=capacity.rows,
             capacity=capacity.slots,
             max_nodes=capacity.max_nodes,
-            vocabulary=self.tokenizer.vocabulary,
+            vocabulary=capacity.vocabulary(self.tokenizer.vocabulary),
             dtype=DTYPES[options.dtype] if options.dtype else None,
             device=device,
         )

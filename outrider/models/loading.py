@@ -4,6 +4,7 @@ found needs no torch before it is loaded.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,13 +17,14 @@ from inference.errors import InvalidRequest, UnknownArchitecture
 from inference.model.config import ModelConfig, allowed_length, read_config
 from inference.model.hub import is_gguf, split_revision
 from inference.text import Tokenizer
-from outrider.models.capacity import WHOLE, Capacity, Reduction
+from outrider.models.capacity import Capacity
 from outrider.models.directories import find_directory, note_unread
 from outrider.models.machine import Conditions
 from outrider.options.groups import (
     DeviceOptions,
     LegacyOptions,
     OffloadOptions,
+    Quantization,
     TargetModelOptions,
     backend_of,
 )
@@ -105,13 +107,13 @@ class Checkpoint:
     embedded: bool
     config: ModelConfig
     tokenizer: Tokenizer
-    reduction: Reduction = WHOLE
+    quantization: Quantization | None = None  # of its matrices; None: as they are stored
     offload: Offload | None = None  # where the layers' weights stay, if not on the device
     precision: torch.dtype | None = None  # computed in this without --dtype; None: in its own
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        return self.config.stop_ids
+        return self.config.stop_ids | self.tokenizer.end_ids
 
     def sequence_length(self, asked: int | None) -> int:
         config = self.config
@@ -120,7 +122,10 @@ class Checkpoint:
     def fingerprint(self) -> str:
         from inference.model.weight_files import fingerprint
 
-        return self.reduction.fingerprint(fingerprint(self.directory))
+        whole = fingerprint(self.directory)
+        if self.quantization is None:
+            return whole
+        return hashlib.sha256(f"{whole} {self.quantization}".encode()).hexdigest()[:32]
 
     def check(self, options: DeviceOptions) -> None:
         from outrider.models.devices import pick_device
@@ -128,17 +133,16 @@ class Checkpoint:
         pick_device(options.device)
 
     def settled(self, options: DeviceOptions, *, drafts: bool) -> Checkpoint:
-        fixed = self.embedded or self.offload or options.dtype or self.reduction.matrices
+        fixed = self.embedded or self.offload or options.dtype or self.quantization
         if fixed or options.device.startswith("neuron"):
             return self
         from outrider.models.precision import find_compute_type
 
-        vocabulary = self.reduction.vocabulary(self.tokenizer.vocabulary)
+        vocabulary = self.tokenizer.vocabulary
         picked = find_compute_type(self.name, self.directory, vocabulary, options, drafts=drafts)
         if picked is None:
             return self
-        reduction = self.reduction._replace(matrices=picked.matrices)
-        return replace(self, precision=picked.precision, reduction=reduction)
+        return replace(self, precision=picked.precision, quantization=picked.matrices)
 
     def conditions(self, model: LoadedModel) -> Conditions:
         from outrider.models.devices import conditions
@@ -162,7 +166,12 @@ class Checkpoint:
             if self.offload:
                 return load_offloaded(directory, offload=self.offload, **how)
             layers = layers_on(how["device"])
-            return self.reduction.apply(load_decoder(directory, layers=layers, **how))
+            decoder = load_decoder(directory, layers=layers, **how)
+            if self.quantization is not None:
+                from inference.model.quantized import quantize
+
+                quantize(decoder, self.quantization)
+            return decoder
 
         return load_eager(options, self, load, capacity)
 
@@ -233,7 +242,7 @@ def load_eager(
         decoder = load(
             checkpoint.directory,
             positions=capacity.sequence_length,
-            vocabulary=checkpoint.reduction.vocabulary(checkpoint.tokenizer.vocabulary),
+            vocabulary=capacity.vocabulary(checkpoint.tokenizer.vocabulary),
             dtype=DTYPES[asked] if asked else checkpoint.precision,
             device=device,
             tell=tell,
@@ -244,7 +253,9 @@ def load_eager(
     if device.type == "cpu":
         set_threads(options.threads, parameters)
     kept = decoder.model.embed_tokens.weight.dtype
-    precision = str(kept).removeprefix("torch.") + str(checkpoint.reduction)
+    precision = str(kept).removeprefix("torch.")
+    if checkpoint.quantization is not None:
+        precision += f", {checkpoint.quantization} matrices"
     say(
         f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on "
         f"{describe(device)}, loaded in {time.perf_counter() - begun:.1f} s"

@@ -1,6 +1,4 @@
-"""Verbs pull, list and profiles: models on this machine, their size, which draft fits which target,
-and the times that are kept of them.
-"""
+"""Verbs pull and list: models on this machine, their size, and which draft fits which target."""
 
 from __future__ import annotations
 
@@ -12,15 +10,13 @@ from typing import Any, NamedTuple
 
 from inference.command import say
 from inference.errors import InvalidRequest, OutriderError, UnknownArchitecture
-from inference.files import cache_directory
 from inference.model.config import read_config
 from inference.model.hub import is_gguf
 from inference.model.library_config import read_library_config
 from inference.model.weight_files import stored_tensors
-from inference.planner.profile_files import read_profile
 from inference.text import Tokenizer
 from outrider.models.directories import EMBEDDED, find_directory
-from outrider.options.roles import ListRole, ProfilesRole, PullRole
+from outrider.options.roles import ListRole, PullRole
 from outrider.terminal.status_lines import size_words
 
 
@@ -185,29 +181,3 @@ def _remove(name: str) -> int:
     strategy.execute()
     say(f"removed {name}: {strategy.expected_freed_size_str} freed")
     return 0
-
-
-def profiles(options: ProfilesRole) -> int:
-    """Print a line for each kept profile; with --clear, remove them all."""
-    directory = cache_directory("profiles")
-    paths = sorted(directory.glob("*.json"))
-    for path in paths:
-        if options.clear:
-            path.unlink(missing_ok=True)
-        else:
-            print(_described(path))
-    done = f"profiles {'removed from' if options.clear else 'kept in'} {directory}: {len(paths)}"
-    say(done)
-    return 0
-
-
-def _described(path: Path) -> str:
-    try:
-        subject, times = read_profile(path)
-    except InvalidRequest as error:
-        return f"{path.name}: spoilt, will be measured again ({error})"
-    each = (f"{rows} x {nodes}: {times[rows, nodes] * 1e3:.3g}" for rows, nodes in sorted(times))
-    return (
-        f"{path.name}: model {subject.model[:8]}, {subject.dtype} on {subject.device}; "
-        f"ms by rows x nodes: {', '.join(each)}"
-    )

@@ -21,7 +21,7 @@ from inference.files import cache_directory
 from inference.planner.profile_files import Subject, keep_profile, load_profile
 from outrider.models.devices import conditions, pick_device, set_threads
 from outrider.models.machine import memory_size
-from outrider.options.groups import DeviceOptions, Quantization, ReductionOptions
+from outrider.options.groups import DeviceOptions, Quantization, QuantizationOptions
 from outrider.version import outrider_version
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def find_compute_type(
     model = empty_decoder(directory, 1, vocabulary)
     parameters = sum(one.numel() for one in model.parameters())
     own = DTYPES[stored_type(directory)]
-    int8 = drafts and isinstance(options, ReductionOptions)
+    int8 = drafts and isinstance(options, QuantizationOptions)
     possible = candidates(own, memory_size() / parameters, drafts=drafts, int8=int8)
     if len(possible) == 1:
         return None

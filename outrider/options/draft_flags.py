@@ -41,8 +41,8 @@ COPY = "copy"
 _HERE = ", ".join(name for name, method in METHODS.items() if method.here)
 _BESIDE = ", ".join(name for name, method in METHODS.items() if not method.here)
 SOURCES_HELP = (
-    f"where candidates come from: a kind of model ({_HERE}; beside the target {_BESIDE}; "
-    f"docs/runs.md), and {COPY} (what followed the same words before); none copies alone"
+    f"sources of candidates: a kind of model ({_HERE}; beside the target {_BESIDE}), {COPY} (text "
+    "that followed the same words before), or both; none copies alone (docs/runs.md)"
 )
 """The help of --draft."""
 
@@ -64,14 +64,15 @@ class TreeOptions(Group, title="drafting"):
     """The form of the draft's proposals, and whether the target waits for them."""
 
     gamma: Annotated[Natural, Also("speculation_length")] | None = None
-    """rounds: the target waits for a chain of this length"""
+    """length of the chain of draft tokens that the target waits for in each round"""
     tree_nodes: Count | None = None
-    """rounds with trees of this many nodes (default of --pace wait and beside --tree_depth: 16)"""
+    """nodes of the tree that the target waits for in each round (default with --pace wait or
+    --tree_depth: 16)"""
     tree_depth: Count | None = None
-    """rounds with trees of this depth (default: 6)"""
+    """depth of the tree that the target waits for in each round (default: 6)"""
     pace: Literal["go_on", "wait"] | None = None
-    """go_on: the target waits for nobody (the default); wait: for whole trees, which takes fewer of
-    its forwards"""
+    """go_on: the target never waits (default); wait: for a whole tree each round, which needs fewer
+    forward passes"""
 
     @property
     def waits(self) -> bool:
@@ -103,7 +104,7 @@ def method_of(options: DraftModelOptions) -> str:
 def check_method(options: DraftModelOptions) -> None:
     """Raise MissingExtra, with the install line, unless what computes the draft is installed."""
     method = "gguf" if is_gguf(options.draft_name or "") else method_of(options)
-    otherwise = f"; --draft {COPY} and none need no model"
+    otherwise = f"; --draft {COPY} needs no model"
     if extra := METHODS[method].extra:
         require(extra, f"--draft {method}", otherwise=otherwise)
 
@@ -112,7 +113,7 @@ class HistoryOptions(SourceOptions):
     """For clients of one user."""
 
     copy_history: bool = False
-    """copy from earlier texts of this run, too"""
+    """also copy from earlier texts of this run"""
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -144,13 +145,12 @@ class PresetOptions(SourceOptions, TreeOptions, title="drafting"):
     """A client's way of drafting: by a preset's name, or flag by flag."""
 
     preset: Preset | None = None
-    """a way of drafting by name: vanilla, classic_sd, tree_sd, adaptive, suffix, hybrid, eagle_sd
-    or subspec_sd; it stands for flags (docs/runs.md), and sizes that are given take the place of
-    its own"""
+    """named drafting method: vanilla, classic_sd, tree_sd, adaptive, suffix, hybrid, eagle_sd or
+    subspec_sd (docs/runs.md)"""
     target_only: bool = False
-    """load no draft here; a draft beside the target is used where there is one"""
+    """no draft on this machine; a draft beside the target is used if there is one"""
     no_beside: bool = False
-    """use no draft beside the target"""
+    """no draft beside the target"""
 
     def __init__(self, /, **given: Any) -> None:
         """The preset's flags stand where none is given. Raises InvalidRequest for a contradiction,
@@ -169,11 +169,6 @@ class PresetOptions(SourceOptions, TreeOptions, title="drafting"):
                 raise InvalidRequest(
                     f"{_words(given['preset'])}, got --{name} {given[name]}: give one of them"
                 )
-
-    @property
-    def stands_for(self) -> dict[str, Any]:
-        """The flags that the preset stands for; empty without one."""
-        return self._flags_of(self.preset)
 
     @staticmethod
     def _flags_of(preset: object) -> dict[str, Any]:

@@ -5,7 +5,7 @@ roles; draft_flags.py and network.py have further ones.
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, Field, model_validator
@@ -78,42 +78,32 @@ Objective = Literal[
 
 
 class GeneralOptions(CommandOptions, title="general"):
-    COMMON: ClassVar[tuple[str, ...]] = ()
-    """Flags that most people need, in the order of a verb's help."""
-
     config: File | None = None
-    """read options from this YAML file; the command line and OUTRIDER_... come before it"""
-    print_config: bool = False
-    """print every value and where it comes from, as a file for --config, and end"""
+    """YAML file with flags; the command line and OUTRIDER_... take precedence"""
 
 
 class ModelOptions(Group, title="models and devices"):
     model: ModelName | None = None
-    """model directory or hub name (default: the embedded model of the role)"""
+    """model directory or hub name (default: the embedded model)"""
 
 
 class DraftModelOptions(ModelOptions):
     draft_model: ModelName | None = None
-    """--model for the draft alone"""
+    """--model of the draft alone"""
 
     @property
     def draft_name(self) -> str | None:
         return self.draft_model or self.model
 
 
-class ReductionOptions(DraftModelOptions, title="models and devices"):
-    """The part of a draft's checkpoint that is kept: bits of its matrices, rows of its head."""
-
+class QuantizationOptions(DraftModelOptions, title="models and devices"):
     draft_quantization: Quantization | None = None
-    """round the draft's matrices to 8 or 4 bits, on cpu or cuda (docs/drafts.md)"""
-    draft_head_tokens: Annotated[int, Ge(64)] | None = None
-    """the draft guesses only among the N lowest ids of its vocabulary, which are the frequent ones
-    in most tokenizers"""
+    """bits of the draft's weight matrices, on cpu or cuda (docs/drafts.md)"""
 
 
 class TargetModelOptions(ModelOptions):
     target_model: ModelName | None = None
-    """--model for the target alone"""
+    """--model of the target alone"""
 
     @property
     def target_name(self) -> str | None:
@@ -124,25 +114,25 @@ class DeviceOptions(Group, title="models and devices"):
     """The device of a model, and the way in which it is loaded."""
 
     device: DeviceName = "auto"
-    """auto, cpu, cuda, cuda:N, neuron or neuron-legacy; auto takes CUDA where there is one"""
+    """auto, cpu, cuda, cuda:N, neuron or neuron-legacy; auto prefers CUDA"""
     dtype: PrecisionChoice = None
-    """precision (default: auto, which is float32 for the embedded pair, else the checkpoint's own,
-    or what was measured to be quicker on this CPU, as docs/drafts.md says)"""
+    """precision (default: auto, which is float32 for the embedded pair, else the checkpoint's own
+    or the fastest measured on this CPU; docs/drafts.md)"""
     threads: Count | None = None
-    """CPU threads (default: one for small models, else torch's choice)"""
+    """CPU threads (default: 1 for small models, else torch's choice)"""
     sequence_length: Count | None = None
-    """prompt and output together (default: the smaller of 2048 and the model's limit)"""
+    """maximum length of prompt and output together (default: 2048, or the model's limit)"""
 
 
 class BatchOptions(Group, title="models and devices"):
     batch: Annotated[Count, Also("rows")] = 4
-    """texts at once: rows of the target, prompts of a file made at the same time"""
+    """maximum concurrent texts: rows of the target, prompts of a file at a time"""
 
 
 class BackendOptions(Group, title="models and devices"):
     backend: Literal["outrider", "transformers"] | None = None
-    """what computes a checkpoint on cpu or cuda: our decoder, or the transformers library (default:
-    the library where our decoder does not know the architecture; docs/models.md)"""
+    """decoder of a checkpoint on cpu or cuda: Outrider's own or the transformers library's
+    (default: the library's for architectures that Outrider does not know; docs/models.md)"""
 
 
 def backend_of(options: Group) -> str | None:
@@ -154,30 +144,30 @@ class TargetOptions(BatchOptions, DeviceOptions, TargetModelOptions):
     """The source of a target model in this process, and the largest tree that it takes."""
 
     artifact: Directory | None = None
-    """serve this compiled target (outrider compile) in place of a model"""
+    """compiled target to serve in place of a model (outrider compile)"""
     max_tree_nodes: Count = 64
-    """largest tree taken, its root included"""
+    """maximum nodes of a candidate tree, root included"""
 
 
 class OffloadOptions(TargetOptions, title="models and devices"):
     """The place of a target's layers."""
 
     layer_offload: Literal["host", "disk"] | None = None
-    """keep layers in host memory (for cuda) or in the checkpoint's files, and copy each to the
-    device while the one before computes: for a target larger than memory"""
+    """location of the layers' weights for a target larger than memory: host memory (for cuda) or
+    the checkpoint's files; each layer is copied while the previous one computes"""
 
 
 class LegacyOptions(TargetOptions):
     """Options of a target that may also run on --device neuron-legacy."""
 
     tensor_parallel: Annotated[Count, Also("tp_degree")] = 2
-    """--device neuron-legacy: NeuronCores that share the target"""
+    """NeuronCores that share the target, with --device neuron-legacy"""
 
 
 class MeasureOptions(Group, title="models and devices"):
     measure_first: bool = False
-    """measure all times before the first text; otherwise a target measures while nobody asks, and a
-    draft only for a moment"""
+    """complete all timing before the first text; by default a target measures when idle and a draft
+    measures briefly"""
 
 
 class EmulationOptions(Group, title="models and devices"):
@@ -194,17 +184,18 @@ class SamplingOptions(Group, title="text"):
     """The sampling and the length of texts, and the way in which they are shown."""
 
     max_new_tokens: Annotated[Count, Also("max_tokens")] = 128
-    """maximum number of new tokens"""
+    """maximum new tokens"""
     temperature: Annotated[float, Ge(0), Le(1000)] | None = None
-    """0 is greedy (default: 0; for the embedded pair 0.8, and a text ends after its function)"""
+    """sampling temperature; 0 is greedy (default: 0; for the embedded pair 0.8, and a text ends
+    after its function)"""
     top_p: Annotated[float, Ge(0), Le(1)] = 1.0
-    """1 is off; 0 leaves the most likely token"""
+    """nucleus sampling threshold; 1 disables it, 0 leaves the most likely token"""
     top_k: Annotated[int, Ge(0), Le(CANDIDATES)] = 0
-    """0 is off"""
+    """number of most likely tokens to sample from; 0 is all"""
     seed: Seed | None = None
-    """prompt i uses seed + i (default: random, printed)"""
+    """seed of the sampling noise; prompt i uses seed + i (default: random, printed)"""
     color: Literal["auto", "always", "never"] = "auto"
-    """mark in the text what was guessed; auto: on a terminal, unless NO_COLOR is set"""
+    """mark accepted draft tokens by color; auto: on a terminal, unless NO_COLOR is set"""
 
     @model_validator(mode="after")
     def _can_be_sampled(self) -> Self:
@@ -216,16 +207,15 @@ class PromptOptions(SamplingOptions):
     """The prompts from which texts are made."""
 
     prompt: str | None = None
-    """text to go on with, - for standard input; the tokenizer's beginning-of-text token is put in
-    front where it defines one"""
+    """prompt, or - for stdin; the tokenizer's beginning-of-text token is prepended if it has one"""
     prompt_text: Annotated[File, Also("prompt_file")] | None = None
-    """one prompt a line, - for standard input; --batch of them at once"""
+    """file with one prompt a line, or - for stdin; --batch of them run at a time"""
     chat: bool = False
     """apply the model's chat template to the prompt"""
     json_schema: File | None = Field(default=None, alias="schema")
-    """the text is JSON that keeps to the JSON schema in this file"""
+    """file with a JSON schema that the text follows"""
     regex: str | None = None
-    """the text matches this regular expression as a whole"""
+    """regular expression that the whole text matches"""
 
 
 class TextOptions(PromptOptions):
@@ -234,58 +224,54 @@ class TextOptions(PromptOptions):
     as_json: bool = Field(default=False, alias="json")
     """one JSON object a prompt on stdout, and nothing else there"""
     profile: Directory | None = None
-    """write outrider-profile.csv and .json into DIR, and outrider-options.json to repeat the run"""
+    """directory for outrider-profile.csv and .json, and outrider-options.json to repeat the run"""
 
 
 class BaselineOptions(Group, title="text"):
     baseline: bool = False
-    """also run target-only with the same prompt and seed, for the speed-up"""
+    """also run the target alone with the same prompt and seed, for the speed-up"""
 
 
 class RecordOptions(Group, title="text"):
     record: File | None = None
-    """write the text, its candidates and their times to this file, which the chat page replays;
-    the file holds the prompt"""
+    """file for the text with its candidates and times, for replay on the chat page; contains the
+    prompt"""
 
 
 class HourlyOptions(Group, title="prices and limits"):
     usd_per_hour: Amount | None = None
-    """price of the target's machine, in dollars an hour; a target reports it to its clients"""
+    """hourly price of the target's machine; a target reports it to its clients"""
 
 
 class PriceOptions(HourlyOptions):
     """Prices of the target, traffic and electricity, and the watts of both machines."""
 
     instance: Annotated[str, Shown("TYPE")] | None = None
-    """price the target by EC2 type, such as trn1.2xlarge"""
+    """EC2 type that prices the target, such as trn1.2xlarge"""
     region: str = "us-east-1"
     """AWS region of --instance"""
     pricing: Literal["on-demand", "spot"] = "on-demand"
-    """how --instance is paid"""
+    """purchase option of --instance"""
     no_live: bool = False
-    """the bundled price: ask nobody"""
+    """use bundled prices; do not query AWS"""
     target_share: Share = 1.0
-    """part of the target's hour that is charged: 1/n where n such sessions share it"""
+    """charged fraction of the target's price: 1/n if n such sessions share it"""
     usd_per_kwh: Usd | None = None
-    """price of this machine's electricity"""
+    """electricity price of this machine"""
     usd_per_gb_up: Usd | None = None
     """price of traffic to the target"""
     usd_per_gb_down: Usd | None = None
     """price of traffic from the target"""
     draft_watts: Watts | None = None
-    """what this machine draws while it drafts"""
+    """power of this machine while drafting"""
     target_watts: Watts | None = None
-    """what the target's machine draws"""
-
-
-class ExplainOptions(Group, title="prices and limits"):
-    explain: bool = False
-    """say on stderr what a token costs, what limits it and what would change that"""
+    """power of the target's machine"""
 
 
 class ObjectiveOptions(PriceOptions):
     objective: Objective | None = None
-    """what cost is (default: total_cost where all its prices are given, else api_cost)"""
+    """quantity that counts as cost (default: total_cost if all its prices are known, else
+    api_cost)"""
 
 
 class GoalOptions(ObjectiveOptions):
@@ -294,13 +280,13 @@ class GoalOptions(ObjectiveOptions):
     cs: KnobPosition = "tps"
     """cost against speed: tps, balanced, cost or 0 to 100"""
     min_tps: Annotated[float, Gt(0)] | None = None
-    """tokens a second that must be kept, at least cost"""
+    """minimum tokens per second; cost is minimized within it"""
     max_usd_per_1m: Amount | None = None
-    """US dollars a million tokens that must be kept, at most speed"""
+    """maximum USD per million tokens; speed is maximized within it"""
     max_joules_per_token: Annotated[float, Gt(0), Shown("J")] | None = None
-    """joules a token that must be kept, at most speed"""
+    """maximum joules per token; speed is maximized within it"""
     max_usd: Amount | None = None
-    """end the run, with what was made, when it has cost so much"""
+    """spending limit of the run; it ends with the text generated so far"""
 
     @model_validator(mode="after")
     def _one_goal(self) -> Self:

@@ -12,7 +12,7 @@ from pydantic import model_validator
 from grpc_comm.client.named_targets import read_target
 from grpc_comm.transport import DNS, Address, Endpoint, parse_address
 from inference.flags.group import Group
-from inference.flags.values import Count, File, Host, Name, Natural, Port, Seconds
+from inference.flags.values import Count, File, Host, Name, Port, Seconds
 
 if TYPE_CHECKING:
     from grpc_comm.security import SecurityOptions
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
 class PortOptions(Group, title="network"):
     port: Port = 50051
-    """port of the target; where a target listens, 0 lets the system choose"""
+    """port of the target; 0 lets the system choose where a target listens"""
 
 
 class TlsOptions(Group, title="security"):
     """Proofs of who a side is, and checks of the other side."""
 
     tls_cert: File | None = None
-    """certificate of this side; a target needs one for TLS"""
+    """certificate of this side; required for a target with TLS"""
     tls_key: File | None = None
     """private key of --tls_cert"""
     tls_ca: File | None = None
-    """authority that signed the other side's certificate; a target given one demands client
+    """authority that signed the other side's certificate; a target with one requires client
     certificates"""
     token_file: File | None = None
-    """file whose first line is the bearer token"""
+    """file with the bearer token in its first line"""
     insecure: bool = False
-    """go without TLS and token beyond this machine"""
+    """allow remote use without TLS or token"""
 
     @property
     def security(self) -> SecurityOptions:
@@ -54,19 +54,19 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
     """The place of a client's target, and the choice of one of its models."""
 
     target: Name | None = None
-    """a target by its name, as `outrider deploy up` made it: in place of --target_host,
-    --tls_ca and --token_file"""
+    """name of a target that `outrider deploy up` started; replaces --target_host, --tls_ca and
+    --token_file"""
     target_host: Host = "127.0.0.1"
-    """where the target is, HOST or HOST:PORT; several replicas: A,B; dns:///HOST has one at each of
-    the host's addresses"""
+    """address of the target, HOST or HOST:PORT; replicas: A,B, or dns:///HOST for each address of
+    HOST; `outrider up` starts a target unless this is set"""
     patience: Seconds = 30.0
     """how long to retry a full or unreachable target"""
     model_name: Name | None = None
-    """use this one of the models that the target lists (default: its first)"""
+    """model of a target that serves several (default: its first)"""
     list_models: bool = False
-    """print the names of the models that the target lists, and end"""
+    """print the models that the target serves and exit"""
     tls: bool = False
-    """TLS with the system's authorities"""
+    """TLS with the system's certificate authorities"""
 
     @property
     def endpoints(self) -> list[Endpoint]:
@@ -118,49 +118,46 @@ class HttpOptions(Group, title="network"):
     """Addresses on which `serve` listens for HTTP, and the clients that it listens to."""
 
     http_host: Host = "127.0.0.1"
-    """address on which HTTP is served"""
+    """address to serve HTTP on"""
     http_port: Port = 8000
-    """port on which HTTP is served; 0 lets the system choose"""
+    """port to serve HTTP on; 0 lets the system choose"""
     http_cert: File | None = None
-    """certificate, for HTTPS"""
+    """certificate for HTTPS"""
     http_key: File | None = None
     """private key of --http_cert"""
     api_keys: File | None = None
-    """file with the keys of HTTP clients, one a line; needed beyond this machine"""
+    """file with the API keys of HTTP clients, one a line; required for other hosts than
+    localhost"""
     admin_keys: File | None = None
-    """file with the keys of administrators, one a line: with keys, nobody else changes, stops or
-    steers the target in use"""
+    """file with administrators' API keys, one a line; if keys are in use, only administrators
+    change, stop or steer the target"""
     http_names: str | None = None
-    """further names by which this server may be called, as by a reverse proxy: A,B"""
-    http_connections: Count = 512
-    """connections of HTTP clients at the same time"""
+    """additional allowed Host headers, such as that of a reverse proxy: A,B"""
     origins: str | None = None
-    """origins of pages elsewhere that may call this server: A,B (CORS)"""
+    """allowed CORS origins: A,B"""
     most_texts: Count = 64
-    """texts at the same time; more are asked to come again"""
+    """maximum concurrent requests; others get 429"""
 
 
 class HostOptions(Group, title="network"):
     host: Host = "127.0.0.1"
-    """address to listen on; of a certificate: the name in it"""
+    """address to listen on; for a certificate, the name in it"""
 
 
 class KeysOptions(Group, title="security"):
     keys_file: File | None = None
-    """clients' keys, each with limits of its own; make-key adds one to this file"""
+    """clients' keys, each with its own limits; `outrider keys` adds one to this file"""
 
 
 class SessionOptions(Group, title="network"):
     """The sessions that a target takes, and what it keeps of them."""
 
-    waiting: Natural = 64
-    """sessions that may stand in line for a row"""
     lease: Seconds = 15.0
-    """how long a silent client's session is held"""
+    """how long to keep a disconnected client's session"""
     grace: Seconds = 5.0
-    """time that sessions have to leave after the first signal"""
+    """how long open sessions may run after SIGTERM"""
     share_prefixes: bool = False
-    """sessions may start from the prompts of other keys"""
+    """let sessions reuse cached prompts of other keys"""
 
 
 class ListeningOptions(KeysOptions, TlsOptions, PortOptions, HostOptions, title="network"):
@@ -168,19 +165,17 @@ class ListeningOptions(KeysOptions, TlsOptions, PortOptions, HostOptions, title=
 
     sessions: SessionOptions = SessionOptions()
     end_with_input: bool = False
-    """end when standard input ends, as it does when the program that started this is killed"""
-    reflection: bool = False
-    """tell callers the protocol (gRPC reflection)"""
+    """exit when stdin closes"""
 
 
 class ObservingOptions(Group, title="observing"):
     """Reports of a target on what it does: metrics and log."""
 
     metrics_port: Port | None = None
-    """serve Prometheus metrics and /healthz over HTTP on this port; 0 lets the system choose"""
+    """port for Prometheus metrics and /healthz; 0 lets the system choose"""
     metrics_host: Host = "127.0.0.1"
-    """address on which metrics are served"""
+    """address to serve metrics on"""
     log: Literal["text", "json"] = "text"
-    """form of the log on stderr"""
+    """log format on stderr"""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
-    """info has a line for each session's start and end"""
+    """log level; info has a line for each session's start and end"""

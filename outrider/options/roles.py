@@ -11,9 +11,10 @@ from pydantic import Field, model_validator
 
 from grpc_comm.transport import Address
 from inference.cost.billing import COSTS, ENERGIES
-from inference.extras import require
+from inference.extras import PACKAGES, is_installed, require
 from inference.flags.group import FlagRule
 from inference.flags.values import Directory, File, ModelName, Name
+from inference.model.hub import is_gguf
 from outrider.options import draft_flags, groups, network
 from outrider.options.draft_flags import METHODS
 
@@ -29,7 +30,7 @@ RULES = (
     FlagRule("layer_offload", excludes="artifact device=neuron*", why="it is for a checkpoint"),
     FlagRule(
         "backend=transformers",
-        excludes="artifact layer_offload device=neuron* draft_quantization draft_head_tokens",
+        excludes="artifact layer_offload device=neuron* draft_quantization",
         why="the library computes a whole checkpoint, on cpu or cuda",
     ),
     FlagRule("measure_first", excludes="emulate", why="it states times"),
@@ -39,7 +40,7 @@ RULES = (
     FlagRule("http_key", needs="http_cert"),
     FlagRule("token_file", excludes="keys_file", why="one key for all, or one each"),
     FlagRule("metrics_host", needs="metrics_port"),
-    FlagRule("draft_quantization draft_head_tokens", needs="draft=*model*"),
+    FlagRule("draft_quantization", needs="draft=*model*"),
     FlagRule("copy_history", needs="draft=*copy*", why="it copies earlier texts"),
     FlagRule("gamma", excludes="tree_nodes tree_depth", why="--gamma drafts a chain"),
     FlagRule(
@@ -48,7 +49,7 @@ RULES = (
     FlagRule(ROUNDS, excludes="draft=copy", why="rounds are those of a draft model"),
     FlagRule(
         ROUNDS,
-        excludes=f"cs objective {LIMITS} explain",
+        excludes=f"cs objective {LIMITS}",
         why="those are of a draft that never waits",
     ),
     FlagRule("schema", excludes="regex", why="a text has one form"),
@@ -71,7 +72,14 @@ class Role(groups.GeneralOptions):
     def check_extra(self) -> None:
         """Raise MissingExtra, with the install line, unless what the role needs is installed."""
         if self.EXTRA:
-            require(self.EXTRA, f"--role {self.role}")
+            require(self.EXTRA, f"outrider {self.role}")
+
+
+SERVED_TO = (
+    *("port", "host", "metrics_port", "usd_per_hour"),
+    *("tls_cert", "tls_key", "token_file", "keys_file"),
+)
+"""Common flags of a target: its address, and who may use it."""
 
 
 class ServingRole(
@@ -89,22 +97,23 @@ class ServingRole(
     RULES: ClassVar = (*RULES, FlagRule("rtt", needs="emulate"))
     EXTRA: ClassVar = "torch"
     models: File | None = None
-    """also serve the models listed in this JSON file, each loaded when a client first names it"""
+    """JSON file of further models to serve, each loaded at its first request"""
 
 
 class TargetRole(groups.BackendOptions, ServingRole, groups.LegacyOptions):
-    """serve a target"""
+    """serve a target model"""
 
     COMMON: ClassVar = (
-        *("model", "artifact", "device", "port", "host"),
-        *("tls_cert", "tls_key", "token_file"),
+        *("model", "artifact", "device", "dtype", "batch", "sequence_length", "emulate"),
+        *SERVED_TO,
     )
     role: Literal["target"] = "target"
 
 
-class FusedTargetRole(draft_flags.SourceOptions, groups.ReductionOptions, ServingRole):
+class FusedTargetRole(draft_flags.SourceOptions, groups.QuantizationOptions, ServingRole):
     """serve a target with a draft beside it, on one host"""
 
+    COMMON: ClassVar = ("model", "draft_model", "device", "batch", "draft", *SERVED_TO)
     role: Literal["fused_target"] = "fused_target"
 
     @model_validator(mode="after")
@@ -117,8 +126,10 @@ class FusedTargetRole(draft_flags.SourceOptions, groups.ReductionOptions, Servin
         return self
 
 
-TO_A_TARGET = ("target", "target_host", "model", "tls_ca", "token_file")
-"""Common flags of a client: where its target is, which draft it loads, and how it is known."""
+TO_A_TARGET = ("target_host", "target", "tls_ca", "token_file")
+"""Common flags of a client: where its target is, and how each proves who it is."""
+PROMPTED = ("prompt", "prompt_text", "chat", "max_new_tokens", "temperature", "seed", "json")
+"""Common flags of commands that generate the texts of some prompts."""
 
 
 class ClientRole(
@@ -127,7 +138,7 @@ class ClientRole(
     groups.BackendOptions,
     groups.MeasureOptions,
     groups.DeviceOptions,
-    groups.ReductionOptions,
+    groups.QuantizationOptions,
 ):
     """Options of the roles that draft here and verify at a target."""
 
@@ -135,15 +146,28 @@ class ClientRole(
     connection: network.ConnectionOptions = network.ConnectionOptions()
 
     def check_extra(self) -> None:
-        if self.method is not None and not self.target_only:
-            draft_flags.check_method(self)
+        options = self.computable
+        if options.method is not None and not options.target_only:
+            draft_flags.check_method(options)
+
+    @property
+    def computable(self) -> Self:
+        """These options; where torch is missing and nothing asks for a draft model, those of copied
+        text alone.
+        """
+        if is_installed(PACKAGES["torch"]) or self.method != "model" or self.target_only:
+            return self
+        asked = {"draft", "draft_model", "draft_quantization"} & self.stated().keys()
+        if asked or self.waits or is_gguf(self.draft_name or ""):
+            return self
+        return self.but(draft=draft_flags.COPY)
 
     @model_validator(mode="after")
     def _drafts_here(self) -> Self:
         if self.method is not None and not METHODS[self.method].here:
             raise ValueError(
-                f"--draft {self.draft}: {self.method} drafts beside the target, in role "
-                "fused_target"
+                f"--draft {self.draft}: {self.method} drafts beside the target: it is for "
+                "`outrider fused_target`"
             )
         return self
 
@@ -159,30 +183,30 @@ class TextRole(Role):
 
 
 class DraftRole(
-    groups.ExplainOptions,
     draft_flags.HistoryOptions,
     groups.RecordOptions,
     groups.BaselineOptions,
     TextRole,
     SharedClientRole,
 ):
-    """make text: draft here, verify at a target"""
+    """generate text from a prompt, or from a file of prompts"""
 
     BARE: ClassVar = "prompt"
-    COMMON: ClassVar = (*("prompt", "chat", "max_new_tokens", "temperature"), *TO_A_TARGET)
+    COMMON: ClassVar = (*PROMPTED, "baseline", "model", "draft", "max_usd", *TO_A_TARGET)
     role: Literal["draft"] = "draft"
 
 
 class ChatRole(draft_flags.HistoryOptions, ClientRole, title="text"):
-    """chat in the terminal: draft here, verify at a target"""
+    """chat in the terminal"""
 
-    COMMON: ClassVar = (*TO_A_TARGET, *("system", "temperature", "max_new_tokens", "cs"))
+    COMMON: ClassVar = (
+        *("system", "max_new_tokens", "temperature", "seed"),
+        *("model", "draft", "cs", "max_usd", *TO_A_TARGET),
+    )
     role: Literal["chat"] = "chat"
     text: groups.SamplingOptions = groups.SamplingOptions()
     system: str | None = None
-    """the system message"""
-    load: File | None = None
-    """go on with a conversation that was saved in this file"""
+    """system message"""
 
 
 class EndpointRole(network.HttpOptions, SharedClientRole):
@@ -206,27 +230,30 @@ class EndpointRole(network.HttpOptions, SharedClientRole):
 
 
 class ServeRole(EndpointRole):
-    """serve an OpenAI-compatible endpoint and a chat page: draft here, verify at a target"""
+    """serve an OpenAI-compatible endpoint and a chat page"""
 
-    COMMON: ClassVar = (*TO_A_TARGET, *("http_port", "http_host", "api_keys", "cs"))
+    COMMON: ClassVar = (
+        *("http_port", "http_host", "http_cert", "http_key", "api_keys"),
+        *("model", "draft", "batch", "cs", *TO_A_TARGET),
+    )
     role: Literal["serve"] = "serve"
 
 
 class UpRole(EndpointRole):
-    """a pair by its short name: target, draft, endpoint and chat page; or the draft alone"""
+    """start a named model pair with endpoint and chat page"""
 
     BARE: ClassVar = "name"
     COMMON: ClassVar = (
-        *("name", "directory", "no_browser", "http_port", "threads"),
-        *("target", "target_host", "tls_ca", "token_file"),
+        *("name", "directory", "device", "threads", "batch", "no_browser", "http_port"),
+        *TO_A_TARGET,
     )
     role: Literal["up"] = "up"
     name: Name | None = None
-    """the pair: NAME, or NAME:SIZE for a target of this size; without one the names are listed"""
+    """pair, NAME or NAME:SIZE of the target; without one the pairs are listed"""
     directory: Directory | None = None
-    """take models below these directories alone, and download nothing: A,B"""
+    """directories to take models from, without downloads: A,B"""
     no_browser: bool = False
-    """do not open the page in the browser"""
+    """do not open the chat page in the browser"""
 
     @property
     def elsewhere(self) -> bool:
@@ -253,8 +280,9 @@ class UpRole(EndpointRole):
 class FusedClientRole(
     groups.BaselineOptions, groups.BatchOptions, groups.TargetModelOptions, TextRole
 ):
-    """make text with a fused target; no model is loaded here"""
+    """generate text with a fused target; loads no model here"""
 
+    COMMON: ClassVar = (*PROMPTED, "baseline", "model", *TO_A_TARGET)
     role: Literal["fused_client"] = "fused_client"
     connection: network.ConnectionOptions = network.ConnectionOptions()
 
@@ -262,8 +290,9 @@ class FusedClientRole(
 class VerifyTargetRole(
     TextRole, groups.BackendOptions, groups.OffloadOptions, groups.LegacyOptions
 ):
-    """make text with the target alone, in this process"""
+    """generate text with the target alone, in this process"""
 
+    COMMON: ClassVar = (*PROMPTED, "model", "artifact", "device", "dtype")
     EXTRA: ClassVar = "torch"
     role: Literal["verify_target"] = "verify_target"
 
@@ -275,73 +304,68 @@ class VerifyTargetRole(
 
 
 class VerifyDraftRole(
-    TextRole, groups.BackendOptions, groups.DeviceOptions, groups.ReductionOptions
+    TextRole, groups.BackendOptions, groups.DeviceOptions, groups.QuantizationOptions
 ):
-    """make text with the draft alone, in this process"""
+    """generate text with the draft alone, in this process"""
 
+    COMMON: ClassVar = (*PROMPTED, "model", "device", "dtype", "draft_quantization")
     EXTRA: ClassVar = "torch"
     role: Literal["verify_draft"] = "verify_draft"
 
 
 class MakeCertRole(Role, network.HostOptions, title="security"):
-    """make a self-signed certificate for a target"""
+    """create a self-signed certificate for a target"""
 
     COMMON: ClassVar = ("host", "out")
-    role: Literal["make-cert"] = "make-cert"
+    role: Literal["cert"] = "cert"
     out: Directory = "certificates"
-    """where the certificate is written"""
+    """directory for the certificate and its keys"""
 
 
 class MakeKeyRole(Role, title="security"):
-    """make a key for a client; its token is printed once"""
+    """create a client's key and print its token once"""
 
     COMMON: ClassVar = ("name", "keys_file")
-    role: Literal["make-key"] = "make-key"
+    role: Literal["keys"] = "keys"
     name: Name
-    """whose key it is"""
+    """name of the client"""
     keys_file: File
-    """clients' keys, each with limits of its own; this key is added"""
-
-
-class ProfilesRole(Role, title="general"):
-    """list the times that are kept of models on this machine, or remove them"""
-
-    role: Literal["profiles"] = "profiles"
-    clear: bool = False
-    """remove them"""
+    """file of clients' keys, to which this one is added"""
 
 
 class PullRole(Role, title="models and devices"):
-    """download a model from the hub, with bytes and time left; resumes"""
+    """download a model from the hub, or resume a download"""
 
     COMMON: ClassVar = ("name",)
     BARE: ClassVar = "name"
     role: Literal["pull"] = "pull"
     name: ModelName
-    """the model: hub name or directory"""
+    """hub name or directory of the model"""
 
 
 class ListRole(Role, title="models and devices"):
-    """list the models here, how large they are, and which pairs fit"""
+    """list local models and the pairs among them"""
 
     COMMON: ClassVar = ("directory", "remove", "json")
     role: Literal["list"] = "list"
     directory: Directory | None = None
-    """also look for models below these directories: A,B"""
+    """further directories to search: A,B"""
     remove: Name | None = None
-    """delete this model from the hub's cache"""
+    """model to delete from the hub's cache"""
     as_json: bool = Field(default=False, alias="json")
     """one JSON object on stdout"""
 
 
-class DoctorRole(Role, groups.DeviceOptions, groups.ReductionOptions):
-    """check this machine: its draft, the target, the link, and the credentials of AWS"""
+class DoctorRole(Role, groups.DeviceOptions, groups.QuantizationOptions):
+    """check this machine, the target, the link and AWS credentials"""
 
-    COMMON: ClassVar = (*TO_A_TARGET, "device", "json")
+    COMMON: ClassVar = ("model", "device", *TO_A_TARGET, "health", "clear", "json")
     role: Literal["doctor"] = "doctor"
     connection: network.ConnectionOptions = network.ConnectionOptions()
     health: bool = False
-    """only ask the target at --target_host whether it takes sessions; --tls_cert alone trusts that
-    very certificate"""
+    """only check that the target accepts sessions; --tls_cert alone trusts exactly that
+    certificate"""
+    clear: bool = False
+    """delete the measured times of models and exit"""
     as_json: bool = Field(default=False, alias="json")
     """one JSON object on stdout"""

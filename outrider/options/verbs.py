@@ -1,8 +1,8 @@
-"""The roles by their names, the verbs that stand for them, and the verbs that are commands of their
-own.
-"""
+"""The commands by name: the roles of main.py, and those with options of their own."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from outrider.options.roles import (
     ChatRole,
@@ -13,7 +13,6 @@ from outrider.options.roles import (
     ListRole,
     MakeCertRole,
     MakeKeyRole,
-    ProfilesRole,
     PullRole,
     Role,
     ServeRole,
@@ -36,34 +35,62 @@ ROLES: dict[str, type[Role]] = {
     "pull": PullRole,
     "list": ListRole,
     "doctor": DoctorRole,
-    "make-cert": MakeCertRole,
-    "make-key": MakeKeyRole,
-    "profiles": ProfilesRole,
+    "cert": MakeCertRole,
+    "keys": MakeKeyRole,
 }
-"""Every role by its name."""
-
-VERBS = {
-    "up": "up",
-    "target": "target",
-    "serve": "serve",
-    "chat": "chat",
-    "run": "draft",
-    "pull": "pull",
-    "list": "list",
-    "doctor": "doctor",
-    "cert": "make-cert",
-    "keys": "make-key",
-}
-"""Verbs of the installed command, and their roles. A role's own name is a verb, too."""
+"""Every role by its name, as --role has it."""
 
 OTHER_VERBS = {
-    "demo": "race a text with a draft against the target alone, with an emulated target",
-    "compile": "build a target for a device: CPU, trn1, inf2, trn2, trn3",
-    "compare": "measure architectures side by side",
-    "bench": "measure ways of drafting on sets of prompts, and compare two such runs",
-    "recommend": "measure which draft suits this machine and a target",
-    "prove": "equality, times and the promise on this machine's device, in one report",
-    "runs": "make the runs and sweeps of a file, and keep what came of each",
-    "deploy": "targets on AWS: plan, up, status, logs, tunnel, down, and what they cost",
+    "demo": "race a draft against the target alone, beside an emulated target",
+    "compile": "build a target for Trainium, Inferentia or a CPU",
+    "compare": "measure architectures side by side over an emulated link",
+    "bench": "measure drafting methods on prompt sets",
+    "recommend": "measure which draft suits a target and this machine",
+    "prove": "check losslessness and speed on this device",
+    "runs": "run the experiments and sweeps of a file",
+    "deploy": "run targets on AWS: plan, start, inspect, remove, prices",
 }
-"""Verbs that are commands of their own, with their help."""
+"""Commands with options of their own, and their help."""
+
+GROUPS = {
+    "Use": ("up", "run", "chat", "fused_client", "demo", "pull", "list", "doctor"),
+    "Serve": ("target", "serve", "fused_target", "cert", "keys"),
+    "Measure": ("recommend", "bench", "compare", "prove", "runs", "verify_target", "verify_draft"),
+    "AWS": ("compile", "deploy"),
+}
+"""Every command in its group of the help."""
+
+
+def verb_of(role: str) -> str:
+    """The command that is a role: its own name but for one."""
+    return "run" if role == "draft" else role
+
+
+VERBS = {verb_of(role): role for role in ROLES}
+"""Every command that is a role, and that role."""
+
+
+def overview(command: str) -> Iterator[str]:
+    """The lines of the help without a command.
+
+    command: how this program was called
+    """
+    yield f"usage: {command} COMMAND [FLAG VALUE ...]"
+    yield ""
+    yield "A small draft model on this machine runs ahead of a large target model elsewhere. The"
+    yield "text is exactly the target's own. The default is the pair that ships with Outrider."
+    for title, verbs in GROUPS.items():
+        yield ""
+        yield f"{title}:"
+        for verb in verbs:
+            about = OTHER_VERBS.get(verb) or ROLES[VERBS[verb]].__doc__
+            yield f"  {verb:15}{about}"
+    yield ""
+    yield "Examples:"
+    yield f"  {command} up qwen2.5-coder              download a pair and open its chat page"
+    yield f"  {command} target                        serve the target that ships with Outrider"
+    yield f'  {command} run "def main():" --baseline  generate with it, from another shell'
+    yield ""
+    yield f"`{command} COMMAND --help` shows a command's common flags, `--help-all` all of them."
+    yield "Flags may also stand in a YAML file (--config FILE) or in the environment"
+    yield "(OUTRIDER_BATCH=8); --no_NAME turns a switch off."

@@ -10,7 +10,7 @@ from pydantic import model_validator
 from inference.flags.command_line import CommandOptions, parse_flags
 from inference.flags.values import Count, Directory, File
 from outrider.options.draft_flags import METHODS, SourceOptions
-from outrider.options.groups import HourlyOptions, ReductionOptions, TargetOptions
+from outrider.options.groups import HourlyOptions, QuantizationOptions, TargetOptions
 from outrider.options.roles import RULES
 
 EXAMPLES = """examples:
@@ -23,7 +23,7 @@ EXAMPLES = """examples:
 class ProveOptions(
     SourceOptions,
     HourlyOptions,
-    ReductionOptions,
+    QuantizationOptions,
     TargetOptions,
     CommandOptions,
     title="what is proved",
@@ -38,8 +38,8 @@ class ProveOptions(
     """one prompt a line (default: a few that ship here)"""
     chat: bool = False
     """apply the model's chat template to the prompts"""
-    tokens: Count = 64
-    """tokens of a text, at most"""
+    max_new_tokens: Count = 64
+    """maximum new tokens of a text"""
     out: Directory = "proof"
     """write report.json, report.md and profile.json there"""
 

@@ -61,7 +61,9 @@ def prove(options: ProveOptions, out: Path) -> Proof:
             role = SharedClientRole(connection=reached, **drafting)
             with open_client(role) as client:
                 prompts = _prompts(options, client.tokenizer)
-                pairs = [_told(pair) for pair in make_pairs(client, prompts, options.tokens)]
+                pairs = [
+                    _told(pair) for pair in make_pairs(client, prompts, options.max_new_tokens)
+                ]
                 model, draft = client.model, client.draft
                 device = client.target.description.device
         with started("target", [*flags, "--measure_first"]):

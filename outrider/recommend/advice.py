@@ -74,7 +74,7 @@ class Way(NamedTuple):
 def recommend(options: RecommendOptions) -> int:
     """Find drafts, measure, and print. Raises InvalidRequest where nothing can be measured."""
     take_short_turns()
-    with connect_target(options.connection, None) as target:
+    with connect_target(options.connection) as target:
         there, trip = target.description, measure_round_trip(target.probe, say)
     paths = [Path(path) for path in (options.draft_model or "").split(",") if path]
     here = [judged(one, there) for one in find_models(paths)]

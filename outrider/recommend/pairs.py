@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from inference.command import nearest
 from inference.errors import InvalidRequest
-from inference.extras import is_installed
+from inference.extras import install, is_installed
 from outrider.models.machine import cores, has_bfloat16, memory_size
 from outrider.models.models_here import ModelHere
 from outrider.recommend.fitting import PublishedModel, published_models, stated_parameters
@@ -62,7 +62,7 @@ class MachineFacts(NamedTuple):
         return self.llama_cpp if model.gguf else self.torch
 
 
-WITHOUT_LLAMA_CPP = "pip install 'outrider[gguf]' adds 4-bit files, which are smaller and quicker"
+WITHOUT_LLAMA_CPP = f"{install('gguf')} adds 4-bit files, which are smaller and quicker"
 
 
 def this_machine() -> MachineFacts:
@@ -148,11 +148,11 @@ def read_name(name: str) -> tuple[str, str]:
     short, _, size = name.lower().partition(":")
     if short not in (*known, EMBEDDED_PAIR):
         names = ", ".join((*known, EMBEDDED_PAIR))
-        raise InvalidRequest(f"{name} is no short name: there are {names}{nearest(short, known)}")
+        raise InvalidRequest(f"unknown pair {name!r}: there are {names}{nearest(short, known)}")
     sizes = targets_of(known.get(short, []))
     if size and size not in sizes:
         named = ", ".join(sizes) or "no sizes"
-        raise InvalidRequest(f"{name}: {short} has {named}{nearest(size, sizes)}")
+        raise InvalidRequest(f"{name}: {short} has {named}")
     return short, size
 
 
@@ -171,7 +171,8 @@ def listed(machine: MachineFacts) -> Iterator[str]:
     yield f"{EMBEDDED_PAIR:14} {'-':20} {'the pair that ships here':28} {'-':>9}  apache-2.0"
     for short, models in short_names().items():
         pair = choose_pair(models, machine)
-        what, size, licence = "nothing fits", "-", "-"
+        able = machine.torch or machine.llama_cpp
+        what, size, licence = "nothing fits" if able else "needs torch or llama.cpp", "-", "-"
         if pair is not None:
             what = ", ".join(f"{stated_parameters(one.name) / 1e9:g}b" for one in pair)
             what += " (GGUF)" if pair[0].gguf else " (safetensors)"

@@ -21,11 +21,12 @@ from inference.grammar import Grammars
 from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
 from inference.times import LatencyModel, times_by_width
+from inference.tokenizer_settings import TokenizerSettings
 from outrider.draft_methods import find_draft
 from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.profiles import user_profiles
-from outrider.options.groups import DraftModelOptions, ReductionOptions
+from outrider.options.groups import DraftModelOptions, QuantizationOptions
 from outrider.options.roles import FusedTargetRole
 
 
@@ -40,7 +41,7 @@ class Drafts(NamedTuple):
 def with_draft(
     options: FusedTargetRole, model: Model, description: Description, grammars: Grammars | None
 ) -> Drafts:
-    """Add a draft with as many rows as the target. Raises Mismatch when the tokenizers differ.
+    """Add a draft with as many rows as the target. Raises Mismatch where token ids differ.
 
     Where the target's graphs hold a draft, that draft is taken.
 
@@ -49,12 +50,16 @@ def with_draft(
     if isinstance(model, RoundModel):
         return _in_graph(options, model, description)
     found = find_draft(options, model)
-    if found.tokenizer.fingerprint() != description.tokenizer_fingerprint:
-        raise Mismatch(
-            f"the tokenizers differ: the draft {found.name} has "
-            f"{found.tokenizer.vocabulary} tokens, {description.model} "
-            f"{description.vocabulary}; take a draft of the target's own family"
-        )
+    if found.tokenizer.settings.digest != description.settings_digest:
+        settings = TokenizerSettings.read(description.tokenizer_settings)
+        try:
+            found = found.for_target(found.tokenizer.with_settings(settings))
+        except Mismatch as error:
+            raise Mismatch(
+                f"the tokenizers differ: the draft {found.name} has "
+                f"{found.tokenizer.vocabulary} tokens, {description.model} "
+                f"{description.vocabulary} ({error}); take a draft of the target's own family"
+            ) from error
     length, found = description.sequence_length, found.settled(options)
     draft = found.load(options, Capacity(model.rows, length, TUNING.room, PREFILL_NODES))
     times = found.times(user_profiles(options), draft, length)
@@ -75,7 +80,7 @@ def _in_graph(options: FusedTargetRole, model: RoundModel, description: Descript
     built for.
     """
     manifest = read_manifest(Path(options.artifact or ""))
-    named = [*options.given(DraftModelOptions), *options.given(ReductionOptions)]
+    named = [*options.given(DraftModelOptions), *options.given(QuantizationOptions)]
     if named:
         raise InvalidRequest(
             f"--artifact holds a draft, too ({fused_part(manifest).model}): leave out {named[0]}"

@@ -44,7 +44,7 @@ class RayOptions(
 ):
     """Serve a target from several replicas behind one address.
 
-    It needs pip install 'outrider[ray]'. Each replica takes flags of `outrider target`.
+    It needs pip install '.[ray]'. Each replica takes flags of `outrider target`.
     """
 
     replicas: Count = 1
@@ -59,8 +59,6 @@ class RayOptions(
     """address on which the ingress listens"""
     port: Port = 50051
     """port of the ingress"""
-    waiting: Natural = 64
-    """sessions that may stand in line for a row of one replica"""
     lease: Seconds = 15.0
     """how long a silent client's session is held"""
     scale_up_after: Seconds = 10.0
@@ -231,6 +229,8 @@ def _deployment(options: RayOptions) -> Any:
     """The deployment of one replica, and how many of them there are."""
     from ray import serve
 
+    from inference.engine.engine import MAX_QUEUED
+
     most = options.most_replicas or options.replicas
     scaling = {
         "min_replicas": options.replicas,
@@ -249,7 +249,7 @@ def _deployment(options: RayOptions) -> Any:
     actor: dict[str, Any] = {"num_cpus": options.cpus}
     if options.neuron_cores:
         actor["resources"] = {"neuron_cores": options.neuron_cores}
-    streams = options.batch + options.waiting  # beyond these the replica itself refuses sessions
+    streams = options.batch + MAX_QUEUED  # beyond these the replica itself refuses sessions
     return serve.deployment(
         RayTarget,
         name=NAME,

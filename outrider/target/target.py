@@ -23,7 +23,7 @@ from grpc_comm.transport import Address, check_free, parse_address
 from inference.backends.gguf_model import GgufModel
 from inference.backends.neuron_sdk import has_device
 from inference.backends.timed import TimedModel, TimeProfile, find_profile
-from inference.command import say
+from inference.command import logged, say, told_to
 from inference.engine.batch_runner import collect_rarely
 from inference.engine.engine import Engine
 from inference.engine.graph_rounds import RoundModel
@@ -120,7 +120,6 @@ def load_target(options: ServingRole) -> Target:
         security=options.security,
         listed={name: lazily(name, settings, load_served) for name, settings in listed.items()},
         share_prefixes=options.sessions.share_prefixes,
-        reflection=options.reflection,
         lease_seconds=options.sessions.lease,
     )
 
@@ -147,6 +146,8 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
     times, unfinished = _times(options, loaded, profile)
     where = describe(model.device, found.conditions(model).threads)
     where += ", chains only" * (not model.branches)
+    settings = found.tokenizer.settings
+    settings.check_size()
     description = Description(
         server_version=outrider_version(),
         model=found.name,
@@ -163,6 +164,8 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         usd_per_hour=options.usd_per_hour or 0.0,
         rules=model.masks,
         emulated=profile is not None,
+        settings_digest=settings.digest,
+        tokenizer_settings=settings.content,
     )
     served = TimedModel(model, profile) if profile else model
     grammars = _grammars(found) if model.masks else None
@@ -172,7 +175,6 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         sequence_length=loaded.sequence_length,
         max_tree_nodes=loaded.max_tree_nodes,
         vocabulary=description.vocabulary,
-        waiting=options.sessions.waiting,
         times=times,
         drafter=drafts.drafter if drafts else None,
         graphs=drafts.graphs if drafts else None,
@@ -200,7 +202,8 @@ def emulated_distance(options: ServingRole, bound: Address) -> Iterator[Address]
 
 
 class RunningTarget:
-    """A target that is served on threads of this process. A context manager.
+    """A target that is served on threads of this process. A context manager. Messages go to the
+    logger `outrider`.
 
     address: HOST:PORT, with the port that was bound
     """
@@ -208,16 +211,24 @@ class RunningTarget:
     def __init__(self, options: TargetRole) -> None:
         security = options.security
         check_security(security, Address(options.host, options.port))
-        self._server = BackgroundServer(load_target(options))
-        self._grace, self._stack = options.sessions.grace, ExitStack()
-        address = self._server.address
-        if options.rtt is not None:
-            address = self._stack.enter_context(emulated_distance(options, address))
+        self._stack = ExitStack()
+        self._stack.enter_context(told_to(logged))
+        try:
+            self._server = BackgroundServer(load_target(options))
+            self._stack.callback(self._server.stop, options.sessions.grace)
+            address = self._server.address
+            if options.rtt is not None:
+                address = self._stack.enter_context(emulated_distance(options, address))
+        except BaseException:
+            self._stack.close()
+            raise
         self.address = str(address)
 
+    def __repr__(self) -> str:
+        return f"RunningTarget(address={self.address!r})"
+
     def close(self) -> None:
-        """End the target. Open sessions may go on for `grace` seconds. Idempotent."""
-        self._server.stop(self._grace)
+        """End the target. Open sessions may run on for `grace` seconds. Idempotent."""
         self._stack.close()
 
     def __enter__(self) -> RunningTarget:

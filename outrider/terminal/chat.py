@@ -23,13 +23,15 @@ from outrider.options.roles import ChatRole
 from outrider.terminal.live_text import LiveText, in_colour
 from outrider.text.completion import Completion, Show
 from outrider.text.conversation import Conversation
-from outrider.text.prompts import Parameters, make_request
+from outrider.text.parameters import Parameters
+from outrider.text.prompts import make_request
 from outrider.text.runner import CompletionStream
 
 HELP = """/stats          what the texts so far took
 /cs POSITION    cost against speed from now on: tps, balanced, cost or 0 to 100
 /system TEXT    the system message; without TEXT it is removed
 /save FILE      write the conversation
+/load FILE      continue a saved conversation
 /reset          begin anew; the system message stays
 /exit           end, as Ctrl-D does
 Alt-Enter begins a new line within a message. Ctrl-C ends the text that is being made."""
@@ -40,7 +42,7 @@ def chat(options: ChatRole) -> int:
     if options.connection.list_models:
         print_models(options.connection)
         return 0
-    conversation = Conversation.read(Path(options.load)) if options.load else Conversation()
+    conversation = Conversation()
     if options.system is not None:
         conversation.say("system", options.system)
     take_short_turns()
@@ -66,6 +68,7 @@ class Chat:
             "cs": self._steer,
             "system": lambda text: self.conversation.say("system", text),
             "save": self._save,
+            "load": self._load,
             "reset": lambda _: self.conversation.reset(),
         }
 
@@ -88,6 +91,11 @@ class Chat:
             known = " ".join(f"/{command}" for command in (*self._commands, "exit"))
             raise InvalidRequest(f"/{name} is no command; there are {known}")
         self._commands[name](rest.strip())
+
+    def _load(self, path: str) -> None:
+        if not path:
+            raise InvalidRequest("/load FILE: the name of a file is needed")
+        self.conversation = Conversation.read(Path(path).expanduser())
 
     def _answer(self, message: str) -> None:
         """Answer a message. One that an error ended is taken back, so that it may be sent again."""

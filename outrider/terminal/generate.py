@@ -20,13 +20,12 @@ from inference.errors import InvalidRequest, OutriderError
 from inference.text import Tokenizer
 from inference.times import LatencyModel
 from outrider.client.client import Client, open_client
-from outrider.client.connecting import connect_target, print_models
+from outrider.client.connecting import connect_target, print_models, target_tokenizer
 from outrider.client.watching import Watcher
 from outrider.draft_methods import FoundDraft
 from outrider.models.directories import find_tokenizer
 from outrider.options.groups import TextOptions
 from outrider.options.roles import DraftRole, FusedClientRole, TextRole
-from outrider.terminal.explain import Explainer
 from outrider.terminal.live_text import LiveText, in_colour, silent
 from outrider.terminal.summary import account, summary, write_options, write_profile
 from outrider.terminal.text_recording import ALONE, OUTRIDER, TextRecording
@@ -39,7 +38,7 @@ from outrider.text.completion import (
     complete,
     new_completion,
 )
-from outrider.text.limits import dear_law
+from outrider.text.limits import time_lines
 from outrider.text.pieces import Piece
 from outrider.text.prompts import make_requests, read_prompts
 from outrider.text.runner import TextRun
@@ -59,18 +58,18 @@ def draft(options: DraftRole) -> int:
         requests = make_requests(
             options.text, prompts, client.tokenizer, client.length, stop_ids, client.model
         )
-        told = partial(account, budget=client.budget, goal=client.goal)
+
+        def told(finished: Sequence[Completion]) -> str:
+            lines = [*_time_lines(client, finished), account(finished, client.budget, client.goal)]
+            return "\n".join(line for line in lines if line)
+
         rows = min(options.batch, len(requests))
 
         def make(request: Request, show: Show, cancelled: Event) -> Completion:
-            explainer = _explainer(options, client, show)
-            tell = explainer.tell if explainer else None
             record = options.record and Path(options.record)
             recording = TextRecording(client, request.prompt, record) if record else None
             maker: Client | Watcher = recording.begin(OUTRIDER) if recording else client
-            done = maker.complete(request, show, cancelled, tell)
-            if explainer is not None and done.failure is None:
-                explainer.conclude(done)
+            done = maker.complete(request, show, cancelled)
             if options.baseline:
                 alone = _alone(client.target, client.tokenizer, recording)
                 done = with_baseline(done, request, alone, cancelled)
@@ -103,12 +102,12 @@ def _alone(
     return make
 
 
-def _explainer(options: DraftRole, client: Client, show: Show) -> Explainer | None:
-    """Explains a text, with --explain and a draft that never waits."""
-    if not options.explain or client.round_trip is None:
-        return None
-    law = dear_law(LatencyModel(dict(client.target.description.times)))
-    return Explainer(client.round_trip, client.goal, show is silent, law)
+def _time_lines(client: Client, finished: Sequence[Completion]) -> list[str]:
+    """Lines about time and limits, where a draft that never waits is loaded."""
+    if not finished or client.round_trip is None:
+        return []
+    times = LatencyModel(dict(client.target.description.times))
+    return time_lines(finished, client.round_trip, times)
 
 
 def fused_client(options: FusedClientRole) -> int:
@@ -119,7 +118,8 @@ def fused_client(options: FusedClientRole) -> int:
         print_models(options.connection)
         return 0
     prompts, tokenizer = read_prompts(options.text), find_tokenizer(options.target_name, "target")
-    with connect_target(options.connection, tokenizer) as target:
+    with connect_target(options.connection) as target:
+        tokenizer = target_tokenizer(target, tokenizer, "the tokenizer here")
         description = target.description
         length, stop_ids = description.sequence_length, description.stop_ids
         requests = make_requests(

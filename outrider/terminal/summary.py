@@ -211,7 +211,7 @@ def write_options(directory: Path, options: TextRole, completions: Sequence[Comp
     """
     if completions:
         options = options.but(seed=completions[0].seed - completions[0].index)
-    unset = ("config", "print_config", "profile")
+    unset = ("config", "profile")
     every = options.values().items()
     values = {name: one for name, one in every if one is not None and name not in unset}
     path = directory / "outrider-options.json"

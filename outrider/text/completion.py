@@ -58,7 +58,11 @@ class Request:
         return Decode(end, self.stop_ids, pace=pace, beside=colocated)
 
 
-@dataclass
+SHOWN = 60
+"""Characters of a text in its repr."""
+
+
+@dataclass(repr=False)
 class Completion:
     """The record of one text. All roles that make text use the same names. Times are in seconds."""
 
@@ -91,12 +95,14 @@ class Completion:
     cost: Figure = field(default_factory=partial(Figure.unavailable, "no price is known"))
     # joules of this machine while it drafted, by the watts that the user states
     energy: Figure = field(default_factory=partial(Figure.unavailable, "no watts are known"))
-    # the target's device, as it describes it: an emulated one says so; empty for a model in this
-    # process
-    device: str = ""
-    # since the draft here began to load, where that went on when the text ended
-    loading_seconds: float | None = None
+    device: str = ""  # the target's, as it describes it; empty for a model in this process
+    loading_seconds: float | None = None  # of the draft, where it was loading when the text ended
     baseline: Completion | None = None
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= SHOWN else self.text[: SHOWN - 1] + "…"
+        counts = f"{len(self.token_ids)} tokens, {self.finish_reason!r}"
+        return f"Completion({text!r}, {counts})"
 
     @property
     def drafted(self) -> bool:
@@ -106,9 +112,8 @@ class Completion:
     @property
     def speedup(self) -> float | None:
         """Speed over that of the target alone; None without that, and where no draft took part."""
-        if self.baseline is None or not self.drafted:
-            return None
-        return self.baseline.seconds / self.seconds
+        base = self.baseline if self.drafted else None
+        return None if base is None else base.seconds / self.seconds
 
     @property
     def num_draft_tokens(self) -> int:
@@ -205,7 +210,6 @@ def _ratio(part: float, whole: float) -> float:
 Tell = Callable[[Completion], None]
 """Receives the record of a text whenever tokens came."""
 
-
 Complete = Callable[[Request, Show, Event], Completion]
 """Makes the text of a request. When the event is set, the text ends where it is."""
 
@@ -227,6 +231,7 @@ class _Run:
     ) -> None:
         self.done = new_completion(request)
         self._request, self._show, self._session = request, show, session
+        self._special_stops = tokenizer.special_tokens(request.stop)
         self._pieces = PieceMaker(
             tokenizer.stream(request.ids),
             request.stop,
@@ -278,6 +283,7 @@ class _Run:
             self._pieces.count(token, logprob)
             if token in self._request.stop_ids:
                 done.finish_reason = "stop"
+                done.stopped_by = self._special_stops.get(token, "")
                 break
             for piece in self._pieces.push(token, proposer):
                 self._put(piece)

@@ -1,7 +1,8 @@
-"""Limits of the speed of a text, by what was measured while it was made."""
+"""What a token's time consists of, and what limits the speed, by what was measured during texts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 
 from inference.times import LatencyModel
@@ -61,6 +62,30 @@ def dear_law(times: LatencyModel) -> str:
     if gain[best] > 1:
         return ""
     return f"a forward of {best} nodes takes {ratio[best]:.2g} times as long as one of one node"
+
+
+def time_lines(
+    completions: Sequence[Completion], round_trip: float, times: LatencyModel
+) -> list[str]:
+    """Two lines about texts of a draft that never waits: what the time of a token consists of, and
+    what limits the speed, by the slowest text.
+
+    round_trip: seconds of the link
+    times: those of the target
+    """
+    slowest = max(completions, key=lambda done: done.seconds / max(len(done.token_ids), 1))
+    tokens, forwards = len(slowest.token_ids), slowest.traffic.forwards
+    if not tokens or not forwards:
+        return []
+    law, target = dear_law(times), slowest.traffic.model_seconds / forwards
+    parts = [
+        f"a token takes {slowest.seconds / tokens * 1e3:.3g} ms: target "
+        f"{forwards / tokens:.2f} x {target * 1e3:.3g} ms"
+    ]
+    if calls := slowest.draft_calls:
+        parts.append(f"draft {calls / tokens:.2f} x {slowest.draft_seconds / calls * 1e3:.3g} ms")
+    parts.append(f"round trip {round_trip * 1e3:.3g} ms")
+    return [", ".join(parts), limit_of(slowest, round_trip, law).value.format(law=law)]
 
 
 def limit_of(done: Completion, round_trip: float, law: str = "") -> Limit:

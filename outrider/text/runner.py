@@ -96,6 +96,10 @@ class CompletionStream(Iterator[Piece]):
         self._run = TextRun([task])
         self._ended: Completion | OutriderError | None = None
 
+    def __repr__(self) -> str:
+        state = "running" if self._ended is None else repr(self._ended)
+        return f"CompletionStream({state})"
+
     @property
     def result(self) -> Completion:
         """The finished text. Raises InvalidRequest before the iteration has ended."""

@@ -239,7 +239,7 @@ def test_a_bucket_that_is_not_there_and_missing_credentials_are_named(
 
 def test_s3_without_boto3_gets_its_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
-    assert_refused(lambda: open_store(URL), ["outrider[aws]"], MissingExtra)
+    assert_refused(lambda: open_store(URL), [".[aws]"], MissingExtra)
 
 
 @pytest.mark.parametrize("url", ["s3://", "http://x/y"])

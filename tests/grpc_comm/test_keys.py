@@ -334,7 +334,7 @@ def test_a_key_that_cannot_be_made_leaves_the_file_alone(name: str, said: str, f
 def test_two_who_make_keys_at_once_lose_none(file: Path) -> None:
     made = file.with_name("keys.json.new")
     made.touch()
-    assert_refused(lambda: make_key(file, "carol"), ["make-key"])
+    assert_refused(lambda: make_key(file, "carol"), ["outrider keys"])
     assert made.exists()
 
 
@@ -342,13 +342,13 @@ def test_the_command_prints_the_token_alone_on_stdout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "keys.json"
-    assert main(["--role", "make-key", "--name", "alice", "--keys_file", str(path)]) == 0
+    assert main(["keys", "--name", "alice", "--keys_file", str(path)]) == 0
     shown = capsys.readouterr()
     assert identify(Keys.read(path), bearer(shown.out.removesuffix("\n"))) == Key("alice")
     assert shown.out.strip() not in shown.err
-    assert main(["--role", "make-key", "--name", "alice", "--keys_file", str(path)]) == 1
+    assert main(["keys", "--name", "alice", "--keys_file", str(path)]) == 1
     with pytest.raises(SystemExit) as ended:
-        main(["--role", "make-key", "--keys_file", str(path)])
+        main(["keys", "--keys_file", str(path)])
     assert ended.value.code == 2
     assert "--name is needed" in capsys.readouterr().err
 

@@ -16,7 +16,7 @@ from grpc_comm.security import SecurityOptions
 from grpc_comm.transport import Address
 from outrider.cli import main
 from outrider.link.emulated_link import main as link
-from outrider.options.parsing import roles_of
+from outrider.options.parsing import verbs_with
 from outrider.target.spawn import role_command, role_environment
 from tests.support.refusals import assert_refused, assert_usage_error
 from tests.support.wire_fixtures import WAIT, background, successor_engine
@@ -29,9 +29,10 @@ NO_PORTS = ["70000", "65536", "-1", "4464.5", "x", "", "9" * 5000]
 def test_no_role_takes_a_port_that_is_none(
     port: str, flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for role in roles_of(flag):
-        words = ["--role", role, f"--{flag}={port}"]
-        assert_usage_error(capsys, main, words, [f"--{flag} {port[:20]}", "65535"])
+    for verb in verbs_with(flag):
+        assert_usage_error(
+            capsys, main, [verb, f"--{flag}={port}"], [f"--{flag} {port[:20]}", "65535"]
+        )
 
 
 @pytest.mark.parametrize("port", NO_PORTS)

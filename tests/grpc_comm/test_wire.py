@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from grpc_comm import messages, sampling_fields, translate
+from grpc_comm import messages, sampling_fields, statuses, translate
 from grpc_comm.client.connection import connect
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.transport import Address, parse_address
@@ -297,16 +297,16 @@ class Failed(grpc.RpcError):
         return self._status[1]
 
     def trailing_metadata(self) -> tuple[tuple[str, str], ...]:
-        return ((translate.RETRY_AFTER, "2500"), *self._more)
+        return ((statuses.RETRY_AFTER, "2500"), *self._more)
 
 
 @pytest.mark.parametrize("kind", [InvalidRequest, Mismatch, Busy, Gone, Unavailable])
 def test_an_error_keeps_its_kind_and_words_across_the_wire(kind: type[OutriderError]) -> None:
-    arrived = translate.status_error(
+    arrived = statuses.status_error(
         Failed(
-            translate.status_code(kind("what is wrong")),
+            statuses.status_code(kind("what is wrong")),
             "what is wrong",
-            ((translate.FROM_TARGET, "1"),),
+            ((statuses.FROM_TARGET, "1"),),
         ),
         "gone",
     )
@@ -326,20 +326,20 @@ def test_an_error_keeps_its_kind_and_words_across_the_wire(kind: type[OutriderEr
     ],
 )
 def test_the_words_of_grpc_reach_no_user(details: str, plainly: str) -> None:
-    error = translate.status_error(Failed(grpc.StatusCode.UNAVAILABLE, details), "gone")
+    error = statuses.status_error(Failed(grpc.StatusCode.UNAVAILABLE, details), "gone")
     assert str(error) == plainly
 
 
 def test_a_limit_arrives_as_an_invalid_request_and_a_fault_of_the_target_as_itself() -> None:
     codes = grpc.StatusCode
-    assert translate.status_code(LimitExceeded("x")) is codes.INVALID_ARGUMENT
+    assert statuses.status_code(LimitExceeded("x")) is codes.INVALID_ARGUMENT
     for code, words, kind in (
-        (codes.INTERNAL, f"{translate.FAULT}: KeyError", OutriderError),
+        (codes.INTERNAL, f"{statuses.FAULT}: KeyError", OutriderError),
         (codes.INTERNAL, "RST_STREAM", Unavailable),
         (codes.UNIMPLEMENTED, "no such method", Unavailable),
         (codes.UNAUTHENTICATED, "no", InvalidRequest),
     ):
-        assert type(translate.status_error(Failed(code, words), "gone")) is kind
+        assert type(statuses.status_error(Failed(code, words), "gone")) is kind
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def test_what_the_target_says_of_itself_and_of_errors_cannot_write_to_a_terminal
     described.device = "\x1b[2Jowned\n"
     assert translate.read_description(described).device == "?[2Jowned?"
     failed = Failed(grpc.StatusCode.INVALID_ARGUMENT, "\x1b]0;owned\x07" + "x" * 9_999)
-    said = str(translate.status_error(failed, "gone"))
+    said = str(statuses.status_error(failed, "gone"))
     assert said.startswith("?]0;owned?x")
     assert len(said) < 500
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +264,47 @@ def test_ids_texts_and_chats_are_those_of_transformers(kind: str, tmp_path: Path
     for turns in (TURNS[:2], TURNS):
         text = theirs.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
         assert ours.encode_chat(turns) == theirs.encode(text, add_special_tokens=False)
+
+
+NAMED = {"default": "{{ messages[0].content }}", "tool_use": "T{{ tools | length }}"}
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+def as_list(directory: Path) -> object:
+    return [{"name": name, "template": template} for name, template in NAMED.items()]
+
+
+def as_files(directory: Path) -> object:
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "chat_template.jinja").write_text(NAMED["default"])
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text(NAMED["tool_use"])
+    return "not this one"
+
+
+@pytest.mark.parametrize("write", [as_list, as_files, lambda _: NAMED])
+def test_of_named_templates_that_of_transformers_is_taken(
+    write: Callable[[Path], object], tmp_path: Path
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    altered(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings["chat_template"] = write(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    ours, theirs = Tokenizer(tmp_path), PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    for tools in (None, TOOLS):
+        text = theirs.apply_chat_template(TURNS, tools=tools, tokenize=False)
+        assert ours.encode_chat(TURNS, tools or ()) == theirs.encode(text, add_special_tokens=False)
+    assert ours.template == NAMED["tool_use"]
+
+
+def test_a_chat_without_a_default_template_names_those_that_are_there(tmp_path: Path) -> None:
+    altered(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings["chat_template"] = [{"name": "rag", "template": "x"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(InvalidRequest, match="no default one, but rag"):
+        Tokenizer(tmp_path).encode_chat(TURNS)
 
 
 def test_a_directory_with_a_sentencepiece_file_alone_is_told_what_to_do(tmp_path: Path) -> None:

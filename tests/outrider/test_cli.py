@@ -70,10 +70,16 @@ def test_a_drafted_text_is_the_text_of_the_target_alone(
 def test_text_goes_to_stdout_and_the_report_with_limits_and_price_to_stderr(
     run: Run, port: str
 ) -> None:
-    flags = ["--prompt", PROMPT, "--max_new_tokens", "20", "--explain", "--usd_per_hour", "1.5"]
-    made = run("run", "--port", port, *flags, "--baseline")
+    flags = ["--prompt", PROMPT, "--max_new_tokens", "200", "--draft", "copy"]
+    made = run("run", "--port", port, *flags, "--usd_per_hour", "1.5", "--baseline")
     assert made.code == 0
-    told = ("acceptance length", "target-only", "identical texts: 1 of 1", "limited by")
+    told = (
+        "acceptance length",
+        "target-only",
+        "identical texts: 1 of 1",
+        "limited by",
+        "round trip",
+    )
     assert all(words in made.err for words in (*told, "a million tokens"))
     assert not [word for word in ("tokens", "limited by", "\x1b") if word in made.out]
     assert "speed-up" not in run("run", "--port", port, *flags).err, "nothing was compared"
@@ -136,7 +142,7 @@ def test_the_profile_has_numeric_columns(run: Run, port: str, tmp_path: Path) ->
     [
         ([], "--prompt"),
         (["--prompt", ""], "prompt is empty"),
-        (["--prompt", "x", "--prompt_text", "f"], "one of"),
+        (["--prompt", "x", "--prompt_text", "f"], "both were given"),
         (["--prompt_text", "/nowhere.txt"], "/nowhere.txt"),
         (["--prompt", "x " * 3000], "sequence length is 1024"),
         (["--prompt", "x", "--sequence_length", "5000"], "max_position_embeddings"),
@@ -164,7 +170,7 @@ def test_where_no_target_listens_here_it_is_said_before_torch_is_loaded(verb: st
     ended = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True)
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
-    assert line.startswith("error: no Outrider target answers at 127.0.0.1:1: nobody listens there")
+    assert line.startswith("error: no Outrider target answers at 127.0.0.1:1: connection refused")
     assert "`outrider target --port 1`" in line
 
 
@@ -227,6 +233,21 @@ def test_where_nobody_reads_the_text_the_draft_ends_without_a_word(port: str) ->
     assert process.wait(timeout=30) == 141
     assert "Traceback" not in said
     assert "Broken" not in said
+
+
+def test_an_interrupt_while_packages_are_imported_is_one_line() -> None:
+    code = (
+        "import sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'outrider.cli':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from outrider.__main__ import main\n"
+        "sys.exit(main())"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
 
 
 def test_interrupting_a_draft_ends_it_cleanly_with_what_was_made(port: str) -> None:

@@ -53,21 +53,41 @@ def test_help_names_the_verbs(environment: dict[str, str]) -> None:
     assert (shown.returncode, "chat" in shown.stdout) == (0, True)
 
 
-@pytest.mark.parametrize("draft", ["none", "copy"])
+NOTE = "draft: copied text alone; a draft model needs pip install '.[torch]'\n"
+
+
+@pytest.mark.parametrize("draft", [(), ("--draft", "none"), ("--draft", "copy")])
 def test_text_without_a_draft_model_is_the_targets_own(
-    draft: str, target: str, environment: dict[str, str]
+    draft: tuple[str, ...], target: str, environment: dict[str, str]
 ) -> None:
     words = ("--target_host", target, "--prompt", PROMPT, "--max_tokens", "48", "--json")
     words += ("--temperature", "0")
-    made = ran(environment, "run", *words, "--draft", draft)
+    made = ran(environment, "run", *words, *draft)
     assert made.returncode == 0, made.stderr
     assert json.loads(made.stdout)["text"] == own_text(target, 48)
+    assert made.stderr.count(NOTE) == (not draft)
+
+
+def test_a_chat_copies_text(target: str, environment: dict[str, str]) -> None:
+    words = ("chat", "--target_host", target, "--max_new_tokens", "8")
+    command = [sys.executable, "-m", "outrider", *words]
+    said = subprocess.run(
+        command, env=environment, input="x\n/exit\n", capture_output=True, text=True, cwd="/"
+    )
+    assert said.returncode == 0, said.stderr
+    assert said.stderr.count(NOTE) == 1
+
+
+def test_up_says_what_pairs_need(environment: dict[str, str]) -> None:
+    listed = ran(environment, "up").stdout
+    assert "needs torch or llama.cpp" in listed
+    assert "nothing fits" not in listed
 
 
 def test_the_python_interface_makes_text(target: str, environment: dict[str, str]) -> None:
     code = (
         "import outrider\n"
-        f"with outrider.connect({target!r}, preset='suffix') as engine:\n"
+        f"with outrider.connect({target!r}) as engine:\n"
         "    made = engine.generate('def main():', max_tokens=8, temperature=0)\n"
         "    print(len(made.token_ids), engine.draft)"
     )
@@ -77,7 +97,7 @@ def test_the_python_interface_makes_text(target: str, environment: dict[str, str
     assert made.stdout == "8 copied text\n", made.stderr
 
 
-@pytest.mark.parametrize("verb", [("serve", "--draft", "copy"), ("up", "--no_browser")])
+@pytest.mark.parametrize("verb", [("serve",), ("up", "--no_browser")])
 def test_the_endpoint_serves(
     verb: tuple[str, ...], target: str, environment: dict[str, str]
 ) -> None:
@@ -105,7 +125,7 @@ def test_doctor_finds_the_target_and_says_what_a_draft_needs(
 ) -> None:
     done = ran(environment, "doctor", "--target_host", target)
     assert done.returncode == 0, done.stdout
-    for words in ("round trip", "--draft model needs torch: pip install 'outrider[torch]'"):
+    for words in ("round trip", "--draft model needs torch: pip install '.[torch]'"):
         assert words in done.stdout
 
 
@@ -121,9 +141,12 @@ def test_models_here_are_listed(environment: dict[str, str]) -> None:
     [
         (("target",), "torch"),
         (("--role", "verify_draft", "--prompt", "x"), "torch"),
-        (("run", *NOWHERE, "--prompt", "x"), "torch"),
+        (("run", *NOWHERE, "--prompt", "x", "--draft", "model,copy"), "torch"),
+        (("run", *NOWHERE, "--prompt", "x", "--draft_model", "DIR"), "torch"),
+        (("run", *NOWHERE, "--prompt", "x", "--gamma", "3"), "torch"),
+        (("run", *NOWHERE, "--prompt", "x", "--preset", "hybrid"), "torch"),
         (("chat", *NOWHERE, "--draft", "substitute"), "torch"),
-        (("serve", *NOWHERE), "torch"),
+        (("serve", *NOWHERE, "--draft_quantization", "int8"), "torch"),
         (("run", *NOWHERE, "--prompt", "x", "--draft", "gguf", "--draft_model", "x.gguf"), "gguf"),
         (("run", *NOWHERE, "--prompt", "x", "--draft_model", "x.gguf"), "gguf"),
         (("demo",), "torch"),
@@ -141,4 +164,4 @@ def test_what_needs_an_extra_says_so_in_one_line_before_all_else(
     assert refused.returncode == 1
     (line,) = refused.stderr.splitlines()
     assert line.startswith("error: ")
-    assert f"pip install 'outrider[{extra}]'" in line
+    assert f"pip install '.[{extra}]'" in line

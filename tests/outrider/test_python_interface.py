@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pkgutil import iter_modules
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,12 @@ import outrider
 from grpc_comm.observability.server_events import SessionOpened
 from grpc_comm.server.server import BackgroundServer
 from grpc_comm.transport import Address, Endpoint
+from outrider.cli import main
 from outrider.options.roles import ChatRole, TargetRole
 from outrider.target.target import load_target
+from tests.support.keywords import module
 from tests.support.refusals import assert_refused
+from tests.support.repository import ROOT
 from tests.support.wire_fixtures import WAIT
 
 PROMPT = "def main():"
@@ -46,7 +50,7 @@ def alone(target: outrider.RunningTarget) -> Iterator[outrider.Engine]:
 def test_a_text_with_a_draft_is_the_targets_own(
     engine: outrider.Engine, alone: outrider.Engine, temperature: float
 ) -> None:
-    asked = {"max_tokens": 40, "temperature": temperature, "seed": 3}
+    asked: Any = {"max_tokens": 40, "temperature": temperature, "seed": 3}
     drafted = engine.generate(PROMPT, **asked)
     assert drafted.text == alone.generate(PROMPT, **asked).text
     assert len(drafted.token_ids) == 40
@@ -108,6 +112,49 @@ def test_token_ids_are_a_prompt_too(engine: outrider.Engine) -> None:
     assert engine.generate(list(ids), max_tokens=4).token_ids
 
 
+def test_a_list_of_prompts_gives_a_list_of_texts_each_with_its_own_seed(
+    engine: outrider.Engine,
+) -> None:
+    prompts = ["def a():", "class B:", "x = 1"]
+    made = engine.generate(prompts, max_tokens=12, temperature=1.0, seed=5)
+    alone = [
+        engine.generate(prompt, max_tokens=12, temperature=1.0, seed=5 + index)
+        for index, prompt in enumerate(prompts)
+    ]
+    assert [one.text for one in made] == [one.text for one in alone]
+    assert [(one.index, one.prompt, one.seed) for one in made] == [
+        (index, prompt, 5 + index) for index, prompt in enumerate(prompts)
+    ]
+
+
+def test_what_is_shown_in_a_notebook_is_short(
+    engine: outrider.Engine, target: outrider.RunningTarget
+) -> None:
+    made = engine.generate(PROMPT, max_tokens=100)
+    assert len(made.text) > 100
+    assert all(len(repr(shown)) < 120 for shown in (made, engine, target))
+    assert repr(made).endswith("…', 100 tokens, 'length')")
+    assert repr(engine) == f"Engine(model={engine.model!r}, draft={engine.draft!r})"
+    with engine.stream(PROMPT, max_tokens=4) as stream:
+        assert repr(stream) == "CompletionStream(running)"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "given", "shown"),
+    [
+        (None, {}, ["text, the messages of a chat, or token ids", "None"]),
+        (7, {}, ["7"]),
+        ([7, "a"], {}, ["a prompt is text"]),
+        (["a", 1], {}, ["a prompt is text"]),
+        ("a", {"max_token": 5}, ["max_token", "did you mean max_tokens?"]),
+    ],
+)
+def test_a_mistake_in_a_call_is_named(
+    engine: outrider.Engine, prompt: Any, given: dict[str, Any], shown: list[str]
+) -> None:
+    assert_refused(lambda: engine.generate(prompt, **given), shown)
+
+
 @pytest.mark.parametrize(
     ("prompt", "given"),
     [
@@ -120,14 +167,53 @@ def test_token_ids_are_a_prompt_too(engine: outrider.Engine) -> None:
     ],
 )
 def test_what_cannot_be_made_is_refused(
-    engine: outrider.Engine, prompt: object, given: dict[str, object]
+    engine: outrider.Engine, prompt: Any, given: dict[str, Any]
 ) -> None:
-    assert_refused(lambda: engine.generate(prompt, **given), [])  # type: ignore[arg-type]
+    assert_refused(lambda: engine.generate(prompt, **given), [])
 
 
 def test_a_misspelt_option_is_named_with_the_nearest_and_no_target_is_an_unavailable() -> None:
-    assert_refused(lambda: outrider.connect("127.0.0.1:1", token_fil="x"), ["token_file"])
+    misspelt: Any = {"token_fil": "x"}
+    assert_refused(lambda: outrider.connect("127.0.0.1:1", **misspelt), ["token_file"])
     assert_refused(lambda: outrider.connect("127.0.0.1:1"), ["127.0.0.1:1"], outrider.Unavailable)
+
+
+@pytest.mark.parametrize("given", [{"metrics_port": 0}, {"prot": 0}])
+def test_an_option_that_a_target_in_this_process_does_not_have_is_refused(
+    given: dict[str, Any],
+) -> None:
+    assert_refused(
+        lambda: outrider.serve(**given), [f"serve() has no parameter {next(iter(given))}"]
+    )
+
+
+def test_keyword_arguments_are_those_of_flags_and_parameters() -> None:
+    assert (ROOT / "outrider" / "keywords.py").read_text(encoding="utf-8") == module()
+
+
+def test_messages_go_to_the_log_and_not_to_the_programs_stderr(
+    target: outrider.RunningTarget,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with (
+        caplog.at_level("INFO", logger="outrider"),
+        outrider.connect(target.address) as engine,
+    ):
+        engine.generate(PROMPT, max_tokens=4)
+    assert capfd.readouterr() == ("", "")
+    assert "loaded in" in caplog.text
+
+
+def test_a_command_in_a_program_that_serves_prints_all_the_same(
+    target: outrider.RunningTarget, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", PROMPT, "--target_host", target.address, "--max_new_tokens", "4"]) == 0
+    assert "generated 4" in capfd.readouterr().err
+
+
+def test_the_module_shows_its_public_names_alone() -> None:
+    assert dir(outrider) == sorted(outrider.__all__)
 
 
 def test_every_public_name_exists_and_importing_needs_no_torch() -> None:

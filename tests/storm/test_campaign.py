@@ -45,7 +45,6 @@ FLAGS = {
     "batch": 16,
     "sequence_length": 96,
     "lease": LEASE_SECONDS,
-    "waiting": 64,
     "log": "text",
     "log_level": "error",
 }

@@ -45,7 +45,7 @@ from tests.support.equality import NearTies, Produce, assert_same_text
 from tests.support.fake_llama_cpp import Cells, StateCells, model_of, own_text
 from tests.support.fake_neuron import Neuron
 from tests.support.fake_recorder import Reruns
-from tests.support.fake_tnx import LegacyImage
+from tests.support.fake_tnx import install_tnx
 from tests.support.models import sequence_after
 from tests.support.native_targets import native_spec, prepared
 from tests.support.neuron_artifacts import (
@@ -123,8 +123,8 @@ def native(machine: Machine) -> Model:
     return NeuronModel(ranks, manifest, lambda line: None)
 
 
-def legacy(machine: Machine) -> Model:
-    LegacyImage().install(machine.patch, machine.folder / "packages")
+def legacy(machine: Machine, **host: str) -> Model:
+    install_tnx(machine.patch, machine.folder / "packages", **host)
     return load_legacy_neuron(
         machine.checkpoint,
         read_config(machine.checkpoint),

@@ -3,38 +3,39 @@
 from __future__ import annotations
 
 from inference.flags.group import Flag
-from outrider.options.parsing import TITLES, all_flags, roles_of
-from outrider.options.verbs import ROLES
+from outrider.options.parsing import TITLES, all_flags, verbs_with
+from outrider.options.verbs import ROLES, VERBS
 
 _HEAD = """# Flags
 
-Made by `python -m tests.support.flags_page > docs/flags.md`. `outrider --help` says the
+Made by `python -m tests.support.flags_page > docs/flags.md`. `outrider COMMAND --help-all` says the
 same.
 
 A value stands on the command line, in the environment (`OUTRIDER_BATCH=8`) or in a YAML file
 (`--config FILE` with lines such as `batch: 8`). The command line comes before the environment, that
-before the file, that before the default. `--print_config` prints every value and where it comes
-from. `-` and `_` are the same in a flag; `--no_NAME` turns a switch off. A flag that does nothing
-in a role is refused there. `clients` are draft, chat and serve.
+before the file, that before the default. `-` and `_` are the same in a flag; `--no_NAME` turns a
+switch off. A flag that a command does not use is refused there. `clients` are run, chat and serve.
 
-| role | what it does |
-|---|---|
+`python main.py --role draft` is `outrider run`; every other role has the name of its command.
+
+| command | role | what it does |
+|---|---|---|
 """
 
 
 def reference() -> str:
-    lines = [f"| `{name}` | {model.__doc__} |" for name, model in ROLES.items()]
+    lines = [f"| `{verb}` | `{role}` | {ROLES[role].__doc__} |" for verb, role in VERBS.items()]
     flags = all_flags().values()
     for title in TITLES:
-        lines += ["", f"## {title.capitalize()}", "", "| flag | value | roles | meaning |"]
+        lines += ["", f"## {title.capitalize()}", "", "| flag | value | commands | meaning |"]
         lines += ["|---|---|---|---|", *(_row(flag) for flag in flags if flag.title == title)]
     return _HEAD + "\n".join(lines) + "\n"
 
 
 def _row(flag: Flag) -> str:
-    roles = roles_of(flag.name)
-    named = "all" if len(roles) in (0, len(ROLES)) else ", ".join(roles)
-    named = named.replace("draft, chat, serve", "clients")
+    verbs = verbs_with(flag.name)
+    named = "all" if len(verbs) in (0, len(VERBS)) else ", ".join(verbs)
+    named = named.replace("run, chat, serve", "clients")
     spelt = " ".join(f"`{spelling}`" for spelling in flag.spellings)
     value = "" if flag.kind is bool else flag.metavar if flag.allowed == "text" else flag.allowed
     return f"| {spelt} | {value} | {named} | {flag.help} |"

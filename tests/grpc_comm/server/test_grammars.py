@@ -12,6 +12,7 @@ from threading import Event
 import pytest
 
 from grpc_comm.client.connection import Connection, connect
+from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server import stream
 from inference.errors import InvalidRequest
@@ -67,15 +68,17 @@ def ask(connection: Connection, params: SamplingParams) -> list[int]:
 
 def until_refused(connection: Connection, grammar: Grammar) -> str:
     """How a grammar is refused, however long a busy machine takes to find out."""
+
+    def wait(session: RemoteSession) -> None:
+        while not session.is_open:
+            session.receive(1.0)
+
     with closing(connection.session()) as session:
         session.open(PROMPT, SamplingParams(grammar=grammar))
-        try:
-            while not session.is_open:
-                session.receive(1.0)
-        except InvalidRequest as refusal:
-            (line,) = str(refusal).splitlines()
-            return line
-    raise AssertionError("the grammar was taken")
+        with pytest.raises(InvalidRequest) as refusal:
+            wait(session)
+    (line,) = str(refusal.value).splitlines()
+    return line
 
 
 RULED = (

@@ -24,8 +24,8 @@ from tests.support.families import WINDOW, config_of
 from tests.support.gguf_files import write_library_gguf
 from tests.support.models import sequence_after
 
-pytest.importorskip("llama_cpp", reason="a GGUF file needs pip install 'outrider[gguf]'")
-pytest.importorskip("gguf", reason="a GGUF file is written with pip install 'outrider[gguf]'")
+pytest.importorskip("llama_cpp", reason="a GGUF file needs pip install '.[gguf]'")
+pytest.importorskip("gguf", reason="a GGUF file is written with pip install '.[gguf]'")
 pytestmark = pytest.mark.extended
 
 VOCABULARY, CAPACITY = 512, 80

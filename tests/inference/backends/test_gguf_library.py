@@ -20,8 +20,8 @@ from tests.support.gguf_files import write_gguf
 from tests.support.models import TINY, random_decoder, sequence_after
 from tests.support.refusals import assert_refused
 
-pytest.importorskip("llama_cpp", reason="a GGUF file needs pip install 'outrider[gguf]'")
-pytest.importorskip("gguf", reason="a GGUF file is written with pip install 'outrider[gguf]'")
+pytest.importorskip("llama_cpp", reason="a GGUF file needs pip install '.[gguf]'")
+pytest.importorskip("gguf", reason="a GGUF file is written with pip install '.[gguf]'")
 pytestmark = pytest.mark.extended
 
 VOCABULARY, PADDED = 512, 520

@@ -130,7 +130,7 @@ def test_a_mac_without_the_package_names_the_install_line(monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setitem(sys.modules, "zeus_apple_silicon", None)
     (reader,) = find_readers()
-    assert reader.joules().source == "Apple processor: pip install 'outrider[energy]'"
+    assert reader.joules().source == "Apple processor: pip install '.[energy]'"
 
 
 class Board:
@@ -216,7 +216,7 @@ def test_a_driver_without_the_package_names_the_install_line(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert nvml_readers(tmp_path / "absent") == []
-    assert nvml_readers(tmp_path)[0].joules().source == "NVIDIA: pip install 'outrider[energy]'"
+    assert nvml_readers(tmp_path)[0].joules().source == "NVIDIA: pip install '.[energy]'"
 
 
 def publish(path: Path, mean: str, status: str = "POWER_STATUS_VALID") -> None:

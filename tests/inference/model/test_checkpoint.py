@@ -168,26 +168,27 @@ def test_a_session_longer_than_the_model_is_refused_and_one_as_long_works(
 
 
 @pytest.mark.parametrize(
-    ("generation", "expected"),
+    ("generation", "config", "expected"),
     [
-        (None, {2}),
-        ({"eos_token_id": 7}, {7}),
-        ({"eos_token_id": [7, 9]}, {7, 9}),
-        ({"eos_token_id": 0}, {0}),
-        ({"temperature": 0.6}, {2}),
+        (None, 2, {2}),
+        ({"eos_token_id": 7}, 2, {2, 7}),
+        ({"eos_token_id": [7, 9]}, [2, 9], {2, 7, 9}),
+        ({"eos_token_id": 0}, None, {0}),
+        ({"eos_token_id": None}, 2, {2}),
+        ({"temperature": 0.6}, 2, {2}),
+        (None, None, set()),
     ],
 )
-def test_the_ids_that_end_a_text_are_those_of_the_generation_config(
-    generation: dict[str, Any] | None, expected: set[int], tmp_path: Path
+def test_the_ends_of_a_text_are_those_of_both_files_together(
+    generation: dict[str, Any] | None,
+    config: int | list[int] | None,
+    expected: set[int],
+    tmp_path: Path,
 ) -> None:
-    directory = write_checkpoint(tmp_path)
+    directory = write_checkpoint(tmp_path, eos_token_id=config)
     if generation is not None:
         (directory / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
     assert read_config(directory).stop_ids == expected
-
-
-def test_a_model_without_an_end_id_has_none(tmp_path: Path) -> None:
-    assert read_config(write_checkpoint(tmp_path, eos_token_id=None)).stop_ids == frozenset()
 
 
 def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def target() -> Iterator[str]:
 def words(target: str, tmp_path: Path) -> list[str]:
     """The command of a small run, without its --out."""
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, PROMPTS)))
-    flags = ["--max_new_tokens", "12", "--repeat", "2", "--presets", "hybrid,suffix"]
+    flags = ["--max_new_tokens", "12", "--num_runs", "2", "--presets", "hybrid,suffix"]
     return ["bench", "--target_host", target, "--file", str(tmp_path / "own.jsonl"), *flags]
 
 
@@ -102,7 +102,7 @@ def test_a_target_behind_an_emulated_link_is_where_its_own_address_says(
     words: list[str], target: str, tmp_path: Path, run: Run
 ) -> None:
     """0.0.0.0 leads to this machine, too, without saying so."""
-    flags = ["--max_new_tokens", "2", "--repeat", "1", "--presets", "suffix", "--samples", "1"]
+    flags = ["--max_new_tokens", "2", "--num_runs", "1", "--presets", "suffix", "--samples", "1"]
     for host, shared in ((target, True), (target.replace("127.0.0.1", "0.0.0.0"), False)):
         out = tmp_path / str(shared)
         reached = ["--target_host", host, "--insecure", "--rtt", "1", "--out", out]
@@ -112,7 +112,7 @@ def test_a_target_behind_an_emulated_link_is_where_its_own_address_says(
 
 @pytest.fixture
 def measured(words: list[str], tmp_path: Path, run: Run) -> tuple[Path, Ended]:
-    return tmp_path / "bench", run(*words, "--repeat", "1", "--out", tmp_path / "bench")
+    return tmp_path / "bench", run(*words, "--num_runs", "1", "--out", tmp_path / "bench")
 
 
 def test_a_second_turn_follows_the_arms_own_answer_and_a_long_prompt_is_left_out(
@@ -147,13 +147,13 @@ def test_a_second_turn_follows_the_arms_own_answer_and_a_long_prompt_is_left_out
 def test_a_run_with_other_settings_is_refused(
     measured: tuple[Path, Ended], words: list[str], run: Run, change: list[str], shown: list[str]
 ) -> None:
-    run(*words, "--repeat", "1", *change, "--out", measured[0]).assert_failed(*shown)
+    run(*words, "--num_runs", "1", *change, "--out", measured[0]).assert_failed(*shown)
 
 
 def test_a_run_of_other_prompts_or_models_is_refused(
     measured: tuple[Path, Ended], words: list[str], tmp_path: Path, run: Run
 ) -> None:
-    again = [*words, "--repeat", "1", "--out", str(measured[0])]
+    again = [*words, "--num_runs", "1", "--out", str(measured[0])]
     lines = (measured[0] / NAME).read_text().splitlines()
     begin = json.loads(lines[1])
     begin["start"]["models"]["target"] = "another"
@@ -167,7 +167,7 @@ def test_two_runs_are_compared_text_by_text_with_what_differs(
     measured: tuple[Path, Ended], words: list[str], tmp_path: Path, run: Run
 ) -> None:
     other = tmp_path / "other"
-    flags = ["--presets", "adaptive,suffix", "--repeat", "1", "--out", other]
+    flags = ["--presets", "adaptive,suffix", "--num_runs", "1", "--out", other]
     assert run(*words, *flags).code == 0
     file = tmp_path / "pairs.json"
     shown = run("bench", "compare", measured[0], other, "--json", file)
@@ -250,7 +250,7 @@ def test_the_small_set_is_measured_on_the_embedded_pair(tmp_path: Path, run: Run
 
 @pytest.mark.extended
 def test_a_first_start_is_told_from_the_second(words: list[str], tmp_path: Path, run: Run) -> None:
-    flags = ["--max_new_tokens", "6", "--fresh", "--repeat", "2", "--out", tmp_path / "fresh"]
+    flags = ["--max_new_tokens", "6", "--fresh", "--num_runs", "2", "--out", tmp_path / "fresh"]
     assert run("bench", *words[3:5], *flags).code == 0
     kinds = {row["kind"] for row in made(tmp_path / "fresh")}
     assert kinds == {f"{kind}, start {n}" for kind in ("code", "chat", "all") for n in (1, 2)}

@@ -15,7 +15,8 @@ from outrider.models.directories import EMBEDDED
 from outrider.options.roles import SharedClientRole, TargetRole
 from outrider.target.target import load_target
 from outrider.terminal.live_text import silent
-from outrider.text.prompts import Parameters, make_request
+from outrider.text.parameters import Parameters
+from outrider.text.prompts import make_request
 from tests.support.commands import Run
 
 TEXT = ["--max_new_tokens", "32", "--json", "--seed", "3", "--temperature", "0"]

@@ -16,9 +16,7 @@ from grpc_comm.client.named_targets import (
     read_target,
 )
 from inference.errors import Unavailable
-from inference.text import Tokenizer
 from outrider.client.connecting import connect_target
-from outrider.models.directories import EMBEDDED
 from outrider.options.roles import ChatRole
 from tests.support.refusals import assert_refused
 from tests.support.wire_fixtures import free_port
@@ -100,6 +98,6 @@ def test_a_target_behind_a_closed_tunnel_is_told_with_the_command_that_opens_it(
     replace(demo, address=f"127.0.0.1:{free_port()}").write()
     with (
         pytest.raises(Unavailable, match="`outrider deploy tunnel demo`"),
-        connect_target(ChatRole(target="demo").connection, Tokenizer(EMBEDDED / "draft")),
+        connect_target(ChatRole(target="demo").connection),
     ):
         pass

@@ -18,7 +18,7 @@ from inference.drafters.round_proposer import BestFirst, Chain
 from inference.sampling import SamplingParams
 from outrider.compare.__main__ import main
 from outrider.compare.arms import ARCHITECTURES, BASELINE, CHAIN, FUSED, GROWING, TREE
-from outrider.compare.compare_options import CompareOptions, parse
+from outrider.compare.compare_options import NAMES, CompareOptions, parse
 from outrider.compare.measure import compare
 from outrider.compare.report import WIDTH
 from outrider.compare.rows import first_difference, read_meters
@@ -51,7 +51,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "prompts.txt").write_text("def f(x):\nimport os\nclass A:\n")
     prompts = ["--prompt-file", str(directory / "prompts.txt"), "--seed", "5"]
     texts = ["--num-runs", "2", "--max_new_tokens", "8", "--temperature", "0.8"]
-    arms = ["--chains", "2,4", "--trees", "8x4", "--rtt", "0,6", "--local"]
+    arms = ["--chains", "2,4", "--trees", "8x4", "--rtt", "0,6"]
+    arms += ["--architectures", ",".join(NAMES)]
     out = ["--usd-per-hour", "1.2", "--out", str(directory)]
     assert main([*prompts, *texts, *arms, *out]) == 0
     return directory
@@ -115,7 +116,7 @@ def test_a_draft_beside_a_target_that_runs_is_compared_in_three_lines_and_a_narr
     rows, verdict = read(tmp_path)["rows"], read(tmp_path)["verdict"]
     assert [row["architecture"] for row in rows] == [BASELINE, FUSED]
     assert all(row["identical_texts"] == row["texts"] == 6 for row in rows)
-    assert shown.err.count("outrider[plots]") == 1
+    assert shown.err.count(".[plots]") == 1
     assert {path.name for path in tmp_path.iterdir()} == FILES | {"prompts"}
     assert 1 <= len(verdict) <= 3
     assert max(map(len, shown.out.splitlines())) <= WIDTH
@@ -203,7 +204,6 @@ MEANINGLESS = (
     "--target_host a:1 --emulate some",
     "--gamma 3",
     "--pace wait",
-    "--explain",
     "--min_tps 3",
     "--presets hybird",
     "--presets hybrid --architectures hybrid",

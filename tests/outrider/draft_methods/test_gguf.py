@@ -39,7 +39,7 @@ PROMPT = "def read_lines(path):"
 CONTENTS: dict[str, tuple[str, type[OutriderError], str]] = {
     "page.gguf": ("<html>", UnsupportedModel, "does not begin with GGUF"),
     "none.gguf": ("", InvalidRequest, "no such file"),
-    "model.gguf": ("GGUF", MissingExtra, "pip install 'outrider[gguf]'"),
+    "model.gguf": ("GGUF", MissingExtra, "pip install '.[gguf]'"),
 }
 
 
@@ -64,8 +64,8 @@ def test_what_is_no_gguf_file_is_told_before_llama_cpp_is_needed(
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The embedded pair as GGUF files, with their tokenizer.json beside."""
-    pytest.importorskip("llama_cpp", reason="a GGUF file needs pip install 'outrider[gguf]'")
-    pytest.importorskip("gguf", reason="a GGUF file is written with pip install 'outrider[gguf]'")
+    pytest.importorskip("llama_cpp", reason="a GGUF file needs pip install '.[gguf]'")
+    pytest.importorskip("gguf", reason="a GGUF file is written with pip install '.[gguf]'")
     folder, made = tmp_path_factory.mktemp("pair"), dict[str, Path]()
     for part, kind in (("draft", "Q8_0"), ("target", "F32")):
         directory = EMBEDDED / part
@@ -118,7 +118,7 @@ def test_a_tokenizer_made_from_a_file_is_kept_until_the_file_changes(
         kept = Tokenizer(alone)
         assert (kept.to_json(), kept.template) == (made.to_json(), made.template)
         os.utime(alone, (0, 0))
-        assert_refused(lambda: Tokenizer(alone), ["outrider[torch]"], MissingExtra)
+        assert_refused(lambda: Tokenizer(alone), [".[torch]"], MissingExtra)
 
 
 @pytest.mark.extended

@@ -56,8 +56,8 @@ def a_head(folder: Path) -> dict[str, str]:
 
 def a_file(folder: Path) -> dict[str, str]:
     """The embedded draft as a GGUF file."""
-    pytest.importorskip("llama_cpp", reason="a GGUF file needs pip install 'outrider[gguf]'")
-    pytest.importorskip("gguf", reason="a GGUF file is written with pip install 'outrider[gguf]'")
+    pytest.importorskip("llama_cpp", reason="a GGUF file needs pip install '.[gguf]'")
+    pytest.importorskip("gguf", reason="a GGUF file is written with pip install '.[gguf]'")
     directory, here = EMBEDDED / "draft", torch.device("cpu")
     vocabulary = Tokenizer(directory).vocabulary
     decoder = load_decoder(

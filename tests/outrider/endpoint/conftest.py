@@ -147,7 +147,8 @@ def own_text(texts: TextRunner) -> Callable[..., str]:
     client = texts.client
 
     def make(prompt: str, tokens: int, temperature: float = 0.0, seed: int = 0) -> str:
-        from outrider.text.prompts import Parameters, make_request
+        from outrider.text.parameters import Parameters
+        from outrider.text.prompts import make_request
 
         given = Parameters(tokens, temperature, seed=seed)
         request: Request = make_request(client, prompt, given)

@@ -24,7 +24,8 @@ from outrider.endpoint.requests import (
     CompletionRequest,
 )
 from outrider.endpoint.text_runner import TextRunner
-from outrider.text.prompts import SLICE, Parameters, PromptTooLong, make_request
+from outrider.text.parameters import Parameters
+from outrider.text.prompts import SLICE, PromptTooLong, make_request
 from tests.support.refusals import assert_refused
 from tests.support.wire_fixtures import WAIT
 

@@ -17,7 +17,8 @@ from outrider.endpoint.target_manager import TargetManager
 from outrider.options.roles import ServeRole, TargetRole
 from outrider.target.target import load_target
 from outrider.terminal.live_text import silent
-from outrider.text.prompts import Parameters, make_request
+from outrider.text.parameters import Parameters
+from outrider.text.prompts import make_request
 from tests.outrider.endpoint.conftest import http_server
 from tests.support.chat_page import IN_A_BROWSER, PATIENCE, kept, say, until_idle
 from tests.support.wire_fixtures import free_port

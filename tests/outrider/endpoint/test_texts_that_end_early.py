@@ -29,8 +29,9 @@ from outrider.options.roles import ServeRole, TargetRole
 from outrider.target.spawn import role_command, role_environment
 from outrider.target.target import load_target
 from outrider.text.completion import Completion
+from outrider.text.parameters import Parameters
 from outrider.text.pieces import Piece
-from outrider.text.prompts import Parameters, going_on, make_request
+from outrider.text.prompts import going_on, make_request
 from outrider.text.runner import CompletionStream
 from tests.outrider.endpoint.conftest import http_server, opened, page_events
 from tests.support.wire_fixtures import WAIT, eventually

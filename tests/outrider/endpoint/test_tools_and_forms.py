@@ -19,7 +19,8 @@ from outrider.endpoint.text_runner import TextRunner
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_target
 from outrider.terminal.live_text import silent
-from outrider.text.prompts import Parameters, make_request
+from outrider.text.parameters import Parameters
+from outrider.text.prompts import make_request
 from tests.outrider.endpoint.conftest import opened
 from tests.support.tool_families import ADD, STOP, TEMPLATES, with_template
 from tests.support.wire_fixtures import WAIT

@@ -26,7 +26,7 @@ from outrider.models.directories import EMBEDDED
 from outrider.models.library_checkpoint import LibraryCheckpoint
 from outrider.models.loading import Checkpoint, find_target
 from outrider.models.models_here import find_models
-from outrider.options.groups import DeviceOptions, DraftModelOptions, ReductionOptions
+from outrider.options.groups import DeviceOptions, DraftModelOptions, QuantizationOptions
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_served
 from tests.support.drafts import alone, speculated
@@ -99,7 +99,7 @@ def test_the_library_computes_what_our_decoder_computes() -> None:
 
 
 def test_what_our_decoder_alone_does_is_refused_for_others(experts: Path) -> None:
-    reduced = ReductionOptions(draft_model=str(experts), draft_quantization="int8")
+    reduced = QuantizationOptions(draft_model=str(experts), draft_quantization="int8")
     assert_refused(lambda: find_draft(reduced), ["--draft_quantization", "transformers library"])
     offloaded = role(experts, layer_offload="disk")
     assert_refused(lambda: find_target(offloaded), ["--layer_offload", "transformers library"])

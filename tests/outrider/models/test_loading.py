@@ -59,21 +59,15 @@ def test_elsewhere_a_large_model_is_announced_and_a_small_one_is_not(
     assert capsys.readouterr().err == "loading a model: 3 files, 8.00 GB\n"
 
 
-def test_kept_profiles_are_listed_and_removed(
+def test_measured_times_of_models_are_removed_by_doctor(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     directory = tmp_path / "outrider" / "profiles"
     load_target(TargetRole(port=0, batch=1, max_tree_nodes=4, measure_first=True))
-    (kept,) = directory.iterdir()
-    (directory / "spoilt.json").write_text("{")
-    listed = run("profiles")
-    spoilt, target = listed.out.splitlines()
-    times = r"ms by rows x nodes: 1 x \d: [\d.]+, 1 x \d: [\d.]+"
-    assert re.search(rf"{kept.name}: .* float32 on cpu .*{times}", target)
-    assert spoilt.startswith("spoilt.json: spoilt")
-    assert (listed.code, listed.err) == (0, f"profiles kept in {directory}: 2\n")
-    assert run("profiles", "--clear").err == f"profiles removed from {directory}: 2\n"
+    (directory / "corrupt.json").write_text("{")
+    said = f"removed 2 files of measured times from {directory}\n"
+    assert run("doctor", "--clear").err == said
     assert list(directory.iterdir()) == []
 
 

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from inference.planner.profile_files import read_profile
 from outrider.models import precision
-from outrider.models.capacity import Capacity, Reduction
+from outrider.models.capacity import Capacity
 from outrider.models.directories import EMBEDDED
 from outrider.models.loading import Checkpoint, find_checkpoint
 from outrider.models.precision import MARGIN, NODES, ComputeType, candidates, pick, told
-from outrider.options.groups import DeviceOptions, ReductionOptions
+from outrider.options.groups import DeviceOptions, QuantizationOptions
 from outrider.options.parsing import parse
 from tests.support.models import write_checkpoint_with_tokenizer
 
@@ -32,7 +32,7 @@ AVX2 = {
 }
 
 
-class DraftOptions(DeviceOptions, ReductionOptions):
+class DraftOptions(DeviceOptions, QuantizationOptions):
     """Flags of a draft on this machine."""
 
 
@@ -124,12 +124,12 @@ def test_a_target_is_measured_once_and_computed_in_the_kept_choice(
 def test_a_draft_may_be_rounded_to_int8_and_is_then_told_from_the_whole_one(
     large: Checkpoint, cache: Path
 ) -> None:
-    options, small = DraftOptions(device="cpu", threads=1), Reduction(None, 64)
-    replace(large, reduction=small).settled(options, drafts=True)
+    options = DraftOptions(device="cpu", threads=1)
+    large.settled(options, drafts=True)
     keep(cache, "int8 in bfloat16")
-    chosen = replace(large, reduction=small).settled(options, drafts=True)
+    chosen = large.settled(options, drafts=True)
     assert isinstance(chosen, Checkpoint)
-    assert chosen.reduction == Reduction("int8", 64)
+    assert chosen.quantization == "int8"
     assert chosen.fingerprint() != large.fingerprint()
 
 
@@ -151,7 +151,7 @@ def test_what_was_asked_for_or_is_small_is_left_as_it_is(large: Checkpoint, cach
     for found, options in [
         (large, here.but(dtype="bfloat16")),
         (large, DraftOptions(device="neuron-legacy")),
-        (replace(large, reduction=Reduction("int4")), here),
+        (replace(large, quantization="int4"), here),
         (find_checkpoint(None, "target"), here),
         (find_checkpoint(str(EMBEDDED / "target"), "target"), here),
     ]:

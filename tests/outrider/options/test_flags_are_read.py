@@ -15,7 +15,7 @@ from outrider.options.roles import FusedTargetRole
 from outrider.options.verbs import ROLES
 from outrider.role_programs import run_role
 
-START = {"role", "config", "print_config", "debug", "target", "preset"}
+START = {"role", "config", "debug", "target", "preset"}
 OF_CLIENTS: dict[str, Any] = {"region": "eu-west-1", "pricing": "spot", "no_live": True}
 WITH_ANOTHER: dict[str, dict[str, Any]] = {
     "draft": OF_CLIENTS,
@@ -51,21 +51,25 @@ def test_a_role_reads_its_flags(
     chatting, serving = {"max_new_tokens": 2, **there}, {**there, "http_port": 0}
     named = {**serving, "name": "embedded"}
     runs: dict[str, list[dict[str, Any]]] = {
-        "draft": [client, {**client, "pace": "wait"}],
+        "draft": [{**client, "baseline": True}, {**client, "pace": "wait"}],  # waits for the draft
         "fused_client": [client],
         "verify_target": [TEXT],
         "verify_draft": [TEXT],
         "target": [{"port": 0}],
         "fused_target": [{"port": 0}],
-        "make-cert": [{"out": str(tmp_path / "certificates")}],
-        "make-key": [{"name": "a", "keys_file": str(tmp_path / "keys.json")}],
-        "profiles": [{}],
+        "cert": [{"out": str(tmp_path / "certificates")}],
+        "keys": [{"name": "a", "keys_file": str(tmp_path / "keys.json")}],
         "chat": [chatting, {**chatting, "pace": "wait"}],
         "serve": [serving, {**serving, "pace": "wait"}],
         "up": [named, {**named, "pace": "wait"}],
         "pull": [{"name": str(EMBEDDED / "draft")}],
         "list": [{}],
-        "doctor": [there, {**there, "list_models": True}, {**there, "health": True}],
+        "doctor": [
+            {"clear": True},
+            there,
+            {**there, "list_models": True},
+            {**there, "health": True},
+        ],
     }
     options = [ROLES[role](**given) for given in runs[role]]
     read: set[str] = set()

@@ -29,7 +29,7 @@ def proved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a proof of the embedded pair wrote."""
     directory = tmp_path_factory.mktemp("proof")
     (directory / "prompts.txt").write_text("def f(x):\nimport os\n")
-    main(["--prompt_text", str(directory / "prompts.txt"), "--tokens", "12", "--out",
+    main(["--prompt_text", str(directory / "prompts.txt"), "--max_new_tokens", "12", "--out",
           str(directory), "--usd_per_hour", "1.34", "--threads", "1"])  # fmt: skip
     return directory
 
@@ -60,7 +60,11 @@ def test_the_profile_of_a_proof_is_one_that_a_target_emulates(proved: Path) -> N
 
 @pytest.mark.parametrize(
     ("words", "shown"),
-    [(["--draft", "eagle"], "eagle"), (["--tokens", "0"], "0"), (["--draft", "nobody"], "nobody")],
+    [
+        (["--draft", "eagle"], "eagle"),
+        (["--max_new_tokens", "0"], "0"),
+        (["--draft", "nobody"], "nobody"),
+    ],
 )
 def test_a_wrong_flag_is_refused_in_one_line(
     words: list[str], shown: str, capsys: pytest.CaptureFixture[str]

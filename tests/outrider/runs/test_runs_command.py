@@ -14,7 +14,7 @@ from tests.support.commands import Run
 RUNS = """
 flags: {{prompt: "def f(", max_new_tokens: 6, port: {port}}}
 runs:
-  - {{name: alone, preset: vanilla}}
+  - {{name: alone, preset: vanilla, temperature: 0}}
   - {{name: copied, preset: suffix, temperature: [0, 1]}}
   - {{name: lost, port: 1, patience: 0}}
 """

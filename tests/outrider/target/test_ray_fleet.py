@@ -23,7 +23,7 @@ from tests.support.fleets import RunningFleet, running_fleet
 from tests.support.wire_fixtures import opening, raw_stub, status
 
 pytestmark = pytest.mark.extended
-pytest.importorskip("ray", reason="a fleet needs pip install 'outrider[ray]'")
+pytest.importorskip("ray", reason="a fleet needs pip install '.[ray]'")
 
 PROMPTS = ["def main():", "import os\n", "class Reader:\n", "for name in"]
 TEMPERATURES = [0.0, 0.7, 1.0]

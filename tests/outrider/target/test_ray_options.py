@@ -16,8 +16,8 @@ def options(*flags: str) -> RayOptions:
 
 
 def test_each_replica_takes_the_targets_flags_and_not_the_ingresss_address() -> None:
-    target = options("--batch", "8", "--port", "7", "--host", "0.0.0.0", "--waiting", "3").target
-    assert (target.batch, target.sessions.waiting) == (8, 3)
+    target = options("--batch", "8", "--port", "7", "--host", "0.0.0.0", "--lease", "3").target
+    assert (target.batch, target.sessions.lease) == (8, 3)
     assert (target.host, target.port) == ("127.0.0.1", 50051)
 
 

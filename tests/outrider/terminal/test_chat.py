@@ -52,7 +52,7 @@ def test_each_line_is_a_turn_and_later_turns_know_the_earlier(
 def test_a_saved_conversation_goes_on(chat: Run, tmp_path: Path) -> None:
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     chat(f"/system be brief\ndef main():\n/save {first}\n")
-    chat(f"class Queue:\n/save {second}\n", "--load", first)
+    chat(f"/load {first}\nclass Queue:\n/save {second}\n")
     before, after = (Conversation.read(path).messages for path in (first, second))
     assert after[: len(before)] == before
     assert len(after) == len(before) + 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.text.defaults import DEFAULTS, defaults_of
-from outrider.text.prompts import Parameters
+from outrider.text.parameters import Parameters
 
 EMBEDDED = "outrider-embedded-target"
 SCHEMA = {"type": "object"}

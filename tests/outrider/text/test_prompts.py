@@ -38,7 +38,29 @@ def test_standard_input_that_holds_nothing_is_an_empty_prompt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sys.stdin", Piped(b"\n"))
-    assert_refused(lambda: read_prompts(TextOptions(prompt="-")), ["prompt is empty"])
+    assert_refused(lambda: read_prompts(TextOptions(prompt="-")), ["standard input", "no prompt"])
+    monkeypatch.setattr("sys.stdin", Piped(b""))
+    given = TextOptions(prompt_text="-")
+    assert_refused(lambda: read_prompts(given), ["standard input", "no prompt"])
+
+
+def test_a_schema_that_is_no_json_is_refused_with_the_name_of_its_file(tmp_path: Path) -> None:
+    (tmp_path / "schema").write_text("here")
+    tokenizer = find_draft(DraftModelOptions()).tokenizer
+    options = TextOptions(prompt="x", schema=str(tmp_path / "schema"))
+    made = partial(make_requests, options, ["x"], tokenizer, 20, frozenset(), "")
+    assert_refused(made, [f"--schema {tmp_path / 'schema'}"])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shown"),
+    [("caf\udce9", ["UTF-8", "byte 0xe9 at position 3"]), ("\ud83d", ["surrogate", "U+D83D"])],
+)
+def test_a_prompt_that_is_not_unicode_is_refused_with_what_is_wrong_in_it(
+    prompt: str, shown: list[str]
+) -> None:
+    tokenizer = find_draft(DraftModelOptions()).tokenizer
+    assert_refused(lambda: tokenizer.encode(prompt), shown)
 
 
 def test_a_file_that_is_not_utf_8_is_refused_with_the_line(tmp_path: Path) -> None:

@@ -1,19 +1,16 @@
-"""What --explain says: what a token takes, what limits it, and no more often than that changes."""
+"""A summary says what a token takes, and what limits the speed."""
 
 from __future__ import annotations
 
 import pytest
 
-from inference.cost.billing import Billing, price_words
+from inference.cost.billing import price_words
 from inference.times import LatencyModel
 from outrider.doctor.checks import plan
-from outrider.money.goal import Goal
-from outrider.terminal.explain import AGAIN, Explainer, explained
 from outrider.text.completion import Completion
-from outrider.text.limits import Limit, dear_law, limit_of
+from outrider.text.limits import Limit, dear_law, limit_of, time_lines
 from tests.support.completions import changed, completion
 
-GOAL = Goal("api_cost", billing=Billing(3.6, target_watts=100.0, draft_watts=10.0))
 TRIP = 0.02
 MADE = completion(
     100, seconds=1.4, forwards=40, lone=4, candidates=300, num_accepted_tokens=60,
@@ -78,40 +75,17 @@ def test_where_nodes_cost_nearly_as_much_as_forwards_no_good_draft_pays(
     silent = changed(useless, draft_calls=0)
     assert limit_of(silent, TRIP, words) is (dear if words else Limit.NO_DRAFT)
     assert limit_of(MADE, TRIP, words) is Limit.TARGET
-    assert words in explained(useless, TRIP, Goal("api_cost"), words).splitlines()[-1]
+    assert words in time_lines([useless], TRIP, times)[-1]
     found = [finding.text for finding in plan(times, 1e-3, TRIP) if finding.severity == "warning"]
     assert found == [f"hardly any draft pays: {words}"] * bool(words)
 
 
-def test_the_block_has_the_times_of_draft_target_and_link_and_the_price_that_is_known() -> None:
-    assert explained(MADE, TRIP, GOAL).splitlines() == [
-        "a token takes 14 ms, $14 a million tokens",
-        "  draft: 1.10 calls a token of 4.55 ms, 36% of the time",
-        "  target: 0.40 forwards a token of 30 ms, 10% of them without candidates",
-        "  link: a round trip of 20 ms",
-        f"  {Limit.TARGET.value}",
+def test_two_lines_have_the_times_of_target_draft_and_link_and_the_limit_of_the_slowest() -> None:
+    slow = changed(MADE, seconds=2.8, draft_seconds=2.6)
+    assert time_lines([MADE, slow], TRIP, LatencyModel()) == [
+        "a token takes 28 ms: target 0.40 x 30 ms, draft 1.10 x 23.6 ms, round trip 20 ms",
+        Limit.DRAFT.value,
     ]
-    unpriced = explained(MADE, TRIP, Goal("energy_total"))
-    assert unpriced.splitlines()[0] == "a token takes 14 ms"
-
-
-def test_it_speaks_again_only_where_something_else_limits_the_text(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    explainer = Explainer(TRIP, Goal("api_cost"))
-    far = changed(MADE, lone=30)
-    explainer.tell(MADE)
-    explainer.tell(changed(MADE, token_ids=list(range(100 + AGAIN))))
-    assert capsys.readouterr().err.count("limited by") == 1
-    explainer.tell(changed(far, token_ids=list(range(101 + AGAIN))))
-    assert not capsys.readouterr().err  # not so soon
-    explainer.tell(changed(far, token_ids=list(range(100 + 2 * AGAIN))))
-    assert Limit.LINK.value in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("named", "begins"), [(False, "a token"), (True, "prompt 0: a token")])
-def test_beside_others_the_text_is_named(
-    capsys: pytest.CaptureFixture[str], named: bool, begins: str
-) -> None:
-    Explainer(TRIP, Goal("api_cost"), named).conclude(MADE)
-    assert capsys.readouterr().err.startswith(begins)
+    copied = changed(MADE, draft_calls=0, draft_seconds=0.0)
+    assert "draft" not in time_lines([copied], TRIP, LatencyModel())[0]
+    assert time_lines([changed(MADE, token_ids=[])], TRIP, LatencyModel()) == []

@@ -1,0 +1,106 @@
+"""Converts our errors to gRPC status codes and back. What gRPC itself says of a failed call is put
+into plain words.
+"""
+
+from __future__ import annotations
+
+import re
+
+import grpc
+
+from grpc_comm.translate import plain
+from inference.errors import (
+    Busy,
+    Gone,
+    InvalidRequest,
+    Mismatch,
+    OutriderError,
+    Unavailable,
+)
+
+_ERRORS: tuple[tuple[type[OutriderError], grpc.StatusCode], ...] = (
+    (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),  # LimitExceeded included
+    (Mismatch, grpc.StatusCode.FAILED_PRECONDITION),
+    (Busy, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (Gone, grpc.StatusCode.NOT_FOUND),
+    (Unavailable, grpc.StatusCode.UNAVAILABLE),
+    (OutriderError, grpc.StatusCode.INTERNAL),
+)
+"""The first kind that fits is sent; a received code becomes its kind. UNAUTHENTICATED is only
+received.
+"""
+
+
+def status_code(error: OutriderError) -> grpc.StatusCode:
+    return next(code for kind, code in _ERRORS if isinstance(error, kind))
+
+
+_REASONS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(words, re.IGNORECASE), plainly)
+    for words, plainly in (
+        ("refused", "connection refused"),
+        ("resol", "the name has no address"),
+        ("unreachable|no route", "no route to the host"),
+        ("deadline|timeout|timed out", "no answer in time"),
+        ("handshake|certificate", "no TLS connection"),
+        ("reset|removed|closed|pipe|RST_STREAM|GOAWAY", "the connection was lost"),
+    )
+)
+"""What gRPC's own words about a connection mean, the first that fits. Nobody has to know them, so
+that only a traceback (--debug) shows them.
+"""
+
+
+def status_error(error: grpc.RpcError, unreachable: str) -> OutriderError:
+    """Return our error for a failed call.
+
+    unreachable: in words, what it means when the target did not answer at all
+    """
+    code, details = error.code(), plain((error.details() or "").strip())
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return InvalidRequest(f"the target refuses this client: {details}")
+    kind = {code: kind for kind, code in _ERRORS}.get(code, Unavailable)
+    if kind is Unavailable or (kind is OutriderError and not details.startswith(FAULT)):
+        reason = _reason(error, details)
+        return Unavailable(f"{unreachable} ({reason})" if reason else unreachable)
+    if kind is Busy:
+        return Busy(details, _retry_after(error))
+    return kind(details)
+
+
+def _reason(error: grpc.RpcError, details: str) -> str:
+    """Return why a target is not available: in its own words, or gRPC's in plain ones; empty where
+    they mean nothing more.
+    """
+    if _trailing(error, FROM_TARGET):
+        return details
+    code = error.code()
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return "it is another kind of gRPC server"
+    known = (plainly for words, plainly in _REASONS if words.search(f"{code.name} {details}"))
+    return next(known, "")
+
+
+FROM_TARGET = "outrider-error"
+"""Trailing metadata of a call that a target ended as not available: the words are its own, and not
+gRPC's.
+"""
+
+RETRY_AFTER = "retry-after-ms"
+"""Trailing metadata of a call that was refused for lack of room, in milliseconds."""
+
+
+def _retry_after(error: grpc.RpcError) -> float:
+    """Return the seconds after which the target says that a refused call may be tried again."""
+    given = _trailing(error, RETRY_AFTER)
+    return int(given) / 1e3 if given.isdigit() else 1.0
+
+
+def _trailing(error: grpc.RpcError, name: str) -> str:
+    """Return a value of the call's trailing metadata; empty without it."""
+    metadata: tuple[tuple[str, str | bytes], ...] = tuple(error.trailing_metadata() or ())  # type: ignore[arg-type]  # the stubs' pairs are opaque
+    return next((str(value) for key, value in metadata if key == name), "")
+
+
+FAULT = "a fault in the target"
+"""Begins the status message of a fault of our own (INTERNAL). gRPC has other INTERNAL messages."""

@@ -1,0 +1,35 @@
+"""A draft for a target that has more tokens than the draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from inference.backends import Chosen, Model, Ranked, Segment
+
+
+class KnownTokens:
+    """A Model that reads ids which another one does not know as its id 0.
+
+    So a text with such a token is drafted on, with a gap in what the draft sees of it.
+
+    known: ids of the other model are below this
+    """
+
+    def __init__(self, model: Model, known: int) -> None:
+        self._model, self._known = model, known
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
+        return self._model.choose([self._readable(segment) for segment in segments])
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        return self._model.rank([self._readable(segment) for segment in segments], k)
+
+    def _readable(self, segment: Segment) -> Segment:
+        known = segment.tokens < self._known
+        return segment._replace(tokens=np.where(known, segment.tokens, 0).astype(np.int32))

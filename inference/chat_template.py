@@ -1,0 +1,159 @@
+"""Renders chat templates, in jinja2's sandbox: they come with a model, from anybody.
+
+A template of the user's own files is rendered in this process. One that a target sent is rendered
+in a process of its own, with bounds of time and memory, since the sandbox bounds neither. That
+process waits for its template, so that no chat waits for an interpreter to start.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import weakref
+from collections.abc import Mapping
+from datetime import datetime
+from functools import lru_cache
+from threading import Lock
+from traceback import extract_tb
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+RENDER_SECONDS, RENDER_BYTES = 2, 2**29
+"""Processor time that rendering may take in a process of its own, and memory of that process."""
+
+MAX_TEXT = 2**24
+"""Characters of a text that such a process returns."""
+
+_REFUSES = "the model's chat template refuses"
+
+MAX_WAIT = 30.0
+"""Seconds after which a busy machine gives up such a process."""
+
+
+class _Generation(Extension):
+    """The tags generation and endgeneration, around words that training learns. They print
+    nothing.
+    """
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2's own attribute)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        inside = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(inside, lineno=line)
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> Template:
+    known = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
+    known.filters["tojson"] = _to_json
+    known.globals.update(raise_exception=_refuse, strftime_now=_now)
+    return known.from_string(template)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
+    """The value as JSON. jinja2's own filter escapes HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **how)
+
+
+def _refuse(said: str) -> NoReturn:
+    raise TemplateError(said)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def render(template: str, variables: Mapping[str, Any]) -> str:
+    """Render a template. Raises TemplateError, with the template's line, for all that it raises."""
+    try:
+        return _compiled(template).render(variables)
+    except Exception as error:  # a template is a program, and may raise whatever Python does
+        lines = [
+            frame.lineno
+            for frame in extract_tb(error.__traceback__)
+            if frame.filename == "<template>"
+        ]
+        line = getattr(error, "lineno", None) or (lines[-1] if lines else None)
+        said = str(error) or type(error).__name__
+        raise TemplateError(f"{_REFUSES}{f' in line {line}' if line else ''}: {said}") from error
+
+
+class TemplateProcess:
+    """Renders templates in processes of their own, one for each text. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self._lock, self._waiting = Lock(), _start()
+        self._end = weakref.finalize(self, _close, self._waiting)
+
+    def render(self, template: str, variables: Mapping[str, Any]) -> str:
+        """Render a template. Raises TemplateError for every failure of it, and beyond bounds."""
+        given = json.dumps({"template": template, "variables": variables}, default=str)
+        with self._lock:
+            process, self._waiting = self._waiting, _start()
+            self._end.detach()
+            self._end = weakref.finalize(self, _close, self._waiting)
+        with process:
+            try:
+                written, _ = process.communicate(given.encode(), MAX_WAIT)
+            except (subprocess.TimeoutExpired, BrokenPipeError):
+                written = b""
+            finally:
+                process.kill()
+        if not written:
+            raise TemplateError(
+                f"{_REFUSES}: it takes more than {RENDER_SECONDS} s, {RENDER_BYTES >> 20} MiB or "
+                f"{MAX_TEXT:,} characters"
+            )
+        answer = json.loads(written)
+        if "text" not in answer:
+            raise TemplateError(answer["error"])
+        return str(answer["text"])
+
+
+def _start() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(  # noqa: S603 (this file, by this Python)
+        [sys.executable, "-P", __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    with process:
+        process.kill()
+
+
+def main() -> None:
+    """Render the template of standard input, within bounds where the system has them."""
+    given = sys.stdin.buffer.read()
+    if not given:
+        return
+    if sys.platform == "linux":
+        import resource
+
+        limits = {"CPU": RENDER_SECONDS, "AS": RENDER_BYTES, "CORE": 0}
+        for name, most in limits.items():
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
+    asked = json.loads(given)
+    try:
+        answer = {"text": render(asked["template"], asked["variables"])}
+        if len(answer["text"]) > MAX_TEXT:
+            return
+    except TemplateError as error:
+        if isinstance(error.__cause__, MemoryError):
+            return
+        answer = {"error": str(error)[:2000]}
+    sys.stdout.write(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()
