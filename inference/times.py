@@ -22,8 +22,8 @@ TRUSTED = 3
 """Samples from which a median is used. With fewer, one disturbed call could be all there is."""
 
 STALE, CHANGED = 16, 1.2
-"""Calls after which samples of a shape may be of a slower or faster machine, and the factor by which
-the next sample shows that they are.
+"""Calls after which samples of a shape may be out of date, and the factor by which the next sample
+shows that they are.
 """
 
 LATEST = 7
