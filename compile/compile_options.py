@@ -38,7 +38,7 @@ class InstanceOptions(Group, title=_ON):
     """AWS region (default: that of boto3's configuration, else us-east-1)"""
     spot: bool = False
     """cheaper, and AWS may end it at any time"""
-    most_hours: Annotated[float, Gt(0), Le(24 * 7), Shown("HOURS")] = 6.0
+    lifetime_hours: Annotated[float, Gt(0), Le(24 * 7), Shown("HOURS")] = 6.0
     """the instance ends itself after so long, whatever it does"""
     image: Annotated[str, Shown("PARAMETER")] | None = None
     """public SSM parameter of the machine image (default: by --target)"""
@@ -97,7 +97,7 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
         FlagRule("draft_tree", excludes="speculation_length", why="it says how deep the tree is"),
         FlagRule("draft_model speculation_length draft_tree", needs="fused"),
         FlagRule("pull", needs="digest", why="the one that --push printed"),
-        FlagRule("region spot most_hours image wheel", needs="on"),
+        FlagRule("region spot lifetime_hours image wheel", needs="on"),
     )
 
     model: ModelName | None = None

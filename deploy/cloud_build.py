@@ -138,7 +138,7 @@ def plan(aws: Aws, options: CompileOptions) -> CloudBuild:
         market="spot" if options.where.spot else "on-demand",
         image=options.where.image or (NEURON_IMAGE if neuron else None),
         disk_gib=_NEURON_DISK_GIB if neuron else _CPU_DISK_GIB,
-        lifetime_hours=options.where.most_hours,
+        lifetime_hours=options.where.lifetime_hours,
     )
     bucket = deployment.bucket_name(aws.account)
     if options.push is not None:

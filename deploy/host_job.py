@@ -80,7 +80,7 @@ def run_job(aws: Aws, job: HostJob, places: Sequence[SubnetInZone], user_data: s
 
 def end_lines(deployment: Deployment) -> Iterator[str]:
     """Lines of a plan: when the instance ends itself, and what it costs at most."""
-    yield f"ends        itself after {deployment.lifetime_hours:g} h at most (--most_hours)"
+    yield f"ends        itself after {deployment.lifetime_hours:g} h at most (--lifetime_hours)"
     try:
         price = InstancePrices().find(
             deployment.instance.name, deployment.region, deployment.market

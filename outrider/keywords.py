@@ -45,7 +45,7 @@ class ConnectKeywords(TypedDict, total=False):
     usd_per_hour: float | None
     instance: str | None
     region: str
-    pricing: Literal["on-demand", "spot"]
+    spot: bool
     no_live: bool
     target_share: float
     usd_per_kwh: float | None

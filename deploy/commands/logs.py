@@ -12,7 +12,6 @@ from deploy.running_instance import run_on_host
 from deploy.stack import TargetStack
 from inference.command import say
 from inference.errors import InvalidRequest, Unavailable
-from inference.flags.values import Count
 
 EXAMPLES = """examples:
   outrider deploy logs demo                  the target's own log
@@ -20,9 +19,10 @@ EXAMPLES = """examples:
   outrider deploy logs demo --of console     what EC2 kept; also of a host that ended lately
 """
 
+_LINES = 200
 _COMMANDS = {
-    "target": "journalctl --no-pager --unit outrider-target.service --lines {}",
-    "setup": "tail -n {} /var/log/cloud-init-output.log",
+    "target": f"journalctl --no-pager --unit outrider-target.service --lines {_LINES}",
+    "setup": f"tail -n {_LINES} /var/log/cloud-init-output.log",
 }
 
 
@@ -33,8 +33,6 @@ class LogsOptions(NamedOptions, title="target"):
 
     of: Literal["target", "setup", "console"] = "target"
     """whose log"""
-    lines: Count = 100
-    """how many of its last lines"""
 
 
 def run(options: LogsOptions) -> int:
@@ -44,20 +42,20 @@ def run(options: LogsOptions) -> int:
     if state is None or state.instance_id is None:
         raise InvalidRequest(f"{options.name} has no instance in {aws.region}")
     if options.of == "console":
-        print(_console(aws, state.instance_id, options.lines))
+        print(_console(aws, state.instance_id))
         return 0
-    command = _COMMANDS[options.of].format(options.lines)
+    command = _COMMANDS[options.of]
     try:
         print(run_on_host(aws, state.instance_id, command))
     except Unavailable as error:
         say(f"{error}; this is what EC2 kept of the console:")
-        print(_console(aws, state.instance_id, options.lines))
+        print(_console(aws, state.instance_id))
     return 0
 
 
-def _console(aws: Aws, instance_id: str, lines: int) -> str:
+def _console(aws: Aws, instance_id: str) -> str:
     """The last lines of the instance's console, which EC2 keeps for an hour after its end."""
     with aws_refusals():
         kept = aws.client("ec2").get_console_output(InstanceId=instance_id)
     text = base64.b64decode(kept.get("Output", "")).decode(errors="replace")
-    return "\n".join(text.splitlines()[-lines:]) or "EC2 has no console output of it yet"
+    return "\n".join(text.splitlines()[-_LINES:]) or "EC2 has no console output of it yet"

@@ -6,21 +6,19 @@ import json
 import sys
 import textwrap
 from dataclasses import asdict
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
-from annotated_types import Gt
 from pydantic import Field
 
 from deploy.instance_price import InstancePrices, NoPrice, Price, bundled_prices
 from inference.command import FAILED
-from inference.cost.billing import hire_usd
 from inference.flags.command_line import CommandOptions
 from inference.flags.group import Shown
 
 EXAMPLES = """examples:
-  outrider deploy prices                          every type that a target may run on, in us-east-1
-  outrider deploy prices --instance trn1.2xlarge --pricing spot --region us-west-2
-  outrider deploy prices --instance trn1.2xlarge --no_live --tokens_per_second 40
+  outrider deploy prices                          every type that can serve a target, in us-east-1
+  outrider deploy prices --instance trn1.2xlarge --spot --region us-west-2
+  outrider deploy prices --instance trn1.2xlarge --no_live
 """
 
 
@@ -30,15 +28,13 @@ class PricesOptions(CommandOptions, title="prices"):
     BARE: ClassVar = "instance"
 
     instance: Annotated[str, Shown("TYPE,TYPE")] | None = None
-    """instance types (default: every type that a target may run on)"""
+    """instance types (default: all types that can serve a target)"""
     region: str = "us-east-1"
-    """prices of other regions are never guessed"""
-    pricing: Literal["on-demand", "spot"] = "on-demand"
-    """how the instance is paid"""
+    """AWS region"""
+    spot: bool = False
+    """spot prices in place of on-demand ones"""
     no_live: bool = False
     """use the bundled prices; do not query AWS"""
-    tokens_per_second: Annotated[float, Gt(0)] | None = None
-    """show dollars per million tokens at this speed, the whole instance being paid"""
     as_json: bool = Field(default=False, alias="json")
     """one JSON list on stdout"""
 
@@ -48,52 +44,36 @@ def run(options: PricesOptions) -> int:
     prices, found = InstancePrices(live=not options.no_live), list[Price]()
     for name in options.instance.split(",") if options.instance else bundled_prices().types:
         try:
-            found.append(prices.find(name, options.region, options.pricing))
+            found.append(prices.find(name, options.region, "spot" if options.spot else "on-demand"))
         except NoPrice as error:
             print(error, file=sys.stderr)
     if options.as_json:
-        _print_json(found, options.tokens_per_second)
+        rows = [asdict(price) | {"as_of": str(price.as_of)} for price in found]
+        print(json.dumps(rows, indent=1))
     elif found:
-        _print_table(found, options.tokens_per_second)
+        _print_table(found)
     return 0 if found else FAILED
 
 
-def _per_million(price: Price, speed: float) -> float:
-    """US dollars per million tokens at so many a second."""
-    return hire_usd(1e6 / speed, price.usd_per_hour)
-
-
-def _print_json(prices: list[Price], speed: float | None) -> None:
-    rows = [asdict(price) | {"as_of": str(price.as_of)} for price in prices]
-    if speed is not None:
-        for row, price in zip(rows, prices, strict=True):
-            row["usd_per_million_tokens"] = _per_million(price, speed)
-    print(json.dumps(rows, indent=1))
-
-
-def _print_table(prices: list[Price], speed: float | None) -> None:
+def _print_table(prices: list[Price]) -> None:
     """A table of at most 80 columns, and below it each source once."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    extra = [] if speed is None else ["$/M tokens"]
     sources = list(dict.fromkeys(f"{price.source}, {price.as_of}" for price in prices))
     marks = [f"({number})" if len(sources) > 1 else "" for number in range(1, len(sources) + 1)]
-    table = Table("instance", "accelerators", "$/h", *extra, *[""] * (len(sources) > 1))
+    table = Table("instance", "accelerators", "$/h", *[""] * (len(sources) > 1))
     table.box, table.pad_edge = box.SIMPLE_HEAD, False
     known = bundled_prices().types
     for price in prices:
         name = price.instance_type
         cells = [name, known[name].accelerators if name in known else ""]
         cells.append(f"{price.usd_per_hour:.8g}")
-        if speed is not None:
-            cells.append(f"{_per_million(price, speed):.4f}")
         if len(sources) > 1:
             cells.append(marks[sources.index(f"{price.source}, {price.as_of}")])
         table.add_row(*cells)
-    at = "" if speed is None else f", {speed:g} tokens/s"
-    print(f"{prices[0].region}, {prices[0].market}{at}")
+    print(f"{prices[0].region}, {prices[0].market}")
     Console(width=80).print(table)
     for mark, source in zip(marks, sources, strict=True):
         print(textwrap.fill(f"{mark or 'source:'} {source}", 80, subsequent_indent="    "))

@@ -52,7 +52,7 @@ class ProofOptions(CommandOptions, title="proof"):
     """AWS region (default: that of boto3's configuration, else us-east-1)"""
     spot: bool = False
     """cheaper, and AWS may end it at any time"""
-    most_hours: Annotated[float, Gt(0), Le(24), Shown("HOURS")] = 2.0
+    lifetime_hours: Annotated[float, Gt(0), Le(24), Shown("HOURS")] = 2.0
     """the instance ends itself after so long, whatever it does"""
     image: Annotated[str, Shown("PARAMETER")] | None = None
     """public SSM parameter of the machine image (default: by the instance's kind)"""
@@ -77,7 +77,7 @@ def run(options: ProofOptions) -> int:
         purpose="build",
         market="spot" if options.spot else "on-demand",
         image=options.image,
-        lifetime_hours=options.most_hours,
+        lifetime_hours=options.lifetime_hours,
     )
     check_image(deployment.instance.compile_target, options.image)
     places = places_for(aws, deployment.instance, None)

@@ -36,7 +36,7 @@ from grpc_comm.client.named_targets import (
 )
 from inference.command import FAILED, glance, say
 from inference.errors import InvalidRequest, OutriderError, Unavailable
-from inference.flags.values import Count, File
+from inference.flags.values import File
 from inference.model.hub import PinnedModel
 
 EXAMPLES = """examples:
@@ -50,6 +50,7 @@ EXAMPLES = """examples:
 
 _FIRST_LOCAL_PORT = 50151
 _POLL_SECONDS = 5.0
+_START_MINUTES = 45
 
 
 class UpOptions(DeploymentOptions, title="start"):
@@ -63,8 +64,6 @@ class UpOptions(DeploymentOptions, title="start"):
     """start without asking; needed where stdin is no terminal"""
     no_wait: bool = False
     """end when the host has been started, before it serves"""
-    patience_minutes: Count = 45
-    """how long to wait until the host serves"""
     dry_run: bool = False
     """print what would be created and what that costs, and start nothing"""
 
@@ -125,7 +124,7 @@ def _serve(
     if not target.complete:
         _hand_over(aws, deployment, target, instance, handover)
     if not options.no_wait:
-        _wait_until_serving(aws, instance, options.patience_minutes)
+        _wait_until_serving(aws, instance)
         withdraw_secrets(aws, deployment.name)
         handover.end()
     return instance
@@ -236,10 +235,10 @@ def _hand_over(
     say(f"credentials are on their way to the host; this machine's part is in {target.directory}")
 
 
-def _wait_until_serving(aws: Aws, instance: RunningInstance, minutes: int) -> None:
+def _wait_until_serving(aws: Aws, instance: RunningInstance) -> None:
     """Wait for the host. Raises Unavailable where it fails, ends, or takes too long."""
     began = time.monotonic()
-    while time.monotonic() - began < minutes * 60:
+    while time.monotonic() - began < _START_MINUTES * 60:
         try:
             there = progress(aws, instance.instance_id)
         except Unavailable as error:
@@ -257,8 +256,8 @@ def _wait_until_serving(aws: Aws, instance: RunningInstance, minutes: int) -> No
         glance(f"{instance.instance_id}: {words}, {time.monotonic() - began:.0f} s")
         time.sleep(_POLL_SECONDS)
     raise Unavailable(
-        f"the target does not serve after {minutes} min: `outrider deploy status` says how far it "
-        "is, the same command waits on"
+        f"the target does not serve after {_START_MINUTES} min: `outrider deploy status` shows its "
+        "progress, the same command keeps waiting"
     )
 
 

@@ -1,4 +1,4 @@
-"""Asks a target on this host whether it is idle: `python -m deploy.host.idle`.
+"""Asks a target on this host whether it is idle: `python -m deploy.host.idle MINUTES PORT FILE`.
 
 Exit code 0 says that nobody had a session for long enough, 1 that somebody had. A target that does
 not answer has no sessions: it is loading, or it failed. What was seen last is kept in a file.
@@ -22,8 +22,6 @@ from inference.command import FAILED, run_command
 from inference.errors import InvalidRequest
 from inference.file_model import Number, Record, read_record
 from inference.files import write_whole
-from inference.flags.command_line import CommandOptions, parse_flags
-from inference.flags.values import File
 from inference.json_file import read_json
 
 _ANSWER_SECONDS = 10.0
@@ -64,22 +62,13 @@ def read_activity(metrics: str) -> Activity:
     return Activity(*(int(values.get(name, 0)) for name in names))
 
 
-class IdleOptions(CommandOptions, title="idle"):
-    """Ask a target on this host whether it is idle."""
+def main(arguments: Sequence[str]) -> int:
+    """Return 0 when the target was idle for long enough.
 
-    minutes: float
-    """without a session"""
-    state: File
-    """what was seen last, as JSON"""
-    port: int
-    """of the target's metrics"""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0 when the target was idle for --minutes."""
-    given = parse_flags(IdleOptions, "python -m deploy.host.idle", arguments)
-    state = Path(given.state)
-    return run_command(lambda: _check(given.minutes, state, given.port), debug=given.debug)
+    arguments: minutes without a session, port of the target's metrics, file of what was seen last
+    """
+    minutes, port, state = arguments
+    return run_command(lambda: _check(float(minutes), Path(state), int(port)), debug=False)
 
 
 def _check(minutes: float, state: Path, port: int) -> int:
@@ -108,4 +97,4 @@ def _ask(port: int) -> Activity | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

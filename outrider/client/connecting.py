@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from grpc_comm.client.connection import CONNECT_SECONDS, Connection, connect, list_models
+from grpc_comm.client.connection import CONNECT_SECONDS, Connection, connect
 from grpc_comm.client.patience import Patience
 from grpc_comm.unanswered import refuses
 from inference.command import say
@@ -95,8 +95,3 @@ def check_listening(options: ConnectionOptions) -> None:
         f"no Outrider target answers at {options.addresses}: connection refused; "
         f"start it with `outrider {command}`"
     )
-
-
-def print_models(options: ConnectionOptions) -> None:
-    """Print the names of the models that the target lists."""
-    print(*list_models(options.addresses, security=options.security), sep="\n")

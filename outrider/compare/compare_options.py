@@ -168,9 +168,8 @@ class CompareOptions(LinkOptions, CommandOptions, title="what is compared"):
                 f"--draft {self.pair.draft}: a comparison needs a model that drafts; its "
                 "architectures say who copies"
             )
-        unused = [name for name in ("list_models", "target") if self.pair.connection.values()[name]]
-        if unused:
-            raise ValueError(f"--{unused[0]} does not go with a comparison")
+        if self.pair.connection.target:
+            raise ValueError("--target does not go with a comparison: give --target_host")
         return self
 
     def check_texts(self, prompts: int) -> None:

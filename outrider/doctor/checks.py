@@ -7,7 +7,7 @@ import os
 import platform
 from collections.abc import Iterator
 
-from grpc_comm.client.connection import Connection
+from grpc_comm.client.connection import Connection, list_models
 from inference.command import printable, say
 from inference.errors import MissingExtra, OutriderError
 from inference.extras import is_installed
@@ -21,6 +21,7 @@ from outrider.models.capacity import Capacity
 from outrider.models.directories import find_tokenizer
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.machine import memory_size
+from outrider.options.network import ConnectionOptions
 from outrider.options.roles import DoctorRole
 from outrider.text.limits import dear_law
 from outrider.version import outrider_version
@@ -52,7 +53,7 @@ def _check_draft_and_link(options: DoctorRole) -> Iterator[Finding]:
         name = draft.name if draft else "the tokenizer here"
         with connect_target(options.connection) as target:
             target_tokenizer(target, tokenizer, name)
-            yield from _of_target(target, call)
+            yield from _of_target(target, options.connection, call)
     except OutriderError as error:
         yield refused("target", error)
 
@@ -95,8 +96,8 @@ def _draft_call(options: DoctorRole, draft: FoundDraft) -> float:
     return survey_draft(loaded.model, length, 1).run(say)[1, 1]
 
 
-def _of_target(target: Connection, call: float) -> Iterator[Finding]:
-    """Findings of the target, of the link, and of a draft ahead of it.
+def _of_target(target: Connection, options: ConnectionOptions, call: float) -> Iterator[Finding]:
+    """Findings of the target with its models, of the link, and of a draft ahead of it.
 
     call: seconds of a call of the draft; 0 without one
     """
@@ -104,6 +105,8 @@ def _of_target(target: Connection, call: float) -> Iterator[Finding]:
     trip = measure_round_trip(target.probe, say)
     where = f"{description.model} on {description.device}, {description.rows} rows"
     yield Finding("target", where)
+    models = list_models(options.addresses, security=options.security)
+    yield Finding("models", ", ".join(map(printable, models)))
     yield Finding("link", f"round trip {_ms(trip)} ms")
     if call:
         yield from plan(LatencyModel(dict(description.times)), call, trip)

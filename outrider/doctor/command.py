@@ -1,4 +1,4 @@
-"""Runs the verb: all checks, the names of a target's models, or its health alone, as a container's
+"""Runs the verb: all checks, or the target's health alone, as a container's
 or Kubernetes' check asks for it. Findings are shown as they come, and the exit code follows.
 
 Health is gRPC's own health protocol, which needs no key. No model is loaded, torch neither.
@@ -55,11 +55,6 @@ def doctor(options: DoctorRole) -> int:
         return clear_times()
     if options.health:
         return show(check_health(options.connection), as_json=options.as_json)
-    if options.connection.list_models:
-        from outrider.client.connecting import print_models
-
-        print_models(options.connection)
-        return 0
     checks = import_module("outrider.doctor.checks")  # needs a draft's packages; health does not
     return show(checks.check_all(options), as_json=options.as_json)
 

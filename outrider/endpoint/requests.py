@@ -30,7 +30,7 @@ MOST_KEY = 256
 """Characters of a prompt_cache_key."""
 
 MOST_PROMPTS, MOST_MESSAGES = 1024, 4096
-"""Prompts, and messages of a chat, that a request may list. --most_texts bounds its texts."""
+"""Prompts, and messages of a chat, that a request may list. MAX_REQUESTS bounds its texts."""
 
 
 def _some(tokens: int) -> int:

@@ -26,7 +26,6 @@ from grpc_comm.transport import Address
 from inference.command import say
 from inference.draft_thread import take_short_turns
 from inference.errors import InvalidRequest, OutriderError, Unavailable
-from outrider.client.connecting import print_models
 from outrider.endpoint.access import (
     BodyBound,
     BoundedConnection,
@@ -63,9 +62,6 @@ def serve_http(
 
     when_ready: is given the page's address once requests are taken
     """
-    if options.connection.list_models:
-        print_models(options.connection)
-        return 0
     keys, admin_keys = (
         read_keys(Path(path) if path else None, flag)
         for flag, path in (("--api_keys", options.api_keys), ("--admin_keys", options.admin_keys))

@@ -20,16 +20,21 @@ from outrider.options.roles import ServeRole
 RETRY_SECONDS = 2.0
 """Seconds after which to ask again for a target that was not there."""
 
+MAX_REQUESTS = 64
+"""Concurrent texts of a server, unless another number is given."""
+
 
 class TargetManager:
     """Holds a client of the target that is in use, or the reason why there is none.
 
     options: what the server was started with; the page's settings change a copy of them
+    max_requests: maximum concurrent texts; further requests get 429
     """
 
-    def __init__(self, options: ServeRole) -> None:
+    def __init__(self, options: ServeRole, max_requests: int = MAX_REQUESTS) -> None:
         options = options.but(target=None)  # the page may name another place
         self.options, self._first = options, options
+        self._max_requests = max_requests
         self.texts: TextRunner | None = None
         self.reason = "no target was started"
         self.wanted = True  # whether requests may start the target again
@@ -55,7 +60,7 @@ class TargetManager:
                 with ExitStack() as stack:
                     client = stack.enter_context(open_client(self.options))
                     client.load(self.options.batch)
-                    texts = TextRunner(client, self.options.most_texts)
+                    texts = TextRunner(client, self._max_requests)
                     stack.callback(texts.close)
                     self._stack.push(stack.pop_all())
             except OutriderError as error:

@@ -195,7 +195,8 @@ def read_billing(options: PriceOptions) -> Billing:
 
         try:
             prices = InstancePrices(live=not options.no_live)
-            price = prices.find(options.instance, options.region, options.pricing)
+            market = "spot" if options.spot else "on-demand"
+            price = prices.find(options.instance, options.region, market)
         except Unavailable as error:
             flag = "--usd_per_hour, in place of --instance,"
             raise Unavailable(f"{error}; {flag} states one") from error

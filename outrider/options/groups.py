@@ -194,8 +194,6 @@ class SamplingOptions(Group, title="text"):
     """number of most likely tokens to sample from; 0 is all"""
     seed: Seed | None = None
     """seed of the sampling noise; prompt i uses seed + i (default: random, printed)"""
-    color: Literal["auto", "always", "never"] = "auto"
-    """mark accepted draft tokens by color; auto: on a terminal, unless NO_COLOR is set"""
 
     @model_validator(mode="after")
     def _can_be_sampled(self) -> Self:
@@ -250,8 +248,8 @@ class PriceOptions(HourlyOptions):
     """EC2 type that prices the target, such as trn1.2xlarge"""
     region: str = "us-east-1"
     """AWS region of --instance"""
-    pricing: Literal["on-demand", "spot"] = "on-demand"
-    """purchase option of --instance"""
+    spot: bool = False
+    """spot price of --instance in place of its on-demand price"""
     no_live: bool = False
     """use bundled prices; do not query AWS"""
     target_share: Share = 1.0

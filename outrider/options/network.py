@@ -12,7 +12,7 @@ from pydantic import model_validator
 from grpc_comm.client.named_targets import read_target
 from grpc_comm.transport import DNS, Address, Endpoint, parse_address
 from inference.flags.group import Group
-from inference.flags.values import Count, File, Host, Name, Port, Seconds
+from inference.flags.values import File, Host, Name, Port, Seconds
 
 if TYPE_CHECKING:
     from grpc_comm.security import SecurityOptions
@@ -63,8 +63,6 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
     """how long to retry a full or unreachable target"""
     model_name: Name | None = None
     """model of a target that serves several (default: its first)"""
-    list_models: bool = False
-    """print the models that the target serves and exit"""
     tls: bool = False
     """TLS with the system's certificate authorities"""
 
@@ -135,8 +133,6 @@ class HttpOptions(Group, title="network"):
     """additional allowed Host headers, such as that of a reverse proxy: A,B"""
     origins: str | None = None
     """allowed CORS origins: A,B"""
-    most_texts: Count = 64
-    """maximum concurrent requests; others get 429"""
 
 
 class HostOptions(Group, title="network"):

@@ -54,7 +54,7 @@ RULES = (
     ),
     FlagRule("schema", excludes="regex", why="a text has one form"),
     FlagRule("instance", excludes="usd_per_hour", why="both price the target"),
-    FlagRule("region pricing no_live", needs="instance", why="it says how that is priced"),
+    FlagRule("region spot no_live", needs="instance", why="it says how that is priced"),
     FlagRule(LIMITS, excludes=LIMITS, why="one limit at a time"),
     *(FlagRule(limit, excludes=others) for limit, others in OBJECTIVES_BUT.items()),
 )

@@ -25,7 +25,7 @@ from outrider.text.prompts import read_prompts
 TEXT_ROLES = {name: model for name, model in ROLES.items() if issubclass(model, TextRole)}
 """Roles that make text, which runs may have."""
 
-NOT_IN_RUNS = ("config", "profile", "list_models", "debug")
+NOT_IN_RUNS = ("config", "profile", "debug")
 """Flags of these roles that have no meaning in a run."""
 
 

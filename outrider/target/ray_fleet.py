@@ -61,10 +61,6 @@ class RayOptions(
     """port of the ingress"""
     lease: Seconds = 15.0
     """how long a silent client's session is held"""
-    scale_up_after: Seconds = 10.0
-    """how long there must be too many sessions before a replica is added"""
-    scale_down_after: Seconds = 300.0
-    """how long there must be too few sessions before a replica is drained"""
     grace: Seconds = 60.0
     """time that texts have to end at a replica that goes; longer ones go on at another replica"""
     cluster: Name | None = None
@@ -119,6 +115,10 @@ NAME = "outrider"
 _SERVICER = "grpc_comm.proto.verifier_pb2_grpc.add_TargetServicer_to_server"
 _DEREGISTERED_SECONDS = 5.0
 """Seconds in which the ingress learns that a replica ends, before that one refuses streams."""
+SCALE_UP_SECONDS, SCALE_DOWN_SECONDS = 10.0, 300.0
+"""How long there must be too many sessions before a replica is added, and too few before one is
+drained.
+"""
 
 ENVIRONMENT = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -236,8 +236,8 @@ def _deployment(options: RayOptions) -> Any:
         "min_replicas": options.replicas,
         "max_replicas": most,
         "target_ongoing_requests": options.batch,
-        "upscale_delay_s": options.scale_up_after,
-        "downscale_delay_s": options.scale_down_after,
+        "upscale_delay_s": SCALE_UP_SECONDS,
+        "downscale_delay_s": SCALE_DOWN_SECONDS,
         "metrics_interval_s": 1.0,
         "look_back_period_s": 2.0,
     }

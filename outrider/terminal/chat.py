@@ -18,7 +18,6 @@ from inference.draft_thread import take_short_turns
 from inference.errors import InvalidRequest, OutriderError
 from inference.files import cache_directory
 from outrider.client.client import Client, open_client
-from outrider.client.connecting import print_models
 from outrider.options.roles import ChatRole
 from outrider.terminal.live_text import LiveText, in_colour
 from outrider.text.completion import Completion, Show
@@ -39,9 +38,6 @@ Alt-Enter begins a new line within a message. Ctrl-C ends the text that is being
 
 def chat(options: ChatRole) -> int:
     """Role chat: read messages from the terminal, or lines from standard input, until their end."""
-    if options.connection.list_models:
-        print_models(options.connection)
-        return 0
     conversation = Conversation()
     if options.system is not None:
         conversation.say("system", options.system)
@@ -61,7 +57,7 @@ class Chat:
     def __init__(self, client: Client, options: ChatRole, conversation: Conversation) -> None:
         self.conversation, self._client, self._options = conversation, client, options
         self._texts, self._key = list[Completion](), uuid.uuid4().hex
-        self._colour = in_colour(options.text.color)
+        self._colour = in_colour()
         self._commands: Mapping[str, Callable[[str], None]] = {
             "help": lambda _: say(HELP),
             "stats": lambda _: say(self._all_told()),

@@ -20,7 +20,7 @@ from inference.errors import InvalidRequest, OutriderError
 from inference.text import Tokenizer
 from inference.times import LatencyModel
 from outrider.client.client import Client, open_client
-from outrider.client.connecting import connect_target, print_models, target_tokenizer
+from outrider.client.connecting import connect_target, target_tokenizer
 from outrider.client.watching import Watcher
 from outrider.draft_methods import FoundDraft
 from outrider.models.directories import find_tokenizer
@@ -46,9 +46,6 @@ from outrider.text.runner import TextRun
 
 def draft(options: DraftRole) -> int:
     """Role draft: draft here, verify at --target_host."""
-    if options.connection.list_models:
-        print_models(options.connection)
-        return 0
     prompts = read_prompts(options.text)
     if options.record is not None and len(prompts) != 1:
         raise InvalidRequest(f"--record keeps one text: got {len(prompts)} prompts")
@@ -114,9 +111,6 @@ def fused_client(options: FusedClientRole) -> int:
     """Role fused_client: ask the target, and the draft at it where there is one. Only the tokenizer
     is loaded here, no model.
     """
-    if options.connection.list_models:
-        print_models(options.connection)
-        return 0
     prompts, tokenizer = read_prompts(options.text), find_tokenizer(options.target_name, "target")
     with connect_target(options.connection) as target:
         tokenizer = target_tokenizer(target, tokenizer, "the tokenizer here")
@@ -182,7 +176,7 @@ def run(
         tell = partial(_show, options.text, texts=len(requests))
         finished, interrupted = _all(make, requests, workers, None, tell)
     else:
-        with LiveText(in_colour(options.text.color)) as show:
+        with LiveText(in_colour()) as show:
             finished, interrupted = _all(make, requests, workers, show, lambda done: None)
         for done in finished:
             _show(options.text, done, texts=1)

@@ -124,9 +124,7 @@ def silent(piece: Piece) -> None:
     """Shows nothing."""
 
 
-def in_colour(asked: str) -> bool:
-    """Whether text is coloured: as --color asks, which is auto, always or never."""
-    if asked == "auto":
-        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-        return sys.stdout.isatty() and not plain
-    return asked == "always"
+def in_colour() -> bool:
+    """Whether text is coloured: on a terminal, unless NO_COLOR is set."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return sys.stdout.isatty() and not plain

@@ -101,7 +101,7 @@ class Race:
 
 def can_race() -> bool:
     """Whether stdout is a terminal that is wide enough and may have colours."""
-    return takes_status(sys.stdout) and in_colour("auto") and columns() >= MIN_COLUMNS
+    return takes_status(sys.stdout) and in_colour() and columns() >= MIN_COLUMNS
 
 
 def conclude(lanes: Sequence[Lane], lines: Sequence[str]) -> None:

@@ -27,7 +27,7 @@ from typing import Any, Literal, TypedDict
 
 def module() -> str:
     """The whole module."""
-    own = {"target", "target_host", "draft", "draft_model", "list_models"}  # arguments of connect()
+    own = {"target", "target_host", "draft", "draft_model"}  # arguments of connect()
     of_process = {"end_with_input", *flags_of(ObservingOptions)}  # of a target's own process
     text = {field.name: str(field.type) for field in fields(Parameters)}
     parts = [

@@ -39,8 +39,7 @@ def test_a_host_is_idle_before_and_after_a_session_and_not_while_it_is_open(tmp_
         connected(successor_engine(), listener=observers) as connection,
         serve_metrics(observers.metrics, Address("127.0.0.1", 0)) as metrics,
     ):
-        words = ["--minutes", AT_ONCE, "--state", str(tmp_path / "idle")]
-        words += ["--port", str(metrics.port)]
+        words = [AT_ONCE, str(metrics.port), str(tmp_path / "idle")]
         assert [main(words), main(words)] == [1, 0]
         session = opened(connection)
         assert [main(words), main(words)] == [1, 1]
@@ -53,5 +52,5 @@ def test_a_host_is_idle_before_and_after_a_session_and_not_while_it_is_open(tmp_
 def test_a_spoilt_file_of_what_was_seen_starts_the_time_anew(tmp_path: Path) -> None:
     state = tmp_path / "idle"
     state.write_text("{")
-    words = ["--minutes", AT_ONCE, "--state", str(state), "--port", str(free_port())]
+    words = [AT_ONCE, str(free_port()), str(state)]
     assert [main(words), main(words)] == [1, 0]

@@ -21,7 +21,7 @@ from grpc_comm.server.server import BackgroundServer
 from grpc_comm.transport import Address
 from outrider.endpoint.access import allowed_hosts
 from outrider.endpoint.run import create_app, http_config, listening
-from outrider.endpoint.target_manager import TargetManager
+from outrider.endpoint.target_manager import MAX_REQUESTS, TargetManager
 from outrider.endpoint.text_runner import TextRunner
 from outrider.options.roles import ServeRole, TargetRole
 from outrider.target.target import load_target
@@ -67,10 +67,15 @@ class Opened(NamedTuple):
 
 @contextmanager
 def opened(
-    target: str, keys: tuple[str, ...] = (), admin_keys: tuple[str, ...] = (), **options: Any
+    target: str,
+    keys: tuple[str, ...] = (),
+    admin_keys: tuple[str, ...] = (),
+    max_requests: int = MAX_REQUESTS,
+    **options: Any,
 ) -> Iterator[Opened]:
     """No draft is loaded unless the options say so."""
-    manager = TargetManager(ServeRole(target_host=target, **{"target_only": True} | options))
+    role = ServeRole(target_host=target, **{"target_only": True} | options)
+    manager = TargetManager(role, max_requests)
     texts = manager.open()
     with closing(manager), http_server(manager, keys, admin_keys) as address:
         yield Opened(manager, texts, address)
@@ -112,7 +117,7 @@ def target() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def manager(target: str) -> Iterator[TargetManager]:
-    opened = TargetManager(ServeRole(target_host=target, batch=2, most_texts=40))
+    opened = TargetManager(ServeRole(target_host=target, batch=2), max_requests=40)
     opened.open()
     yield opened
     opened.close()

@@ -124,7 +124,7 @@ def holding(texts: TextRunner, caller: str, count: int) -> Iterator[None]:
 
 
 def test_a_caller_among_several_leaves_room_for_others(target: str) -> None:
-    with opened(target, most_texts=8) as (_, texts, _), holding(texts, "alice", 6):
+    with opened(target, max_requests=8) as (_, texts, _), holding(texts, "alice", 6):
         with pytest.raises(Busy, match="6 of them for this caller"):
             texts.check_room(1, "alice")
         texts.check_room(1, "bob")
@@ -138,7 +138,7 @@ def test_a_caller_among_several_leaves_room_for_others(target: str) -> None:
 
 
 def test_each_key_is_a_caller_of_its_own(target: str) -> None:
-    with opened(target, (ALICE, BOB), most_texts=2) as (_, texts, address):
+    with opened(target, (ALICE, BOB), max_requests=2) as (_, texts, address):
         for path in ("v1/completions", "page/texts"):
             chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
             asked = TEXT if path.startswith("v1") else chat

@@ -162,7 +162,7 @@ def test_a_page_elsewhere_cannot_act(http: httpx.Client) -> None:
 def test_more_texts_than_allowed_are_asked_to_come_again(target: str) -> None:
     asked = {"prompt": PROMPT, "max_tokens": 900, "stream": True}
     with (
-        opened(target, most_texts=1) as (*_, address),
+        opened(target, max_requests=1) as (*_, address),
         httpx.stream("POST", f"{address}/v1/completions", json=asked),
     ):
         answer = httpx.post(f"{address}/v1/completions", json={"prompt": PROMPT})

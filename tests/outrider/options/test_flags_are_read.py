@@ -16,7 +16,7 @@ from outrider.options.verbs import ROLES
 from outrider.role_programs import run_role
 
 START = {"role", "config", "debug", "target", "preset"}
-OF_CLIENTS: dict[str, Any] = {"region": "eu-west-1", "pricing": "spot", "no_live": True}
+OF_CLIENTS: dict[str, Any] = {"region": "eu-west-1", "spot": True, "no_live": True}
 WITH_ANOTHER: dict[str, dict[str, Any]] = {
     "draft": OF_CLIENTS,
     "chat": OF_CLIENTS,
@@ -64,12 +64,7 @@ def test_a_role_reads_its_flags(
         "up": [named, {**named, "pace": "wait"}],
         "pull": [{"name": str(EMBEDDED / "draft")}],
         "list": [{}],
-        "doctor": [
-            {"clear": True},
-            there,
-            {**there, "list_models": True},
-            {**there, "health": True},
-        ],
+        "doctor": [{"clear": True}, there, {**there, "health": True}],
     }
     options = [ROLES[role](**given) for given in runs[role]]
     read: set[str] = set()

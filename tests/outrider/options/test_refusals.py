@@ -38,7 +38,7 @@ SLIPS: list[tuple[str, ...]] = [
     ("deploy price", "did you mean prices?"),
     ("deploy", "a command is needed"),
     ("deploy prices --regoin x", "did you mean --region?"),
-    ("deploy prices --pricing spott", "did you mean spot?"),
+    ("deploy prices --spott", "did you mean --spot?"),
     ("compare --rttt 3", "did you mean --rtt?"),
     ("compare --architectures fuzed", "did you mean fused?"),
     ("compare now", "unexpected argument 'now'"),

@@ -189,8 +189,9 @@ def test_a_client_lists_models_and_the_one_it_names_writes_its_own_text(
     server: BackgroundServer, folder: Path, run: Run
 ) -> None:
     there = ["--target_host", server.address]
-    listed = run("run", *there, "--list_models").out.splitlines()
-    assert listed == [str(EMBEDDED / "draft"), "one", "two"]
+    findings = json.loads(run("doctor", *there, "--json").out)["findings"]
+    listed = {finding["subject"]: finding["text"] for finding in findings}["models"]
+    assert listed == f"{EMBEDDED / 'draft'}, one, two"
     text = ["--prompt", "def main", "--max_new_tokens", "12", "--json", "--temperature", "1"]
     text += ["--seed", "5"]
     for number, name in enumerate(("one", "two"), 1):

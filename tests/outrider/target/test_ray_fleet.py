@@ -76,13 +76,14 @@ def within(seconds: float, holds: Any) -> None:
 
 
 def test_a_fleet_grows_under_load_and_shrinks_after_it_and_no_text_is_lost(
-    own: dict[Asked, list[int]],
+    own: dict[Asked, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stands first: two fleets on one machine would share the ports of their replicas."""
     flags = ["--replicas", "1", "--most_replicas", "2", "--batch", "2", "--grace", "5"]
-    delays = ["--scale_up_after", "1", "--scale_down_after", "2"]
+    monkeypatch.setattr("outrider.target.ray_fleet.SCALE_UP_SECONDS", 1.0)
+    monkeypatch.setattr("outrider.target.ray_fleet.SCALE_DOWN_SECONDS", 2.0)
     with (
-        running_fleet(*flags, *delays, "--insecure") as fleet,
+        running_fleet(*flags, "--insecure") as fleet,
         outrider.connect(fleet.address, patience=PATIENCE, batch=2) as engine,
         ThreadPoolExecutor(6) as pool,
     ):
