@@ -58,7 +58,7 @@ def _build(options: CompileOptions, arguments: Sequence[str]) -> None:
     from compile.builders import builder_of
     from inference.artifact import MANIFEST
 
-    if not options.verbose:
+    if not options.debug:
         quiet_libraries()
     out, request = Path(options.out or ""), _request_of(options, arguments)
     spec, checkpoint = request.spec, request.checkpoint
@@ -67,9 +67,8 @@ def _build(options: CompileOptions, arguments: Sequence[str]) -> None:
         spec,
         checkpoint.directory,
         checkpoint.draft,
-        workers=options.workers,
         graph_store=options.graph_store,
-        quiet=not options.verbose,
+        quiet=not options.debug,
     )
     if options.push and not (out / MANIFEST).is_file():
         from compile.store import find, open_store
@@ -134,12 +133,12 @@ def _request_of(options: CompileOptions, arguments: Sequence[str]) -> BuildReque
     request = make_request(options, find_checkpoint(options))
     spec, lacking, config = request.spec, request.lacking, request.checkpoint.config
     need = check_fits(config, spec)
-    summary = verdict(spec, config, need, options.workers)
+    summary = verdict(spec, config, need)
     if options.dry_run:
         words = [word for word in arguments if word not in ("--dry_run", "--dry-run")]
         out = [] if options.out else ["--out", "artefact"]
         summary += f"; next: {shlex.join(['outrider', 'compile', *words, *out])}"
-    lines = [summary, "", *describe(spec, config, need, options.workers)]
+    lines = [summary, "", *describe(spec, config, need)]
     if lacking:
         lines += [
             "",

@@ -54,7 +54,7 @@ class FusedOptions(Group, title=_FUSED):
     accepts"""
     draft_model: ModelName | None = None
     """model directory or hub name of the draft (default: the draft that ships here)"""
-    speculation_length: Annotated[Count, Also("gamma")] | None = None
+    gamma: Annotated[Count, Also("speculation_length")] | None = None
     """the tree is a chain of this many drafted tokens (default: 4)"""
     draft_tree: Counts | None = None
     """the tree has so many children a node, level by level, such as 3,2,1"""
@@ -94,8 +94,8 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
     """A target that is to be built. Raises InvalidRequest for what cannot be built."""
 
     RULES: ClassVar = (
-        FlagRule("draft_tree", excludes="speculation_length", why="it says how deep the tree is"),
-        FlagRule("draft_model speculation_length draft_tree", needs="fused"),
+        FlagRule("draft_tree", excludes="gamma", why="it says how deep the tree is"),
+        FlagRule("draft_model gamma draft_tree", needs="fused"),
         FlagRule("pull", needs="digest", why="the one that --push printed"),
         FlagRule("region spot lifetime_hours image wheel", needs="on"),
     )
@@ -106,8 +106,8 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
     """device that the graphs are for"""
     out: Directory | None = None
     """directory of the artefact"""
-    rows: Count | None = None
-    """sequences held at once (default: as many of 4, 2 or 1 as fit beside weights and graphs)"""
+    batch: Annotated[Count, Also("rows")] | None = None
+    """maximum concurrent texts (default: as many of 4, 2 or 1 as fit beside weights and graphs)"""
     sequence_length: Annotated[int, Ge(2)] | None = None
     """prompt and output together (default: the smaller of 2048 and the model's limit)"""
     max_tree_nodes: Count = 64
@@ -123,15 +123,11 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
     that EAGLE-3 reads; or the EAGLE-3 head that is to read them (default: none)"""
     masks: bool = False
     """also graphs that take masks and biases: for grammars, penalties and log-probabilities"""
-    workers: Count | None = None
-    """graphs compiled at once (default: what cores and free memory allow)"""
     quick: bool = False
     """build only the few graphs without which nothing can be served; the same command without
     --quick adds the others"""
     dry_run: bool = False
     """print the plan, memory and computed times, and build nothing"""
-    verbose: bool = False
-    """show what the compilers and libraries say"""
     where: InstanceOptions = InstanceOptions()
 
     @model_validator(mode="after")
@@ -186,8 +182,8 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
 
     @property
     def drafted(self) -> Branches:
-        """The tree of every round: --draft_tree, or a chain of --speculation_length."""
-        chain = (1,) * (self.speculation_length or CHAIN)
+        """The tree of every round: --draft_tree, or a chain of --gamma tokens."""
+        chain = (1,) * (self.gamma or CHAIN)
         return Branches(self.draft_tree or chain)
 
 
@@ -198,7 +194,15 @@ class CompileCommand(CompileOptions):
     """
 
     COMMON: ClassVar = (
-        *("model", "target", "out", "tensor_parallel", "sequence_length", "rows", "max_tree_nodes"),
+        *(
+            "model",
+            "target",
+            "out",
+            "tensor_parallel",
+            "sequence_length",
+            "batch",
+            "max_tree_nodes",
+        ),
         *("dtype", "masks", "fused", "draft_model", "dry_run", "quick", "push", "pull"),
     )
 

@@ -95,7 +95,7 @@ def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildR
     """Make the request of a build. Its graphs are those of the given sizes; with --quick, the
     first of them.
 
-    Where --rows was not given, the most of a few row counts that fit are taken.
+    Where --batch was not given, the most of a few row counts that fit are taken.
     """
     small = checkpoint.vocabulary <= _SMALL_VOCABULARY
     few = small or options.fused  # rounds are graphs, too
@@ -110,10 +110,10 @@ def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildR
         _WINDOWS if options.device != "cpu" and not few else 2,
         MOST_GRAPHS - _between(options),
     )
-    for rows in _ROWS if options.rows is None else (options.rows,):
+    for rows in _ROWS if options.batch is None else (options.batch,):
         limits = _limits(options, checkpoint, sizes, rows)
         spec = _spec(options, checkpoint, sizes, limits, ranks)
-        if options.rows is not None or fits(checkpoint.config, spec):
+        if options.batch is not None or fits(checkpoint.config, spec):
             break
     if not options.quick:
         return BuildRequest(spec, checkpoint)

@@ -46,7 +46,7 @@ class InProcesses:
         except BrokenProcessPool as error:
             raise BadArtifact(
                 f"graph {bucket.name}: the process that built it ended. With too little memory, "
-                "--workers 1 builds one graph at a time"
+                "fewer processors build fewer graphs at once (taskset -c 0)"
             ) from error
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:

@@ -24,13 +24,8 @@ _GUESSES = 16
 """Nodes of the tree whose time stands in the verdict, where there is one of this size."""
 
 
-def verdict(
-    spec: CompileSpec, config: ModelConfig, need: Footprint, workers: int | None = None
-) -> str:
-    """The plan in one line: whether it fits, the time of a call, the time of compiling.
-
-    workers: compilers at once (default: as many as a build takes here)
-    """
+def verdict(spec: CompileSpec, config: ModelConfig, need: Footprint) -> str:
+    """The plan in one line: whether it fits, the time of a call, the time of compiling."""
     device = device_of(spec.target)
     memory = f"{need.total / GIB:.1f} of {device.memory / GIB:.3g} GiB"
     parts = [f"fits {device.instance(spec.tensor_parallel)}: {memory}"]
@@ -42,15 +37,13 @@ def verdict(
         band = f" (within {BAND:.0%})" if time and time.seconds else ""
         parts.append(f"{time} with {tree.nodes} guesses{band}")
         minutes = _compile_minutes(config, spec)
-        at_once = workers or compilers_at_once(spec.target)
-        parts.append(f"{_minutes(max(*minutes, sum(minutes) / at_once))} to compile here")
+        shared = sum(minutes) / compilers_at_once(spec.target)
+        parts.append(f"{_minutes(max(*minutes, shared))} to compile here")
     return "; ".join(parts)
 
 
-def describe(
-    spec: CompileSpec, config: ModelConfig, need: Footprint, workers: int | None = None
-) -> Iterator[str]:
-    """The whole plan of the spec, line by line. workers: as for verdict()"""
+def describe(spec: CompileSpec, config: ModelConfig, need: Footprint) -> Iterator[str]:
+    """The whole plan of the spec, line by line."""
     device = device_of(spec.target)
     shared = f", {spec.tensor_parallel} cores" if spec.tensor_parallel > 1 else ""
     yield (
@@ -76,7 +69,7 @@ def describe(
         yield ""
         yield (
             f"compiling: {_minutes(sum(minutes))} in all, {_minutes(max(minutes))} for the "
-            f"longest graph; {workers or compilers_at_once(spec.target)} at once here"
+            f"longest graph; {compilers_at_once(spec.target)} at once here"
         )
         yield "  from one published build of another model: within a factor of 3 at best"
 

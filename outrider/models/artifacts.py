@@ -140,7 +140,7 @@ def with_neuron_artifact(options: Served) -> Served:
         head = options.draft_model
     same = ("sequence_length", "max_tree_nodes", "dtype")
     given: dict[str, Any] = {name: getattr(options, name) for name in same}
-    given |= {"target": target, "rows": options.batch, "features": head}
+    given |= {"target": target, "batch": options.batch, "features": head}
     asked = CompileOptions(model=options.target_name, **given)
     checkpoint = find_checkpoint(asked)
     directory = neuron_artifact(

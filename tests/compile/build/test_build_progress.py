@@ -124,7 +124,7 @@ def test_graphs_built_by_processes_are_those_of_one_builder(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("settings", "shown"),
-    [({"broken": NAMES[1]}, ["was not compiled"]), ({"version": "dies"}, ["--workers 1"])],
+    [({"broken": NAMES[1]}, ["was not compiled"]), ({"version": "dies"}, ["taskset"])],
 )
 def test_what_goes_wrong_in_a_process_is_an_error_here(
     tmp_path: Path, settings: dict[str, str], shown: list[str]

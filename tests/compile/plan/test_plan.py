@@ -156,7 +156,7 @@ def test_graphs_by_default_are_few_and_serve_prompts_the_target_alone_and_the_la
 
 
 def test_a_neuron_target_has_twenty_graphs_with_those_called_between() -> None:
-    spec = planned(rows=4, tensor_parallel=2)
+    spec = planned(batch=4, tensor_parallel=2)
     assert [*calls_between(spec)] == ["copy_rows", "fill_noise"]
     assert len(spec.graphs) + len(calls_between(spec)) == 20
     prompts = {(graph.nodes, graph.slots) for graph in spec.graphs if not graph.everywhere}
@@ -189,17 +189,17 @@ def test_noise_that_is_made_ahead_takes_a_ranks_part_of_the_vocabulary_for_32_po
 
 @pytest.mark.parametrize("target", ["trn1", "cpu"])
 def test_a_fused_chain_on_neuron_is_as_long_as_the_noise_that_is_kept(target: str) -> None:
-    fused = {"target": target, "fused": True, "rows": 1, "draft_model": ONE, "dtype": "bfloat16"}
-    assert planned(**fused, speculation_length=31).fused is not None
+    fused = {"target": target, "fused": True, "batch": 1, "draft_model": ONE, "dtype": "bfloat16"}
+    assert planned(**fused, gamma=31).fused is not None
     if target == "cpu":
-        assert planned(**fused, speculation_length=32).fused is not None
+        assert planned(**fused, gamma=32).fused is not None
     else:
-        assert_refused(lambda: planned(**fused, speculation_length=32), ["31 drafted tokens"])
+        assert_refused(lambda: planned(**fused, gamma=32), ["31 drafted tokens"])
 
 
 @pytest.mark.parametrize("rows", [1, 4])
 def test_with_a_draft_in_the_graphs_there_are_twenty_at_most(rows: int) -> None:
-    spec = planned(rows=rows, tensor_parallel=2, fused=True, draft_model=ONE)
+    spec = planned(batch=rows, tensor_parallel=2, fused=True, draft_model=ONE)
     assert len(spec.graphs) + len(calls_between(spec)) <= 20
 
 
@@ -226,7 +226,7 @@ def test_a_plan_adds_programs_rings_and_a_tenth_and_refuses_what_then_does_not_f
 def test_without_a_number_the_cores_of_the_smallest_instance_share_the_model(
     target: str, model: str, ranks: int
 ) -> None:
-    assert planned(model=model, target=target, rows=1, quick=True).tensor_parallel == ranks
+    assert planned(model=model, target=target, batch=1, quick=True).tensor_parallel == ranks
 
 
 def test_without_a_number_as_many_cores_share_the_model_as_can() -> None:
@@ -242,4 +242,4 @@ def test_without_a_number_as_many_cores_share_the_model_as_can() -> None:
 def test_rows_by_default_are_as_many_as_fit(length: int, rows: int) -> None:
     given_ = {"sequence_length": length, "tensor_parallel": 2}
     assert planned(**given_).rows == rows
-    assert planned(**given_, rows=3).rows == 3
+    assert planned(**given_, batch=3).rows == 3
