@@ -22,6 +22,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+from annotated_types import Ge
+
 from benchmarks.harness import FileName, Flags, Folder, PairNames, run
 from benchmarks.rivals import library, llama_server, openvino, ours
 from benchmarks.rivals.arm import Arm
@@ -38,7 +40,6 @@ from inference.model.checkpoint import DTYPES
 from inference.model.config import read_config
 from inference.text import Tokenizer
 from outrider.bench.sets import Item, read_file, read_sets
-from outrider.link.emulated_link import Milliseconds
 from outrider.models.directories import find_tokenizer
 from outrider.models.machine import processor
 from outrider.options.groups import Precision
@@ -76,7 +77,7 @@ class Options(Flags):
     """of prompts, instead of sets"""
     samples: int = 1
     """prompts of each kind"""
-    rtt: Milliseconds = 0.0
+    rtt: Annotated[float, Ge(0), Shown("MS")] = 0.0
     """round trip of the emulated link between target and draft, for arms that have one"""
     tokens: int = 64
     """of a text, at most"""

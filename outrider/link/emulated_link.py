@@ -1,18 +1,16 @@
-"""A network link of chosen quality on this machine: a TCP proxy with delay, jitter, bandwidth and
-broken connections.
+"""An emulated network link on this machine: a TCP proxy with delay and bandwidth.
 
-    python -m outrider.link.emulated_link --listen 127.0.0.1:0 --to 127.0.0.1:50051 --delay_ms 20
-    --jitter_ms 2 --mbit 50 --cut_every_s 10
+    python -m outrider.link.emulated_link 127.0.0.1:50051 127.0.0.1:0 20 50
 
-It prints the bound address and runs until SIGTERM or SIGINT; SIGUSR1 cuts every connection at once.
-The process shares no interpreter with either side, and knows nothing of what it carries. What was
-measured through it was measured over an emulated link: say so beside the figures.
+It forwards connections on the second address to the first, with 20 ms of delay each way and 50
+Mbit/s, 0 for no limit. It prints the bound address and runs until SIGTERM, SIGINT or the end of
+stdin; SIGUSR1 cuts every connection at once. The process shares no interpreter with either side and
+does not interpret the bytes. Reports of measurements through it say "emulated link".
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 import signal
 import socket
 import struct
@@ -20,69 +18,55 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from selectors import SelectSelector
-from typing import Annotated, NamedTuple
-
-from annotated_types import Ge, Gt, Le
+from typing import NamedTuple
 
 from grpc_comm.transport import Address, parse_address
 from inference.command import run_command
 from inference.errors import InvalidRequest, Unavailable
-from inference.flags.command_line import CommandOptions, parse_flags
-from inference.flags.group import Group, Shown
 from outrider.processes import end, end_with_input
 
 READY = "listening on "
 """Start of the stdout line that names the bound address."""
 
 _CHUNK = 16 * 2**10  # bytes; a chunk arrives when its last byte does
+MAX_DELAY_MS = 60_000
 _IN_FLIGHT = 4096  # chunks of one direction of a connection; then its sender waits
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close sends RST
 
 
-Milliseconds = Annotated[float, Ge(0), Le(60_000), Shown("MS")]
-Positive = Annotated[float, Gt(0)]
+@dataclass(frozen=True)
+class LinkShape:
+    """Effects of a link on its connections. Raises InvalidRequest for values out of range."""
 
+    delay_ms: float = 0.0  # one way, in each direction: a round trip takes twice as long
+    mbit: float | None = None  # each way, shared by all connections; None for no limit
 
-class LinkShape(Group, title="link"):
-    """Effects of a link on its connections."""
-
-    delay_ms: Milliseconds = 0.0
-    """one way, in each direction: a round trip takes twice as long"""
-    jitter_ms: Milliseconds = 0.0
-    """up to so much more, evenly spread; nothing is overtaken"""
-    mbit: Positive | None = None
-    """megabits a second each way, shared by all connections (default: no limit)"""
-    cut_every_s: Positive | None = None
-    """break all connections at this interval"""
-    seed: int = 0
-    """of the jitter"""
+    def __post_init__(self) -> None:
+        if not 0 <= self.delay_ms <= MAX_DELAY_MS:
+            raise InvalidRequest(f"delay_ms is 0 to {MAX_DELAY_MS}: got {self.delay_ms:g}")
+        if self.mbit is not None and not self.mbit > 0:
+            raise InvalidRequest(f"mbit is above 0: got {self.mbit:g}")
 
     def __str__(self) -> str:
-        said = [f"{self.delay_ms:g} ms each way"]
-        if self.jitter_ms:
-            said.append(f"up to {self.jitter_ms:g} ms more")
-        if self.mbit is not None:
-            said.append(f"{self.mbit:g} Mbit/s")
-        if self.cut_every_s is not None:
-            said.append(f"cut every {self.cut_every_s:g} s")
-        return "emulated link: " + ", ".join(said)
+        limit = "" if self.mbit is None else f", {self.mbit:g} Mbit/s"
+        return f"emulated link: {self.delay_ms:g} ms each way{limit}"
 
 
 class _Direction:
     """One direction of the link. The bytes of all connections are sent one after the other."""
 
-    def __init__(self, shape: LinkShape, seed: str) -> None:
-        self._delay, self._jitter = shape.delay_ms / 1e3, shape.jitter_ms / 1e3
+    def __init__(self, shape: LinkShape) -> None:
+        self._delay = shape.delay_ms / 1e3
         self._byte_seconds = 0.0 if shape.mbit is None else 8 / (shape.mbit * 1e6)
-        self._chance = random.Random(seed)  # noqa: S311
         self._free = 0.0  # when all bytes so far are on it
 
     def arrival(self, sent: float, size: int) -> float:
         """The time at which the last of `size` bytes arrives if they are handed over at `sent`."""
         self._free = max(self._free, sent) + size * self._byte_seconds
-        return self._free + self._delay + self._chance.uniform(0, self._jitter)
+        return self._free + self._delay
 
 
 class _HalfConnection:
@@ -119,9 +103,7 @@ class _Link:
 
     def __init__(self, to: Address, shape: LinkShape) -> None:
         self._to, self._delay = to, shape.delay_ms / 1e3
-        self._up, self._down = (
-            _Direction(shape, f"{shape.seed} {name}") for name in ("up", "down")
-        )
+        self._up, self._down = (_Direction(shape) for _ in ("up", "down"))
         self._connections: set[asyncio.Task[None]] = set()
 
     async def accept(self, listener: socket.socket) -> None:
@@ -132,12 +114,6 @@ class _Link:
             connection = loop.create_task(self._connect(client))
             self._connections.add(connection)
             connection.add_done_callback(self._connections.discard)
-
-    async def cut_every(self, seconds: float) -> None:
-        """Break all connections at this interval."""
-        while True:
-            await asyncio.sleep(seconds)
-            self.cut()
 
     def cut(self) -> None:
         """Break all connections; what is under way is lost, new ones may be opened."""
@@ -219,8 +195,6 @@ async def _until_signal(
             loop.add_signal_handler(number, stopped.set)
         loop.add_signal_handler(signal.SIGUSR1, link.cut)
         tasks = [loop.create_task(link.accept(listener))]
-        if shape.cut_every_s is not None:
-            tasks.append(loop.create_task(link.cut_every(shape.cut_every_s)))
         on_ready(listen._replace(port=listener.getsockname()[1]))
         await stopped.wait()
         for task in tasks:
@@ -248,9 +222,9 @@ def shaped_link(
     """Run a link from `listen` to `to`, both HOST:PORT, in a process that ends with this context,
     and not with Ctrl-C. Raises Unavailable when it does not start.
     """
-    ends = ["--listen", listen, "--to", to, "--end_with_input"]
+    words = [to, listen, str(shape.delay_ms), str(shape.mbit or 0)]
     process = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", "outrider.link.emulated_link", *ends, *_flags(shape)],
+        [sys.executable, "-m", "outrider.link.emulated_link", *words],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -271,42 +245,24 @@ def shaped_link(
         end(process)
 
 
-def _flags(shape: LinkShape) -> list[str]:
-    """The flags that describe a shape."""
-    given = {name: value for name, value in shape.values().items() if value is not None}
-    return [f"--{name}={value}" for name, value in given.items()]
+def main(arguments: Sequence[str]) -> int:
+    """Run a link; 0 when it ended by a signal.
 
-
-class LinkCommand(CommandOptions, title="link"):
-    """A network link of chosen quality on this machine, until SIGTERM or SIGINT; SIGUSR1 cuts every
-    connection at once. What was measured through it was measured over an emulated link.
+    arguments: address of the target, address to listen on, delay in ms each way, Mbit/s or 0
     """
 
-    listen: Annotated[str, Shown("HOST:PORT")] = "127.0.0.1:0"
-    """port 0 lets the system choose"""
-    to: Annotated[str, Shown("HOST:PORT")]
-    """where the target is"""
-    end_with_input: bool = False
-    """end when standard input ends, as it does when the program that started this is killed"""
-    shape: LinkShape = LinkShape()
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a link; 0 when it ended by a signal."""
-    options = parse_flags(LinkCommand, "python -m outrider.link.emulated_link", arguments)
-    shape = options.shape
-
     def link() -> int:
-        listen, to = parse_address(options.listen), parse_address(options.to)
-        if options.end_with_input:
-            end_with_input()
+        to, listen = map(parse_address, arguments[:2])
+        delay, mbit = map(float, arguments[2:])
+        shape = LinkShape(delay, mbit or None)
+        end_with_input()
         run(
             listen, to, shape, lambda bound: print(f"{READY}{bound} (to {to}; {shape})", flush=True)
         )
         return 0
 
-    return run_command(link, debug=options.debug)
+    return run_command(link, debug=False)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -43,8 +43,8 @@ def test_an_address_with_a_port_that_is_none_is_refused_in_one_line(
     for role in ("draft", "fused_client"):
         words = ["--role", role, "--prompt", "x", "--target_host", target]
         assert_usage_error(capsys, main, words, [port[:20]])
-    for words in (["--to", target], ["--to", "127.0.0.1:1", "--listen", target]):
-        assert link(words) == 1
+    for ends in ([target, "127.0.0.1:0"], ["127.0.0.1:1", target]):
+        assert link([*ends, "0", "0"]) == 1
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(("error: a port is ", "error: an address is HOST:PORT"))
 

@@ -62,9 +62,7 @@ def received(connection: socket.socket, size: int) -> bytes:
     return parts
 
 
-@pytest.mark.parametrize(
-    "shape", [LinkShape(), LinkShape(delay_ms=2, jitter_ms=5, mbit=80)], ids=str
-)
+@pytest.mark.parametrize("shape", [LinkShape(), LinkShape(delay_ms=2, mbit=80)], ids=str)
 def test_bytes_arrive_unchanged_and_in_order(echo: str, shape: LinkShape) -> None:
     chance = random.Random(1)
     with (
@@ -95,16 +93,13 @@ def test_a_round_trip_takes_at_least_twice_the_delay_and_opening_one_more(echo: 
             assert time.perf_counter() - start >= 4 * 0.025
 
 
-@pytest.mark.parametrize("shape", [LinkShape(delay_ms=25), LinkShape(delay_ms=5, jitter_ms=10)])
-def test_each_exchange_takes_twice_the_delay_and_jitter_only_adds(
-    echo: str, shape: LinkShape
-) -> None:
-    with shaped_link(echo, shape) as link, opened(link.address) as connection:
+def test_each_exchange_takes_twice_the_delay(echo: str) -> None:
+    with shaped_link(echo, LinkShape(delay_ms=25)) as link, opened(link.address) as connection:
         exchange(connection, b"x")
         for _ in range(10):
             start = time.perf_counter()
             exchange(connection, b"x")
-            assert time.perf_counter() - start >= 2e-3 * shape.delay_ms
+            assert time.perf_counter() - start >= 2 * 0.025
 
 
 def test_bandwidth_is_shared_by_all_connections(echo: str) -> None:
@@ -130,13 +125,6 @@ def test_a_cut_resets_what_is_open_and_new_connections_work(echo: str) -> None:
             assert exchange(new, b"after") == b"after"
 
 
-def test_cuts_come_by_themselves(echo: str) -> None:
-    with shaped_link(echo, LinkShape(cut_every_s=0.2)) as link:
-        for _ in range(2):
-            with opened(link.address) as connection, pytest.raises(ConnectionResetError):
-                connection.recv(1)
-
-
 def test_where_nothing_listens_the_link_resets() -> None:
     with (
         shaped_link(f"127.0.0.1:{free_port()}") as link,
@@ -148,23 +136,16 @@ def test_where_nothing_listens_the_link_resets() -> None:
 
 @pytest.mark.parametrize(
     ("flag", "value"),
-    [("delay_ms", -1.0), ("jitter_ms", float("nan")), ("mbit", 0.0), ("cut_every_s", 0.0)],
+    [("delay_ms", -1.0), ("delay_ms", float("nan")), ("mbit", 0.0)],
 )
 def test_a_link_that_cannot_be_is_refused(flag: str, value: float) -> None:
     assert_refused(lambda: LinkShape(**{flag: value}), [flag])
 
 
-@pytest.mark.parametrize(
-    ("flags", "code", "shown"),
-    [(["--listen", ""], 1, "cannot listen"), (["--delay", "3"], 2, "did you mean --delay_ms?")],
-)
-def test_a_link_that_does_not_start_is_an_error(
-    echo: str, flags: list[str], code: int, shown: str
-) -> None:
+def test_a_link_that_does_not_start_is_an_error(echo: str) -> None:
     with pytest.raises(Unavailable), shaped_link("nowhere"):
         pass
-    given = [flag or echo for flag in flags]
-    command = [sys.executable, "-m", "outrider.link.emulated_link", "--to", echo, *given]
+    command = [sys.executable, "-m", "outrider.link.emulated_link", echo, echo, "0", "0"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT)
-    assert ended.returncode == code
-    assert shown in ended.stderr
+    assert ended.returncode == 1
+    assert "cannot listen" in ended.stderr

@@ -11,8 +11,11 @@ from outrider.target.spawn import role_command, role_environment
 from outrider.target.target import READY
 
 STARTED = {
-    "target": role_command("target", "--port", "0", "--batch", "1"),
-    "link": [sys.executable, "-m", "outrider.link.emulated_link", "--to", "127.0.0.1:1"],
+    "target": role_command("target", "--port", "0", "--batch", "1", "--end_with_input"),
+    "link": [
+        *(sys.executable, "-m", "outrider.link.emulated_link"),
+        *("127.0.0.1:1", "127.0.0.1:0", "0", "0"),
+    ],
 }
 
 
@@ -22,7 +25,7 @@ def test_a_process_ends_when_it_is_told_to_and_when_its_starter_and_input_are_go
     kind: str, by: str
 ) -> None:
     with subprocess.Popen(
-        [*STARTED[kind], "--end_with_input"],
+        STARTED[kind],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
