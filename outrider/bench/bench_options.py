@@ -63,7 +63,6 @@ class BenchOptions(
     RULES: ClassVar = (
         *RULES,
         FlagRule("file", excludes="set", why="both name prompts"),
-        FlagRule("no_sandbox", needs="run_code"),
         FlagRule("presets", excludes="preset", why="both name ways of drafting"),
         FlagRule(
             "target target_host port",
@@ -82,8 +81,6 @@ class BenchOptions(
     """ways of drafting by preset, each beside target-only (default: as the flags say)"""
     run_code: bool = False
     """run code that the models write, to score it (needs bubblewrap)"""
-    no_sandbox: bool = False
-    """run it without bubblewrap, as any program of yours"""
     num_runs: Count = 1
     """texts of each prompt and drafting method"""
     fresh: bool = False

@@ -26,7 +26,7 @@ from outrider.bench.bench_options import BenchOptions
 from outrider.bench.figures import BASELINE
 from outrider.bench.journal import Journal, TextKey, Values, opened, plan_of
 from outrider.bench.results import write_results
-from outrider.bench.sandbox import UNPROTECTED, check_sandbox
+from outrider.bench.sandbox import check_sandbox
 from outrider.bench.scoring import score
 from outrider.bench.sets import Item
 from outrider.client.client import Client, open_client
@@ -76,9 +76,7 @@ class ClientArm(NamedTuple):
 def bench(options: BenchOptions) -> int:
     """Make the texts that the run lacks, and write and print its summary in any case."""
     items, out = options.items(), Path(options.out)
-    if options.no_sandbox:
-        say(f"note: code that models write may {UNPROTECTED}")
-    elif options.run_code:
+    if options.run_code:
         check_sandbox()
     if not (options.yes or options.names_prompts or _confirm(options, items)):
         return 1
@@ -247,7 +245,7 @@ class _Measurement:
 
     def _score(self, item: Item, text: str) -> bool | None:
         options = self._options
-        return score(item, text, options.run_code, sandboxed=not options.no_sandbox)
+        return score(item, text, options.run_code)
 
 
 def _prompt(

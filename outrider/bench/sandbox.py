@@ -18,9 +18,6 @@ from inference.errors import InvalidRequest
 MAX_WAIT = 120.0
 """Seconds after which a program is stopped that has not used its processor time: it waits."""
 
-UNPROTECTED = "read, change and remove your files, use the network and signal your processes"
-"""What a program may do outside the sandbox."""
-
 _RUNNER = Path(__file__).with_name("run_program.py")
 _FAILURE = "\nraise AssertionError\n"
 _STATUSES = range(20, 120)
@@ -42,10 +39,7 @@ def check_sandbox() -> None:
         reason = "bubblewrap cannot start here: it needs user namespaces"
     else:
         return
-    raise InvalidRequest(
-        f"--run_code runs code in a sandbox, and {reason}. With --no_sandbox the code may "
-        f"{UNPROTECTED}"
-    )
+    raise InvalidRequest(f"--run_code runs code in a sandbox, and {reason}")
 
 
 def passes(program: str, *, sandboxed: bool) -> bool | None:

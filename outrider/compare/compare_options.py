@@ -9,7 +9,7 @@ from annotated_types import Ge, Le
 from pydantic import BeforeValidator, InstanceOf, model_validator
 
 from inference.command import called
-from inference.drafters.round_proposer import BestFirst, Chain
+from inference.drafters.round_proposer import BestFirst, Chain, Policy
 from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions, parse_flags
 from inference.flags.group import FlagRule, Group, Shown
@@ -45,21 +45,14 @@ BY_PRESET = {preset: one.name for one in ARCHITECTURES for preset in one.presets
 STEERED = tuple(one.name for one in ARCHITECTURES if one.steered)
 
 
-def _policies(kind: type[Chain] | type[BestFirst]) -> BeforeValidator:
-    """Reads settings of this kind."""
-
-    def read(given: object) -> object:
-        if not isinstance(given, str):
-            return given
-        try:
-            policies = tuple(read_setting(part) for part in given.split(","))
-        except InvalidRequest as error:
-            raise ValueError(str(error)) from error
-        if not all(isinstance(policy, kind) for policy in policies):
-            raise ValueError("a chain is such as 4, a tree such as 16x6")
-        return policies
-
-    return BeforeValidator(read)
+def _read_settings(given: object) -> object:
+    """The policies of a list such as 4,16x6; anything else as it is."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return tuple(read_setting(part) for part in given.split(","))
+    except InvalidRequest as error:
+        raise ValueError(str(error)) from error
 
 
 class ComparedTexts(PromptOptions):
@@ -87,9 +80,7 @@ class LinkOptions(Group, title="target and link"):
     target_host: Host | None = None
     """a running target (default: start one)"""
     target_device: DeviceName | None = None
-    """of a target that is started (default: that of --device)"""
-    draft_device: DeviceName | None = None
-    """of the draft in this process (default: that of --device)"""
+    """device of the started target (default: --device, which is also the draft's)"""
     emulate: Annotated[Words, Shown("PROFILE,...")] = ()
     """the target's passes take the times of this profile; several: one comparison each"""
     rtt: Annotated[NumberList, Shown("MS,...")] = (0.0, 40.0)
@@ -123,14 +114,15 @@ class CompareOptions(LinkOptions, CommandOptions, title="what is compared"):
     """those to compare (default: all that run across a link)"""
     presets: Annotated[Words, among(tuple(BY_PRESET)), Shown("NAME,...")] = ()
     """architectures by preset, each with its own setting"""
-    chains: Annotated[tuple[InstanceOf[Chain], ...], _policies(Chain), Shown("N,...")] = (
+    settings: Annotated[
+        tuple[InstanceOf[Chain] | InstanceOf[BestFirst], ...],
+        BeforeValidator(_read_settings),
+        Shown("N,NxD,..."),
+    ] = (
         *(Chain(2), Chain(4), Chain(8)),
-    )
-    """chains that are compared, each an arm of its own"""
-    trees: Annotated[tuple[InstanceOf[BestFirst], ...], _policies(BestFirst), Shown("NxD,...")] = (
         *(BestFirst(8, 4), BestFirst(16, 6), BestFirst(32, 8)),
     )
-    """trees that are compared"""
+    """sizes of synchronous rounds, each an arm: chains of N tokens, trees of N nodes and depth D"""
     cs: Annotated[Words, Shown("KNOB,...")] = ()
     """the growing draft at these positions of the knob: tps, balanced, cost or 0 to 100"""
     num_runs: Count = 2
@@ -193,6 +185,14 @@ class CompareOptions(LinkOptions, CommandOptions, title="what is compared"):
         return tuple(name for name in NAMES if name in asked)
 
     @property
+    def chains(self) -> list[Policy]:
+        return [policy for policy in self.settings if isinstance(policy, Chain)]
+
+    @property
+    def trees(self) -> list[Policy]:
+        return [policy for policy in self.settings if isinstance(policy, BestFirst)]
+
+    @property
     def with_local(self) -> bool:
         return any(name in self.chosen for name in ON_THIS_MACHINE)
 
@@ -214,16 +214,13 @@ def _of_presets(names: Sequence[str]) -> dict[str, Any]:
             f"--presets {','.join(names)}: one kind of model drafts in a comparison, got "
             f"{' and '.join(kinds)}"
         )
-    rounds = {
-        field: (read_policy(PresetOptions(preset=name)),)
-        for field, name in (("chains", "classic_sd"), ("trees", "tree_sd"))
-    }
-    return rounds | dict(zip(("draft",), kinds, strict=False))
+    rounds = tuple(read_policy(PresetOptions(preset=name)) for name in ("classic_sd", "tree_sd"))
+    return {"settings": rounds} | dict(zip(("draft",), kinds, strict=False))
 
 
 EXAMPLES = """Without --target_host a target is started on this machine and stopped again; draft and
 target then share its cores, so forwards, acceptance and bytes carry over to other machines and
-tokens/s do not. Settings: 4 is a chain of 4, 16x6 a tree of 16 nodes and depth 6.
+tokens/s do not.
 
 examples:
   outrider compare                                       the pair that ships here

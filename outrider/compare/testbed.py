@@ -14,7 +14,6 @@ from grpc_comm.translate import Description
 from inference.cost.billing import Billing
 from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
-from inference.drafters.round_proposer import Policy
 from inference.engine.engine import Engine
 from outrider.client.connecting import connect_target, target_tokenizer
 from outrider.client.drafting import load_draft
@@ -85,8 +84,7 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
 
     profile: the device whose times the started target takes
     """
-    draft_device = options.draft_device or options.pair.device
-    common = options.pair.but(device=draft_device)
+    common = options.pair
     if options.target_host is not None:
         common = common.but(target_host=options.target_host)
     text = common.text
@@ -110,8 +108,7 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
         requests = make_requests(
             text, prompts, found.tokenizer, length, description.stop_ids, description.model
         )
-        settings: list[Policy] = [*options.chains, *options.trees]
-        room = max(TUNING.room, *(one.most_ranked for one in settings))
+        room = max(TUNING.room, *(one.most_ranked for one in options.settings))
         found = found.settled(common)
         draft = load_draft(common, found, 1, length, room, room).model
         assert draft is not None, "the draft of a comparison is a model"

@@ -57,9 +57,7 @@ def pull(options: PullRole) -> int:
 
 
 def list_here(options: ListRole) -> int:
-    """Print the models here, and which pairs fit. With --remove, delete one of the hub's."""
-    if options.remove is not None:
-        return _remove(options.remove)
+    """Print the models here, and which pairs fit."""
     paths = [Path(path) for path in (options.directory or "").split(",") if path]
     found = list(find_models(paths))
     pairs = list(fitting(found))
@@ -162,22 +160,3 @@ def _look_into(path: Path) -> ModelHere:
         return ModelHere(str(path), path, size, found.facts.parameters, family)
     except OutriderError as error:
         return ModelHere(str(path), path, size, 0, "", str(error))
-
-
-def _remove(name: str) -> int:
-    """Delete all revisions of a model from the hub's cache."""
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
-
-    try:
-        cache = scan_cache_dir()
-    except CacheNotFound as error:
-        raise InvalidRequest(f"{name} is not here: the hub's cache is empty") from error
-    repository = next((one for one in cache.repos if one.repo_id == name), None)
-    if repository is None:
-        names = ", ".join(sorted(one.repo_id for one in cache.repos)) or "nothing"
-        raise InvalidRequest(f"{name} is not in the hub's cache, which holds {names}")
-    strategy = cache.delete_revisions(*(one.commit_hash for one in repository.revisions))
-    strategy.execute()
-    say(f"removed {name}: {strategy.expected_freed_size_str} freed")
-    return 0

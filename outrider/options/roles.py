@@ -346,12 +346,10 @@ class PullRole(Role, title="models and devices"):
 class ListRole(Role, title="models and devices"):
     """list local models and the pairs among them"""
 
-    COMMON: ClassVar = ("directory", "remove", "json")
+    COMMON: ClassVar = ("directory", "json")
     role: Literal["list"] = "list"
     directory: Directory | None = None
     """further directories to search: A,B"""
-    remove: Name | None = None
-    """model to delete from the hub's cache"""
     as_json: bool = Field(default=False, alias="json")
     """one JSON object on stdout"""
 

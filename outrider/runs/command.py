@@ -19,7 +19,7 @@ from outrider.terminal.summary import PROFILE
 from outrider.terminal.tables import aligned
 
 EXAMPLES = """examples:
-  outrider runs runs.yaml --check         the runs that the file asks for
+  outrider runs runs.yaml --dry_run       the runs that the file asks for
   outrider runs runs.yaml --out results
   outrider runs experiment.xml            an experiment of AutoDraft
   outrider --config results/NAME/outrider-options.json
@@ -34,7 +34,7 @@ class RunsOptions(CommandOptions, title="general"):
     """a YAML file of runs, or the XML of an AutoDraft experiment (docs/runs.md)"""
     out: Directory = "runs"
     """where results are written: a directory for each run"""
-    check: bool = False
+    dry_run: bool = False
     """only read the file, and list its runs"""
 
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _runs(options: RunsOptions) -> int:
     runs = read_runs(Path(options.file))
-    if options.check:
+    if options.dry_run:
         print(*(run.name for run in runs), sep="\n")
         return 0
     directories = [Path(options.out) / run.directory for run in runs]

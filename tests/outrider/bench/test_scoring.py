@@ -124,13 +124,12 @@ def test_code_that_stops_its_group_stops_nobody_else(monkeypatch: pytest.MonkeyP
         assert score(CODE, code, run_code=True, sandboxed=protected) is None
 
 
-def test_without_bubblewrap_code_is_refused_unless_the_user_allows_it(
+def test_without_bubblewrap_code_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(InvalidRequest, match=r"bubblewrap is not installed.*--no_sandbox.*files"):
+    with pytest.raises(InvalidRequest, match="bubblewrap is not installed"):
         sandbox.check_sandbox()
-    assert score(CODE, RIGHT, run_code=True, sandboxed=False) is True
 
 
 @sandboxed

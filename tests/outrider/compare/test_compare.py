@@ -30,7 +30,7 @@ from tests.support.commands import Run
 from tests.support.refusals import assert_refused
 
 SHORT = ["--num-runs", "2", "--max_new_tokens", "8", "--rtt", "0"]
-ONE_SETTING = ["--chains", "4", "--trees", "8x3"]
+ONE_SETTING = ["--settings", "4,8x3"]
 FILES = {"results.json", "results.csv", "report.md"}
 
 
@@ -51,7 +51,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "prompts.txt").write_text("def f(x):\nimport os\nclass A:\n")
     prompts = ["--prompt-file", str(directory / "prompts.txt"), "--seed", "5"]
     texts = ["--num-runs", "2", "--max_new_tokens", "8", "--temperature", "0.8"]
-    arms = ["--chains", "2,4", "--trees", "8x4", "--rtt", "0,6"]
+    arms = ["--settings", "2,4,8x4", "--rtt", "0,6"]
     arms += ["--architectures", ",".join(NAMES)]
     out = ["--usd-per-hour", "1.2", "--out", str(directory)]
     assert main([*prompts, *texts, *arms, *out]) == 0
@@ -91,7 +91,7 @@ def test_a_draft_that_is_named_goes_to_no_target_without_one_beside_it() -> None
 def test_environment_and_options_are_kept(results: Path) -> None:
     found = read(results)
     assert found["environment"]["python"]
-    assert found["options"]["chains"] == ["2", "4"]
+    assert found["options"]["settings"] == ["2", "4", "8x4"]
     assert found["options"]["max_new_tokens"] == 8
     with (results / "results.csv").open() as file:
         lines = list(csv.DictReader(file))
@@ -192,8 +192,7 @@ def test_a_comparison_that_cannot_be_made_says_why(flags: str, run: Run) -> None
 MEANINGLESS = (
     "--rtt -1",
     "--rtt 5,5",
-    "--chains 8x4",
-    "--trees four",
+    "--settings four",
     "--architectures magic",
     "--num_runs 0",
     "--fused 4",
@@ -225,8 +224,8 @@ def test_its_flags_stand_beside_those_of_a_draft() -> None:
     assert options.chosen == (BASELINE, GROWING)
     assert options.rtt == (0.0,)
     assert parse([]) == CompareOptions()
-    swept = parse(["--rtt", "3", "--chains", "5", "--trees", "16x6"])
-    assert (swept.chains, swept.trees) == ((Chain(5),), (BestFirst(16, 6),))
+    swept = parse(["--rtt", "3", "--settings", "5,16x6"])
+    assert (swept.chains, swept.trees) == ([Chain(5)], [BestFirst(16, 6)])
 
 
 def test_the_first_difference_of_two_texts_is_found() -> None:

@@ -37,10 +37,6 @@ def test_pull_of_a_directory_checks_it(tmp_path: Path, run: Run) -> None:
     run("pull", tmp_path).assert_failed(str(tmp_path))
 
 
-def test_what_is_not_in_the_cache_cannot_be_removed(run: Run) -> None:
-    run("list", "--remove", "some/model").assert_failed("some/model")
-
-
 def test_doctor_says_what_draft_and_target_can_do_and_fails_without_a_target(run: Run) -> None:
     with outrider.serve(port=0, batch=1) as target:
         told = run("doctor", "--target_host", target.address)

@@ -192,7 +192,7 @@ def test_a_comparison_names_architectures_by_preset_with_the_presets_own_setting
     options = parse_comparison(["--presets", "hybrid,vanilla,tree_sd,classic_sd,suffix"])
     assert set(options.chosen) >= {BASELINE, HYBRID, SUFFIX}
     assert len(options.chosen) == 5
-    assert (options.chains, options.trees) == ((Chain(4),), (BestFirst(16, 6),))
+    assert options.settings == (Chain(4), BestFirst(16, 6))
     assert parse_comparison(["--presets", "subspec_sd,vanilla"]).pair.method == "substitute"
-    swept = parse_comparison(["--presets", "classic_sd", "--chains", "3,5"])
-    assert swept.chains == (Chain(3), Chain(5))
+    swept = parse_comparison(["--presets", "classic_sd", "--settings", "3,5"])
+    assert swept.settings == (Chain(3), Chain(5))

@@ -48,9 +48,9 @@ def test_a_sweep_makes_its_runs_and_each_can_be_made_again_from_its_options(
     assert stored[0]["seed"] is not None
 
 
-def test_check_lists_the_runs_and_makes_none(tmp_path: Path, run: Run) -> None:
+def test_a_dry_run_lists_the_runs_and_makes_none(tmp_path: Path, run: Run) -> None:
     (tmp_path / "runs.yaml").write_text(RUNS.format(port=1))
-    listed = run("runs", tmp_path / "runs.yaml", "--check")
+    listed = run("runs", tmp_path / "runs.yaml", "--dry_run")
     names = ["alone", "copied temperature=0", "copied temperature=1", "lost"]
     assert (listed.code, listed.out.splitlines()) == (0, names)
 
