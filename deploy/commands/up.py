@@ -189,7 +189,7 @@ def _settings(
     store, digest = deployment.artifact, deployment.digest
     if deployment.own_artifact is not None:
         store = f"s3://{bucket.name}/artefacts"
-        digest = push(deployment.own_artifact, open_store(store), say).digest
+        digest = push(deployment.own_artifact, open_store(store), say)
     flags: dict[str, str | int | float | bool] = {}
     if deployment.instance.kind != "cpu":
         flags["device"] = deployment.instance.kind
