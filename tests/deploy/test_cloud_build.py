@@ -228,7 +228,7 @@ def test_the_commands_of_the_page_build_start_and_remove_a_target(
                 report(stack, bucket, "built", digest)
         elif command[:2] == ["deploy", "up"]:
             process = begin(aws, [*command, *wheel, "--yes"])
-        elif command[0] == "deploy" and command[1] != "tunnel":
+        elif command[0] == "deploy":
             process = begin(aws, command)
         else:
             continue  # a target that does not run here is not talked to
