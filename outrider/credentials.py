@@ -7,7 +7,7 @@ from pathlib import Path
 from grpc_comm import keys_file
 from grpc_comm.certificate import make_certificate
 from inference.command import say
-from outrider.options.roles import MakeCertRole, MakeKeyRole
+from outrider.options.tool_roles import MakeCertRole, MakeKeyRole
 
 
 def make_cert(options: MakeCertRole) -> int:

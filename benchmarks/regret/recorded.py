@@ -68,7 +68,8 @@ from outrider.bench.sets import read_file
 from outrider.compare.intervals import geometric_interval
 from outrider.draft_methods.model import find
 from outrider.models.capacity import Capacity
-from outrider.models.loading import PREFILL_NODES, FoundModel
+from outrider.models.found_model import FoundModel
+from outrider.models.loading import PREFILL_NODES
 from outrider.options.groups import Quantization
 from outrider.options.roles import DraftRole
 

@@ -22,7 +22,7 @@ from outrider.models.directories import find_tokenizer
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.machine import memory_size
 from outrider.options.network import ConnectionOptions
-from outrider.options.roles import DoctorRole
+from outrider.options.tool_roles import DoctorRole
 from outrider.text.limits import dear_law
 from outrider.version import outrider_version
 

@@ -23,7 +23,7 @@ from inference.errors import OutriderError
 from inference.files import cache_directory
 from outrider.doctor.finding import Finding, fault, refused
 from outrider.options.network import ConnectionOptions
-from outrider.options.roles import DoctorRole
+from outrider.options.tool_roles import DoctorRole
 
 _SECONDS, _WIDTH = 5.0, 12
 _REMEDY = "wait while it loads or drains; else see its log"

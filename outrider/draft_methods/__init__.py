@@ -17,7 +17,7 @@ from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import ENDLESS
 from inference.text import Tokenizer
 from outrider.models.capacity import Capacity
-from outrider.models.loading import FoundModel, LoadedModel
+from outrider.models.found_model import FoundModel, LoadedModel
 from outrider.models.profiles import Profiles
 from outrider.options.draft_flags import check_method, method_of
 from outrider.options.groups import DeviceOptions, DraftModelOptions

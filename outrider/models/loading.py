@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
-from inference.backends import Model
 from inference.command import say
 from inference.errors import InvalidRequest, UnknownArchitecture
 from inference.model.config import ModelConfig, allowed_length, read_config
@@ -19,6 +18,7 @@ from inference.model.hub import is_gguf, split_revision
 from inference.text import Tokenizer
 from outrider.models.capacity import Capacity
 from outrider.models.directories import find_directory, note_unread
+from outrider.models.found_model import LoadedModel
 from outrider.models.machine import Conditions
 from outrider.options.groups import (
     DeviceOptions,
@@ -42,60 +42,6 @@ if TYPE_CHECKING:
     from outrider.models.library_checkpoint import LibraryCheckpoint
 
 PREFILL_NODES = 256  # prompt tokens in one call
-
-
-class LoadedModel(Model, Protocol):
-    """A model on its device."""
-
-    @property
-    def device(self) -> torch.device | str: ...
-
-    @property
-    def dtype(self) -> torch.dtype | str: ...
-
-
-class FoundModel(Protocol):
-    """A model that was found, and can be loaded."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """Ids that end a text."""
-        ...
-
-    def sequence_length(self, asked: int | None) -> int:
-        """The sequence length, prompt and output together. Raises InvalidRequest beyond the model's
-        limit.
-        """
-        ...
-
-    def fingerprint(self) -> str:
-        """Tell the model from every one that computes differently."""
-        ...
-
-    def check(self, options: DeviceOptions) -> None:
-        """Raise InvalidRequest for a device that this machine does not have."""
-        ...
-
-    def settled(self, options: DeviceOptions, *, drafts: bool) -> FoundModel:
-        """Pick what it is computed in, where the options leave that open. Prints what was picked.
-
-        drafts: it is a draft, which need not keep its weights exactly
-        """
-        ...
-
-    def load(self, options: DeviceOptions, capacity: Capacity) -> LoadedModel:
-        """Load the model on the chosen device. Prints what was chosen on stderr."""
-        ...
-
-    def conditions(self, model: LoadedModel) -> Conditions:
-        """Conditions of times that are measured of the loaded model."""
-        ...
 
 
 @dataclass(frozen=True)

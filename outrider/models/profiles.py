@@ -13,7 +13,7 @@ from inference.files import cache_directory
 from inference.planner.profile_files import Subject, keep_profile, load_profile
 from inference.planner.profiling import CONTEXT, Profiler, Tell, survey_draft, survey_target
 from inference.times import LatencyModel, Shape
-from outrider.models.loading import FoundModel, LoadedModel
+from outrider.models.found_model import FoundModel, LoadedModel
 from outrider.options.groups import MeasureOptions
 from outrider.version import outrider_version
 

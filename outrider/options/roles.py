@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from grpc_comm.transport import Address
 from inference.cost.billing import COSTS, ENERGIES
 from inference.extras import PACKAGES, is_installed, require
 from inference.flags.group import FlagRule
-from inference.flags.values import Directory, File, ModelName, Name
+from inference.flags.values import Directory, File, Name
 from inference.model.hub import is_gguf
 from outrider.options import draft_flags, groups, network
 from outrider.options.draft_flags import METHODS
@@ -311,59 +311,3 @@ class VerifyDraftRole(
     COMMON: ClassVar = (*PROMPTED, "model", "device", "dtype", "draft_quantization")
     EXTRA: ClassVar = "torch"
     role: Literal["verify_draft"] = "verify_draft"
-
-
-class MakeCertRole(Role, network.HostOptions, title="security"):
-    """create a self-signed certificate for a target"""
-
-    COMMON: ClassVar = ("host", "out")
-    role: Literal["cert"] = "cert"
-    out: Directory = "certificates"
-    """directory for the certificate and its keys"""
-
-
-class MakeKeyRole(Role, title="security"):
-    """create a client's key and print its token once"""
-
-    COMMON: ClassVar = ("name", "keys_file")
-    role: Literal["keys"] = "keys"
-    name: Name
-    """name of the client"""
-    keys_file: File
-    """file of clients' keys, to which this one is added"""
-
-
-class PullRole(Role, title="models and devices"):
-    """download a model from the hub, or resume a download"""
-
-    COMMON: ClassVar = ("name",)
-    BARE: ClassVar = "name"
-    role: Literal["pull"] = "pull"
-    name: ModelName
-    """hub name or directory of the model"""
-
-
-class ListRole(Role, title="models and devices"):
-    """list local models and the pairs among them"""
-
-    COMMON: ClassVar = ("directory", "json")
-    role: Literal["list"] = "list"
-    directory: Directory | None = None
-    """further directories to search: A,B"""
-    as_json: bool = Field(default=False, alias="json")
-    """one JSON object on stdout"""
-
-
-class DoctorRole(Role, groups.DeviceOptions, groups.QuantizationOptions):
-    """check this machine, the target, the link and AWS credentials"""
-
-    COMMON: ClassVar = ("model", "device", *TO_A_TARGET, "health", "clear", "json")
-    role: Literal["doctor"] = "doctor"
-    connection: network.ConnectionOptions = network.ConnectionOptions()
-    health: bool = False
-    """only check that the target accepts sessions; --tls_cert alone trusts exactly that
-    certificate"""
-    clear: bool = False
-    """delete the measured times of models and exit"""
-    as_json: bool = Field(default=False, alias="json")
-    """one JSON object on stdout"""

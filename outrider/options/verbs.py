@@ -6,20 +6,22 @@ from collections.abc import Iterator
 
 from outrider.options.roles import (
     ChatRole,
-    DoctorRole,
     DraftRole,
     FusedClientRole,
     FusedTargetRole,
-    ListRole,
-    MakeCertRole,
-    MakeKeyRole,
-    PullRole,
     Role,
     ServeRole,
     TargetRole,
     UpRole,
     VerifyDraftRole,
     VerifyTargetRole,
+)
+from outrider.options.tool_roles import (
+    DoctorRole,
+    ListRole,
+    MakeCertRole,
+    MakeKeyRole,
+    PullRole,
 )
 
 ROLES: dict[str, type[Role]] = {

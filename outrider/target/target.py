@@ -40,7 +40,8 @@ from outrider.models.artifacts import (
 )
 from outrider.models.capacity import Capacity
 from outrider.models.devices import describe
-from outrider.models.loading import PREFILL_NODES, FoundModel, LoadedModel, find_target
+from outrider.models.found_model import FoundModel, LoadedModel
+from outrider.models.loading import PREFILL_NODES, find_target
 from outrider.models.profiles import PendingProfile, user_profiles
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import FusedTargetRole, ServingRole, TargetRole

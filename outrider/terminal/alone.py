@@ -21,7 +21,8 @@ from outrider.models.artifacts import (
     with_neuron_artifact,
 )
 from outrider.models.capacity import Capacity
-from outrider.models.loading import FoundModel, find_target
+from outrider.models.found_model import FoundModel
+from outrider.models.loading import find_target
 from outrider.options.groups import DeviceOptions
 from outrider.options.roles import VerifyDraftRole, VerifyTargetRole
 from outrider.terminal.generate import run
