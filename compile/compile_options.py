@@ -18,11 +18,11 @@ from inference.flags.values import Count, Counts, Directory, File, ModelName, Re
 from inference.tree_shape import Branches
 
 CHAIN = 4
-"""Drafted tokens of a round, unless told otherwise."""
+"""Draft tokens of a round by default."""
 
 _FUSED = "a draft in the target's graphs (outrider fused_target --artifact DIR serves it)"
-_SIZES = "graphs of given sizes (numbers separated by commas; every combination is built)"
-_ON = "built on an instance of EC2, which is removed afterwards (outrider compile --on TYPE)"
+_SIZES = "sizes of graphs (comma-separated; every combination is built)"
+_ON = "build on a temporary EC2 instance (outrider compile --on TYPE)"
 
 Sizes = Annotated[Counts, AfterValidator(lambda sizes: tuple(sorted(set(sizes))))]
 Store = Annotated[str, Shown("STORE")]
@@ -32,66 +32,64 @@ class InstanceOptions(Group, title=_ON):
     """The machine that builds the artefact: this one, unless `on` names an instance type."""
 
     on: Annotated[str, Shown("TYPE")] | None = None
-    """instance type, such as r7i.4xlarge or trn1.32xlarge; with --dry_run its price and memory are
-    printed, and nothing is started"""
+    """instance type, such as r7i.4xlarge or trn1.32xlarge; with --dry_run only its price and memory
+    are printed"""
     region: Region | None = None
     """AWS region (default: that of boto3's configuration, else us-east-1)"""
     spot: bool = False
-    """cheaper, and AWS may end it at any time"""
+    """use a spot instance: cheaper, and AWS may end it at any time"""
     lifetime_hours: Annotated[float, Gt(0), Le(24 * 7), Shown("HOURS")] = 6.0
-    """the instance ends itself after so long, whatever it does"""
+    """maximum lifetime of the instance"""
     image: Annotated[str, Shown("PARAMETER")] | None = None
     """public SSM parameter of the machine image (default: by --target)"""
     wheel: File | None = None
-    """Outrider for the instance (default: built from this checkout)"""
+    """Outrider wheel to install on the instance (default: built from this checkout)"""
 
 
 class FusedOptions(Group, title=_FUSED):
-    """The draft whose rounds are built, too."""
+    """The draft in the target's graphs."""
 
     fused: bool = False
-    """also build rounds: one graph in which a draft grows a tree, the target verifies it and
-    accepts"""
+    """also build graphs of a whole round: the draft grows a tree and the target verifies it"""
     draft_model: ModelName | None = None
-    """model directory or hub name of the draft (default: the draft that ships here)"""
+    """directory or hub name of the draft (default: the embedded draft)"""
     gamma: Annotated[Count, Also("speculation_length")] | None = None
-    """the tree is a chain of this many drafted tokens (default: 4)"""
+    """draft a chain of this many tokens each round (default: 4)"""
     draft_tree: Counts | None = None
-    """the tree has so many children a node, level by level, such as 3,2,1"""
+    """draft a tree with this many children per node at each level, such as 3,2,1"""
 
 
 class SizeOptions(Group, title=_SIZES):
-    """Sizes of graphs that are named."""
+    """Sizes of graphs."""
 
     prompt_chunks: Sizes | None = None
-    """prompt tokens in one call (default: 256 for cpu, 512 else)"""
+    """prompt tokens of one call (default: 256 on cpu, else 512)"""
     tree_sizes: Sizes | None = None
-    """nodes of trees, roots included (default: 1, 4, 16 and the largest)"""
+    """nodes of a tree, root included (default: 1, 4, 16 and --max_tree_nodes)"""
     slots: Sizes | None = None
-    """cache slots that are read (default: half of them and all, prompts also quarters; a short
-    cache whole)"""
+    """cache slots to attend to (default: half and all of them, for prompts also quarters)"""
     sampling: Literal["both", "greedy", "sampled"] | None = None
-    """greedy graphs, sampled ones (they take temperature 0 too), or both (default: both; sampled
-    where the vocabulary is small)"""
+    """build greedy graphs, sampling graphs (which also take temperature 0), or both (default: both;
+    sampled for a small vocabulary)"""
 
 
 class StoreOptions(Group, title="stores"):
     """Stores of artefacts and of compiled graphs."""
 
     push: Store | None = None
-    """put the artefact (built now, or lying in --out) into a store: a directory or
-    s3://BUCKET/PREFIX"""
+    """upload the artefact, built now or present in --out, to a directory or s3://BUCKET/PREFIX"""
     pull: Store | None = None
-    """take an artefact from a store into --out"""
+    """download an artefact from a store to --out"""
     digest: Annotated[str, Shown("HEX")] | None = None
-    """of the artefact to pull; an artefact is executable code, nothing else is accepted"""
+    """digest of the artefact to pull, which --push printed; required, since an artefact is
+    executable code"""
     graph_store: Store | None = None
-    """Neuron: take compiled graphs from this store and put new ones there (a directory or
-    s3://BUCKET/PREFIX); name only one that you trust, graphs are executable code"""
+    """Neuron: shared cache of compiled graphs, a directory or s3://BUCKET/PREFIX; graphs are
+    executable code, so use a store that you trust"""
 
 
 class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, title="target"):
-    """A target that is to be built. Raises InvalidRequest for what cannot be built."""
+    """A target to build. Raises InvalidRequest if it cannot be built."""
 
     RULES: ClassVar = (
         FlagRule("draft_tree", excludes="gamma", why="it says how deep the tree is"),
@@ -101,38 +99,37 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
     )
 
     model: ModelName | None = None
-    """model directory or hub name (default: the target that ships here)"""
+    """directory or hub name of the model (default: the embedded target)"""
     target: Literal["cpu", "trn1", "inf2", "trn2", "trn3"] | None = None
-    """device that the graphs are for"""
+    """device to build for"""
     out: Directory | None = None
-    """directory of the artefact"""
+    """directory for the artefact"""
     batch: Annotated[Count, Also("rows")] | None = None
     """maximum concurrent texts (default: as many of 4, 2 or 1 as fit beside weights and graphs)"""
     sequence_length: Annotated[int, Ge(2)] | None = None
-    """prompt and output together (default: the smaller of 2048 and the model's limit)"""
+    """maximum length of prompt and output together (default: 2048, or the model's limit)"""
     max_tree_nodes: Count = 64
-    """largest tree taken, its root included"""
+    """maximum nodes of a candidate tree, root included"""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """default: float32 for cpu, bfloat16 else"""
+    """precision (default: float32 on cpu, else bfloat16)"""
     tensor_parallel: Annotated[Count, Also("tp_degree")] | None = None
-    """NeuronCores that share it (default: the smallest instance's)"""
+    """NeuronCores that share the target (default: those of the smallest instance)"""
     flag: Annotated[tuple[str, ...], Repeated(), Shown("NAME[=VALUE]")] = ()
-    """compiler flag, may be repeated: --flag=-O2, --flag=max_autotune=1"""
+    """compiler flag, can be repeated: --flag=-O2 --flag=max_autotune=1"""
     features: Annotated[str, Shown("N,..._OR_DIR_OR_NAME")] | None = None
-    """layers whose inputs the graphs return with each token, such as 2,16,29; eagle3: the three
-    that EAGLE-3 reads; or the EAGLE-3 head that is to read them (default: none)"""
+    """layers whose inputs the graphs return, such as 2,16,29; eagle3: the three that EAGLE-3 reads;
+    or the EAGLE-3 head that reads them (default: none)"""
     masks: bool = False
-    """also graphs that take masks and biases: for grammars, penalties and log-probabilities"""
+    """also build graphs for grammars, penalties and log-probabilities"""
     quick: bool = False
-    """build only the few graphs without which nothing can be served; the same command without
-    --quick adds the others"""
+    """build only the graphs required for serving; the same command without --quick adds the rest"""
     dry_run: bool = False
-    """print the plan, memory and computed times, and build nothing"""
+    """print the plan with memory and estimated times, and build nothing"""
     where: InstanceOptions = InstanceOptions()
 
     @model_validator(mode="after")
     def _can_be_built(self) -> Self:
-        """Check what can be told without a model."""
+        """Check what needs no model."""
         for size in self.tree_sizes or ():
             if size > self.max_tree_nodes:
                 raise InvalidRequest(
@@ -151,8 +148,7 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
         """Check the flags of the draft beside the target."""
         if self.draft_model is None and self.model is not None:
             raise InvalidRequest(
-                f"--fused needs --draft_model: the draft that is to stand beside {self.model}, "
-                "with the same tokenizer"
+                f"--fused needs --draft_model: a draft for {self.model} with the same tokenizer"
             )
         if self.device in NATIVE:
             raise InvalidRequest(
@@ -161,12 +157,12 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
 
     @property
     def device(self) -> str:
-        """The target; cpu where none was named."""
+        """The target device; cpu by default."""
         return self.target or "cpu"
 
     @property
     def precision(self) -> str:
-        """The dtype; chosen by the device where none was named."""
+        """The dtype; by default the device's."""
         return self.dtype or ("float32" if self.device == "cpu" else "bfloat16")
 
     @property
@@ -188,22 +184,23 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
 
 
 class CompileCommand(CompileOptions):
-    """Build a target ahead of time: graphs of fixed shapes, weights and tokenizer in one directory,
-    which `outrider target --artifact DIR` serves. A build that was broken off goes on where it
-    stopped.
+    """Compile a target ahead of time: fixed-shape graphs, weights and tokenizer in one directory,
+    served by `outrider target --artifact DIR`. An interrupted build resumes.
     """
 
     COMMON: ClassVar = (
+        *("model", "target", "out", "tensor_parallel", "sequence_length", "batch"),
         *(
-            "model",
-            "target",
-            "out",
-            "tensor_parallel",
-            "sequence_length",
-            "batch",
             "max_tree_nodes",
+            "dtype",
+            "masks",
+            "fused",
+            "draft_model",
+            "dry_run",
+            "quick",
+            "push",
+            "pull",
         ),
-        *("dtype", "masks", "fused", "draft_model", "dry_run", "quick", "push", "pull"),
     )
 
     @model_validator(mode="after")
@@ -219,11 +216,12 @@ class CompileCommand(CompileOptions):
 
 
 EXAMPLES = """examples:
-  outrider compile --target cpu --out artefact                     the model that ships here
-  outrider compile --target cpu --quick --out artefact             its first graphs, in a minute;
-                                                                   the line above adds the rest
-  outrider compile --model DIR --target trn1 --dry-run             what would be built, and whether
-                                                                   it fits; builds nothing
+  outrider compile --target cpu --out artefact                     the embedded model
+  outrider compile --target cpu --quick --out artefact             its required graphs, in a
+                                                                   minute; the line above adds
+                                                                   the rest
+  outrider compile --model DIR --target trn1 --dry-run             the plan and its memory, without
+                                                                   building
   outrider compile --target cpu --fused --gamma 4 --out artefact   target and draft in one graph
   outrider compile --out artefact --push s3://bucket/artefacts     prints the digest to pull
   outrider compile --pull s3://bucket/artefacts --digest HEX --out artefact

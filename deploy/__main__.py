@@ -20,18 +20,18 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "up": Verb("start a target, or go on with one that is half made", "deploy.commands.up"),
-    "prove": Verb("prove a target on an instance, and remove it", "deploy.commands.prove"),
+    "up": Verb("start a target, or continue an interrupted start", "deploy.commands.up"),
+    "prove": Verb("check losslessness and speed on a temporary instance", "deploy.commands.prove"),
     "status": Verb("a target's health and cost, its logs and tunnel", "deploy.commands.status"),
-    "down": Verb("remove a target with all that was made for it", "deploy.commands.down"),
-    "prices": Verb("what an hour of an instance costs", "deploy.commands.prices"),
+    "down": Verb("remove a target and all its resources", "deploy.commands.down"),
+    "prices": Verb("hourly prices of instances", "deploy.commands.prices"),
 }
 
 _COMMAND = "outrider deploy"
 
 
 def main(arguments: Sequence[str] | None = None, verbs: Mapping[str, Verb] = VERBS) -> int:
-    """Run one of these verbs. Returns 0 when what was asked was done."""
+    """Run a command. Returns its exit code, 0 for success."""
     verb, options = parse(sys.argv[1:] if arguments is None else arguments, verbs)
     return run_command(lambda: int(verb.run(options)), debug=options.debug)
 

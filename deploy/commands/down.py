@@ -19,10 +19,10 @@ EXAMPLES = """examples:
 
 
 class DownOptions(NamedOptions, title="target"):
-    """Remove a target with all that was made for it, whole or half made, and list what is left."""
+    """Remove a target and all its AWS resources, and list what remains."""
 
     with_bucket: bool = False
-    """also delete the bucket that `up` made, with the wheels and artefacts of all targets"""
+    """also delete Outrider's bucket with the wheels and artefacts of all targets"""
 
 
 def run(options: DownOptions) -> int:

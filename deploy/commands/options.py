@@ -1,4 +1,4 @@
-"""Flags that several verbs have."""
+"""Flags of several commands."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from inference.flags.values import Count, ModelName, Name
 
 
 class NamedOptions(CommandOptions, title="target"):
-    """The target that is meant, and its region."""
+    """A target's name and region."""
 
     BARE: ClassVar = "name"
 
     name: Name = "target"
-    """what the target is called here and in the account"""
+    """name of the target, here and in the AWS account"""
     region: Annotated[str, Shown("REGION")] | None = None
-    """AWS region (default: the named target's, else that of boto3's configuration, else
-    us-east-1)"""
+    """AWS region (default: the existing target's, else boto3's, else us-east-1)"""
 
     @model_validator(mode="after")
     def _has_a_name(self) -> Self:
@@ -50,7 +49,7 @@ class NamedOptions(CommandOptions, title="target"):
 
 
 class DeploymentOptions(NamedOptions, title="instance"):
-    """The target that is to run, and the instance that it runs on."""
+    """A target and the instance that runs it."""
 
     RULES: ClassVar = (
         FlagRule("spot", excludes="capacity_block", why="they are two ways to pay"),
@@ -59,38 +58,37 @@ class DeploymentOptions(NamedOptions, title="instance"):
     )
 
     instance: Annotated[str, Shown("TYPE")] = "trn1.2xlarge"
-    """EC2 type: trn1, trn2, inf2, one with NVIDIA's GPUs, or one with CPUs alone"""
+    """EC2 type: trn1, trn2, inf2, with NVIDIA GPUs, or with CPUs only"""
     artifact: Annotated[str, Shown("STORE")] | None = None
-    """compiled target: s3://BUCKET/PREFIX with --digest, or a directory, which is pushed to
-    --bucket"""
+    """compiled target: s3://BUCKET/PREFIX with --digest, or a directory to upload to --bucket"""
     digest: Annotated[str, Shown("HEX")] | None = None
-    """of the artefact on S3, as --push printed it; of a model on S3: docs/deploy.md"""
+    """digest of the artefact on S3, which --push printed; for a model on S3 see docs/deploy.md"""
     model: ModelName | None = None
-    """what a CPU or CUDA instance serves: NAME or NAME@REVISION of the hub, or s3://BUCKET/PREFIX
-    with --digest (default: the embedded target)"""
+    """model on a CPU or CUDA instance: hub NAME or NAME@REVISION, or s3://BUCKET/PREFIX with
+    --digest (default: the embedded target)"""
     spot: bool = False
-    """cheaper, and AWS may end it at any time"""
+    """use a spot instance: cheaper, and AWS may end it at any time"""
     capacity_block: Annotated[str, Shown("CR_ID")] | None = None
-    """start in this capacity block, which you bought"""
+    """start in this purchased capacity block"""
     subnet: Annotated[str, Shown("SUBNET")] | None = None
-    """start here (default: the default subnets of all zones, one after the other)"""
+    """subnet of the instance (default: the default subnet of each zone in turn)"""
     private: bool = False
-    """without a public address: in a --subnet with a NAT gateway"""
+    """no public address; --subnet must have a NAT gateway"""
     bucket: Annotated[str, Shown("BUCKET")] | None = None
-    """bucket for Outrider's wheel and artefacts (default: the artefact's, else
+    """bucket for Outrider's wheel and artefacts (default: that of --artifact, else
     outrider-ACCOUNT-REGION)"""
     image: Annotated[str, Shown("PARAMETER")] | None = None
-    """public SSM parameter of the machine image (default: by the instance's kind)"""
+    """public SSM parameter of the machine image (default: by instance type)"""
     disk_gib: Annotated[int, Ge(8), Le(16384)] | None = None
-    """size of the volume (default: 250 for Neuron, 200 for CUDA, 60 for CPU)"""
+    """volume size in GiB (default: 250 for Neuron, 200 for CUDA, 60 for CPU)"""
     port: Annotated[int, Ge(1), Le(65535)] = 50051
-    """port of the target on its host"""
+    """port of the target on the instance"""
     allow_cidr: Annotated[str, Shown("CIDR")] | None = None
-    """open the port to this network, with TLS and key, in place of a tunnel"""
+    """allow connections from this network, with TLS and token, in place of a tunnel"""
     idle_minutes: Count = 30
-    """without a session for so long, the host ends itself"""
+    """shut the instance down after this many minutes without a session"""
     lifetime_hours: Annotated[float, Gt(0), Le(24 * 365)] = 8.0
-    """after so long the host ends itself, whatever it does"""
+    """maximum lifetime of the instance"""
 
     @property
     def market(self) -> Market:

@@ -38,30 +38,28 @@ FILES = ("report.json", "report.md", "profile.json")
 
 
 class ProofOptions(CommandOptions, title="proof"):
-    """Prove a target on an instance: texts equal to target-only's, times of a pass, the
-    promise at a first start. The instance is removed, and its reports are brought here.
-    """
+    """Run `outrider prove` on a temporary instance and download its reports."""
 
     instance: Annotated[str, Shown("TYPE")] = "trn1.2xlarge"
-    """EC2 type: trn1, inf2, one with NVIDIA's GPUs, or one with CPUs alone"""
+    """EC2 type: trn1, inf2, with NVIDIA GPUs, or with CPUs only"""
     model: ModelName | None = None
-    """what is proved: NAME or NAME@REVISION of the hub (default: the embedded pair)"""
+    """target: hub NAME or NAME@REVISION (default: the embedded pair)"""
     draft_model: ModelName | None = None
-    """a draft of its family, on the instance's CPU or GPU (default: copied text)"""
+    """draft on the instance's CPU or GPU (default: copied text only)"""
     region: Region | None = None
-    """AWS region (default: that of boto3's configuration, else us-east-1)"""
+    """AWS region (default: boto3's, else us-east-1)"""
     spot: bool = False
-    """cheaper, and AWS may end it at any time"""
+    """use a spot instance: cheaper, and AWS may end it at any time"""
     lifetime_hours: Annotated[float, Gt(0), Le(24), Shown("HOURS")] = 2.0
-    """the instance ends itself after so long, whatever it does"""
+    """maximum lifetime of the instance"""
     image: Annotated[str, Shown("PARAMETER")] | None = None
-    """public SSM parameter of the machine image (default: by the instance's kind)"""
+    """public SSM parameter of the machine image (default: by instance type)"""
     wheel: File | None = None
-    """Outrider for the instance (default: built from this checkout)"""
+    """Outrider wheel to install on the instance (default: built from this checkout)"""
     out: Directory = "proof"
     """directory for the reports"""
     yes: bool = False
-    """start without asking; needed where stdin is no terminal"""
+    """do not ask for confirmation; required if stdin is not a terminal"""
     dry_run: bool = False
     """print the plan and its price, and start nothing"""
 

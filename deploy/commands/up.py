@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import ClassVar
 
 from compile.store import open_store, push
 from deploy.aws import Aws
@@ -41,12 +42,12 @@ from inference.model.hub import PinnedModel
 
 EXAMPLES = """examples:
   outrider deploy up demo --instance c7i.2xlarge             the embedded target on CPUs
-  outrider deploy up demo --instance c7i.2xlarge --dry_run   what that would create, and its price
+  outrider deploy up demo --instance c7i.2xlarge --dry_run   its resources and price
   outrider deploy up demo --artifact s3://bucket/artefacts --digest HEX
   outrider deploy up demo --instance g6.xlarge --model Qwen/Qwen2.5-7B --spot
   outrider deploy up demo --instance c7i.2xlarge --allow_cidr 203.0.113.7/32
 """
-"""Commands that users type. One given again goes on where an earlier one was broken off."""
+"""The end of the help."""
 
 _FIRST_LOCAL_PORT = 50151
 _POLL_SECONDS = 5.0
@@ -54,18 +55,23 @@ _START_MINUTES = 45
 
 
 class UpOptions(DeploymentOptions, title="start"):
-    """Start a target on AWS: a CloudFormation stack that serves what is named here. The same
-    command goes on where an earlier one was broken off; `outrider deploy down` removes all.
+    """Start a target on AWS as a CloudFormation stack. Run the same command again to continue after
+    an interruption; `outrider deploy down` removes everything.
     """
 
+    COMMON: ClassVar = (
+        *("name", "region", "instance", "model", "artifact", "digest", "spot", "allow_cidr"),
+        *("idle_minutes", "lifetime_hours", "disk_gib", "dry_run", "yes"),
+    )
+
     wheel: File | None = None
-    """Outrider for the host (default: built from this checkout)"""
+    """Outrider wheel to install on the instance (default: built from this checkout)"""
     yes: bool = False
-    """start without asking; needed where stdin is no terminal"""
+    """do not ask for confirmation; required if stdin is not a terminal"""
     no_wait: bool = False
-    """end when the host has been started, before it serves"""
+    """do not wait until the target serves"""
     dry_run: bool = False
-    """print what would be created and what that costs, and start nothing"""
+    """print the resources and their cost, and start nothing"""
 
 
 def run(options: UpOptions) -> int:
@@ -77,8 +83,8 @@ def run(options: UpOptions) -> int:
         return _up(options)
     except KeyboardInterrupt:
         say(
-            "interrupted: the same command goes on from here, and "
-            f"`outrider deploy down {options.name}` removes what was made, which is paid for"
+            "interrupted: run the same command to continue; "
+            f"`outrider deploy down {options.name}` removes the resources, which are billed"
         )
         raise
 
@@ -104,8 +110,8 @@ def _up(options: UpOptions) -> int:
 
 def _say_that_it_is_paid(name: str) -> None:
     say(
-        f"an instance of {name} may be running, and it is paid for: `outrider deploy down {name}` "
-        "ends it and removes all; the same command goes on with it"
+        f"an instance of {name} may still be running and billed: `outrider deploy down {name}` "
+        "removes it; run the same command to continue"
     )
 
 

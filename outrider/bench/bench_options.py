@@ -27,20 +27,20 @@ from outrider.options.network import ConnectionOptions
 from outrider.options.roles import RULES, ClientRole
 
 EXAMPLES = """examples:
-  outrider bench --yes                                    the pair and the prompts that ship here
+  outrider bench --yes                                    the embedded pair and prompts
   outrider bench --yes --target_model DIR --draft_model DIR --out real
   outrider bench --set small --presets hybrid,suffix --rtt 40 --samples 5
   outrider bench --target_host HOST --draft_model DIR --file prompts.jsonl --out server
-  outrider bench compare bench real                       two runs, text by text"""
+  outrider bench compare bench real                       compare two runs, text by text"""
 
 
 class BenchTexts(SamplingOptions):
     """Parameters of all texts."""
 
     temperature: Annotated[float, Ge(0), Le(1000)] = 0.0
-    """0 is greedy"""
+    """sampling temperature; 0 is greedy"""
     seed: Seed = 0
-    """text i of a run uses seed + i; samples of a set are drawn by it, too"""
+    """seed of the sampling noise and of --samples; text i uses seed + i"""
 
 
 class BenchOptions(
@@ -50,10 +50,10 @@ class BenchOptions(
     QuantizationOptions,
     TargetOptions,
     CommandOptions,
-    title="what is measured",
+    title="measurement",
 ):
-    """Measure ways of drafting on prompts that others can have, each text beside target-only's. A
-    run that was ended goes on when the same command is given again.
+    """Measure drafting methods on public prompt sets, each against the target alone. Run the same
+    command again to resume an interrupted run.
     """
 
     COMMON: ClassVar = (
@@ -63,38 +63,38 @@ class BenchOptions(
     RULES: ClassVar = (
         *RULES,
         FlagRule("file", excludes="set", why="both name prompts"),
-        FlagRule("presets", excludes="preset", why="both name ways of drafting"),
+        FlagRule("presets", excludes="preset", why="both choose drafting methods"),
         FlagRule(
             "target target_host port",
             excludes="emulate artifact target_model fresh",
-            why="they are of a target that is started here",
+            why="those are for a target that is started here",
         ),
     )
 
     sets: Annotated[Words, Shown("NAME,...")] = Field(default=("small",), alias="set")
-    """sets of prompts"""
+    """prompt sets"""
     file: File | None = None
-    """prompts of this file: a JSON object a line"""
+    """JSON lines file of prompts"""
     samples: Count | None = None
-    """prompts of each kind (default: all)"""
+    """number of prompts of each kind (default: all)"""
     presets: Annotated[Words, among(PRESETS), Shown("NAME,...")] = ()
-    """ways of drafting by preset, each beside target-only (default: as the flags say)"""
+    """presets to measure (default: the method of the other flags)"""
     run_code: bool = False
-    """run code that the models write, to score it (needs bubblewrap)"""
+    """run generated code in bubblewrap to score it"""
     num_runs: Count = 1
-    """texts of each prompt and drafting method"""
+    """repetitions of each prompt and drafting method"""
     fresh: bool = False
-    """begin without kept times, and start both ends anew for each repetition"""
+    """discard measured times and restart both sides before each repetition"""
     rtt: Annotated[float, Ge(0), Shown("MS")] = 0.0
-    """round trip to emulate, beyond the machine's own"""
+    """emulated round trip in ms, added to the real one"""
     bandwidth: Annotated[float, Gt(0), Shown("MBIT")] | None = None
-    """megabits a second each way of the emulated link (default: no limit)"""
+    """bandwidth of the emulated link each way, in Mbit/s (default: unlimited)"""
     emulate: Name | None = None
-    """the target's passes take the times of this profile"""
+    """emulate forward-pass times of this profile"""
     yes: bool = False
-    """do not ask before a run that names no prompts"""
+    """do not ask for confirmation of a run without --set or --file"""
     out: Directory = "bench"
-    """directory of the run: its texts, which it goes on from, and the summary"""
+    """directory of the run, with its texts and summary"""
     text: BenchTexts = BenchTexts()
     goal: GoalOptions = GoalOptions()
     connection: ConnectionOptions = ConnectionOptions()
@@ -132,19 +132,17 @@ class BenchOptions(
 _OF_THE_CALL = ("out", "yes", "debug")
 
 
-class PairingOptions(CommandOptions, title="what is compared"):
-    """Compare two runs of `outrider bench`: speeds of the same texts, and what differs in their
-    settings.
-    """
+class PairingOptions(CommandOptions, title="comparison"):
+    """Compare the speeds of the same texts in two runs of `outrider bench`, and their settings."""
 
     BARE: ClassVar = "before after"
 
     before: Directory
-    """directory of a run"""
+    """directory of the earlier run"""
     after: Directory
-    """directory of the run whose speeds are divided by those of the other"""
+    """directory of the later run; its speeds are divided by those of the earlier"""
     as_json: File | None = Field(default=None, alias="json")
-    """write all figures to this file"""
+    """JSON file for all figures"""
 
 
 def parse(arguments: Sequence[str]) -> BenchOptions | PairingOptions:

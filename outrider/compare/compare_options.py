@@ -59,11 +59,11 @@ class ComparedTexts(PromptOptions):
     """The texts that every architecture makes."""
 
     temperature: Annotated[float, Ge(0), Le(1000)] = 0.0
-    """0 is greedy"""
+    """sampling temperature; 0 is greedy"""
     max_new_tokens: Count = 48
-    """tokens to make at most"""
+    """maximum new tokens"""
     seed: Seed | None = 0
-    """prompt i uses seed + i"""
+    """seed of the sampling noise; prompt i uses seed + i"""
 
 
 class PairOptions(SourceOptions, QuantizationOptions, TargetOptions):
@@ -78,20 +78,20 @@ class LinkOptions(Group, title="target and link"):
     """Place of the target, and links over which it is compared."""
 
     target_host: Host | None = None
-    """a running target (default: start one)"""
+    """address of a running target (default: start one here)"""
     target_device: DeviceName | None = None
     """device of the started target (default: --device, which is also the draft's)"""
     emulate: Annotated[Words, Shown("PROFILE,...")] = ()
-    """the target's passes take the times of this profile; several: one comparison each"""
+    """emulate forward-pass times of these profiles, with a comparison for each"""
     rtt: Annotated[NumberList, Shown("MS,...")] = (0.0, 40.0)
-    """round trips to emulate, milliseconds beyond the machine's own (with --cs: 0)"""
+    """emulated round trips in ms, added to the real one (with --cs: 0)"""
     bandwidth: Annotated[float, Shown("MBIT")] | None = None
-    """megabits a second each way (default: no limit)"""
+    """bandwidth of the emulated link each way, in Mbit/s (default: unlimited)"""
 
 
-class CompareOptions(LinkOptions, CommandOptions, title="what is compared"):
-    """Ways of decoding side by side: same prompts, seeds and limits, interleaved, each against its
-    own target-only run. With --cs, the curve of speed against cost.
+class CompareOptions(LinkOptions, CommandOptions, title="comparison"):
+    """Compare architectures on the same prompts, seeds and limits, interleaved, each against the
+    target alone. With --cs, measure the curve of speed against cost.
     """
 
     COMMON: ClassVar = (
@@ -101,19 +101,19 @@ class CompareOptions(LinkOptions, CommandOptions, title="what is compared"):
     )
     RULES: ClassVar = (
         *RULES,
-        FlagRule("presets", excludes="architectures", why="presets name architectures, too"),
+        FlagRule("presets", excludes="architectures", why="both choose architectures"),
         FlagRule(
             "target_host",
             excludes="emulate artifact target_device",
-            why="they are of a target that is started here",
+            why="those are for a target that is started here",
         ),
         FlagRule("objective", needs="cs", why="it is what --cs weighs speed against"),
     )
 
     architectures: Annotated[Words, among(NAMES), Shown("NAME,...")] = ()
-    """those to compare (default: all that run across a link)"""
+    """architectures to compare (default: all that use a link)"""
     presets: Annotated[Words, among(tuple(BY_PRESET)), Shown("NAME,...")] = ()
-    """architectures by preset, each with its own setting"""
+    """architectures by preset, with the preset's settings"""
     settings: Annotated[
         tuple[InstanceOf[Chain] | InstanceOf[BestFirst], ...],
         BeforeValidator(_read_settings),
@@ -124,11 +124,11 @@ class CompareOptions(LinkOptions, CommandOptions, title="what is compared"):
     )
     """sizes of synchronous rounds, each an arm: chains of N tokens, trees of N nodes and depth D"""
     cs: Annotated[Words, Shown("KNOB,...")] = ()
-    """the growing draft at these positions of the knob: tps, balanced, cost or 0 to 100"""
+    """positions of the knob for the adaptive draft: tps, balanced, cost or 0 to 100"""
     num_runs: Count = 2
-    """runs of each prompt and architecture, interleaved"""
+    """repetitions of each prompt and architecture"""
     out: Directory | None = None
-    """write report.md, results.json, results.csv and plots there"""
+    """directory for report.md, results.json, results.csv and plots"""
     pair: PairOptions = PairOptions()
 
     def __init__(self, /, **given: Any) -> None:
@@ -218,12 +218,11 @@ def _of_presets(names: Sequence[str]) -> dict[str, Any]:
     return {"settings": rounds} | dict(zip(("draft",), kinds, strict=False))
 
 
-EXAMPLES = """Without --target_host a target is started on this machine and stopped again; draft and
-target then share its cores, so forwards, acceptance and bytes carry over to other machines and
-tokens/s do not.
+EXAMPLES = """Without --target_host a target is started on this machine. Draft and target then share
+its cores: forward passes, acceptance and bytes carry over to other machines, tokens/s do not.
 
 examples:
-  outrider compare                                       the pair that ships here
+  outrider compare                                       the embedded pair
   outrider compare --target_model DIR --draft_model DIR  a real pair
   outrider compare --rtt 0,20,80 --out DIR \\
     --emulate llama-3.1-8b-trn1.2xlarge-computed,llama-3.1-8b-trn1.2xlarge-measured

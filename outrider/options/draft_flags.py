@@ -20,23 +20,23 @@ from outrider.options.groups import DraftModelOptions
 
 
 class MethodEntry(NamedTuple):
-    """One kind of model that drafts."""
+    """A kind of draft model."""
 
-    help: str  # what it is, in a few words
-    here: bool = True  # whether it also drafts on a client's machine, away from the target
-    extra: str = "torch"  # that computes it; empty for none
+    help: str  # a short description
+    here: bool = True  # whether it can run on a client's machine
+    extra: str = "torch"  # required to run it; empty for none
 
 
 METHODS = {
     "model": MethodEntry("a smaller model of the target's family"),
-    "gguf": MethodEntry("the same as a GGUF file, computed by llama.cpp", extra="gguf"),
-    "eagle": MethodEntry("an EAGLE-3 head, which reads what its target has computed", here=False),
+    "gguf": MethodEntry("a smaller model in a GGUF file, run by llama.cpp", extra="gguf"),
+    "eagle": MethodEntry("an EAGLE-3 head, which reads the target's hidden states", here=False),
     "substitute": MethodEntry("the target's own layers with 4-bit weights"),
 }
-"""Every method that loads a model. A client has one of them at most."""
+"""The methods that load a model. A client uses at most one."""
 
 COPY = "copy"
-"""The source that loads nothing: what followed the same words before."""
+"""The source that needs no model: text that followed the same words before."""
 
 _HERE = ", ".join(name for name, method in METHODS.items() if method.here)
 _BESIDE = ", ".join(name for name, method in METHODS.items() if not method.here)

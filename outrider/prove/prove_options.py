@@ -14,10 +14,10 @@ from outrider.options.groups import HourlyOptions, QuantizationOptions, TargetOp
 from outrider.options.roles import RULES
 
 EXAMPLES = """examples:
-  outrider prove                                         the pair that ships here
+  outrider prove                                         the embedded pair
   outrider prove --target_model DIR --draft_model DIR    a real pair on this machine
-  outrider prove --model NAME --device neuron            on a Neuron instance: noise and choices of
-                                                         the device first, then the same"""
+  outrider prove --model NAME --device neuron            on a Neuron instance, where noise and
+                                                         sampling of the device are checked first"""
 
 
 class ProveOptions(
@@ -26,10 +26,10 @@ class ProveOptions(
     QuantizationOptions,
     TargetOptions,
     CommandOptions,
-    title="what is proved",
+    title="check",
 ):
-    """Prove a target on this machine: texts with a draft equal target-only's at three temperatures,
-    times by nodes, speed from a first start. One report, and a profile of its times.
+    """Check a target on this machine: texts with a draft equal the target's own at three
+    temperatures, forward-pass times by nodes, and speed from a cold start.
     """
 
     COMMON: ClassVar = (
@@ -39,20 +39,20 @@ class ProveOptions(
     RULES: ClassVar = RULES
 
     prompt_text: File | None = None
-    """one prompt a line (default: a few that ship here)"""
+    """file with one prompt a line (default: embedded prompts)"""
     chat: bool = False
     """apply the model's chat template to the prompts"""
     max_new_tokens: Count = 64
-    """maximum new tokens of a text"""
+    """maximum new tokens"""
     out: Directory = "proof"
-    """write report.json, report.md and profile.json there"""
+    """directory for report.json, report.md and profile.json"""
 
     @model_validator(mode="after")
     def _drafts_here(self) -> Self:
         if self.method is not None and not METHODS[self.method].here:
             raise ValueError(
-                f"--draft {self.draft}: {self.method} drafts beside the target; a draft of this "
-                "machine is proved"
+                f"--draft {self.draft}: {self.method} drafts beside the target; this checks a "
+                "draft on this machine"
             )
         return self
 

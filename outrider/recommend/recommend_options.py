@@ -14,8 +14,8 @@ from outrider.options.roles import RULES
 
 
 class RecommendOptions(CommandOptions, title="drafting"):
-    """Measure which draft suits this machine and a target: texts are made with each one that fits,
-    with copies alone and without, in turn. The last line is the command to use.
+    """Find the best draft for this machine and a target: run each fitting draft, n-gram copying
+    alone, and no draft, in turn. The last line is the command to use.
     """
 
     COMMON: ClassVar = (
@@ -24,15 +24,15 @@ class RecommendOptions(CommandOptions, title="drafting"):
     )
     RULES: ClassVar = RULES
     draft_model: ModelName | None = None
-    """also look for drafts below these directories, and at these GGUF files: A,B"""
+    """further directories and GGUF files to search for drafts: A,B"""
     download: bool = False
-    """ask whether to fetch the two smallest published drafts that fit and are not here"""
+    """offer to download the two smallest published drafts that fit"""
     seconds: Seconds = 120.0
-    """time for loading and measuring"""
+    """maximum time for loading and measuring"""
     max_new_tokens: Count = 128
-    """tokens of a text; one that the time cuts is taken to go on as it did"""
+    """maximum new tokens of a text"""
     as_json: File | None = Field(default=None, alias="json")
-    """write all figures to this file"""
+    """JSON file for all figures"""
     connection: ConnectionOptions = ConnectionOptions()
     device: DeviceOptions = DeviceOptions()
     prices: PriceOptions = PriceOptions()

@@ -27,15 +27,15 @@ EXAMPLES = """examples:
 
 
 class RunsOptions(CommandOptions, title="general"):
-    """make the runs and sweeps of a file, and keep options and results of each"""
+    """Run the experiments and sweeps of a file, and store options and results of each."""
 
     BARE: ClassVar = "file"
     file: File
-    """a YAML file of runs, or the XML of an AutoDraft experiment (docs/runs.md)"""
+    """YAML file of runs, or XML of an AutoDraft experiment (docs/runs.md)"""
     out: Directory = "runs"
-    """where results are written: a directory for each run"""
+    """directory for the results, with a subdirectory for each run"""
     dry_run: bool = False
-    """only read the file, and list its runs"""
+    """list the runs of the file without running them"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -48,25 +48,25 @@ class RayOptions(
     """
 
     replicas: Count = 1
-    """replicas, at least"""
+    """minimum number of replicas"""
     most_replicas: Count | None = None
-    """start more, up to so many, while there are more open sessions than rows"""
+    """maximum number of replicas, started while there are more open sessions than rows"""
     neuron_cores: Natural = 0
-    """NeuronCores of each replica, its tensor-parallel group (0: it uses none)"""
+    """NeuronCores of each replica"""
     cpus: Annotated[float, Ge(0)] = 1.0
-    """processors that Ray sets aside for each replica"""
+    """CPUs that Ray reserves for each replica"""
     host: Host = "127.0.0.1"
-    """address on which the ingress listens"""
+    """address for the ingress to listen on"""
     port: Port = 50051
     """port of the ingress"""
     lease: Seconds = 15.0
-    """how long a silent client's session is held"""
+    """how long to keep a disconnected client's session"""
     grace: Seconds = 60.0
-    """time that texts have to end at a replica that goes; longer ones go on at another replica"""
+    """how long a stopping replica may finish its texts; longer ones move to another replica"""
     cluster: Name | None = None
-    """a Ray cluster that runs already, such as auto; the fleet then stays when the command ends"""
+    """running Ray cluster to use, such as auto; the fleet then outlives this command"""
     insecure: bool = False
-    """serve without keys"""
+    """allow clients without keys"""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

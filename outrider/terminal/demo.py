@@ -48,12 +48,12 @@ MIN_PROCESSOR = 0.8
 
 
 class DemoOptions(CommandOptions):
-    """Race a text with Outrider against the same text by the target alone, with the models that
-    ship here and an emulated target.
+    """Generate a text with Outrider and with the target alone, side by side, with the embedded
+    models and an emulated target.
     """
 
     real: bool = False
-    """replay the recording of a real pair instead, at its own speed; needs no torch"""
+    """replay the recording of a real pair at its original speed; needs no torch"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

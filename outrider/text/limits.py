@@ -20,31 +20,28 @@ _CHAINS = (2, 4, 8, 16)  # nodes of forwards, their roots included
 
 
 class Limit(Enum):
-    """Limit of the speed of a text. The value says what would make it faster."""
+    """What limits the speed of a text. The value suggests what would make it faster."""
 
     NO_DRAFT = (
-        "limited by the target: without accepted candidates each token takes a forward pass; a "
-        "draft model would change that"
+        "limited by the target: without accepted candidates each token takes a forward pass; "
+        "try a draft model"
     )
-    USELESS = (
-        "limited by the target: it accepts hardly any token of the draft; another draft would "
-        "change that"
-    )
+    USELESS = "limited by the target: it accepts hardly any draft tokens; try another draft"
     ARITHMETIC = (
-        "limited by the target's arithmetic: {law}, which a draft hardly makes up for; more "
-        "threads, another --dtype or an accelerator at the target would change that"
+        "limited by the target's arithmetic: {law}, more than a draft saves; try more threads, "
+        "another --dtype or an accelerator at the target"
     )
     DRAFT = (
-        "limited by the draft: its calls do not keep up with the target; a quicker one, or a "
-        "device of its own, would change that"
+        "limited by the draft: its calls do not keep up with the target; try a faster draft, or "
+        "a separate device for it"
     )
     LINK = (
-        "limited by the link: candidates come too late for many forwards; a nearer target would "
-        "change that"
+        "limited by the link: candidates arrive too late for many forward passes; try a closer "
+        "target"
     )
     TARGET = (
-        "limited by the target: its forwards have candidates; a quicker target, or a draft that "
-        "agrees with it more often, would change that"
+        "limited by the target: its forward passes have candidates; try a faster target, or a "
+        "draft that agrees with it more often"
     )
 
 
@@ -61,7 +58,7 @@ def dear_law(times: LatencyModel) -> str:
     best = max(_CHAINS, key=gain.__getitem__)
     if gain[best] > 1:
         return ""
-    return f"a forward of {best} nodes takes {ratio[best]:.2g} times as long as one of one node"
+    return f"a forward pass of {best} nodes takes {ratio[best]:.2g} times as long as of one node"
 
 
 def time_lines(

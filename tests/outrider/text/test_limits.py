@@ -65,7 +65,7 @@ def test_what_limits_a_text_is_told_from_what_was_measured(
 def test_where_nodes_cost_nearly_as_much_as_forwards_no_good_draft_pays(
     law: tuple[float, ...], factor: str
 ) -> None:
-    said = f"a forward of 2 nodes takes {factor} times as long as one of one node"
+    said = f"a forward pass of 2 nodes takes {factor} times as long as of one node"
     words = said if factor else ""
     times = LatencyModel({(1, 2**power): seconds for power, seconds in enumerate(law)})
     assert dear_law(times) == words
