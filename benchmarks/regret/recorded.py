@@ -64,9 +64,9 @@ from inference.flags.values import Counts, Words
 from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
-from outrider.bench.sets import read_file
-from outrider.compare.intervals import geometric_interval
 from outrider.draft_methods.model import find
+from outrider.measure.sets import read_file
+from outrider.measure.statistics import geometric_interval
 from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES, FoundModel
 from outrider.options.groups import Quantization

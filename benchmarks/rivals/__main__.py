@@ -36,8 +36,8 @@ from inference.flags.group import Shown
 from inference.flags.values import Words
 from inference.model.checkpoint import DTYPES
 from inference.model.config import read_config
-from outrider.bench.sets import Item, read_file, read_sets
-from outrider.link.emulated_link import Milliseconds
+from outrider.measure.link import Milliseconds
+from outrider.measure.sets import Item, read_file, read_sets
 from outrider.models.directories import find_tokenizer
 from outrider.models.machine import processor
 from outrider.options.groups import Precision

@@ -9,8 +9,8 @@ from statistics import geometric_mean
 from benchmarks.harness import table_lines
 from benchmarks.rivals.arm import Made
 from benchmarks.rivals.play import Answers
-from outrider.compare.intervals import geometric_interval
-from outrider.compare.rows import first_difference
+from outrider.measure.rows import first_difference
+from outrider.measure.statistics import geometric_interval
 
 ALL = "all"
 
