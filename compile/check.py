@@ -45,7 +45,7 @@ from inference.backends.neuron_sdk import (
     sdk_versions,
 )
 from inference.backends.sequence import ModelSequence
-from inference.command import run_command, say
+from inference.command import UNEQUAL_DEVICE, run_command, say
 from inference.errors import BadArtifact, InvalidRequest
 from inference.model.noise import from_limbs, left, noise, noise_in_limbs, right, threefry_in_limbs
 from inference.sampling import SamplingParams, threefry2x32
@@ -57,8 +57,8 @@ CALLS = 100
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the test with the flags of `outrider compile`. Returns 1 where the device computes
-    something else, or the flags are wrong.
+    """Run the test with the flags of `outrider compile`. Returns UNEQUAL_DEVICE where the device
+    computes something else, and another code where it could not be tested.
     """
     options = parse([*_SMALL, *(sys.argv[1:] if arguments is None else arguments)])
     return run_command(lambda: _check(options), debug=options.debug)
@@ -77,7 +77,11 @@ def _check(options: CompileOptions) -> int:
     checkpoint, out = find_checkpoint(options), Path(options.out or "")
     spec = _spec(options, checkpoint)
     reserve_cores(spec.tensor_parallel)
-    check_noise(spec, out / "noise")  # where it is wrong, no model need be compiled
+    try:
+        check_noise(spec, out / "noise")  # where it is wrong, no model need be compiled
+    except BadArtifact as error:
+        print(f"check: FAILED: {error}")
+        return UNEQUAL_DEVICE
     print(f"noise: all {len(ROWS) * TOKENS} values as on the host")
     start = time.perf_counter()
     manifest = build_artifact(
@@ -97,8 +101,8 @@ def _check(options: CompileOptions) -> int:
     taken, nodes = time_call(model, spec.vocabulary, spec.max_tree_nodes), spec.max_tree_nodes
     print(f"{taken:.2f} ms a call (median of {CALLS}), {nodes} nodes")
     if not all(agreement.is_enough for agreement in found):
-        print("check: FAILED, the device does not choose as the eager model does")
-        return 1
+        print("check: FAILED: the device does not choose as the eager model does")
+        return UNEQUAL_DEVICE
     print("check: passed")
     return 0
 

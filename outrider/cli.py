@@ -15,11 +15,11 @@ from outrider.role_programs import run_role
 PROGRAMS = {
     "demo": "outrider.terminal.demo:main",
     "compile": "outrider.aws_verbs:compile_target",
-    "compare": "outrider.measure.compare:main",
-    "bench": "outrider.measure.bench:main",
-    "recommend": "outrider.measure.recommend:main",
-    "prove": "outrider.measure.prove:main",
-    "runs": "outrider.measure.runs:main",
+    "compare": "outrider.measure.commands:compare",
+    "bench": "outrider.measure.commands:bench",
+    "recommend": "outrider.measure.commands:recommend",
+    "prove": "outrider.measure.commands:prove",
+    "runs": "outrider.measure.commands:runs",
     "deploy": "outrider.aws_verbs:deploy",
 }
 """The function of each verb that is no role. It takes words, and is imported when it is called."""

@@ -79,8 +79,8 @@ LIGHT = {
     "deploy.commands.plan, deploy.commands.status, deploy.commands.up": MODELS | {"boto3"},
     "outrider.client.client, outrider.client.drafting, outrider.draft_methods.gguf": MODELS,
     "outrider.endpoint.run, outrider.terminal.generate, outrider.terminal.chat": MODELS,
-    "outrider.measure.compare, outrider.doctor.checks, outrider.models.models_here": MODELS,
-    "outrider.measure.runs, outrider.terminal.demo, outrider.measure.advice": MODELS,
+    "outrider.measure.commands, outrider.doctor.checks, outrider.models.models_here": MODELS,
+    "outrider.measure.runs, outrider.terminal.demo, outrider.measure.recommend": MODELS,
     "grpc_comm.client.connection, inference.decode, inference.drafters.round_proposer": {"torch"},
 }
 """What starts fast, or on a machine that has little installed: modules, and what they must not

@@ -232,7 +232,7 @@ def kinds(asked: Sequence[Asked], played: Played, alone: Played) -> Iterator[lis
     found = speeds(played, alone)
     for kind in dict.fromkeys(one.kind for one in asked):
         mine = [speed for one, speed in zip(asked, found, strict=True) if one.kind == kind]
-        low, high = geometric_interval(mine)
+        low, high = geometric_interval([[one] for one in mine])
         yield [kind, f"{len(mine)}", f"{geometric_mean(mine):.2f}x ({low:.2f} to {high:.2f})"]
 
 

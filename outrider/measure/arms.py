@@ -1,254 +1,47 @@
-"""The architectures that are compared, one row each in ARCHITECTURES. To add one, add its row.
-
-An architecture in one setting is an Arm, which makes a Completion of a request.
-"""
+"""Arms of a run: ways of making a text, which the run's loop does not tell apart."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING, NamedTuple
 
-from grpc_comm.client.connection import Connection
-from inference.decode import TargetSession
-from inference.draft_thread import inline, on_thread
-from inference.drafters.copied_text import CopySource
-from inference.drafters.draft import Draft
-from inference.drafters.round_proposer import BestFirst, Chain, Policy
-from inference.engine.local_session import LocalSession
-from inference.errors import InvalidRequest
-from inference.order import Pace
-from inference.text import Tokenizer
-from outrider.client.pools import AnyRows, GrowingRows, Pair, rounds
-from outrider.money.goal import Goal
+from outrider.client.client import Client
+from outrider.measure.account import Account
+from outrider.measure.figures import AGAIN, BASELINE
 from outrider.terminal.live_text import silent
-from outrider.text.completion import Completion, Request, complete
+from outrider.text.completion import Completion, Request
 
-if TYPE_CHECKING:
-    from inference.backends import Model
-    from inference.engine.engine import Engine
-
-BASELINE, LOCAL = "target-only", "target-only local"
-FUSED, FUSED_LOCAL = "fused", "fused local"
-CHAIN, TREE = "synchronous chain", "synchronous tree"
-GROWING, SUFFIX, HYBRID = "growing", "suffix", "hybrid"
-
-Complete = Callable[[Request], Completion]
-
-
-class Setting(NamedTuple):
-    """A setting of an architecture: the trees of synchronous rounds, or a position of the knob
-    --cs.
-    """
-
-    policy: Policy | None = None
-    goal: Goal | None = None
-
-    @property
-    def label(self) -> str:
-        """The setting as a user writes it: 4 is a chain, 16x6 a tree of 16 nodes and depth 6. Empty
-        where nothing is set.
-        """
-        if isinstance(self.policy, Chain):
-            return str(self.policy.length)
-        if isinstance(self.policy, BestFirst):
-            return f"{self.policy.nodes}x{self.policy.depth}"
-        return "" if self.goal is None else f"--cs {self.knob:g}"
-
-    @property
-    def flags(self) -> str:
-        """The flags of `outrider run` for this setting, each behind a space."""
-        if isinstance(self.policy, Chain):
-            return f" --gamma {self.policy.length}"
-        if isinstance(self.policy, BestFirst):
-            return f" --tree_nodes {self.policy.nodes} --tree_depth {self.policy.depth}"
-        return f" {self.label}" if self.label else ""
-
-    @property
-    def knob(self) -> float | None:
-        """The position of the knob: 0 is speed alone, 100 cost alone."""
-        return None if self.goal is None else 100 * self.goal.weight
-
-
-@dataclass(frozen=True)
-class Bench:
-    """Parts of arms: a target, a draft and settings."""
-
-    target: Connection  # over the link in question
-    tokenizer: Tokenizer
-    draft: Model  # with room for the trees of all settings
-    draft_times: dict[int, float]  # width -> seconds of a call
-    chains: Sequence[Policy]
-    trees: Sequence[Policy]
-    positions: Sequence[Goal]  # positions of the knob --cs; empty: none is asked for
-    local: Engine | None  # the target's model in this process, where it was asked for
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """An architecture: one row of ARCHITECTURES."""
-
-    name: str
-    settings: Callable[[Bench], Sequence[Setting]]  # none where this bench cannot run it
-    complete: Callable[[Bench, Setting], Complete]
-    drafts_here: bool = False  # on the client's machine
-    on_this_machine: bool = False  # the target runs on the client's machine, too
-    presets: tuple[str, ...] = ()  # rows of outrider/options/draft_flags.py that it measures
-
-    @property
-    def steered(self) -> bool:
-        """Whether it can be run at positions of the knob --cs."""
-        return self.settings is _positions
-
-    def arms(self, bench: Bench) -> list[Arm]:
-        """An arm for each setting that this bench can run."""
-        return [Arm(self, one, self.complete(bench, one)) for one in self.settings(bench)]
+Make = Callable[[Request, Event], Completion]
+"""Makes a text, until the event is set. Raises the error that ended it."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """An architecture in one setting, ready to run."""
+    """A way of making a text."""
 
-    architecture: Architecture
-    setting: Setting
-    complete: Complete
-
-    @property
-    def name(self) -> str:
-        """The architecture's name, with the setting."""
-        return f"{self.architecture.name} {self.setting.label}".strip()
-
-    @property
-    def command(self) -> str:
-        """The command by which a user decodes in this way."""
-        name, presets = self.architecture.name, self.architecture.presets
-        if self.architecture.on_this_machine:
-            return "none: the target runs in the process of the comparison"
-        if name == FUSED:
-            return "outrider run --target_only, with outrider fused_target"
-        preset = "" if name == HYBRID else f" --preset {presets[0]}"
-        return f"outrider run{preset}{self.setting.flags}"
-
-    def record(self) -> dict[str, object]:
-        """The arm as plain data for JSON."""
-        name, setting = self.architecture.name, self.setting
-        return {"architecture": name, "setting": setting.label, "cs": setting.knob}
+    name: str
+    make: Make
+    alone: Make  # target-only over the same link: computes a prompt before its texts are made
+    account: Account
 
 
-def read_setting(text: str) -> Policy:
-    """The policy that a Setting.label stands for. Raises InvalidRequest for anything else."""
-    nodes, tree, depth = text.strip().partition("x")
-    try:
-        return BestFirst(int(nodes), int(depth)) if tree else Chain(int(nodes))
-    except ValueError as error:
-        raise InvalidRequest(
-            f"{text!r} is neither a chain, such as 4, nor a tree, such as 16x6"
-        ) from error
+def with_again(arms: Sequence[Arm]) -> list[Arm]:
+    """These arms with an A/A pair: target-only once more, beside any others."""
+    again = [replace(arm, name=AGAIN) for arm in arms if arm.name == BASELINE and len(arms) > 1]
+    return [*arms[:1], *again, *arms[1:]]
 
 
-def _with_target(
-    bench: Bench,
-    open_session: Callable[[], TargetSession],
-    rows: AnyRows | None = None,
-    pace: Pace = Pace.GO_ON,
-    *,
-    colocated: bool = False,
-) -> Complete:
-    """Complete in sessions of a target, with these rows' proposers drafting here. Raises the error
-    that ended a text.
-    """
+def client_arm(name: str, client: Client, account: Account) -> Arm:
+    """An arm of a client, with its draft unless it is target-only."""
 
-    def complete_one(request: Request) -> Completion:
-        order, session = request.order(pace, colocated=colocated), open_session()
-        drafter = on_thread(rows.lent) if rows else inline()
-        done = complete(request, session, drafter, bench.tokenizer, silent, Event(), order=order)
-        if rows:
-            rows.settle()  # its last call is not to slow down the next arm
-        return done.raise_failure()
+    def alone(request: Request, cancelled: Event) -> Completion:
+        return client.complete(request, silent, cancelled, alone=True).raise_failure()
 
-    return complete_one
+    def drafted(request: Request, cancelled: Event) -> Completion:
+        done = client.complete(request, silent, cancelled).raise_failure()
+        if (rows := client.wait()) is not None:
+            rows.settle()  # its last call is not to slow the next text
+        return done
 
-
-def _across(
-    bench: Bench, rows: AnyRows | None = None, pace: Pace = Pace.GO_ON, *, colocated: bool = False
-) -> Complete:
-    """Complete over the link. The record names the target's device."""
-    made = _with_target(bench, bench.target.session, rows, pace, colocated=colocated)
-    return lambda request: replace(made(request), device=bench.target.description.device)
-
-
-def _here(bench: Bench, *, colocated: bool) -> Complete:
-    """Complete with the target in this process, alone or with a draft beside it."""
-    assert bench.local is not None
-    return _with_target(bench, partial(LocalSession, bench.local), colocated=colocated)
-
-
-def _in_rounds(bench: Bench, setting: Setting) -> Complete:
-    """Complete in synchronous rounds: the target waits for a whole tree."""
-    assert setting.policy is not None
-    room = bench.target.description.max_tree_nodes - 1
-    return _across(bench, rounds(Draft(bench.draft), setting.policy, room), Pace.WAIT)
-
-
-def _growing(
-    bench: Bench, setting: Setting, *, model: bool = True, copies: bool = True
-) -> Complete:
-    """Complete while neither side waits. model, copies: what drafts"""
-    pair = Pair(bench.target, bench.draft_times if model else {}, None)
-    sources = [CopySource() if copies else None for _ in range(bench.draft.rows)]
-    draft = Draft(bench.draft if model else None)
-    return _across(bench, GrowingRows(draft, pair, setting.goal or Goal(), sources))
-
-
-def _positions(bench: Bench) -> list[Setting]:
-    """The positions of the knob that are asked for, else the one empty setting."""
-    return [Setting(goal=goal) for goal in bench.positions] or _once(bench)
-
-
-def _once(bench: Bench) -> list[Setting]:
-    """The one empty setting of an architecture without settings."""
-    return [Setting()]
-
-
-ARCHITECTURES: tuple[Architecture, ...] = (
-    Architecture(BASELINE, _once, lambda bench, _: _across(bench), presets=("vanilla",)),
-    Architecture(
-        LOCAL, _once, lambda bench, _: _here(bench, colocated=False), on_this_machine=True
-    ),
-    Architecture(
-        FUSED_LOCAL, _once, lambda bench, _: _here(bench, colocated=True), on_this_machine=True
-    ),
-    Architecture(
-        FUSED,
-        lambda bench: [Setting()] if bench.target.description.draft_model else [],
-        lambda bench, _: _across(bench, colocated=True),
-        presets=("eagle_sd",),
-    ),
-    Architecture(
-        CHAIN,
-        lambda bench: [Setting(policy) for policy in bench.chains],
-        _in_rounds,
-        drafts_here=True,
-        presets=("classic_sd",),
-    ),
-    Architecture(
-        TREE,
-        lambda bench: [Setting(policy) for policy in bench.trees],
-        _in_rounds,
-        drafts_here=True,
-        presets=("tree_sd",),
-    ),
-    Architecture(
-        GROWING,
-        _positions,
-        partial(_growing, copies=False),
-        drafts_here=True,
-        presets=("adaptive", "subspec_sd"),
-    ),
-    Architecture(
-        SUFFIX, _positions, partial(_growing, model=False), drafts_here=True, presets=("suffix",)
-    ),
-    Architecture(HYBRID, _positions, _growing, drafts_here=True, presets=("hybrid",)),
-)
+    return Arm(name, alone if name == BASELINE else drafted, alone, account)

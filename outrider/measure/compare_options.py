@@ -23,8 +23,9 @@ from inference.flags.values import (
     comma_separated,
 )
 from outrider.client.drafting import read_policy
-from outrider.measure.arms import ARCHITECTURES, BASELINE, GROWING, read_setting
-from outrider.measure.statistics import FEWEST
+from outrider.measure.architectures import ARCHITECTURES, GROWING, read_setting
+from outrider.measure.figures import BASELINE
+from outrider.measure.statistics import MIN_TEXTS
 from outrider.options.draft_flags import PresetOptions, SourceOptions
 from outrider.options.groups import (
     DeviceName,
@@ -131,7 +132,7 @@ class CompareOptions(LinkOptions, CommandOptions, title="what is compared"):
     num_runs: Count = 2
     """runs of each prompt and architecture, interleaved"""
     out: Directory | None = None
-    """write report.md, results.json, results.csv and plots there"""
+    """directory of the run: its texts, which it continues from, and the report"""
     pair: PairOptions = PairOptions()
 
     def __init__(self, /, **given: Any) -> None:
@@ -174,10 +175,10 @@ class CompareOptions(LinkOptions, CommandOptions, title="what is compared"):
         prompts: number of prompts, each of which is run num_runs times
         """
         texts = prompts * self.num_runs
-        if BASELINE in self.chosen and len(self.chosen) > 1 and texts < FEWEST:
+        if BASELINE in self.chosen and len(self.chosen) > 1 and texts < MIN_TEXTS:
             raise InvalidRequest(
-                f"{texts} texts of each architecture are too few to tell, {FEWEST} are needed: "
-                f"give more prompts, or --num_runs {-(-FEWEST // prompts)}"
+                f"{texts} texts of each architecture are too few to tell, {MIN_TEXTS} are needed: "
+                f"give more prompts, or --num_runs {-(-MIN_TEXTS // prompts)}"
             )
 
     @property

@@ -7,7 +7,7 @@ Each line is a JSON object of one field: `run` (the first line: settings and pro
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -18,7 +18,6 @@ from inference.command import say
 from inference.errors import InvalidRequest
 from inference.files import locked
 from inference.json_file import Json
-from outrider.measure.sets import Item
 
 NAME = "run.jsonl"
 """Name of the file in a run's directory."""
@@ -27,13 +26,14 @@ Values: TypeAlias = dict[str, Any]
 
 
 class TextKey(NamedTuple):
-    """One turn of a prompt, made by one arm in one repetition."""
+    """One turn of a prompt, made by one arm in one repetition over one link."""
 
     set: str
     kind: str
     name: str
     turn: int
     repeat: int
+    rtt_ms: float
     arm: str
 
     @property
@@ -45,14 +45,18 @@ class TextKey(NamedTuple):
         """The key in a text's record."""
         source, kind, name = (text.field(one).text() for one in ("set", "kind", "name"))
         turn, repeat = (text.field(one).integer() for one in ("turn", "repeat"))
-        return cls(source, kind, name, turn, repeat, text.field("arm").text())
+        trip, arm = text.field("rtt_ms").number(), text.field("arm").text()
+        return cls(source, kind, name, turn, repeat, trip, arm)
 
 
-def plan_of(settings: Mapping[str, Any], items: Sequence[Item]) -> Values:
-    """Settings, and a digest of each prompt: whoever goes on with a run has the same."""
+def plan_of(settings: Mapping[str, Any], prompts: Mapping[str, Any]) -> Values:
+    """Settings, and a digest of each prompt: a run is continued with the same ones.
+
+    prompts: plain data by the name of the prompt, SET/KIND/NAME
+    """
     digests = {
-        f"{one.set}/{one.kind}/{one.name}": sha256(json.dumps(one).encode()).hexdigest()[:16]
-        for one in items
+        name: sha256(json.dumps(prompt).encode()).hexdigest()[:16]
+        for name, prompt in prompts.items()
     }
     plan: Values = json.loads(json.dumps({"settings": settings, "prompts": digests}))
     return plan
@@ -106,31 +110,39 @@ def read_run(path: Path) -> RunRecord | None:
 
 @dataclass(frozen=True)
 class Journal:
-    """A run's file that is being written, behind what it holds already."""
+    """A run's file that is being written, behind what it holds already. file: None where the
+    records stay in memory
+    """
 
-    file: TextIO
+    file: TextIO | None
     known: RunRecord
 
     def write(self, kind: str, values: Values) -> None:
         """Add a line, which outlives this process."""
         line = json.dumps({kind: values})
-        self.file.write(f"{line}\n")
-        self.file.flush()
+        if self.file is not None:
+            self.file.write(f"{line}\n")
+            self.file.flush()
         if kind != "run":
-            self.known.take(Json({kind: values}, self.file.name, InvalidRequest))
+            self.known.take(Json(json.loads(line), NAME, InvalidRequest))
 
     def start(self, here: Values) -> None:
         """Note a start. Raises InvalidRequest for other models than at the first one."""
         for first in self.known.starts[:1]:
-            _check_same("models", first["models"], here["models"], self.file.name)
+            _check_same("models", first["models"], here["models"], NAME)
         self.write("start", here)
 
 
 @contextmanager
-def opened(directory: Path, plan: Values) -> Iterator[Journal]:
-    """Go on with the run of this directory, or begin it. Raises InvalidRequest for another run,
-    and says what differs, and where another process writes it.
+def opened(directory: Path | None, plan: Values) -> Iterator[Journal]:
+    """Continue the run of this directory, or begin it; without one it stays in memory.
+
+    Raises InvalidRequest for another run, and says what differs, and where another process writes
+    it.
     """
+    if directory is None:
+        yield Journal(None, RunRecord(plan))
+        return
     path = directory / NAME
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory), path.open("a", encoding="utf-8") as file:

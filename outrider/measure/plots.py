@@ -1,4 +1,4 @@
-"""Pictures of a comparison: speeds with intervals by round trip, and speed against cost.
+"""Plots of a run: speed-ups by link or kind, acceptance by depth, and speed against cost.
 
 matplotlib is the optional extra `plots`.
 """
@@ -13,131 +13,117 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inference.extras import require
-from outrider.measure.arms import ARCHITECTURES, Arm
-from outrider.measure.comparison import Comparison
-from outrider.measure.rows import ResultRow
-from outrider.measure.statistics import FigureInterval
+from outrider.measure.figures import AGAIN, BASELINE, Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Picture
 
 _LETTERS_AN_INCH = 14  # of a title
-_COLOURS = {
-    one.name: f"tab:{colour}"
-    for one, colour in zip(
-        ARCHITECTURES,
-        ("gray", "brown", "green", "blue", "orange", "red", "purple", "pink", "olive"),
-        strict=True,
-    )
-}
-AXES: dict[str, Callable[[ResultRow], FigureInterval]] = {
-    "$ per million tokens": lambda row: row.usd_per_million,
-    "J per million tokens": lambda row: row.joules_per_million,
+_AXES = {
+    "$ per million tokens": "usd_per_million",
+    "J per million tokens": "joules_per_million",
 }
 """The costs that speed is weighed against."""
 
 
-def draw(directory: Path, comparison: Comparison) -> list[Path]:
+def draw(directory: Path, title: str, rows: Sequence[Row]) -> list[Path]:
     """Write PNG files and return their paths. A picture without data is left out. Raises
     MissingExtra without matplotlib.
     """
     require("plots", "a picture")
     from matplotlib.figure import Figure
 
-    pictures: dict[str, Callable[[Any, Comparison], bool]] = {
+    pictures: dict[str, Callable[[Any, Sequence[Row]], bool]] = {
         "speeds": _speeds,
         "tradeoff": _tradeoff,
     }
     paths = []
     for name, paint in pictures.items():
-        picture = Figure(figsize=(10, 5), layout="constrained")
-        if paint(picture, comparison):
+        picture = Figure(figsize=(12, 5), layout="constrained")
+        if paint(picture, rows):
             letters = int(_LETTERS_AN_INCH * picture.get_figwidth())
-            picture.suptitle(fill(comparison.title, letters), fontsize=8)
+            picture.suptitle(fill(title, letters), fontsize=8)
             paths.append(directory / f"{name}.png")
             picture.savefig(paths[-1], dpi=120)
     return paths
 
 
-def _speeds(picture: Picture, comparison: Comparison) -> bool:
-    """Tokens per second with bootstrap intervals, a group for each round trip."""
-    axes, trips = picture.subplots(), comparison.options.rtt
-    lanes = list(dict.fromkeys(row.arm.name for row in comparison.rows))
-    width = 0.8 / len(lanes)
-    for index, lane in enumerate(lanes):
-        rows = [row for row in comparison.rows if row.arm.name == lane]
-        shift = (index - (len(lanes) - 1) / 2) * width
-        speeds = [row.tokens_per_second for row in rows]
-        axes.bar(
-            [trips.index(row.rtt_ms) + shift for row in rows],
-            [speed.median for speed in speeds],
-            0.9 * width,
-            yerr=np.transpose([reach(*speed)[:, 0] for speed in speeds]),
-            capsize=3,
-            label=lane,
-            color=_colour(rows[0].arm),
-            alpha=1 - 0.007 * (rows[0].arm.setting.knob or 0.0),  # the cost end is the palest
-        )
-    axes.set_xticks(range(len(trips)), [f"{trip:g} ms" for trip in trips])
-    axes.set(xlabel="added round trip", ylabel="tokens a second, median over texts")
-    axes.legend(fontsize=8)
+def _speeds(picture: Picture, rows: Sequence[Row]) -> bool:
+    """Speed-ups with intervals, a group for each link and kind; and acceptance by depth."""
+    drawn = [row for row in rows if row.speed_up is not None]
+    places, arms = (
+        list(dict.fromkeys(map(_place, drawn))),
+        list(dict.fromkeys(r.arm for r in drawn)),
+    )
+    if not drawn:
+        return False
+    bars, depths = picture.subplots(1, 2)
+    width = 0.8 / len(arms)
+    for index, arm in enumerate(arms):
+        mine = [row for row in drawn if row.arm == arm]
+        at = [places.index(_place(row)) + (index - (len(arms) - 1) / 2) * width for row in mine]
+        ups = [row.speed_up for row in mine if row.speed_up is not None]
+        reach = np.transpose([_reach(*up)[:, 0] for up in ups])
+        bars.bar(at, [up.mean for up in ups], 0.9 * width, yerr=reach, capsize=3, label=arm,
+                 color="silver" if arm == AGAIN else None)  # fmt: skip
+        shares = mine[-1].acceptance_by_depth
+        depths.plot(range(1, len(shares) + 1), shares, ".-", label=f"{arm}, {_place(mine[-1])}")
+    bars.axhline(1, color="black", linewidth=0.8)
+    bars.set_xticks(range(len(places)), places)
+    bars.set(ylabel="speed-up over target-only, geometric mean and 95 % interval")
+    depths.set(xlabel="depth", ylabel="share of forward passes that accepted it")
+    for axes in (bars, depths):
+        axes.legend(fontsize=8)
     return True
 
 
-def _tradeoff(picture: Picture, comparison: Comparison) -> bool:
+def _place(row: Row) -> str:
+    return f"{row.kind}, {row.rtt_ms:g} ms"
+
+
+def _tradeoff(picture: Picture, rows: Sequence[Row]) -> bool:
     """Speed against each cost that is known of every row whose target is rented."""
     panels = []
-    for trip in comparison.options.rtt:
-        rows = [row for row in comparison.at(trip) if not row.arm.architecture.on_this_machine]
-        for name, read in AXES.items():
-            if all(read(row).median.value is not None for row in rows):
-                panels.append((trip, name, rows))
+    for place in dict.fromkeys(map(_place, rows)):
+        here = [row for row in rows if _place(row) == place and row.device and row.arm != AGAIN]
+        for label, name in _AXES.items():
+            if here and all(row.costs[name].median.value is not None for row in here):
+                panels.append((place, label, name, here))
     if not panels:
         return False
     picture.set_size_inches(max(10, 5 * len(panels)), 5)
     axes = picture.subplots(1, len(panels), squeeze=False)[0]
-    for panel, (trip, name, rows) in zip(axes, panels, strict=True):
-        _panel(panel, rows, AXES[name])
-        panel.set(xlabel=name, ylabel="tokens a second", title=f"{trip:g} ms added")
+    for panel, (place, label, name, here) in zip(axes, panels, strict=True):
+        _panel(panel, here, name)
+        panel.set(xlabel=label, ylabel="tokens a second", title=place)
     return True
 
 
-def _panel(
-    panel: Axes, rows: Sequence[ResultRow], cost: Callable[[ResultRow], FigureInterval]
-) -> None:
+def _panel(panel: Axes, rows: Sequence[Row], cost: str) -> None:
     """Points with error bars, the Pareto set filled and joined."""
     best = []
     for index, row in enumerate(sorted(rows, key=lambda row: row.tokens_per_second.median)):
-        speed, (median, low, high) = row.tokens_per_second, cost(row)
+        speed, (median, low, high) = row.tokens_per_second, row.costs[cost]
         middle = median.value or 0.0
-        colour = _colour(row.arm)
+        colour = "gray" if row.arm == BASELINE else f"C{index}"
         panel.errorbar(
             [middle],
             [speed.median],
-            reach(*speed),
-            reach(middle, low or middle, high or middle),
+            _reach(*speed),
+            _reach(middle, low or middle, high or middle),
             fmt="o",
             color=colour,
             markerfacecolor=colour if row.pareto else "white",
             capsize=3,
         )
         place, shift = (middle, speed.median), (6, 6 if index % 2 else -12)
-        panel.annotate(row.arm.name, place, textcoords="offset points", xytext=shift, fontsize=8)
+        panel.annotate(row.arm, place, textcoords="offset points", xytext=shift, fontsize=8)
         best += [place] * row.pareto
     costs, speeds = ([point[part] for point in sorted(best)] for part in (0, 1))
     panel.plot(costs, speeds, "-", color="black", linewidth=1, alpha=0.6)
-    if best:
-        panel.plot([], [], "o", color="black", label="Pareto set")
-        panel.plot([], [], "o", color="black", markerfacecolor="white", label="dominated")
-        panel.legend(fontsize=8)
 
 
-def reach(middle: float, low: float, high: float) -> Any:
+def _reach(middle: float, low: float, high: float) -> Any:
     """Lengths of an error bar below and above the middle."""
     return np.array([[middle - low], [high - middle]])
-
-
-def _colour(arm: Arm) -> str:
-    """The colour of an arm's architecture, the same in every picture."""
-    return _COLOURS[arm.architecture.name]

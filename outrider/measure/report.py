@@ -1,16 +1,12 @@
-"""The report of a comparison: its verdict and its table, on a terminal of 100 columns and in --out
-DIR: report.md, results.json, results.csv and plots, with the environment and the resolved options.
+"""The report of a run: verdict and table on a terminal of 100 columns, and in a directory as
+Markdown, JSON, CSV and plots.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import platform
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -20,156 +16,204 @@ from inference.cost.billing import PER_MILLION
 from inference.cost.quantity import Figure, Quality
 from inference.errors import MissingExtra
 from inference.files import write_whole
-from outrider.measure.arms import BASELINE, FUSED, HYBRID, Setting
-from outrider.measure.comparison import Comparison
+from outrider.measure.figures import AGAIN, Row
+from outrider.measure.journal import RunRecord
 from outrider.measure.plots import draw
-from outrider.measure.rows import ResultRow
-from outrider.measure.statistics import Interval
-from outrider.models.machine import instructions, processor
 from outrider.terminal.tables import aligned, write_csv
 
-UNKNOWN = "unavailable"
 WIDTH = 100
 NOTE = (
-    "RTT: added ms; TPOT: p50 ms; length: tokens a forward; same: texts as target-only makes; "
-    "~ estimate, >= lower bound; default: what `outrider run` does; * Pareto: nothing at this RTT "
-    "is as good in all and better."
+    "x target-only: speed-up, geometric mean over prompts [95 %]; TPOT: p50 ms; length: tokens a "
+    "forward pass; same: texts equal to target-only's; ~ estimate, >= lower bound; * Pareto: no "
+    "row over this link is as good in all and better in one."
 )
-_PRICES: dict[str, Callable[[ResultRow], Figure]] = {
-    "$/1M": lambda row: row.usd_per_million.median,
-    "J/token": lambda row: row.joules_per_million.median.times(1 / PER_MILLION),
+DEPTHS = 6
+"""Depths whose acceptance the table shows."""
+
+_PRICES: dict[str, Callable[[Row], Figure]] = {
+    "$/1M": lambda row: row.costs["usd_per_million"].median,
+    "J/token": lambda row: row.costs["joules_per_million"].median.times(1 / PER_MILLION),
 }
-_LIBRARIES = ("outrider", "torch", "numpy", "grpcio", "transformers")
 
 
-def write_results(directory: Path, comparison: Comparison) -> list[Path]:
-    """Write the files and return their paths. Without matplotlib there are no plots, and one line
-    on stderr says so.
+@dataclass(frozen=True)
+class Report:
+    """What a run shows.
+
+    labels: words behind the name of an arm in the table
+    below: lines behind the table, as they stand
+    remarks: sentences that a reader needs to judge the figures
+    sections: further parts of the Markdown file, by their headings
+    data: further fields of the JSON file
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    made_with = {"environment": environment(), "options": comparison.options.values()}
-    records = [row.record() for row in comparison.rows]
-    results = {
-        **made_with,
-        "title": comparison.title,
-        "verdict": verdict(comparison),
-        "remarks": comparison.remarks,
-        "accounting": comparison.account,
-        "rows": records,
-        "texts": comparison.texts,
-    }
-    paths = [directory / name for name in ("results.json", "results.csv", "report.md")]
-    write_whole(paths[0], f"{_json(results)}\n")
-    write_csv(paths[1], [one | {"differences": len(one["differences"])} for one in records])
-    try:
-        plots = draw(directory, comparison)
-    except MissingExtra as error:
-        plots = []
-        say(f"no plots: {error}")
-    parts = [
-        f"# Architectures compared\n\n```\n{told(comparison)}\n```",
-        "## Texts that differ",
-        *(differences(comparison.rows) or ["None."]),
-        *(f"![{path.stem}]({path.name})" for path in plots),
-        f"## Made with\n\n```json\n{_json(made_with)}\n```\n",
-    ]
-    write_whole(paths[2], "\n\n".join(parts))
-    return [*paths, *plots]
 
+    title: str
+    verdict: Sequence[str]
+    rows: Sequence[Row]
+    run: RunRecord
+    remarks: Sequence[str] = ()
+    below: Sequence[str] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    sections: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
 
-def _json(values: object) -> str:
-    return json.dumps(values, indent=1, default=lambda policy: Setting(policy).label)
+    @property
+    def noise(self) -> str:
+        """The A/A pair in words; empty where it was not run."""
+        again = [row for row in self.rows if row.arm == AGAIN and row.speed_up is not None]
+        if not again:
+            return ""
+        low = min(row.noise.low for row in again if row.noise)
+        high = max(row.noise.high for row in again if row.noise)
+        return (
+            f"Noise: target-only over itself lies within {low:.2f} and {high:.2f} (95 %). A "
+            "speed-up within that of its own link and kind is marked ? and claims nothing."
+        )
 
+    def record(self) -> dict[str, Any]:
+        """The report as plain data for JSON."""
+        return {
+            "title": self.title,
+            "verdict": list(self.verdict),
+            "equal": all(row.equal == row.compared for row in self.rows),
+            "remarks": [*self.remarks, *filter(None, [self.noise])],
+            "rows": [row.record() for row in self.rows],
+            **self.data,
+            **self._made_with,
+        }
 
-def environment() -> dict[str, Any]:
-    """This machine and what ran on it."""
-    found: dict[str, Any] = {
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "machine": platform.machine(),
-        "processor": processor(),
-        "instructions": instructions(),
-        "cpus": os.cpu_count(),
-        "load": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
-        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
-        "commit": commit(),
-    }
-    for name in _LIBRARIES:
+    @property
+    def _made_with(self) -> dict[str, Any]:
+        return {
+            "settings": self.run.plan["settings"],
+            "starts": self.run.starts,
+            "ends": self.run.ends,
+        }
+
+    def told(self) -> str:
+        """Verdict, title, table and remarks for a terminal."""
+        lines = [f"{number}. {line}" for number, line in enumerate(self.verdict, 1)]
+        above = [*map(_filled, [*lines, self.title]), ""]
+        under = map(_filled, filter(None, [NOTE, self.noise, *self.remarks]))
+        return "\n".join([*above, *speeds(self), "", *self.below, *under])
+
+    def markdown(self, plots: Sequence[Path]) -> str:
+        """The report as a page that stands alone."""
+        differing = [
+            f"- {row.arm}, {row.kind}, {row.rtt_ms:g} ms: {one.prompt} differs at token {one.at} "
+            f"({one.ours} instead of {one.theirs})"
+            for row in self.rows
+            for one in row.differences
+        ]
+        parts = [
+            f"# {self.title}",
+            f"```\n{self.told()}\n```",
+            *(f"## {head}\n\n" + "\n".join(lines) for head, lines in self.sections.items()),
+            "## Waits, traffic, and share of forward passes that accepted depth N",
+            "```\n" + "\n".join(waits(self.rows)) + "\n```",
+            "## Texts that differ from target-only's",
+            "\n".join(differing) or "None.",
+            *(f"![{path.stem}]({path.name})" for path in plots),
+            f"## Made with\n\n```json\n{json.dumps(self._made_with, indent=1)}\n```\n",
+        ]
+        return "\n\n".join(parts)
+
+    def write(self, directory: Path) -> list[Path]:
+        """Write report.json, report.csv, report.md and plots. Returns their paths.
+
+        Without matplotlib there are no plots, and one line on stderr says so.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        paths = [directory / f"report.{kind}" for kind in ("json", "csv", "md")]
+        record = self.record()
+        write_whole(paths[0], f"{json.dumps(record, indent=1)}\n")
+        write_csv(
+            paths[1], [one | {"differences": len(one["differences"])} for one in record["rows"]]
+        )
         try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
+            plots = draw(directory, self.title, self.rows)
+        except MissingExtra as error:
+            plots = []
+            say(f"no plots: {error}")
+        write_whole(paths[2], self.markdown(plots))
+        return [*paths, *plots]
 
 
-def commit() -> str:
-    """The commit of this checkout, marked where files were changed; unknown outside of one."""
-    git = shutil.which("git")
-    if git is None:
-        return "unknown"
-    asked = [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    said = subprocess.run(asked, capture_output=True, text=True, check=False)  # noqa: S603
-    return said.stdout.strip() or "unknown"
-
-
-def told(comparison: Comparison) -> str:
-    """Verdict, title, table, commands and remarks."""
-    lines = [f"{number}. {line}" for number, line in enumerate(verdict(comparison), 1)]
-    lines.append(comparison.title)
-    table = ["", *aligned(*columns(comparison)), "", *commands(comparison), ""]
-    below = [NOTE, comparison.account, *comparison.remarks]
-    if comparison.options.out is None:
-        below.append("--out DIR: all figures, differing texts and plots.")
-    return "\n".join([*map(_filled, lines), *table, *map(_filled, below)])
-
-
-def columns(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of the table. Costs that are known of no arm are left out."""
-    rows = comparison.rows
+def speeds(report: Report) -> list[str]:
+    """The table of speeds: over each link labelled arms come first. Columns that say nothing are
+    left out.
+    """
+    trips = list(dict.fromkeys(row.rtt_ms for row in report.rows))
+    rows = sorted(
+        report.rows, key=lambda row: (trips.index(row.rtt_ms), row.arm not in report.labels)
+    )
+    several = {name: len({getattr(row, name) for row in rows}) > 1 for name in ("rtt_ms", "kind")}
     prices = {
         head: read
         for head, read in _PRICES.items()
         if any(read(row).value is not None for row in rows)
     }
-    heads = ["RTT", "arm", "tokens/s", "x target-only", "TPOT", "length", "same", *prices]
-    return heads, [[*_cells(row), *(_short(read(row)) for read in prices.values())] for row in rows]
+    cells = []
+    for row in rows:
+        each = row.time_per_output_token
+        label = report.labels.get(row.arm, "")
+        cells.append(
+            {
+                **({"RTT": f"{row.rtt_ms:g}"} if several["rtt_ms"] else {}),
+                **({"kind": row.kind} if several["kind"] else {}),
+                "arm": row.arm + label + " *" * row.pareto,
+                "tokens/s": f"{row.tokens_per_second.median:.1f}",
+                "x target-only": "-" if row.speed_up is None else str(row.speed_up) + _doubt(row),
+                "TPOT": "-" if each is None else f"{each.p50 * 1e3:.2f}",
+                "length": f"{row.acceptance_length:.2f}",
+                "same": f"{row.equal}/{row.compared}" if row.compared else "-",
+                **(
+                    {"right": f"{row.right}/{row.scored}"}
+                    if any(other.scored for other in rows)
+                    else {}
+                ),
+                **{head: _short(read(row)) for head, read in prices.items()},
+            }
+        )
+    return _table(cells)
 
 
-def commands(comparison: Comparison) -> list[str]:
-    """Each arm with the command that decodes in this way, aligned."""
-    arms = {row.arm.name: row.arm.command for row in comparison.rows}
-    width = max(map(len, arms))
-    head = "Commands, to which the flags that name your models are added:"
-    return [head, *(f"{name:<{width}}  {command}" for name, command in arms.items())]
+def waits(rows: Sequence[Row]) -> list[str]:
+    """The table of waits in milliseconds, traffic by the token, and acceptance by depth."""
+    cells = []
+    for row in rows:
+        first = row.time_to_first_token
+        shares = [*(f"{share:.3f}" for share in row.acceptance_by_depth), *["-"] * DEPTHS]
+        cells.append(
+            {
+                "RTT": f"{row.rtt_ms:g}",
+                "kind": row.kind,
+                "arm": row.arm,
+                "prompts": f"{row.prompts}",
+                "texts": f"{row.texts}",
+                "first": "-" if first is None else f"{first.p50 * 1e3:.0f}",
+                "gap p50": f"{row.gaps.p50 * 1e3:.0f}",
+                "p99": f"{row.gaps.p99 * 1e3:.0f}",
+                "max": f"{row.gaps.largest * 1e3:.0f}",
+                "bytes up": f"{row.counts['bytes_up'] / max(row.tokens, 1):.0f}",
+                "down": f"{row.counts['bytes_down'] / max(row.tokens, 1):.0f}",
+                **{str(depth + 1): shares[depth] for depth in range(DEPTHS)},
+            }
+        )
+    return _table(cells)
 
 
-def _cells(row: ResultRow) -> Iterator[str]:
-    each = row.time_per_output_token
-    yield f"{row.rtt_ms:g}"
-    yield row.arm.name + " (default)" * (row.arm.name == HYBRID) + " *" * row.pareto
-    yield f"{row.tokens_per_second.median:.1f}"
-    yield UNKNOWN if row.ratio is None else _interval(row.ratio)
-    yield "-" if each is None else f"{each.p50 * 1e3:.2f}"
-    yield f"{row.acceptance_length:.2f}"
-    yield UNKNOWN if row.identical_texts is None else f"{row.identical_texts}/{row.texts}"
+def _table(cells: Sequence[Mapping[str, str]]) -> list[str]:
+    return aligned(list(cells[0]), [list(cell.values()) for cell in cells]) if cells else []
+
+
+def _doubt(row: Row) -> str:
+    """A mark where a speed-up is not told from target-only over itself."""
+    return "" if row.faster or row.slower else " ?"
 
 
 def _filled(line: str) -> str:
     return fill(line, WIDTH)
-
-
-def differences(rows: Sequence[ResultRow]) -> list[str]:
-    """The first difference of every text that is not the target-only one."""
-    return [
-        f"- {row.arm.name} at {row.rtt_ms:g} ms: prompt {one.prompt} parts at token {one.at} "
-        f"({one.ours} for {one.theirs})"
-        for row in rows
-        for one in row.differences
-    ]
-
-
-def _interval(value: Interval) -> str:
-    return f"{value.median:.2f} [{value.low:.2f}, {value.high:.2f}]"
 
 
 def _short(known: Figure) -> str:
@@ -178,106 +222,3 @@ def _short(known: Figure) -> str:
         return "-"
     bound = ">=" if known.lower_bound else "~" * (known.quality is Quality.ESTIMATED)
     return f"{bound}{known.value:.2f}"
-
-
-def verdict(comparison: Comparison) -> list[str]:
-    """The verdict, in three lines at most. It claims nothing within an interval."""
-    if not comparison.has_baseline:
-        return ["No speed-up is given: target-only was not run."]
-    trips = comparison.options.rtt
-    lines = [
-        "; ".join(_leader_words(trip, comparison.at(trip)) for trip in trips) + ".",
-        " ".join(filter(None, (_advice(comparison), _instead(comparison)))),
-        _cheapest(comparison) if comparison.options.cs else "",
-    ]
-    return [line for line in lines if line]
-
-
-def leader(rows: Sequence[ResultRow]) -> ResultRow | None:
-    """The fastest row at one round trip: an arm that is faster than target-only, or target-only
-    where every other arm is slower. None where neither can be told.
-    """
-    faster = [row for row in rows if row.faster]
-    if faster:
-        return max(faster, key=lambda row: row.tokens_per_second.median)
-    alone = next((row for row in rows if row.arm.architecture.name == BASELINE), None)
-    return alone if all(row.slower for row in rows if row is not alone) else None
-
-
-def _leader_words(rtt: float, rows: Sequence[ResultRow]) -> str:
-    first = leader(rows)
-    if first is None:
-        others = [row for row in rows if row.arm.architecture.name != BASELINE]
-        best = max(others, key=lambda row: row.ratio or (0.0,))
-        return (
-            f"{rtt:g} ms: nothing can be told from target-only (best: {best.arm.name} {_x(best)})"
-        )
-    against = f", {_x(first)}" if first.arm.architecture.name != BASELINE else ""
-    speed = f"{first.tokens_per_second.median:.1f} tokens/s"
-    return f"{rtt:g} ms: {first.arm.name} is fastest{against} ({speed})"
-
-
-def _x(row: ResultRow) -> str:
-    """The ratio to target-only with its interval."""
-    assert row.ratio is not None
-    return f"{row.ratio.median:.2f}x target-only [{row.ratio.low:.2f}, {row.ratio.high:.2f}]"
-
-
-def _advice(comparison: Comparison) -> str:
-    """At which round trips drafting here, or beside the target, is faster than target-only."""
-    here = [row for row in comparison.rows if row.arm.architecture.drafts_here]
-    colocated = [row for row in comparison.rows if row.arm.architecture.name == FUSED]
-    places = {"on this machine": here, "beside the target": colocated}
-    said = [f"{where} {_outcomes(rows)}" for where, rows in places.items() if rows]
-    return f"Drafting {'; '.join(said)}." if said else ""
-
-
-def _instead(comparison: Comparison) -> str:
-    """Advice where hybrid, which `outrider run` does by default, did not pay."""
-    ways = dict[str, list[str]]()
-    for row in comparison.rows:
-        first = leader(comparison.at(row.rtt_ms))
-        if row.arm.architecture.name == HYBRID and not row.faster and first is not None:
-            ways.setdefault(f"`{first.arm.command}`", []).append(f"{row.rtt_ms:g} ms")
-    if not ways:
-        return ""
-    said = "; ".join(f"{command} at {', '.join(trips)}" for command, trips in ways.items())
-    shared = not (comparison.options.target_host or comparison.options.emulate)
-    elsewhere = " For a target elsewhere give --emulate PROFILE or --target_host HOST:PORT."
-    return f"hybrid is what `outrider run` does; faster here: {said}." + elsewhere * shared
-
-
-def _outcomes(rows: Sequence[ResultRow]) -> str:
-    """Outcomes at each round trip, by the best of these rows."""
-    trips: dict[str, list[str]] = {}
-    for trip in dict.fromkeys(row.rtt_ms for row in rows):
-        there = [row for row in rows if row.rtt_ms == trip]
-        outcome = "cannot be told from target-only"
-        if any(row.faster for row in there):
-            outcome = "pays"
-        elif all(row.slower for row in there):
-            outcome = "is slower than target-only"
-        trips.setdefault(outcome, []).append(f"{trip:g}")
-    return ", ".join(f"{outcome} at {', '.join(where)} ms" for outcome, where in trips.items())
-
-
-def _cheapest(comparison: Comparison) -> str:
-    """The cheapest position of the knob at the first round trip, in the first unit that is known of
-    all.
-    """
-    rows = [
-        row for row in comparison.at(comparison.options.rtt[0]) if row.arm.setting.knob is not None
-    ]
-    for name, unit in (("usd_per_million", "$"), ("joules_per_million", "J")):
-        costs = [(getattr(row, name), row.arm.name) for row in rows]
-        if any(cost.median.value is None for cost, _ in costs):
-            continue
-        least, label = min(costs, key=lambda one: one[0].median.value)
-        others = [cost for cost, other in costs if other != label]
-        told = all(least.high < cost.low for cost in others)
-        return (
-            f"Cheapest: {label}, {unit}{least.median.value:.3g} a million tokens "
-            f"[{least.low:.3g}, {least.high:.3g}]"
-            + (", but it cannot be told from the others." * (not told) or ".")
-        )
-    return "Nothing is known of the cost: no price and no joules."

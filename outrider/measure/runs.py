@@ -5,14 +5,13 @@ each.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from inference.command import FAILED, INTERRUPTED, printable, run_command, say
+from inference.command import FAILED, INTERRUPTED, printable, say
 from inference.errors import OutriderError
-from inference.flags.command_line import CommandOptions, parse_flags
+from inference.flags.command_line import CommandOptions
 from inference.flags.values import Directory, File
 from outrider.measure.sweeps import NamedRun, read_runs
 from outrider.terminal.summary import PROFILE
@@ -38,14 +37,8 @@ class RunsOptions(CommandOptions, title="general"):
     """only read the file, and list its runs"""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def make_runs(options: RunsOptions) -> int:
     """Make the runs. Returns 0 when all texts of all runs were made."""
-    words = sys.argv[1:] if arguments is None else arguments
-    options = parse_flags(RunsOptions, "outrider runs", words, EXAMPLES)
-    return run_command(lambda: _runs(options), debug=options.debug)
-
-
-def _runs(options: RunsOptions) -> int:
     runs = read_runs(Path(options.file))
     if options.check:
         print(*(run.name for run in runs), sep="\n")

@@ -24,6 +24,14 @@ SMALL = Path(__file__).parent / "small"
 ANSWER = "# the code of the answer"
 """Line of a test program that the answer's code takes the place of."""
 
+PROMPTS = (
+    "def read_lines(path, encoding='utf-8'):",
+    "class Queue:",
+    "import os\nimport sys\n\ndef main(argv):",
+    "for name in sorted(os.listdir(path)):",
+)
+"""Prompts of a run that names none, and that is to be short."""
+
 _SPEC_BENCH = {"translation", "summarization", "qa", "math_reasoning", "rag"}
 """Categories of Spec-Bench. Its others are those of MT-bench."""
 

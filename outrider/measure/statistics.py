@@ -13,7 +13,7 @@ import numpy as np
 from inference.cost.quantity import Figure, total
 
 CONFIDENCE = 0.95
-FEWEST = 6
+MIN_TEXTS = 6
 """The fewest texts from which a difference is claimed. Of fewer, all lie on one side of the true
 median too often (2 in 2**5 cases).
 """
@@ -64,10 +64,18 @@ def bootstrap_median(values: Sequence[float]) -> Interval:
     return Interval(float(np.median(measured)), float(low), float(high))
 
 
-def geometric_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The interval that holds the geometric mean, by the percentile bootstrap with a fixed seed."""
-    logs = np.log(np.asarray(values, dtype=np.float64))
-    draws = np.random.default_rng(_SEED).choice(logs, (_DRAWS, len(logs)))
+def geometric_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """The interval that holds the geometric mean over groups, by a bootstrap with a fixed seed.
+
+    groups: ratios by prompt. Prompts are drawn, and repetitions within each: those of one prompt
+    depend on each other, and one prompt alone still shows how far its repetitions spread.
+    """
+    generator, means = np.random.default_rng(_SEED), []
+    for group in groups:
+        logs = np.log(np.asarray(group, dtype=np.float64))
+        means.append(generator.choice(logs, (_DRAWS, len(logs))).mean(axis=1))
+    drawn = generator.integers(len(groups), size=(_DRAWS, len(groups)))
+    draws = np.take_along_axis(np.stack(means, axis=1), drawn, axis=1)  # [draw, group]
     low, high = np.exp(np.quantile(draws.mean(1), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]))
     return float(low), float(high)
 

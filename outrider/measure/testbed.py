@@ -19,14 +19,15 @@ from inference.engine.engine import Engine
 from outrider.client.connecting import connect_target, target_tokenizer
 from outrider.client.drafting import load_draft
 from outrider.draft_methods import FoundDraft, find_draft
-from outrider.measure.arms import FUSED, Bench
+from outrider.measure.account import Account
+from outrider.measure.architectures import FUSED, Bench
 from outrider.measure.compare_options import CompareOptions, PairOptions
-from outrider.measure.link import LinkShape, shaped_link
-from outrider.measure.rows import Account
+from outrider.measure.environment import over_link
+from outrider.measure.link import LinkShape
+from outrider.measure.sets import PROMPTS
 from outrider.models.profiles import user_profiles
 from outrider.money.goal import Goal, read_billing, read_goal
 from outrider.options.groups import GoalOptions, MeasureOptions
-from outrider.options.network import ConnectionOptions
 from outrider.options.roles import FusedTargetRole
 from outrider.target.colocated_draft import with_draft
 from outrider.target.spawn import StartedTarget, started, target_words
@@ -34,13 +35,6 @@ from outrider.target.target import load_served
 from outrider.terminal.generate import session_length
 from outrider.text.completion import Request
 from outrider.text.prompts import make_requests, read_prompts
-
-PROMPTS = (
-    "def read_lines(path, encoding='utf-8'):",
-    "class Queue:",
-    "import os\nimport sys\n\ndef main(argv):",
-    "for name in sorted(os.listdir(path)):",
-)
 
 
 @dataclass(frozen=True)
@@ -66,16 +60,6 @@ class Testbed:
             connect_target(reached) as target,
         ):
             yield self.bench_of(target)
-
-
-@contextmanager
-def over_link(connection: ConnectionOptions, shape: LinkShape) -> Iterator[ConnectionOptions]:
-    """Yield this connection over an emulated link of this shape."""
-    if shape == LinkShape():
-        yield connection
-        return
-    with shaped_link(connection.addresses, shape) as link:
-        yield connection.but(target=None, target_host=link.address)
 
 
 @contextmanager
@@ -127,6 +111,7 @@ def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
             trees=options.trees,
             positions=positions,
             local=_local(common, length) if options.with_local else None,
+            account=account,
         )
         yield Testbed(
             options, common, found, description, requests, positions, account, target, bench_of

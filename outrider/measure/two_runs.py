@@ -1,4 +1,4 @@
-"""Runs `outrider bench compare`: the speeds of two runs, text by text, and how their settings
+"""`outrider bench compare`: the speeds of two runs, text by text, and how their settings
 differ.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from inference.errors import InvalidRequest
 from inference.files import write_whole
 from outrider.measure.bench_options import PairingOptions
-from outrider.measure.figures import ALL, Pair, arms_of, kinds_of, speed_ratio
+from outrider.measure.figures import ALL, Pair, arms_of, kinds_of, speed_up
 from outrider.measure.journal import NAME, RunRecord, Values, differences, read_run
 from outrider.terminal.tables import aligned
 
@@ -46,12 +46,13 @@ def pair_runs(before: RunRecord, after: RunRecord) -> Iterator[Values]:
     An arm is compared with the one of its name, or with the only other one.
     """
     ours, theirs = arms_of(after.texts), arms_of(before.texts)
+    earlier = {key._replace(rtt_ms=0.0): text for key, text in before.texts.items()}
     added, gone = ([arm for arm in a if arm not in b] for a, b in ((ours, theirs), (theirs, ours)))
     names = {arm: arm for arm in ours if arm in theirs}
     names |= dict(zip(added, gone, strict=True)) if len(added) == len(gone) == 1 else {}
     for arm, other in names.items():
         mine = [one for one in after.texts.items() if one[0].arm == arm]
-        found = [(one, before.texts.get(one[0]._replace(arm=other))) for one in mine]
+        found = [(one, earlier.get(one[0]._replace(arm=other, rtt_ms=0.0))) for one in mine]
         pairs: list[Pair] = [(one, text) for one, text in found if text is not None]
         for kind in kinds_of(key for (key, _), _ in pairs):
             some = [pair for pair in pairs if kind in (ALL, pair[0][0].kind)]
@@ -60,6 +61,6 @@ def pair_runs(before: RunRecord, after: RunRecord) -> Iterator[Values]:
                 "kind": kind,
                 "arm": arm if arm == other else f"{arm} over {other}",
                 "texts": len(some),
-                "second over first": speed_ratio(some),
+                "speed-up of the second": speed_up(some),
                 "same": same,
             }

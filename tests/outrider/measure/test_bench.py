@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from inference.files import locked
-from outrider.measure.figures import speed_ratio
+from outrider.measure.figures import AGAIN
 from outrider.measure.journal import NAME, TextKey, read_run
 from outrider.models.directories import find_tokenizer
 from outrider.target.spawn import role_environment, started
@@ -25,7 +25,7 @@ PROMPTS = [
     {"kind": "chat", "name": "two turns", "turns": ["import os", "import sys"], "system": "# x"},
     {"kind": "code", "name": "no room", "turns": ["def f(x):\n    return x\n" * 300]},
 ]
-MADE = ("kind", "arm", "prompts", "texts", "tokens", "compared_texts", "equal_texts", "scored")
+MADE = ("kind", "arm", "prompts", "texts", "tokens", "compared", "equal", "scored")
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +43,13 @@ def words(target: str, tmp_path: Path) -> list[str]:
 
 
 def summary(directory: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((directory / "summary.json").read_text())
+    found: dict[str, Any] = json.loads((directory / "report.json").read_text())
     return found
 
 
 def made(directory: Path) -> list[dict[str, Any]]:
     """The parts of the figures that no clock changes."""
-    return [{name: row[name] for name in MADE} for row in summary(directory)["figures"]]
+    return [{name: row[name] for name in MADE} for row in summary(directory)["rows"]]
 
 
 def texts(directory: Path) -> dict[TextKey, list[int]]:
@@ -81,10 +81,11 @@ def test_a_killed_run_goes_on_to_the_summary_of_an_uninterrupted_one(
     rows = made(whole)
     assert [row["arm"] for row in rows if row["kind"] == "chat"] == [
         "target-only",
+        AGAIN,
         "hybrid",
         "suffix",
     ]
-    assert all(row["equal_texts"] == row["compared_texts"] == row["texts"] > 0 for row in rows)
+    assert all(row["equal"] == row["compared"] == row["texts"] > 0 for row in rows)
     before = (whole / NAME).read_bytes()
     assert run(*words, "--out", whole).code == 0
     assert (whole / NAME).read_bytes() == before
@@ -123,7 +124,7 @@ def test_a_second_turn_follows_the_arms_own_answer_and_a_long_prompt_is_left_out
     assert found is not None
     tokenizer = find_tokenizer(None, "draft")
     second = [(key, text) for key, text in found.texts.items() if key.turn == 1]
-    assert len(second) == 3
+    assert len(second) == 4
     for key, text in second:
         said = ["# x", "import os", found.texts[key._replace(turn=0)]["text"], "import sys"]
         roles = ["system", "user", "assistant", "user"]
@@ -134,7 +135,7 @@ def test_a_second_turn_follows_the_arms_own_answer_and_a_long_prompt_is_left_out
     assert "1 of 3 prompts are left out" in " ".join(ended.out.split())
     assert "64 % of an answer repeats its prompt" in ended.out
     assert "Too few for a claim: 1 chat, 1 code" in ended.out
-    assert {path.name for path in directory.iterdir()} >= {"summary.md", "summary.csv"}
+    assert {path.name for path in directory.iterdir()} >= {"report.md", "report.csv"}
 
 
 @pytest.mark.parametrize(
@@ -172,34 +173,13 @@ def test_two_runs_are_compared_text_by_text_with_what_differs(
     file = tmp_path / "pairs.json"
     shown = run("bench", "compare", measured[0], other, "--json", file)
     rows = json.loads(file.read_text())["rows"]
-    assert {row["arm"] for row in rows} == {"target-only", "suffix", "adaptive over hybrid"}
+    assert {row["arm"] for row in rows} == {"target-only", AGAIN, "suffix", "adaptive over hybrid"}
     assert all(row["same"] == row["texts"] > 0 for row in rows)
     assert 'differs: presets ["hybrid", "suffix"], then ["adaptive", "suffix"]' in shown.out
     itself = run("bench", "compare", other, other)
     assert itself.out.count("1.00 [1.00, 1.00]") == len(rows)
     assert "differs" not in itself.out
     run("bench", "compare", other, tmp_path).assert_failed("has no texts")
-
-
-def text(speed: float, turn: int, name: str, arm: str) -> tuple[TextKey, dict[str, Any]]:
-    return TextKey("own", "code", name, turn, 0, arm), {"tokens_per_second": speed}
-
-
-def test_turns_of_a_prompt_count_as_one_text_in_a_mean() -> None:
-    pairs = [
-        (text(8.0, 0, "a", "hybrid"), {"tokens_per_second": 1.0}),
-        (text(2.0, 1, "a", "hybrid"), {"tokens_per_second": 1.0}),
-        (text(1.0, 0, "b", "hybrid"), {"tokens_per_second": 1.0}),
-    ]
-    speed = speed_ratio(pairs)
-    assert speed is not None
-    assert speed.mean == pytest.approx(2.0)
-    assert speed.low == pytest.approx(1.0)
-    assert speed.high == pytest.approx(4.0)
-    for ratio in (0.1, 1.1, 1.7, 3.3):
-        alone = speed_ratio([(text(ratio, 0, "a", "hybrid"), {"tokens_per_second": 1.0})])
-        assert alone is not None
-        assert alone.low <= alone.mean <= alone.high
 
 
 def test_a_file_of_another_form_is_refused_with_its_line(tmp_path: Path) -> None:
@@ -230,8 +210,11 @@ def test_a_run_without_chosen_prompts_says_what_it_would_do_and_asks(
     ended = run(*command)
     ended.assert_failed("outrider bench --yes")
     assert "prompts  small: 70 (" in ended.out
-    assert "texts    219: each turn by target-only and hybrid and suffix, up to 100" in ended.out
-    assert "time     up to 11 min at 30 ms a token" in ended.out
+    assert (
+        "texts    292: each turn by target-only, target-only again, hybrid, suffix, up to 100"
+        in ended.out
+    )
+    assert "time     up to 15 min at 30 ms a token" in ended.out
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda shown: "n")
     assert run(*command).code == 1
@@ -243,8 +226,8 @@ def test_the_small_set_is_measured_on_the_embedded_pair(tmp_path: Path, run: Run
     assert run("bench", "--yes", "--max_new_tokens", "12", "--out", tmp_path).code == 0
     rows = made(tmp_path)
     assert len({row["kind"] for row in rows}) == 8  # all together, too
-    assert all(row["equal_texts"] == row["compared_texts"] == row["texts"] for row in rows)
-    scores = {(row["kind"], row["arm"]): row["right"] for row in summary(tmp_path)["figures"]}
+    assert all(row["equal"] == row["compared"] == row["texts"] for row in rows)
+    scores = {(row["kind"], row["arm"]): row["right"] for row in summary(tmp_path)["rows"]}
     assert all(right == scores[kind, "target-only"] for (kind, _), right in scores.items())
 
 

@@ -15,23 +15,22 @@ import pytest
 
 from inference.cost.billing import Billing
 from inference.drafters.round_proposer import BestFirst, Chain
-from inference.sampling import SamplingParams
-from outrider.measure.arms import ARCHITECTURES, BASELINE, CHAIN, FUSED, GROWING, TREE
-from outrider.measure.compare import main
+from outrider.measure.architectures import ARCHITECTURES, CHAIN, FUSED, GROWING, TREE
+from outrider.measure.commands import compare as main
+from outrider.measure.compare import compare
 from outrider.measure.compare_options import NAMES, CompareOptions, parse
-from outrider.measure.comparison import compare
+from outrider.measure.figures import AGAIN, BASELINE
+from outrider.measure.journal import NAME
 from outrider.measure.report import WIDTH
-from outrider.measure.rows import first_difference, read_meters
 from outrider.measure.testbed import read_positions
 from outrider.models.directories import EMBEDDED
 from outrider.target.spawn import started
-from outrider.text.completion import Request, new_completion
 from tests.support.commands import Run
 from tests.support.refusals import assert_refused
 
 SHORT = ["--num-runs", "2", "--max_new_tokens", "8", "--rtt", "0"]
 ONE_SETTING = ["--chains", "4", "--trees", "8x3"]
-FILES = {"results.json", "results.csv", "report.md"}
+FILES = {"report.json", "report.csv", "report.md", "run.jsonl"}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,7 @@ def target() -> Iterator[str]:
 
 
 def read(directory: Path) -> Any:
-    return json.loads((directory / "results.json").read_text())
+    return json.loads((directory / "report.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -61,26 +60,26 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_architecture_makes_the_targets_own_text_on_the_embedded_pair(results: Path) -> None:
     found = read(results)
     rows = found["rows"]
-    settings = {CHAIN: ["2", "4"], TREE: ["8x4"]}
-    assert [(row["rtt_ms"], row["architecture"], row["setting"]) for row in rows] == [
-        (trip, one.name, setting)
-        for trip in (0, 6)
-        for one in ARCHITECTURES
-        for setting in settings.get(one.name, [""])
+    settings = {CHAIN: [" 2", " 4"], TREE: [" 8x4"]}
+    arms = [
+        f"{one.name}{setting}" for one in ARCHITECTURES for setting in settings.get(one.name, [""])
+    ]
+    arms.insert(1, AGAIN)
+    assert [(row["rtt_ms"], row["arm"]) for row in rows] == [
+        (trip, arm) for trip in (0, 6) for arm in arms
     ]
     for row in rows:
-        assert row["identical_texts"] == row["texts"] == 6
+        assert row["equal"] == row["compared"] == row["texts"] == 6
         assert row["tokens"] == 48
-        assert row["ratio"]["low"] <= row["ratio"]["median"] <= row["ratio"]["high"]
         for name in ("usd_per_million", "usd_per_million_by_forwards", "joules_per_million"):
             assert row[name]["value"] != 0
-        if row["architecture"].startswith(BASELINE):
+        if row["arm"].startswith(BASELINE):
             assert row["forwards"] == row["lone_forwards"] == 48
-            assert row["acceptance"] is None
         else:
             assert row["lone_forwards"] <= row["forwards"] <= 48
-    assert all(row["ratio"]["median"] == 1 for row in rows if row["architecture"] == BASELINE)
-    assert len(found["texts"]) == 6 * len(rows)
+        if row["arm"] != BASELINE:
+            assert row["speed_up"]["low"] <= row["speed_up"]["mean"] <= row["speed_up"]["high"]
+    assert (results / NAME).read_bytes().count(b'{"text"') == 6 * len(rows)
 
 
 def test_a_draft_that_is_named_goes_to_no_target_without_one_beside_it() -> None:
@@ -90,13 +89,13 @@ def test_a_draft_that_is_named_goes_to_no_target_without_one_beside_it() -> None
 
 def test_environment_and_options_are_kept(results: Path) -> None:
     found = read(results)
-    assert found["environment"]["python"]
-    assert found["options"]["chains"] == ["2", "4"]
-    assert found["options"]["max_new_tokens"] == 8
-    with (results / "results.csv").open() as file:
+    assert found["starts"][0]["environment"]["python"]
+    assert found["settings"]["chains"] == ["2", "4"]
+    assert found["settings"]["max_new_tokens"] == 8
+    with (results / "report.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == len(found["rows"])
-    named = {"ratio.median", "inter_chunk.p99", "usd_per_million.quality"}
+    named = {"speed_up.mean", "gaps.p99", "usd_per_million.quality"}
     assert named <= set(lines[0])
 
 
@@ -114,10 +113,10 @@ def test_a_draft_beside_a_target_that_runs_is_compared_in_three_lines_and_a_narr
     (tmp_path / "prompts").write_text("def f(x):\nimport os\n")
     shown = run("compare", *SHORT, *runs, "--target_host", target, *arms)
     rows, verdict = read(tmp_path)["rows"], read(tmp_path)["verdict"]
-    assert [row["architecture"] for row in rows] == [BASELINE, FUSED]
-    assert all(row["identical_texts"] == row["texts"] == 6 for row in rows)
+    assert [row["arm"] for row in rows] == [BASELINE, AGAIN, FUSED]
+    assert all(row["equal"] == row["texts"] == 6 for row in rows)
     assert shown.err.count(".[plots]") == 1
-    assert {path.name for path in tmp_path.iterdir()} == FILES | {"prompts"}
+    assert {path.name for path in tmp_path.iterdir()} - {".lock"} == FILES | {"prompts"}
     assert 1 <= len(verdict) <= 3
     assert max(map(len, shown.out.splitlines())) <= WIDTH
     words = " ".join(shown.out.split())
@@ -129,8 +128,8 @@ def test_no_speed_up_is_given_without_a_target_only_run(target: str, tmp_path: P
     flags = ["--target_host", target, "--architectures", CHAIN, "--out", str(tmp_path)]
     assert main([*SHORT, *ONE_SETTING, *flags]) == 0
     (row,) = read(tmp_path)["rows"]
-    assert row["ratio"] is None
-    assert row["identical_texts"] is None
+    assert row["speed_up"] is None
+    assert row["compared"] == 0
     assert len(read(tmp_path)["verdict"]) == 1
 
 
@@ -143,20 +142,14 @@ def test_the_curve_is_a_comparison_of_positions_of_the_knob(target: str, tmp_pat
     assert main([*prices, *watts, *texts, *flags]) == 0
     found = read(tmp_path)
     rows = found["rows"]
-    assert [(row["architecture"], row["cs"]) for row in rows] == [
-        (BASELINE, None),
-        (GROWING, 0.0),
-        (GROWING, 100.0),
-    ]
+    positions = [f"{GROWING} --cs 0", f"{GROWING} --cs 100"]
+    assert [row["arm"] for row in rows] == [BASELINE, AGAIN, *positions]
+    assert [found["arms"][name]["cs"] for name in positions] == [0.0, 100.0]
     assert any(row["pareto"] for row in rows)
     for row in rows:
-        mine = [one for one in found["texts"] if one["setting"] == row["setting"]]
-        assert len(mine) == row["identical_texts"] == 6
+        assert row["equal"] == row["texts"] == 6
         for name in ("usd_per_million", "joules_per_million"):
             assert row[name]["low"] <= row[name]["value"] <= row[name]["high"]
-    with (tmp_path / "results.csv").open() as file:
-        lines = list(csv.DictReader(file))
-    assert [line["cs"] for line in lines] == ["", "0.0", "100.0"]
     assert (tmp_path / "tradeoff.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -227,14 +220,3 @@ def test_its_flags_stand_beside_those_of_a_draft() -> None:
     assert parse([]) == CompareOptions()
     swept = parse(["--rtt", "3", "--chains", "5", "--trees", "16x6"])
     assert (swept.chains, swept.trees) == ((Chain(5),), (BestFirst(16, 6),))
-
-
-def test_the_first_difference_of_two_texts_is_found() -> None:
-    assert first_difference([1, 2, 3], [1, 2, 3]) is None
-    assert first_difference([1, 2, 3], [1, 5, 3]) == 1
-    assert first_difference([1, 2], [1, 2, 3]) == 2
-
-
-def test_energy_is_unavailable_without_a_counter() -> None:
-    request = Request(0, "p", [1], SamplingParams(), 8, frozenset())
-    assert read_meters([], new_completion, request).joules.value is None

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from inference.backends import Model
 from inference.backends.timed import TimeProfile, find_profile
-from inference.planner.profile_files import Subject
-from inference.sampling import SamplingParams
-from inference.times import Shape
-from outrider.measure.proof import TEMPERATURES, Proof, TextPair, markdown, verdict
-from outrider.measure.prove import main
-from outrider.measure.proving import fit_profile
-from outrider.text.completion import Completion, Request, new_completion
+from outrider.measure.commands import prove
+from outrider.measure.figures import BASELINE, summarise
+from outrider.measure.graph_times import GraphTime, fit, profile, time_graphs, times_table
+from outrider.measure.prove import DRAFTED, REPEATS, TEMPERATURES, verdict
+from outrider.measure.statistics import Interval
+from tests.outrider.measure.texts import key, record, rows
 from tests.support.refusals import assert_usage_error
-
-SUBJECT = Subject("target", "cpu", "m", "float32", 1, 128, 1, 16, "0")
-TIMES: Mapping[Shape, float] = {(1, 1): 0.010, (1, 4): 0.012, (1, 16): 0.048}
 
 
 @pytest.fixture(scope="module")
 def proved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a proof of the embedded pair wrote."""
     directory = tmp_path_factory.mktemp("proof")
-    (directory / "prompts.txt").write_text("def f(x):\nimport os\n")
-    main(["--prompt_text", str(directory / "prompts.txt"), "--max_new_tokens", "12", "--out",
-          str(directory), "--usd_per_hour", "1.34", "--threads", "1"])  # fmt: skip
+    (directory / "prompts.txt").write_text("def f(x):\n")
+    words = ["--prompt_text", str(directory / "prompts.txt"), "--max_new_tokens", "8"]
+    words += ["--out", str(directory), "--usd_per_hour", "1.34", "--threads", "1"]
+    assert prove(words) == 0
     return directory
 
 
@@ -42,20 +39,22 @@ def test_every_text_of_the_embedded_pair_equals_target_only_at_each_temperature(
     proved: Path,
 ) -> None:
     found = read(proved)
-    assert [one["temperature"] for one in found["equality"]] == list(TEMPERATURES)
-    assert all(one["texts"] == one["equal"] == 2 for one in found["equality"])
-    for text in found["texts"]:
-        assert text["drafted"]["token_ids"] == text["alone"]["token_ids"]
-        assert len(text["alone"]["token_ids"]) == 12
-        assert text["alone"]["num_draft_tokens"] == 0
-    assert any(text["drafted"]["num_draft_tokens"] for text in found["texts"])
+    assert found["equal"] is True
+    drafted = [row for row in found["rows"] if row["arm"] == DRAFTED]
+    assert [row["kind"] for row in drafted] == [
+        *(f"temperature {one:g}" for one in TEMPERATURES),
+        "all",
+    ]
+    assert all(row["equal"] == row["compared"] == REPEATS for row in drafted[:-1])
+    assert "proved: 9 of 9" in (proved / "report.md").read_text()
 
 
 def test_the_profile_of_a_proof_is_one_that_a_target_emulates(proved: Path) -> None:
-    profile = find_profile(str(proved / "profile.json"))
-    measured = {(rows, nodes): seconds for rows, nodes, seconds in read(proved)["times"]}
-    assert profile.pass_seconds == measured[min(measured)]
-    assert set(profile.nodes) == {nodes for _, nodes in measured}
+    times = [one for one in read(proved)["times"] if one["seconds"]]
+    least = min(times, key=lambda one: (one["padded_rows"], one["padded_nodes"]))
+    emulated = find_profile(str(proved / "profile.json"))
+    assert emulated.pass_seconds == least["seconds"]["median"]
+    assert set(emulated.nodes) == {one["padded_nodes"] for one in times}
 
 
 @pytest.mark.parametrize(
@@ -69,48 +68,71 @@ def test_the_profile_of_a_proof_is_one_that_a_target_emulates(proved: Path) -> N
 def test_a_wrong_flag_is_refused_in_one_line(
     words: list[str], shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert_usage_error(capsys, main, words, [shown])
+    assert_usage_error(capsys, prove, words, [shown])
 
 
-def completed(tokens: list[int], seconds: float) -> Completion:
-    record = new_completion(Request(0, "", [1], SamplingParams(), 8, frozenset()))
-    return replace(record, token_ids=tokens, seconds=seconds, arrivals=[seconds])
+def test_a_text_that_differs_proves_nothing_and_a_slow_one_is_no_failure() -> None:
+    other = record(8, 1, 0.5)
+    other["token_ids"] = [7, *other["token_ids"][1:]]
+    differing = summarise({key(BASELINE): record(8, 1, 0.5), key(DRAFTED): other})
+    assert verdict(differing)[0].startswith("NOT proved: 0 of 1 texts equal")
+    slow = verdict(rows({DRAFTED: 3.0}))
+    assert slow[0].startswith("proved: 6 of 6")
+    assert slow[1].endswith("slower than target-only.")
 
 
-def proof_of(*pairs: TextPair, usd_per_hour: float | None = None) -> Proof:
-    profile = fit_profile("m on cpu", SUBJECT, TIMES)
-    return Proof("m", "cpu", "d", "hex", {"cpus": 2}, ["noise: all equal"], pairs, SUBJECT, TIMES,
-                 profile, usd_per_hour)  # fmt: skip
+def timed(*seconds: tuple[int, int, float]) -> list[GraphTime]:
+    return [GraphTime((a, b), (a, b), Interval(one, one, one)) for a, b, one in seconds]
 
 
-EQUAL = TextPair(0, 0.7, completed([1, 2, 3], 3.0), completed([1, 2, 3], 1.5))
+def test_a_fit_finds_the_parts_of_a_forward_pass_again() -> None:
+    shapes = ((1, 1), (1, 16), (1, 64), (4, 16), (1, 256))
+    times = timed(*((a, b, 0.03 + 0.001 * a + 0.0002 * a * b) for a, b in shapes))
+    found = fit(times)
+    assert found is not None
+    assert found[:3] == pytest.approx((0.03, 0.001, 0.0002))
+    assert found.error < 1e-6
+    assert fit(times[:2]) is None
+    # a quick row would be negative: it is none, and nothing else becomes negative for it
+    quick = fit(timed(*((a, b, 0.03 - 0.001 * a + 0.0002 * a * b) for a, b in shapes)))
+    assert quick is not None
+    assert min(quick[:3]) >= 0
 
 
-def test_a_text_that_differs_is_named_and_nothing_is_proved() -> None:
-    other = TextPair(4, 1.0, completed([1, 2, 3], 3.0), completed([1, 9, 3], 1.5))
-    proof = proof_of(EQUAL, other)
-    assert verdict(proof).startswith("NOT proved: 1 of 2 texts equal")
-    assert "- prompt 4 at temperature 1 differs at token 1" in markdown(proof)
-    assert [text["differs_at"] for text in proof.record()["texts"]] == [None, 1]
+def test_a_shape_that_fails_keeps_its_own_reason_and_is_in_no_fit() -> None:
+    failed = GraphTime((4, 16), (4, 16), None, "out of memory")
+    lines = times_table([*timed((1, 1, 0.03)), failed], None, "trn1")
+    assert any(line.endswith("out of memory") for line in lines)
+    assert "256 GB/s" in lines[-1]
+    assert failed.record()["seconds"] is None
 
 
-def test_a_slow_text_is_reported_and_is_no_failure() -> None:
-    slow = TextPair(1, 0.0, completed([1], 3.0), completed([1], 6.0))
-    assert verdict(proof_of(slow)).startswith("proved: 1 of 1 texts equal")
-    assert "0.50 at least" in verdict(proof_of(slow))
+class Counting:
+    """A model that takes one row, and fails at 64 nodes."""
+
+    rows, max_nodes, capacity = 1, 128, 512
+
+    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
+        return rows, nodes
+
+    def choose(self, segments: Any) -> None:
+        if len(segments[0].tokens) == 64:
+            raise RuntimeError("no graph of 64 nodes")
 
 
-def test_the_report_shows_times_beside_the_profile_and_dollars_where_there_is_a_price() -> None:
-    lines = markdown(proof_of(EQUAL, usd_per_hour=3.6))
-    assert ["1", "4", "12.00", "12.00"] in [line.split() for line in lines]
-    assert "- noise: all equal" in lines
-    drafted = next(line for line in lines if line.startswith("with a draft"))
-    assert drafted.split()[-1] == "500"  # 3.6 $ an hour at 2 tokens a second
+def test_only_what_was_measured_is_called_measured() -> None:
+    model: Model = Counting()  # type: ignore[assignment]
+    found = {one.shape: one for one in time_graphs(model, 512)}
+    assert found[1, 16].seconds is not None
+    assert found[1, 64].failure == "no graph of 64 nodes"
+    assert found[4, 16].failure == "the target was loaded with 1 rows"
+    assert found[1, 128].failure == ""
 
 
 def test_times_of_a_profile_are_found_again() -> None:
     real = TimeProfile("r", "s", "a", 0.030, 0.0, 0.002, 0.0, (1, 4), (1, 4, 16), 1)
-    times = {(rows, nodes): real.seconds(rows, nodes, 0) for rows in (1, 4) for nodes in (1, 4, 16)}
-    fitted = fit_profile("f", SUBJECT, times)
-    for (rows, nodes), seconds in times.items():
-        assert fitted.seconds(rows, nodes, 128) == pytest.approx(seconds)
+    shapes = [(a, b, real.seconds(a, b, 0)) for a in (1, 4) for b in (1, 4, 16)]
+    found = profile("f", "s", timed(*shapes))
+    assert found is not None
+    computed = [found.seconds(a, b, 128) for a, b, _ in shapes]
+    assert np.allclose(computed, [seconds for *_, seconds in shapes])

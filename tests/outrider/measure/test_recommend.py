@@ -22,8 +22,9 @@ from inference.errors import InvalidRequest, Mismatch
 from inference.text import Tokenizer
 from inference.times import LatencyModel
 from outrider.cli import main
-from outrider.measure.advice import choose, command, loaded, measure, reason, whole
+from outrider.measure.figures import AGAIN, BASELINE
 from outrider.measure.link import LinkShape, shaped_link
+from outrider.measure.recommend import choose, command, loaded, measure, reason
 from outrider.measure.recommend_options import RecommendOptions
 from outrider.models.directories import EMBEDDED
 from outrider.models.models_here import ModelHere, find_models
@@ -37,11 +38,12 @@ from outrider.models.published_models import (
 from outrider.options.parsing import parse
 from outrider.options.roles import DraftRole
 from outrider.text.completion import Completion
+from tests.outrider.measure.texts import rows
 from tests.support.hub_server import hub_server
 from tests.support.wire_fixtures import background, describe, successor_engine
 
 EMBEDDED_TOKENIZER = Tokenizer(EMBEDDED / "target").fingerprint()
-WAYS = ["target alone", "copies alone", "outrider-embedded-draft"]
+WAYS = ["target-only", "copied text", "outrider-embedded-draft"]
 BRIEF = ["--max_new_tokens", "16", "--seconds", "60"]
 OPEN = PublishedModel("acme", "acme/open", 1, "float16", 1.2, "apache-2.0", 1024)
 
@@ -94,9 +96,9 @@ def test_what_fits_is_measured_and_the_command_runs(
     file = tmp_path / "figures.json"
     assert main(["recommend", "--target_host", target, *BRIEF, "--json", str(file)]) == 0
     told, figures = capsys.readouterr().out, json.loads(file.read_text(encoding="utf-8"))
-    assert [way["way"] for way in figures["ways"]] == WAYS
-    assert len({way["texts"] for way in figures["ways"]}) == 1
-    assert all(way["from"] <= way["tokens/s"] <= way["to (95%)"] for way in figures["ways"])
+    assert [way["arm"] for way in figures["ways"]] == WAYS
+    assert {row["arm"] for row in figures["rows"]} == {*WAYS, AGAIN}
+    assert len({row["texts"] for row in figures["rows"]}) == 1
     assert "half of the target's" in figures["left_out"]["outrider-embedded-target"]
     assert told.splitlines()[-1] == figures["command"]
     words = shlex.split(figures["command"])
@@ -213,8 +215,13 @@ def texts_over(address: str, target: Description) -> dict[str, list[list[int]]]:
     models = [judged(one, target) for one in find_models([])]
     with ExitStack() as stack:
         ways = list(loaded(options, models, target, stack, {}))
-        measure(ways, time.perf_counter() + 30, 16)
-        return {way.name: [done.token_ids for _, done in way.texts] for way in ways}
+        known, _ = measure(ways, time.perf_counter() + 30, 16)
+        return {
+            way.name: [
+                text["token_ids"] for key, text in known.texts.items() if key.arm == way.name
+            ]
+            for way in ways
+        }
 
 
 def test_a_far_target_changes_no_text(target: str, served: Description) -> None:
@@ -226,23 +233,19 @@ def test_a_far_target_changes_no_text(target: str, served: Description) -> None:
     assert list(near) == list(far) == WAYS
     for texts in [*near.values(), *far.values()]:
         assert texts
-        for one, own in zip(texts, near["target alone"], strict=False):
+        for one, own in zip(texts, near[BASELINE], strict=False):
             assert one[: len(own)] == own[: len(one)]  # a slow machine cuts some
 
 
-def test_a_text_that_was_cut_goes_on_as_it_did_behind_its_middle() -> None:
-    cut = Completion(0, "", 0, 1, token_ids=[0] * 8, seconds=6.0)
-    cut.arrivals, cut.chunk_tokens = [4.0, 5.0, 6.0], [2, 2, 4]
-    assert whole(cut, 16) == (16, 8.0)
-    cut.finish_reason = "stop"
-    assert whole(cut, 16) == (8, 6.0)
-
-
-@pytest.mark.parametrize(("speeds", "chosen"), [((10, 10.2, 9), 0), ((10, 11, 30), 2)])
-def test_a_way_is_taken_where_it_is_clearly_quicker_than_the_target_alone(
-    speeds: tuple[float, ...], chosen: int
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [({"a": 1.1, "b": 1.2}, BASELINE), ({"a": 0.9, "b": 0.4}, "b"), ({AGAIN: 0.4, "b": 0.4}, "b")],
+)
+def test_a_draft_is_recommended_where_it_is_clearly_faster_and_beyond_the_noise(
+    seconds: dict[str, float], chosen: str
 ) -> None:
-    assert choose([{"tokens/s": one, "x alone": one / speeds[0]} for one in speeds]) == chosen
+    assert choose(rows(seconds)) == chosen
+    assert choose(rows({AGAIN: 0.3, "b": 0.4})) == BASELINE
 
 
 def test_the_targets_times_are_the_reason_where_each_node_costs_as_much_as_the_first() -> None:

@@ -16,8 +16,9 @@ from grpc_comm.server.server import BackgroundServer
 from inference.drafters.round_proposer import BestFirst, Chain
 from inference.errors import InvalidRequest
 from outrider.endpoint.target_manager import TargetManager
-from outrider.measure.arms import ARCHITECTURES, BASELINE, HYBRID, SUFFIX
+from outrider.measure.architectures import ARCHITECTURES, HYBRID, SUFFIX
 from outrider.measure.compare_options import parse as parse_comparison
+from outrider.measure.figures import BASELINE
 from outrider.options.draft_flags import METHODS, PRESETS
 from outrider.options.parsing import parse
 from outrider.options.roles import DraftRole, FusedTargetRole, ServeRole, TargetRole
