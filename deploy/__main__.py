@@ -20,7 +20,6 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "plan": Verb("what `up` would create, and what that costs", "deploy.commands.plan"),
     "up": Verb("start a target, or go on with one that is half made", "deploy.commands.up"),
     "prove": Verb("prove a target on an instance, and remove it", "deploy.commands.prove"),
     "status": Verb("a target's stack, instance, health and cost", "deploy.commands.status"),

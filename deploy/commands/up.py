@@ -11,20 +11,20 @@ from compile.store import open_store, push
 from deploy.aws import Aws
 from deploy.bucket import HostBucket, put_wheel
 from deploy.commands.options import DeploymentOptions
-from deploy.commands.plan import ask_account, find_price, plan_lines
 from deploy.commands.tunnel import NO_PLUGIN, PLUGIN
 from deploy.deployment import Deployment, hub_token_parameter, secret_parameters
 from deploy.handover import Handover, put_hub_token, withdraw_secrets
 from deploy.host.user_data import HostSettings, user_data
 from deploy.instance_price import NoPrice, Price
 from deploy.launch import Launch
+from deploy.plan import ask_account, dry_run, find_price, plan_lines
 from deploy.running_instance import (
     InstanceEnded,
     RunningInstance,
     living_instance,
     progress,
 )
-from deploy.served import computed_speed, pinned_model, read_served
+from deploy.served import pinned_model, read_served
 from deploy.stack import StackState
 from grpc_comm.client.named_targets import (
     NamedTarget,
@@ -41,6 +41,7 @@ from inference.model.hub import PinnedModel
 
 EXAMPLES = """examples:
   outrider deploy up demo --instance c7i.2xlarge             the embedded target on CPUs
+  outrider deploy up demo --instance c7i.2xlarge --dry_run   what that would create, and its price
   outrider deploy up demo --artifact s3://bucket/artefacts --digest HEX
   outrider deploy up demo --instance g6.xlarge --model Qwen/Qwen2.5-7B --spot
   outrider deploy up demo --instance c7i.2xlarge --allow_cidr 203.0.113.7/32
@@ -64,10 +65,15 @@ class UpOptions(DeploymentOptions, title="start"):
     """end when the host has been started, before it serves"""
     patience_minutes: Count = 45
     """how long to wait until the host serves"""
+    dry_run: bool = False
+    """print what would be created and what that costs, and start nothing"""
 
 
 def run(options: UpOptions) -> int:
     """Start the target, wait until it serves, and say how to reach it. Returns 0."""
+    if options.dry_run:
+        print(*dry_run(options), sep="\n")
+        return 0
     try:
         return _up(options)
     except KeyboardInterrupt:
@@ -140,8 +146,7 @@ def _start(
     manifest, account = read_served(deployment), ask_account(aws, deployment)
     model = pinned_model(deployment)
     price = find_price(deployment, live=True)
-    speed = computed_speed(manifest) if manifest else None
-    print(*plan_lines(deployment, manifest, account, price, speed), sep="\n", flush=True)
+    print(*plan_lines(deployment, manifest, account, price), sep="\n", flush=True)
     if not (options.yes or ask()):
         return None
     bucket = HostBucket(aws, deployment.bucket_name(account.number))

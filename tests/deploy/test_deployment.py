@@ -14,7 +14,7 @@ from botocore.stub import Stubber
 
 from compile.compile_options import parse as parse_compile
 from deploy.aws import Aws
-from deploy.commands.plan import PlanOptions
+from deploy.commands.up import UpOptions
 from deploy.deployment import Deployment
 from deploy.host.user_data import MOST_BYTES
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
@@ -103,7 +103,7 @@ def test_accelerators_of_aws_need_an_artefact_and_one_on_s3_its_digest() -> None
 def test_a_target_that_cannot_be_is_refused_with_the_flags_that_say_so(
     given: dict[str, Any], shown: list[str]
 ) -> None:
-    assert_refused(lambda: PlanOptions(**{"instance": "c7i.large"} | given), shown)
+    assert_refused(lambda: UpOptions(**{"instance": "c7i.large"} | given), shown)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_host_calls_out_for_packages_and_names_alone() -> None:
 
 def test_an_image_that_is_named_lets_trn2_serve() -> None:
     served: dict[str, Any] = {"artifact": "s3://bkt/p", "digest": "0" * 64}
-    options = PlanOptions(instance="trn2.3xlarge", **served, image="/own/image")
+    options = UpOptions(instance="trn2.3xlarge", **served, image="/own/image")
     assert options.deployment("us-east-1").image_parameter == "/own/image"
 
 

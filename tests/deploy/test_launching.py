@@ -82,7 +82,7 @@ def instances() -> list[str]:
 def test_a_target_is_planned_started_told_of_and_removed_without_a_trace(
     aws: AwsServer, up: list[str], deploy: Run
 ) -> None:
-    plan = deploy("plan", *up[1:6])
+    plan = deploy(*up, "--dry_run")
     assert "AWS::EC2::Instance" in plan.out
     assert "0.80" in plan.out
     assert instances() == []

@@ -55,6 +55,7 @@ def test_weights_counted_are_those_of_the_decoder() -> None:
         {"model_type": "qwen2"},
         {"model_type": "qwen3", "head_dim": 8},
         {"mlp_bias": True},
+        {"attention_bias": True},
     ):
         parameters = sum(parameter.numel() for parameter in tiny_decoder(**overrides).parameters())
         spec = spec_of(target="cpu", tensor_parallel=1, dtype="float32", vocabulary=61)
