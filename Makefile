@@ -76,7 +76,7 @@ licences: .venv-publish/ready .venv-client/ready
 	$(PUBLISH)/pip-licenses --python .venv-client/bin/python --format markdown --output-file dist/licences.md
 
 docs: .venv-docs/ready
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 proto: .venv/ready
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. grpc_comm/proto/verifier.proto
