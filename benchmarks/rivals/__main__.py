@@ -6,8 +6,7 @@
 
 Of every prompt all arms make a greedy text, one after the other in an order that changes, from the
 same ids, on the same cores. What came of a prompt is written at once to rivals.jsonl; the same
-command goes on behind it. A peer's environment is made where it is missing. docs/measured.md tells of
-the arms and how threads are shared.
+command resumes. A peer's environment is created if it is missing. docs/measured.md has results.
 """
 
 from __future__ import annotations
