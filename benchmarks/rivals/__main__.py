@@ -36,6 +36,7 @@ from inference.flags.group import Shown
 from inference.flags.values import Words
 from inference.model.checkpoint import DTYPES
 from inference.model.config import read_config
+from inference.text import Tokenizer
 from outrider.bench.sets import Item, read_file, read_sets
 from outrider.link.emulated_link import Milliseconds
 from outrider.models.directories import find_tokenizer
@@ -172,7 +173,8 @@ def opened(given: Options, groups: Sequence[Group]) -> Iterator[list[Arm]]:
             target, draft = given.safetensors
             models = Models(target, draft, given.dtype, given.length)
             if openvino.PLAIN in needed:
-                stops = ",".join(map(str, read_config(Path(target)).stop_ids))
+                ends = read_config(Path(target)).stop_ids | Tokenizer(Path(target)).end_ids
+                stops = ",".join(map(str, ends))
                 python = environment(given.environments, "openvino")
                 told: list[str | Path] = [
                     target,

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from inference.command import run_command, say, told_to
 from inference.extras import require
 from inference.flags.command_line import CommandOptions, parse_flags
-from outrider.models.machine import cores
 from outrider.terminal.race import Arrival, Lane, conclude, show_race
 from outrider.terminal.replay import replay_real
 from outrider.terminal.text_recording import ALONE, OUTRIDER
@@ -110,10 +109,12 @@ def _clients() -> Iterator[tuple[Client, Client]]:
 
 def _race(alone: Client, drafted: Client, lanes: Sequence[Lane], load: float) -> Texts:
     """Make both texts at the same time. They are shown where the terminal has room for them."""
+    from inference.draft_thread import take_short_turns
     from outrider.terminal.live_text import silent
     from outrider.text.parameters import Parameters
     from outrider.text.prompts import make_request
 
+    take_short_turns()
     clients, asked = (alone, drafted), Parameters(MAX_TOKENS, seed=SEED)
     requests = [make_request(client, PROMPT, asked) for client in clients]
     for client, request in zip(clients, requests, strict=True):
@@ -169,8 +170,8 @@ def busy_reason(
     asked: emulated seconds of a forward pass of the target alone
     worked: seconds of a processor that this process has had
     """
-    if load > cores():
-        return f"its load average was {load:.1f} on {cores()} cores before the start"
+    if load > (processors := os.cpu_count() or 1):
+        return f"its load average was {load:.1f} on {processors} processors before the start"
     pace = alone.traffic.model_seconds / max(alone.traffic.forwards, 1)
     if pace > MAX_PACE * asked:
         return f"a forward pass took {pace * 1e3:.0f} ms in place of {asked * 1e3:.0f} ms"

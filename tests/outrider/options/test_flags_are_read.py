@@ -51,7 +51,7 @@ def test_a_role_reads_its_flags(
     chatting, serving = {"max_new_tokens": 2, **there}, {**there, "http_port": 0}
     named = {**serving, "name": "embedded"}
     runs: dict[str, list[dict[str, Any]]] = {
-        "draft": [{**client, "baseline": True}, {**client, "pace": "wait"}],
+        "draft": [{**client, "baseline": True}, {**client, "pace": "wait"}],  # waits for the draft
         "fused_client": [client],
         "verify_target": [TEXT],
         "verify_draft": [TEXT],
