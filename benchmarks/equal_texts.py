@@ -188,7 +188,7 @@ def load_pair(target: Path, draft: Path, tokenizer: Tokenizer, dtype: torch.dtyp
         decoder = cpu_decoder(directory, LENGTH, tokenizer.vocabulary, dtype)
         return EagerModel(decoder, rows=rows, capacity=LENGTH + room, max_nodes=PREFILL_NODES)
 
-    stop_ids = read_config(target).stop_ids
+    stop_ids = read_config(target).stop_ids | tokenizer.end_ids
     return Pair(
         load(target, ROWS, 256), load(draft, 1, TUNING.room), tokenizer.vocabulary, stop_ids
     )

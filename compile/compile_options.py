@@ -197,6 +197,11 @@ class CompileCommand(CompileOptions):
     stopped.
     """
 
+    COMMON: ClassVar = (
+        *("model", "target", "out", "tensor_parallel", "sequence_length", "rows", "max_tree_nodes"),
+        *("dtype", "masks", "fused", "draft_model", "dry_run", "quick", "push", "pull"),
+    )
+
     @model_validator(mode="after")
     def _says_what_to_do(self) -> Self:
         """Build, print the plan, push or pull."""

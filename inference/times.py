@@ -22,8 +22,8 @@ TRUSTED = 3
 """Samples from which a median is used. With fewer, one disturbed call could be all there is."""
 
 STALE, CHANGED = 16, 1.2
-"""Calls after which samples of a shape may tell of another machine, and the factor by which the
-next sample shows that they do.
+"""Calls after which samples of a shape may be out of date, and the factor by which the next sample
+shows that they are.
 """
 
 LATEST = 7
@@ -134,8 +134,7 @@ class LatencyModel:
     def _expected(self, shape: Shape) -> float:
         seen = self._seen.get(shape)
         if seen is not None and seen.trusted:
-            stale = self._calls - seen.at > STALE
-            return max(seen.now, self._measured.since(shape, seen.at)) if stale else seen.now
+            return seen.now
         near = self._near(shape)
         if seen is not None:
             return max(near.lower, min(seen.now, near.least))
@@ -230,7 +229,7 @@ class _ShapeSamples:
     def add(self, seconds: float, at: int) -> None:
         changed = self.latest and not 1 / CHANGED < seconds / self.middle < CHANGED
         if changed and at - self.at > STALE:
-            self.latest.clear()  # they tell of the machine as it was
+            self.latest.clear()  # the machine has changed since
         self.latest.append(seconds)
         self.at, self.trusted = at, len(self.latest) >= TRUSTED
         self.middle = median(self.latest) if self.trusted else min(self.latest)
@@ -247,7 +246,6 @@ class _ShapeTable:
         self.nodes = np.array([math.prod(shape) for shape in self._shapes], dtype=np.int64)
         self.seconds = np.array([one.now for one in latest], dtype=np.float64)
         self._trusted = np.array([one.trusted for one in latest], dtype=np.bool_)
-        self._at = np.array([one.at for one in latest], dtype=np.int64)
 
     def shape(self, index: int) -> Shape:
         return self._shapes[index]
@@ -277,14 +275,6 @@ class _ShapeTable:
         least = float(self.seconds[self.nodes > math.prod(shape)].min(initial=math.inf))
         sure = float(self.seconds[below & self._trusted].max(initial=0.0))
         return max(sure, min(float(self.seconds[below].max(initial=0.0)), least)), least
-
-    def since(self, shape: Shape, at: int) -> float:
-        """Seconds of the dearest shape of no more rows and no more nodes in each that was measured
-        enough since a call.
-        """
-        within = [one[0] <= shape[0] and one[1] <= shape[1] for one in self._shapes]
-        since = np.array(within, dtype=np.bool_) & self._trusted & (self._at > at)
-        return float(self.seconds[since].max(initial=0.0))
 
 
 def times_by_width(profile: Mapping[int, float] | None = None) -> LatencyModel:

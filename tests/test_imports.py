@@ -76,7 +76,7 @@ LIGHT = {
     "outrider.cli": {"torch", "transformers", "grpc", "numpy"},
     "compile.__main__, compile.compile_options": {"torch", "transformers", "numpy", "boto3"},
     "deploy.__main__, deploy.instance_price": {"torch", "numpy", "boto3"},
-    "deploy.commands.plan, deploy.commands.status, deploy.commands.up": MODELS | {"boto3"},
+    "deploy.commands.status, deploy.commands.up, deploy.plan": MODELS | {"boto3"},
     "outrider.client.client, outrider.client.drafting, outrider.draft_methods.gguf": MODELS,
     "outrider.endpoint.run, outrider.terminal.generate, outrider.terminal.chat": MODELS,
     "outrider.measure.commands, outrider.doctor.checks, outrider.models.models_here": MODELS,

@@ -6,8 +6,7 @@
 
 Of every prompt all arms make a greedy text, one after the other in an order that changes, from the
 same ids, on the same cores. What came of a prompt is written at once to rivals.jsonl; the same
-command goes on behind it. A peer's environment is made where it is missing. docs/rivals.md tells of
-the arms and how threads are shared.
+command resumes. A peer's environment is created if it is missing. docs/measured.md has results.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ from inference.flags.group import Shown
 from inference.flags.values import Words
 from inference.model.checkpoint import DTYPES
 from inference.model.config import read_config
+from inference.text import Tokenizer
 from outrider.measure.link import Milliseconds
 from outrider.measure.sets import Item, read_file, read_sets
 from outrider.models.directories import find_tokenizer
@@ -51,7 +51,7 @@ PEERS = {"openvino": openvino.ARMS}
 
 NO_AUTODRAFT = (
     "--peers: autodraft cannot play here. autodraft-sd 1.1.1 needs a CUDA device, and says 'Torch "
-    "not compiled with CUDA enabled' without one: see docs/rivals.md"
+    "not compiled with CUDA enabled' without one: see docs/measured.md"
 )
 
 SAFETENSORS = (*library.HELPS, ours.PLAIN, f"{ours.PLAIN} copies", ours.HYBRID, ACROSS)
@@ -172,7 +172,8 @@ def opened(given: Options, groups: Sequence[Group]) -> Iterator[list[Arm]]:
             target, draft = given.safetensors
             models = Models(target, draft, given.dtype, given.length)
             if openvino.PLAIN in needed:
-                stops = ",".join(map(str, read_config(Path(target)).stop_ids))
+                ends = read_config(Path(target)).stop_ids | Tokenizer(Path(target)).end_ids
+                stops = ",".join(map(str, ends))
                 python = environment(given.environments, "openvino")
                 told: list[str | Path] = [
                     target,

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from benchmarks.rivals.arm import Arm, Hear, Told
 from inference.model.config import read_config
+from inference.text import Tokenizer
 
 PLAIN = "transformers"
 LOOKUP_TOKENS = 10
@@ -70,7 +71,7 @@ class Library:
     def __init__(self, target: Path, draft: Path, dtype: torch.dtype) -> None:
         load: Any = AutoModelForCausalLM.from_pretrained
         self._target, self._draft = (load(model, dtype=dtype) for model in (target, draft))
-        self._stop_ids = sorted(read_config(target).stop_ids)
+        self._stop_ids = sorted(read_config(target).stop_ids | Tokenizer(target).end_ids)
         self._passes = 0
         self._target.register_forward_pre_hook(self._count)
 

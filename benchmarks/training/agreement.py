@@ -219,7 +219,7 @@ def written(
     ]
     length = max(len(prompt.ids) for prompt in prompts) + new
     model = load_one(target, tokenizer, rows=batch, length=length)
-    stop_ids, texts = read_config(target).stop_ids, list[list[int]]()
+    stop_ids, texts = read_config(target).stop_ids | tokenizer.end_ids, list[list[int]]()
     for start in range(0, len(asked), batch):
         part = slice(start, start + batch)
         texts += write_texts(model, asked[part], params[part], new, stop_ids)

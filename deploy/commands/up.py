@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 from compile.store import open_store, push
 from deploy.aws import Aws
 from deploy.bucket import HostBucket, put_wheel
 from deploy.commands.options import DeploymentOptions
-from deploy.commands.plan import ask_account, find_price, plan_lines
-from deploy.commands.tunnel import NO_PLUGIN, PLUGIN
+from deploy.commands.status import host_commands
 from deploy.deployment import Deployment, hub_token_parameter, secret_parameters
 from deploy.handover import Handover, put_hub_token, withdraw_secrets
 from deploy.host.user_data import HostSettings, user_data
 from deploy.instance_price import NoPrice, Price
 from deploy.launch import Launch
+from deploy.plan import ask_account, dry_run, find_price, plan_lines
 from deploy.running_instance import (
     InstanceEnded,
     RunningInstance,
     living_instance,
     progress,
 )
-from deploy.served import computed_speed, pinned_model, read_served
+from deploy.served import pinned_model, read_served
 from deploy.stack import StackState
 from grpc_comm.client.named_targets import (
     NamedTarget,
@@ -41,6 +41,7 @@ from inference.model.hub import PinnedModel
 
 EXAMPLES = """examples:
   outrider deploy up demo --instance c7i.2xlarge             the embedded target on CPUs
+  outrider deploy up demo --instance c7i.2xlarge --dry_run   what that would create, and its price
   outrider deploy up demo --artifact s3://bucket/artefacts --digest HEX
   outrider deploy up demo --instance g6.xlarge --model Qwen/Qwen2.5-7B --spot
   outrider deploy up demo --instance c7i.2xlarge --allow_cidr 203.0.113.7/32
@@ -64,10 +65,15 @@ class UpOptions(DeploymentOptions, title="start"):
     """end when the host has been started, before it serves"""
     patience_minutes: Count = 45
     """how long to wait until the host serves"""
+    dry_run: bool = False
+    """print what would be created and what that costs, and start nothing"""
 
 
 def run(options: UpOptions) -> int:
     """Start the target, wait until it serves, and say how to reach it. Returns 0."""
+    if options.dry_run:
+        print(*dry_run(options), sep="\n")
+        return 0
     try:
         return _up(options)
     except KeyboardInterrupt:
@@ -93,7 +99,7 @@ def _up(options: UpOptions) -> int:
         if not isinstance(error, InstanceEnded):
             _say_that_it_is_paid(deployment.name)
         raise
-    print(*_words(deployment, instance), sep="\n")
+    print(*_words(deployment, instance, state), sep="\n")
     return 0
 
 
@@ -140,8 +146,7 @@ def _start(
     manifest, account = read_served(deployment), ask_account(aws, deployment)
     model = pinned_model(deployment)
     price = find_price(deployment, live=True)
-    speed = computed_speed(manifest) if manifest else None
-    print(*plan_lines(deployment, manifest, account, price, speed), sep="\n", flush=True)
+    print(*plan_lines(deployment, manifest, account, price), sep="\n", flush=True)
     if not (options.yes or ask()):
         return None
     bucket = HostBucket(aws, deployment.bucket_name(account.number))
@@ -184,7 +189,7 @@ def _settings(
     store, digest = deployment.artifact, deployment.digest
     if deployment.own_artifact is not None:
         store = f"s3://{bucket.name}/artefacts"
-        digest = push(deployment.own_artifact, open_store(store), say).digest
+        digest = push(deployment.own_artifact, open_store(store), say)
     flags: dict[str, str | int | float | bool] = {}
     if deployment.instance.kind != "cpu":
         flags["device"] = deployment.instance.kind
@@ -245,7 +250,8 @@ def _wait_until_serving(aws: Aws, instance: RunningInstance, minutes: int) -> No
                 return
             if there.failed:
                 raise Unavailable(
-                    f"the host failed ({there.words}): `outrider deploy logs` shows why"
+                    f"the host failed ({there.words}): `outrider deploy status` prints the "
+                    "command that shows its log"
                 )
             words = there.words
         living_instance(aws, instance.instance_id)
@@ -257,18 +263,17 @@ def _wait_until_serving(aws: Aws, instance: RunningInstance, minutes: int) -> No
     )
 
 
-def _words(deployment: Deployment, instance: RunningInstance) -> list[str]:
+def _words(deployment: Deployment, instance: RunningInstance, state: StackState) -> Iterator[str]:
     """Lines on what to do next, and on when the target ends."""
-    name, tunnel = (
-        deployment.name,
-        f"  outrider deploy tunnel {deployment.name}      # keep it open",
-    )
-    return [
-        f"{name} runs on {instance.type} in {instance.zone} ({instance.instance_id})",
-        *([] if deployment.allow_cidr or shutil.which(PLUGIN) else [f"  # first: {NO_PLUGIN}"]),
-        *([] if deployment.allow_cidr else [tunnel]),
-        f"  outrider chat --target {name}",
+    name = deployment.name
+    yield f"{name} runs on {instance.type} in {instance.zone} ({instance.instance_id})"
+    commands = host_commands(name, deployment.region, instance, state)
+    if "tunnel" in commands:
+        yield "in a second shell, with AWS's CLI and its Session Manager plugin, keep this open:"
+        yield f"  {commands['tunnel']}"
+    yield f"  outrider chat --target {name}"
+    yield (
         f"it ends itself after {deployment.idle_minutes} min without a session, and at "
         f"{instance.ends_at or 'the end of its lifetime'} in any case; "
-        f"`outrider deploy down {name}` ends it now and removes all",
-    ]
+        f"`outrider deploy down {name}` ends it now and removes all"
+    )

@@ -62,8 +62,7 @@ def plan_width(
         one, tokens = cost(width), expected[:, width - 1]
         needed = TUNING.least_rate * one.most / root_only
         measured = one.most <= one.expected
-        pays = measured & (tokens >= TUNING.repays * needed)
-        if not (pays | (tokens + credit >= needed)).all():
+        if not (tokens + credit >= needed).all():
             continue
         rate = float(tokens.sum()) / max(one.expected, 1e-9)
         if rate > (TUNING.least_gain if measured else premium) * best_rate:
@@ -192,15 +191,12 @@ class Scheduler:
         """Tokens that each session was promised in the time of a forward that was recorded.
 
         That is least_rate of what root-only forwards of as many rows would bring in this time. A
-        forward that is root-only itself promises least_rate. Nothing is promised for the time by
-        which a forward was held up beyond `stalled` times what it was measured to take.
+        forward that is root-only itself promises least_rate.
 
         seconds: time of the forward, as `record` is told it.
         """
         if padded == self._padded(rows, 1):
             return TUNING.least_rate
-        if self.times.samples(*padded) >= TRUSTED:
-            seconds = min(seconds, TUNING.stalled * self.seconds(rows, padded[1]))
         return TUNING.least_rate * seconds / max(self.seconds(rows, 1), 1e-9)
 
     def seconds(self, rows: int, nodes: int) -> float:
@@ -233,25 +229,18 @@ class Scheduler:
         values = selection.values()
         values[:, 1:] *= np.array([session.record.factor for session in ready])[:, None]
         plan = partial(plan_width, values, credit, most=self._most)
-        premium = self._premium(float(credit.min()))
-        width = plan(cost=partial(self._cost, rows), premium=premium)
+        width = plan(cost=partial(self._cost, rows), premium=TUNING.premium)
         waited, wait = self._trials.get(rows, (0, TUNING.first_explore))
         if waited >= wait:
             trial = plan(
                 cost=partial(self._hope, rows),
-                premium=TUNING.premium if self._forwards < TUNING.young else TUNING.least_gain,
+                premium=TUNING.premium,
             )
             if trial > width:
                 self._trials[rows] = 0, min(2 * wait, TUNING.explore)
                 return trial
         self._trials[rows] = waited + 1, wait
         return width
-
-    def _premium(self, credit: float) -> float:
-        """Factor by which a width must win that was not measured. credit: the poorest session's."""
-        if self._forwards >= TUNING.young:
-            return TUNING.least_gain
-        return TUNING.rich_premium if credit >= TUNING.rich else TUNING.premium
 
     def _knows_root(self, rows: int) -> bool:
         """Whether it was measured what root-only forwards take: all promises are relative to it.

@@ -18,15 +18,10 @@ class SchedulerTuning:
     most_ahead: float = 4.0  # tokens of service credit at most
     most_behind: float = 16.0  # tokens of service deficit that are remembered at most
     most_deficit: float = 1.0  # tokens of deficit that a wide forward may leave (benchmarks.regret)
-    stalled: float = 1.5  # times its usual seconds: beyond it the machine held a forward up
 
     # The width of a forward, in factors of tokens a second by which a wider one must win.
     least_gain: float = 1.02  # because measured times are noisy
-    premium: float = 1.25  # where the wider one's time was not measured
-    rich_premium: float = 1.1  # the same, while every session has `rich` tokens of credit
-    rich: float = 3.0  # tokens
-    young: int = 256  # first forwards, in which the premiums hold: what is known grows quickly
-    repays: float = 1.1  # factor on what a measured forward promises; then deficits do not matter
+    premium: float = 1.1  # where the wider one's time was not measured
 
     # Forwards that are made to measure. The interval starts at the first number and doubles.
     first_explore: int = 4  # forwards

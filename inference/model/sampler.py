@@ -8,8 +8,8 @@ Kernels for the greatest scores promise nothing about equal scores, so no choice
 - The best score of logit / T + noise wins, and of equal ones the lowest id.
 - The candidates of top-k and top-p are the CANDIDATES tokens of greatest logit / T. If equal scores
   lie on both sides of that limit, none of them is a candidate.
-- Of the candidates, top-k and top-p keep the fewest that suffice, and all that equal the last kept
-  one. top-p acts behind top-k, on what it leaves: its mass counts as 1.
+- Of the candidates, top-k and then top-p, of the mass that top-k leaves, keep the fewest that
+  suffice, and all that equal the last kept one.
 - If more than CANDIDATES tokens share the best score, there are no candidates, and the choice is
   that of temperature 0.
 - A draft's children are in order of score, and of id among equal scores. Which of several equal
@@ -113,11 +113,8 @@ class Scores(NamedTuple):
 
 
 def score(logits: Tensor, sampling: Sampling, tokens: Tensor, k: int) -> Scores:
-    """Return log-probabilities at each row's temperature, or at 1 where that is 0, before top-k,
-    top-p and min-p.
-
-    logits: [B, P, V] float32
-    tokens: [B, P] int32
+    """Return log-probabilities of tokens [B, P] at each row's temperature, or at 1 where that is 0,
+    before top-k, top-p and min-p.
     """
     scores = sampling.scaled(logits).log_softmax(-1)
     values = torch.gather(scores, -1, tokens[..., None].to(torch.int64))[..., 0]
@@ -171,16 +168,15 @@ def find_candidates(
     rank = torch.arange(scores.shape[-1], dtype=torch.int32, device=logits.device)
     # top-k and top-p leave the argmax as it is, and a greedy draft's ranking whole
     hot = sampling.temperature > 0
-    limit = torch.where(hot & (sampling.top_k > 0), sampling.top_k, scores.shape[-1])[:, None, None]
+    by_rank = hot & (sampling.top_k > 0)
+    limit = torch.where(by_rank, sampling.top_k, scores.shape[-1])[:, None, None]
     top_p = torch.where(hot & (sampling.top_p < 1), sampling.top_p, 2.0)[:, None, None]
     min_p = torch.where(hot, sampling.min_p, 0.0)[:, None, None]
     first = rank < limit
-    # top-p is of the mass that top-k leaves, or else of all
-    left = torch.where(first, upto, 0.0).amax(-1, keepdim=True)
-    left = torch.where(hot[:, None, None] & (sampling.top_k > 0)[:, None, None], left, 1.0)
+    left = torch.where(first, upto, 0.0).amax(-1, keepdim=True)  # mass that top-k leaves
+    left = torch.where(by_rank[:, None, None], left, 1.0)
     kept = first & (upto - mass < top_p * left) & (torch.exp(scores - best) >= min_p)
-    least = torch.where(kept, scores, best).amin(-1, keepdim=True)
-    kept = (scores >= least) & (beyond < scores)
+    kept = (scores >= torch.where(kept, scores, best).amin(-1, keepdim=True)) & (beyond < scores)
     return Candidates(
         found.ids,
         torch.where(kept, scores, scores - OUT_OF_REACH),

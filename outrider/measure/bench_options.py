@@ -56,6 +56,10 @@ class BenchOptions(
     run that was ended goes on when the same command is given again.
     """
 
+    COMMON: ClassVar = (
+        *("set", "file", "samples", "presets", "num_runs", "rtt", "emulate", "out"),
+        *("target_model", "draft_model", "device", "max_new_tokens", "temperature", "target_host"),
+    )
     RULES: ClassVar = (
         *RULES,
         FlagRule("file", excludes="set", why="both name prompts"),

@@ -104,6 +104,11 @@ class CompareOptions(LinkOptions, CommandOptions, title="what is compared"):
     own target-only run. With --cs, the curve of speed against cost.
     """
 
+    COMMON: ClassVar = (
+        *("architectures", "presets", "rtt", "emulate", "num_runs", "out", "cs"),
+        *("target_model", "draft_model", "device", "prompt_text", "max_new_tokens", "temperature"),
+        *("target_host", "usd_per_hour"),
+    )
     RULES: ClassVar = (
         *RULES,
         FlagRule("presets", excludes="architectures", why="presets name architectures, too"),

@@ -32,6 +32,10 @@ class ProveOptions(
     times by nodes, speed from a first start. One report, and a profile of its times.
     """
 
+    COMMON: ClassVar = (
+        *("model", "target_model", "draft_model", "artifact", "device", "dtype", "batch", "draft"),
+        *("prompt_text", "chat", "max_new_tokens", "out"),
+    )
     RULES: ClassVar = RULES
 
     prompt_text: File | None = None

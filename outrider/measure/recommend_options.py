@@ -18,6 +18,10 @@ class RecommendOptions(CommandOptions, title="drafting"):
     with copies alone and without, in turn. The last line is the command to use.
     """
 
+    COMMON: ClassVar = (
+        *("draft_model", "download", "seconds", "max_new_tokens", "json", "device", "threads"),
+        *("target_host", "target", "tls_ca", "token_file", "usd_per_hour"),
+    )
     RULES: ClassVar = RULES
     draft_model: ModelName | None = None
     """also look for drafts below these directories, and at these GGUF files: A,B"""

@@ -95,11 +95,8 @@ class Completion:
     cost: Figure = field(default_factory=partial(Figure.unavailable, "no price is known"))
     # joules of this machine while it drafted, by the watts that the user states
     energy: Figure = field(default_factory=partial(Figure.unavailable, "no watts are known"))
-    # the target's device, as it describes it: an emulated one says so; empty for a model in this
-    # process
-    device: str = ""
-    # since the draft here began to load, where that went on when the text ended
-    loading_seconds: float | None = None
+    device: str = ""  # the target's, as it describes it; empty for a model in this process
+    loading_seconds: float | None = None  # of the draft, where it was loading when the text ended
     baseline: Completion | None = None
 
     def __repr__(self) -> str:
@@ -115,9 +112,8 @@ class Completion:
     @property
     def speedup(self) -> float | None:
         """Speed over that of the target alone; None without that, and where no draft took part."""
-        if self.baseline is None or not self.drafted:
-            return None
-        return self.baseline.seconds / self.seconds
+        base = self.baseline if self.drafted else None
+        return None if base is None else base.seconds / self.seconds
 
     @property
     def num_draft_tokens(self) -> int:
@@ -213,7 +209,6 @@ def _ratio(part: float, whole: float) -> float:
 
 Tell = Callable[[Completion], None]
 """Receives the record of a text whenever tokens came."""
-
 
 Complete = Callable[[Request, Show, Event], Completion]
 """Makes the text of a request. When the event is set, the text ends where it is."""

@@ -23,11 +23,11 @@ class Limit(Enum):
     """Limit of the speed of a text. The value says what would make it faster."""
 
     NO_DRAFT = (
-        "limited by the target: nobody proposes anything, so that each token takes a forward; a "
-        "draft whose tokens it takes would change that"
+        "limited by the target: without accepted candidates each token takes a forward pass; a "
+        "draft model would change that"
     )
     USELESS = (
-        "limited by the target: it takes hardly any token of the draft; another draft would "
+        "limited by the target: it accepts hardly any token of the draft; another draft would "
         "change that"
     )
     ARITHMETIC = (

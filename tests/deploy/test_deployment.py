@@ -14,7 +14,7 @@ from botocore.stub import Stubber
 
 from compile.compile_options import parse as parse_compile
 from deploy.aws import Aws
-from deploy.commands.plan import PlanOptions
+from deploy.commands.up import UpOptions
 from deploy.deployment import Deployment
 from deploy.host.user_data import MOST_BYTES
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
@@ -103,7 +103,7 @@ def test_accelerators_of_aws_need_an_artefact_and_one_on_s3_its_digest() -> None
 def test_a_target_that_cannot_be_is_refused_with_the_flags_that_say_so(
     given: dict[str, Any], shown: list[str]
 ) -> None:
-    assert_refused(lambda: PlanOptions(**{"instance": "c7i.large"} | given), shown)
+    assert_refused(lambda: UpOptions(**{"instance": "c7i.large"} | given), shown)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_host_calls_out_for_packages_and_names_alone() -> None:
 
 def test_an_image_that_is_named_lets_trn2_serve() -> None:
     served: dict[str, Any] = {"artifact": "s3://bkt/p", "digest": "0" * 64}
-    options = PlanOptions(instance="trn2.3xlarge", **served, image="/own/image")
+    options = UpOptions(instance="trn2.3xlarge", **served, image="/own/image")
     assert options.deployment("us-east-1").image_parameter == "/own/image"
 
 
@@ -229,6 +229,26 @@ def test_the_bucket_of_a_model_on_s3_is_read() -> None:
     deployment = Deployment("demo", "us-east-1", instance, model=model, digest="0" * 64)
     assert deployment.bucket_name("1") == "models"
     assert deployment.served == "0" * 64
+
+
+def test_a_schedule_outside_the_instance_ends_it_at_its_lifetime_and_can_do_nothing_else() -> None:
+    end, role = resource("End"), resource("EndRole")
+    assert end["Target"]["Arn"]["Fn::Sub"].endswith(":aws-sdk:ec2:terminateInstances")
+    assert end["Target"]["RoleArn"] == {"Fn::GetAtt": ["EndRole", "Arn"]}
+    assert json.loads(end["Target"]["Input"]["Fn::Sub"]) == {"InstanceIds": ["${Instance}"]}
+    expression, values = end["ScheduleExpression"]["Fn::Sub"]
+    place, split = values["Minute"]["Fn::Select"]
+    separator, parameter = split["Fn::Split"]
+    assert parameter == {"Ref": "EndsAt"}
+    minute = "2026-11-28T08:30Z".split(separator)[place]
+    assert expression.replace("${Minute}", minute) == "at(2026-11-28T08:30:00)"
+    (policy,) = role["Policies"]
+    (statement,) = policy["PolicyDocument"]["Statement"]
+    assert statement["Action"] == ["ec2:TerminateInstances"]
+    (target,) = statement["Resource"]
+    assert target["Fn::Sub"].endswith(":instance/${Instance}")
+    (trust,) = role["AssumeRolePolicyDocument"]["Statement"]
+    assert trust["Principal"] == {"Service": "scheduler.amazonaws.com"}
 
 
 def test_the_longest_user_data_fits_into_a_template() -> None:

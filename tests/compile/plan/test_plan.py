@@ -55,6 +55,7 @@ def test_weights_counted_are_those_of_the_decoder() -> None:
         {"model_type": "qwen2"},
         {"model_type": "qwen3", "head_dim": 8},
         {"mlp_bias": True},
+        {"attention_bias": True},
     ):
         parameters = sum(parameter.numel() for parameter in tiny_decoder(**overrides).parameters())
         spec = spec_of(target="cpu", tensor_parallel=1, dtype="float32", vocabulary=61)
@@ -202,6 +203,13 @@ def test_with_a_draft_in_the_graphs_there_are_twenty_at_most(rows: int) -> None:
     assert len(spec.graphs) + len(calls_between(spec)) <= 20
 
 
+def test_a_plan_counts_the_cache_of_a_draft_in_the_graphs() -> None:
+    spec = planned(rows=2, tensor_parallel=2, fused=True, draft_model=ONE)
+    target, draft = 2 * 32 * 8 * 128, 2 * 16 * 8 * 64  # keys and values of a slot
+    rank = (target + draft) * 2 // 2  # bytes of bfloat16, on one of two ranks
+    assert footprint(parse_config(LLAMA_8B), spec).cache == rank * 2 * spec.cache_slots
+
+
 def test_a_plan_adds_programs_rings_and_a_tenth_and_refuses_what_then_does_not_fit() -> None:
     config, spec = parse_config(LLAMA_8B), spec_of(tensor_parallel=1)
     tensors = footprint(config, spec).total
@@ -212,7 +220,7 @@ def test_a_plan_adds_programs_rings_and_a_tenth_and_refuses_what_then_does_not_f
     assert need.reserve == device_of("trn1").memory // 10
     assert need.total == sum(need.parts.values()) > need.programs + need.rings + need.reserve
     taken = rank_memory(config, planned()).total
-    page = (ROOT / "docs/neuron.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/trainium.md").read_text(encoding="utf-8")
     assert f"Of 16 GiB they take {taken / (1 << 30):.2f}, a reserve" in page
     cpu = spec_of(target="cpu", tensor_parallel=1)
     assert rank_memory(config, cpu) == footprint(config, cpu)

@@ -114,11 +114,7 @@ def test_the_width_is_the_best_of_those_that_keep_everybodys_promise(
 
     def kept(width: int) -> bool:
         needed = TUNING.least_rate * seconds(1, width) / ONE
-        return all(offer.tokens(width) + offer.credit >= needed for offer in offers) or all(
-            offer.tokens(width) >= TUNING.repays * needed
-            or offer.tokens(width) + offer.credit >= needed
-            for offer in offers
-        )
+        return all(offer.tokens(width) + offer.credit >= needed for offer in offers)
 
     width = width_of(offers, seconds, 16)
     assert width == 1 or (kept(width) and rate(width) > rate(1))
@@ -330,9 +326,3 @@ def test_short_prompts_share_a_forward() -> None:
 def test_what_is_promised_is_what_root_only_forwards_would_bring_in_the_same_time() -> None:
     assert turns(neuron).promised((4, 16), 4, 0.080) == pytest.approx(TUNING.least_rate * 2)
     assert turns(neuron).promised((4, 1), 4, 0.100) == TUNING.least_rate  # nothing is quicker
-
-
-def test_time_for_which_the_machine_held_up_a_forward_promises_nothing() -> None:
-    """It would have held up a root-only one: nobody's rows stay narrow for a pause of a second."""
-    usual = turns(neuron).promised((4, 16), 4, neuron(4, 16))
-    assert turns(neuron).promised((4, 16), 4, 1.0) == pytest.approx(TUNING.stalled * usual)

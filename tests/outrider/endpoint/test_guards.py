@@ -13,9 +13,9 @@ import pytest
 
 from inference.text import Tokenizer
 from outrider.endpoint.access import read_keys
+from outrider.endpoint.chat_messages import MOST_BYTES
 from outrider.endpoint.failures import MOST_SIGNS
 from outrider.endpoint.requests import (
-    MOST_BYTES,
     MOST_MESSAGES,
     MOST_PROMPTS,
     NEUTRAL,
@@ -74,6 +74,15 @@ REFUSED = {
     ),
     "logprobs of nothing": Refused(CHAT, {"top_logprobs": 3}, shown="logprobs: true"),
     "bias of no token": Refused(CHAT, {"logit_bias": {"a": 1}}, "logit_bias.a.[key]"),
+    "a biased id that is none": Refused(
+        CHAT, {"logit_bias": {"4294967296": 1}}, shown="token ids are 0 to"
+    ),
+    "an end that is none": Refused(CHAT, {"stop_token_ids": [2**32]}, shown="token ids are 0 to"),
+    "a length of a form": Refused(
+        CHAT,
+        {"min_tokens": 2, "response_format": {"type": "json_object"}},
+        shown="min_tokens is not served beside a form",
+    ),
     "no penalty": Refused(CHAT, {"repetition_penalty": 0}, "repetition_penalty"),
     "greedy by a switch": Refused(CHAT, {"do_sample": False}, "do_sample"),
     "special tokens": Refused(CHAT, {"skip_special_tokens": False}, "skip_special_tokens"),

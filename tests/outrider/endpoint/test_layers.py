@@ -199,11 +199,11 @@ def test_a_message_that_is_refused_is_told_in_its_interfaces_shape(manager: Targ
     key = "alice-0123456789abcdef"
     with http_server(manager, (key,)) as address, httpx.Client(base_url=address) as client:
         asked: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}]}
-        begun = [*asked["messages"], {"role": "assistant", "content": "{"}]
+        image = [{"role": "user", "content": [{"type": "image", "source": {}}]}]
         for headers, more, status, kind in (
             ({}, {}, 401, "authentication_error"),
-            ({"x-api-key": key}, {"thinking": {"type": "enabled"}}, 400, "invalid_request_error"),
-            ({"x-api-key": key}, {"messages": begun}, 400, "invalid_request_error"),
+            ({"x-api-key": key}, {"mcp_servers": [{"name": "a"}]}, 400, "invalid_request_error"),
+            ({"x-api-key": key}, {"messages": image}, 400, "invalid_request_error"),
             ({"x-api-key": key}, {"output_format": {"type": "x"}}, 400, "invalid_request_error"),
             ({"x-api-key": key}, {"model": "another"}, 404, "not_found_error"),
         ):

@@ -21,6 +21,7 @@ from grpc_comm.translate import Description
 from inference.errors import InvalidRequest, Mismatch
 from inference.text import Tokenizer
 from inference.times import LatencyModel
+from inference.tokenizer_settings import TokenizerIdentity
 from outrider.cli import main
 from outrider.measure.figures import AGAIN, BASELINE
 from outrider.measure.link import LinkShape, shaped_link
@@ -42,7 +43,7 @@ from tests.outrider.measure.texts import rows
 from tests.support.hub_server import hub_server
 from tests.support.wire_fixtures import background, describe, successor_engine
 
-EMBEDDED_TOKENIZER = Tokenizer(EMBEDDED / "target").fingerprint()
+EMBEDDED_TOKENIZER = Tokenizer(EMBEDDED / "target").identity
 WAYS = ["target-only", "copied text", "outrider-embedded-draft"]
 BRIEF = ["--max_new_tokens", "16", "--seconds", "60"]
 OPEN = PublishedModel("acme", "acme/open", 1, "float16", 1.2, "apache-2.0", 1024)
@@ -205,7 +206,7 @@ def test_no_weights_of_another_tokenizer_are_fetched(
 ) -> None:
     answer(monkeypatch, "y\n")
     with pytest.raises(Mismatch, match="acme/open is not fetched"):
-        fetch_agreed([OPEN], "another")
+        fetch_agreed([OPEN], TokenizerIdentity("another"))
     assert not list(hub.glob("**/*.safetensors"))
 
 
@@ -225,7 +226,10 @@ def texts_over(address: str, target: Description) -> dict[str, list[list[int]]]:
 
 
 def test_a_far_target_changes_no_text(target: str, served: Description) -> None:
-    named = {"model": "outrider-embedded-target", "tokenizer_fingerprint": EMBEDDED_TOKENIZER}
+    named = {
+        "model": "outrider-embedded-target",
+        "tokenizer_fingerprint": EMBEDDED_TOKENIZER.fingerprint,
+    }
     known = Description(**{**vars(served), **named})
     near = texts_over(target, known)
     with shaped_link(target, LinkShape(delay_ms=75)) as link:
@@ -253,7 +257,7 @@ def test_the_targets_times_are_the_reason_where_each_node_costs_as_much_as_the_f
     told = reason(law, Completion(0, "", 0, 1), 0.02)
     assert "a forward of 2 nodes takes 2 times as long" in told
     flat = LatencyModel({(1, nodes): 0.03 for nodes in (1, 2, 4, 8, 16)})
-    assert "nobody proposes anything" in reason(flat, Completion(0, "", 0, 1), 0.02)
+    assert "without accepted candidates" in reason(flat, Completion(0, "", 0, 1), 0.02)
 
 
 def test_a_command_says_what_was_given_and_nothing_that_is_off() -> None:

@@ -195,6 +195,8 @@ def test_other_verbs_are_commands_with_a_help(verb: str, run: Run) -> None:
     shown = run("help", verb)
     assert shown.code == 0
     assert "usage" in shown.out
+    assert len(flags_in(shown.out)) <= 15
+    assert flags_in(shown.out) <= flags_in(run(verb, "--help-all").out)
 
 
 def test_a_prompt_may_stand_without_its_flag_before_or_behind_flags() -> None:

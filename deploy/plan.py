@@ -1,11 +1,9 @@
-"""`outrider deploy plan`: what `up` would create, and what that costs. It creates nothing."""
+"""What `outrider deploy up` creates, and what that costs. Nothing is created here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, NamedTuple
-
-from annotated_types import Gt
+from typing import NamedTuple
 
 from deploy.aws import DEFAULT_REGION, Aws
 from deploy.commands.options import DeploymentOptions
@@ -19,45 +17,6 @@ from inference.command import say
 from inference.cost.billing import hire_usd
 from inference.errors import MissingExtra, Unavailable
 
-EXAMPLES = """examples:
-  outrider deploy plan demo --instance c7i.2xlarge           the embedded target on CPUs
-  outrider deploy plan demo --artifact s3://bucket/artefacts --digest HEX
-  outrider deploy plan demo --instance g6.xlarge --model Qwen/Qwen2.5-7B --spot
-"""
-
-
-class PlanOptions(DeploymentOptions, title="plan"):
-    """Print what `up` would create, and what that costs. Nothing is created."""
-
-    tokens_per_second: Annotated[float, Gt(0)] | None = None
-    """speed for dollars per million tokens (default: computed for Neuron artefacts)"""
-    no_live: bool = False
-    """ask nobody: the bundled price"""
-
-
-def run(options: PlanOptions) -> int:
-    """Print the plan. Returns 0."""
-    aws = None if options.no_live else _account(options)
-    deployment = options.deployment(aws.region if aws else options.region or DEFAULT_REGION)
-    here = aws is not None or deployment.own_artifact is not None
-    manifest = read_served(deployment) if here else None
-    speed = computed_speed(manifest) if manifest else None
-    if options.tokens_per_second is not None:
-        speed = Speed(options.tokens_per_second, "as given")
-    asked = None if aws is None else ask_account(aws, deployment)
-    price = find_price(deployment, live=aws is not None)
-    print(*plan_lines(deployment, manifest, asked, price, speed), sep="\n")
-    return 0
-
-
-def _account(options: PlanOptions) -> Aws | None:
-    try:
-        return options.aws()
-    except (MissingExtra, Unavailable) as error:
-        say(str(error))
-        return None
-
-
 _ROLE = "what AWS's AmazonSSMManagedInstanceCore allows (Session Manager)"
 
 
@@ -67,6 +26,23 @@ class AccountView(NamedTuple):
     number: str
     places: Sequence[SubnetInZone]
     image_id: str
+
+
+def dry_run(options: DeploymentOptions) -> Iterator[str]:
+    """The plan, line by line. Without credentials AWS is not asked, and the price is the bundled
+    one.
+    """
+    aws = None
+    try:
+        aws = options.aws()
+    except (MissingExtra, Unavailable) as error:
+        say(str(error))
+    deployment = options.deployment(aws.region if aws else options.region or DEFAULT_REGION)
+    here = aws is not None or deployment.own_artifact is not None
+    manifest = read_served(deployment) if here else None
+    account = None if aws is None else ask_account(aws, deployment)
+    price = find_price(deployment, live=aws is not None)
+    yield from plan_lines(deployment, manifest, account, price)
 
 
 def ask_account(aws: Aws, deployment: Deployment) -> AccountView:
@@ -89,7 +65,6 @@ def plan_lines(
     manifest: Manifest | None,
     account: AccountView | None,
     price: Price | NoPrice,
-    speed: Speed | None,
 ) -> Iterator[str]:
     """The plan, line by line.
 
@@ -120,7 +95,7 @@ def plan_lines(
             f"after {deployment.lifetime_hours:g} h in any case (--lifetime_hours)"
         ),
         "creates": ", ".join(created_resources()),
-        **_costs(deployment, price, speed),
+        **_costs(deployment, price, computed_speed(manifest) if manifest else None),
     }
     yield from (f"{label:<12}{text}" for label, text in told.items() if text)
     if account is None:
@@ -138,7 +113,7 @@ def _served(deployment: Deployment, manifest: Manifest | None) -> str:
 def _ports(deployment: Deployment) -> str:
     if deployment.allow_cidr is None:
         address = ", which has no public address" if deployment.private else ""
-        return f"none; `outrider deploy tunnel` leads to {deployment.port} on the host{address}"
+        return f"none; a tunnel leads to {deployment.port} on the host{address}"
     return f"{deployment.port} for {deployment.allow_cidr}, with TLS and a key; no SSH"
 
 
@@ -147,7 +122,7 @@ def _costs(deployment: Deployment, price: Price | NoPrice, speed: Speed | None) 
         return {"$/h": str(price)}
     usd = price.usd_per_hour
     most = usd * deployment.lifetime_hours
-    tokens = "--tokens_per_second N states a speed; none is computed here"
+    tokens = ""
     if speed is not None:
         million = hire_usd(1e6 / speed.tokens_per_second, usd)
         tokens = f"{million:.4f} at {speed.tokens_per_second:.4g} tokens/s ({speed.source})"
