@@ -291,8 +291,9 @@ def marked(rows: Iterable[Row]) -> list[Row]:
     costs = [[-found[at].tokens_per_second.median] for at in places]
     for name in ("usd_per_million", "joules_per_million"):
         values = [found[at].costs[name].median.value for at in places]
-        if None not in values:
-            costs = [[*cost, value] for cost, value in zip(costs, values, strict=True)]
+        known = [value for value in values if value is not None]
+        if len(known) == len(places):
+            costs = [[*cost, value] for cost, value in zip(costs, known, strict=True)]
     for at, best in zip(places, pareto(costs), strict=True):
         found[at] = replace(found[at], pareto=best)
     return found
