@@ -13,7 +13,7 @@ from outrider.target.target import READY
 STARTED = {
     "target": role_command("target", "--port", "0", "--batch", "1", "--end_with_input"),
     "link": [
-        *(sys.executable, "-m", "outrider.link.emulated_link"),
+        *(sys.executable, "-m", "outrider.measure.link"),
         *("127.0.0.1:1", "127.0.0.1:0", "0", "0"),
     ],
 }
