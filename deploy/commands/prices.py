@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from deploy.instance_kind import Market
 from deploy.instance_price import InstancePrices, NoPrice, Price, bundled_prices
 from inference.command import FAILED
 from inference.flags.command_line import CommandOptions
@@ -46,7 +47,7 @@ def run(options: PricesOptions) -> int:
     """
     prices, found, refused = InstancePrices(live=not options.no_live), list[Price](), list[str]()
     names = options.instance.split(",") if options.instance else list(bundled_prices().types)
-    market = "spot" if options.spot else "on-demand"
+    market: Market = "spot" if options.spot else "on-demand"
     for name in names:
         try:
             found.append(prices.find(name, options.region, market))

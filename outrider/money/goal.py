@@ -191,11 +191,12 @@ def read_billing(options: PriceOptions) -> Billing:
         target_watts=options.target_watts,
     )
     if options.instance is not None:
+        from deploy.instance_kind import Market
         from deploy.instance_price import InstancePrices
 
         try:
             prices = InstancePrices(live=not options.no_live)
-            market = "spot" if options.spot else "on-demand"
+            market: Market = "spot" if options.spot else "on-demand"
             price = prices.find(options.instance, options.region, market)
         except Unavailable as error:
             flag = "--usd_per_hour, in place of --instance,"
