@@ -127,22 +127,26 @@ def test_no_more_is_committed_than_the_clients_credit(make: Make, params: Sampli
 @pytest.mark.covering(1)
 @each_temperature
 def test_a_text_goes_on_with_its_draft_and_without_it_in_turn(
-    make: Make, params: SamplingParams
+    make: Make, name: str, params: SamplingParams
 ) -> None:
-    """The draft is fed what it missed."""
+    """The draft is fed what it missed, and helps again."""
     engine = make(2)
     session = asked(engine, PROMPT, 4, params)
     finish(engine, session)
-    for index, bound in enumerate((14, 20, TOKENS)):
-        order = Decode(len(PROMPT) + bound, credit=512, beside=index % 2 == 0)
-        engine.decode(session, order)
+    for beside, bound in ((True, 14), (False, 20), (True, TOKENS)):
+        before = session.spent.forwards
+        engine.decode(session, Decode(len(PROMPT) + bound, credit=512, beside=beside))
         finish(engine, session)
     assert text_of(session) == own_text(params)
+    assert name not in HELPFUL or session.spent.forwards - before < 0.8 * (TOKENS - 20)
 
 
 @pytest.mark.covering(1)
 @each_temperature
-def test_a_session_that_lost_its_row_goes_on_in_another(make: Make, params: SamplingParams) -> None:
+def test_a_session_that_lost_its_row_goes_on_in_another(
+    make: Make, name: str, params: SamplingParams
+) -> None:
+    """And gives that of its draft to whoever has the row."""
     engine = make(1)
     first = asked(engine, PROMPT, 20, params, beside=True)
     finish(engine, first)
@@ -150,6 +154,7 @@ def test_a_session_that_lost_its_row_goes_on_in_another(make: Make, params: Samp
     second = asked(engine, OTHER, TOKENS, beside=True)
     finish(engine, second)
     assert first.row is None
+    assert (second.spent.forwards < 0.8 * TOKENS) == (name in HELPFUL)
     engine.detach(second)
     engine.attach(first)
     engine.decode(first, Decode(len(PROMPT) + TOKENS, credit=512, beside=True))
