@@ -53,10 +53,9 @@ def _run(options: CompileOptions, arguments: Sequence[str]) -> int:
 
 
 def _build(options: CompileOptions, arguments: Sequence[str]) -> None:
-    from compile.build.build import build_artifact, planned_manifest, read_source
+    from compile.build.build import build_artifact, read_source
     from compile.build.graph_processes import quiet_libraries
     from compile.builders import builder_of
-    from inference.artifact import MANIFEST
 
     if not options.verbose:
         quiet_libraries()
@@ -71,15 +70,6 @@ def _build(options: CompileOptions, arguments: Sequence[str]) -> None:
         graph_store=options.graph_store,
         quiet=not options.verbose,
     )
-    if options.push and not (out / MANIFEST).is_file():
-        from compile.store import find, open_store
-
-        # It is not taken unasked, because an artefact is executable code.
-        if digest := find(planned_manifest(spec, source, builder), open_store(options.push)):
-            say(
-                "the same was built and pushed before: in place of building, outrider compile "
-                f"--pull {shlex.quote(options.push)} --digest {digest} --out DIR"
-            )
     command = shlex.join(["outrider", "compile", *arguments])
     with _progress(spec, source.model_fingerprint) as progress:
         manifest = build_artifact(spec, source, builder, out, command=command, progress=progress)
@@ -105,15 +95,10 @@ def _push(options: CompileOptions) -> None:
     from compile.store import open_store, push
 
     store, out = options.push or "", Path(options.out or "")
-    pushed = push(out, open_store(store), say)
-    if pushed.first != pushed.digest:
-        print(
-            f"the same was built and pushed before, as {pushed.first}: prefer that one, so that "
-            "machines share one artefact"
-        )
+    digest = push(out, open_store(store), say)
     print(
-        f"pull it with: outrider compile --pull {shlex.quote(store)} --digest "
-        f"{pushed.digest} --out {shlex.quote(str(out))}"
+        f"pull it with: outrider compile --pull {shlex.quote(store)} --digest {digest} "
+        f"--out {shlex.quote(str(out))}"
     )
 
 

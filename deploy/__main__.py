@@ -22,9 +22,7 @@ class Verb(NamedTuple):
 VERBS = {
     "up": Verb("start a target, or go on with one that is half made", "deploy.commands.up"),
     "prove": Verb("prove a target on an instance, and remove it", "deploy.commands.prove"),
-    "status": Verb("a target's stack, instance, health and cost", "deploy.commands.status"),
-    "logs": Verb("what a target's host logged", "deploy.commands.logs"),
-    "tunnel": Verb("lead a port of this machine to a target", "deploy.commands.tunnel"),
+    "status": Verb("a target's health and cost, its logs and tunnel", "deploy.commands.status"),
     "down": Verb("remove a target with all that was made for it", "deploy.commands.down"),
     "prices": Verb("what an hour of an instance costs", "deploy.commands.prices"),
 }

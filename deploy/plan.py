@@ -113,7 +113,7 @@ def _served(deployment: Deployment, manifest: Manifest | None) -> str:
 def _ports(deployment: Deployment) -> str:
     if deployment.allow_cidr is None:
         address = ", which has no public address" if deployment.private else ""
-        return f"none; `outrider deploy tunnel` leads to {deployment.port} on the host{address}"
+        return f"none; a tunnel leads to {deployment.port} on the host{address}"
     return f"{deployment.port} for {deployment.allow_cidr}, with TLS and a key; no SSH"
 
 

@@ -159,7 +159,7 @@ def build_artifact(
         for made in _build_graphs(spec.graphs, builder, stages):
             files |= made
         files |= stages.run(JOINT, {"files": files}, lambda: builder.finish(directory, spec.graphs))
-        return _write_once(directory, _manifest(spec, source, with_, files, command))
+        return _write_once(directory, make_manifest(spec, source, with_, files, command))
 
 
 def _build_graphs(
@@ -181,11 +181,6 @@ def _build_graphs(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def planned_manifest(spec: CompileSpec, source: Source, builder: Builder) -> Manifest:
-    """The manifest before the build: complete except for files."""
-    return _manifest(spec, source, builder.made_with(), {}, "")
 
 
 @dataclass(frozen=True)
@@ -281,9 +276,10 @@ def _base_key(spec: CompileSpec, source: Source, with_: MadeWith) -> str:
     )
 
 
-def _manifest(
+def make_manifest(
     spec: CompileSpec, source: Source, with_: MadeWith, files: Mapping[str, str], command: str
 ) -> Manifest:
+    """The manifest of what was built. files: path -> SHA-256; command: that built it"""
     return Manifest(
         target=spec.target,
         model=spec.model,

@@ -120,8 +120,8 @@ class NeffCache:
             (part / _RECORD).write_text(json.dumps(asdict(record)) + "\n", encoding="utf-8")
         if self._store is not None:
             for name, sha256 in record.files.items():
-                self._store.put(f"files/{sha256}", unit / name, sha256)
-            self._store.put_once(f"units/{key}.json", (unit / _RECORD).read_bytes())
+                self._store.put(f"files/{sha256}", unit / name)
+            self._store.put(f"units/{key}.json", unit / _RECORD)
         return unit
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, ClassVar, Literal
 
@@ -44,18 +45,38 @@ class PricesOptions(CommandOptions, title="prices"):
 
 
 def run(options: PricesOptions) -> int:
-    """Print the prices. Returns 1 without a single one."""
-    prices, found = InstancePrices(live=not options.no_live), list[Price]()
-    for name in options.instance.split(",") if options.instance else bundled_prices().types:
+    """Print the prices. Returns 1 without a price of the region: people then get the bundled ones
+    of another region, labelled as such, and programs (--json) nothing.
+    """
+    prices, found, refused = InstancePrices(live=not options.no_live), list[Price](), list[str]()
+    names = options.instance.split(",") if options.instance else list(bundled_prices().types)
+    for name in names:
         try:
             found.append(prices.find(name, options.region, options.pricing))
         except NoPrice as error:
-            print(error, file=sys.stderr)
+            refused.append(str(error))
+    if found or options.instance:
+        print(*refused, sep="\n", end="\n" * bool(refused), file=sys.stderr)
+    else:
+        print(f"{refused[0]} (nor for {len(refused) - 1} other types)", file=sys.stderr)
     if options.as_json:
-        _print_json(found, options.tokens_per_second)
+        if found:
+            _print_json(found, options.tokens_per_second)
     elif found:
         _print_table(found, options.tokens_per_second)
+    elif elsewhere := bundled_elsewhere(names, options):
+        print("the bundled prices of another region, for comparison:")
+        _print_table(elsewhere, options.tokens_per_second)
     return 0 if found else FAILED
+
+
+def bundled_elsewhere(names: Sequence[str], options: PricesOptions) -> list[Price]:
+    """The bundled on-demand prices of these types, where another region's were requested."""
+    table = bundled_prices()
+    if options.region == table.region or options.pricing != "on-demand":
+        return []
+    known = [name for name in names if name in table.types and table.types[name].usd_per_hour]
+    return [InstancePrices(live=False).find(name, table.region) for name in known]
 
 
 def _per_million(price: Price, speed: float) -> float:

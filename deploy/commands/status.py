@@ -1,7 +1,10 @@
-"""`outrider deploy status`: the target's stack, instance and health, and what it has cost."""
+"""`outrider deploy status`: a target's stack, instance, health and cost, and the commands that show
+its logs and open a tunnel to it.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 from deploy.aws import Aws
@@ -10,7 +13,7 @@ from deploy.deployment import stack_name
 from deploy.handover import secrets_waiting
 from deploy.instance_price import cost_so_far
 from deploy.running_instance import RunningInstance, describe_instance, progress
-from deploy.stack import TargetStack
+from deploy.stack import StackState, TargetStack
 from grpc_comm.client.named_targets import find_target
 from inference.command import FAILED
 from inference.errors import OutriderError, Unavailable
@@ -19,9 +22,16 @@ EXAMPLES = """examples:
   outrider deploy status demo
 """
 
+_LOGS = {
+    "log": "sudo journalctl --no-pager --unit outrider-target.service --lines 100",
+    "setup log": "sudo tail -n 100 /var/log/cloud-init-output.log",
+}
+
 
 class StatusOptions(NamedOptions, title="target"):
-    """Say how a target is: its stack, its instance, its host, and what it has cost."""
+    """Print a target's stack, instance, health and cost, and the commands that show its logs and
+    open a tunnel to it.
+    """
 
 
 def run(options: StatusOptions) -> int:
@@ -37,6 +47,8 @@ def run(options: StatusOptions) -> int:
         print("instance    none: `outrider deploy up` goes on, `outrider deploy down` removes all")
         return FAILED
     print(*_instance_lines(aws, options.name, instance), sep="\n")
+    for label, command in host_commands(options.name, aws.region, instance, state).items():
+        print(f"{label:<12}{command}")
     return 0 if instance.alive else FAILED
 
 
@@ -58,6 +70,28 @@ def _instance_lines(aws: Aws, name: str, instance: RunningInstance) -> Iterator[
     yield f"cost        {cost_so_far(instance, aws.region)}"
 
 
+def host_commands(
+    name: str, region: str, instance: RunningInstance, state: StackState
+) -> dict[str, str]:
+    """Commands of AWS's own CLI for the instance, by what they are for. A session needs its
+    Session Manager plugin, and no open port.
+    """
+    there = f"--region {region} --target {instance.instance_id}"
+    session = f"aws ssm start-session {there} --document-name AWS-Start"
+    if not instance.alive:  # EC2 keeps the console for an hour
+        asked = f"--region {region} --instance-id {instance.instance_id} --output text"
+        return {"console": f"aws ec2 get-console-output {asked}"}
+    commands = {
+        label: f"{session}NonInteractiveCommand --parameters '{json.dumps({'command': [line]})}'"
+        for label, line in _LOGS.items()
+    }
+    target = find_target(name)
+    if target is not None and target.reached.loopback:
+        ports = f"portNumber={state.parameters['Port']},localPortNumber={target.reached.port}"
+        commands["tunnel"] = f"{session}PortForwardingSession --parameters {ports}"
+    return commands
+
+
 def _reached(name: str) -> str:
     """Whether the target answers from here."""
     target = find_target(name)
@@ -70,8 +104,6 @@ def _reached(name: str) -> str:
     try:
         models = list_models(target.address, security=security)
     except OutriderError as error:
-        tunnel = (
-            f" (`outrider deploy tunnel {name}` leads there)" if target.reached.loopback else ""
-        )
+        tunnel = " (open the tunnel below)" if target.reached.loopback else ""
         return f"not from here{tunnel}: {error}"
     return f"at {target.address}, serving {', '.join(models)}"

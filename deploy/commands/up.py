@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 from compile.store import open_store, push
 from deploy.aws import Aws
 from deploy.bucket import HostBucket, put_wheel
 from deploy.commands.options import DeploymentOptions
-from deploy.commands.tunnel import NO_PLUGIN, PLUGIN
+from deploy.commands.status import host_commands
 from deploy.deployment import Deployment, hub_token_parameter, secret_parameters
 from deploy.handover import Handover, put_hub_token, withdraw_secrets
 from deploy.host.user_data import HostSettings, user_data
@@ -99,7 +99,7 @@ def _up(options: UpOptions) -> int:
         if not isinstance(error, InstanceEnded):
             _say_that_it_is_paid(deployment.name)
         raise
-    print(*_words(deployment, instance), sep="\n")
+    print(*_words(deployment, instance, state), sep="\n")
     return 0
 
 
@@ -189,7 +189,7 @@ def _settings(
     store, digest = deployment.artifact, deployment.digest
     if deployment.own_artifact is not None:
         store = f"s3://{bucket.name}/artefacts"
-        digest = push(deployment.own_artifact, open_store(store), say).digest
+        digest = push(deployment.own_artifact, open_store(store), say)
     flags: dict[str, str | int | float | bool] = {}
     if deployment.instance.kind != "cpu":
         flags["device"] = deployment.instance.kind
@@ -250,7 +250,8 @@ def _wait_until_serving(aws: Aws, instance: RunningInstance, minutes: int) -> No
                 return
             if there.failed:
                 raise Unavailable(
-                    f"the host failed ({there.words}): `outrider deploy logs` shows why"
+                    f"the host failed ({there.words}): `outrider deploy status` prints the "
+                    "command that shows its log"
                 )
             words = there.words
         living_instance(aws, instance.instance_id)
@@ -262,18 +263,17 @@ def _wait_until_serving(aws: Aws, instance: RunningInstance, minutes: int) -> No
     )
 
 
-def _words(deployment: Deployment, instance: RunningInstance) -> list[str]:
+def _words(deployment: Deployment, instance: RunningInstance, state: StackState) -> Iterator[str]:
     """Lines on what to do next, and on when the target ends."""
-    name, tunnel = (
-        deployment.name,
-        f"  outrider deploy tunnel {deployment.name}      # keep it open",
-    )
-    return [
-        f"{name} runs on {instance.type} in {instance.zone} ({instance.instance_id})",
-        *([] if deployment.allow_cidr or shutil.which(PLUGIN) else [f"  # first: {NO_PLUGIN}"]),
-        *([] if deployment.allow_cidr else [tunnel]),
-        f"  outrider chat --target {name}",
+    name = deployment.name
+    yield f"{name} runs on {instance.type} in {instance.zone} ({instance.instance_id})"
+    commands = host_commands(name, deployment.region, instance, state)
+    if "tunnel" in commands:
+        yield "in a second shell, with AWS's CLI and its Session Manager plugin, keep this open:"
+        yield f"  {commands['tunnel']}"
+    yield f"  outrider chat --target {name}"
+    yield (
         f"it ends itself after {deployment.idle_minutes} min without a session, and at "
         f"{instance.ends_at or 'the end of its lifetime'} in any case; "
-        f"`outrider deploy down {name}` ends it now and removes all",
-    ]
+        f"`outrider deploy down {name}` ends it now and removes all"
+    )

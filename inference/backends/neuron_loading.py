@@ -1,8 +1,8 @@
 """Loads a compiled target on NeuronCores: checks the machine, loads weights, runs every graph once.
 
 Targets for trn1 and inf2 run by PyTorch/XLA, those for trn2 and trn3 by native PyTorch, which
-starts a process for each rank. Not yet run on hardware: see docs/neuron.md and
-docs/neuron-native.md.
+starts a process for each rank. Not yet run on hardware: see docs/trainium.md and
+docs/neuron-reference.md.
 """
 
 from __future__ import annotations

@@ -110,11 +110,11 @@ def check_listening(options: ConnectionOptions) -> None:
     places = [endpoint.address for endpoint in options.endpoints]
     if not all(refuses(place) for place in places):
         return
-    start = f"target --port {places[0].port}"
-    command = f"deploy tunnel {options.target}" if options.target else start
+    remedy = f"start it with `outrider target --port {places[0].port}`"
+    if options.target:
+        remedy = f"`outrider deploy status {options.target}` prints the command for its tunnel"
     raise Unavailable(
-        f"no Outrider target answers at {options.addresses}: connection refused; "
-        f"start it with `outrider {command}`"
+        f"no Outrider target answers at {options.addresses}: connection refused; {remedy}"
     )
 
 

@@ -231,6 +231,26 @@ def test_the_bucket_of_a_model_on_s3_is_read() -> None:
     assert deployment.served == "0" * 64
 
 
+def test_a_schedule_outside_the_instance_ends_it_at_its_lifetime_and_can_do_nothing_else() -> None:
+    end, role = resource("End"), resource("EndRole")
+    assert end["Target"]["Arn"]["Fn::Sub"].endswith(":aws-sdk:ec2:terminateInstances")
+    assert end["Target"]["RoleArn"] == {"Fn::GetAtt": ["EndRole", "Arn"]}
+    assert json.loads(end["Target"]["Input"]["Fn::Sub"]) == {"InstanceIds": ["${Instance}"]}
+    expression, values = end["ScheduleExpression"]["Fn::Sub"]
+    place, split = values["Minute"]["Fn::Select"]
+    separator, parameter = split["Fn::Split"]
+    assert parameter == {"Ref": "EndsAt"}
+    minute = "2026-11-28T08:30Z".split(separator)[place]
+    assert expression.replace("${Minute}", minute) == "at(2026-11-28T08:30:00)"
+    (policy,) = role["Policies"]
+    (statement,) = policy["PolicyDocument"]["Statement"]
+    assert statement["Action"] == ["ec2:TerminateInstances"]
+    (target,) = statement["Resource"]
+    assert target["Fn::Sub"].endswith(":instance/${Instance}")
+    (trust,) = role["AssumeRolePolicyDocument"]["Statement"]
+    assert trust["Principal"] == {"Service": "scheduler.amazonaws.com"}
+
+
 def test_the_longest_user_data_fits_into_a_template() -> None:
     body = template_body("x" * MOST_BYTES)
     assert len(body) < 51_200

@@ -308,6 +308,20 @@ def test_an_unknown_type_gets_an_error_and_no_empty_table(run: Run) -> None:
     assert line.startswith("no price for x9.large")
 
 
+def test_another_regions_prices_are_the_bundled_ones_and_say_so(run: Run) -> None:
+    far = run("deploy", "prices", "--no_live", "--region", "us-west-2")
+    (line,) = far.err.splitlines()
+    assert far.code == 1
+    assert "in us-west-2" in line
+    assert far.out.splitlines()[:2] == [
+        "the bundled prices of another region, for comparison:",
+        "us-east-1, on-demand",
+    ]
+    assert "1.34375" in far.out
+    unpriced = run("deploy", "prices", "--no_live", "--region", "us-west-2", "--json")
+    assert (unpriced.code, unpriced.out) == (1, "")
+
+
 def test_the_commands_json_has_every_price_that_is_known(run: Run) -> None:
     shown = run("deploy", "prices", "--no_live", "--json", "--tokens_per_second", "40")
     rows = json.loads(shown.out)

@@ -5,7 +5,7 @@ where AWS refuses, and that nothing is left.
 from __future__ import annotations
 
 import json
-import os
+import shlex
 import stat
 import time
 from collections.abc import Iterator
@@ -284,29 +284,29 @@ def test_an_open_port_is_in_the_certificate_and_in_the_named_target(
     assert f'"{public}:50051"' in (kept(aws) / "target.json").read_text()
 
 
-def test_a_tunnel_hands_the_session_to_awss_plugin_without_showing_it_in_its_arguments(
-    aws: AwsServer, up: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deploy: Run
+def test_the_status_prints_the_commands_for_logs_and_tunnel(
+    aws: AwsServer, up: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(up) == 0
-    with monkeypatch.context() as without:
-        without.setenv("PATH", "/nowhere")
-        deploy("tunnel", "demo").assert_failed("session-manager-plugin", "not installed")
-    plugin, noted = tmp_path / "session-manager-plugin", tmp_path / "noted"
-    plugin.write_text(f'#!/bin/sh\necho "$AWS_SSM_START_SESSION_RESPONSE" "$@" > {noted}\n')
-    plugin.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert main(["tunnel", "demo"]) == 0
-    response, _, arguments = noted.read_text().partition("}")
-    assert '"TokenValue": "secret"' in response
-    assert "secret" not in arguments
-    assert '"portNumber": ["50051"]' in arguments
-    assert "TerminateSession" in aws.control()["called"]
+    assert main(["status", "demo"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    lines = {line[:12].strip(): shlex.split(line[12:]) for line in shown if "aws ssm" in line}
+    session = ["aws", "ssm", "start-session", "--region", "us-east-1", "--target", *instances()]
+    for label, document in (("tunnel", "PortForwardingSession"), ("log", "NonInteractiveCommand")):
+        assert lines[label][:9] == [*session, "--document-name", f"AWS-Start{document}"]
+    assert lines["tunnel"][10:] == ["portNumber=50051,localPortNumber=50151"]
+    (command,) = json.loads(lines["log"][10])["command"]
+    assert "outrider-target.service" in command
 
 
 def test_a_stack_that_outrider_did_not_make_is_left_alone(up: list[str], deploy: Run) -> None:
     cloudformation = boto3.client("cloudformation")
     topic = {"Resources": {"Topic": {"Type": "AWS::SNS::Topic"}}}
-    cloudformation.create_stack(StackName="outrider-demo", TemplateBody=json.dumps(topic))
+    cloudformation.create_stack(
+        StackName="outrider-demo",
+        TemplateBody=json.dumps(topic),
+        Capabilities=["CAPABILITY_IAM"],  # which the stand-in demands of every stack
+    )
     try:
         for words in (up, ["down", "demo"], ["status", "demo"]):
             deploy(*words).assert_failed("was not made by Outrider")

@@ -13,7 +13,7 @@ from compile.build.build import (
     MadeWith,
     Source,
     build_artifact,
-    planned_manifest,
+    make_manifest,
     read_source,
 )
 from compile.build.progress import BuildProgress
@@ -107,6 +107,11 @@ def trn1_manifest() -> Manifest:
     found = find_checkpoint(TRN1)
     spec, source = make_request(TRN1, found).spec, read_source(found.directory)
     return planned_manifest(spec, source, FakeBuilder("trn1"))
+
+
+def planned_manifest(spec: CompileSpec, source: Source, builder: Builder) -> Manifest:
+    """The manifest before the build: complete except for files."""
+    return make_manifest(spec, source, builder.made_with(), {}, "")
 
 
 def _file(directory: Path, name: str, content: bytes) -> str:

@@ -1,7 +1,7 @@
 """A stand-in of AWS: moto's server, with what it lacks, in a process of its own.
 
 Beside moto there are hosts that take their secrets and say how far they are (Systems Manager's
-commands), sessions of tunnels, and faults that a test asks for: refused calls, and stacks that
+commands), and faults that a test asks for: refused calls, and stacks that
 CloudFormation cannot complete.
 """
 
@@ -163,7 +163,7 @@ class FaultyAws:
         return None
 
     def _answered(self, action: str) -> Reply | None:
-        """What moto does not answer: commands on hosts, tunnels, and the price list."""
+        """What moto does not answer: commands on hosts and the price list."""
         if action == "SendCommand":
             return _json({"Command": {"CommandId": "0" * 36}})
         if action == "GetCommandInvocation":
@@ -172,9 +172,7 @@ class FaultyAws:
             return _json({"Status": "Success", "StandardOutputContent": self._host})
         if action == "GetProducts":  # the price list, which moto lacks
             return _json({"FormatVersion": "aws_v1", "PriceList": []})
-        if action == "StartSession":
-            return _json({"SessionId": "s-1", "StreamUrl": "wss://there", "TokenValue": "secret"})
-        return _json({"SessionId": "s-1"}) if action == "TerminateSession" else None
+        return None
 
 
 def _take_secrets(names: Iterable[str]) -> None:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from compile.build.build import Source, planned_manifest
+from compile.build.build import Source
 from compile.build.torch_neuron_builder import TorchNeuronBuilder
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, Manifest
 from inference.backends.neuron import COPY_RECORD
 from inference.model.config import read_raw_config
 from inference.model.weight_files import fingerprint
+from tests.support.artifacts import planned_manifest
 from tests.support.neuron_artifacts import FEW, spec_of
 from tests.support.strict_torch_neuron import CPU
 

@@ -202,7 +202,7 @@ def test_the_command_line_builds_pushes_and_pulls(
     monkeypatch.setattr(builders, "builder_of", fake)
     monkeypatch.setattr(graph_processes, "quiet_libraries", lambda: None)  # it stays so
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    out, store, taken, again = (str(tmp_path / name) for name in ("out", "store", "taken", "again"))
+    out, store, taken = (str(tmp_path / name) for name in ("out", "store", "taken"))
     sizes = ["--rows", "1", "--tree_sizes", "4", "--slots", "256", "--sampling", "greedy"]
     flags = ["--target", "cpu", "--out", out, *sizes, "--push", store]
     shown = run("compile", *flags)
@@ -216,7 +216,3 @@ def test_the_command_line_builds_pushes_and_pulls(
     assert run(*pull, manifest.digest(), "--out", taken).code == 0
     assert read_manifest(Path(taken)) == manifest
     run(*pull, "0" * 64, "--out", tmp_path / "other").assert_failed("manifests/")
-    pulled = f"in place of building, outrider {' '.join(pull)} {manifest.digest()} --out DIR"
-    flags[3] = again
-    assert pulled in run("compile", *flags).err
-    assert "in place of building" not in run("compile", *flags).err, "it is there already"

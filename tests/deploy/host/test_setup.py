@@ -263,7 +263,7 @@ def test_an_artefact_is_pulled_by_its_digest_and_no_other_is_served(
     there = {name: aws.environment[name] for name in names}
     boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="artefacts")
     manifest, url = build(tmp_path / "artefact"), "s3://artefacts/store"
-    digest = push(tmp_path / "artefact", open_store(url), lambda _line: None).digest
+    digest = push(tmp_path / "artefact", open_store(url), lambda _line: None)
     served = {"model": None, "artifact_store": url}
     wrong = set_up(host, of_wheel(wheel, **served, digest="0" * 64), **there)
     assert "FAILED at: model" in wrong.stdout

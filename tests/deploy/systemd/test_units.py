@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from outrider.options.roles import TargetRole
-from tests.support.host_files import read_unit
+from tests.support.host_files import UnitFile, read_unit
 from tests.support.repository import ROOT
 
 UNITS = sorted((ROOT / "deploy" / "systemd").iterdir())
@@ -42,3 +42,44 @@ def test_the_service_outlasts_its_sessions_and_reaches_no_metadata_of_the_instan
     assert service.one("User") != "root"
     assert service.one("IPAddressDeny").split() == ["169.254.169.254", "fd00:ec2::254"]
     assert service.one("MemoryMax").endswith("%")
+
+
+def filtered_calls(service: UnitFile) -> set[str]:
+    """The system calls that the service may make, its sets expanded by systemd."""
+    allowed = set[str]()
+    for words in service.all("SystemCallFilter"):
+        expanded = _expand(words.removeprefix("~"))
+        allowed = allowed - expanded if words.startswith("~") else allowed | expanded
+    return allowed
+
+
+def _expand(name: str) -> set[str]:
+    if not name.startswith("@"):
+        return {name}
+    listing = ["systemd-analyze", "syscall-filter", "--no-pager", name]
+    lines = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split("\n")
+    members = [line.strip() for line in lines[1:] if line.strip() and "#" not in line]
+    return {call for member in members for call in _expand(member)}
+
+
+def test_the_service_may_compute_and_serve_but_not_change_its_host() -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed (Debian's package systemd)")
+    service = read_unit(ROOT / "deploy" / "systemd" / "outrider-target.service")
+    calls = filtered_calls(service)
+    serving = {"epoll_wait", "accept4", "sendmsg", "futex", "clone3", "execve", "pidfd_open"}
+    computing = {"mmap", "mprotect", "mlock", "ioctl", "memfd_create", "process_vm_readv"}
+    pinning = {"sched_setaffinity", "mbind", "set_mempolicy", "prlimit64"}
+    assert calls >= serving | computing | pinning
+    assert not calls & {"mount", "ptrace", "reboot", "bpf", "init_module", "kexec_load", "chown"}
+    assert not calls & {"setuid", "settimeofday", "swapon", "perf_event_open"}
+    assert service.one("SystemCallErrorNumber") == "EPERM", "a library may fall back, not die"
+
+
+def test_systemd_rates_the_service_as_well_confined() -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed (Debian's package systemd)")
+    unit = ROOT / "deploy" / "systemd" / "outrider-target.service"
+    rating = ["systemd-analyze", "security", "--offline=yes", "--threshold=25", "--no-pager"]
+    rated = subprocess.run([*rating, str(unit)], capture_output=True, text=True)
+    assert rated.returncode == 0, rated.stdout

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
-from compile.build.build import planned_manifest
 from compile.spec import prefill_bucket
 from inference.artifact import Manifest
 from inference.backends import neuron_sdk
@@ -35,6 +34,7 @@ from inference.errors import BadArtifact, MissingExtra, Unavailable, Unsupported
 from inference.model.cache import empty_cache
 from inference.model.verify_graph import example_inputs
 from tests.support import heads
+from tests.support.artifacts import planned_manifest
 from tests.support.fake_neuron import Neuron, lay_out
 from tests.support.models import tiny_decoder, write_checkpoint
 from tests.support.native_targets import native_builder, native_source, native_spec, prepared

@@ -92,12 +92,12 @@ def test_what_is_no_name_is_refused(name: str) -> None:
     assert_refused(lambda: find_target(name), ["a target's name has"])
 
 
-def test_a_target_behind_a_closed_tunnel_is_told_with_the_command_that_opens_it(
+def test_a_target_behind_a_closed_tunnel_is_reported_with_the_command_that_helps(
     demo: NamedTarget,
 ) -> None:
     replace(demo, address=f"127.0.0.1:{free_port()}").write()
     with (
-        pytest.raises(Unavailable, match="`outrider deploy tunnel demo`"),
+        pytest.raises(Unavailable, match="`outrider deploy status demo`"),
         connect_target(ChatRole(target="demo").connection),
     ):
         pass
