@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
 from threading import Lock
-from traceback import extract_tb
+from traceback import extract_tb, walk_tb
+from types import TracebackType
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, nodes
@@ -72,7 +73,9 @@ def _now(form: str) -> str:
 
 
 def render(template: str, variables: Mapping[str, Any]) -> str:
-    """Render a template. Raises TemplateError, with the template's line, for all that it raises."""
+    """Render a template. Raises TemplateError for all that it raises, with the template's line, and
+    with the message if the template was reading one.
+    """
     try:
         return _compiled(template).render(variables)
     except Exception as error:  # a template is a program, and may raise whatever Python does
@@ -82,8 +85,21 @@ def render(template: str, variables: Mapping[str, Any]) -> str:
             if frame.filename == "<template>"
         ]
         line = getattr(error, "lineno", None) or (lines[-1] if lines else None)
+        place = _message_at(error.__traceback__, variables) + (f" in line {line}" if line else "")
         said = str(error) or type(error).__name__
-        raise TemplateError(f"{_REFUSES}{f' in line {line}' if line else ''}: {said}") from error
+        raise TemplateError(f"{_REFUSES}{place}: {said}") from error
+
+
+def _message_at(trace: TracebackType | None, variables: Mapping[str, Any]) -> str:
+    """The message that the template's innermost variables hold, in words; empty for none, and for
+    several.
+    """
+    at = {id(message): number for number, message in enumerate(variables.get("messages") or ())}
+    numbers = set[int]()
+    for frame, _ in walk_tb(trace):
+        if frame.f_code.co_filename == "<template>":
+            numbers = {at[id(value)] for value in frame.f_locals.values() if id(value) in at}
+    return f" messages[{numbers.pop()}]" if len(numbers) == 1 else ""
 
 
 class TemplateProcess:

@@ -27,7 +27,9 @@ class DraftTuning:
     tries_again: int = 64
     """Committed tokens after which a draft that has fallen silent is asked once more."""
     hits_remembered: float = 20.0
-    """Tokens after which a hit of the draft has faded to 1/e in the moving average."""
+    """Tokens after which a hit of the draft has faded to 1/e in the moving average. Without it a
+    useless draft is called 1.18 instead of 0.70 times a token, at the same speed (cell 20:useless:0
+    of benchmarks.regret)."""
     times_kept: int = 16
     """Calls of the draft after which prices and measured times are read again."""
     copied: int = 3

@@ -25,6 +25,7 @@ from inference.text_stream import TextStream, TokenBytes
 from inference.tokenizer_settings import (
     DEFAULT,
     TOOL_USE,
+    TokenizerIdentity,
     TokenizerSettings,
     core_hashes,
     has_regex,
@@ -82,6 +83,11 @@ class Tokenizer:
         file bytes, vocabulary padding and the decoder, which differ between sizes of one family.
         """
         return self._summary[0]
+
+    @property
+    def identity(self) -> TokenizerIdentity:
+        """What tells whether another tokenizer gives the same ids."""
+        return TokenizerIdentity(*self._summary)
 
     @cached_property
     def _summary(self) -> tuple[str, TokenizerSettings]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from inference.errors import Mismatch, UnsupportedModel
 from inference.json_file import DEEPEST, Json, deeper
@@ -116,6 +116,28 @@ class TokenizerSettings:
         mine, theirs = self.ids, other.ids
         wrong = sorted(one for one in mine.keys() & theirs if mine[one] != theirs[one])
         return f"id {wrong[0]} is {mine[wrong[0]]!r} and {theirs[wrong[0]]!r}" if wrong else ""
+
+
+class TokenizerIdentity(NamedTuple):
+    """All that shows whether two tokenizers give the same ids.
+
+    fingerprint: see Tokenizer.fingerprint()
+    settings: None where a target of an older version does not send them
+    """
+
+    fingerprint: str
+    settings: TokenizerSettings | None = None
+
+    def disagreement(self, other: TokenizerIdentity) -> str:
+        """Reason why a draft with one of them cannot serve a target with the other; else empty.
+
+        Tokenizers agree as TokenizerSettings.disagreement() says. Without the settings of both,
+        their fingerprints have to be equal.
+        """
+        if self.settings is not None and other.settings is not None:
+            return self.settings.disagreement(other.settings)
+        equal = self.fingerprint == other.fingerprint
+        return "" if equal else "an older target takes its own tokenizer alone"
 
 
 def read_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:

@@ -16,11 +16,16 @@ from inference.sampling import Grammar, GrammarKind
 from inference.times import REMEMBERED, LatencyModel
 from outrider.endpoint import grammar_turns
 from outrider.endpoint.grammar_turns import GrammarTurns
+from outrider.text import call_reader
+from outrider.text.call_reader import CallReader
+from outrider.text.tool_calls import TAGGED
 from tests.support.pairs import STOP, VOCABULARY, tokenizer
 
 
 def size(thing: object) -> int:
-    """Objects that a thing holds, itself included; classes, modules and functions left out."""
+    """Objects that a thing holds, itself included, and the letters of strings; classes, modules and
+    functions left out.
+    """
     found, waiting = {id(thing)}, [thing]
     for one in waiting:
         for other in gc.get_referents(one):
@@ -28,7 +33,7 @@ def size(thing: object) -> int:
             if id(other) not in found and not shared:
                 found.add(id(other))
                 waiting.append(other)
-    return len(waiting)
+    return len(waiting) + sum(len(one) for one in waiting if isinstance(one, str))
 
 
 Filled = Callable[[int], object]
@@ -69,10 +74,22 @@ def measured_shapes(count: int) -> object:
     return times
 
 
+def unfinished_call(count: int) -> object:
+    """The most text that a reader held back of a call whose name or object never ends."""
+    reader, held, most = CallReader(TAGGED, frozenset(["add"]), several=True), 0, 0
+    written = '<tool_call>{"arguments": "' + "x" * count
+    for at in range(0, count, 256):
+        text = written[at : at + 256]
+        held += len(text) - sum(len(part) for part in reader.push(text))
+        most = max(held, most)
+    return "x" * most
+
+
 BOUNDED: dict[str, tuple[Filled, int]] = {
     "former candidates": (committed_candidates, REMEMBERED_NUMBERS),
     "checked grammars": (checked_grammars, grammar.KEPT),
     "grammars known at an endpoint": (grammars_of_callers, grammar_turns.MAX_KNOWN),
+    "letters of a call without an end": (unfinished_call, call_reader.MAX_HELD),
     "shapes": (measured_shapes, REMEMBERED // 2),
 }
 

@@ -15,9 +15,8 @@ from tests.support.repository import ROOT
 TESTS = ROOT / "tests"
 FILES = sorted(TESTS.rglob("*.py"))
 OF_EVERY_ROOM = {"__init__.py", "conftest.py"}
-OF_THEIR_OWN = {"nxd", "simulate", "storm", "support", "xla"}
-"""Directories of tests that are no room: whole systems, hostile processes, what tests share, other
-torch, NxD.
+OF_THEIR_OWN = {"nxd", "simulate", "support", "xla"}
+"""Directories of tests that are no room: whole systems, what tests share, other torch, NxD.
 """
 
 

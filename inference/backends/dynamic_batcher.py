@@ -32,8 +32,8 @@ class DynamicBatcher:
         self.rows, self.capacity, self.max_nodes = model.rows, model.capacity, model.max_nodes
         self.copies_rows, self.masks, self.branches = model.copies_rows, model.masks, model.branches
         self._model = model
-        self._turn, self._line_lock = threading.Lock(), threading.Lock()
-        self._line: dict[Hashable, list[_Asked[Any]]] = {}
+        self._turn, self._queue_lock = threading.Lock(), threading.Lock()
+        self.queue: dict[Hashable, list[_Asked[Any]]] = {}
 
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         """Compute this call alone: it is mostly prompt chunks, which would be padded to the
@@ -59,12 +59,12 @@ class DynamicBatcher:
         call: Callable[[Sequence[Segment]], Sequence[T]],
     ) -> list[T]:
         asked: _Asked[T] = _Asked(segments)
-        with self._line_lock:
-            self._line.setdefault(how, []).append(asked)
+        with self._queue_lock:
+            self.queue.setdefault(how, []).append(asked)
         with self._turn:
             if asked.answers is None:
-                with self._line_lock:
-                    everybody = self._line.pop(how)
+                with self._queue_lock:
+                    everybody = self.queue.pop(how)
                 answers = call_each(call, [part for one in everybody for part in one.segments])
                 for one in everybody:
                     size = len(one.segments)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 
 from grpc_comm.client.connection import CONNECT_SECONDS, Connection, connect, list_models
 from grpc_comm.client.patience import Patience
+from grpc_comm.translate import Description
 from grpc_comm.unanswered import refuses
 from inference.command import say
 from inference.errors import Mismatch, Unavailable
 from inference.files import cache_directory, write_whole
 from inference.text import Tokenizer
-from inference.tokenizer_settings import TokenizerSettings
+from inference.tokenizer_settings import TokenizerIdentity, TokenizerSettings
 from outrider.options.network import ConnectionOptions
 
 
@@ -53,9 +55,11 @@ def target_tokenizer(target: Connection, tokenizer: Tokenizer, name: str) -> Tok
     """
     there = target.description
     try:
-        if not there.settings_digest and tokenizer.fingerprint() != there.tokenizer_fingerprint:
-            raise Mismatch("an older target takes its own tokenizer alone")
-        if there.settings_digest in ("", tokenizer.settings.digest):
+        if there.settings_digest == tokenizer.settings.digest:
+            return tokenizer
+        if not there.settings_digest:
+            if reason := tokenizer.identity.disagreement(tokenizer_identity(there)):
+                raise Mismatch(reason)
             return tokenizer
         return tokenizer.with_settings(_fetch_settings(target))
     except Mismatch as error:
@@ -63,6 +67,23 @@ def target_tokenizer(target: Connection, tokenizer: Tokenizer, name: str) -> Tok
             f"the tokenizers differ: {name} has {tokenizer.vocabulary} tokens, {there.model} on "
             f"the target {there.vocabulary} ({error}); take a draft of the target's own family"
         ) from error
+
+
+def full_description(target: Connection) -> Description:
+    """The target's description with its tokenizer's settings, which are fetched unless they are
+    cached. An older target has none.
+    """
+    there = target.description
+    if not there.settings_digest:
+        return there
+    return replace(there, tokenizer_settings=_fetch_settings(target).content)
+
+
+def tokenizer_identity(there: Description) -> TokenizerIdentity:
+    """The identity of a target's tokenizer, by its full description."""
+    content = there.tokenizer_settings
+    settings = TokenizerSettings.read(content) if content else None
+    return TokenizerIdentity(there.tokenizer_fingerprint, settings)
 
 
 def _fetch_settings(target: Connection) -> TokenizerSettings:

@@ -110,7 +110,7 @@ class Watcher:
         }
 
     def _text(self, token: int) -> str:
-        return self._client.tokenizer.decode([token])
+        return self._client.tokenizer.token_bytes(token).decode(errors="replace")
 
 
 def ended(client: Client, made: Completion) -> dict[str, Any]:

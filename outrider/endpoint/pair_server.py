@@ -17,7 +17,8 @@ from grpc_comm.transport import Address, check_free
 from inference.command import say
 from inference.errors import InvalidRequest
 from inference.flags.group import flags_of
-from outrider.client.connecting import connect_target
+from inference.tokenizer_settings import TokenizerIdentity
+from outrider.client.connecting import connect_target, full_description, tokenizer_identity
 from outrider.doctor.checks import machine as machine_words
 from outrider.endpoint.run import serve_http
 from outrider.models.directories import find_tokenizer
@@ -121,9 +122,9 @@ def _pair_flags(
             f"here: outrider up lists what fits{refused}"
         )
     _tell_pair(chosen, machine)
-    target = _fetched(chosen[0], "", chosen[1])
-    fingerprint = find_tokenizer(target, "target").fingerprint()
-    return {"model": target}, {"draft_model": _fetched(chosen[1], fingerprint)}
+    target = _fetched(chosen[0], None, chosen[1])
+    tokenizer = find_tokenizer(target, "target").identity
+    return {"model": target}, {"draft_model": _fetched(chosen[1], tokenizer)}
 
 
 def _of(options: UpRole) -> str:
@@ -149,9 +150,11 @@ def _told(model: Model) -> str:
     return f"{model.name}, {count_words(model.parameters)}, {size_words(model.size)}, {licence}"
 
 
-def _fetched(model: PublishedModel, tokenizer: str, *others: PublishedModel) -> str:
+def _fetched(
+    model: PublishedModel, tokenizer: TokenizerIdentity | None, *others: PublishedModel
+) -> str:
     """Fetch a model. Returns what --model names it by. Raises InvalidRequest, or Mismatch where its
-    tokenizer has another fingerprint.
+    tokenizer does not match.
 
     others: are needed with it
     """
@@ -173,7 +176,8 @@ def _draft_flags(options: UpRole, short: str, size: str, machine: MachineFacts) 
     fetched, else copied text. Raises InvalidRequest for a target that is another than was named.
     """
     with connect_target(options.connection) as target:
-        there = target.description
+        there = full_description(target)
+    tokenizer = tokenizer_identity(there)
     say(f"target: {there.model} on {there.device}, at {options.connection.addresses}")
     if short and not is_called(there.model, short, size):
         raise InvalidRequest(f"the target serves {there.model}, not {options.name}")
@@ -184,8 +188,8 @@ def _draft_flags(options: UpRole, short: str, size: str, machine: MachineFacts) 
     published = [] if options.directory else published_for(there.model, here)
     if chosen := choose_draft(published, machine):
         say(f"draft: {_told(chosen)}; the smallest of the target's family")
-        return {"draft_model": _fetched(chosen, there.tokenizer_fingerprint)}
-    same = [one for one in here if one.family == there.tokenizer_fingerprint]
+        return {"draft_model": _fetched(chosen, tokenizer)}
+    same = [one for one in here if one.drafts_for(tokenizer)]
     tokenizers: list[dict[str, Any]] = [one.as_flag("model") for one in same]
     tokenizers += [{"model": one.tokenizer or one.repository} for one in published]
     if not tokenizers:

@@ -15,13 +15,18 @@ from inference.model.hub import is_gguf
 from inference.model.library_config import read_library_config
 from inference.model.weight_files import stored_tensors
 from inference.text import Tokenizer
+from inference.tokenizer_settings import TokenizerIdentity, TokenizerSettings
 from outrider.models.directories import EMBEDDED, find_directory
 from outrider.options.roles import ListRole, PullRole
 from outrider.terminal.status_lines import size_words
 
 
 class ModelHere(NamedTuple):
-    """A model on this machine. family: hash of its tokenizer; empty for an unusable model."""
+    """A model on this machine.
+
+    family: fingerprint of its tokenizer; empty for an unusable model
+    settings: of its tokenizer
+    """
 
     name: str
     directory: Path  # for a GGUF file, the file itself
@@ -29,6 +34,12 @@ class ModelHere(NamedTuple):
     parameters: int
     family: str
     refusal: str = ""  # why it cannot be used
+    settings: TokenizerSettings | None = None
+
+    def drafts_for(self, target: TokenizerIdentity) -> bool:
+        """Whether its tokenizer fits that of a target."""
+        mine = TokenizerIdentity(self.family, self.settings)
+        return bool(self.family) and not mine.disagreement(target)
 
     @property
     def gguf(self) -> bool:
@@ -41,7 +52,9 @@ class ModelHere(NamedTuple):
 
     def record(self) -> dict[str, object]:
         """Plain data for JSON."""
-        return {**self._asdict(), "directory": str(self.directory)}
+        fields = self._asdict()
+        del fields["settings"]
+        return {**fields, "directory": str(self.directory)}
 
 
 def pull(options: PullRole) -> int:
@@ -70,7 +83,7 @@ def list_here(options: ListRole) -> int:
     for one in found:
         about = one.refusal or count_words(one.parameters)
         print(f"{one.name:44} {size_words(one.size):>9}  {about}")
-    print("pairs, with equal tokenizers:" if pairs else "no pair fits: tokenizers differ")
+    print("pairs, with matching tokenizers:" if pairs else "no pair fits: tokenizers differ")
     for draft, target in pairs:
         print(f"  {draft} drafts for {target}")
     return 0
@@ -83,11 +96,12 @@ def count_words(parameters: float) -> str:
 
 
 def fitting(found: Sequence[ModelHere]) -> Iterator[tuple[str, str]]:
-    """Names of a draft and of a larger target with the same tokenizer."""
+    """Names of a draft and of a larger target whose tokenizers match."""
     usable = [one for one in found if one.family]
     for target in usable:
+        identity = TokenizerIdentity(target.family, target.settings)
         for draft in usable:
-            if draft.family == target.family and draft.parameters < target.parameters:
+            if draft.parameters < target.parameters and draft.drafts_for(identity):
                 yield draft.name, target.name
 
 
@@ -136,9 +150,9 @@ def _look(name: str, directory: Path) -> ModelHere:
         _check_config(directory)
         if not weights:
             raise InvalidRequest("it has no weights as safetensors")
-        family = Tokenizer(directory).fingerprint()
+        family, settings = Tokenizer(directory).identity
         parameters = sum(math.prod(one.shape) for one in stored_tensors(directory).values())
-        return ModelHere(name, directory, size, parameters, family)
+        return ModelHere(name, directory, size, parameters, family, settings=settings)
     except (OutriderError, OSError) as error:
         return ModelHere(name, directory, size, 0, "", str(error))
 
@@ -158,8 +172,8 @@ def _look_into(path: Path) -> ModelHere:
         from outrider.models.gguf_file import GgufFile
 
         found = GgufFile.find(str(path))
-        family = found.tokenizer.fingerprint()
-        return ModelHere(str(path), path, size, found.facts.parameters, family)
+        family, settings = found.tokenizer.identity
+        return ModelHere(str(path), path, size, found.facts.parameters, family, settings=settings)
     except OutriderError as error:
         return ModelHere(str(path), path, size, 0, "", str(error))
 

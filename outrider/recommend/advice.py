@@ -30,7 +30,7 @@ from inference.planner.prices import Usage
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel
 from outrider.client.client import Client, open_client
-from outrider.client.connecting import connect_target
+from outrider.client.connecting import connect_target, full_description, tokenizer_identity
 from outrider.client.probing import measure_round_trip
 from outrider.doctor.checks import machine
 from outrider.models.machine import processor
@@ -75,11 +75,11 @@ def recommend(options: RecommendOptions) -> int:
     """Find drafts, measure, and print. Raises InvalidRequest where nothing can be measured."""
     take_short_turns()
     with connect_target(options.connection) as target:
-        there, trip = target.description, measure_round_trip(target.probe, say)
+        there, trip = full_description(target), measure_round_trip(target.probe, say)
     paths = [Path(path) for path in (options.draft_model or "").split(",") if path]
     here = [judged(one, there) for one in find_models(paths)]
     if options.download:
-        fetch_agreed(published_for(there.model, here), there.tokenizer_fingerprint)
+        fetch_agreed(published_for(there.model, here), tokenizer_identity(there))
         here = [judged(one, there) for one in find_models(paths)]
     published = published_for(there.model, here)
     print(f"target: {there.model} on {there.device}, round trip {trip * 1e3:.3g} ms")
@@ -126,7 +126,7 @@ def loaded(
 
     left_out: is given the reason of a draft that fails. Raises InvalidRequest without a tokenizer.
     """
-    sources = [one for one in here if one.family == target.tokenizer_fingerprint]
+    sources = [one for one in here if one.drafts_for(tokenizer_identity(target))]
     if not sources:
         raise InvalidRequest(
             f"no model on this machine has the tokenizer of {target.model}: --download fetches a "

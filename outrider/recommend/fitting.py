@@ -19,6 +19,8 @@ from inference.file_model import Count, Positive, Record, Text, read_record
 from inference.json_file import read_json
 from inference.model.hub import find_model
 from inference.text import Tokenizer
+from inference.tokenizer_settings import TokenizerIdentity
+from outrider.client.connecting import tokenizer_identity
 from outrider.models.machine import memory_size
 from outrider.models.models_here import ModelHere
 
@@ -74,7 +76,7 @@ def judged(one: ModelHere, target: Description) -> ModelHere:
     larger = itself or one.parameters > stated_parameters(target.model) / 2
     reasons = {
         one.refusal: bool(one.refusal),
-        "its tokenizer is not the target's": one.family != target.tokenizer_fingerprint,
+        "its tokenizer is not the target's": not one.drafts_for(tokenizer_identity(target)),
         "it has more than half of the target's parameters": larger,
         "it takes more than half of this machine's memory": 2 * one.size > memory_size() > 0,
     }
@@ -105,7 +107,7 @@ def published_for(model: str, here: Sequence[ModelHere]) -> list[PublishedModel]
     return sorted(missing, key=lambda one: (one.megabytes, -len(one.family)))
 
 
-def fetch_agreed(published: Sequence[PublishedModel], tokenizer: str) -> None:
+def fetch_agreed(published: Sequence[PublishedModel], tokenizer: TokenizerIdentity) -> None:
     """Fetch the two smallest drafts that this installation can load, if the user agrees.
 
     Raises InvalidRequest where there is none or nobody can be asked. See fetch().
@@ -119,16 +121,16 @@ def fetch_agreed(published: Sequence[PublishedModel], tokenizer: str) -> None:
         say("\n".join(f"fetched {fetch(one, tokenizer)}" for one in known))
 
 
-def fetch(model: PublishedModel, tokenizer: str = "") -> Path:
+def fetch(model: PublishedModel, tokenizer: TokenizerIdentity | None = None) -> Path:
     """Download a model. Returns its directory, or the GGUF file, which gets its checkpoint's
     tokenizer beside it.
 
-    tokenizer: fingerprint that it needs to have; empty for any
+    tokenizer: the target's, which its own has to match; None for any
 
-    Raises Mismatch for a tokenizer of another fingerprint, before any weights are fetched.
+    Raises Mismatch where they do not match, before any weights are fetched.
     """
     source = find_model(model.tokenizer or model.repository, weights=False)
-    if tokenizer and Tokenizer(source).fingerprint() != tokenizer:
+    if tokenizer is not None and Tokenizer(source).identity.disagreement(tokenizer):
         raise Mismatch(f"{model.repository} is not fetched: its tokenizer is not the target's")
     place = find_model(model.repository, file=model.file)
     for path in source.glob("tokenizer*.json") if model.gguf else ():

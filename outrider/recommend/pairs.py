@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 from inference.command import nearest
 from inference.errors import InvalidRequest
 from inference.extras import install, is_installed
+from inference.tokenizer_settings import TokenizerIdentity
 from outrider.models.machine import cores, has_bfloat16, memory_size
 from outrider.models.models_here import ModelHere
 from outrider.recommend.fitting import PublishedModel, published_models, stated_parameters
@@ -121,7 +122,11 @@ def choose_draft(models: Sequence[M], machine: MachineFacts) -> M | None:
 
 
 def _drafts_for(draft: Model, target: Model) -> bool:
-    return draft.family == target.family and 2 * draft.parameters <= target.parameters
+    if isinstance(draft, ModelHere) and isinstance(target, ModelHere):
+        same = draft.drafts_for(TokenizerIdentity(target.family, target.settings))
+    else:
+        same = draft.family == target.family
+    return same and 2 * draft.parameters <= target.parameters
 
 
 def short_names() -> dict[str, list[PublishedModel]]:

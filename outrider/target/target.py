@@ -42,6 +42,7 @@ from outrider.models.capacity import Capacity
 from outrider.models.devices import describe
 from outrider.models.loading import PREFILL_NODES, FoundModel, LoadedModel, find_target
 from outrider.models.profiles import PendingProfile, user_profiles
+from outrider.options.network import ConnectionOptions
 from outrider.options.roles import FusedTargetRole, ServingRole, TargetRole
 from outrider.processes import end_with_input
 from outrider.target.model_list import lazily, load_listed, read_listed
@@ -79,6 +80,7 @@ def serve(options: ServingRole) -> int:
         length = description.sequence_length
         limits = f"rows {description.rows}, sequence length {length}, {description.device}"
         say(f"{READY}{bound} ({limits}); ready in {seconds:.1f} s, Ctrl-C ends")
+        say(f"try it: {chat_command(options, bound)}")
         notify("READY=1", f"STATUS={description.model} on {bound}")
 
     collect_rarely()
@@ -88,6 +90,19 @@ def serve(options: ServingRole) -> int:
     if isinstance(target.engine.model, TimedModel):
         say(target.engine.model.account())
     return 0
+
+
+def chat_command(options: ServingRole, bound: Address) -> str:
+    """Return the command that chats with a target that listens here."""
+    flags = []
+    if str(bound) != ConnectionOptions().addresses:
+        anywhere = bound.host in ("0.0.0.0", "::")  # noqa: S104  # such a target is reached by name
+        flags.append(f"--target_host {bound._replace(host='HOST') if anywhere else bound}")
+    if options.tls_cert is not None:
+        flags.append("--tls_ca CA_FILE")
+    if options.keys_file is not None or options.token_file is not None:
+        flags.append("--token_file FILE")
+    return " ".join(["outrider chat", *flags])
 
 
 def _tell_of_end(event: Event) -> None:

@@ -15,7 +15,10 @@ from outrider.text.stop_strings import begun
 MAX_HEAD = 256
 """Characters in which a call begins its arguments, if these are to be streamed."""
 
-_NAME = re.compile(r'\s*\[?\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]*)"')
+MAX_HELD = 2**16
+"""Maximum characters that wait for the end of what may be a call; more are text."""
+
+_NAME = re.compile(r'\s*\[?\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]*)("?)')
 _HEAD = re.compile(_NAME.pattern + r'\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _MEMBER = re.compile(r'\s*,\s*("|$)')
 _KEYS = tuple(f'"{key}"' for key in ("name", "arguments", "parameters", "function", "type", "id"))
@@ -91,6 +94,9 @@ class CallReader:
             dropped = isinstance(part, CallPiece) and part.number > 0 and not self._several
             if part and not dropped:
                 parts.append(part)
+        if len(self._held) > MAX_HELD:
+            parts.append(self._opened + self._held)
+            self._held, self._opened, self._state = "", "", self._say
         return parts
 
     def finish(self) -> str:
@@ -121,10 +127,9 @@ class CallReader:
         body = self._held.lstrip()
         listed = self._listed or body.startswith("[")
         body = body.removeprefix("[").lstrip()
-        first, name = body[1:].lstrip(), _NAME.match(self._held[:MAX_HEAD])
-        if not ("{".startswith(body[:1]) and _may_begin(first)) or (
-            name is not None and name[1] not in self._names
-        ):
+        first, name = body[1:MAX_HEAD].lstrip(), _NAME.match(self._held[:MAX_HEAD])
+        known = name is None or self._may_name(name[1], whole=bool(name[2]))
+        if not ("{".startswith(body[:1]) and _may_begin(first) and known):
             text, self._opened = self._opened, ""
             self._state = self._say
             return text
@@ -146,6 +151,10 @@ class CallReader:
             return text
         self._held = self._held[end:]
         return self._call(*call, listed, self._between)
+
+    def _may_name(self, name: str, *, whole: bool) -> bool:
+        """Whether the name, or a longer one that begins with it, is that of a function."""
+        return name in self._names if whole else any(one.startswith(name) for one in self._names)
 
     def _body(self) -> CallPiece | None:
         end = self._end.find(self._held)

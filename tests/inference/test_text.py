@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,17 @@ def test_whatever_a_template_raises_is_told_with_its_line(name: str, tmp_path: P
     tokenizer = altered(tmp_path, template=FAILING[name])
     with pytest.raises(InvalidRequest, match="template refuses in line 2: "):
         tokenizer.encode("x", chat=True)
+
+
+def test_the_message_that_a_template_fails_at_is_named(tmp_path: Path) -> None:
+    template = "{% set first = 1 %}{% for turn in messages %}{{ turn.content.x }}{% endfor %}"
+    tokenizer = altered(tmp_path, template=template + "{{ 1 / 0 }}")
+    turns = [{"role": "user", "content": {"x": "a"}}, {"role": "user", "content": {}}]
+    with pytest.raises(InvalidRequest, match="division"):
+        tokenizer.encode_chat(turns)
+    turns.append({"role": "tool"})
+    with pytest.raises(InvalidRequest, match=re.escape("refuses messages[2] in line 1: ")):
+        tokenizer.encode_chat(turns)
 
 
 def test_variables_reach_the_template_and_none_replaces_the_messages(tmp_path: Path) -> None:

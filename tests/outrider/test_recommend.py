@@ -21,6 +21,7 @@ from grpc_comm.translate import Description
 from inference.errors import InvalidRequest, Mismatch
 from inference.text import Tokenizer
 from inference.times import LatencyModel
+from inference.tokenizer_settings import TokenizerIdentity
 from outrider.cli import main
 from outrider.link.emulated_link import LinkShape, shaped_link
 from outrider.models.directories import EMBEDDED
@@ -34,7 +35,7 @@ from outrider.text.completion import Completion
 from tests.support.hub_server import hub_server
 from tests.support.wire_fixtures import background, describe, successor_engine
 
-EMBEDDED_TOKENIZER = Tokenizer(EMBEDDED / "target").fingerprint()
+EMBEDDED_TOKENIZER = Tokenizer(EMBEDDED / "target").identity
 WAYS = ["target alone", "copies alone", "outrider-embedded-draft"]
 BRIEF = ["--max_new_tokens", "16", "--seconds", "60"]
 OPEN = PublishedModel("acme", "acme/open", 1, "float16", 1.2, "apache-2.0", 1024)
@@ -197,7 +198,7 @@ def test_no_weights_of_another_tokenizer_are_fetched(
 ) -> None:
     answer(monkeypatch, "y\n")
     with pytest.raises(Mismatch, match="acme/open is not fetched"):
-        fetch_agreed([OPEN], "another")
+        fetch_agreed([OPEN], TokenizerIdentity("another"))
     assert not list(hub.glob("**/*.safetensors"))
 
 
@@ -212,7 +213,10 @@ def texts_over(address: str, target: Description) -> dict[str, list[list[int]]]:
 
 
 def test_a_far_target_changes_no_text(target: str, served: Description) -> None:
-    named = {"model": "outrider-embedded-target", "tokenizer_fingerprint": EMBEDDED_TOKENIZER}
+    named = {
+        "model": "outrider-embedded-target",
+        "tokenizer_fingerprint": EMBEDDED_TOKENIZER.fingerprint,
+    }
     known = Description(**{**vars(served), **named})
     near = texts_over(target, known)
     with shaped_link(target, LinkShape(delay_ms=75)) as link:

@@ -102,17 +102,7 @@ class FakeFunctions:
     def __init__(self, neuron: Any) -> None:
         self._neuron, self._lowering = neuron, Lowering()
 
-    def trace(
-        self,
-        model: Any,
-        args: Any = None,
-        kwargs: Any = None,
-        spmd: bool = True,
-        preserve_parameters: bool = True,
-        weights_to_skip_layout_optimization: Any = None,
-    ) -> TraceArtifacts:
-        assert args is None, "inputs are given by name"
-        assert spmd, "MPMD tracing is not supported"
+    def trace(self, model: Any, *, kwargs: Any = None) -> TraceArtifacts:
         if not kwargs:
             raise ValueError("At least one input tensor must be provided via args or kwargs")
         for layer in model.modules():
@@ -143,34 +133,18 @@ class FakeFunctions:
         hlo = self._lowering.module([*inputs, *recorder.operations])
         return TraceArtifacts(hlo, traced, recorder.read, names)
 
-    def compile(
-        self,
-        hlo_module: Any,
-        metaneff: Any,
-        compiler_workdir: Any = None,
-        compiler_args: Any = None,
-        key: Any = None,
-    ) -> CompilationArtifacts:
+    def compile(self, hlo_module: Any, metaneff: Any, **compiler: Any) -> CompilationArtifacts:
         assert not hlo_module.frontend_attributes.map, "a marked graph is compiled by compile_wlo"
-        folder = self._compile(
-            hlo_module, compiler_workdir, compiler_args, key, layout_of(hlo_module)
-        )
+        folder = self._compile(hlo_module, layout_of(hlo_module), **compiler)
         return CompilationArtifacts(str(folder / "graph.neff"))
 
-    def compile_wlo(
-        self,
-        hlo_module: Any,
-        metaneff: Any,
-        compiler_workdir: Any = None,
-        compiler_args: Any = None,
-        key: Any = None,
-    ) -> WLOArtifacts:
+    def compile_wlo(self, hlo_module: Any, metaneff: Any, **compiler: Any) -> WLOArtifacts:
         assert MARK in hlo_module.frontend_attributes.map, "weights have to be marked first"
         layout = hashlib.sha256(json.dumps(program_of(hlo_module)).encode()).hexdigest()[:8]
         if not self._neuron.layout_changes:
-            folder = self._compile(hlo_module, compiler_workdir, compiler_args, key, "")
+            folder = self._compile(hlo_module, "", **compiler)
             return WLOArtifacts(str(folder / "graph.neff"), None)
-        folder = self._compile(hlo_module, compiler_workdir, compiler_args, key, layout)
+        folder = self._compile(hlo_module, layout, **compiler)
         (folder / "wrapped_neff.hlo").write_text(layout)
         return WLOArtifacts(str(folder / "graph.neff"), str(folder / "wrapped_neff.hlo"))
 
@@ -229,14 +203,16 @@ class FakeFunctions:
         append(entry, LAYOUT, layout, entry.instructions[-1].id + 1)
         trace_artifacts.hlo = changed
 
-    def _compile(self, hlo: Any, work: Any, arguments: Any, key: str, layout: str) -> Path:
+    def _compile(
+        self, hlo: Any, layout: str, *, compiler_workdir: str, compiler_args: str, key: str
+    ) -> Path:
         """Compile as neuronx-cc does: in a directory of its own, with a log."""
-        folder = Path(work) / key / str(time.time_ns())
+        folder = Path(compiler_workdir) / key / str(time.time_ns())
         folder.mkdir(parents=True)
-        (folder / "log-neuron-cc.txt").write_text(f"compiled {key} with {arguments}\n")
+        (folder / "log-neuron-cc.txt").write_text(f"compiled {key} with {compiler_args}\n")
         try:
             self._neuron.check_platform()
-            check_flags(arguments, self._neuron.device)
+            check_flags(compiler_args, self._neuron.device)
             if self._neuron.stalls_at == key:
                 print(f"compiling {key}", flush=True)
                 time.sleep(600)

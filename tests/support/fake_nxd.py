@@ -32,23 +32,12 @@ FORBIDDEN = re.compile(
     r"index_copy_?|one_hot|multinomial|rand\w*|bernoulli\w*)\."
 )
 """Not on Neuron, or silently computed at trace time on the CPU."""
-FLAGS = (
-    "--target",
-    "--lnc",
-    "--logical-nc-config",
-    "--model-type",
-    "--auto-cast",
-    "--auto-cast-type",
-    "--optlevel",
+_LISTED = (
+    "--target --lnc --logical-nc-config --model-type --auto-cast --auto-cast-type --optlevel "
+    "--enable-saturate-infinity --enable-mixed-precision-accumulation --tensorizer-options "
+    "--disable-mixed-precision-accumulation --internal-hlo2tensorizer-options --verbose"
 )
-FLAGS += (
-    "--enable-saturate-infinity",
-    "--enable-mixed-precision-accumulation",
-    "--disable-mixed-precision-accumulation",
-    "--tensorizer-options",
-    "--internal-hlo2tensorizer-options",
-    "--verbose",
-)
+FLAGS = frozenset(_LISTED.split())
 
 
 class Operations(TorchDispatchMode):
@@ -73,11 +62,8 @@ class Operations(TorchDispatchMode):
         return out
 
     def _check(self, func: Any, tensor: Tensor) -> None:
-        if (
-            not tensor.is_floating_point()
-            or tensor.is_meta
-            or func is torch.ops.aten.empty.memory_format
-        ):
+        empty = func is torch.ops.aten.empty.memory_format
+        if empty or tensor.is_meta or not tensor.is_floating_point():
             return
         if tensor.dtype == torch.float64 and tensor.dim():
             raise RuntimeError(f"{func} makes float64")
@@ -120,10 +106,7 @@ def check_boundary(tensors: Mapping[str, Any]) -> None:
         if not isinstance(tensor, Tensor):
             raise ValueError(f"{name} is not a tensor")
         if tensor.dtype not in BOUNDARY or tensor.device.type != "cpu":
-            raise TypeError(
-                f"{name} is {tensor.dtype} on {tensor.device}: int32 and float32 on the host are "
-                "taken"
-            )
+            raise TypeError(f"{name} is {tensor.dtype} on {tensor.device}, not {BOUNDARY} on a CPU")
 
 
 def check_outputs(outputs: Any) -> None:
@@ -163,24 +146,15 @@ def route_of(inputs: Mapping[str, Tensor]) -> str:
 class NxDModel:
     neuron: Any
 
-    def __init__(
-        self,
-        world_size: int,
-        start_rank: Any = None,
-        local_ranks_size: Any = None,
-        state_initializer: Any = None,
-        layout_transformer: Any = None,
-    ) -> None:
+    def __init__(self, world_size: int, *, layout_transformer: Any = None) -> None:
         self.world_size, self.loaded_on_neuron = world_size, False
         self._graphs: dict[str, Traced] = {}
         self._weights: list[dict[str, Tensor]] | None = None
         self.states: list[dict[str, Tensor]] = []
         self._running = threading.Lock()
-        self._layout = (
-            ""
-            if layout_transformer is None
-            else layout_transformer.construct_layout_transformer_object(world_size)
-        )
+        self._layout = ""
+        if layout_transformer is not None:
+            self._layout = layout_transformer.construct_layout_transformer_object(world_size)
 
     def add(self, key: str, trace_artifacts: Any, compilation_artifacts: Any) -> NxDModel:
         neff = json.loads(compilation_artifacts.get_neff_bytes())
@@ -214,13 +188,10 @@ class NxDModel:
                 for name in wanted.keys() - graph.states.keys():
                     if name not in shard:
                         raise RuntimeError(f"weight {name} is not in the checkpoint")
-                    if (shard[name].shape, shard[name].dtype) != (
-                        wanted[name].shape,
-                        wanted[name].dtype,
-                    ):
+                    ours, theirs = shard[name], wanted[name]
+                    if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
                         raise RuntimeError(
-                            f"weight {name} is {shard[name].shape} {shard[name].dtype}, traced "
-                            f"{wanted[name].shape}"
+                            f"weight {name} is {ours.shape} {ours.dtype}, traced {theirs.shape}"
                         )
         self._weights = sharded_checkpoint
 
@@ -228,19 +199,12 @@ class NxDModel:
         if not self.neuron.device:
             raise RuntimeError("nrt_init failed: no neuron device")
         if self.neuron.busy:
-            raise RuntimeError(
-                "NRT:nrt_allocate_neuron_cores NeuronCore(s) not available - Requested:2 "
-                "Available:0"
-            )
+            raise RuntimeError("NRT:nrt_allocate_neuron_cores NeuronCore(s) not available")
         if self._weights is None:
             raise RuntimeError("to_neuron() before set_weights()")
-        shapes = {
-            name: state for graph in self._graphs.values() for name, state in graph.states.items()
-        }
-        for graph in self._graphs.values():
-            assert all(shapes[name] == state for name, state in graph.states.items()), (
-                "a state has one shape in all graphs"
-            )
+        states = [state for graph in self._graphs.values() for state in graph.states.items()]
+        shapes = dict(states)
+        assert all(shapes[name] == state for name, state in states), "one shape in all graphs"
         self.states = [
             {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
             for _ in range(self.world_size)
@@ -267,17 +231,9 @@ class NxDModel:
         assert self.loaded_on_neuron, "Model must be loaded on neuron before calling these methods"
         return self.states[rank][buffer_key].clone()
 
-    def forward(
-        self,
-        *args: Any,
-        model_name: str | None = None,
-        forward_mode: str = "default",
-        **kwargs: Any,
-    ) -> Any:
+    def forward(self, *, model_name: str | None = None, **kwargs: Any) -> Any:
         if not self.loaded_on_neuron:
             raise RuntimeError("Model not initialized. Call set_weights() followed by to_neuron()")
-        assert not args, "inputs are given by name"
-        assert forward_mode == "default", "the other modes return every rank's outputs"
         if not self._running.acquire(blocking=False):
             raise RuntimeError("a second call while one is in flight: the state is shared")
         try:
@@ -322,9 +278,7 @@ class NxDModel:
             outs = list(pool.map(rank_main, range(self.world_size)))
         first, *others = (tree_leaves(out) for out in outs)
         for other in others:
-            assert all(map(torch.equal, first, other)), (
-                "ranks disagree: only rank 0's output is returned"
-            )
+            assert all(map(torch.equal, first, other)), "ranks disagree: rank 0's is returned"
         return outs[0]
 
     __call__ = forward
@@ -336,7 +290,7 @@ class NxDModel:
         Path(path_to_save).write_text(json.dumps({"fake": key}), encoding="utf-8")
 
     @classmethod
-    def load(cls, path_to_model: str, start_rank: Any = None, local_ranks_size: Any = None) -> Any:
+    def load(cls, path_to_model: str) -> Any:
         if cls.neuron.foreign_package:
             return types.SimpleNamespace(original_name="TorchScriptNxDModel")
         world_size, graphs = cls.neuron.saved[

@@ -62,14 +62,7 @@ def as_rank(rank: int, group: Group) -> Iterator[None]:
 
 class NxDParallelState:
     def __init__(
-        self,
-        world_size: int = 1,
-        rank: int = 0,
-        tensor_model_parallel_size: int = 1,
-        pipeline_model_parallel_size: int = 1,
-        context_parallel_size: int = 1,
-        expert_model_parallel_size: int = 1,
-        lnc_size: int | None = None,
+        self, *, world_size: int = 1, tensor_model_parallel_size: int = 1, lnc_size: Any = None
     ) -> None:
         assert world_size == tensor_model_parallel_size, "the fake knows tensor parallelism only"
         self._group = Group(tensor_model_parallel_size)
@@ -83,21 +76,20 @@ class NxDParallelState:
         _state.pop()
 
 
-def _parameter(
-    shape: tuple[int, ...], dtype: torch.dtype, axis: int | None, init: Any
-) -> nn.Parameter:
-    parameter = nn.Parameter(torch.full(shape, float("nan"), dtype=dtype))
-    if init is not None:
-        assert isinstance(init(parameter), Tensor), "an init_method returns the tensor"
-    parameter.partition_axis = axis  # type: ignore[attr-defined]
-    return parameter
-
-
 class _Parallel(nn.Module):
     def _divide(self, size: int) -> int:
         self.group = current_group()
         assert size % self.group.size == 0, f"{size} is not divisible by {self.group.size} ranks"
         return size // self.group.size
+
+    def _parameter(
+        self, shape: tuple[int, ...], dtype: torch.dtype, axis: int | None, init: Any = None
+    ) -> nn.Parameter:
+        parameter = nn.Parameter(torch.full(shape, float("nan"), dtype=dtype))
+        if init is not None:
+            assert isinstance(init(parameter), Tensor), "an init_method returns the tensor"
+        parameter.partition_axis = axis  # type: ignore[attr-defined]
+        return parameter
 
 
 class ColumnParallelLinear(_Parallel):
@@ -108,34 +100,16 @@ class ColumnParallelLinear(_Parallel):
         bias: bool = True,
         gather_output: bool = True,
         dtype: torch.dtype = torch.float32,
-        device: Any = None,
-        stride: int = 1,
+        *,
         init_method: Any = None,
-        sequence_parallel_enabled: bool = False,
-        sequence_dimension: int | None = None,
-        keep_master_weight: bool = False,
-        skip_bias_add: bool = False,
-        pad: bool = False,
-        pad_alignment_size_per_rank: int = 1,
-        keep_padded_output: bool = False,
-        tensor_model_parallel_group: Any = None,
-        reduce_dtype: torch.dtype = torch.float32,
-        rank_ordering: Any = None,
     ) -> None:
         super().__init__()
         share = self._divide(output_size)
         self.gather_output = gather_output
-        self.weight = _parameter((share, input_size), dtype, 0, init_method)
-        self.bias = (
-            _parameter(
-                (output_size if gather_output else share,),
-                dtype,
-                None if gather_output else 0,
-                None,
-            )
-            if bias
-            else None
-        )
+        self.weight = self._parameter((share, input_size), dtype, 0, init_method)
+        axis = None if gather_output else 0
+        shape = (output_size if gather_output else share,)
+        self.bias = self._parameter(shape, dtype, axis) if bias else None
 
     def forward(self, input: Tensor, *_: Any) -> Tensor:  # noqa: A002 (the real one's name)
         assert input.dim() == 3, "[batch, sequence, hidden] is expected"
@@ -153,25 +127,16 @@ class RowParallelLinear(_Parallel):
         bias: bool = True,
         input_is_parallel: bool = False,
         dtype: torch.dtype = torch.float32,
-        device: Any = None,
-        stride: int = 1,
+        *,
         init_method: Any = None,
-        sequence_parallel_enabled: bool = False,
-        sequence_dimension: int | None = None,
-        keep_master_weight: bool = False,
-        skip_bias_add: bool = False,
-        pad: bool = False,
-        reduce_output: bool = True,
-        tensor_model_parallel_group: Any = None,
         reduce_dtype: torch.dtype = torch.float32,
-        tile_cc: bool = False,
-        rank_ordering: Any = None,
     ) -> None:
         super().__init__()
         assert input_is_parallel, "the fake takes inputs that are divided already"
         self.reduce_dtype = reduce_dtype
-        self.weight = _parameter((output_size, self._divide(input_size)), dtype, 1, init_method)
-        self.bias = _parameter((output_size,), dtype, None, None) if bias else None
+        shape = (output_size, self._divide(input_size))
+        self.weight = self._parameter(shape, dtype, 1, init_method)
+        self.bias = self._parameter((output_size,), dtype, None) if bias else None
 
     def forward(self, input_: Tensor) -> Tensor:
         assert input_.dim() == 3, "[batch, sequence, hidden] is expected"
@@ -186,32 +151,15 @@ class ParallelEmbedding(_Parallel):
         self,
         num_embeddings: int,
         embedding_dim: int,
-        padding_idx: int | None = None,
-        max_norm: float | None = None,
-        norm_type: float = 2.0,
-        scale_grad_by_freq: bool = False,
-        sparse: bool = False,
+        *,
         init_method: Any = None,
-        device: Any = None,
         dtype: torch.dtype = torch.float32,
         shard_across_embedding: bool = False,
-        pad: bool = False,
-        sequence_parallel_enabled: bool = False,
-        tensor_model_parallel_group: Any = None,
-        use_spmd_rank: bool = False,
-        sequence_dimension: int | None = None,
-        tile_cc: bool = False,
-        rank_ordering: Any = None,
-        collect_output: bool = True,
     ) -> None:
         super().__init__()
-        assert shard_across_embedding, (
-            "dealt out by id, the embedding must know its rank, which one program for all ranks "
-            "does not"
-        )
-        self.weight = _parameter(
-            (num_embeddings, self._divide(embedding_dim)), dtype, 1, init_method
-        )
+        assert shard_across_embedding, "dealt out by id, one program for all ranks lacks its rank"
+        shape = (num_embeddings, self._divide(embedding_dim))
+        self.weight = self._parameter(shape, dtype, 1, init_method)
 
     def forward(self, input_: Tensor) -> Tensor:
         return torch.cat(self.group.exchange(F.embedding(input_, self.weight)), -1)
@@ -228,17 +176,15 @@ def get_tensor_model_parallel_group(as_list: bool = False) -> Group:
 
 
 @contextmanager
-def init_on_device(
-    device: torch.device, include_buffers: bool = False, force_custom_init_on_device: bool = False
-) -> Iterator[None]:
+def init_on_device(device: torch.device) -> Iterator[None]:
     register = nn.Module.register_parameter
 
     def moved(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        register(module, name, parameter)
         if parameter is not None:
             axis = getattr(parameter, "partition_axis", None)
-            module._parameters[name] = nn.Parameter(parameter.to(device), requires_grad=False)
-            module._parameters[name].partition_axis = axis  # type: ignore[attr-defined, union-attr]
+            parameter = nn.Parameter(parameter.to(device), requires_grad=False)
+            parameter.partition_axis = axis  # type: ignore[attr-defined]
+        register(module, name, parameter)
 
     nn.Module.register_parameter = moved  # type: ignore[method-assign]
     try:
@@ -252,29 +198,23 @@ def shard_checkpoint(
     model: nn.Module,
     start_rank: int | None = None,
     end_rank: int | None = None,
-    load_on_device: bool = False,
+    *,
     serialize_path: str | None = None,
 ) -> list[dict[str, Tensor]]:
     """Cuts what the model says is cut; consumes the dictionary that it is given."""
     group = current_group()
-    assert not load_on_device, "sharding needs no device"
     for name in set(checkpoint) - set(model.state_dict()):
         del checkpoint[name]
-    parameters = dict(model.named_parameters())
-    shards = []
+    parameters, shards = dict(model.named_parameters()), []
     for rank in range(start_rank or 0, (group.size - 1 if end_rank is None else end_rank) + 1):
         shard = {}
         for name, tensor in checkpoint.items():
             axis = getattr(parameters.get(name), "partition_axis", None)
-            shard[name] = (
-                tensor if axis is None else tensor.chunk(group.size, axis)[rank].contiguous()
-            )
+            part = tensor if axis is None else tensor.chunk(group.size, axis)[rank]
+            shard[name] = part.contiguous()
         if serialize_path is not None:
             Path(serialize_path).mkdir(parents=True, exist_ok=True)
-            save_file(
-                {name: tensor.contiguous() for name, tensor in shard.items()},
-                f"{serialize_path}/tp{rank}_sharded_checkpoint.safetensors",
-            )
+            save_file(shard, f"{serialize_path}/tp{rank}_sharded_checkpoint.safetensors")
         shards.append(shard)
     checkpoint.clear()
     return shards

@@ -1,5 +1,5 @@
-"""Families of causal models that tests verify with tiny random ones, and docs/models.md, which is
-made from them: `python -m tests.support.families > docs/models.md`.
+"""Families of causal models that tests verify with tiny random ones. `python -m
+tests.support.families` prints their table for docs/models.md.
 """
 
 from __future__ import annotations
@@ -10,10 +10,7 @@ VOCABULARY = 97
 WINDOW = 8
 
 _SLIDING = {"sliding_window": WINDOW}
-_KINDS = {
-    **_SLIDING,
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-}
+_KINDS = _SLIDING | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 _EXPERTS = {
     "num_experts": 4,
     "num_local_experts": 4,
@@ -176,107 +173,11 @@ def config_of(family: str) -> dict[str, Any]:
     return {"model_type": family} | {name: given[name] for name in given if name in names}
 
 
-HEAD = """# Models
-
-Made by `python -m tests.support.families > docs/models.md`.
-
-A checkpoint in safetensors is computed in one of two ways. `--backend` picks one.
-
-- **The decoder of our own** (`--backend outrider`) computes Llama, Mistral, Qwen2 and Qwen3. It is
-  what `outrider compile` makes graphs of, what EAGLE heads and substitutes draft beside, and what
-  `--draft_quantization` and `--layer_offload` change.
-- **The transformers library** (`--backend transformers`) computes any causal model with attention,
-  on cpu or cuda, as target and as draft. Layers with a running state may stand beside it. It is
-  taken by itself where our decoder does not know the architecture.
-
-A GGUF file is computed by llama.cpp ([gguf.md](gguf.md)), whatever its architecture, if a trial at
-load shows that trees are computed as their paths are.
-
-## Families that are verified
-
-For each family, a tiny random model writes texts at temperature 0, 0.7 and 1. Every text equals the
-library's own: its `generate` at temperature 0, and the choices of the sampling contract from
-full passes at the others. Texts are made without a draft, with trees of a draft that is often
-right, with trees of one that never is, and with a growing draft. Prompts are longer than windows.
-
-| model_type | models | has |
-|---|---|---|
-"""
-
-TAIL = """
-Any other model_type of the library is tried when it is loaded: logits of a small tree have to be
-those that the library computes of its paths, with short windows. A model that fails is refused.
-
-## Running states
-
-Linear attention, Mamba 2 and short convolutions keep a state instead of keys. Here such a layer's
-input is kept by slot, as keys are. Its state can be computed again behind any token from those
-inputs, without the other layers. So trees, prefixes and copies of rows work as with
-keys. Each line of a tree begins from a copy of a state above it. At most 4 states of a row's text
-are kept; at most 8 tokens are computed again in a call, unless a text was cut or read from a file.
-Then one call computes the layers again from the last state that fits.
-
-- **Memory**: an input takes hidden_size numbers a token and layer, which is more than the model's
-  keys take. In the library's default Qwen3.5 these are 24 layers of 4,096 numbers a token, beside
-  8 of 2,048 for keys and values. A state takes 13 million numbers there.
-- **Time**: a call computes these layers once for each length of a line, so chains cost less than
-  trees. A random Qwen3.5 of 35 M parameters in float32, one thread of an AMD EPYC, load 4 to 5.6,
-  2026-11-27, took these milliseconds of the processor: 43 for one node, 68 for a chain of 5, 74 for
-  a chain of 9, 151 for a tree of 8 with 4 lines. The library itself takes 31 for a token. So such
-  a target computes each session's likeliest chain. Without a draft no token is computed twice.
-- **Rounding**: what a node gets is the same to the last bit whatever stands beside it, in the
-  families above. Where linear attention has as many key heads as value heads, the library's float32
-  sums depend on the length of a line: 2e-7 was seen (OLMo Hybrid). Then a text is the target's own
-  up to near-ties.
-- **Found by the trial**: transformers 5.23 continues Jamba and Bamba from a state differently by
-  several tokens than token by token (by 0.02 of logits with a spread of 0.3), so they are refused.
-
-## What is refused
-
-- **A running state alone** (Mamba, Mamba 2, RWKV, xLSTM), or beside windows. Such a model's GGUF
-  file may be computed.
-- **Quantized checkpoints** (`quantization_config`: fp8 of DeepSeek V3, mxfp4 of gpt-oss, GPTQ, AWQ,
-  bitsandbytes): they need packages and kernels of their own. Take the checkpoint in bfloat16, or a
-  GGUF file.
-- **Code in a checkpoint** (`auto_map`) is never run. Where the library knows the model_type, its
-  own code computes the model.
-- **Weights that are not safetensors**, and checkpoints with a missing or unknown tensor.
-- **Texts beyond the original length** of `longrope` and `dynamic` scalings: the frequencies would
-  change in the middle of a text.
-- **Neuron**: `outrider compile` makes graphs of Llama, Mistral, Qwen2 and Qwen3. For gpt-oss AWS's
-  own engine, vLLM-Neuron, has an example; Outrider does not draft for it.
-- `--draft eagle`, `--draft substitute`, `--draft_quantization` and `--layer_offload` are of our own
-  decoder.
-
-In float32 an expert computes four tokens at least, some of them repeatedly: kernels for fewer rows
-round differently. So no expert's rounding depends on the other tokens of a call.
-
-## What it costs
-
-Qwen2.5-Coder-0.5B in float32, one row, 256 tokens of context, one thread of an AMD EPYC,
-2026-11-27. Forwards of both took turns in one process beside other work (load 6), so the ratio is
-what counts.
-
-| nodes | our decoder, ms of the processor | the library | ratio |
-|---|---|---|---|
-| 1 | 340 | 340 | 1.00 |
-| 4 | 391 | 367 | 0.94 |
-| 16 | 562 | 540 | 0.96 |
-
-Weights (2,521 MB) and caches take the same memory in both.
-
-On CUDA, calls of models without experts are recorded as graphs. **Not yet run on CUDA**: on a CPU
-every dense family above was run once with shapes alone, and nothing in its calls depended on what a
-tensor holds. Which experts compute a token does, so models with experts run without graphs. So does
-a call whose recording fails.
-"""
-
-
-def page() -> str:
-    """The whole of docs/models.md."""
-    rows = [f"| `{name}` | {one.models} | {one.has} |" for name, one in FAMILIES.items()]
-    return HEAD + "\n".join(rows) + "\n" + TAIL
+def table_rows() -> str:
+    """The table's rows in docs/models.md."""
+    named = FAMILIES.items()
+    return "".join(f"| `{name}` | {one.models} | {one.has} |\n" for name, one in named)
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print(table_rows(), end="")

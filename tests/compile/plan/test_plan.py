@@ -203,6 +203,13 @@ def test_with_a_draft_in_the_graphs_there_are_twenty_at_most(rows: int) -> None:
     assert len(spec.graphs) + len(calls_between(spec)) <= 20
 
 
+def test_a_plan_counts_the_cache_of_a_draft_in_the_graphs() -> None:
+    spec = planned(rows=2, tensor_parallel=2, fused=True, draft_model=ONE)
+    target, draft = 2 * 32 * 8 * 128, 2 * 16 * 8 * 64  # keys and values of a slot
+    rank = (target + draft) * 2 // 2  # bytes of bfloat16, on one of two ranks
+    assert footprint(parse_config(LLAMA_8B), spec).cache == rank * 2 * spec.cache_slots
+
+
 def test_a_plan_adds_programs_rings_and_a_tenth_and_refuses_what_then_does_not_fit() -> None:
     config, spec = parse_config(LLAMA_8B), spec_of(tensor_parallel=1)
     tensors = footprint(config, spec).total

@@ -19,7 +19,7 @@ from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.model_registry import Served
 from grpc_comm.server.server import BackgroundServer
 from tests.support.hand_streams import Raw, say
-from tests.support.hostile import ENDINGS, SESSION, Neighbour, RawPeer, deaf, frame, neighbour
+from tests.support.hostile import SESSION, Neighbour, RawPeer, deaf, frame, neighbour
 from tests.support.observed import dropped
 from tests.support.wire_fixtures import (
     FAULTY,
@@ -209,33 +209,6 @@ def test_a_hint_of_any_kind_changes_no_token(hint: str, served: BackgroundServer
     said = say(served.address, [*messages, decode_to(5)])
     said.check(CODES.OK)
     assert said.tokens == [4, 5]
-
-
-BYTES = {
-    "no protobuf": b"\xff" * 100,
-    "a cut message": opening().SerializeToString()[:-3],
-    "a length beyond the end": b"\x0a\xff\xff\xff\xff\x07" + b"x" * 10,
-    "groups in groups": b"\x0b" * 5000,
-    "messages in messages": b"\x0a\x7f" * 5000,
-    "an unknown kind": b"\xa2\x06\x03abc",
-    "a varint without end": b"\x0a\x80" + b"\x80" * 50,
-    "invalid UTF-8": b"\x0a\x0a\x0a\x08" + b"\xff" * 8,
-    "nothing": b"",
-}
-
-
-@pytest.mark.parametrize("bad", BYTES)
-@pytest.mark.parametrize("opened", [False, True])
-def test_bytes_that_are_no_message_end_the_session_that_sent_them(
-    bad: str, opened: bool, served: BackgroundServer
-) -> None:
-    with grpc.insecure_channel(str(served.address)) as channel:
-        first = [opening().SerializeToString()] if opened else []
-        code, details = status(
-            channel.stream_stream(SESSION)(iter([*first, BYTES[bad]]), timeout=WAIT)
-        )
-    assert code in ENDINGS - {CODES.OK}
-    assert details
 
 
 def test_a_message_that_is_too_large_is_refused_before_it_is_read(served: BackgroundServer) -> None:

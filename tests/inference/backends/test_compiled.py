@@ -29,11 +29,10 @@ from inference.backends.eager import EagerModel
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import BadArtifact, InvalidRequest
-from inference.grammar import Grammars
 from inference.model.cache import KeysValues
 from inference.model.decoder import Decoder
 from inference.model.verify_graph import VerifyGraph
-from inference.sampling import Grammar, GrammarKind, SamplingParams
+from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.cli import main
 from outrider.target.spawn import role_environment
@@ -97,45 +96,6 @@ def eager_model(target: Decoder) -> EagerModel:
 
 def prompt_of(target: Decoder, length: int) -> list[int]:
     return np.random.default_rng(length).integers(0, target.vocabulary, length).tolist()
-
-
-RULES = {
-    "grammar": SamplingParams(grammar=Grammar(GrammarKind.REGEX, "([a-z]{1,5} ){2,}end")),
-    "penalties": SamplingParams(
-        repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.3, made=4
-    ),
-    "biases": SamplingParams(logit_bias=((70, 4.0), (71, -100.0)), min_p=0.01),
-    "scores": SamplingParams(logprobs=3, prompt_logprobs=True),
-}
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_a_text_with_a_rule_equals_the_eager_targets_own_whatever_is_proposed(
-    model: CompiledModel, target: Decoder, source: Path, rule: str
-) -> None:
-    grammars = Grammars((source / "tokenizer.json").read_text("utf-8"), target.vocabulary, [0])
-    own, ours = (
-        Engine(
-            served,
-            sequence_length=LENGTH,
-            max_tree_nodes=NODES,
-            vocabulary=target.vocabulary,
-            grammars=grammars,
-        )
-        for served in (eager_model(target), model)
-    )
-    prompt, draft = prompt_of(target, 20), nudged(target)
-    for params in SAMPLINGS:
-        asked = replace(RULES[rule], temperature=params.temperature, seed=params.seed).on_the_wire()
-        plain, scored = LocalSession(own), LocalSession(ours)
-        expected = alone(plain, prompt, asked, 20)
-        assert alone(scored, prompt, asked, 20) == expected
-        assert speculated(LocalSession(ours), growing(draft), prompt, asked, 20) == expected
-        assert len(scored.prompt_logprobs) == (19 if rule == "scores" else 0)
-        for mine, theirs in zip(scored.prompt_logprobs, plain.prompt_logprobs, strict=True):
-            assert mine.ids == theirs.ids
-            np.testing.assert_allclose(mine.values, theirs.values, rtol=1e-4)
-            np.testing.assert_allclose(mine.value, theirs.value, rtol=1e-4)
 
 
 Run = Callable[..., tuple[Tensor, ...]]

@@ -55,7 +55,7 @@ def test_what_stands_in_line_is_computed_in_one_call_and_answered_as_if_alone() 
             pool.submit(one.rank, TokenTree.chain([11 + row]), [0], 4)
             for row, one in enumerate(waiting, start=1)
         ]
-        eventually(lambda: sum(len(line) for line in shared._line.values()) == ROWS - 1)
+        eventually(lambda: sum(len(line) for line in shared.queue.values()) == ROWS - 1)
         model.gate.set()
         for row, one in enumerate(others, start=1):
             expected = seeded(alone, row).rank(TokenTree.chain([11 + row]), [0], 4)
@@ -116,7 +116,7 @@ def test_a_call_of_several_rows_gets_all_its_answers_in_order() -> None:
         assert model.entered.wait(WAIT)
         second = pool.submit(shared.rank, [one_token(token, 1) for token in (30, 40, 50)], 1)
         third = pool.submit(shared.rank, [one_token(60, 2)], 1)
-        eventually(lambda: sum(len(line) for line in shared._line.values()) == 2)
+        eventually(lambda: sum(len(line) for line in shared.queue.values()) == 2)
         model.gate.set()
         found = [[one.ids.item() for one in part.result(WAIT)] for part in (first, second, third)]
     assert found == [[20], [30, 40, 50], [60]]

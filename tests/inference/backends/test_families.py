@@ -36,7 +36,7 @@ from inference.sampling import SamplingParams
 from inference.tree import TokenTree
 from tests.support.drafts import alone, knowledge, rounds, speculated
 from tests.support.fake_recorder import Traced
-from tests.support.families import EVERY_TIME, FAMILIES, STATES, VOCABULARY, config_of, page
+from tests.support.families import EVERY_TIME, FAMILIES, STATES, VOCABULARY, config_of, table_rows
 from tests.support.models import segment, sequence_after, tiny_decoder
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
@@ -285,6 +285,6 @@ def test_a_rope_that_changes_with_length_serves_texts_of_its_original_length(
     assert config.limited_by.endswith(" original_max_position_embeddings")
 
 
-def test_the_page_of_models_is_current() -> None:
-    """`python -m tests.support.families > docs/models.md` makes it."""
-    assert (ROOT / "docs/models.md").read_text(encoding="utf-8") == page()
+def test_the_table_of_models_is_current() -> None:
+    text = (ROOT / "docs/models.md").read_text(encoding="utf-8")
+    assert text.partition("|---|---|---|\n")[2].startswith(table_rows() + "\n")

@@ -151,6 +151,8 @@ def test_a_node_that_does_not_see_every_position_above_it_is_refused(cells: Cell
         SamplingParams(1.5, top_p=0.6, seed=2**40 + 9),
         SamplingParams(0.3, top_k=200, top_p=0.95, seed=1),
         SamplingParams(1.2, min_p=0.05, seed=2),
+        SamplingParams(1.5, top_k=7, top_p=0.6, seed=4),
+        SamplingParams(1.5, top_k=90, top_p=0.3, min_p=0.01, seed=5),
     ],
     ids=str,
 )
@@ -162,6 +164,7 @@ def test_a_ranking_without_torch_is_the_contracts(params: SamplingParams, vocabu
     ours = rank_of_row(logits, segment, 8)
     (theirs,) = rank_at(torch.from_numpy(logits[None]), torch.from_numpy(at[None]), [segment], 8)
     within = theirs.scores > -1e6  # beyond top-k and top-p the order is open
+    assert ((ours.scores > -1e6) == within).all()
     assert (ours.ids == theirs.ids)[within].all()
     np.testing.assert_allclose(ours.scores, theirs.scores, rtol=1e-5, atol=2e-5)
     assert within[:, 0].all()

@@ -101,21 +101,24 @@ def test_a_whole_head_has_the_same_bound_as_one_in_pieces(server: str) -> None:
     assert httpx.get(f"{server}/version").is_success
 
 
-@contextmanager
-def holding(texts: TextRunner, caller: str, count: int) -> Iterator[None]:
-    """So many texts of a caller are in the making."""
-    gate, running = Event(), texts.running + count
+async def hold(
+    texts: TextRunner, caller: str, count: int, gate: Event, grammar: Grammar | None = None
+) -> None:
+    """Make so many texts of a caller that do not begin and end when the gate opens."""
 
     def wait(_put: Callable[[object], None], _end: Event) -> Completion:
         assert gate.wait(WAIT)
         raise Unavailable("the test ends")
 
-    async def hold() -> None:
-        with suppress(Unavailable):
-            async for _ in texts.run([wait] * count, caller):
-                pass
+    with suppress(Unavailable):
+        async for _ in texts.run([wait] * count, caller, grammar):
+            pass
 
-    thread = Thread(target=lambda: asyncio.run(hold()))
+
+@contextmanager
+def holding(texts: TextRunner, caller: str, count: int) -> Iterator[None]:
+    gate, running = Event(), texts.running + count
+    thread = Thread(target=lambda: asyncio.run(hold(texts, caller, count, gate)))
     thread.start()
     eventually(lambda: texts.running == running)
     yield
@@ -182,10 +185,11 @@ def test_a_caller_has_one_new_grammar_at_the_target_and_known_ones_wait_for_nobo
 
 
 def test_a_text_with_a_new_grammar_waits_for_its_callers_turn(target: str) -> None:
-    first = Grammar(GrammarKind.REGEX, "x+")
+    gate = Event()
 
     async def scene(texts: TextRunner) -> None:
-        end = await texts._grammars.begin(ALICE, first)
+        first = asyncio.create_task(hold(texts, ALICE, 1, gate, Grammar(GrammarKind.REGEX, "x+")))
+        await asyncio.sleep(0)
         params = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "y{3}"))
         order = Request(0, "", [5], params, 4, frozenset())
         plain = replace(order, params=SamplingParams(presence_penalty=1.0))
@@ -194,8 +198,9 @@ def test_a_text_with_a_new_grammar_waits_for_its_callers_turn(target: str) -> No
         assert len(done.token_ids) == 4
         assert not waiting.done()
         (done,) = await texts.whole([order], BOB)
-        end(False)
+        gate.set()
         assert await waiting
+        await first
 
     with opened(target) as (_, texts, _):
         asyncio.run(scene(texts))

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import tokenizers
+
 import outrider
+from inference.text import Tokenizer
+from inference.tokenizer_settings import TokenizerIdentity
 from outrider.models.directories import EMBEDDED
+from outrider.models.models_here import models_below
 from tests.support.commands import Run
 
 
@@ -28,6 +34,25 @@ def test_a_model_that_cannot_be_used_is_listed_with_the_reason(tmp_path: Path, r
     assert refusals[str(tmp_path / "copy")] == ""
     assert "has no model.safetensors" in refusals[str(tmp_path / "cut")]
     assert "safetensors" in refusals[str(tmp_path / "bare")]
+
+
+def test_a_draft_with_a_further_token_fits_as_it_does_where_it_connects(
+    tmp_path: Path, run: Run
+) -> None:
+    shutil.copytree(EMBEDDED / "draft", tmp_path / "draft")
+    path = tmp_path / "draft" / "tokenizer.json"
+    rules = tokenizers.Tokenizer.from_file(str(path))
+    rules.add_tokens(["<more>"])
+    rules.save(str(path))
+    listed = json.loads(run("list", "--json", "--directory", tmp_path).out)
+    families = {one["name"]: one["family"] for one in listed["models"]}
+    target = "outrider-embedded-target"
+    assert families[str(tmp_path / "draft")] != families[target]
+    assert [str(tmp_path / "draft"), target] in listed["pairs"]
+    target_settings = Tokenizer(EMBEDDED / "target").settings
+    (draft,) = models_below([tmp_path])
+    assert draft.drafts_for(TokenizerIdentity("", target_settings))
+    assert not draft.drafts_for(TokenizerIdentity("", replace(target_settings, cores=["another"])))
 
 
 def test_pull_of_a_directory_checks_it(tmp_path: Path, run: Run) -> None:

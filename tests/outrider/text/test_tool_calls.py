@@ -183,6 +183,12 @@ def test_what_is_no_call_is_text_with_all_its_letters(
     assert read(LLAMA, NO_CALLS[name], cuts) == (NO_CALLS[name], [])
 
 
+def test_a_name_that_no_function_has_is_text_before_it_ends() -> None:
+    reader = CallReader(LLAMA, NAMES, several=True)
+    assert reader.push('{"name": "ad') == []
+    assert reader.push("am") == ['{"name": "adam']
+
+
 @pytest.mark.parametrize("name", READ)
 @given(cuts=st.lists(st.integers(1, 120), max_size=40))
 def test_calls_are_read_however_the_text_is_cut(name: str, cuts: list[int]) -> None:

@@ -1,1 +1,0 @@
-"""Targets in processes of their own, under campaigns of hostile messages."""
