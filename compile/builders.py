@@ -44,14 +44,14 @@ def builder_of(
                     f"--{flag} is for other targets: {spec.target} compiles graph by graph, "
                     "and an artefact holds what was compiled"
                 )
-        from compile.build.torch_neuron_builder import TorchNeuronBuilder
-        from inference.backends.torch_neuron_sdk import check_native
+        from compile.native.builder import TorchNeuronBuilder
+        from inference.backends.native.sdk import check_native
 
         return TorchNeuronBuilder(spec, checkpoint, versions=check_native(spec.target))
     if spec.target == "cpu":
         return _cpu_builder(spec, checkpoint, draft, workers, quiet)
-    from compile.build.neff_cache import NeffCache
-    from compile.build.neuron_builder import NeuronBuilder
+    from compile.neuron.builder import NeuronBuilder
+    from compile.neuron.neff_cache import NeffCache
 
     store = None if graph_store is None else open_store(graph_store)
     cache = NeffCache(cache_directory("neuron_graphs"), store)

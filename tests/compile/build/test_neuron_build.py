@@ -18,9 +18,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from compile.build.neuron_builder import NeuronBuilder, check_routes
-from compile.build.neuron_compiler import OVERRIDE, compiler_flags, render
 from compile.builders import neuron_artifact
+from compile.neuron.builder import NeuronBuilder, check_routes
+from compile.neuron.compiler import OVERRIDE, compiler_flags, render
 from compile.spec import prefill_bucket, verify_bucket
 from inference.artifact import check_files
 from inference.backends import neuron_sdk

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from compile import check
 from compile.builders import neuron_artifact
+from compile.neuron import check
 from inference.backends import neuron_sdk
 from inference.backends.neuron import runtime_error
 from inference.backends.neuron_loading import load_neuron

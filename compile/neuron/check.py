@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from compile.agreement import agreements, random_tree
 from compile.build.build import build_artifact, load_whole, read_source
-from compile.build.neuron_builder import NeuronBuilder
-from compile.build.neuron_compiler import PLATFORMS, Toolchain, render
 from compile.build.progress import BuildProgress
 from compile.compile_options import CompileOptions, parse
+from compile.neuron.builder import NeuronBuilder
+from compile.neuron.compiler import PLATFORMS, Toolchain, render
 from compile.plan.fit import usual_ranks
 from compile.request import BuildCheckpoint, find_checkpoint
 from compile.spec import CompileSpec, least_nodes, verify_bucket

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from compile.build.build import MadeWith, load_whole
-from compile.build.neff_cache import NeffCache
-from compile.build.neuron_compiler import Toolchain, render
-from compile.build.neuron_graphs import GraphCall, NeuronGraphs
+from compile.neuron.compiler import Toolchain, render
+from compile.neuron.graphs import GraphCall, NeuronGraphs
+from compile.neuron.neff_cache import NeffCache
 from compile.parallel import (
     calls_between,
     described,
