@@ -8,6 +8,7 @@
 # They make .venv first; PYTHON chooses the interpreter (3.11 to 3.14).
 # make package    wheel and sdist in dist/, and what publishing tools say of them; see CONTRIBUTING.md
 # make licences   dist/sbom.json and dist/licences.md: what a client installs, and its licences
+# make docs       the documentation as a site in build/site; a dead link is an error
 # make vendor     the chat page's libraries from npm, as outrider/endpoint/page/vendor/README.md lists them
 # make test-nxd   Neuron's builder on the real neuronx-distributed of a checkout: NXD=path; see CONTRIBUTING.md
 # make test-isa   arithmetic as a CPU with AVX2 only computes it, and one without; see CONTRIBUTING.md
@@ -17,7 +18,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo lint room check test test-all shuffled examples test-isa test-xla test-nxd package licences proto vendor clean
+.PHONY: demo lint room check test test-all shuffled examples test-isa test-xla test-nxd package licences docs proto vendor clean
 
 demo: .venv/installed
 	@$(BIN)/python -m outrider demo
@@ -74,6 +75,9 @@ licences: .venv-publish/ready .venv-client/ready
 	$(PUBLISH)/cyclonedx-py environment --output-file dist/sbom.json .venv-client/bin/python
 	$(PUBLISH)/pip-licenses --python .venv-client/bin/python --format markdown --output-file dist/licences.md
 
+docs: .venv-docs/ready
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
 proto: .venv/ready
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. grpc_comm/proto/verifier.proto
 
@@ -116,10 +120,15 @@ vendor:
 	.venv-client/bin/pip install --quiet --constraint constraints.txt .
 	@touch $@
 
+.venv-docs/ready:
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install --quiet 'mkdocs-material>=9.7,<10'
+	@touch $@
+
 .venv-xla/ready: pyproject.toml constraints-xla.txt
 	$(PYTHON) -m venv .venv-xla
 	.venv-xla/bin/pip install --quiet --constraint constraints-xla.txt --editable '.[torch]' torch_xla pytest pytest-timeout hypothesis
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-client .venv-publish .venv-xla
+	rm -rf .venv .venv-client .venv-docs .venv-publish .venv-xla

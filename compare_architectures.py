@@ -4,7 +4,7 @@ lists the options.
 
 import sys
 
-from outrider.compare.__main__ import main
+from outrider.measure.commands import compare
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(compare())

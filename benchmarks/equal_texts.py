@@ -47,8 +47,8 @@ from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from inference.times import LatencyModel, times_by_width
-from outrider.bench.sets import read_file
-from outrider.compare.rows import first_difference
+from outrider.measure.figures import first_difference
+from outrider.measure.sets import read_file
 from outrider.models.directories import EMBEDDED
 from outrider.models.loading import PREFILL_NODES
 from outrider.options.groups import Precision

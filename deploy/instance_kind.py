@@ -46,7 +46,7 @@ def check_image(compile_target: str, image: str | None) -> None:
         raise InvalidRequest(
             f"{compile_target} runs by native PyTorch, and no machine image that has it is known "
             f"here: {NEURON_IMAGE} has PyTorch/XLA. --image names one with the packages of "
-            f"docs/neuron-native.md in {NEURON_VENV}"
+            f"docs/neuron-reference.md in {NEURON_VENV}"
         )
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from inference.errors import InvalidRequest, OutriderError
 
-FAILED, USAGE, INTERRUPTED, UNREAD = 1, 2, 130, 141
+FAILED, USAGE, UNEQUAL_DEVICE, INTERRUPTED, UNREAD = 1, 2, 3, 130, 141
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

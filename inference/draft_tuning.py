@@ -1,6 +1,6 @@
 """Constants of drafting that matter, in one record: each with its unit and what it was chosen by.
 
-`tuned` cells are those of the regret study (docs/measured-speed.md): the floor, the least gain and
+`tuned` cells are those of the regret study (docs/measured.md): the floor, the least gain and
 the width were chosen on its tuning texts and confirmed on held-out ones.
 """
 

@@ -5,7 +5,7 @@
     with outrider.connect("127.0.0.1:50051") as engine:
         print(engine.generate("def main():").text)
 
-The names in `__all__` are the public interface. docs/python.md describes it. All else may change.
+The names in `__all__` are the public interface. docs/api.md describes it. All else may change.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ from outrider.role_programs import run_role
 PROGRAMS = {
     "demo": "outrider.terminal.demo:main",
     "compile": "outrider.aws_verbs:compile_target",
-    "compare": "outrider.compare.__main__:main",
-    "bench": "outrider.bench.command:main",
-    "recommend": "outrider.recommend.command:main",
-    "prove": "outrider.prove.command:main",
-    "runs": "outrider.runs.command:main",
+    "compare": "outrider.measure.commands:compare",
+    "bench": "outrider.measure.commands:bench",
+    "recommend": "outrider.measure.commands:recommend",
+    "prove": "outrider.measure.commands:prove",
+    "runs": "outrider.measure.commands:runs",
     "deploy": "outrider.aws_verbs:deploy",
 }
 """The function of each verb that is no role. It takes words, and is imported when it is called."""

@@ -15,15 +15,15 @@ from deploy import __main__ as deploying
 from grpc_comm.client.named_targets import NamedTarget
 from inference.flags.command_line import parse_flags
 from outrider.aws_verbs import DEPLOY_VERBS
-from outrider.bench import bench_options as benching
-from outrider.compare import compare_options as comparing
-from outrider.compare.testbed import read_positions
+from outrider.measure import bench_options as benching
+from outrider.measure import compare_options as comparing
+from outrider.measure import prove_options as proving
+from outrider.measure.recommend_options import RecommendOptions
+from outrider.measure.runs import RunsOptions
+from outrider.measure.testbed import read_positions
 from outrider.money.goal import read_billing
 from outrider.options import parsing as running
 from outrider.options.verbs import OTHER_VERBS, ROLES, VERBS
-from outrider.prove import prove_options as proving
-from outrider.recommend.recommend_options import RecommendOptions
-from outrider.runs.command import RunsOptions
 from outrider.terminal.demo import DemoOptions
 from tests.support.repository import ROOT
 
@@ -31,11 +31,11 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HELP = [
     "compile/compile_options.py",
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "deploy/commands").glob("*.py")),
-    "outrider/bench/bench_options.py",
-    "outrider/compare/compare_options.py",
+    "outrider/measure/bench_options.py",
+    "outrider/measure/compare_options.py",
     "outrider/options/parsing.py",
-    "outrider/prove/prove_options.py",
-    "outrider/runs/command.py",
+    "outrider/measure/prove_options.py",
+    "outrider/measure/runs.py",
     "outrider/target/ray_fleet.py",
 ]
 

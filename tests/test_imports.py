@@ -37,7 +37,7 @@ IMPURE = {
 
 HOMES = {
     "boto3": ("deploy/aws.py", "compile/store.py"),
-    "defusedxml": ("outrider/runs/autodraft.py",),
+    "defusedxml": ("outrider/measure/autodraft.py",),
     "llguidance": ("inference/grammar.py", "inference/grammar_check.py"),
 }
 
@@ -79,8 +79,8 @@ LIGHT = {
     "deploy.commands.status, deploy.commands.up, deploy.plan": MODELS | {"boto3"},
     "outrider.client.client, outrider.client.drafting, outrider.draft_methods.gguf": MODELS,
     "outrider.endpoint.run, outrider.terminal.generate, outrider.terminal.chat": MODELS,
-    "outrider.compare.__main__, outrider.doctor.checks, outrider.models.models_here": MODELS,
-    "outrider.runs.command, outrider.terminal.demo, outrider.recommend.advice": MODELS,
+    "outrider.measure.commands, outrider.doctor.checks, outrider.models.models_here": MODELS,
+    "outrider.measure.runs, outrider.terminal.demo, outrider.measure.recommend": MODELS,
     "grpc_comm.client.connection, inference.decode, inference.drafters.round_proposer": {"torch"},
 }
 """What starts fast, or on a machine that has little installed: modules, and what they must not

@@ -41,7 +41,6 @@ def test_what_test_files_share_lies_in_support() -> None:
     wrong = [
         (module.name, node.module)
         for module in modules("tests")
-        if module.path.parent.name != "xla"
         for node in ast.walk(module.tree)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests.")
         if ".test_" in (node.module or "")

@@ -66,7 +66,7 @@ CURVES = {
     "neuron": find_profile("llama-3.1-8b-trn1.2xlarge-measured"),
     "cpu": cpu_like(
         "Qwen2.5-Coder 1.5B in int8, two threads",
-        "126 ms a forward of one node and 521 ms of 64 (docs/compile-cpu.md)",
+        "126 ms a forward of one node and 521 ms of 64 (docs/neuron-pass.md)",
         0.126,
         0.00814,
     ),

@@ -64,9 +64,9 @@ from inference.flags.values import Counts, Words
 from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
-from outrider.bench.sets import read_file
-from outrider.compare.intervals import geometric_interval
 from outrider.draft_methods.model import find
+from outrider.measure.sets import read_file
+from outrider.measure.statistics import geometric_interval
 from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES, FoundModel
 from outrider.options.groups import Quantization
@@ -232,7 +232,7 @@ def kinds(asked: Sequence[Asked], played: Played, alone: Played) -> Iterator[lis
     found = speeds(played, alone)
     for kind in dict.fromkeys(one.kind for one in asked):
         mine = [speed for one, speed in zip(asked, found, strict=True) if one.kind == kind]
-        low, high = geometric_interval(mine)
+        low, high = geometric_interval([[one] for one in mine])
         yield [kind, f"{len(mine)}", f"{geometric_mean(mine):.2f}x ({low:.2f} to {high:.2f})"]
 
 

@@ -1,3 +1,3 @@
 """Outrider beside other engines on one machine: transformers, llama.cpp's server and OpenVINO
-GenAI. See docs/rivals.md.
+GenAI. See docs/measured.md.
 """

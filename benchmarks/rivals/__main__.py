@@ -6,8 +6,7 @@
 
 Of every prompt all arms make a greedy text, one after the other in an order that changes, from the
 same ids, on the same cores. What came of a prompt is written at once to rivals.jsonl; the same
-command goes on behind it. A peer's environment is made where it is missing. docs/rivals.md tells of
-the arms and how threads are shared.
+command resumes. A peer's environment is created if it is missing. docs/measured.md has results.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ from inference.flags.values import Words
 from inference.model.checkpoint import DTYPES
 from inference.model.config import read_config
 from inference.text import Tokenizer
-from outrider.bench.sets import Item, read_file, read_sets
-from outrider.link.emulated_link import Milliseconds
+from outrider.measure.link import Milliseconds
+from outrider.measure.sets import Item, read_file, read_sets
 from outrider.models.directories import find_tokenizer
 from outrider.models.machine import processor
 from outrider.options.groups import Precision
@@ -52,7 +51,7 @@ PEERS = {"openvino": openvino.ARMS}
 
 NO_AUTODRAFT = (
     "--peers: autodraft cannot play here. autodraft-sd 1.1.1 needs a CUDA device, and says 'Torch "
-    "not compiled with CUDA enabled' without one: see docs/rivals.md"
+    "not compiled with CUDA enabled' without one: see docs/measured.md"
 )
 
 SAFETENSORS = (*library.HELPS, ours.PLAIN, f"{ours.PLAIN} copies", ours.HYBRID, ACROSS)

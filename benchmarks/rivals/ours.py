@@ -27,9 +27,9 @@ from inference.times import LatencyModel, times_by_width
 from outrider.client.connecting import connect_target, target_tokenizer
 from outrider.client.drafting import load_draft
 from outrider.client.pools import GrowingRows, Pair, Rows
-from outrider.compare.testbed import over_link
 from outrider.draft_methods import find_draft
-from outrider.link.emulated_link import LinkShape
+from outrider.measure.link import LinkShape
+from outrider.measure.testbed import over_link
 from outrider.models.profiles import user_profiles
 from outrider.money.goal import Goal
 from outrider.options.groups import Precision

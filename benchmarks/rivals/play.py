@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.rivals.arm import Arm, Made, make
 from inference.errors import InvalidRequest
-from outrider.compare.report import commit
+from outrider.measure.testbed import commit
 
 WARM_UP_TOKENS = 12
 """Tokens of the first prompt's text, made by every arm before anything is counted."""

@@ -9,8 +9,8 @@ from statistics import geometric_mean
 from benchmarks.harness import table_lines
 from benchmarks.rivals.arm import Made
 from benchmarks.rivals.play import Answers
-from outrider.compare.intervals import geometric_interval
-from outrider.compare.rows import first_difference
+from outrider.measure.figures import first_difference
+from outrider.measure.statistics import geometric_interval
 
 ALL = "all"
 
@@ -104,5 +104,5 @@ def _mean(answers: Sequence[Answers], fast: str, slow: str, measure: Measure) ->
     pairs = speeds(answers, fast, slow, measure)
     if not pairs:
         return "-"
-    low, high = geometric_interval(pairs)
+    low, high = geometric_interval([[one] for one in pairs])
     return f"{geometric_mean(pairs):.2f}x ({low:.2f} to {high:.2f})"

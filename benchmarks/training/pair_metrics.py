@@ -10,7 +10,7 @@ from torch.nn import functional
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from benchmarks.harness import table_lines
-from outrider.compare.report import environment
+from outrider.measure.testbed import environment
 
 WINDOWS = 64
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 48, 128, 128

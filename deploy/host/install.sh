@@ -35,7 +35,7 @@ take_hub_token() {
 # install_beside PYTHON WHEEL[EXTRAS] [PIP_FLAG ...]
 # pip is asked for the packages that the environment brings, in their very versions, beside Outrider.
 # It then keeps them and what they need, or fails. AWS's packages were never seen with transformers 5
-# or protobuf 7. Dockerfile.neuron calls this from sh, docs/neuron.md from a terminal.
+# or protobuf 7. Dockerfile.neuron calls this from sh, docs/trainium.md from a terminal.
 install_beside() (
     python=$1
     what=$2

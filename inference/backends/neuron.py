@@ -2,7 +2,7 @@
 
 The caches are the graphs' state on the device, and a graph writes the slots that a call names. The
 noise of the next positions is made there while nobody waits for it. Not yet run on hardware: see
-docs/neuron.md.
+docs/trainium.md.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Loads a compiled target on the NeuronCores of trn1 and inf2 by PyTorch/XLA: checks the machine,
-loads weights, runs every graph once. Not yet run on hardware: see docs/neuron.md.
+loads weights, runs every graph once. Not yet run on hardware: see docs/trainium.md.
 """
 
 from __future__ import annotations

@@ -207,6 +207,21 @@ def survey_target(model: Model, length: int, rows: int, nodes: int) -> Profiler:
     )
 
 
+def time_calls(model: Model, length: int, shape: Shape, calls: int) -> list[float]:
+    """Seconds of each of some forward passes of a shape, padding included. A first one, which may
+    compile or record a graph, is made before and does not count.
+
+    length: positions of the model
+    """
+    segments, samples = _chains(model, length, *shape, ()), list[float]()
+    model.choose(segments)
+    for _ in range(calls):
+        start = time.perf_counter()
+        model.choose(segments)
+        samples.append(time.perf_counter() - start)
+    return samples
+
+
 def emulated_target(profile: TimeProfile, rows: int, nodes: int) -> dict[Shape, float]:
     """Return the seconds by shape that a profile states at CONTEXT slots. Nothing is measured."""
     shapes = {

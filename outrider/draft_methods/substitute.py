@@ -1,4 +1,4 @@
-"""--draft substitute: the target's own layers with 4-bit weights (docs/substitute.md)."""
+"""--draft substitute: the target's own layers with 4-bit weights (docs/drafts.md)."""
 
 from __future__ import annotations
 

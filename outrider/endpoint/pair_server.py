@@ -23,10 +23,7 @@ from outrider.doctor.checks import machine as machine_words
 from outrider.endpoint.run import serve_http
 from outrider.models.directories import find_tokenizer
 from outrider.models.models_here import ModelHere, count_words, find_models, models_below
-from outrider.options.groups import BatchOptions, DeviceOptions
-from outrider.options.roles import EndpointRole, ServeRole, UpRole
-from outrider.recommend.fitting import PublishedModel, fetch, judged, published_for
-from outrider.recommend.pairs import (
+from outrider.models.pairs import (
     EMBEDDED_PAIR,
     WITHOUT_LLAMA_CPP,
     M,
@@ -40,6 +37,9 @@ from outrider.recommend.pairs import (
     short_names,
     this_machine,
 )
+from outrider.models.published_models import PublishedModel, fetch, judged, published_for
+from outrider.options.groups import BatchOptions, DeviceOptions
+from outrider.options.roles import EndpointRole, ServeRole, UpRole
 from outrider.terminal.status_lines import size_words
 
 

@@ -31,7 +31,7 @@ from inference.errors import InvalidRequest
 from inference.grammar import Grammars
 from inference.planner.profiling import emulated_target
 from inference.times import LatencyModel
-from outrider.link.emulated_link import LinkShape, shaped_link
+from outrider.measure.link import LinkShape, shaped_link
 from outrider.models.artifacts import (
     artifact_length,
     load_artifact,

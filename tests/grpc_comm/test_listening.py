@@ -15,7 +15,7 @@ from grpc_comm.client.connection import connect
 from grpc_comm.security import SecurityOptions
 from grpc_comm.transport import Address
 from outrider.cli import main
-from outrider.link.emulated_link import main as link
+from outrider.measure.link import main as link
 from outrider.options.parsing import verbs_with
 from outrider.target.spawn import role_command, role_environment
 from tests.support.refusals import assert_refused, assert_usage_error

@@ -21,9 +21,7 @@ from inference.errors import InvalidRequest
 from outrider.cli import main
 from outrider.models.directories import EMBEDDED
 from outrider.models.models_here import ModelHere, models_below
-from outrider.options.roles import UpRole
-from outrider.recommend.fitting import published_models
-from outrider.recommend.pairs import (
+from outrider.models.pairs import (
     MachineFacts,
     choose_draft,
     choose_pair,
@@ -31,6 +29,8 @@ from outrider.recommend.pairs import (
     read_name,
     short_names,
 )
+from outrider.models.published_models import published_models
+from outrider.options.roles import UpRole
 from outrider.target.spawn import role_environment, started
 
 LAPTOP = MachineFacts(16 * 10**9, 8)

@@ -1,18 +1,35 @@
-"""The random target of tests/support/pairs.py with a draft beside it, on a clock of the test."""
+"""The random target of tests/support/pairs.py with a draft beside it: a model or a head on a clock
+of the test, or a model in its graphs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
-from inference.backends import Chosen, Segment
+import torch
+
+from inference.artifact import Bucket, DraftBucket, RoundBucket
+from inference.backends import Chosen, Ranked, Segment
+from inference.backends.compiled import CompiledModel
 from inference.backends.eager import EagerModel
+from inference.backends.eagle_model import EagleModel
+from inference.backends.fused import FusedModel
+from inference.backends.target_features import FeatureSequence
+from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
+from inference.engine.graph_rounds import GraphRounds
+from inference.model.cache import empty_cache
 from inference.model.decoder import Decoder
+from inference.model.eagle_head import OfTarget, read_head
+from inference.model.round_graph import RoundGraph
+from inference.model.verify_graph import VerifyGraph
 from inference.times import LatencyModel
-from tests.support import pairs
+from inference.tree_shape import Branches
+from tests.support import heads, pairs
 from tests.support.clock import Clock
 from tests.support.drafts import knowledge
 
@@ -45,4 +62,73 @@ def engine_beside(
         times=LatencyModel(times, measured=True),
         drafter=ColocatedDrafter(draft, known, room=room, clock=clock, copies=copies),
         clock=clock,
+    )
+
+
+def model_beside(draft: Decoder, rows: int = 2, *, copies: bool = False) -> Engine:
+    """An engine with this model beside its target."""
+    clock, capacity = Clock(), pairs.SEQUENCE_LENGTH + TUNING.room
+    model = EagerModel(draft, rows=rows, capacity=capacity, max_nodes=128)
+    target = TimedTarget(pairs.decoder(1), clock, rows)
+    return engine_beside(target, Draft(model), TUNING.room, clock, copies=copies)
+
+
+class TimedHead(EagleModel):
+    """A head whose calls take CALL."""
+
+    clock: Clock
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        self.clock.now += CALL
+        return super().rank(segments, k)
+
+
+def head_beside(head: Path, rows: int = 2) -> Engine:
+    """An engine with the head of this directory beside its target."""
+    clock, length = Clock(), pairs.SEQUENCE_LENGTH
+    target = TimedTarget(pairs.decoder(1), clock, rows)
+    of_target = read_head(head, OfTarget.of(pairs.decoder(1)), length)
+    model = TimedHead(of_target, rows=rows, capacity=length + TUNING.room, max_nodes=128)
+    target.keep_features(heads.KEPT)
+    model.clock = clock
+    draft = Draft(model, sequence=partial(FeatureSequence, target))
+    return engine_beside(target, draft, TUNING.room, clock)
+
+
+def fused(
+    target: Decoder,
+    draft: Decoder,
+    shape: Branches,
+    *,
+    rows: int = 2,
+    length: int = 120,
+    sampled: bool = True,
+) -> FusedModel:
+    """Graphs for both models, and rounds of two context sizes for one row and for all."""
+    capacity, wide = length + shape.nodes, max(2, shape.nodes)
+    cache, beside = (
+        empty_cache(model.config, rows, capacity, torch.float32) for model in (target, draft)
+    )
+    alone = Bucket(rows, wide, capacity, wide, wide, sampled, capacity)
+    fed = Bucket(1, 32, capacity, 1, 1, False, capacity)
+    prefill = DraftBucket(1, 32, capacity, 1, 1, False, capacity)
+    rounds = {
+        RoundBucket.of(shape, count, slots, capacity, sampled=sampled): RoundGraph(
+            target, draft, cache, beside, shape
+        )
+        for count in sorted({1, rows})
+        for slots in sorted({min(64, capacity), capacity})
+    }
+    graphs = {bucket: VerifyGraph(target, cache, bucket.levels) for bucket in (alone, fed)}
+    drafting = CompiledModel({prefill: VerifyGraph(draft, beside, 1)}, beside)
+    return FusedModel(graphs, cache, drafting, rounds)
+
+
+def engine_of_rounds(model: FusedModel, length: int = 120) -> Engine:
+    return Engine(
+        model,
+        sequence_length=length,
+        max_tree_nodes=model.shape.nodes,
+        vocabulary=pairs.VOCABULARY,
+        graphs=GraphRounds(model),
     )

@@ -7,61 +7,41 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 _Field = descriptor_pb2.FieldDescriptorProto
-_ONE, _MANY = _Field.LABEL_OPTIONAL, _Field.LABEL_REPEATED
-_FIELDS: dict[str, list[tuple[str, int, int, str]]] = {
-    "HloInstructionProto": [
-        ("name", _Field.TYPE_STRING, _ONE, ""),
-        ("opcode", _Field.TYPE_STRING, _ONE, ""),
-        ("shape", _Field.TYPE_STRING, _ONE, ""),
-        ("metadata", _Field.TYPE_STRING, _ONE, ""),
-        ("id", _Field.TYPE_INT64, _ONE, ""),
-        ("operand_ids", _Field.TYPE_INT64, _MANY, ""),
-        ("control_predecessor_ids", _Field.TYPE_INT64, _MANY, ""),
-        ("called_computation_ids", _Field.TYPE_INT64, _MANY, ""),
-    ],
-    "HloComputationProto": [
-        ("name", _Field.TYPE_STRING, _ONE, ""),
-        ("instructions", _Field.TYPE_MESSAGE, _MANY, ".fake.HloInstructionProto"),
-        ("id", _Field.TYPE_INT64, _ONE, ""),
-        ("root_id", _Field.TYPE_INT64, _ONE, ""),
-    ],
-    "HloModuleProto": [
-        ("name", _Field.TYPE_STRING, _ONE, ""),
-        ("entry_computation_name", _Field.TYPE_STRING, _ONE, ""),
-        ("entry_computation_id", _Field.TYPE_INT64, _ONE, ""),
-        ("computations", _Field.TYPE_MESSAGE, _MANY, ".fake.HloComputationProto"),
-        ("id", _Field.TYPE_INT64, _ONE, ""),
-        ("frontend_attributes", _Field.TYPE_MESSAGE, _ONE, ".fake.FrontendAttributes"),
-    ],
-    "FrontendAttributes": [
-        ("map", _Field.TYPE_MESSAGE, _MANY, ".fake.FrontendAttributes.MapEntry")
-    ],
+_FIELDS = {
+    "HloInstructionProto": "name opcode shape metadata id:int operand_ids:int* "
+    "control_predecessor_ids:int* called_computation_ids:int*",
+    "HloComputationProto": "name instructions:HloInstructionProto* id:int root_id:int",
+    "HloModuleProto": "name entry_computation_name entry_computation_id:int "
+    "computations:HloComputationProto* id:int frontend_attributes:FrontendAttributes",
+    "FrontendAttributes": "map:FrontendAttributes.MapEntry*",
+    "FrontendAttributes.MapEntry": "key value",
 }
-_ENTRY = (("key", 1), ("value", 2))
+"""Fields of each message, as NAME:KIND. Strings have no kind; a star repeats the field."""
 
 
 def _module_class() -> Any:
-    file = descriptor_pb2.FileDescriptorProto(name="fake_hlo.proto", package="fake")
+    file = descriptor_pb2.FileDescriptorProto(
+        name="fake_hlo.proto", package="fake", syntax="proto3"
+    )
+    messages = {}
     for name, fields in _FIELDS.items():
-        message = file.message_type.add(name=name)
-        for number, (field, kind, label, type_name) in enumerate(fields, 1):
+        owner, _, leaf = name.rpartition(".")
+        holder = messages[owner].nested_type if owner else file.message_type
+        messages[name] = message = holder.add(name=leaf)
+        for number, field in enumerate(fields.split(), 1):
+            named, _, kind = field.rstrip("*").partition(":")
+            scalar = {"": _Field.TYPE_STRING, "int": _Field.TYPE_INT64}.get(kind)
             message.field.add(
-                name=field, number=number, type=kind, label=label, type_name=type_name or None
+                name=named,
+                number=number,
+                label=_Field.LABEL_REPEATED if field.endswith("*") else _Field.LABEL_OPTIONAL,
+                type=_Field.TYPE_MESSAGE if scalar is None else scalar,
+                type_name=f".fake.{kind}" if scalar is None else None,
             )
-        if name == "FrontendAttributes":
-            _add_map_entry(message)
-    file.syntax = "proto3"
+    messages["FrontendAttributes.MapEntry"].options.map_entry = True
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("fake.HloModuleProto"))
-
-
-def _add_map_entry(message: Any) -> None:
-    """Make the message's field `map` one of texts by texts."""
-    entry = message.nested_type.add(name="MapEntry")
-    for name, number in _ENTRY:
-        entry.field.add(name=name, number=number, type=_Field.TYPE_STRING, label=_ONE)
-    entry.options.map_entry = True
 
 
 HloModuleProto = _module_class()

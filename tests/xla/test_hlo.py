@@ -2,7 +2,8 @@
 results.
 
 Sizes are small. On Neuron top-k and argmax are calls of AWS's own kernels; here they are a sort and
-a reduction of two operands. What the compiler takes at real size is in tests/compile/ops.
+a reduction of two operands. What the compiler takes at real size is in
+tests/compile/test_graph_rules.py.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ pytest.importorskip("torch_xla", reason="torch_xla is not installed: `make test-
 import torch_xla  # type: ignore[import-not-found]
 from torch_xla.debug import metrics  # type: ignore[import-not-found]
 
+from inference.model.round_graph import idle_inputs
 from inference.model.verify_graph import VerifyGraph, copy_inputs, example_inputs
-from tests.support.buckets import CASES, Case, state_of
+from tests.support.buckets import CASES, ROUND_CASES, Case, RoundCase, state_of
 
 # fmt: off
 ALLOWED = frozenset({
@@ -157,3 +159,25 @@ def test_a_division_in_place_of_a_shift_is_seen() -> None:
     assert "divide(" in torch_xla._XLAC._get_xla_tensors_hlo(
         [words >> 1]
     )  # why choice.py shifts by tensors
+
+
+# --- rounds
+
+
+@pytest.mark.parametrize("case", [case for case in ROUND_CASES if case.stateful], ids=str)
+def test_a_round_lowers_to_allowed_operations_and_equals_eager(case: RoundCase) -> None:
+    levels, tolerance = len(case.branches), TOLERANCE[case.dtype]
+    answer, *caches = results_of(case.graph(), case.inputs(0))
+    found = lower(case.graph(), case.inputs(0))
+    check_rules(found, 2 * levels + 1 if case.sampled else levels, len(caches))
+    if found.results[0].equal(answer):  # else a near-tie of bfloat16: everything is another
+        for one, cache in zip(found.results[1:], caches, strict=True):
+            torch.testing.assert_close(one, cache, atol=tolerance, rtol=tolerance)
+    else:
+        assert case.dtype == torch.bfloat16
+
+
+def test_the_draft_alone_lowers_to_allowed_operations() -> None:
+    case = next(case for case in ROUND_CASES if case.stateful and case.sampled)
+    found = lower(case.graph(), idle_inputs(case.draft_bucket))
+    check_rules(found, 0, len(state_of(case.graph())))

@@ -1,5 +1,5 @@
 """Loads a compiled target on the NeuronCores of trn2 and trn3 by native PyTorch, in a process for
-each rank. Not yet run on hardware: see docs/neuron-native.md.
+each rank. Not yet run on hardware: see docs/neuron-reference.md.
 """
 
 from __future__ import annotations

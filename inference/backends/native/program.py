@@ -2,7 +2,7 @@
 compiled callable for each graph.
 
 A callable is compiled by its first call and has one shape. A call of another shape is an error, not
-a compilation while clients wait. Not yet run on hardware: see docs/neuron-native.md.
+a compilation while clients wait. Not yet run on hardware: see docs/neuron-reference.md.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ SERVED = {
     "OUTRIDER_KEYS_FILE": "/run/secrets/keys.json",
     "OUTRIDER_GRACE": "20",
 }
-"""Options of a target in a container, as docs/containers.md gives them."""
+"""Options of a target in a container, as docs/fleet.md gives them."""
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)

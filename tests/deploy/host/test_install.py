@@ -96,7 +96,7 @@ def host_without_its_environment(folder: Path) -> str:
 
 
 def test_the_page_keeps_what_the_image_brings_and_bounds_what_it_lacks(tmp_path: Path) -> None:
-    asked = asked_by(line_of("docs/neuron.md"), tmp_path, AWS_BRINGS)
+    asked = asked_by(line_of("docs/trainium.md"), tmp_path, AWS_BRINGS)
     brought = [line for line in AWS_BRINGS.split("\n") if line[:5] not in ("proto", "reque")]
     assert {*asked} - {"--quiet", "--disable-pip-version-check"} == {
         *brought,
@@ -107,14 +107,14 @@ def test_the_page_keeps_what_the_image_brings_and_bounds_what_it_lacks(tmp_path:
 
 def test_a_protobuf_7_that_the_image_brings_is_kept(tmp_path: Path) -> None:
     listed = AWS_BRINGS.replace("6.32.1", "7.36.2").replace("transformers==4.57.6\n", "")
-    asked = asked_by(line_of("docs/neuron.md"), tmp_path, listed)
+    asked = asked_by(line_of("docs/trainium.md"), tmp_path, listed)
     assert {"protobuf==7.36.2", "transformers<5"} <= {*asked}
     assert "protobuf<7" not in asked
 
 
 def test_page_host_and_container_install_the_same_extras() -> None:
     ways = [
-        line_of("docs/neuron.md"),
+        line_of("docs/trainium.md"),
         line_of("docs/neuron-reference.md"),
         (ROOT / "deploy/docker/Dockerfile.neuron").read_text(),
         user_data(settings()).replace("extras=", "[").replace("\nlifetime", "]"),
@@ -177,7 +177,7 @@ def legacy_recipe() -> list[str]:
 def test_every_module_imports_with_the_pages_packages_alone(way: str, tmp_path: Path) -> None:
     wanted = legacy_recipe()
     if way == "the page":
-        line = asked_by(line_of("docs/neuron.md"), tmp_path, AWS_BRINGS)
+        line = asked_by(line_of("docs/trainium.md"), tmp_path, AWS_BRINGS)
         wanted = [name.replace(".", "outrider", 1) for name in line if name.startswith(".")]
     here = closure(wanted)
     refused = [

@@ -25,7 +25,7 @@ from inference.engine.engine import Engine
 from inference.errors import Mismatch, OutriderError
 from inference.order import MOST_CREDIT, Decode
 from inference.sampling import SamplingParams
-from outrider.link.emulated_link import LinkShape, shaped_link
+from outrider.measure.link import LinkShape, shaped_link
 from tests.support.observed import Observers
 from tests.support.wire_fixtures import (
     VOCABULARY,

@@ -29,7 +29,7 @@ from inference.errors import OutriderError, Unavailable
 from inference.order import Decode, Pace, TokenLogProb
 from inference.proposer import Proposer
 from inference.sampling import Grammar, GrammarKind, SamplingParams
-from outrider.link.emulated_link import ShapedLink, shaped_link
+from outrider.measure.link import ShapedLink, shaped_link
 from tests.support import pairs
 from tests.support.drafts import proposers_of, text_of
 from tests.support.hand_streams import draining

@@ -20,6 +20,7 @@ from inference.backends import neuron_sdk
 from inference.backends.neuron import runtime_error
 from inference.backends.neuron_loading import load_neuron
 from inference.backends.neuron_sdk import reserve_cores
+from inference.command import UNEQUAL_DEVICE
 from inference.errors import BadArtifact, Busy, InvalidRequest, OutriderError, Unavailable
 from inference.model.noise import noise_in_limbs
 from inference.text import Tokenizer
@@ -195,7 +196,7 @@ def test_the_check_fails_on_a_device_that_chooses_otherwise(
 
     monkeypatch.setattr(check, "load_neuron", swapped)
     code, printed = checked()
-    assert code == 1
+    assert code == UNEQUAL_DEVICE
     assert "first difference: tree 0" in printed
 
 

@@ -9,24 +9,19 @@ from functools import partial
 import pytest
 
 from inference.backends import Ranked, Segment
-from inference.backends.eager import EagerModel
-from inference.draft_tuning import TUNING as DRAFTING
 from inference.drafters import draft as drafts
 from inference.engine.colocated_drafter import ColocatedDrafter
-from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.engine.tuning import TUNING
 from inference.grammar import Grammars
-from inference.model.decoder import Decoder
 from inference.order import Decode
 from inference.proposer import COLOCATED, COPY, NOBODY
 from inference.sampling import SamplingParams
 from tests.support import pairs
-from tests.support.beside import CALL, FORWARD, TimedTarget, engine_beside
+from tests.support.beside import CALL, FORWARD, model_beside
 from tests.support.clock import Clock
-from tests.support.drafts import alone, assert_drafted_text, growing, knowledge, text_of
-from tests.support.equality import NearTies
+from tests.support.drafts import alone, growing, knowledge, text_of
 from tests.support.exact import GREEDY, asked, exact_engine, finish, free, own_text, together
 from tests.support.exact import text_of as made_by
 from tests.support.scripted_grammar import RULED, scripted_grammars
@@ -99,33 +94,11 @@ class Hosted:
         return asked(self.engine, prompt, tokens, params, beside=beside)
 
 
-SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=3), SamplingParams(1.0, seed=4)]
-CLOSE, UNRELATED = pairs.perturbed(1, 0.02), pairs.decoder(99, layers=1)
-
-
-def beside(draft: Decoder, *, copies: bool = False) -> Engine:
-    clock, capacity = Clock(), pairs.SEQUENCE_LENGTH + DRAFTING.room
-    rows = EagerModel(draft, rows=2, capacity=capacity, max_nodes=128)
-    target = TimedTarget(pairs.decoder(1), clock)
-    return engine_beside(target, drafts.Draft(rows), DRAFTING.room, clock, copies=copies)
-
-
-@pytest.mark.covering(2)
-@pytest.mark.parametrize("copies", [False, True], ids=["model", "copies"])
-@pytest.mark.parametrize("draft", [CLOSE, UNRELATED], ids=["close", "unrelated"])
-@pytest.mark.parametrize("params", SAMPLINGS, ids=str)
-def test_the_text_is_the_targets_own_seeded_decoding(
-    draft: Decoder, params: SamplingParams, copies: bool, ties: NearTies
-) -> None:
-    target, prompt = pairs.decoder(1), [5, 17, 250, 3, 99] * 4
-    own = alone(LocalSession(pairs.engine(target)), prompt, params, 40)
-    assert_drafted_text(beside(draft, copies=copies), target, prompt, params, own, ties)
-
-
 def test_a_client_that_proposes_too_shares_the_session_with_the_draft_beside_the_target() -> None:
-    engine, prompt, order = beside(CLOSE), [5, 17, 250, 3, 99], Decode(60, beside=True)
-    made = text_of(prompt, SAMPLINGS[0], LocalSession(engine), order, [growing(UNRELATED)])
-    assert made == alone(LocalSession(pairs.engine(pairs.decoder(1))), prompt, SAMPLINGS[0], 55)
+    engine, prompt = model_beside(pairs.perturbed(1, 0.02)), [5, 17, 250, 3, 99]
+    other, order = growing(pairs.decoder(99, layers=1)), Decode(60, beside=True)
+    made = text_of(prompt, GREEDY, LocalSession(engine), order, [other])
+    assert made == alone(LocalSession(pairs.engine(pairs.decoder(1))), prompt, GREEDY, 55)
 
 
 def test_what_the_text_said_before_is_copied_for_who_asked() -> None:
@@ -262,23 +235,6 @@ def test_a_closed_session_gives_its_row_back() -> None:
             hosted.engine.close(session)
         hosted.engine.step()
         assert hosted.host.free_rows == 2
-
-
-def test_a_session_that_lost_its_row_gives_that_of_the_draft_back_and_gets_another() -> None:
-    hosted = Hosted(rows=1)
-    first = hosted.asked([1, 2, 3], 30)
-    finish(hosted.engine, first)
-    hosted.engine.detach(first)
-    second = hosted.asked([4, 5, 6], 30)
-    assert first.row is None
-    finish(hosted.engine, second)
-    assert second.spent.forwards < 25
-    hosted.engine.detach(second)
-    hosted.engine.attach(first)
-    hosted.engine.decode(first, Decode(63, credit=512, beside=True))
-    finish(hosted.engine, first)
-    assert made_by(first) == own_text([1, 2, 3], 60, kinds=KINDS)
-    assert made_by(second) == own_text([4, 5, 6], 30, kinds=KINDS)
 
 
 def test_a_session_that_wants_no_draft_any_more_gives_its_row_back() -> None:

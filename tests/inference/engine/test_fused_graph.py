@@ -24,9 +24,7 @@ from inference.artifact import (
     write_manifest,
 )
 from inference.backends import Segment
-from inference.backends.compiled import CompiledModel
 from inference.backends.eager import EagerModel
-from inference.backends.fused import FusedModel
 from inference.decode import Step, decode
 from inference.drafters.draft_tree import DraftNode, DraftTree
 from inference.drafters.round_proposer import Budget, RankChildren, RoundProposer
@@ -36,21 +34,17 @@ from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.engine.tuning import TUNING
 from inference.errors import BadArtifact, InvalidRequest
-from inference.model.cache import empty_cache
 from inference.model.decoder import Decoder
 from inference.model.drafted_tree import accept_in_graph
-from inference.model.round_graph import RoundGraph
-from inference.model.verify_graph import VerifyGraph
 from inference.order import Decode, End, Pace
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel
 from inference.tree import IntArray, TokenTree
 from inference.tree_shape import NONE, Branches
+from tests.support.beside import engine_of_rounds, fused
 from tests.support.clock import Clock
-from tests.support.drafts import assert_drafted_text
-from tests.support.equality import NearTies
-from tests.support.exact import Cost, asked, chain, finish, free, opened, run_dry, running, text_of
+from tests.support.exact import Cost, asked, chain, finish, free, opened, running, text_of
 from tests.support.pairs import SEQUENCE_LENGTH, VOCABULARY, decoder, engine, perturbed
 
 LENGTH, TOKENS, PROMPT = 120, 30, [5, 17, 250, 3, 99]
@@ -62,54 +56,6 @@ SAMPLINGS = [
 ]
 SHAPES = [Branches.chain(4), Branches((3, 1, 2))]
 DRAFTS = {"close": perturbed(1, 0.02), "unrelated": decoder(99, layers=1)}
-
-
-def eager_fused(
-    target: Decoder,
-    draft: Decoder,
-    shape: Branches,
-    *,
-    rows: int = 2,
-    length: int = 120,
-    sampled: bool = True,
-) -> FusedModel:
-    """Graphs for both models, and rounds of two context sizes for one row and for all."""
-    capacity = length + shape.nodes
-    cache, beside = (
-        empty_cache(model.config, rows, capacity, torch.float32) for model in (target, draft)
-    )
-    alone = Bucket(
-        rows,
-        max(2, shape.nodes),
-        capacity,
-        max(2, shape.nodes),
-        max(2, shape.nodes),
-        sampled,
-        capacity,
-    )
-    fed = Bucket(1, 32, capacity, 1, 1, False, capacity)
-    prefill = DraftBucket(1, 32, capacity, 1, 1, False, capacity)
-    rounds = {
-        RoundBucket.of(shape, count, slots, capacity, sampled=sampled): RoundGraph(
-            target, draft, cache, beside, shape
-        )
-        for count in sorted({1, rows})
-        for slots in sorted({min(64, capacity), capacity})
-    }
-    graphs = {bucket: VerifyGraph(target, cache, bucket.levels) for bucket in (alone, fed)}
-    return FusedModel(
-        graphs, cache, CompiledModel({prefill: VerifyGraph(draft, beside, 1)}, beside), rounds
-    )
-
-
-def served_by(model: FusedModel, length: int = LENGTH) -> Engine:
-    return Engine(
-        model,
-        sequence_length=length,
-        max_tree_nodes=model.shape.nodes,
-        vocabulary=VOCABULARY,
-        graphs=GraphRounds(model),
-    )
 
 
 @cache
@@ -192,16 +138,6 @@ def test_what_is_accepted_ends_at_the_limit_with_the_token_that_the_target_chose
 # --- the text
 
 
-@pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_text_is_the_targets_own_seeded_decoding(
-    shape: Branches, draft: str, ties: NearTies
-) -> None:
-    served = served_by(eager_fused(decoder(1), DRAFTS[draft], shape))
-    for params in SAMPLINGS:
-        assert_drafted_text(served, decoder(1), PROMPT, params, alone(params), ties)
-
-
 @dataclass(frozen=True)
 class Branching:
     """A tree policy that drafts trees of one shape, level by level."""
@@ -232,30 +168,10 @@ def test_a_round_drafts_what_its_draft_drafts(shape: Branches, params: SamplingP
     model = EagerModel(DRAFTS["close"], rows=1, capacity=SEQUENCE_LENGTH, max_nodes=64)
     elsewhere = RoundProposer(model, Branching(shape), room=64)
     waits = replace(beside(), pace=Pace.WAIT)
-    served = served_by(eager_fused(decoder(1), DRAFTS["close"], shape))
+    served = engine_of_rounds(fused(decoder(1), DRAFTS["close"], shape))
     ours = steps_of(served, params)
     theirs = steps_of(engine(decoder(1)), params, order=waits, proposers=[elsewhere])
     assert [step.tokens for step in ours] == [step.tokens for step in theirs]
-
-
-def test_the_last_round_ends_where_the_sequence_does() -> None:
-    served = served_by(eager_fused(decoder(1), decoder(1), Branches.chain(4), length=40), 40)
-    room = 40 - len(PROMPT)
-    for tokens in (1, 2, 7, room):
-        made = steps_of(served, SAMPLINGS[1], tokens=tokens)
-        assert tokens_of(made) == alone(SAMPLINGS[1], tokens=tokens)
-        assert made[-1].end is (End.LIMIT if tokens == room else End.MAX_TOKENS)
-
-
-@pytest.mark.parametrize("params", SAMPLINGS[:3], ids=str)
-def test_nothing_is_committed_behind_a_stop_id(params: SamplingParams) -> None:
-    served, text = served_by(eager_fused(decoder(1), decoder(1), Branches.chain(4))), alone(params)
-    for index in range(1, 12):
-        stop = text[index]
-        order = replace(beside(), stop_ids=frozenset({stop}))
-        made = steps_of(served, params, order=order)
-        assert tokens_of(made) == text[: text.index(stop) + 1]
-        assert made[-1].end is End.STOP_ID
 
 
 # --- limits
@@ -267,7 +183,7 @@ def finished(served: Engine, session: Session) -> list[int]:
 
 
 def test_a_session_whose_forwards_are_narrower_than_a_round_makes_none() -> None:
-    served = served_by(eager_fused(decoder(1), decoder(1), Branches.chain(4)))
+    served = engine_of_rounds(fused(decoder(1), decoder(1), Branches.chain(4)))
     session, _ = served.open(PROMPT, SAMPLINGS[1])
     session.tree_nodes = 4
     served.decode(session, beside())
@@ -277,8 +193,8 @@ def test_a_session_whose_forwards_are_narrower_than_a_round_makes_none() -> None
 
 def test_a_text_with_a_rule_has_open_forwards() -> None:
     """Graphs of rounds neither adjust logits nor report any."""
-    model = eager_fused(decoder(1), decoder(1), Branches.chain(4))
-    served, rounds = served_by(model), GraphRounds(model)
+    model = fused(decoder(1), decoder(1), Branches.chain(4))
+    served, rounds = engine_of_rounds(model), GraphRounds(model)
     session, future = served.open(PROMPT, SAMPLINGS[1])
     served.finish(future)
     served.decode(session, beside())
@@ -288,21 +204,11 @@ def test_a_text_with_a_rule_has_open_forwards() -> None:
         assert rounds.select([session], lambda rows, nodes: 0.01) == ([], [])
 
 
-def test_a_round_commits_no_more_than_the_clients_credit() -> None:
-    served = served_by(eager_fused(decoder(1), decoder(1), Branches.chain(4)))
-    session, _ = served.open(PROMPT, SAMPLINGS[1])
-    served.decode(session, replace(beside(), credit=7))
-    run_dry(served)
-    assert session.length == len(PROMPT) + 7
-    served.acknowledge(session, session.length)
-    assert finished(served, session) == alone(SAMPLINGS[1])
-
-
 # --- many at once
 
 
 def test_texts_of_any_sampling_at_once_are_those_made_one_by_one() -> None:
-    model = eager_fused(decoder(1), DRAFTS["close"], Branches.chain(3), rows=3)
+    model = fused(decoder(1), DRAFTS["close"], Branches.chain(3), rows=3)
     together, call = list[int](), model.rounds
 
     def counted(segments: Sequence[Segment]) -> list[IntArray]:
@@ -310,7 +216,7 @@ def test_texts_of_any_sampling_at_once_are_those_made_one_by_one() -> None:
         return call(segments)
 
     model.rounds = counted  # type: ignore[method-assign]
-    served = served_by(model)
+    served = engine_of_rounds(model)
 
     def write(number: int) -> list[int]:
         return tokens_of(steps_of(served, SAMPLINGS[number % 4], [*PROMPT[:-1], number]))
@@ -323,8 +229,8 @@ def test_texts_of_any_sampling_at_once_are_those_made_one_by_one() -> None:
 
 
 def test_a_long_prompt_is_fed_to_the_draft_in_chunks_between_rounds_of_others() -> None:
-    model = eager_fused(decoder(1), DRAFTS["close"], Branches.chain(3))
-    served, order = served_by(model), list[str]()
+    model = fused(decoder(1), DRAFTS["close"], Branches.chain(3))
+    served, order = engine_of_rounds(model), list[str]()
     for one, name in ((model.draft, "choose"), (model, "rounds")):
         call = getattr(one, name)
 
@@ -348,37 +254,11 @@ def test_a_long_prompt_is_fed_to_the_draft_in_chunks_between_rounds_of_others() 
     assert all(order[index + 1] == "rounds" for index in fed)
 
 
-@pytest.mark.parametrize("params", SAMPLINGS[:3], ids=str)
-def test_a_session_under_way_goes_on_with_the_draft_in_the_graph(params: SamplingParams) -> None:
-    """By the target alone and by rounds in turn, for which the draft is fed what it missed."""
-    served, bounds = served_by(eager_fused(decoder(1), decoder(1), Branches.chain(3))), [4, 14, 20]
-    session, _ = served.open(PROMPT, params)
-    for index, bound in enumerate([*bounds, TOKENS]):
-        before = session.spent.lone
-        served.decode(session, Decode(len(PROMPT) + bound, beside=index % 2 == 1))
-        finished(served, session)
-        assert (session.spent.lone == before) is (index % 2 == 1)
-    assert session.tokens[len(PROMPT) :] == alone(params)
-
-
-def test_a_session_that_lost_its_row_in_between_goes_on_in_another() -> None:
-    model = eager_fused(decoder(1), DRAFTS["close"], Branches.chain(3), rows=1)
-    served = served_by(model)
-    session, _ = served.open(PROMPT, SAMPLINGS[1])
-    for end in (10, 22, TOKENS):
-        served.decode(session, Decode(len(PROMPT) + end, beside=True))
-        finished(served, session)
-        served.detach(session)
-        assert tokens_of(steps_of(served, SAMPLINGS[2])) == alone(SAMPLINGS[2])
-        served.attach(session)
-    assert session.tokens[len(PROMPT) :] == alone(SAMPLINGS[1])
-
-
 # --- what is refused
 
 
 def test_rounds_for_greedy_decoding_alone_refuse_another_temperature() -> None:
-    served = served_by(eager_fused(decoder(1), DRAFTS["close"], Branches.chain(2), sampled=False))
+    served = engine_of_rounds(fused(decoder(1), DRAFTS["close"], Branches.chain(2), sampled=False))
     assert tokens_of(steps_of(served, SamplingParams())) == alone(SamplingParams())
     with pytest.raises(InvalidRequest, match="greedy decoding"):
         steps_of(served, SAMPLINGS[1])
@@ -441,7 +321,7 @@ class Graph:
 
     def __init__(self, draft: Decoder, cost: Cost) -> None:
         self.clock, self.rounds, self.cost = Clock(), list[int](), cost
-        self.model = model = eager_fused(RIGHT, draft, Branches.chain(DEPTH), rows=4, length=LONG)
+        self.model = model = fused(RIGHT, draft, Branches.chain(DEPTH), rows=4, length=LONG)
         model.padded = lambda rows, nodes: (rows, nodes)  # type: ignore[method-assign]
         self._timed(model, "choose", cost)
         self._timed(model, "rounds", self._round)

@@ -15,9 +15,10 @@ from grpc_comm.client.connection import connect
 from grpc_comm.server.server import BackgroundServer
 from inference.drafters.round_proposer import BestFirst, Chain
 from inference.errors import InvalidRequest
-from outrider.compare.arms import ARCHITECTURES, BASELINE, HYBRID, SUFFIX
-from outrider.compare.compare_options import parse as parse_comparison
 from outrider.endpoint.target_manager import TargetManager
+from outrider.measure.architectures import ARCHITECTURES, HYBRID, SUFFIX
+from outrider.measure.compare_options import parse as parse_comparison
+from outrider.measure.figures import BASELINE
 from outrider.options.draft_flags import METHODS, PRESETS
 from outrider.options.parsing import parse
 from outrider.options.roles import DraftRole, FusedTargetRole, ServeRole, TargetRole

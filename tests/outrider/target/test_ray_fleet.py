@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +22,8 @@ import pytest
 import outrider
 from grpc_comm import keys_file
 from grpc_comm.transport import parse_address
-from tests.support.fleets import RunningFleet, running_fleet
+from outrider.target.spawn import role_environment
+from tests.support.repository import ROOT
 from tests.support.wire_fixtures import opening, raw_stub, status
 
 pytestmark = pytest.mark.extended
@@ -28,6 +32,81 @@ pytest.importorskip("ray", reason="a fleet needs pip install '.[ray]'")
 PROMPTS = ["def main():", "import os\n", "class Reader:\n", "for name in"]
 TEMPERATURES = [0.0, 0.7, 1.0]
 TOKENS, SESSIONS, PATIENCE = 160, 16, 120.0
+START_SECONDS, STOP_SECONDS = 300.0, 60.0
+_REPLICA = "ray::ServeReplica"
+
+
+class RunningFleet(NamedTuple):
+    """A fleet that serves. Its cluster is this process's own."""
+
+    address: str
+    process: subprocess.Popen[str]
+
+    @property
+    def replicas(self) -> list[int]:
+        return [pid for pid in _descendants(self.process.pid) if _title(pid).startswith(_REPLICA)]
+
+
+@contextmanager
+def running_fleet(*flags: str) -> Iterator[RunningFleet]:
+    """`outrider deploy ray` with these flags, until the context ends."""
+    port = 20_000 + os.getpid() % 10_000  # a free one of the system's may be taken until Ray is up
+    words = ["-m", "outrider", "deploy", "ray", "--port", str(port), "--cpus", "0.5", *flags]
+    with subprocess.Popen(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env=role_environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stderr is not None
+            said = []
+            for line in process.stderr:
+                said.append(line)
+                if line.startswith("listening on"):
+                    break
+            else:
+                raise AssertionError("".join(said[-20:]))
+            yield RunningFleet(f"127.0.0.1:{port}", process)
+        finally:
+            _stop(process)
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """Ask it to end; what is left of it and its cluster after a while is killed."""
+    started = _descendants(process.pid)
+    process.send_signal(signal.SIGINT)
+    try:
+        process.communicate(timeout=STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    for pid in started:
+        if _title(pid).startswith("ray::") or "/ray" in _title(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[int]:
+    below: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            after_name = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        below.setdefault(int(after_name[1]), []).append(int(stat.parent.name))
+    found, left = list[int](), [pid]
+    while left:
+        children = below.get(left.pop(), [])
+        found += children
+        left += children
+    return found
+
+
+def _title(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
 
 
 class Asked(NamedTuple):

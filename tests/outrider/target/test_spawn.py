@@ -12,7 +12,7 @@ from outrider.target.target import READY
 
 STARTED = {
     "target": role_command("target", "--port", "0", "--batch", "1"),
-    "link": [sys.executable, "-m", "outrider.link.emulated_link", "--to", "127.0.0.1:1"],
+    "link": [sys.executable, "-m", "outrider.measure.link", "--to", "127.0.0.1:1"],
 }
 
 

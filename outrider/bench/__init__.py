@@ -1,1 +1,0 @@
-"""Measurements that others can repeat."""

@@ -1,1 +1,0 @@
-"""`outrider compare`: architectures side by side on the same prompts and seeds."""

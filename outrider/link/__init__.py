@@ -1,1 +1,0 @@
-"""A network link of chosen quality on this machine, for trials."""

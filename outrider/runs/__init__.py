@@ -1,1 +1,0 @@
-"""`outrider runs FILE`: several runs and sweeps of a file, each with its result."""

@@ -1,0 +1,158 @@
+"""The contract of an engine that drafts beside its target. A new way joins by a line of ENGINES."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+
+import pytest
+
+from inference.engine.engine import Engine
+from inference.engine.local_session import LocalSession
+from inference.model.decoder import Decoder
+from inference.order import Decode, End
+from inference.sampling import SamplingParams
+from inference.tree_shape import Branches
+from tests.support import heads, pairs
+from tests.support.beside import engine_of_rounds, fused, head_beside, model_beside
+from tests.support.drafts import alone, assert_drafted_text
+from tests.support.equality import NearTies
+from tests.support.exact import asked, finish, run_dry, text_of
+
+TARGET, LENGTH, TOKENS = pairs.decoder(1), pairs.SEQUENCE_LENGTH, 40
+PROMPT, OTHER = [5, 17, 250, 3, 99] * 4, pairs.prompt_of(9)
+CLOSE, USELESS = pairs.perturbed(1, 0.02), pairs.decoder(99, layers=1)
+SAMPLINGS = [
+    SamplingParams(),
+    SamplingParams(0.7, seed=3),
+    SamplingParams(1.0, seed=4),
+    SamplingParams(1.0, top_p=0.9, top_k=20, seed=5).on_the_wire(),
+]
+each_temperature = pytest.mark.parametrize("params", SAMPLINGS[:3], ids=str)
+
+
+def in_the_graph(draft: Decoder, *branches: int) -> Callable[[Path, int], Engine]:
+    def make(_: Path, rows: int) -> Engine:
+        model = fused(TARGET, draft, Branches(branches), rows=rows, length=LENGTH)
+        return engine_of_rounds(model, LENGTH)
+
+    return make
+
+
+def by_a_head(folder: Path, rows: int) -> Engine:
+    """A random one, which proposes a seventh of the tokens."""
+    raw, tensors = heads.raw_config(TARGET.config), heads.tensors_of(TARGET.config)
+    return head_beside(heads.write_head(folder, raw, tensors), rows)
+
+
+ENGINES: dict[str, Callable[[Path, int], Engine]] = {
+    "chains in the graph": in_the_graph(CLOSE, 1, 1, 1, 1),
+    "trees in the graph": in_the_graph(CLOSE, 3, 1, 2),
+    "an unrelated draft in the graph": in_the_graph(USELESS, 3, 1, 2),
+    "a model": lambda _, rows: model_beside(CLOSE, rows),
+    "a model and copies": lambda _, rows: model_beside(CLOSE, rows, copies=True),
+    "an unrelated model and copies": lambda _, rows: model_beside(USELESS, rows, copies=True),
+    "a head": by_a_head,
+}
+HELPFUL = ("chains in the graph", "trees in the graph", "a model", "a model and copies")
+"""Those whose draft is often right at temperature 0."""
+
+Make = Callable[[int], Engine]
+
+
+@pytest.fixture(params=ENGINES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def make(name: str, tmp_path: Path) -> Make:
+    """Makes an engine with so many rows."""
+    return partial(ENGINES[name], tmp_path)
+
+
+@cache
+def own_text(params: SamplingParams, prompt: tuple[int, ...] = (*PROMPT,)) -> list[int]:
+    return alone(LocalSession(pairs.engine(TARGET)), prompt, params, TOKENS)
+
+
+@pytest.mark.parametrize("params", SAMPLINGS, ids=str)
+def test_the_text_is_the_targets_own(make: Make, params: SamplingParams, ties: NearTies) -> None:
+    assert_drafted_text(make(2), TARGET, PROMPT, params, own_text(params), ties)
+
+
+def test_a_good_draft_saves_forwards(make: Make, name: str) -> None:
+    engine = make(2)
+    session = asked(engine, PROMPT, TOKENS, beside=True)
+    finish(engine, session)
+    assert (session.spent.forwards < 0.8 * TOKENS) == (name in HELPFUL)
+
+
+@pytest.mark.covering(1)
+@each_temperature
+def test_a_text_ends_where_the_sequence_does(make: Make, params: SamplingParams) -> None:
+    engine, prompt = make(2), pairs.prompt_of(LENGTH - 7)
+    session = asked(engine, prompt, 7, params, beside=True)
+    finish(engine, session)
+    assert session.end is End.LIMIT
+    assert text_of(session) == alone(LocalSession(pairs.engine(TARGET)), prompt, params, 7)
+
+
+@pytest.mark.covering(1)
+@each_temperature
+def test_nothing_is_committed_behind_a_stop_id(make: Make, params: SamplingParams) -> None:
+    engine, text = make(2), own_text(params)
+    for index in (1, 4, 7, 11):
+        stop = text[index]
+        session = asked(engine, PROMPT, TOKENS, params, beside=True, stop_ids=frozenset({stop}))
+        finish(engine, session)
+        assert text_of(session) == text[: text.index(stop) + 1]
+        assert session.end is End.STOP_ID
+        engine.close(session)
+
+
+@pytest.mark.covering(1)
+@each_temperature
+def test_no_more_is_committed_than_the_clients_credit(make: Make, params: SamplingParams) -> None:
+    engine = make(2)
+    session = asked(engine, PROMPT, TOKENS, params, beside=True, credit=7)
+    run_dry(engine)
+    assert text_of(session) == own_text(params)[:7]
+    engine.acknowledge(session, session.length)
+    finish(engine, session)
+    assert text_of(session) == own_text(params)
+
+
+@pytest.mark.covering(1)
+@each_temperature
+def test_a_text_goes_on_with_its_draft_and_without_it_in_turn(
+    make: Make, params: SamplingParams
+) -> None:
+    """The draft is fed what it missed."""
+    engine = make(2)
+    session = asked(engine, PROMPT, 4, params)
+    finish(engine, session)
+    for index, bound in enumerate((14, 20, TOKENS)):
+        order = Decode(len(PROMPT) + bound, credit=512, beside=index % 2 == 0)
+        engine.decode(session, order)
+        finish(engine, session)
+    assert text_of(session) == own_text(params)
+
+
+@pytest.mark.covering(1)
+@each_temperature
+def test_a_session_that_lost_its_row_goes_on_in_another(make: Make, params: SamplingParams) -> None:
+    engine = make(1)
+    first = asked(engine, PROMPT, 20, params, beside=True)
+    finish(engine, first)
+    engine.detach(first)
+    second = asked(engine, OTHER, TOKENS, beside=True)
+    finish(engine, second)
+    assert first.row is None
+    engine.detach(second)
+    engine.attach(first)
+    engine.decode(first, Decode(len(PROMPT) + TOKENS, credit=512, beside=True))
+    finish(engine, first)
+    assert text_of(first) == own_text(params)
+    assert text_of(second) == own_text(SamplingParams(), (*OTHER,))

@@ -1,0 +1,241 @@
+"""A benchmark keeps each text as it is made, goes on after a kill, and compares runs by pairs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inference.files import locked
+from outrider.measure.figures import AGAIN
+from outrider.measure.journal import NAME, TextKey, read_run
+from outrider.models.directories import find_tokenizer
+from outrider.target.spawn import role_environment, started
+from tests.support.commands import Ended, Run
+from tests.support.refusals import assert_refused
+
+PROMPTS = [
+    {"kind": "code", "name": "queue", "turns": ["class Queue:"], "answer": "self"},
+    {"kind": "chat", "name": "two turns", "turns": ["import os", "import sys"], "system": "# x"},
+    {"kind": "code", "name": "no room", "turns": ["def f(x):\n    return x\n" * 300]},
+]
+MADE = ("kind", "arm", "prompts", "texts", "tokens", "compared", "equal", "scored")
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[str]:
+    with started("target", ["--batch", "1"]) as process:
+        yield process.address
+
+
+@pytest.fixture
+def words(target: str, tmp_path: Path) -> list[str]:
+    """The command of a small run, without its --out."""
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, PROMPTS)))
+    flags = ["--max_new_tokens", "12", "--num_runs", "2", "--presets", "hybrid,suffix"]
+    return ["bench", "--target_host", target, "--file", str(tmp_path / "own.jsonl"), *flags]
+
+
+def summary(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((directory / "report.json").read_text())
+    return found
+
+
+def made(directory: Path) -> list[dict[str, Any]]:
+    """The parts of the figures that no clock changes."""
+    return [{name: row[name] for name in MADE} for row in summary(directory)["rows"]]
+
+
+def texts(directory: Path) -> dict[TextKey, list[int]]:
+    run = read_run(directory / NAME)
+    assert run is not None
+    return {key: text["token_ids"] for key, text in run.texts.items()}
+
+
+def test_a_killed_run_goes_on_to_the_summary_of_an_uninterrupted_one(
+    words: list[str], tmp_path: Path, run: Run
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert run(*words, "--out", whole).code == 0
+    command = [sys.executable, "-m", "outrider", *words, "--out", str(killed)]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=role_environment()
+    ) as process:
+        assert process.stderr is not None
+        assert any(line.startswith("1 of ") for line in process.stderr)
+        process.kill()
+    kept = (killed / NAME).read_bytes()
+    kept = kept[: kept.rindex(b"\n") + 1]
+    assert kept.count(b'{"text"') >= 3  # the first prompt's, by every arm
+    (killed / NAME).write_bytes(kept + b'{"text": {"set": "ow')
+    assert run(*words, "--out", killed).code == 0
+    assert (killed / NAME).read_bytes().startswith(kept)
+    assert made(killed) == made(whole)
+    assert texts(killed) == texts(whole)
+    rows = made(whole)
+    assert [row["arm"] for row in rows if row["kind"] == "chat"] == [
+        "target-only",
+        AGAIN,
+        "hybrid",
+        "suffix",
+    ]
+    assert all(row["equal"] == row["compared"] == row["texts"] > 0 for row in rows)
+    before = (whole / NAME).read_bytes()
+    assert run(*words, "--out", whole).code == 0
+    assert (whole / NAME).read_bytes() == before
+
+
+def test_a_second_run_is_refused_while_another_one_writes_the_directory(
+    words: list[str], tmp_path: Path, run: Run
+) -> None:
+    told = f"{tmp_path} is being written by process {os.getpid()} on "
+    with locked(tmp_path):
+        run(*words, "--out", tmp_path).assert_failed(told)
+
+
+def test_a_target_behind_an_emulated_link_is_where_its_own_address_says(
+    words: list[str], target: str, tmp_path: Path, run: Run
+) -> None:
+    """0.0.0.0 leads to this machine, too, without saying so."""
+    flags = ["--max_new_tokens", "2", "--num_runs", "1", "--presets", "suffix", "--samples", "1"]
+    for host, shared in ((target, True), (target.replace("127.0.0.1", "0.0.0.0"), False)):
+        out = tmp_path / str(shared)
+        reached = ["--target_host", host, "--insecure", "--rtt", "1", "--out", out]
+        assert run(*words, *flags, *reached).code == 0
+        assert summary(out)["starts"][0]["shared"] is shared
+
+
+@pytest.fixture
+def measured(words: list[str], tmp_path: Path, run: Run) -> tuple[Path, Ended]:
+    return tmp_path / "bench", run(*words, "--num_runs", "1", "--out", tmp_path / "bench")
+
+
+def test_a_second_turn_follows_the_arms_own_answer_and_a_long_prompt_is_left_out(
+    measured: tuple[Path, Ended],
+) -> None:
+    directory, ended = measured
+    found = read_run(directory / NAME)
+    assert found is not None
+    tokenizer = find_tokenizer(None, "draft")
+    second = [(key, text) for key, text in found.texts.items() if key.turn == 1]
+    assert len(second) == 4
+    for key, text in second:
+        said = ["# x", "import os", found.texts[key._replace(turn=0)]["text"], "import sys"]
+        roles = ["system", "user", "assistant", "user"]
+        chat = [{"role": role, "content": one} for role, one in zip(roles, said, strict=True)]
+        assert text["prompt_tokens"] == len(tokenizer.encode_chat(chat))
+    assert {key.name for key in found.texts} == {"queue", "two turns"}
+    assert "left out: code no room, turn 1: " in ended.err
+    assert "1 of 3 prompts are left out" in " ".join(ended.out.split())
+    assert "64 % of an answer repeats its prompt" in ended.out
+    assert "Too few for a claim: 1 chat, 1 code" in ended.out
+    assert {path.name for path in directory.iterdir()} >= {"report.md", "report.csv"}
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        (["--max_new_tokens", "7"], ["other settings", "max_new_tokens 12, then 7"]),
+        (["--samples", "1"], ["other settings", "samples null, then 1"]),
+    ],
+)
+def test_a_run_with_other_settings_is_refused(
+    measured: tuple[Path, Ended], words: list[str], run: Run, change: list[str], shown: list[str]
+) -> None:
+    run(*words, "--num_runs", "1", *change, "--out", measured[0]).assert_failed(*shown)
+
+
+def test_a_run_of_other_prompts_or_models_is_refused(
+    measured: tuple[Path, Ended], words: list[str], tmp_path: Path, run: Run
+) -> None:
+    again = [*words, "--num_runs", "1", "--out", str(measured[0])]
+    lines = (measured[0] / NAME).read_text().splitlines()
+    begin = json.loads(lines[1])
+    begin["start"]["models"]["target"] = "another"
+    (measured[0] / NAME).write_text("\n".join([lines[0], json.dumps(begin), ""]))
+    run(*again).assert_failed("other models", 'target "another", then')
+    (tmp_path / "own.jsonl").write_text(json.dumps(PROMPTS[0]))
+    run(*again).assert_failed("other prompts", "own.jsonl/chat/two turns")
+
+
+def test_two_runs_are_compared_text_by_text_with_what_differs(
+    measured: tuple[Path, Ended], words: list[str], tmp_path: Path, run: Run
+) -> None:
+    other = tmp_path / "other"
+    flags = ["--presets", "adaptive,suffix", "--num_runs", "1", "--out", other]
+    assert run(*words, *flags).code == 0
+    file = tmp_path / "pairs.json"
+    shown = run("bench", "compare", measured[0], other, "--json", file)
+    rows = json.loads(file.read_text())["rows"]
+    assert {row["arm"] for row in rows} == {"target-only", AGAIN, "suffix", "adaptive over hybrid"}
+    assert all(row["same"] == row["texts"] > 0 for row in rows)
+    assert 'differs: presets ["hybrid", "suffix"], then ["adaptive", "suffix"]' in shown.out
+    itself = run("bench", "compare", other, other)
+    assert itself.out.count("1.00 [1.00, 1.00]") == len(rows)
+    assert "differs" not in itself.out
+    run("bench", "compare", other, tmp_path).assert_failed("has no texts")
+
+
+def test_a_file_of_another_form_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / NAME
+    path.write_text('{"run": {"settings": {}, "prompts": {}}}\n{"text": {"set": 1}}\n')
+    assert_refused(lambda: read_run(path), [f"{NAME} line 2", "text.set is 1", "a text is needed"])
+
+
+def test_a_damaged_line_costs_itself_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / NAME
+    lines = [b'{"run": {"settings": {}, "prompts": {}}}', b"\0" * 4096, b'{"start": {"load": 1}}']
+    path.write_bytes(b"\n".join([*lines, b'{"text": {"set": "ow']))
+    found = read_run(path)
+    assert found is not None
+    assert found.starts == [{"load": 1}]
+    assert f"{NAME} line 2 is damaged" in capsys.readouterr().err
+    path.write_bytes(lines[1] + b"\n")
+    assert_refused(lambda: read_run(path), [f"{NAME} line 1 is not JSON"])
+
+
+def test_a_run_without_chosen_prompts_says_what_it_would_do_and_asks(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "bench"
+    command = ("bench", "--max_new_tokens", "100", "--presets", "hybrid,suffix", "--out", out)
+    ended = run(*command)
+    ended.assert_failed("outrider bench --yes")
+    assert "prompts  small: 70 (" in ended.out
+    assert (
+        "texts    292: each turn by target-only, target-only again, hybrid, suffix, up to 100"
+        in ended.out
+    )
+    assert "time     up to 15 min at 30 ms a token" in ended.out
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda shown: "n")
+    assert run(*command).code == 1
+    assert not out.exists()
+
+
+@pytest.mark.extended
+def test_the_small_set_is_measured_on_the_embedded_pair(tmp_path: Path, run: Run) -> None:
+    assert run("bench", "--yes", "--max_new_tokens", "12", "--out", tmp_path).code == 0
+    rows = made(tmp_path)
+    assert len({row["kind"] for row in rows}) == 8  # all together, too
+    assert all(row["equal"] == row["compared"] == row["texts"] for row in rows)
+    scores = {(row["kind"], row["arm"]): row["right"] for row in summary(tmp_path)["rows"]}
+    assert all(right == scores[kind, "target-only"] for (kind, _), right in scores.items())
+
+
+@pytest.mark.extended
+def test_a_first_start_is_told_from_the_second(words: list[str], tmp_path: Path, run: Run) -> None:
+    flags = ["--max_new_tokens", "6", "--fresh", "--num_runs", "2", "--out", tmp_path / "fresh"]
+    assert run("bench", *words[3:5], *flags).code == 0
+    kinds = {row["kind"] for row in made(tmp_path / "fresh")}
+    assert kinds == {f"{kind}, start {n}" for kind in ("code", "chat", "all") for n in (1, 2)}
+    assert len(summary(tmp_path / "fresh")["starts"]) == 2
+    assert (tmp_path / "fresh" / "cache" / "outrider").is_dir()

@@ -1,0 +1,170 @@
+"""What goes through an emulated link arrives unchanged and in order, late as asked, until the
+link is cut.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from inference.errors import Unavailable
+from outrider.measure.link import LinkShape, shaped_link
+from tests.support.refusals import assert_refused
+from tests.support.repository import ROOT
+from tests.support.wire_fixtures import WAIT, free_port
+
+
+@pytest.fixture(scope="module")
+def echo() -> str:
+    """Sends back what it gets, and ends when the client has ended."""
+
+    def answer(connection: socket.socket) -> None:
+        with connection:
+            try:
+                while data := connection.recv(65536):
+                    connection.sendall(data)
+            except ConnectionError:  # a link was cut
+                return
+
+    def accept(listener: socket.socket) -> None:
+        while True:
+            threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=accept, args=(listener,), daemon=True).start()
+    return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def opened(address: str) -> socket.socket:
+    host, port = address.split(":")
+    connection = socket.create_connection((host, int(port)), timeout=WAIT)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def exchange(connection: socket.socket, data: bytes) -> bytes:
+    """Send, and read as much back."""
+    threading.Thread(target=connection.sendall, args=(data,)).start()
+    return received(connection, len(data))
+
+
+def received(connection: socket.socket, size: int) -> bytes:
+    """So many bytes, or those before the end."""
+    parts = b""
+    while len(parts) < size and (part := connection.recv(size - len(parts))):
+        parts += part
+    return parts
+
+
+@pytest.mark.parametrize(
+    "shape", [LinkShape(), LinkShape(delay_ms=2, jitter_ms=5, mbit=80)], ids=str
+)
+def test_bytes_arrive_unchanged_and_in_order(echo: str, shape: LinkShape) -> None:
+    chance = random.Random(1)
+    with (
+        shaped_link(echo, shape) as link,
+        opened(link.address) as first,
+        opened(link.address) as second,
+    ):
+        for connection in (first, second):
+            sent = chance.randbytes(400_000)
+            assert exchange(connection, sent) == sent
+        for _ in range(50):
+            small = chance.randbytes(chance.randint(1, 200))
+            assert exchange(first, small) == small
+
+
+def test_what_was_sent_before_the_end_arrives_before_the_end(echo: str) -> None:
+    with shaped_link(echo, LinkShape(delay_ms=3)) as link, opened(link.address) as connection:
+        connection.sendall(b"last words")
+        connection.shutdown(socket.SHUT_WR)
+        assert received(connection, 100) == b"last words"
+
+
+def test_a_round_trip_takes_at_least_twice_the_delay_and_opening_one_more(echo: str) -> None:
+    with shaped_link(echo, LinkShape(delay_ms=25)) as link:
+        start = time.perf_counter()
+        with opened(link.address) as connection:
+            exchange(connection, b"x")
+            assert time.perf_counter() - start >= 4 * 0.025
+
+
+@pytest.mark.parametrize("shape", [LinkShape(delay_ms=25), LinkShape(delay_ms=5, jitter_ms=10)])
+def test_each_exchange_takes_twice_the_delay_and_jitter_only_adds(
+    echo: str, shape: LinkShape
+) -> None:
+    with shaped_link(echo, shape) as link, opened(link.address) as connection:
+        exchange(connection, b"x")
+        for _ in range(10):
+            start = time.perf_counter()
+            exchange(connection, b"x")
+            assert time.perf_counter() - start >= 2e-3 * shape.delay_ms
+
+
+def test_bandwidth_is_shared_by_all_connections(echo: str) -> None:
+    with (
+        shaped_link(echo, LinkShape(mbit=8)) as link,
+        opened(link.address) as first,
+        opened(link.address) as second,
+    ):
+        start = time.perf_counter()
+        for connection in (first, second):
+            threading.Thread(target=connection.sendall, args=(bytes(100_000),)).start()
+        assert len(received(first, 100_000)) == len(received(second, 100_000)) == 100_000
+        assert time.perf_counter() - start >= 0.2  # 200,000 bytes at a million a second
+
+
+def test_a_cut_resets_what_is_open_and_new_connections_work(echo: str) -> None:
+    with shaped_link(echo, LinkShape(delay_ms=1)) as link, opened(link.address) as old:
+        assert exchange(old, b"before") == b"before"
+        link.cut()
+        with pytest.raises(ConnectionResetError):
+            old.recv(1)
+        with opened(link.address) as new:
+            assert exchange(new, b"after") == b"after"
+
+
+def test_cuts_come_by_themselves(echo: str) -> None:
+    with shaped_link(echo, LinkShape(cut_every_s=0.2)) as link:
+        for _ in range(2):
+            with opened(link.address) as connection, pytest.raises(ConnectionResetError):
+                connection.recv(1)
+
+
+def test_where_nothing_listens_the_link_resets() -> None:
+    with (
+        shaped_link(f"127.0.0.1:{free_port()}") as link,
+        pytest.raises(ConnectionResetError),
+        opened(link.address) as connection,
+    ):
+        connection.recv(1)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("delay_ms", -1.0), ("jitter_ms", float("nan")), ("mbit", 0.0), ("cut_every_s", 0.0)],
+)
+def test_a_link_that_cannot_be_is_refused(flag: str, value: float) -> None:
+    assert_refused(lambda: LinkShape(**{flag: value}), [flag])
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "shown"),
+    [(["--listen", ""], 1, "cannot listen"), (["--delay", "3"], 2, "did you mean --delay_ms?")],
+)
+def test_a_link_that_does_not_start_is_an_error(
+    echo: str, flags: list[str], code: int, shown: str
+) -> None:
+    with pytest.raises(Unavailable), shaped_link("nowhere"):
+        pass
+    given = [flag or echo for flag in flags]
+    command = [sys.executable, "-m", "outrider.measure.link", "--to", echo, *given]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT)
+    assert ended.returncode == code
+    assert shown in ended.stderr

@@ -1,0 +1,138 @@
+"""`outrider prove` makes each text twice, names what differs, and writes times that can be used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inference.backends import Model
+from inference.backends.timed import TimeProfile, find_profile
+from outrider.measure.commands import prove
+from outrider.measure.figures import BASELINE, summarise
+from outrider.measure.graph_times import GraphTime, fit, profile, time_graphs, times_table
+from outrider.measure.prove import DRAFTED, REPEATS, TEMPERATURES, verdict
+from outrider.measure.statistics import Interval
+from tests.outrider.measure.texts import key, record, rows
+from tests.support.refusals import assert_usage_error
+
+
+@pytest.fixture(scope="module")
+def proved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a proof of the embedded pair wrote."""
+    directory = tmp_path_factory.mktemp("proof")
+    (directory / "prompts.txt").write_text("def f(x):\n")
+    words = ["--prompt_text", str(directory / "prompts.txt"), "--max_new_tokens", "8"]
+    words += ["--out", str(directory), "--usd_per_hour", "1.34", "--threads", "1"]
+    assert prove(words) == 0
+    return directory
+
+
+def read(directory: Path) -> Any:
+    return json.loads((directory / "report.json").read_text())
+
+
+def test_every_text_of_the_embedded_pair_equals_target_only_at_each_temperature(
+    proved: Path,
+) -> None:
+    found = read(proved)
+    assert found["equal"] is True
+    drafted = [row for row in found["rows"] if row["arm"] == DRAFTED]
+    assert [row["kind"] for row in drafted] == [
+        *(f"temperature {one:g}" for one in TEMPERATURES),
+        "all",
+    ]
+    assert all(row["equal"] == row["compared"] == REPEATS for row in drafted[:-1])
+    assert "proved: 9 of 9" in (proved / "report.md").read_text()
+
+
+def test_the_profile_of_a_proof_is_one_that_a_target_emulates(proved: Path) -> None:
+    times = [one for one in read(proved)["times"] if one["seconds"]]
+    least = min(times, key=lambda one: (one["padded_rows"], one["padded_nodes"]))
+    emulated = find_profile(str(proved / "profile.json"))
+    assert emulated.pass_seconds == least["seconds"]["median"]
+    assert set(emulated.nodes) == {one["padded_nodes"] for one in times}
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--draft", "eagle"], "eagle"),
+        (["--max_new_tokens", "0"], "0"),
+        (["--draft", "nobody"], "nobody"),
+    ],
+)
+def test_a_wrong_flag_is_refused_in_one_line(
+    words: list[str], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_usage_error(capsys, prove, words, [shown])
+
+
+def test_a_text_that_differs_proves_nothing_and_a_slow_one_is_no_failure() -> None:
+    other = record(8, 1, 0.5)
+    other["token_ids"] = [7, *other["token_ids"][1:]]
+    differing = summarise({key(BASELINE): record(8, 1, 0.5), key(DRAFTED): other})
+    assert verdict(differing)[0].startswith("NOT proved: 0 of 1 texts equal")
+    slow = verdict(rows({DRAFTED: 3.0}))
+    assert slow[0].startswith("proved: 6 of 6")
+    assert slow[1].endswith("slower than target-only.")
+
+
+def timed(*seconds: tuple[int, int, float]) -> list[GraphTime]:
+    return [GraphTime((a, b), (a, b), Interval(one, one, one)) for a, b, one in seconds]
+
+
+def test_a_fit_finds_the_parts_of_a_forward_pass_again() -> None:
+    shapes = ((1, 1), (1, 16), (1, 64), (4, 16), (1, 256))
+    times = timed(*((a, b, 0.03 + 0.001 * a + 0.0002 * a * b) for a, b in shapes))
+    found = fit(times)
+    assert found is not None
+    assert found[:3] == pytest.approx((0.03, 0.001, 0.0002))
+    assert found.error < 1e-6
+    assert fit(times[:2]) is None
+    # a quick row would be negative: it is none, and nothing else becomes negative for it
+    quick = fit(timed(*((a, b, 0.03 - 0.001 * a + 0.0002 * a * b) for a, b in shapes)))
+    assert quick is not None
+    assert min(quick[:3]) >= 0
+
+
+def test_a_shape_that_fails_keeps_its_own_reason_and_is_in_no_fit() -> None:
+    failed = GraphTime((4, 16), (4, 16), None, "out of memory")
+    lines = times_table([*timed((1, 1, 0.03)), failed], None, "trn1")
+    assert any(line.endswith("out of memory") for line in lines)
+    assert "256 GB/s" in lines[-1]
+    assert failed.record()["seconds"] is None
+
+
+class Counting:
+    """A model that takes one row, and fails at 64 nodes."""
+
+    rows, max_nodes, capacity = 1, 128, 512
+
+    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
+        return rows, nodes
+
+    def choose(self, segments: Any) -> None:
+        if len(segments[0].tokens) == 64:
+            raise RuntimeError("no graph of 64 nodes")
+
+
+def test_only_what_was_measured_is_called_measured() -> None:
+    model: Model = Counting()  # type: ignore[assignment]
+    found = {one.shape: one for one in time_graphs(model, 512)}
+    assert found[1, 16].seconds is not None
+    assert found[1, 64].failure == "no graph of 64 nodes"
+    assert found[4, 16].failure == "the target was loaded with 1 rows"
+    assert found[1, 128].failure == ""
+
+
+def test_times_of_a_profile_are_found_again() -> None:
+    real = TimeProfile("r", "s", "a", 0.030, 0.0, 0.002, 0.0, (1, 4), (1, 4, 16), 1)
+    shapes = [(a, b, real.seconds(a, b, 0)) for a in (1, 4) for b in (1, 4, 16)]
+    found = profile("f", "s", timed(*shapes))
+    assert found is not None
+    computed = [found.seconds(a, b, 128) for a, b, _ in shapes]
+    assert np.allclose(computed, [seconds for *_, seconds in shapes])

@@ -1,0 +1,157 @@
+"""The verdict of a comparison and its report, by hand."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inference.drafters.round_proposer import BestFirst, Chain
+from outrider.measure.architectures import (
+    ARCHITECTURES,
+    CHAIN,
+    FUSED,
+    GROWING,
+    HYBRID,
+    TREE,
+    Choice,
+    Setting,
+    read_setting,
+)
+from outrider.measure.figures import AGAIN, BASELINE, Row
+from outrider.measure.journal import RunRecord
+from outrider.measure.plots import draw
+from outrider.measure.report import WIDTH, Report, speeds
+from outrider.measure.verdict import Choices, commands, leader, verdict
+from outrider.money.goal import Goal
+from tests.outrider.measure.texts import PAYING, rows
+
+RUN = RunRecord({"settings": {}, "prompts": {}})
+POLICIES = {CHAIN: Chain(2), TREE: BestFirst(8, 4)}
+
+
+def choices(*settings: Setting) -> Choices:
+    """Every architecture in one setting, and growing in these."""
+    known = {one.name: Choice(one, Setting()) for one in ARCHITECTURES}
+    growing = known[GROWING].architecture
+    named = [Choice(growing, setting) for setting in settings]
+    return known | {one.name: one for one in named}
+
+
+def report(found: list[Row], **parts: Any) -> Report:
+    return Report("a title", [], found, RUN, **parts)
+
+
+def test_settings_are_written_as_they_are_read() -> None:
+    for policy in (Chain(4), BestFirst(16, 6)):
+        assert read_setting(Setting(policy).label) == policy
+    assert Setting(goal=Goal(weight=0.5)).knob == 50
+    assert Setting().label == ""
+
+
+def test_the_leader_is_faster_than_target_only_or_target_only_itself_or_nobody() -> None:
+    def name(seconds: dict[str, float], texts: int = 6) -> str | None:
+        found = leader(rows(seconds, texts))
+        return None if found is None else found.arm
+
+    assert name({CHAIN: 0.5, TREE: 0.4}) == TREE
+    assert name({CHAIN: 3.0, TREE: 2.0}) == BASELINE
+    assert name({CHAIN: 0.5, TREE: 0.4}, texts=5) is None
+    assert name({AGAIN: 0.4, CHAIN: 0.5}) is None, "the A/A pair is further apart"
+
+
+def test_the_verdict_is_two_lines_that_agree() -> None:
+    found = rows({CHAIN: 0.5, GROWING: 0.6}) + rows({CHAIN: 3.0, GROWING: 3.0}, rtt_ms=40)
+    lines = verdict(found, choices())
+    assert len(lines) == 2
+    assert f"0 ms: {CHAIN} is fastest, 1.80x" in lines[0]
+    assert "40 ms: target-only is fastest" in lines[0]
+    assert "is faster at 0 ms" in lines[1]
+    assert "slower than target-only at 40 ms" in lines[1]
+    assert len(verdict(rows({CHAIN: 0.5})[1:], choices())) == 1, "there is no baseline"
+
+
+def test_where_the_default_is_not_faster_the_verdict_says_what_to_do_instead() -> None:
+    found = [
+        *rows({HYBRID: 0.5, FUSED: 0.9}),
+        *rows({HYBRID: 3.0, FUSED: 0.5}, rtt_ms=20),
+        *rows({HYBRID: 3.0, CHAIN: 0.5}, rtt_ms=40),
+        *rows({HYBRID: 3.0}, rtt_ms=80),
+    ]
+    assert (
+        "hybrid is the default of `outrider run`; faster here: `outrider run --target_only, with "
+        "outrider fused_target` at 20 ms; `outrider run --preset classic_sd` at 40 ms; "
+        "`outrider run --preset vanilla` at 80 ms. For a target elsewhere give --emulate PROFILE"
+    ) in verdict(found, choices())[1]
+    assert "--emulate" not in verdict(found, choices(), shared=False)[1]
+    assert "outrider run" not in verdict(rows({HYBRID: 0.5}), choices())[1]
+
+
+def test_each_arm_has_its_command() -> None:
+    known = {one.name: one for one in ARCHITECTURES}
+    named = [Choice(known[name], Setting(policy)) for name, policy in POLICIES.items()]
+    named.append(Choice(known[HYBRID], Setting()))
+    shown = {" ".join(line.split()) for line in commands({one.name: one for one in named})}
+    assert {
+        "hybrid outrider run",
+        "synchronous chain 2 outrider run --preset classic_sd --gamma 2",
+        "synchronous tree 8x4 outrider run --preset tree_sd --tree_nodes 8 --tree_depth 4",
+    } <= shown
+
+
+def test_the_default_is_the_first_row_over_each_link_and_doubts_are_marked() -> None:
+    found = rows({AGAIN: 0.5, CHAIN: 0.5, HYBRID: 0.2}) + rows({HYBRID: 0.4}, rtt_ms=9)
+    lines = speeds(report(found, labels={HYBRID: " (default)"}))
+    assert [line.split()[:2] for line in lines if "(default)" in line] == [
+        ["0", HYBRID],
+        ["9", HYBRID],
+    ]
+    assert "(default)" in lines[1]
+    assert [line.split()[1] for line in lines if " ? " in line] == ["target-only", "synchronous"]
+    assert "within" in report(found).noise
+    assert report(rows({CHAIN: 0.5})).noise == ""
+
+
+def test_the_cheapest_position_is_named_only_where_it_can_be_told() -> None:
+    def line(first: float, second: float) -> str:
+        at = [Setting(goal=Goal(weight=weight)) for weight in (0.0, 0.5)]
+        known = choices(*at)
+        names = [name for name, one in known.items() if one.setting in at]
+        found = rows(dict(zip(names, (first, second), strict=True)), account=PAYING)
+        return verdict(found, known, curve=True)[2]
+
+    assert "--cs 50" in line(0.6, 0.3)
+    assert "cannot be told" not in line(0.6, 0.3)
+    assert "cannot be told" in line(0.5, 0.5)
+
+
+def test_costs_and_columns_that_say_nothing_are_hidden() -> None:
+    heads = speeds(report(rows({CHAIN: 0.5})))[0]
+    assert not {"$/1M", "RTT", "kind", "right"} & set(heads.split())
+    assert "$/1M" in speeds(report(rows({CHAIN: 0.5}, account=PAYING)))[0]
+
+
+def test_the_widest_table_of_the_terminal_is_no_wider_than_a_hundred_columns() -> None:
+    tree = f"{TREE} 16x12"
+    found = rows({tree: 0.5}, account=PAYING) + rows({tree: 0.5}, rtt_ms=1000, account=PAYING)
+    assert max(map(len, report(found).told().splitlines())) <= WIDTH
+
+
+def test_titles_of_plots_are_whole_and_bars_stand_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = pytest.importorskip("matplotlib.figure")
+    agg, drawn = pytest.importorskip("matplotlib.backends.backend_agg"), list[Any]()
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    found = rows({"a": 0.5, "b": 0.6, "c": 0.7}, account=PAYING)
+    draw(tmp_path, "a draft for a target on a device; " * 8, found)
+    assert len(drawn) == 2
+    for picture in drawn:
+        canvas = agg.FigureCanvasAgg(picture)
+        title = picture.texts[0].get_window_extent(canvas.get_renderer())
+        assert 0 <= title.x0 < title.x1 <= picture.bbox.width
+    bars = drawn[0].axes[0].patches
+    assert len(bars) == 3
+    assert all(left.get_x() + left.get_width() < right.get_x() for left, right in pairwise(bars))
