@@ -207,7 +207,7 @@ def _check_device(options: ProveOptions, out: Path) -> list[str]:
     given = {"model": options.target_name, "target": instance_family()}
     words = [*flag_words(given), "--out", str(out)]
     process = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", "compile.check", *words],
+        [sys.executable, "-m", "compile.neuron.check", *words],
         env=role_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
