@@ -7,7 +7,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +15,9 @@ from compile.compile_options import CompileOptions, parse
 from inference.command import run_command, say
 from inference.errors import InvalidRequest
 from inference.extras import require
-from inference.files import cache_directory
 
 if TYPE_CHECKING:
-    from compile.build.progress import BuildProgress
     from compile.request import BuildRequest
-    from compile.spec import CompileSpec
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,6 +52,7 @@ def _run(options: CompileOptions, arguments: Sequence[str]) -> int:
 def _build(options: CompileOptions, arguments: Sequence[str]) -> None:
     from compile.build.build import build_artifact, read_source
     from compile.build.graph_processes import quiet_libraries
+    from compile.build.progress import BuildProgress, live_progress
     from compile.builders import builder_of
 
     if not options.debug:
@@ -70,7 +68,7 @@ def _build(options: CompileOptions, arguments: Sequence[str]) -> None:
         quiet=not options.debug,
     )
     command = shlex.join(["outrider", "compile", *arguments])
-    with _progress(spec, source.model_fingerprint) as progress:
+    with live_progress() if sys.stderr.isatty() else nullcontext(BuildProgress(say)) as progress:
         manifest = build_artifact(spec, source, builder, out, command=command, progress=progress)
     if spec.fused is not None:
         from compile.agreement import check_rounds
@@ -80,14 +78,6 @@ def _build(options: CompileOptions, arguments: Sequence[str]) -> None:
     if request.lacking:
         rest = shlex.join(["outrider", "compile", *(w for w in arguments if w != "--quick")])
         print(f"it lacks {len(request.lacking)} graphs, which {rest} adds")
-
-
-def _progress(spec: CompileSpec, fingerprint: str) -> AbstractContextManager[BuildProgress]:
-    """A live bar where stderr is a terminal, else lines. fingerprint: the model's"""
-    from compile.build.progress import BuildProgress, BuildTimes, live_progress
-
-    times = BuildTimes.of(cache_directory("build_times"), spec, fingerprint)
-    return live_progress(times) if sys.stderr.isatty() else nullcontext(BuildProgress(say, times))
 
 
 def _push(options: CompileOptions) -> None:

@@ -4,12 +4,11 @@ builder is imported when it is chosen, because each needs its own compiler.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from compile.build.build import Builder, build_artifact, hash_of, read_source
-from compile.build.progress import BuildProgress, BuildTimes, Say
+from compile.build.progress import BuildProgress, Say
 from compile.plan.device import device_of
 from compile.plan.fit import check_fits
 from compile.plan.memory import footprint, gib, processors, worker_memory, workers_within
@@ -19,7 +18,7 @@ from compile.store import open_store
 from inference.artifact import MANIFEST, NATIVE, read_manifest
 from inference.errors import BadArtifact, InvalidRequest
 from inference.files import cache_directory
-from inference.model.config import ModelConfig, read_config
+from inference.model.config import read_config
 
 
 def builder_of(
@@ -42,14 +41,14 @@ def builder_of(
                 f"--graph_store is for other targets: {spec.target} compiles graph by graph, and "
                 "an artefact holds what was compiled"
             )
-        from compile.build.torch_neuron_builder import TorchNeuronBuilder
-        from inference.backends.torch_neuron_sdk import check_native
+        from compile.native.builder import TorchNeuronBuilder
+        from inference.backends.native.sdk import check_native
 
         return TorchNeuronBuilder(spec, checkpoint, versions=check_native(spec.target))
     if spec.target == "cpu":
         return _cpu_builder(spec, checkpoint, draft, quiet)
-    from compile.build.neff_cache import NeffCache
-    from compile.build.neuron_builder import NeuronBuilder
+    from compile.neuron.builder import NeuronBuilder
+    from compile.neuron.neff_cache import NeffCache
 
     store = None if graph_store is None else open_store(graph_store)
     cache = NeffCache(cache_directory("neuron_graphs"), store)
@@ -86,36 +85,18 @@ def neuron_artifact(
         say(f"using the artefact in {directory}")
         return directory
     config = read_config(checkpoint)
-    times = BuildTimes.of(cache_directory("build_times"), spec, source.model_fingerprint)
-    for line in (
-        *describe(spec, config, check_fits(config, spec)),
-        *cost_of_building(spec, config, times),
-        f"building it in {directory}",
-    ):
+    rank = footprint(config, spec).weights
+    for line in describe(spec, config, check_fits(config, spec)):
         say(line)
-    progress = BuildProgress(say, times)
+    say(
+        f"host memory: {gib((spec.tensor_parallel + 1) * rank)} at least for dealing out the "
+        f"weights, then {gib(2 * rank)} and what the compilers take; this machine has "
+        f"{gib(device_of('cpu').memory)}"
+    )
+    say(f"building it in {directory}; the compiler may take minutes for each graph")
+    progress = BuildProgress(say)
     build_artifact(spec, source, builder, directory, command=command, progress=progress)
     return directory
-
-
-def cost_of_building(spec: CompileSpec, config: ModelConfig, times: BuildTimes) -> Iterator[str]:
-    """Lines on a build's cost: host memory by counting, time by earlier builds on this machine."""
-    rank = footprint(config, spec).weights
-    yield (
-        f"host memory: {gib((spec.tensor_parallel + 1) * rank)} at least for dealing out the "
-        f"weights, then {gib(2 * rank)} and what the compilers take"
-    )
-    yield f"  this machine has {gib(device_of('cpu').memory)}"
-    if times.before:
-        yield (
-            f"time: the {len(times.before)} stages of this model that were built here before took "
-            f"{sum(times.before.values()):.0f} s"
-        )
-    else:
-        yield (
-            f"time: not known yet, this model was not built here before; {len(spec.buckets)} "
-            "graphs, and the compiler may take minutes for each"
-        )
 
 
 def _complete(directory: Path) -> bool:

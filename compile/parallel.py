@@ -31,7 +31,6 @@ from inference.model.config import ModelConfig
 from inference.model.decoder import Decoder, Layers
 from inference.model.noise_window import NoisePlace, empty_window, fill_inputs
 from inference.model.round_graph import StatefulRoundGraph
-from inference.model.torch_neuron_graph import InPlaceGraph
 from inference.model.verify_graph import StatefulGraph, copy_inputs
 from inference.model.vocabulary import VocabularyShare
 
@@ -147,6 +146,8 @@ def rank_module(
     if any(bucket.sampled for bucket in spec.graphs):
         window = empty_window(spec.rows, decoder.config.vocab_size // ranks, device)
     if spec.target in NATIVE:
+        from inference.backends.native.graph import InPlaceGraph
+
         module: nn.Module = InPlaceGraph(decoder, cache, window, spec.features)
     elif spec.fused is None or not beside:
         module = StatefulGraph(decoder, cache, window, spec.features)

@@ -134,10 +134,11 @@ class SamplingParams:
         if len({token for token, _ in self.logit_bias}) < len(self.logit_bias):
             raise InvalidRequest("logit_bias names a token twice: each may have one bias")
         for token, bias in self.logit_bias:
-            if not (0 <= token < ID_BOUND and -MOST_BIAS <= bias <= MOST_BIAS):
+            if not 0 <= token < ID_BOUND:
+                raise InvalidRequest(f"logit_bias: token ids are 0 to {ID_BOUND - 1}: got {token}")
+            if not -MOST_BIAS <= bias <= MOST_BIAS:
                 raise InvalidRequest(
-                    f"logit_bias takes token ids, and biases of -{MOST_BIAS} to {MOST_BIAS}: got "
-                    f"{token}: {bias}"
+                    f"logit_bias takes biases of -{MOST_BIAS} to {MOST_BIAS}: got {token}: {bias}"
                 )
 
     def _check_length(self) -> None:

@@ -112,13 +112,8 @@ class Engine:
     def _generate_all(self, requests: Sequence[Request]) -> list[Completion]:
         """Generate the texts, as many at a time as the draft has rows."""
         tasks = [partial(self._client.complete, request) for request in requests]
-        run = TextRun(tasks, min(self._rows, len(tasks)))
-        try:
-            made = {index: item for index, item in run if isinstance(item, Completion)}
-        finally:
-            run.end()
-            run.join()
-        return [made[index].raise_failure() for index in range(len(tasks))]
+        with TextRun(tasks, min(self._rows, len(tasks))) as run:
+            return [done.raise_failure() for done in run.completions()]
 
 
 def _parameters(given: Mapping[str, Any]) -> Parameters:

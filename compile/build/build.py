@@ -142,7 +142,7 @@ def build_artifact(
     _make_room(directory)
     with_ = builder.made_with()
     names = [bucket.name for bucket in spec.graphs]
-    progress.planned([WEIGHTS, *names, JOINT], builder.workers)
+    progress.plan([WEIGHTS, *names, JOINT])
     stages = Stages(directory, _base_key(spec, source, with_), progress)
     present = [name for name in _COPIED if (source.directory / name).is_file()]
     templates = (source.directory / TEMPLATES).glob("*.jinja")
@@ -207,9 +207,9 @@ class Stages:
         path = self.directory / STATE / f"{name}.json"
         files = _finished(self.directory, path, key)
         if files is not None:
-            self.progress.present(name)
+            self.progress.skip(name)
             return files
-        self.progress.started(name)
+        self.progress.start(name)
         if path.is_file() or name == WEIGHTS:  # a manifest does not cover a graph that is new
             (self.directory / MANIFEST).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
@@ -218,7 +218,7 @@ class Stages:
         seconds = time.perf_counter() - start
         write_whole(path, json.dumps(asdict(Stage(key, files))) + "\n")
         size = sum((self.directory / file).stat().st_size for file in files)
-        self.progress.finished(name, seconds, size)
+        self.progress.finish(name, seconds, size)
         return files
 
 

@@ -28,7 +28,6 @@ from inference.backends.choices import rank_at
 from inference.backends.compiled import WEIGHTS
 from inference.backends.neuron import SHARD
 from inference.backends.slots import FREE
-from inference.backends.torch_neuron import rank_weights
 from inference.errors import BadArtifact
 from inference.model.cache import empty_cache, write_slots, write_states
 from inference.model.config import parse_config
@@ -227,6 +226,8 @@ def _parts_of(manifest: Manifest) -> tuple[Sequence[str], str]:
     if manifest.target == "cpu":
         return [WEIGHTS], _EMBEDDINGS
     if manifest.target in NATIVE:
+        from inference.backends.native.program import rank_weights
+
         return [rank_weights(rank) for rank in ranks], _EMBEDDINGS
     return [SHARD.format(rank) for rank in ranks], f"decoder.{_EMBEDDINGS}"
 

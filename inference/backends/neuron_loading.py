@@ -1,8 +1,5 @@
-"""Loads a compiled target on NeuronCores: checks the machine, loads weights, runs every graph once.
-
-Targets for trn1 and inf2 run by PyTorch/XLA, those for trn2 and trn3 by native PyTorch, which
-starts a process for each rank. Not yet run on hardware: see docs/trainium.md and
-docs/neuron-reference.md.
+"""Loads a compiled target on the NeuronCores of trn1 and inf2 by PyTorch/XLA: checks the machine,
+loads weights, runs every graph once. Not yet run on hardware: see docs/trainium.md.
 """
 
 from __future__ import annotations
@@ -35,16 +32,6 @@ from inference.backends.neuron_sdk import (
     logical_cores,
     reserve_cores,
     sdk_versions,
-)
-from inference.backends.torch_neuron import GRAPHS, RankPlan
-from inference.backends.torch_neuron_ranks import Lost, Ranks, end_process
-from inference.backends.torch_neuron_sdk import (
-    FLAGS,
-    TRAINIUM,
-    Machine,
-    check_native,
-    check_same_versions,
-    configure,
 )
 from inference.errors import BadArtifact, InvalidRequest, OutriderError
 
@@ -92,7 +79,7 @@ def check_machine(manifest: Manifest) -> None:
             f"with --target {family}"
         )
     reserve_cores(manifest.tensor_parallel)
-    _check_logical_cores(manifest, manifest.host.get("logical_cores", "1"))
+    check_logical_cores(manifest, manifest.host.get("logical_cores", "1"))
     _check_versions(manifest)
 
 
@@ -141,18 +128,7 @@ def _load_package(directory: Path, manifest: Manifest) -> Program:
     return call
 
 
-def check_native_machine(manifest: Manifest) -> None:
-    """Raise, naming the remedy, unless this machine can run the artefact. Nothing is loaded yet."""
-    if PACKAGE in manifest.files:
-        raise BadArtifact(
-            f"the artefact was built for {manifest.target} with PyTorch/XLA (Neuron SDK 2.31 or "
-            "earlier): build it again with Neuron SDK 2.33 or later"
-        )
-    check_same_versions(manifest.versions, check_native(manifest.target))
-    _check_logical_cores(manifest, manifest.host.get("logical_cores"))
-
-
-def _check_logical_cores(manifest: Manifest, built: str | None) -> None:
+def check_logical_cores(manifest: Manifest, built: str | None) -> None:
     """Raise BadArtifact unless logical cores are here what the artefact was built for."""
     here = str(logical_cores(manifest.target))
     if built != here:
@@ -160,39 +136,3 @@ def _check_logical_cores(manifest: Manifest, built: str | None) -> None:
             f"the artefact was built for logical cores of {built}, here NEURON_LOGICAL_NC_CONFIG "
             f"means {here}"
         )
-
-
-def load_torch_neuron(
-    directory: Path,
-    manifest: Manifest,
-    say: Say,
-    machine: Machine = TRAINIUM,
-    lost: Lost = end_process,
-) -> NeuronModel:
-    """Load an artefact whose files were checked. Takes minutes, and reports its progress to `say`.
-
-    lost: hears of a rank's end
-    """
-    graphs = directory / GRAPHS
-    configure(graphs, manifest.compiler_flags.get(FLAGS, ""))
-    say(f"loading {manifest.model} on {manifest.tensor_parallel} {manifest.target} cores")
-    before = compiled_files(graphs)
-    try:
-        program = Ranks(RankPlan(directory, manifest, machine), lost)
-    except OutriderError:
-        raise
-    except (RuntimeError, OSError, ValueError) as error:
-        raise runtime_error(error) from error
-    model = NeuronModel(program, manifest, say)
-    again = len(compiled_files(graphs) - before)
-    if again:
-        say(
-            f"warning: {again} graphs were compiled here again, which the artefact should have "
-            "held: build it anew on this machine"
-        )
-    return model
-
-
-def compiled_files(graphs: Path) -> set[Path]:
-    """The compiled graphs in an artefact."""
-    return {path for path in graphs.rglob("*") if path.is_file()}

@@ -2,7 +2,7 @@
 
 No other module imports them, and nothing is imported before versions are checked. Two unrelated
 packages are called torch-neuronx. Up to 2.9 it is PyTorch/XLA, which is meant here. From 2.13 on it
-is a native device for trn2 and trn3 (torch_neuron_sdk.py). Not yet run on hardware.
+is a native device for trn2 and trn3 (native/sdk.py). Not yet run on hardware.
 """
 
 from __future__ import annotations

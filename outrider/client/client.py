@@ -1,6 +1,6 @@
 """A client of a target: the connection, the draft that stays loaded, and the budget of texts.
 
-Commands that make text with a target stand on `Client.complete`, which any number of threads may
+Commands that generate text with a target use `Client.complete`, which any number of threads may
 call. A text begins at once, and gets a row of the draft when it is loaded and one is free.
 """
 
@@ -31,7 +31,7 @@ from outrider.models.directories import find_tokenizer
 from outrider.money.budget import RunBudget
 from outrider.money.goal import UNSTEERED, read_billing, read_goal
 from outrider.options.roles import ClientRole
-from outrider.text.completion import Completion, Request, Show, Tell, complete, new_completion
+from outrider.text.completion import Completion, OnCommit, Request, Show, complete, new_completion
 
 if TYPE_CHECKING:
     from outrider.client.pools import AnyRows
@@ -179,12 +179,12 @@ class Client:
         request: Request,
         show: Show,
         cancelled: Event,
-        tell: Tell | None = None,
+        on_commit: OnCommit | None = None,
         watch: Watch | None = None,
         *,
         alone: bool = False,
     ) -> Completion:
-        """Make the text of a request, charged to the budget.
+        """Generate the text of a request, charged to the budget.
 
         No text begins once the budget is empty. Other arguments are those of
         outrider.text.completion.complete().
@@ -209,7 +209,7 @@ class Client:
                 show,
                 cancelled,
                 order=request.order(pace, colocated=bool(self._colocated) and not alone),
-                tell=tell,
+                on_commit=on_commit,
             )
         tokens = len(done.token_ids)
         return replace(

@@ -1,4 +1,4 @@
-"""Events of a text while it is made: candidates as they leave, tokens as they come, and figures.
+"""Events of a text while it is generated: candidates as they leave, tokens as they come, figures.
 
 The chat page shows them, and a recording keeps them.
 """
@@ -15,68 +15,68 @@ from inference.order import Progress
 from inference.proposer import NOBODY, Nodes
 from inference.times import LatencyModel
 from outrider.client.client import Client
-from outrider.text.completion import PROPOSERS, Completion, Request, Show, Tell
+from outrider.text.completion import PROPOSERS, Completion, OnCommit, Request, Show
 from outrider.text.limits import dear_law, limit_of
 from outrider.text.pieces import Piece
 
 MOST_DRAWN = 24
-"""Candidates of one message that are told of: the first, which are the likeliest."""
+"""Candidates of one message that are reported: the first, which are the likeliest."""
 
-Told: TypeAlias = tuple[str, dict[str, Any]]
+TextEvent: TypeAlias = tuple[str, dict[str, Any]]
 """An event: its name and its data. The field `at` has seconds since the text was asked for."""
 
 
 class Watcher:
-    """Makes one text, and tells everything that can be watched of it.
+    """Generates one text, and reports everything that can be watched of it.
 
-    hear: receives the events, on the threads of the text and of its draft
+    on_event: receives the events, on the threads of the text and of its draft
     """
 
-    def __init__(self, client: Client, hear: Callable[[Told], None]) -> None:
-        self._client, self._hear, self._start = client, hear, time.perf_counter()
+    def __init__(self, client: Client, on_event: Callable[[TextEvent], None]) -> None:
+        self._client, self._on_event, self._start = client, on_event, time.perf_counter()
 
     def complete(
         self,
         request: Request,
         show: Show,
         cancelled: Event,
-        tell: Tell | None = None,
+        on_commit: OnCommit | None = None,
         *,
         alone: bool = False,
     ) -> Completion:
-        """Make the text as Client.complete() does, and tell its events."""
-        shown, told = self.shown(show), self.told(tell)
-        return self._client.complete(request, shown, cancelled, told, self.watch, alone=alone)
+        """Generate the text as Client.complete() does, and report its events."""
+        show, on_commit = self.shown(show), self.committed(on_commit)
+        return self._client.complete(request, show, cancelled, on_commit, self.watch, alone=alone)
 
     def shown(self, show: Show) -> Show:
-        """Tells of pieces of the text, and hands them on."""
+        """Reports pieces of the text, and passes them on."""
 
         def put(piece: Piece) -> None:
-            self.tell("piece", {"text": piece.text, "by": _name(piece.proposer)})
+            self.report("piece", {"text": piece.text, "by": _name(piece.proposer)})
             show(piece)
 
         return put
 
-    def told(self, tell: Tell | None = None) -> Tell:
-        """Tells of the figures whenever tokens came, and hands the record on."""
+    def committed(self, on_commit: OnCommit | None = None) -> OnCommit:
+        """Reports the figures whenever tokens were committed, and passes the record on."""
 
         def put(done: Completion) -> None:
-            self.tell("figures", _figures(self._client, done))
-            if tell is not None:
-                tell(done)
+            self.report("figures", _figures(self._client, done))
+            if on_commit is not None:
+                on_commit(done)
 
         return put
 
-    def tell(self, name: str, data: dict[str, Any]) -> None:
-        """Tell an event that happens now."""
-        self._hear((name, {"at": round(time.perf_counter() - self._start, 6), **data}))
+    def report(self, name: str, data: dict[str, Any]) -> None:
+        """Report an event that happens now."""
+        self._on_event((name, {"at": round(time.perf_counter() - self._start, 6), **data}))
 
     def watch(self, session: TargetSession) -> TargetSession:
-        """Tells of candidates and tokens, and hands everything on to a session."""
+        """Reports candidates and tokens, and passes everything on to a session."""
         watched = WatchedSession(
             session,
-            lambda nodes: self.tell("nodes", self._nodes(nodes)),
-            lambda progress: self.tell("tokens", self._tokens(progress, session)),
+            lambda nodes: self.report("nodes", self._nodes(nodes)),
+            lambda progress: self.report("tokens", self._tokens(progress, session)),
         )
         return cast(TargetSession, watched)
 
@@ -155,10 +155,10 @@ def _name(kind: int) -> str:
 
 
 class WatchedSession:
-    """A TargetSession (inference/decode.py) that hands everything on to another.
+    """A TargetSession (inference/decode.py) that passes everything on to another.
 
-    on_nodes: hears of candidates when they are sent
-    on_progress: hears of committed tokens when they are received
+    on_nodes: receives candidates when they are sent
+    on_progress: receives committed tokens when they arrive
     """
 
     def __init__(

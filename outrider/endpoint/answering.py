@@ -11,7 +11,7 @@ from functools import partial
 from threading import Event
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from fastapi import Request
+from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 from sse_starlette import EventSourceResponse
 
@@ -20,8 +20,7 @@ from inference.sampling import random_seed
 from outrider.endpoint.failures import ApiError, api_error
 from outrider.endpoint.requests import ChatRequest, CompletionRequest
 from outrider.endpoint.text_runner import Parts, TextRunner
-from outrider.text.completion import Completion
-from outrider.text.completion import Request as TextOrder
+from outrider.text.completion import Completion, Request
 from outrider.text.pieces import Piece
 from outrider.text.prompts import make_request
 
@@ -46,7 +45,7 @@ StreamEvent: TypeAlias = "str | dict[str, str]"
 
 
 class Answer(Protocol):
-    """An interface's way to say texts. Texts are known by the index of their order."""
+    """An interface's way to say texts. Texts are known by the index of their request."""
 
     def whole(self, texts: Sequence[Completion]) -> dict[str, Any]:
         """The answer to a request that is not streamed."""
@@ -67,7 +66,7 @@ class Answer(Protocol):
         ...
 
 
-MakeAnswer: TypeAlias = Callable[[Sequence[TextOrder]], Answer]
+MakeAnswer: TypeAlias = Callable[[Sequence[Request]], Answer]
 
 
 def event_stream(events: AsyncGenerator[Any, None]) -> EventSourceResponse:
@@ -89,47 +88,47 @@ def check_model(texts: TextRunner, name: str | None) -> None:
 
 
 async def answer_request(
-    texts: TextRunner, asked: ChatRequest | CompletionRequest, http: Request, make: MakeAnswer
+    texts: TextRunner, asked: ChatRequest | CompletionRequest, http: HttpRequest, make: MakeAnswer
 ) -> Response:
     """Make the texts of a request, and answer as its interface does."""
     check_model(texts, asked.model)
     caller = http.state.caller
     texts.check_room(len(asked.prompts) * asked.choices, caller)
-    orders = await _unless_gone(http, texts.read(partial(make_orders, texts, asked)))
-    if orders is None:
+    requests = await _unless_gone(http, texts.read(partial(read_requests, texts, asked)))
+    if requests is None:
         return Response(status_code=LEFT)
-    answer = make(orders)
+    answer = make(requests)
     if asked.stream:
-        events = _events(texts.pieces(orders, caller), len(orders), answer)
+        events = _events(texts.pieces(requests, caller), len(requests), answer)
         first = await _unless_gone(http, _begun(events))
         if first is None:
             return Response(status_code=LEFT)
         return event_stream(_after(first, events, answer))
-    made = await _unless_gone(http, texts.whole(orders, caller))
+    made = await _unless_gone(http, texts.whole(requests, caller))
     if made is None:
         return Response(status_code=LEFT)
     return Response(json.dumps(answer.whole(made)), media_type="application/json")
 
 
-def make_orders(
+def read_requests(
     texts: TextRunner, asked: ChatRequest | CompletionRequest, left: Event
-) -> list[TextOrder] | None:
+) -> list[Request] | None:
     """The texts of a request: n of each prompt, with seeds s, s + 1 and so on.
 
     left: set when nobody wants them any more; then none is returned
     """
     given = asked.parameters()
     seed = random_seed() // 2 if given.seed is None else given.seed
-    orders = list[TextOrder]()
+    requests = list[Request]()
     for prompt in asked.prompts:
         if left.is_set():
             return None
         settled = replace(given, seed=seed).settled(texts.client.model, TEMPERATURE)
-        order = make_request(texts.client, prompt, settled)
+        request = make_request(texts.client, prompt, settled)
         for more in range(asked.choices):
-            params = replace(order.params, seed=seed + more)
-            orders.append(replace(order, index=len(orders), params=params))
-    return orders
+            params = replace(request.params, seed=seed + more)
+            requests.append(replace(request, index=len(requests), params=params))
+    return requests
 
 
 async def _events(
@@ -182,7 +181,7 @@ async def _after(
                 yield event
 
 
-async def _unless_gone(http: Request, made: Awaitable[Result]) -> Result | None:
+async def _unless_gone(http: HttpRequest, made: Awaitable[Result]) -> Result | None:
     """The result, or None as soon as the client has left, which ends the work."""
     work, left = asyncio.ensure_future(made), asyncio.ensure_future(_left(http))
     try:
@@ -193,7 +192,7 @@ async def _unless_gone(http: Request, made: Awaitable[Result]) -> Result | None:
             task.cancel()
 
 
-async def _left(http: Request) -> None:
+async def _left(http: HttpRequest) -> None:
     """Return when the client has closed its connection."""
     while (await http.receive())["type"] != "http.disconnect":
         pass

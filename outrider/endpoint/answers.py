@@ -105,6 +105,37 @@ class TextAnswer(_Whole):
     choices: list[TextChoice]
 
 
+class MessageAnswer(BaseModel):
+    """The next message of a conversation."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: dict[str, int]
+
+
+class TokenCount(BaseModel):
+    """Tokens of a conversation as the model's template writes it."""
+
+    input_tokens: int
+
+
+class ResponseAnswer(BaseModel):
+    """The items that answer a conversation."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[dict[str, Any]]
+    usage: dict[str, Any]
+
+
 class ModelCard(BaseModel):
     """A model that is served. max_model_len: tokens of prompt and output together."""
 

@@ -31,9 +31,9 @@ class _Teller:
     CHUNK: ClassVar[str]
 
     def __init__(
-        self, client: Client, asked: ChatRequest | CompletionRequest, orders: Sequence[Request]
+        self, client: Client, asked: ChatRequest | CompletionRequest, requests: Sequence[Request]
     ) -> None:
-        self._client, self._asked, self._orders = client, asked, orders
+        self._client, self._asked, self._requests = client, asked, requests
         self._id, self._created = f"{self.PREFIX}-{uuid4().hex}", int(time.time())
         self._scored = asked.logprobs is not None and asked.logprobs is not False
 
@@ -86,7 +86,7 @@ class ChatTeller(_Teller):
         return self._frame(self.WHOLE, choices) | self._counts(texts)
 
     def begin(self) -> Iterable[str]:
-        for index in range(len(self._orders)):
+        for index in range(len(self._requests)):
             yield self._chunk(index, {"delta": {"role": "assistant", "content": ""}})
 
     def go_on(self, index: int, piece: Piece) -> Iterable[str]:
@@ -139,11 +139,13 @@ class TextTeller(_Teller):
 
     PREFIX, WHOLE, CHUNK = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, client: Client, asked: CompletionRequest, orders: Sequence[Request]) -> None:
-        super().__init__(client, asked, orders)
+    def __init__(
+        self, client: Client, asked: CompletionRequest, requests: Sequence[Request]
+    ) -> None:
+        super().__init__(client, asked, requests)
         self._echo, self._nothing = bool(asked.echo), asked.max_tokens == 0
-        self._offsets = [0] * len(orders)  # characters of each text that were told of
-        self._streams = [client.tokenizer.stream(() if asked.echo else one.ids) for one in orders]
+        self._offsets = [0] * len(requests)  # characters of each text that were told of
+        self._streams = [client.tokenizer.stream(() if asked.echo else one.ids) for one in requests]
 
     def whole(self, texts: Sequence[Completion]) -> JsonObject:
         if self._nothing:
@@ -152,7 +154,7 @@ class TextTeller(_Teller):
         return self._frame(self.WHOLE, choices) | self._counts(texts)
 
     def begin(self) -> Iterable[str]:
-        for index in range(len(self._orders) if self._echo else 0):
+        for index in range(len(self._requests) if self._echo else 0):
             yield self._chunk(index, self._said(self._prompt(index)))
 
     def go_on(self, index: int, piece: Piece) -> Iterable[str]:
@@ -166,7 +168,7 @@ class TextTeller(_Teller):
     def _choice(self, index: int, text: Completion) -> JsonObject:
         prompt, ids, told = "", list[int](), list[TokenLogProb | None](text.logprobs)
         if self._echo:
-            prompt, ids = self._prompt(index), list(self._orders[index].ids)
+            prompt, ids = self._prompt(index), list(self._requests[index].ids)
             told = [None, *text.prompt_logprobs, *told]
         return {
             "index": index,
@@ -176,8 +178,8 @@ class TextTeller(_Teller):
         }
 
     def _prompt(self, index: int) -> str:
-        order = self._orders[index]
-        return order.prompt or self._client.tokenizer.decode(order.ids)
+        request = self._requests[index]
+        return request.prompt or self._client.tokenizer.decode(request.ids)
 
     def _logprobs(
         self, index: int, tokens: Sequence[int], told: Sequence[TokenLogProb | None]

@@ -26,7 +26,7 @@ from starlette.types import Scope
 
 from inference.errors import OutriderError
 from inference.sampling import SEED_BITS, random_seed
-from outrider.client.watching import Told, Watcher, ended
+from outrider.client.watching import TextEvent, Watcher, ended
 from outrider.endpoint.answering import STREAM, TEMPERATURE, event_stream
 from outrider.endpoint.answers import TargetState, responses
 from outrider.endpoint.chat_messages import ChatMessage, Text
@@ -217,7 +217,7 @@ async def _events(
         yield _event("error", UNFORESEEN.body["error"])
 
 
-def _task(texts: TextRunner, asked: PageText, _left: Event) -> Task[Told]:
+def _task(texts: TextRunner, asked: PageText, _left: Event) -> Task[TextEvent]:
     """Makes the text of a page, and tells everything that can be watched."""
     client = texts.client
     seed = random_seed() if asked.seed is None else asked.seed
@@ -229,10 +229,10 @@ def _task(texts: TextRunner, asked: PageText, _left: Event) -> Task[Told]:
         request, text, tokens = going_on(client, request, asked.made)
         before = {"text": text, "tokens": tokens}
 
-    def work(put: Callable[[Told], None], end: Event) -> Completion:
+    def work(put: Callable[[TextEvent], None], end: Event) -> Completion:
         watcher = Watcher(client, put)
         if before:
-            watcher.tell("made", before)
+            watcher.report("made", before)
         return watcher.complete(request, silent, end, alone=asked.target_only)
 
     return work

@@ -39,11 +39,9 @@ from outrider.endpoint.answering import GRACE_SECONDS
 from outrider.endpoint.answers import Health, Release, responses
 from outrider.endpoint.descriptors import ACCEPTED, QUEUED, OutOfDescriptors, bounded
 from outrider.endpoint.failures import ApiError, add_failures
-from outrider.endpoint.messages_routes import messages_routes
-from outrider.endpoint.openai_routes import openai_routes
 from outrider.endpoint.page_routes import add_page, page_routes
-from outrider.endpoint.responses_routes import responses_routes
 from outrider.endpoint.target_manager import TargetManager
+from outrider.endpoint.text_routes import text_routes
 from outrider.options.roles import ServeRole
 from outrider.version import outrider_version
 
@@ -193,8 +191,7 @@ def create_app(
     add_failures(app)
     known = KeyCheck(keys, admin_keys)
     checked = [Depends(OriginCheck(origins)), Depends(known)]
-    for routes in (messages_routes, responses_routes, openai_routes):
-        app.include_router(routes(manager), dependencies=checked)
+    app.include_router(text_routes(manager), dependencies=checked)
     app.include_router(page_routes(manager, [Depends(known.admin)]), dependencies=checked)
     _add_health(app, manager)
 

@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from functools import partial
-from threading import Event, Lock, Thread
-from typing import TypeAlias, TypeVar
+from threading import Event, Lock
+from typing import Any, TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 from prometheus_client import Counter as Total
@@ -23,7 +23,7 @@ from outrider.client.client import Client
 from outrider.endpoint.grammar_turns import GrammarTurns
 from outrider.text.completion import Completion, Request
 from outrider.text.pieces import Piece
-from outrider.text.runner import Part, Task, start_tasks
+from outrider.text.runner import Part, Task, TextRun
 
 RETRY_SECONDS = 1.0
 """Seconds after which a client may ask again while no text may begin."""
@@ -51,9 +51,8 @@ class TextRunner:
         self._grammars = GrammarTurns()
         self._held = Counter[str]()  # texts of each caller
         self._waiting = 0  # texts that wait for their first part
-        self._threads = list[Thread]()
+        self._runs = set[TextRun[Any]]()
         self._readers = ThreadPoolExecutor(READERS, "prompt")
-        self._ends = set[Event]()
         self._over = ""  # the reason why no text is made any more
         self._beginning = Lock()  # of texts, and of the end of all
 
@@ -110,7 +109,7 @@ class TextRunner:
 
     async def _run(self, tasks: Sequence[Task[Part]], caller: str) -> Parts[Part]:
         self.check_room(len(tasks), caller)
-        loop, end = asyncio.get_running_loop(), Event()
+        loop = asyncio.get_running_loop()
         queue = asyncio.Queue[tuple[int, Part | Completion | OutriderError]]()
 
         def put(index: int, item: Part | Completion | OutriderError) -> None:
@@ -132,11 +131,10 @@ class TextRunner:
         with self._beginning:
             if self._over:
                 raise Unavailable(self._over)
-            self._ends.add(end)
             self._waiting += len(tasks)
             self._count(len(tasks), caller)
-            self._threads = [one for one in self._threads if one.is_alive()]
-            self._threads += start_tasks(tasks, put, end, len(tasks))
+            run = TextRun(tasks, len(tasks), put)
+            self._runs = {run, *(other for other in self._runs if other.is_running)}
         unfinished = len(tasks)
         try:
             while unfinished:
@@ -148,9 +146,7 @@ class TextRunner:
                     unfinished -= 1
                 yield index, item
         finally:
-            end.set()
-            with self._beginning:
-                self._ends.discard(end)
+            run.end()
 
     def _check(self, made: Completion) -> None:
         """Refuse a part of a text that would look like all of it."""
@@ -177,14 +173,14 @@ class TextRunner:
         """End all texts in the making, and make none any more. Those who wait are told why."""
         with self._beginning:
             self._over = reason
-            for end in self._ends:
-                end.set()
+            for run in self._runs:
+                run.end()
 
     def close(self) -> None:
         """Wait for the texts that were ended."""
         self._readers.shutdown(cancel_futures=True)
-        for thread in self._threads:
-            thread.join()
+        for run in self._runs:
+            run.join()
 
     def _count(self, more: int, caller: str) -> None:
         self.running += more

@@ -43,7 +43,7 @@ def compare(options: CompareOptions, profile: str | None, directory: Path | None
     """Run the comparison.
 
     profile: of --emulate, the device whose times the started target takes
-    directory: of the run, which is continued where it has begun
+    directory: of the run, which is continued where it was ended before its last text
     """
     choices = dict[str, Choice]()
     with testbed(options, profile) as ready:
@@ -52,11 +52,10 @@ def compare(options: CompareOptions, profile: str | None, directory: Path | None
         tasks = [_task(request) for request in ready.requests]
         prompts = {f"/text/{one.index}": list(one.ids) for one in ready.requests}
         plan = plan_of(settings | {"emulate": profile}, prompts)
-        with opened(directory, plan) as journal:
+        with opened(directory, plan, replace_finished=True) as journal:
             for trip in options.rtt:
                 choices |= _measure(ready, journal, tasks, trip)
-            if not journal.known.ends:
-                journal.write("end", {"load": environment()["load"]})
+            journal.write("end", {"load": environment()["load"]})
             known = journal.known
     rows = summarise(known.texts, list(choices))
     first = options.target_host is None and not options.emulate

@@ -134,8 +134,12 @@ class Journal:
 
 
 @contextmanager
-def opened(directory: Path | None, plan: Values) -> Iterator[Journal]:
+def opened(
+    directory: Path | None, plan: Values, *, replace_finished: bool = False
+) -> Iterator[Journal]:
     """Continue the run of this directory, or begin it; without one it stays in memory.
+
+    replace_finished: whether a run that has ended is measured anew
 
     Raises InvalidRequest for another run, and says what differs, and where another process writes
     it.
@@ -147,6 +151,9 @@ def opened(directory: Path | None, plan: Values) -> Iterator[Journal]:
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory), path.open("a", encoding="utf-8") as file:
         known = read_run(path)
+        if replace_finished and known and known.ends:
+            file.truncate(0)
+            known = None
         for what, values in known.plan.items() if known else ():
             _check_same(what, values, plan[what], str(path))
         file.truncate(path.read_bytes().rfind(b"\n") + 1)

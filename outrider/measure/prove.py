@@ -84,13 +84,12 @@ def prove(options: ProveOptions, out: Path) -> tuple[Report, list[GraphTime]]:
         texts = read_prompts(PromptOptions(prompt_text=options.prompt_text))
     settings = {name: value for name, value in options.values().items() if name not in _CALL}
     plan = plan_of(settings, {str(number): text for number, text in enumerate(texts)})
-    with opened(out, plan) as journal:
+    with opened(out, plan, replace_finished=True) as journal:
         with _client(options) as client:
             _make_texts(options, client, texts, journal)
             device = client.target.description.device
             title = f"{client.model} on {device}, drafted by {client.draft}"
-        if not journal.known.ends:
-            journal.write("end", {"load": environment()["load"]})
+        journal.write("end", {"load": environment()["load"]})
         known = journal.known
     times = measured_graphs(options)
     manifest = None if options.artifact is None else read_manifest(Path(options.artifact))
@@ -208,7 +207,7 @@ def _check_device(options: ProveOptions, out: Path) -> list[str]:
     given = {"model": options.target_name, "target": instance_family()}
     words = [*flag_words(given), "--out", str(out)]
     process = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", "compile.check", *words],
+        [sys.executable, "-m", "compile.neuron.check", *words],
         env=role_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

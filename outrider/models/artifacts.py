@@ -69,7 +69,7 @@ def _read(device: str, directory: Path) -> Manifest:
         return read_compiled(directory)
     manifest = read_manifest(directory)
     if manifest.target in NATIVE:
-        from inference.backends.neuron_loading import check_native_machine
+        from inference.backends.native.loading import check_native_machine
 
         check_native_machine(manifest)
     else:
@@ -84,9 +84,9 @@ def load_artifact(options: TargetOptions, manifest: Manifest) -> CompiledModel:
     """The artefact's model, loaded. Prints what was loaded on stderr."""
     directory = Path(options.artifact or "")
     if manifest.target in NATIVE:
-        from inference.backends.neuron_loading import load_torch_neuron
+        from inference.backends.native.loading import load_native
 
-        model: CompiledModel = load_torch_neuron(directory, manifest, say)
+        model: CompiledModel = load_native(directory, manifest, say)
     elif manifest.target != "cpu":
         from inference.backends.neuron_loading import load_neuron
 

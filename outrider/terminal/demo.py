@@ -146,8 +146,8 @@ def _arrivals(
 
         return clients[lane].complete(requests[lane], show, end)
 
-    shown, texts = [0, 0], TextRun([partial(task, lane) for lane in range(2)], workers=2)
-    try:
+    shown = [0, 0]
+    with TextRun([partial(task, lane) for lane in range(2)], workers=2) as texts:
         for lane, item in texts:
             if isinstance(item, Completion):
                 made[lane] = item.raise_failure()
@@ -156,9 +156,6 @@ def _arrivals(
             else:
                 shown[lane] += item.tokens
                 yield item
-    finally:
-        texts.end()
-        texts.join()
 
 
 def busy_reason(

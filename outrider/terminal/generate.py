@@ -32,9 +32,9 @@ from outrider.terminal.text_recording import ALONE, OUTRIDER, TextRecording
 from outrider.text.completion import (
     Complete,
     Completion,
+    OnCommit,
     Request,
     Show,
-    Tell,
     complete,
     new_completion,
 )
@@ -89,11 +89,12 @@ def _alone(
 
     def make(request: Request, show: Show, cancelled: Event) -> Completion:
         session: TargetSession = target.session()
-        tell: Tell | None = None
+        on_commit: OnCommit | None = None
         if recording is not None:
             watcher = recording.begin(ALONE)
-            session, show, tell = watcher.watch(session), watcher.shown(show), watcher.told()
-        done = complete(request, session, inline(), tokenizer, show, cancelled, tell=tell)
+            session, show = watcher.watch(session), watcher.shown(show)
+            on_commit = watcher.committed()
+        done = complete(request, session, inline(), tokenizer, show, cancelled, on_commit=on_commit)
         return replace(done, device=target.description.device)
 
     return make

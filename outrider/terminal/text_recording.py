@@ -14,7 +14,7 @@ from typing import Any
 from inference.errors import Unavailable
 from inference.files import write_whole
 from outrider.client.client import Client
-from outrider.client.watching import Told, Watcher, ended
+from outrider.client.watching import TextEvent, Watcher, ended
 from outrider.models.machine import cores, processor
 from outrider.text.completion import Completion
 
@@ -42,14 +42,14 @@ class TextRecording:
         track: dict[str, Any] = {"name": name, "cut": False, "events": []}
         self.tracks.append(track)
 
-        def hear(told: Told) -> None:
+        def keep(event: TextEvent) -> None:
             events = track["events"]
             if len(events) < MOST_EVENTS:
-                events.append(told)
+                events.append(event)
             else:
                 track["cut"] = True
 
-        return Watcher(self.client, hear)
+        return Watcher(self.client, keep)
 
     def write(self, done: Completion) -> None:
         """Write the file, with the figures of the finished texts. Raises Unavailable where it

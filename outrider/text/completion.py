@@ -1,4 +1,4 @@
-"""Makes the text of one prompt, and the record of it: end, times, counts and cost."""
+"""Generates the text of one prompt, and the record of it: end, times, counts and cost."""
 
 from __future__ import annotations
 
@@ -207,11 +207,11 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-Tell = Callable[[Completion], None]
-"""Receives the record of a text whenever tokens came."""
+OnCommit = Callable[[Completion], None]
+"""Receives the record of a text whenever tokens were committed."""
 
 Complete = Callable[[Request, Show, Event], Completion]
-"""Makes the text of a request. When the event is set, the text ends where it is."""
+"""Generates the text of a request. When the event is set, the text ends where it is."""
 
 
 def new_completion(request: Request, failure: OutriderError | None = None) -> Completion:
@@ -223,15 +223,15 @@ def new_completion(request: Request, failure: OutriderError | None = None) -> Co
     return done if failure is None else replace(done, finish_reason="error", failure=failure)
 
 
-class _Run:
-    """A text while it is made: its clock, counts and end condition."""
+class _Generation:
+    """A text while it is generated: its clock, counts and end condition."""
 
     def __init__(
         self, request: Request, session: TargetSession, tokenizer: Tokenizer, show: Show
     ) -> None:
         self.done = new_completion(request)
         self._request, self._show, self._session = request, show, session
-        self._special_stops = tokenizer.special_tokens(request.stop)
+        self._special_stops = tokenizer.special_tokens(request.stop) if request.stop else {}
         self._pieces = PieceMaker(
             tokenizer.stream(request.ids),
             request.stop,
@@ -322,16 +322,16 @@ def complete(
     cancelled: Event,
     *,
     order: Decode | None = None,
-    tell: Tell | None = None,
+    on_commit: OnCommit | None = None,
 ) -> Completion:
     """Decode until the text ends or `cancelled` is set. Closes the session.
 
     An error ends the text, too, and is in the record.
 
     order: what the target is asked for; request.order() if not given
-    tell: called whenever tokens came
+    on_commit: called whenever tokens were committed
     """
-    run = _Run(request, session, tokenizer, show)
+    text = _Generation(request, session, tokenizer, show)
     order = order or request.order()
     with ExitStack() as stack:
         stack.callback(session.close)
@@ -339,12 +339,12 @@ def complete(
             loop = Loop(request.ids, request.params, session, order, drafter)
             stack.enter_context(closing(loop))
             for step in loop.steps():
-                if not run.take(step, loop.drafting):
+                if not text.take(step, loop.drafting):
                     break
-                if step.tokens and tell is not None:
-                    tell(run.done)
+                if step.tokens and on_commit is not None:
+                    on_commit(text.done)
                 if cancelled.is_set():
                     break
         except OutriderError as error:
-            return run.finish(error)
-        return run.finish()
+            return text.finish(error)
+        return text.finish()

@@ -1,4 +1,4 @@
-"""Runs tasks that make texts on threads, and iterates over the parts that they hand over."""
+"""Generates texts on threads, for the terminal, the HTTP endpoint, Python and measurements."""
 
 from __future__ import annotations
 
@@ -16,73 +16,90 @@ Part = TypeVar("Part")
 """A part of a text that a task hands over, such as a piece of it."""
 
 Task: TypeAlias = Callable[[Callable[[Part], None], Event], Completion]
-"""Makes a text: hands parts over, and ends when the event is set."""
+"""Generates a text: passes its parts on, and ends when the event is set. Client.complete() of a
+request is one.
+"""
 
 Put: TypeAlias = Callable[[int, "Part | Completion | OutriderError"], None]
-"""Receives each part with the index of its task, and at last the record of the text, or the error
-that prevented one.
+"""Receives each part with the index of its task; last the record of the text, or the error that
+prevented one. Called on the threads of the texts.
 """
 
 
-def start_tasks(
-    tasks: Sequence[Task[Part]], put: Put[Part], end: Event, workers: int
-) -> list[Thread]:
-    """Run tasks on `workers` daemon threads, in their order. `put` is called on these threads."""
-    waiting = SimpleQueue[tuple[int, Task[Part]]]()
-    for item in enumerate(tasks):
-        waiting.put(item)
-
-    def work() -> None:
-        while True:
-            try:
-                index, task = waiting.get_nowait()
-            except Empty:
-                return
-            made: Completion | OutriderError = OutriderError(
-                "a text was ended by an error of this program: its log has it"
-            )
-            try:
-                made = task(partial(put, index), end)
-            except OutriderError as error:
-                made = error
-            finally:
-                put(index, made)
-
-    threads = [Thread(target=work, name="text", daemon=True) for _ in range(workers)]
-    for thread in threads:
-        thread.start()
-    return threads
-
-
 class TextRun(Generic[Part]):
-    """Texts in the making on `workers` threads.
+    """Texts that are generated on `workers` daemon threads, in the order of their tasks.
 
     Iterate over their parts as they come, each with the index of its task; the Completion is the
-    last of a text. An error that prevents a text ends the iteration, which may be taken up again.
+    last of a text. An error that prevents a text ends the iteration, which may be resumed. As a
+    context manager it ends the texts, and waits for their threads.
+
+    put: receives the parts in place of the iteration
     """
 
-    def __init__(self, tasks: Sequence[Task[Part]], workers: int = 1) -> None:
-        self._left, self._end = len(tasks), Event()
-        self._queue = SimpleQueue[tuple[int, Part | Completion | OutriderError]]()
-        put = self._queue.put
-        self._threads = start_tasks(tasks, lambda *item: put(item), self._end, workers)
+    def __init__(
+        self, tasks: Sequence[Task[Part]], workers: int = 1, put: Put[Part] | None = None
+    ) -> None:
+        self._unfinished, self._end = len(tasks), Event()
+        self._parts = SimpleQueue[tuple[int, Part | Completion | OutriderError]]()
+        self._put = put or (lambda *item: self._parts.put(item))
+        self._waiting = SimpleQueue[tuple[int, Task[Part]]]()
+        for item in enumerate(tasks):
+            self._waiting.put(item)
+        self._threads = [
+            Thread(target=self._work, name="text", daemon=True) for _ in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def __iter__(self) -> Iterator[tuple[int, Part | Completion]]:
-        while self._left:
-            index, item = self._queue.get()
-            self._left -= isinstance(item, Completion | OutriderError)
+        while self._unfinished:
+            index, item = self._parts.get()
+            self._unfinished -= isinstance(item, Completion | OutriderError)
             if isinstance(item, OutriderError):
                 raise item
             yield index, item
 
+    def __enter__(self) -> TextRun[Part]:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.end()
+        self.join()
+
+    def completions(self) -> list[Completion]:
+        """Iterate to the end. Returns the records in the order of the tasks."""
+        found = {index: item for index, item in self if isinstance(item, Completion)}
+        return [found[index] for index in sorted(found)]
+
     def end(self) -> None:
-        """End all texts where they are. The iteration goes on to what was made until then."""
+        """End all texts where they are. The iteration goes on to their last parts."""
         self._end.set()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a task is still running."""
+        return any(thread.is_alive() for thread in self._threads)
+
     def join(self) -> None:
-        """Wait until no task runs any more."""
+        """Wait until no task is running."""
         for thread in self._threads:
             thread.join()
+
+    def _work(self) -> None:
+        while True:
+            try:
+                index, task = self._waiting.get_nowait()
+            except Empty:
+                return
+            last: Completion | OutriderError = OutriderError(
+                "a text was ended by an error of this program: its log has it"
+            )
+            try:
+                last = task(partial(self._put, index), self._end)
+            except OutriderError as error:
+                last = error
+            finally:
+                self._put(index, last)
 
 
 class CompletionStream(Iterator[Piece]):
@@ -108,13 +125,12 @@ class CompletionStream(Iterator[Piece]):
         return self._ended
 
     def end(self) -> None:
-        """End the text where it is. The iteration goes on to what was made until then."""
+        """End the text where it is. The iteration goes on to its last piece."""
         self._run.end()
 
     def close(self) -> None:
         """End the text, and wait for its thread. Idempotent."""
-        self._run.end()
-        self._run.join()
+        self._run.__exit__()
 
     def __next__(self) -> Piece:
         if self._ended is None:

@@ -121,14 +121,18 @@ class Tools:
 
     def reader(self, tokenizer: Tokenizer) -> CallReader | None:
         """A reader of the calls in a text; None where no function may be called."""
+        if not self.callable:
+            return None
         names = frozenset(one.name for one in self.callable)
         form = call_form(tokenizer.template) or TAGGED
-        return CallReader(form, names, several=self._several) if names else None
+        return CallReader(form, names, several=self._several)
 
     def shown(self, tokenizer: Tokenizer) -> Mapping[int, str]:
         """Special tokens that are shown as text, since they announce calls."""
+        if not self.callable:
+            return {}
         mark = (call_form(tokenizer.template) or TAGGED).opening
-        token = tokenizer.id_of(mark) if self.callable else None
+        token = tokenizer.id_of(mark)
         return {} if token is None or tokenizer.decode([token]) else {token: mark}
 
     def grammar(self, tokenizer: Tokenizer, answer: Grammar | None) -> Grammar | None:

@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 import torch
 
-from compile import check
 from compile.agreement import agreements
-from compile.build.neuron_builder import NeuronBuilder
+from compile.neuron import check
+from compile.neuron.builder import NeuronBuilder
 from compile.spec import verify_bucket
 from inference.artifact import Manifest
 from inference.backends.neuron import NeuronFusedModel

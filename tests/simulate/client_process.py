@@ -201,7 +201,7 @@ class Client:
             show,
             gone,
             order=replace(order, credit=plan.credit),
-            tell=tell,
+            on_commit=tell,
         )
         text.take(done, self._kernel.now)
         error = done.failure

@@ -26,11 +26,11 @@ from inference.backends.gguf_library import SEQUENCES
 from inference.backends.gguf_states import GgufStates
 from inference.backends.gguf_trees import GgufTrees
 from inference.backends.legacy_neuron import load_legacy_neuron
+from inference.backends.native.program import GRAPHS, RankPlan
+from inference.backends.native.ranks import Ranks
 from inference.backends.neuron import NeuronModel
 from inference.backends.sequence import ModelSequence
 from inference.backends.timed import TimedModel, TimeProfile
-from inference.backends.torch_neuron import GRAPHS, RankPlan
-from inference.backends.torch_neuron_ranks import Ranks
 from inference.backends.transformers_loading import load_transformers
 from inference.backends.transformers_model import TransformersModel
 from inference.engine.local_session import LocalSession

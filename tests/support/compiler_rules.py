@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_leaves
 from compile.parallel import layers_of, rank_module
 from compile.spec import CompileSpec
 from inference.artifact import NATIVE
+from inference.backends.native.graph import ALONE, Collectives, rank_layers
 from inference.backends.neuron_sdk import Sdk
 from inference.model.config import ModelConfig, parse_config
-from inference.model.torch_neuron_graph import ALONE, Collectives, rank_layers
 
 WIDEST_TOP_K = 16_384
 EXACT = 2**24

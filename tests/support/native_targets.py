@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from compile.build.build import Source
-from compile.build.torch_neuron_builder import TorchNeuronBuilder
+from compile.native.builder import TorchNeuronBuilder
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, Manifest
 from inference.backends.neuron import COPY_RECORD

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from compile.build.build import Builder, Source, build_artifact
-from compile.build.neuron_builder import NeuronBuilder
 from compile.build.progress import BuildProgress
+from compile.neuron.builder import NeuronBuilder
 from compile.spec import CompileSpec, mask_words, prefill_bucket, verify_bucket
 from inference.artifact import Bucket, DraftBucket, FusedPart, Manifest, RoundBucket
 from inference.backends.eager import EagerModel

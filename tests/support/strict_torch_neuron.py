@@ -19,7 +19,7 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
-from inference.backends.torch_neuron_sdk import Machine
+from inference.backends.native.sdk import Machine
 
 REFUSED = frozenset(
     ("argmax", "argmin", "sort", "scatter", "scatter_", "index_copy", "index_copy_", "nonzero")

@@ -1,18 +1,17 @@
-"""What a build says while it runs, how it estimates the rest, and graphs built by processes."""
+"""What a build prints while it runs, and graphs built by processes."""
 
 from __future__ import annotations
 
 import logging
 import os
 import warnings
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from compile.build.graph_processes import InProcesses, quiet_libraries
-from compile.build.progress import BuildProgress, BuildTimes, live_progress
+from compile.build.progress import BuildProgress, live_progress
 from inference.artifact import Bucket, check_files
 from inference.errors import BadArtifact
 from tests.support.artifacts import FakeBuilder, build, small_spec
@@ -22,66 +21,18 @@ NAMES = [bucket.name for bucket in small_spec().buckets]
 STAGES = ["weights", *NAMES, "joint"]
 
 
-def left_of(kept: BuildTimes, workers: int = 1) -> BuildProgress:
-    left = BuildProgress(list[str]().append, kept)
-    left.planned(STAGES, workers)
-    return left
-
-
-def test_a_graph_that_nobody_knows_is_expected_to_take_what_the_others_took() -> None:
-    left = left_of(BuildTimes())
-    left.finished("weights", 5.0, 0)
-    assert left.seconds() is None, "no graph is known yet"
-    left.finished(NAMES[0], 10.0, 0)
-    left.present(NAMES[1])
-    assert left.seconds() == 10.0 * (len(NAMES) - 2)
-
-
-def test_times_of_earlier_builds_are_scaled_by_what_this_build_takes(tmp_path: Path) -> None:
-    before = BuildTimes(tmp_path / "times.json")
-    for index, name in enumerate(NAMES, 1):
-        before.keep(name, 10.0 * index)
-    left = left_of(BuildTimes(tmp_path / "times.json"))
-    left.present("weights")
-    assert left.seconds() == sum(10.0 * index for index in range(1, len(NAMES) + 1))
-    left.finished(NAMES[0], 20.0, 0)
-    assert left.seconds() == 2 * sum(10.0 * index for index in range(2, len(NAMES) + 1))
-
-
-def test_workers_share_the_time_left(tmp_path: Path) -> None:
-    before = BuildTimes(tmp_path / "times.json")
-    for name in NAMES:
-        before.keep(name, 10.0)
-    kept = BuildTimes(tmp_path / "times.json")
-    alone, shared = left_of(kept).seconds(), left_of(kept, 2).seconds()
-    assert alone is not None
-    assert shared == alone / 2
-
-
-def test_times_of_another_model_are_not_taken_and_a_spoilt_file_is_none(tmp_path: Path) -> None:
-    BuildTimes.of(tmp_path, small_spec(), "one").keep(NAMES[0], 1.0)
-    assert BuildTimes.of(tmp_path, small_spec(), "one").before == {NAMES[0]: 1.0}
-    assert BuildTimes.of(tmp_path, small_spec(), "another").before == {}
-    assert BuildTimes.of(tmp_path, replace(small_spec(), dtype="bfloat16"), "one").before == {}
-    for path in tmp_path.iterdir():
-        path.write_text("[")
-    assert BuildTimes.of(tmp_path, small_spec(), "one").before == {}
-
-
-def test_a_second_build_says_what_is_left_from_the_times_of_the_first(tmp_path: Path) -> None:
+def test_a_line_says_when_a_stage_starts_and_when_it_ends(tmp_path: Path) -> None:
     said: list[str] = []
-    for out in ("one", "two"):
-        progress = BuildProgress(said.append, BuildTimes(tmp_path / "times.json"))
-        build(tmp_path / out, progress=progress)
-    first, second = said[: len(said) // 2], said[len(said) // 2 :]
-    assert f"[2/{len(STAGES)}] {NAMES[0]} ..." in first
-    assert f"[2/{len(STAGES)}] {NAMES[0]} ... about 1 s left" in second
+    build(tmp_path / "out", progress=BuildProgress(said.append))
+    assert said[2] == f"[2/{len(STAGES)}] {NAMES[0]} ..."
+    assert said[3].startswith(f"[2/{len(STAGES)}] {NAMES[0]}: 0.")
+    assert len(said) == 2 * len(STAGES)
 
 
 def test_the_live_progress_leaves_a_line_for_each_stage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with live_progress(BuildTimes()) as live:
+    with live_progress() as live:
         build(tmp_path / "out", progress=live)
     shown = capsys.readouterr().err
     for index, stage in enumerate(STAGES, 1):

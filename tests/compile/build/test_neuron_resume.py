@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from compile.build.neff_cache import NeffCache, hlo_digest, unit_key
-from compile.build.neuron_builder import NeuronBuilder, hot_graph
+from compile.neuron.builder import NeuronBuilder, hot_graph
+from compile.neuron.neff_cache import NeffCache, hlo_digest, unit_key
 from compile.plan import memory
 from compile.store import DiskObjects
 from inference.artifact import MANIFEST, Bucket, check_files
@@ -31,7 +31,7 @@ import sys
 from functools import partial
 from pathlib import Path
 import pytest
-from compile.build.neuron_builder import NeuronBuilder
+from compile.neuron.builder import NeuronBuilder
 from tests.support.fake_neuron import Neuron
 from tests.support.neuron_artifacts import MORE, build, spec_of
 folder, checkpoint, stalls_at = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]

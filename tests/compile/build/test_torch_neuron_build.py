@@ -11,15 +11,15 @@ import torch
 
 from compile.build.build import build_artifact
 from compile.build.progress import BuildProgress
-from compile.build.torch_neuron_builder import TorchNeuronBuilder, cut, dealt_fields
+from compile.native.builder import TorchNeuronBuilder, cut, dealt_fields
 from compile.parallel import parallel_config, parallel_tensors
 from compile.spec import verify_bucket
 from inference.artifact import Manifest
-from inference.backends.neuron_loading import load_torch_neuron
-from inference.backends.torch_neuron import own_config
+from inference.backends.native.graph import Collectives, rank_layers
+from inference.backends.native.loading import load_native
+from inference.backends.native.program import own_config
 from inference.model.config import parse_config
 from inference.model.decoder import Decoder
-from inference.model.torch_neuron_graph import Collectives, rank_layers
 from tests.support.models import TINY, tiny_decoder, write_checkpoint
 from tests.support.native_targets import native_builder, native_source, native_spec
 from tests.support.neuron_artifacts import JUNK, ROWS, TREE
@@ -56,7 +56,7 @@ def test_an_artefact_holds_what_was_compiled_and_loading_compiles_nothing(
     assert (manifest.target, manifest.host["interface"]) == ("trn2", "torch.compile")
     assert built(out, checkpoint, said) == manifest, "a complete build was begun again"
     told = list[str]()
-    model = load_torch_neuron(out, manifest, told.append, CPU, pytest.fail)
+    model = load_native(out, manifest, told.append, CPU, pytest.fail)
     assert model.copies_rows
     assert not [line for line in told if line.startswith("warning")], told
 

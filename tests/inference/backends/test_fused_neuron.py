@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from compile.agreement import check_rounds
-from compile.build.neuron_builder import NeuronBuilder
+from compile.neuron.builder import NeuronBuilder
 from inference.artifact import read_manifest
 from inference.backends import Scoring
 from inference.backends.neuron import COPY, NeuronFusedModel

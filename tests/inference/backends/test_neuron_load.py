@@ -14,20 +14,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from compile import check
 from compile.builders import neuron_artifact
+from compile.neuron import check
 from inference.backends import neuron_sdk
 from inference.backends.neuron import runtime_error
 from inference.backends.neuron_loading import load_neuron
 from inference.backends.neuron_sdk import reserve_cores
 from inference.command import UNEQUAL_DEVICE
 from inference.errors import BadArtifact, Busy, InvalidRequest, OutriderError, Unavailable
-from inference.model.noise import from_limbs, noise_in_limbs
+from inference.model.noise import noise_in_limbs
 from inference.text import Tokenizer
 from outrider.cli import main
 from tests.support.fake_neuron import VERSIONS, Neuron
 from tests.support.neuron_artifacts import build, built_model, spec_of
-from tests.support.noise_oracle import PINNED, WORD, exact_gumbel
+from tests.support.noise_oracle import PINNED, exact_gumbel
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 
@@ -119,48 +119,36 @@ def test_a_second_artefact_that_needs_more_cores_than_the_first_is_refused_with_
 
 
 def test_the_probes_table_has_every_known_answer_of_the_contract() -> None:
-    words, drawn = check.expected()
+    table = check.host_noise()
     assert {(seed, position) for seed, position, *_ in PINNED} == {*check.ROWS}
     for seed, position, token, bits, value in PINNED:
         row = check.ROWS.index((seed, position))
-        assert words[row, token].item() % WORD == bits
-        assert drawn[row, token].item() == pytest.approx(value, abs=2e-6)
+        assert table[row, token].item() == pytest.approx(value, abs=2e-6)
         assert exact_gumbel(bits) == pytest.approx(value, abs=1e-6)
 
 
 def test_the_probes_table_has_the_noise_that_winners_have() -> None:
     """1 - u has its least value, and is near every power of two from there to 2**-8."""
-    words, _ = check.expected()
-    upper = (words.long() % WORD) // 2**9
-    assert (int(upper.min()), int(upper.max())) == (0, 2**23 - 1)
-    assert all(((2**23 - upper) / 2**power - 1).abs().min() < 0.5 for power in range(16))
-
-
-def rounded_words(limbs: tuple[Tensor, Tensor]) -> Tensor:
-    return from_limbs(limbs).to(torch.float32).to(torch.int32)
+    table = check.host_noise().double()
+    beside = (-torch.expm1(-torch.exp(-table)) * 2**23 + 0.5).round()  # 1 - u, in the words' steps
+    assert (int(beside.min()), int(beside.max())) == (1, 2**23)
+    assert all((beside / 2**power - 1).abs().min() < 0.5 for power in range(16))
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong", "shown"),
+    "wrong",
     [
-        (
-            "noise_in_limbs",
-            lambda *at: noise_in_limbs(*at) * (1 + 2e-6),
-            ["seed 26, position 0, token 133856", "16.6"],
-        ),
-        ("from_limbs", rounded_words, ["seed 0, position 0, token 0", "0x9d1c5ec6 is right"]),
+        lambda *at: noise_in_limbs(*at) * (1 + 2e-6),
+        lambda seed, *at: noise_in_limbs(seed ^ 1, *at),
     ],
+    ids=["rounded", "other words"],
 )
 def test_a_device_with_other_noise_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-    neuron: Neuron,
-    tmp_path: Path,
-    name: str,
-    wrong: Callable[..., Tensor],
-    shown: list[str],
+    monkeypatch: pytest.MonkeyPatch, neuron: Neuron, tmp_path: Path, wrong: Callable[..., Tensor]
 ) -> None:
     check.check_noise(spec_of(1), tmp_path)
-    monkeypatch.setattr(check, name, wrong)
+    monkeypatch.setattr(check, "noise_in_limbs", wrong)
+    shown = ["seed ", "position ", "is right", "--sampling greedy"]
     assert_refused(lambda: check.check_noise(spec_of(1), tmp_path), shown, BadArtifact)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import re
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,17 +20,17 @@ from inference.artifact import Manifest
 from inference.backends import neuron_sdk
 from inference.backends.eager import EagerModel
 from inference.backends.eagle_model import read_embeddings
-from inference.backends.neuron import PACKAGE, NeuronModel
-from inference.backends.neuron_loading import check_native_machine
-from inference.backends.torch_neuron import GRAPHS, RankPlan, RankProgram, compiled_graphs
-from inference.backends.torch_neuron_ranks import Ranks
-from inference.backends.torch_neuron_sdk import (
+from inference.backends.native.loading import check_native_machine
+from inference.backends.native.program import GRAPHS, RankPlan, RankProgram, compiled_graphs
+from inference.backends.native.ranks import Ranks
+from inference.backends.native.sdk import (
     check_native,
     configure,
     cores_of,
     native_versions,
     rank_environment,
 )
+from inference.backends.neuron import PACKAGE, NeuronModel
 from inference.errors import BadArtifact, MissingExtra, Unavailable, UnsupportedModel
 from inference.model.cache import empty_cache
 from inference.model.verify_graph import example_inputs
@@ -40,6 +41,7 @@ from tests.support.models import tiny_decoder, write_checkpoint
 from tests.support.native_targets import native_builder, native_source, native_spec, prepared
 from tests.support.neuron_artifacts import JUNK, ROWS, VOCABULARY, build, spec_of, whole
 from tests.support.refusals import assert_refused
+from tests.support.repository import ROOT
 from tests.support.strict_torch_neuron import CPU
 
 
@@ -271,3 +273,14 @@ def test_torch_neuron_is_told_where_graphs_are_and_never_to_run_without_one(tmp_
         "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION": "1",
         "NEURON_CC_FLAGS": "-O2",
     }
+
+
+def test_nothing_else_loads_native_pytorch_before_a_target_asks_for_it() -> None:
+    native = re.compile(r"^(from|import) (inference\.backends|compile)\.native", re.MULTILINE)
+    outside = [
+        path
+        for name in ("inference", "compile", "deploy", "grpc_comm", "outrider")
+        for path in (ROOT / name).rglob("*.py")
+        if path.parent.name != "native" and native.search(path.read_text())
+    ]
+    assert outside == []

@@ -14,7 +14,7 @@ from inference.proposer import NOBODY
 from inference.stats import Traffic
 from inference.text_stream import TokenBytes
 from outrider.client.client import Client
-from outrider.client.watching import Told, Watcher
+from outrider.client.watching import TextEvent, Watcher
 
 WORDS = ["▁def", "▁f", "(", "</s>"]
 
@@ -29,7 +29,7 @@ def test_each_token_keeps_its_leading_space() -> None:
     )
     client: Any = SimpleNamespace(tokenizer=SimpleNamespace(token_bytes=TokenBytes(rules).of))
     session: Any = SimpleNamespace(traffic=Traffic(), receive=lambda _timeout: committed)
-    events = list[Told]()
+    events = list[TextEvent]()
     watcher = Watcher(cast(Client, client), events.append)
     watcher.watch(cast(TargetSession, session)).receive(0.0)
     ((_, data),) = events

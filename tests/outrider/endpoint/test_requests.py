@@ -8,9 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from inference.errors import InvalidRequest
-from outrider.endpoint.messages_routes import MessagesRequest
 from outrider.endpoint.requests import SEEDS, ChatRequest, CompletionRequest
-from outrider.endpoint.responses_routes import ResponseRequest
+from outrider.endpoint.translations import MessagesRequest, ResponseRequest
 
 USER = {"role": "user", "content": "a"}
 

@@ -14,7 +14,7 @@ import pytest
 
 from inference.files import locked
 from outrider.measure.figures import AGAIN
-from outrider.measure.journal import NAME, TextKey, read_run
+from outrider.measure.journal import NAME, TextKey, opened, plan_of, read_run
 from outrider.models.directories import find_tokenizer
 from outrider.target.spawn import role_environment, started
 from tests.support.commands import Ended, Run
@@ -186,6 +186,22 @@ def test_a_file_of_another_form_is_refused_with_its_line(tmp_path: Path) -> None
     path = tmp_path / NAME
     path.write_text('{"run": {"settings": {}, "prompts": {}}}\n{"text": {"set": 1}}\n')
     assert_refused(lambda: read_run(path), [f"{NAME} line 2", "text.set is 1", "a text is needed"])
+
+
+def test_a_run_that_has_ended_is_replaced_where_that_is_asked_for(tmp_path: Path) -> None:
+    plan, other = plan_of({"a": 1}, {}), plan_of({"a": 2}, {})
+    with opened(tmp_path, plan) as journal:
+        journal.write("start", {"load": 1})
+    unfinished = opened(tmp_path, other, replace_finished=True)
+    assert_refused(unfinished.__enter__, ["a 1, then 2"])
+    with opened(tmp_path, plan, replace_finished=True) as journal:
+        assert journal.known.starts == [{"load": 1}]
+        journal.write("end", {})
+    with opened(tmp_path, other, replace_finished=True) as journal:
+        assert journal.known.starts == []
+    found = read_run(tmp_path / NAME)
+    assert found is not None
+    assert found.plan == other
 
 
 def test_a_damaged_line_costs_itself_alone(

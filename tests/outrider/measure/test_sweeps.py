@@ -39,9 +39,9 @@ runs:
     copied = {**common, "draft": "copy"}
     assert [(run.name, run.options) for run in runs] == [
         ("alone", VerifyTargetRole(**common)),
-        ("curve cs=0 temperature=0", DraftRole(**copied, cs="0")),
+        ("curve cs=0 temperature=0", DraftRole(**copied, cs="0", temperature=0)),
         ("curve cs=0 temperature=0.7", DraftRole(**copied, cs="0", temperature=0.7)),
-        ("curve cs=cost temperature=0", DraftRole(**copied, cs="cost")),
+        ("curve cs=cost temperature=0", DraftRole(**copied, cs="cost", temperature=0)),
         ("curve cs=cost temperature=0.7", DraftRole(**copied, cs="cost", temperature=0.7)),
         ("run-3", DraftRole(**common, preset="hybrid")),
     ]

@@ -168,7 +168,7 @@ def test_who_listens_hears_of_every_chunk_but_the_last(served: Engine) -> None:
     heard = list[int]()
     done = complete(
         REQUEST, LocalSession(served), inline(), TOKENIZER, silent, Event(),
-        tell=lambda so_far: heard.append(len(so_far.token_ids)),
+        on_commit=lambda so_far: heard.append(len(so_far.token_ids)),
     )  # fmt: skip
     assert heard == list(range(1, TOKENS))
     assert len(done.token_ids) == TOKENS

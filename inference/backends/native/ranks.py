@@ -28,8 +28,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inference.backends.torch_neuron import RankPlan, load_rank, room_for_features
-from inference.backends.torch_neuron_sdk import cores_of, rank_environment
+from inference.backends.native.program import RankPlan, load_rank, room_for_features
+from inference.backends.native.sdk import cores_of, rank_environment
 from inference.errors import OutriderError, Unavailable
 
 _LEAVING = 5.0

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compile.build.compiler_report import once_more
-from compile.build.neff_cache import NeffCache, unit_key
-from compile.build.neuron_compiler import Toolchain, render
+from compile.neuron.compiler import Toolchain, render
+from compile.neuron.compiler_errors import once_more
+from compile.neuron.neff_cache import NeffCache, unit_key
 from inference.backends.neuron_sdk import BuildUnits, load_build_units
 
 LOG = "log-neuron-cc.txt"

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
-from compile.build.compiler_report import CompilerDied, gave_reason
+from compile.neuron.compiler_errors import CompilerDied, gave_reason
 from compile.spec import CompileSpec
 from inference.backends.neuron_sdk import (
     Sdk,

@@ -17,16 +17,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from compile.build.build import MadeWith, load_whole
-from compile.build.compiler_report import CompilerDied, first_error, gave_reason, once_more
+from compile.neuron.compiler_errors import CompilerDied, first_error, gave_reason, once_more
 from compile.parallel import calls_between, described, parallel_config, parallel_tensors
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
+from inference.backends.native.loading import compiled_files
+from inference.backends.native.program import DEALT, GRAPHS, RankPlan, rank_weights
+from inference.backends.native.ranks import Ranks
+from inference.backends.native.sdk import FLAGS, TRAINIUM, Machine, configure
 from inference.backends.neuron import Program, runtime_error
-from inference.backends.neuron_loading import compiled_files
 from inference.backends.neuron_sdk import logical_cores
-from inference.backends.torch_neuron import DEALT, GRAPHS, RankPlan, rank_weights
-from inference.backends.torch_neuron_ranks import Ranks
-from inference.backends.torch_neuron_sdk import FLAGS, TRAINIUM, Machine, configure
 from inference.errors import BadArtifact, OutriderError
 from inference.files import write_whole
 from inference.model.config import ModelConfig, read_config, read_raw_config
@@ -148,7 +148,7 @@ def dealt_fields(dealt: ModelConfig) -> dict[str, Any]:
 
 
 def cut(name: str, tensor: Tensor, rank: int, ranks: int) -> Tensor:
-    """One rank's share of a parameter, as inference/model/torch_neuron_graph.py deals layers out:
+    """One rank's share of a parameter, as inference/backends/native/graph.py deals layers out:
     norms are whole, what a sum over ranks follows is cut by its inputs, all else by its outputs.
     """
     if name.endswith(_WHOLE) or ".q_norm." in name or ".k_norm." in name:

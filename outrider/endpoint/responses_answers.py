@@ -1,132 +1,28 @@
-"""OpenAI's /v1/responses: a request becomes one for a chat, and the answer's text becomes items.
-
-No answer is kept: each request sends the whole conversation.
-"""
+"""Texts as OpenAI's /v1/responses says them: items, which are messages and calls of functions."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Iterable, Sequence
-from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any
 from uuid import uuid4
-
-from annotated_types import Len
-from fastapi import APIRouter, Request
-from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict
 
 from inference.order import TokenLogProb
 from outrider.client.client import Client
-from outrider.endpoint.answering import STREAM, answer_request
-from outrider.endpoint.answers import responses, usage
+from outrider.endpoint.answers import usage
 from outrider.endpoint.chat_answers import scored
-from outrider.endpoint.chat_messages import JsonObject, Text, joined_text
+from outrider.endpoint.chat_messages import JsonObject
 from outrider.endpoint.failures import ApiError
-from outrider.endpoint.requests import MOST_MESSAGES, ChatRequest
-from outrider.endpoint.target_manager import TargetManager
-from outrider.text.completion import Completion
-from outrider.text.completion import Request as TextOrder
+from outrider.endpoint.requests import ChatRequest
+from outrider.text.completion import Completion, Request
 from outrider.text.pieces import Piece
-
-LOGPROBS = "message.output_text.logprobs"
-"""Name in `include` that asks for log-probabilities."""
-
-
-class ResponseRequest(BaseModel):
-    """A request for the answer to a conversation. Other fields are those of a chat."""
-
-    model_config = ConfigDict(extra="allow")
-
-    input: Text | Annotated[list[JsonObject], Len(max_length=MOST_MESSAGES)]
-    instructions: Text | None = None
-    text: JsonObject | None = None  # its `format` is the form of the answer
-    max_output_tokens: int | None = None
-    include: list[str] | None = None  # LOGPROBS are told, other parts are never there
-
-    def chat(self) -> ChatRequest:
-        """The request as one for a chat."""
-        first = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        said = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else None
-        more = self.model_extra or {}
-        return ChatRequest.model_validate(
-            {
-                **more,
-                "n": 1,
-                "messages": [*first, *(said or _messages(self.input))],
-                "max_completion_tokens": self.max_output_tokens,
-                "response_format": (self.text or {}).get("format"),
-                "verbosity": (self.text or {}).get("verbosity"),
-                "logprobs": LOGPROBS in (self.include or ()) or bool(more.get("top_logprobs")),
-            }
-        )
-
-
-def _messages(items: Iterable[Any]) -> list[JsonObject]:
-    """Items as messages of a chat. Thoughts belong to what the assistant says behind them, and
-    calls to what it said before them.
-    """
-    messages = list[JsonObject]()
-    for item in items:
-        kind = item.get("type") or "message"
-        if kind == "reasoning":
-            thoughts = joined_text(item.get("content")) or joined_text(item.get("summary"))
-            if thoughts:  # others are encrypted
-                messages.append({"role": "assistant", "reasoning_content": thoughts})
-        elif kind == "function_call":
-            if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant"})
-            call = {"id": item.get("call_id"), "function": item}
-            messages[-1].setdefault("tool_calls", []).append(call)
-        elif kind == "function_call_output":
-            result, called = item.get("output"), item.get("call_id")
-            messages.append({"role": "tool", "content": result, "tool_call_id": called})
-        elif kind == "message":
-            said = {"role": item.get("role"), "content": item.get("content")}
-            thought = messages[-1:] if said["role"] == "assistant" else []
-            if thought and thought[0].keys() == {"role", "reasoning_content"}:
-                thought[0].update(said)
-            else:
-                messages.append(said)
-        else:
-            raise ApiError(400, f"items of type {kind} are not served", param="input")
-    return messages
-
-
-class ResponseAnswer(BaseModel):
-    """The items that answer a conversation."""
-
-    id: str
-    object: Literal["response"]
-    created_at: int
-    status: Literal["completed", "incomplete"]
-    model: str
-    output: list[JsonObject]
-    usage: JsonObject
-
-
-def responses_routes(manager: TargetManager) -> APIRouter:
-    """The route /v1/responses, which answers with texts of the target in use."""
-    router = APIRouter(prefix="/v1")
-
-    @router.post("/responses", responses=responses(ResponseAnswer, STREAM))
-    async def response(asked: ResponseRequest, http: Request) -> Response:
-        texts, chat = await manager.get(), asked.chat()
-        return await answer_request(texts, chat, http, partial(ResponseTeller, texts.client, chat))
-
-    return router
 
 
 class ResponseTeller:
     """Says a text as items: messages, and calls of functions."""
 
-    def __init__(
-        self,
-        client: Client,
-        chat: ChatRequest,
-        _orders: Sequence[TextOrder],
-    ) -> None:
+    def __init__(self, client: Client, chat: ChatRequest, _requests: Sequence[Request]) -> None:
         self._client, self._chat = client, chat
         self._id, self._created = f"resp_{uuid4().hex}", int(time.time())
         self._items, self._open, self._number = list[JsonObject](), False, 0

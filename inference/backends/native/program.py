@@ -18,20 +18,20 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from inference.artifact import Bucket
+from inference.backends.native.graph import (
+    ALONE,
+    InPlaceGraph,
+    functional_collectives,
+    rank_layers,
+)
+from inference.backends.native.sdk import Machine
 from inference.backends.neuron import COPY, FILL
-from inference.backends.torch_neuron_sdk import Machine
 from inference.errors import BadArtifact
 from inference.model.cache import KeysValues, empty_cache
 from inference.model.checkpoint import DTYPES
 from inference.model.config import ModelConfig, read_config
 from inference.model.decoder import Decoder
 from inference.model.noise_window import empty_window
-from inference.model.torch_neuron_graph import (
-    ALONE,
-    InPlaceGraph,
-    functional_collectives,
-    rank_layers,
-)
 
 GRAPHS = "graphs/compiled"
 """Directory of the compiled graphs in an artefact, in TorchNeuron's own layout."""

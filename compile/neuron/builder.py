@@ -13,7 +13,6 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from compile.build.build import MadeWith, load_whole
-from compile.build.compiler_report import read_report
-from compile.build.neff_cache import NeffCache
-from compile.build.neuron_compiler import Toolchain, render
-from compile.build.neuron_graphs import GraphCall, NeuronGraphs
+from compile.neuron.compiler import Toolchain, render
+from compile.neuron.graphs import GraphCall, NeuronGraphs
+from compile.neuron.neff_cache import NeffCache
 from compile.parallel import (
     calls_between,
     described,
@@ -96,12 +94,7 @@ class NeuronBuilder:
         """
         call = self._call(bucket)
         graph = self._graphs.compiled(call)
-        more: dict[str, Any] = {
-            "levels": bucket.levels,
-            "instructions": dict(graph.instructions),
-        }
-        if graph.log is not None:
-            more["compiler"] = asdict(read_report(graph.log))
+        more = {"levels": bucket.levels, "instructions": dict(graph.instructions)}
         files = [self._record(directory, f"graphs/{bucket.name}.json", call, more)]
         if graph.log is not None:
             files.append(f"graphs/{bucket.name}.log.txt")

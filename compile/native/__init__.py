@@ -1,0 +1,1 @@
+"""Builds targets for trn2 and trn3, by native PyTorch."""

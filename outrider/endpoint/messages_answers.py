@@ -1,0 +1,101 @@
+"""Texts as Anthropic's /v1/messages says them: blocks of text, and uses of tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+from uuid import uuid4
+
+from outrider.client.client import Client
+from outrider.endpoint.chat_messages import JsonObject
+from outrider.endpoint.failures import ApiError
+from outrider.text.completion import Completion, Request
+from outrider.text.json_values import read_object
+from outrider.text.pieces import Piece
+
+
+class MessageTeller:
+    """Says a text as blocks: texts, and uses of tools."""
+
+    def __init__(self, client: Client, requests: Sequence[Request]) -> None:
+        self._client, self._requests, self._id = client, requests, f"msg_{uuid4().hex}"
+        self._blocks, self._open = 0, ""  # blocks so far; the type of the one that is open
+
+    def whole(self, texts: Sequence[Completion]) -> JsonObject:
+        (text,) = texts
+        said = [{"type": "text", "text": text.text}] if text.text else []
+        uses = [
+            _use(call.id, call.name, read_object(call.arguments) or {}) for call in text.tool_calls
+        ]
+        return self._frame([*said, *uses]) | _ended(text) | {"usage": _usage(text)}
+
+    def begin(self) -> Iterable[dict[str, str]]:
+        counts = {"input_tokens": len(self._requests[0].ids), "output_tokens": 0}
+        message = self._frame([]) | {"stop_reason": None, "stop_sequence": None, "usage": counts}
+        yield _event("message_start", message=message)
+
+    def go_on(self, _index: int, piece: Piece) -> Iterable[dict[str, str]]:
+        if piece.call is None:
+            if self._open != "text":
+                yield from self._begin_block({"type": "text", "text": ""})
+            yield self._delta(type="text_delta", text=piece.text)
+            return
+        if piece.call.name:
+            yield from self._begin_block(_use(piece.call.id, piece.call.name, {}))
+        yield self._delta(type="input_json_delta", partial_json=piece.call.arguments)
+
+    def finish(self, _index: int, text: Completion) -> Iterable[dict[str, str]]:
+        yield from self._end_block()
+        yield _event("message_delta", delta=_ended(text), usage=_usage(text))
+
+    def end(self, _texts: Sequence[Completion]) -> Iterable[dict[str, str]]:
+        yield _event("message_stop")
+
+    def fail(self, error: ApiError) -> Iterable[dict[str, str]]:
+        yield {"event": "error", "data": json.dumps(error.of_messages)}
+
+    def _begin_block(self, block: JsonObject) -> Iterable[dict[str, str]]:
+        yield from self._end_block()
+        self._blocks, self._open = self._blocks + 1, block["type"]
+        yield _event("content_block_start", index=self._blocks - 1, content_block=block)
+
+    def _end_block(self) -> Iterable[dict[str, str]]:
+        if self._open:
+            self._open = ""
+            yield _event("content_block_stop", index=self._blocks - 1)
+
+    def _delta(self, **delta: str) -> dict[str, str]:
+        return _event("content_block_delta", index=self._blocks - 1, delta=delta)
+
+    def _frame(self, content: Sequence[JsonObject]) -> JsonObject:
+        made = {"id": self._id, "type": "message", "role": "assistant"}
+        return {**made, "model": self._client.model, "content": content}
+
+
+def _event(name: str, **data: Any) -> dict[str, str]:
+    return {"event": name, "data": json.dumps({"type": name, **data})}
+
+
+def _use(call_id: str, name: str, arguments: Any) -> JsonObject:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
+
+
+def _ended(text: Completion) -> JsonObject:
+    reason = "end_turn" if text.finish_reason == "stop" else "max_tokens"
+    if reason == "end_turn" and text.tool_calls:
+        reason = "tool_use"
+    elif text.stopped_by:
+        reason = "stop_sequence"
+    return {"stop_reason": reason, "stop_sequence": text.stopped_by or None}
+
+
+def _usage(text: Completion) -> dict[str, int]:
+    """Tokens of the prompt that were computed, those that had been before, and of the text."""
+    cached = min(text.traffic.reused_tokens, text.prompt_tokens)
+    return {
+        "input_tokens": text.prompt_tokens - cached,
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": len(text.token_ids),
+    }

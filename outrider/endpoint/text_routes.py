@@ -1,0 +1,86 @@
+"""The routes below /v1, of OpenAI's interface and of Anthropic's."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi import Request as HttpRequest
+from fastapi.responses import Response
+
+from outrider.endpoint.answering import STREAM, answer_request, check_model, read_requests
+from outrider.endpoint.answers import (
+    ChatAnswer,
+    MessageAnswer,
+    MessagesRefusal,
+    ModelCard,
+    ModelCards,
+    ResponseAnswer,
+    TextAnswer,
+    TokenCount,
+    responses,
+)
+from outrider.endpoint.chat_answers import ChatTeller, TextTeller
+from outrider.endpoint.messages_answers import MessageTeller
+from outrider.endpoint.requests import ChatRequest, CompletionRequest
+from outrider.endpoint.responses_answers import ResponseTeller
+from outrider.endpoint.target_manager import TargetManager
+from outrider.endpoint.text_runner import TextRunner
+from outrider.endpoint.translations import MessagesRequest, ResponseRequest
+
+_MESSAGES = partial(responses, refusal=MessagesRefusal)
+
+
+def text_routes(manager: TargetManager) -> APIRouter:
+    """Routes that answer with texts of the target in use."""
+    router = APIRouter(prefix="/v1")
+
+    @router.get("/models", responses=responses(ModelCards))
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_described(await manager.get())]}
+
+    @router.get("/models/{name:path}", responses=responses(ModelCard))
+    async def one_model(name: str) -> dict[str, Any]:
+        texts = await manager.get()
+        check_model(texts, name)
+        return _described(texts)
+
+    @router.post("/chat/completions", responses=responses(ChatAnswer, STREAM))
+    async def chat(asked: ChatRequest, http: HttpRequest) -> Response:
+        texts = await manager.get()
+        return await answer_request(texts, asked, http, partial(ChatTeller, texts.client, asked))
+
+    @router.post("/completions", responses=responses(TextAnswer, STREAM))
+    async def completions(asked: CompletionRequest, http: HttpRequest) -> Response:
+        texts = await manager.get()
+        return await answer_request(texts, asked, http, partial(TextTeller, texts.client, asked))
+
+    @router.post("/responses", responses=responses(ResponseAnswer, STREAM))
+    async def response(asked: ResponseRequest, http: HttpRequest) -> Response:
+        texts, chat = await manager.get(), asked.chat()
+        return await answer_request(texts, chat, http, partial(ResponseTeller, texts.client, chat))
+
+    @router.post("/messages", responses=_MESSAGES(MessageAnswer, STREAM))
+    async def messages(asked: MessagesRequest, http: HttpRequest) -> Response:
+        texts = await manager.get()
+        return await answer_request(texts, asked.chat(), http, partial(MessageTeller, texts.client))
+
+    @router.post("/messages/count_tokens", responses=_MESSAGES(TokenCount))
+    async def count(asked: MessagesRequest) -> dict[str, int]:
+        texts, chat = await manager.get(), asked.chat()
+        check_model(texts, chat.model)
+        requests = await texts.read(partial(read_requests, texts, chat))
+        return {"input_tokens": sum(len(request.ids) for request in requests or ())}
+
+    return router
+
+
+def _described(texts: TextRunner) -> dict[str, Any]:
+    return {
+        "id": texts.client.model,
+        "object": "model",
+        "created": texts.created,
+        "owned_by": "outrider",
+        "max_model_len": texts.client.length,
+    }
