@@ -204,7 +204,7 @@ def test_with_a_draft_in_the_graphs_there_are_twenty_at_most(rows: int) -> None:
 
 
 def test_a_plan_counts_the_cache_of_a_draft_in_the_graphs() -> None:
-    spec = planned(rows=2, tensor_parallel=2, fused=True, draft_model=ONE)
+    spec = planned(batch=2, tensor_parallel=2, fused=True, draft_model=ONE)
     target, draft = 2 * 32 * 8 * 128, 2 * 16 * 8 * 64  # keys and values of a slot
     rank = (target + draft) * 2 // 2  # bytes of bfloat16, on one of two ranks
     assert footprint(parse_config(LLAMA_8B), spec).cache == rank * 2 * spec.cache_slots
