@@ -42,7 +42,7 @@ _HERE = ", ".join(name for name, method in METHODS.items() if method.here)
 _BESIDE = ", ".join(name for name, method in METHODS.items() if not method.here)
 SOURCES_HELP = (
     f"sources of candidates: a kind of model ({_HERE}; beside the target {_BESIDE}), {COPY} (text "
-    "that followed the same words before), or both; none copies alone (docs/runs.md)"
+    "that followed the same words before), or both; `none` is `copy` without a model (docs/runs.md)"
 )
 """The help of --draft."""
 

@@ -58,7 +58,7 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
     --token_file"""
     target_host: Host = "127.0.0.1"
     """address of the target, HOST or HOST:PORT; replicas: A,B, or dns:///HOST for each address of
-    HOST; `outrider up` starts a target unless this is set"""
+    HOST; without it `outrider up` starts a target"""
     patience: Seconds = 30.0
     """how long to retry a full or unreachable target"""
     model_name: Name | None = None
