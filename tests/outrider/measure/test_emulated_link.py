@@ -146,6 +146,8 @@ def test_a_link_that_does_not_start_is_an_error(echo: str) -> None:
     with pytest.raises(Unavailable), shaped_link("nowhere"):
         pass
     command = [sys.executable, "-m", "outrider.measure.link", echo, echo, "0", "0"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT)
-    assert ended.returncode == 1
-    assert "cannot listen" in ended.stderr
+    pipe = subprocess.PIPE  # it ends with its input
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stderr=pipe, text=True) as process:
+        assert process.stderr is not None
+        assert "cannot listen" in process.stderr.read()
+        assert process.wait(WAIT) == 1
