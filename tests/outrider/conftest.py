@@ -24,6 +24,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     screen = Terminal(20, 6)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(
-        "shutil.get_terminal_size", lambda: os.terminal_size((screen.width, screen.height))
+        "shutil.get_terminal_size",
+        lambda fallback=(80, 24): os.terminal_size((screen.width, screen.height)),
     )
     return screen
