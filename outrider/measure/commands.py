@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from inference.command import run_command
+from inference.extras import require
 from inference.flags.command_line import CommandOptions, parse_flags
 
 Words = Sequence[str] | None
@@ -20,7 +21,7 @@ def compare(arguments: Words = None) -> int:
     """Run `outrider compare`. Returns 0 when the comparison was made."""
     from outrider.measure.compare_options import parse
 
-    return _run(parse(arguments), "outrider.measure.compare:run_comparison")
+    return _run(parse(arguments), "outrider.measure.compare:run_comparison", needs_torch=True)
 
 
 def bench(arguments: Words = None) -> int:
@@ -37,7 +38,7 @@ def prove(arguments: Words = None) -> int:
     """Run `outrider prove`. Returns 0 if all texts are equal, else 1."""
     from outrider.measure.prove_options import parse
 
-    return _run(parse(arguments), "outrider.measure.prove:run_proof")
+    return _run(parse(arguments), "outrider.measure.prove:run_proof", needs_torch=True)
 
 
 def recommend(arguments: Words = None) -> int:
@@ -57,7 +58,13 @@ def runs(arguments: Words = None) -> int:
     return run_command(lambda: make_runs(options), debug=options.debug)
 
 
-def _run(options: CommandOptions, program: str) -> int:
+def _run(options: CommandOptions, program: str, *, needs_torch: bool = False) -> int:
     module, _, function = program.partition(":")
-    work: Any = getattr(import_module(module), function)
-    return run_command(lambda: int(work(options)), debug=options.debug)
+
+    def work() -> int:
+        if needs_torch:
+            require("torch", f"outrider {module.rpartition('.')[2]}")
+        run: Any = getattr(import_module(module), function)
+        return int(run(options))
+
+    return run_command(work, debug=options.debug)

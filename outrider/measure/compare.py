@@ -10,7 +10,6 @@ from datetime import date
 from pathlib import Path
 
 from inference.command import say
-from inference.extras import require
 from outrider.measure.architectures import ARCHITECTURES, FUSED, HYBRID, Choice, Setting
 from outrider.measure.arms import with_again
 from outrider.measure.compare_options import CompareOptions
@@ -26,7 +25,6 @@ from outrider.text.completion import Request
 
 def run_comparison(options: CompareOptions) -> int:
     """Measure once for each profile of --emulate, print, and write the files."""
-    require("torch", "outrider compare")
     for profile in options.emulate or (None,):
         directory = None
         if options.out is not None:

@@ -153,7 +153,6 @@ def test_models_here_are_listed(environment: dict[str, str]) -> None:
         (("up", "embedded"), "torch"),
         (("compare",), "torch"),
         (("compile", "--target", "cpu", "--out", "x"), "torch"),
-        (("compile", "rules"), "torch"),
     ],
     ids=lambda part: " ".join(part) if isinstance(part, tuple) else part,
 )

@@ -203,7 +203,7 @@ def test_messages_go_to_the_log_and_not_to_the_programs_stderr(
     ):
         engine.generate(PROMPT, max_tokens=4)
     assert capfd.readouterr() == ("", "")
-    assert "loaded in" in caplog.text
+    assert "loaded in" in caplog.text, caplog.text
 
 
 def test_a_command_in_a_program_that_serves_prints_all_the_same(
