@@ -86,7 +86,7 @@ class Tokenizer:
 
     @property
     def identity(self) -> TokenizerIdentity:
-        """What tells whether another tokenizer gives the same ids."""
+        """Identifies the ids that a tokenizer gives."""
         return TokenizerIdentity(*self._summary)
 
     @cached_property

@@ -75,7 +75,7 @@ def _confirm(options: BenchOptions, items: Sequence[Item]) -> bool:
 
 
 def _summary(options: BenchOptions, items: Sequence[Item]) -> str:
-    """What a run would do, in three lines."""
+    """Describe a run in three lines."""
     kinds = Counter(item.kind for item in items)
     drafted = (preset or options.draft for preset in options.presets or (options.preset,))
     arms = [BASELINE, AGAIN, *drafted]

@@ -38,7 +38,7 @@ _PRICES: dict[str, Callable[[Row], Figure]] = {
 
 @dataclass(frozen=True)
 class Report:
-    """What a run shows.
+    """The results of a run.
 
     labels: words behind the name of an arm in the table
     below: lines behind the table, as they stand

@@ -20,7 +20,7 @@ _CHAINS = (2, 4, 8, 16)  # nodes of forwards, their roots included
 
 
 class Limit(Enum):
-    """What limits the speed of a text. The value suggests what would make it faster."""
+    """Limits of the speed of a text. The value suggests what would make it faster."""
 
     NO_DRAFT = (
         "limited by the target: without accepted candidates each token takes a forward pass; "
