@@ -9,6 +9,7 @@ measures itself once in a run.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -59,6 +60,19 @@ def user_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def log_as_before() -> Iterator[None]:
+    """What a command in this process sets up for logging ends with its test."""
+    handlers = logging.getLogger().handlers[:]
+    levels = {
+        name: logging.getLogger(name).level for name in ("", "inference", "grpc_comm", "outrider")
+    }
+    yield
+    logging.getLogger().handlers[:] = handlers
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
 
 
 @pytest.fixture

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 
 from grpc_comm.observability.log import EventLog
@@ -104,16 +102,3 @@ class Service:
     def close(self, session: Session) -> None:
         self.engine.close(session)
         self.emit(SessionEnded(session, Ending.CLOSED))
-
-
-@contextmanager
-def log_as_before() -> Iterator[None]:
-    """What is set up for logging ends with the context."""
-    handlers = logging.getLogger().handlers[:]
-    levels = {
-        name: logging.getLogger(name).level for name in ("", "inference", "grpc_comm", "outrider")
-    }
-    yield
-    logging.getLogger().handlers[:] = handlers
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)

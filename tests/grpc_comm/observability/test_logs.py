@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,15 +20,9 @@ from grpc_comm.observability.server_events import (
 )
 from inference.engine.tuning import TUNING
 from inference.errors import InvalidRequest
-from tests.support.observed import MODEL, SESSION_ID, TENANT, Observers, Service, log_as_before
+from tests.support.observed import MODEL, SESSION_ID, TENANT, Observers, Service
 
 SECRET_TOKENS = [3_777, 3_778, 3_779]
-
-
-@pytest.fixture(autouse=True)
-def restored_log() -> Iterator[None]:
-    with log_as_before():
-        yield
 
 
 def logged() -> Service:

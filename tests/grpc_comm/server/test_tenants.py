@@ -9,7 +9,6 @@ import grpc
 import pytest
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2
 
 from grpc_comm.client.connection import connect
 from grpc_comm.keys import WATCH_SECONDS
@@ -39,7 +38,6 @@ CODES = grpc.StatusCode
 SERVICES: list[ServiceDescriptor] = [
     pb.DESCRIPTOR.services_by_name["Target"],
     health_pb2.DESCRIPTOR.services_by_name["Health"],
-    reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
 ]
 METHODS = [
     f"/{service.full_name}/{method.name}" for service in SERVICES for method in service.methods
