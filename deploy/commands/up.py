@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
 from compile.store import open_store, push
-from deploy.aws import Aws
+from deploy.aws import DEFAULT_REGION, Aws
 from deploy.bucket import HostBucket, put_wheel
 from deploy.commands.options import DeploymentOptions
 from deploy.commands.status import host_commands
@@ -17,15 +16,15 @@ from deploy.deployment import Deployment, hub_token_parameter, secret_parameters
 from deploy.handover import Handover, put_hub_token, withdraw_secrets
 from deploy.host.user_data import HostSettings, user_data
 from deploy.instance_price import NoPrice, Price
+from deploy.job import ask
 from deploy.launch import Launch
-from deploy.plan import ask_account, dry_run, find_price, plan_lines
+from deploy.plan import make_plan
 from deploy.running_instance import (
     InstanceEnded,
     RunningInstance,
     living_instance,
     progress,
 )
-from deploy.served import pinned_model, read_served
 from deploy.stack import StackState
 from grpc_comm.client.named_targets import (
     NamedTarget,
@@ -36,9 +35,9 @@ from grpc_comm.client.named_targets import (
     targets_directory,
 )
 from inference.command import FAILED, glance, say
-from inference.errors import InvalidRequest, OutriderError, Unavailable
+from inference.errors import InvalidRequest, MissingExtra, OutriderError, Unavailable
 from inference.flags.values import File
-from inference.model.hub import PinnedModel
+from inference.model.hub import PinnedModel, pin_model
 
 EXAMPLES = """examples:
   outrider deploy up demo --instance c7i.2xlarge             the embedded target on CPUs
@@ -77,8 +76,7 @@ class UpOptions(DeploymentOptions, title="start"):
 def run(options: UpOptions) -> int:
     """Start the target, wait until it serves, and say how to reach it. Returns 0."""
     if options.dry_run:
-        print(*dry_run(options), sep="\n")
-        return 0
+        return _dry_run(options)
     try:
         return _up(options)
     except KeyboardInterrupt:
@@ -87,6 +85,18 @@ def run(options: UpOptions) -> int:
             f"`outrider deploy down {options.name}` removes the resources, which are billed"
         )
         raise
+
+
+def _dry_run(options: UpOptions) -> int:
+    """Print the plan, also without credentials."""
+    aws = None
+    try:
+        aws = options.aws()
+    except (MissingExtra, Unavailable) as error:
+        say(str(error))
+    region = aws.region if aws else options.region or DEFAULT_REGION
+    print(*make_plan(options.deployment(region), aws).lines(), sep="\n")
+    return 0
 
 
 def _up(options: UpOptions) -> int:
@@ -148,18 +158,16 @@ def _start(
     options: UpOptions, aws: Aws, deployment: Deployment, launch: Launch
 ) -> StackState | None:
     """The stack, started; None where the user wants none."""
-    manifest, account = read_served(deployment), ask_account(aws, deployment)
-    model = pinned_model(deployment)
-    price = find_price(deployment, live=True)
-    print(*plan_lines(deployment, manifest, account, price), sep="\n", flush=True)
-    if not (options.yes or ask()):
+    plan, model = make_plan(deployment, aws), pinned_model(deployment)
+    print(*plan.lines(), sep="\n", flush=True)
+    if plan.account is None or not (options.yes or ask()):
         return None
-    bucket = HostBucket(aws, deployment.bucket_name(account.number))
+    bucket = HostBucket(aws, deployment.bucket_name(plan.account.number))
     bucket.make()
     _remember(deployment)
     try:
-        settings = _settings(options, deployment, bucket, price, model)
-        return launch.start(account.places, user_data(settings), bucket.name)
+        settings = _settings(options, deployment, bucket, plan.price, model)
+        return launch.start(plan.account.places, user_data(settings), bucket.name)
     except OutriderError:
         if launch.may_stand():
             _say_that_it_is_paid(deployment.name)
@@ -173,13 +181,14 @@ def _start(
         raise
 
 
-def ask() -> bool:
-    """Whether the user wants to pay for it. Raises InvalidRequest where nobody can be asked."""
-    if not sys.stdin.isatty():
-        raise InvalidRequest(
-            "nothing was started: stdin is no terminal, so nobody can be asked; --yes starts"
-        )
-    return input("start this? [y/N] ").strip().lower() in ("y", "yes")
+def pinned_model(deployment: Deployment) -> PinnedModel | None:
+    """The commit of the hub's model that is to be served; None where it serves no such model.
+
+    Raises InvalidRequest for one that nobody here may read.
+    """
+    if deployment.model is None or deployment.model.startswith("s3://"):
+        return None
+    return pin_model(deployment.model)
 
 
 def _settings(

@@ -19,7 +19,7 @@ from deploy.deployment import Deployment
 from deploy.instance_kind import InstanceKind
 from deploy.instance_price import bundled_prices
 from deploy.places import host_size
-from deploy.served import computed_speed, read_served
+from deploy.plan import computed_speed, read_served
 from inference.artifact import Manifest, write_manifest
 from inference.errors import BadArtifact
 from tests.support.artifacts import TRN1, trn1_manifest
