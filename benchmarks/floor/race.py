@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from inference.engine.session import Session
 from inference.order import Decode, End
 from inference.proposer import BASE, Nodes, Proposal
 from inference.sampling import SamplingParams
-from inference.times import LatencyModel, Shape
+from inference.times import LatencyModel
 
 MOST_NODES, CHUNK = 64, 256
 LENGTH = 2_048
@@ -54,20 +54,17 @@ class Clock:
 
 
 class TimedTarget(ScriptedTarget):
-    """A Model whose next token depends on seed, position and token, and whose time on a machine.
-
-    made: rows and nodes of each forward that chose tokens
+    """A Model whose next token depends on seed, position and token. spend: takes the time of a
+    forward pass of so many rows and nodes
     """
 
-    def __init__(self, rows: int, machine: Machine, clock: Clock) -> None:
+    def __init__(self, rows: int, spend: Callable[[int, int], None]) -> None:
         super().__init__(rows, LENGTH + MOST_NODES, CHUNK)
-        self._machine, self._clock = machine, clock
-        self.made = list[Shape]()
+        self._spend = spend
 
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         nodes = max(len(segment.tokens) for segment in segments)
-        self._clock.now += self._machine.seconds(len(segments), nodes, self._clock.now)
-        self.made.append((len(segments), nodes))
+        self._spend(len(segments), nodes)
         return [
             Chosen(
                 np.array(
@@ -90,11 +87,13 @@ class Skill(NamedTuple):
         the second
     right: the two chances
     claims: what it claims of its first guess in the two cases
+    works: at which positions it can be right at all
     """
 
     sure: float
     right: tuple[float, float]
     claims: tuple[float, float]
+    works: Callable[[int], bool] = lambda position: True
 
 
 SKILLS = {
@@ -194,7 +193,8 @@ class ScriptedDraft:
         right = mixed(seed, node.position, node.token) % VOCABULARY
         case = int(mixed(seed ^ 0x5EED, node.position, node.token) >= skill.sure * 2**32)
         drawn = mixed(seed ^ 0xD4A3, node.position, node.token) / 2**32
-        first, claim = skill.right[case], skill.claims[case]
+        first = skill.right[case] if skill.works(node.position) else 0.0
+        claim = skill.claims[case]
         second = first + SECOND * (1 - first) if first else 0.0
         hit = 0 if drawn < first else 1 if drawn < second else 2
         if not node.true:
@@ -210,14 +210,12 @@ class ScriptedDraft:
 
 
 class Made(NamedTuple):
-    """When each token of a text came, and the forwards. Seconds since the first order.
+    """When each token of a text came.
 
-    at: [tokens] seconds without pauses of the machine
-    forwards: [forwards] rows and nodes
+    at: [tokens] seconds since the first order, without pauses of the machine
     """
 
     at: list[float]
-    forwards: list[Shape]
 
     def tokens_by(self, seconds: float) -> float:
         """Tokens that had come after so many seconds, parts of a token included."""
@@ -229,20 +227,24 @@ class Made(NamedTuple):
 
 
 def race(
-    law: Law,
+    machine: Machine,
     times: LatencyModel,
     skill: Skill | None,
     sessions: int,
     tokens: int,
     seed: int,
 ) -> list[Made]:
-    """Make one text in each session.
+    """Generate one text in each session.
 
     times: what the engine believes at the start
-    skill: of the draft; None for root-only forwards
+    skill: of the draft; None for root-only forward passes
     """
-    clock, machine = Clock(), Machine(law, seed)
-    model = TimedTarget(sessions, machine, clock)
+    clock, law = Clock(), machine.law
+
+    def spend(rows: int, nodes: int) -> None:
+        clock.now += machine.seconds(rows, nodes, clock.now)
+
+    model = TimedTarget(sessions, spend)
     engine = Engine(
         model,
         sequence_length=LENGTH,
@@ -258,7 +260,6 @@ def race(
         engine.finish(future)
         opened.append(session)
     start, paused = clock.now, machine.paused
-    model.made.clear()
     for session in opened:
         engine.decode(session, Decode(session.length + tokens, credit=CREDIT))
     drafts = [ScriptedDraft(skill, one, engine, law, clock.now) for one in opened] if skill else []
@@ -274,4 +275,4 @@ def race(
             engine.acknowledge(session, session.length)
             if fresh and drafts:
                 drafts[index].committed(clock.now)
-    return [Made(at, model.made) for at in arrivals]
+    return [Made(at) for at in arrivals]
