@@ -10,9 +10,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.capacity.script import VOCABULARY
 from benchmarks.floor.laws import Law
-from benchmarks.floor.race import CALL, CALL_NODE, CHUNK, LENGTH, MOST_NODES, TimedTarget, mixed
+from benchmarks.floor.race import (
+    CALL,
+    CALL_NODE,
+    CHUNK,
+    LENGTH,
+    MOST_NODES,
+    VOCABULARY,
+    ScriptedTarget,
+    next_tokens,
+)
 from benchmarks.regret.clock import VirtualClock
 from benchmarks.regret.virtual import Link, VirtualServer, VirtualSession
 from inference.backends import Chosen, Ranked, Segment
@@ -88,14 +96,10 @@ class _Draft:
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         (segment,) = segments
         self._device.work(self._seconds(len(segment.tokens)))
-        first = [
-            mixed(segment.params.seed, int(segment.positions[at]), int(segment.tokens[at]))
-            for at in segment.pick
-        ]
-        later = np.arange(k) + (0 if self._device.pays else 1)
-        ids = (np.array(first, dtype=np.int64)[:, None] + later) % VOCABULARY
-        scores = np.log(0.9) + np.log(0.05) * np.arange(k, dtype=np.float32)
-        return [Ranked(ids.astype(np.int32), np.tile(scores.astype(np.float32), (len(ids), 1)))]
+        later = np.arange(k, dtype=np.int32) + (0 if self._device.pays else 1)
+        ids = (next_tokens(segment)[:, None] + later) % VOCABULARY
+        scores = np.log(0.9) + np.log(0.05) * np.arange(k)
+        return [Ranked(ids, np.tile(scores.astype(np.float32), (len(ids), 1)))]
 
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         """Take keys of the prompt."""
@@ -115,7 +119,7 @@ def play(
     """Return when each token of a text reached its reader, in seconds from the prompt on."""
     clock = VirtualClock()
     device = _Device(clock, sharing)
-    target = TimedTarget(1, lambda rows, nodes: device.forward_pass(law.seconds(rows, nodes)))
+    target = ScriptedTarget(1, lambda rows, nodes: device.forward_pass(law.seconds(rows, nodes)))
     engine = Engine(
         target,
         sequence_length=LENGTH,
