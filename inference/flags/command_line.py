@@ -161,9 +161,10 @@ class Parser(argparse.ArgumentParser):
             argument_default=argparse.SUPPRESS,
             allow_abbrev=False,
             add_help=False,
+            exit_on_error=False,
         )
+        self._flags: dict[str, Flag] = {}
         self._titled: dict[str, argparse._ArgumentGroup] = {}
-        self._names: list[str] = []
 
     def titled(self, title: str) -> argparse._ArgumentGroup:
         """The group of flags of this title."""
@@ -174,7 +175,7 @@ class Parser(argparse.ArgumentParser):
     def add_flags(self, flags: Iterable[Flag]) -> None:
         """Add flags, each in the group of its title."""
         for flag in flags:
-            self._names += [spelling.removeprefix("--") for spelling in flag.spellings]
+            self._flags |= dict.fromkeys(flag.spellings, flag)
             add_flag(self.titled(flag.title), flag)
 
     def read(
@@ -188,7 +189,11 @@ class Parser(argparse.ArgumentParser):
         bare: flags whose values may stand without them, in this order
         roles: by the value of --role, those whose flags may have been meant; else any flag may
         """
-        given, unknown = self.parse_known_args([underscored(word) for word in words])
+        words = [underscored(word) for word in words]
+        try:
+            given, unknown = self.parse_known_args(words)
+        except argparse.ArgumentError as error:
+            raise InvalidRequest(self._misuse(str(error.argument_name), words)) from error
         for flag in bare:
             if flag not in given and unknown and (unknown[0] == "-" or unknown[0][:1] != "-"):
                 setattr(given, flag, unknown.pop(0))
@@ -196,11 +201,22 @@ class Parser(argparse.ArgumentParser):
             word = unknown[0].partition("=")[0]
             if word.startswith("-"):
                 role = (roles or {}).get(vars(given).get("role", ""))
-                names = flags_of(role) if role else self._names
-                flags = [f"--{name}" for name in names]
+                flags = [f"--{name}" for name in flags_of(role)] if role else [*self._flags]
                 raise InvalidRequest(f"there is no flag {word}{nearest(word, flags)}")
             raise InvalidRequest(f"unexpected argument {word!r}: a value follows its flag")
         return ValueSource("--{}", vars(given))
+
+    def _misuse(self, name: str, words: Sequence[str]) -> str:
+        """The error for a flag without its value, or a switch with one."""
+        flag = self._flags.get(name)
+        if flag is None or flag.kind is bool:
+            return f"{name} is a switch and takes no value"
+        following = zip(words, [*words[1:], ""], strict=True)
+        got = [after for word, after in following if word == name and after[:1] in ("", "-")]
+        return (
+            f"{name} needs a value, {flag.allowed}: got {got[0] or 'nothing'}; for example "
+            f"{name} {flag.example}"
+        )
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"{self.prog}: error: {printable(message)}\n")

@@ -60,7 +60,7 @@ def parse(arguments: Sequence[str] | None = None) -> Role:
         words = ["--role", role, *words[1:]]
     parser, start = _parser(verb), environment(_Start)
     if not words and not start.values:
-        parser.exit(USAGE, "\n".join(overview(_command())) + "\n")
+        parser.exit(USAGE, "\n".join(overview()) + "\n")
     try:
         _check_verb(verb)
         given = parser.read(words, ROLES[role].BARE.split() if verb else (), ROLES)
@@ -87,9 +87,9 @@ def _show_what_is_asked(given: dict[str, Any]) -> None:
     if not every and "help" not in given:
         return
     if "role" not in given:
-        _print_and_end("\n".join(overview(_command())))
+        _print_and_end("\n".join(overview()))
     model = _model([given["role"]])
-    command = f"{_command()} {verb_of(given['role'])}"
+    command = f"outrider {verb_of(given['role'])}"
     _print_and_end(help_text(model, command, str(model.__doc__), every=every, titles=TITLES))
 
 
@@ -117,7 +117,7 @@ def _check_verb(verb: str) -> None:
     """Raise InvalidRequest for a word that is no verb; empty for none."""
     known = (*VERBS, *OTHER_VERBS)
     if verb and verb not in known:
-        meant = nearest(verb, known) or f": `{_command()} --help` lists the commands"
+        meant = nearest(verb, known) or ": `outrider --help` lists the commands"
         raise InvalidRequest(f"unknown command {verb!r}{meant}")
 
 
@@ -152,7 +152,7 @@ def _check_environment() -> None:
 
 def _parser(verb: str) -> Parser:
     """A parser of the flags of all roles: one of another role is told from a mistyped one."""
-    command = f"{_command()} {verb}".strip()
+    command = f"outrider {verb}".strip()
     parser = Parser(command, usage_of(command))
     parser.add_flags(all_flags().values())
     for name in ("--version", "--help_all"):
@@ -164,9 +164,3 @@ def _parser(verb: str) -> Parser:
 def _print_and_end(text: str) -> NoReturn:
     print(text, flush=True)
     raise SystemExit(0)
-
-
-def _command() -> str:
-    """The command that started this program."""
-    called = Path(sys.argv[0]).name
-    return {"outrider": called, "__main__.py": "python -m outrider"}.get(called, "python main.py")

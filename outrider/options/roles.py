@@ -126,7 +126,7 @@ class FusedTargetRole(draft_flags.SourceOptions, groups.QuantizationOptions, Ser
         return self
 
 
-TO_A_TARGET = ("target_host", "target", "tls_ca", "token_file")
+TO_A_TARGET = ("target_host", "port", "target", "tls_ca", "token_file")
 """Common flags of a client: where its target is, and how each proves who it is."""
 PROMPTED = ("prompt", "prompt_text", "chat", "max_new_tokens", "temperature", "seed", "json")
 """Common flags of commands that generate the texts of some prompts."""
@@ -192,7 +192,7 @@ class DraftRole(
     """generate text from a prompt, or from a file of prompts"""
 
     BARE: ClassVar = "prompt"
-    COMMON: ClassVar = (*PROMPTED, "baseline", "model", "draft", "max_usd", *TO_A_TARGET)
+    COMMON: ClassVar = (*PROMPTED, "baseline", "model", "draft", *TO_A_TARGET)
     role: Literal["draft"] = "draft"
 
 
