@@ -208,7 +208,7 @@ def _of_presets(names: Sequence[str]) -> dict[str, Any]:
     if not names:
         return {}
     options = [PresetOptions(preset=name) for name in names]
-    kinds = sorted({one.method for one in options if one.method and not one.target_only})
+    kinds = sorted({one.method for one in options if one.method})
     if len(kinds) > 1:
         raise InvalidRequest(
             f"--presets {','.join(names)}: one kind of model drafts in a comparison, got "

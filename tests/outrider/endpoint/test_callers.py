@@ -55,7 +55,7 @@ def test_only_an_administrator_changes_what_everybody_uses(
 
 @pytest.fixture(scope="module")
 def named(manager: TargetManager) -> Iterator[str]:
-    with http_server(manager, names=("Proxy.example",)) as address:
+    with http_server(manager, origins=("https://Proxy.example",)) as address:
         yield address
 
 
@@ -79,7 +79,7 @@ def test_another_name_for_this_machine_is_refused(named: str, host: str) -> None
     assert answer.is_success is HOSTS[host]
     if not HOSTS[host]:
         assert answer.status_code == 400
-        assert "--http_names" in answer.json()["error"]["message"]
+        assert "--origins" in answer.json()["error"]["message"]
 
 
 def test_a_length_said_in_two_ways_ends_the_connection(server: str) -> None:
