@@ -1,4 +1,4 @@
-"""Anthropic's /v1/messages as a translation of a chat: answers are blocks of text and uses of tools.
+"""Anthropic's /v1/messages as a translation of a chat: blocks of text and uses of tools.
 
 Fields that are not named here are those of a chat. No answer is stored: each request sends the
 whole conversation.
