@@ -105,7 +105,7 @@ def _clients() -> Iterator[tuple[Client, Client]]:
         import torch  # noqa: F401  meanwhile
 
         first, second = (ConnectionOptions(target_host=start.result().address) for start in starts)
-        alone = SharedClientRole(connection=first, target_only=True)
+        alone = SharedClientRole(connection=first, draft="none")
         drafted = SharedClientRole(connection=second, threads=1)
         clients = [stack.enter_context(open_client(role)) for role in (alone, drafted)]
         clients[1].wait()
