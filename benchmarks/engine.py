@@ -37,7 +37,7 @@ from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.flags.values import Counts
 from inference.order import MOST_CREDIT, Decode
-from inference.proposer import BASE, Nodes, Proposal
+from inference.proposer import Nodes
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel
 
@@ -87,6 +87,14 @@ class Right(NamedTuple):
     token: int
 
 
+class _Node(NamedTuple):
+    """A column of a message."""
+
+    back: int
+    token: int
+    chance: float
+
+
 class Client:
     """Sends the line of right tokens, and wrong ones beside it, level by level."""
 
@@ -95,7 +103,7 @@ class Client:
         self._random, self._numbers = np.random.default_rng(seed), 0
         self._line: list[Right] = []
         self._start = session.length - 1  # all nodes but the first hang below others
-        self._last = Right(self._start, BASE, session.root)
+        self._last = Right(self._start, -1, session.root)
 
     @property
     def full(self) -> bool:
@@ -103,26 +111,28 @@ class Client:
 
     def message(self) -> Nodes:
         """The line is as long as it should be; the other nodes are wrong."""
-        base, proposals = self.session.length - 1, list[Proposal]()
+        base, first, columns = self.session.length - 1, self._numbers, list[_Node]()
         self._line = [one for one in self._line if one.position > base]
-        while len(proposals) < MESSAGE:
-            if self._last.position < base + LEVELS and len(proposals) < MESSAGE // 2:
-                proposals.append(self._right())
+        while len(columns) < MESSAGE:
+            if self._last.position < base + LEVELS and len(columns) < MESSAGE // 2:
+                columns.append(self._right())
             else:
-                proposals.append(self._wrong())
-        return Nodes(self._start, proposals)
+                columns.append(self._wrong())
+        back, tokens, chances = zip(*columns, strict=True)
+        return Nodes(self._start, first, back, tokens, chances)
 
-    def _right(self) -> Proposal:
+    def _right(self) -> _Node:
         before, chance = self._last, SURE if self._random.random() < 0.7 else UNSURE
         number = self._number()
         self._last = Right(before.position + 1, number, (before.token + 1) % VOCABULARY)
         self._line.append(self._last)
-        return Proposal(number, before.number, self._last.token, chance)
+        return _Node(number - before.number if before.number >= 0 else 0, self._last.token, chance)
 
-    def _wrong(self) -> Proposal:
+    def _wrong(self) -> _Node:
         above = self._line[int(self._random.integers(len(self._line)))]
         token = int(self._random.integers(VOCABULARY))
-        return Proposal(self._number(), above.number, token, float(self._random.uniform(0.02, 0.5)))
+        back = self._number() - above.number
+        return _Node(back, token, float(self._random.uniform(0.02, 0.5)))
 
     def _number(self) -> int:
         self._numbers += 1

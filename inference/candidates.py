@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.proposer import BASE, MOST_CANDIDATES, Nodes
+from inference.proposer import MOST_CANDIDATES, Nodes
 
 REMEMBERED_NUMBERS = 4096
 """Number of latest numbers of a stream that may be named as parents. Also of latest committed
@@ -66,7 +66,7 @@ class _Numbers:
     __slots__ = ("marks", "numbers")
 
     def __init__(self) -> None:
-        self.numbers = [BASE] * REMEMBERED_NUMBERS
+        self.numbers = [-1] * REMEMBERED_NUMBERS
         self.marks = [NOWHERE] * REMEMBERED_NUMBERS
 
 
@@ -162,13 +162,16 @@ class CandidateTree:
         """Add the nodes below their parents; returns how many were dropped."""
         ring = self._streams.get(stream)
         if ring is None:
-            return Dropped(late=len(nodes.proposals))
+            return Dropped(late=len(nodes.tokens))
         numbers, marks, groups = ring.numbers, ring.marks, self._groups
         base = ~nodes.base if nodes.base >= 0 else NOWHERE
         proposer, late = nodes.proposer, 0
-        for number, parent, token, claimed in nodes.proposals:
-            above, at = base, parent % REMEMBERED_NUMBERS
-            if parent != BASE:
+        described = zip(nodes.parents, nodes.tokens, nodes.chances, strict=True)
+        for number, (back, token, claimed) in enumerate(described, nodes.first):
+            above = base
+            if back:
+                parent = number - back
+                at = parent % REMEMBERED_NUMBERS
                 above = marks[at] if numbers[at] == parent else NOWHERE
             group = groups.get(above) or self._group(above)
             if group is None:

@@ -7,14 +7,14 @@ machine is nothing next to the emulated times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from inference.backends import Chosen, Ranked, Segment
-from inference.proposer import BASE, Nodes, Proposal
+from inference.proposer import Nodes
 from inference.tree import IntArray
 
 VOCABULARY = 32_000
@@ -187,16 +187,15 @@ class GrowingDraft:
         self._deepest += 1
         return True
 
-    def flush(self, next_number: Callable[[], int]) -> Nodes | None:
-        """Candidates that were found and not sent yet."""
-        proposals = list[Proposal]()
-        for node in self._found:
-            above, node.number = node.above, next_number()
-            assert above is not None, "the root is not sent"
-            parent = BASE if above.number is None else above.number
-            proposals.append(Proposal(node.number, parent, node.token, node.chance))
-        self._found = []
-        return Nodes(self._root, proposals) if proposals else None
+    def flush(self, first: int) -> Nodes | None:
+        """Candidates that were found and not sent yet, numbered from `first` on."""
+        found, self._found, parents = self._found, [], list[int]()
+        for number, node in enumerate(found, first):
+            assert node.above is not None, "the root is not sent"
+            node.number, above = number, node.above.number
+            parents.append(0 if above is None else number - above)
+        tokens, chances = [node.token for node in found], [node.chance for node in found]
+        return Nodes(self._root, first, parents, tokens, chances) if found else None
 
     def _begin(self, root: int) -> None:
         """Nothing is known but the root."""

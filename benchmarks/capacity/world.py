@@ -7,7 +7,6 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import count
 from typing import NamedTuple
 
 from benchmarks.capacity.script import VOCABULARY, GrowingDraft, ScriptedTarget, Text
@@ -142,7 +141,7 @@ class User:
         self.session, self.opened = engine.open(wish.prompt, params, tenant=wish.tenant)
         if self._draft is not None:
             self._draft.open(wish.prompt, wish.number)
-        self._stream, self._numbers = engine.join(self.session), count()
+        self._stream, self._next_number = engine.join(self.session), 0
         self._told = self.session.length
         self._free_at = starts
         self._way_up = deque[tuple[float, Nodes]]()
@@ -168,8 +167,9 @@ class User:
             self._hear(self._draft)
             busy = self._draft.work()
             self._free_at += self.wish.call if busy else 0.0
-            nodes = self._draft.flush(self._numbers.__next__)
+            nodes = self._draft.flush(self._next_number)
             if nodes is not None:
+                self._next_number = nodes.end
                 self._way_up.append((self._free_at + self._link, nodes))
             if not busy:
                 self._free_at = min(self._way_down[0][0], now) if self._way_down else now

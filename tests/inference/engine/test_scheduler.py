@@ -26,11 +26,11 @@ from inference.engine.scheduler import (
 from inference.engine.session import Session
 from inference.engine.tuning import TUNING
 from inference.order import Decode, Pace
-from inference.proposer import BASE, Nodes, Proposal
+from inference.proposer import Nodes
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED, LatencyModel
 from tests.support.clock import Clock
-from tests.support.exact import Exact
+from tests.support.exact import Exact, chain
 
 ONE = 0.040
 MOST = 32
@@ -129,8 +129,9 @@ def session(*chances: float, length: int = 3, pace: Pace = Pace.GO_ON, end: int 
     made = Session(list(range(length)), SamplingParams(), "", 1000, Calibration())
     made.set_order(Decode(end, pace=pace, credit=500))
     made.candidates.join(1)
-    said = [Proposal(index, BASE, 500 + index, chance) for index, chance in enumerate(chances)]
-    made.candidates.append(1, Nodes(length - 1, said), lambda who, depth, claimed: claimed)
+    tokens = [500 + index for index in range(len(chances))]
+    said = Nodes(length - 1, 0, [0] * len(chances), tokens, chances)
+    made.candidates.append(1, said, lambda who, depth, claimed: claimed)
     return made
 
 
@@ -171,8 +172,8 @@ def test_a_session_that_waits_does_not_hold_up_one_that_goes_on() -> None:
 
 def test_a_forward_is_no_deeper_than_what_may_be_committed() -> None:
     line = session(end=6)
-    said = [Proposal(index, index - 1, 500 + index, 1.0) for index in range(9)]
-    line.candidates.append(1, Nodes(2, said), lambda who, depth, claimed: claimed)
+    said = chain(2, range(500, 509), 1.0)
+    line.candidates.append(1, said, lambda who, depth, claimed: claimed)
     assert sizes_of(turns(flat).next(trees(line))) == [3]  # and a token of the target's own
 
 
