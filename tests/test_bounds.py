@@ -45,7 +45,7 @@ def committed_candidates(count: int) -> object:
     tree.join(0)
     for number in range(count):
         tree.append(0, Nodes(number, number, [0], [2], [0.5]), lambda *_: 0.5)
-        tree.advance([2])
+        tree.commit([2])
     return tree
 
 

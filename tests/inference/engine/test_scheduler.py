@@ -180,7 +180,7 @@ def test_a_forward_is_no_deeper_than_what_may_be_committed() -> None:
 def test_one_whose_guesses_have_missed_keeps_nobody_narrow() -> None:
     """Among many sessions somebody's always have. Who is a token behind already is not slowed."""
     ready, planned = [session(*[0.9] * 15) for _ in range(4)], turns(neuron, sizes=(1, 16, 32))
-    ready[0].candidates.advance([500])  # taken, and nothing hangs below it
+    ready[0].candidates.commit([500])  # taken, and nothing hangs below it
     assert sizes_of(planned.next(trees(*ready))) == [1, 16, 16, 16]
     ready[0].add_service(-0.5)
     assert sizes_of(planned.next(trees(*ready))) == [1] * 4
@@ -198,14 +198,14 @@ def test_who_takes_fewer_candidates_than_expected_is_believed_less() -> None:
 
 def test_no_deficit_is_allowed_to_one_whose_candidates_were_never_taken() -> None:
     missed = session(0.9)
-    missed.candidates.advance([9])
+    missed.candidates.commit([9])
     assert allowed_deficit(missed) == allowed_deficit(session()) == 0.0
 
 
 def test_a_deficit_is_what_root_only_forwards_give_back_before_the_text_ends() -> None:
     for left, deficit in ((500, TUNING.most_deficit), (30, 30 * (1 - TUNING.least_rate)), (0, 0.0)):
         owing = session(0.9, length=3, end=4 + left)
-        owing.candidates.advance([500])
+        owing.candidates.commit([500])
         assert allowed_deficit(owing) == pytest.approx(deficit)
 
 
