@@ -149,7 +149,7 @@ class Choice(NamedTuple):
         if not self.preset:
             return "none: the target runs in the process of the comparison"
         if self.architecture == FUSED:
-            return "outrider run --target_only, with outrider fused_target"
+            return "outrider run --draft beside, with outrider fused_target"
         words = [] if self.architecture == HYBRID else ["--preset", self.preset]
         for name in ("gamma", "tree_nodes", "tree_depth", "cs"):
             if self.label and name in self.flags:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from outrider.measure.report import Report, operating_point
 from outrider.measure.run import Task
 from outrider.measure.scoring import score
 from outrider.measure.sets import Item
-from outrider.measure.testbed import measure, target_of
+from outrider.measure.testbed import Beside, measure, target_of
 from outrider.options.draft_flags import PRESETS
 from outrider.text.completion import Request
 from outrider.text.parameters import Parameters
@@ -34,7 +35,7 @@ MIN_PROMPTS, MIN_TOKENS = 30, 128
 """Prompts of a kind, and the limit of their texts, from which a figure may be claimed."""
 
 
-def run(options: BenchOptions) -> int:
+def run(options: BenchOptions, beside: Beside = lambda client, arms: nullcontext(arms)) -> int:
     """Generate the texts that the run lacks, and write and print its report in any case."""
     items, out = options.items(), Path(options.out)
     arms = {BASELINE: PRESETS["vanilla"], **options.arms}
@@ -54,6 +55,7 @@ def run(options: BenchOptions) -> int:
                         measure(
                             options, journal, there, arms, partial(_tasks, options, items),
                             repeats=options.num_runs, trip=trip, bandwidth=options.bandwidth,
+                            beside=beside,
                         )  # fmt: skip
                 journal.write("end", {"load": environment()["load"]})
         finally:  # a run that was ended has a report of its texts, too

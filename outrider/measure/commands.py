@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from inference.command import called, run_command
+from inference.command import run_command
 from inference.extras import require
 from inference.flags.command_line import CommandOptions, parse_flags
 from outrider.measure import options as flags
@@ -43,8 +43,7 @@ PROVE = """examples:
 
 def parse_compare(words: Words = None) -> flags.CompareOptions:
     """The options of a command line. Prints help or an error in one line, and exits."""
-    command = called("compare", "compare_architectures.py")
-    return parse_flags(flags.CompareOptions, command, words, COMPARE)
+    return parse_flags(flags.CompareOptions, "outrider compare", words, COMPARE)
 
 
 def parse_bench(words: Words = None) -> flags.BenchOptions:

@@ -5,6 +5,7 @@ that was not measured in this call.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -52,10 +53,10 @@ def compare(options: CompareOptions) -> Report:
         )  # fmt: skip
         return [Task("", "text", str(one.index), partial(_same, one)) for one in requests]
 
-    def in_process(client: Client) -> list[Arm]:
+    def in_process(client: Client, arms: list[Arm]) -> AbstractContextManager[list[Arm]]:
         if not local:
             local.extend(local_arms(options, client.tokenizer))
-        return local
+        return nullcontext([*arms, *local])
 
     fused = {"draft_model": options.stated().get("draft_model"), "draft": options.draft}
     role, more = ("fused_target", fused) if FUSED in options.chosen else ("target", {})
@@ -70,7 +71,7 @@ def compare(options: CompareOptions) -> Report:
                 say(f"round trip {trip:g} ms: {', '.join(one.name for one in chosen)}")
                 clients = measure(
                     options, journal, there, arms, tasks, repeats=options.num_runs,
-                    trip=trip, bandwidth=options.bandwidth, local=in_process,
+                    trip=trip, bandwidth=options.bandwidth, beside=in_process,
                 )  # fmt: skip
         journal.write("end", {"load": environment()["load"]})
         known = journal.known

@@ -119,8 +119,8 @@ def loaded(
         )
     known = sources[0].as_flag("model")
     fit = sorted((one for one in here if not one.refusal), key=lambda one: one.size)
-    ways = [(BASELINE, {"target_only": True, **known}, 0)]
-    ways += [("copied text", {"draft": "none", **known}, 0)]
+    ways = [(BASELINE, {"draft": "none", **known}, 0)]
+    ways += [("copied text", {"draft": "copy", **known}, 0)]
     ways += [(one.name, one.as_flag("draft_model"), one.size) for one in fit[:MAX_DRAFTS]]
     for one in fit[MAX_DRAFTS:]:
         left_out[one.name] = f"only the {MAX_DRAFTS} smallest are measured"

@@ -5,7 +5,7 @@ it, and clients that share one loaded draft.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,10 @@ def _finder(roles: Sequence[ClientRole]) -> Callable[[ClientRole], FoundDraft]:
     return find
 
 
+Beside = Callable[[Client, list[Arm]], AbstractContextManager[list[Arm]]]
+"""Adds arms that are no client's, such as other engines, to ours."""
+
+
 def measure(
     options: RunOptions,
     journal: Journal,
@@ -84,7 +88,7 @@ def measure(
     repeats: int,
     trip: float = 0.0,
     bandwidth: float | None = None,
-    local: Callable[[Client], Sequence[Arm]] = lambda client: (),
+    beside: Beside = lambda client, arms: nullcontext(arms),
     warm: bool = True,
 ) -> list[Client]:
     """Generate the texts that the journal lacks, over one link. Returns the clients, closed.
@@ -92,7 +96,7 @@ def measure(
     arms: flags of a client by the name of each arm, target-only first if it is among them
     trip: emulated round trip in milliseconds
     bandwidth: of the emulated link, in Mbit/s; None for no limit
-    local: further arms, with the target in this process
+    beside: adds further arms
     warm: let every arm generate a few tokens before anything counts
     """
     with ExitStack() as stack:
@@ -108,10 +112,10 @@ def measure(
         drafts = {
             name: find(role).fingerprint()
             for name, role in roles.items()
-            if role.computable.method is not None and not role.target_only
+            if role.computable.method is not None
         }
         journal.start(start_record(first.target, drafts, shared=first.shares_device))
-        every = [client_arm(name, client) for name, client in clients.items()]
-        run = Run(journal, [*with_again(every), *local(first)], trip, warm=warm)
-        run.make(tasks(first), range(repeats))
+        ours = with_again([client_arm(name, client) for name, client in clients.items()])
+        every = stack.enter_context(beside(first, ours))
+        Run(journal, every, trip, warm=warm).make(tasks(first), range(repeats))
     return [*clients.values()]

@@ -192,7 +192,7 @@ MEANINGLESS = (
     "--objective latency",
     "--target_host a:1 --emulate some",
     "--gamma 3",
-    "--pace wait",
+    "--tree_nodes 4",
     "--min_tps 3",
     "--preset hybrid",
     "--draft none",
