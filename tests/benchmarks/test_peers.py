@@ -13,11 +13,10 @@ from inference.cost.billing import Billing
 from inference.errors import Unavailable
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
-from outrider.measure.account import Account
 from outrider.models.directories import EMBEDDED
 from outrider.text.completion import Request
 
-TOKENIZER, ACCOUNT = Tokenizer(EMBEDDED / "target"), Account(Billing(), whole=True)
+TOKENIZER = Tokenizer(EMBEDDED / "target")
 REPEATING = """
 from benchmarks.rivals.worker import answer
 
@@ -35,7 +34,7 @@ def test_what_an_engine_hands_over_is_a_text_and_what_it_prints_is_not() -> None
     command = [sys.executable, "-c", REPEATING]
     request = Request(0, "", [5, 6, 7], SamplingParams(), 2, frozenset([6]))
     with peer("repeating", command, ["repeating"]) as plays:
-        arm = rival_arm("repeating", plays["repeating"], TOKENIZER, ACCOUNT)
+        arm = rival_arm("repeating", plays["repeating"], TOKENIZER, Billing())
         for _ in range(2):
             done = arm.make(request, Event())
             assert (done.token_ids, done.chunk_tokens, done.traffic.forwards) == ([5, 6], [1, 1], 2)
