@@ -23,7 +23,7 @@ from benchmarks.harness import Flags, JsonFile, run, write_json
 from benchmarks.regret import table
 from benchmarks.regret.settings import DOZEN, MAIN, SERIES, Series, settings
 from benchmarks.regret.stage import ALONE, GROWING
-from benchmarks.regret.study import Played, Study, embedded_study, play
+from benchmarks.regret.study import Played, Study, play
 from benchmarks.regret.texts import TOKENS
 from inference.errors import InvalidRequest
 from inference.flags.values import Words
@@ -65,7 +65,7 @@ def main(given: Options) -> None:
     series = SERIES if given.held_out else (MAIN,)
 
     def study(of: Series) -> Study:
-        return embedded_study(of.prompts[: given.texts], given.tokens, of.seed)
+        return Study(of.prompts[: given.texts], given.tokens, of.seed)
 
     studied = list(told(play(among, series, study), len(among) * len(series)))
     print(table.markdown(studied))

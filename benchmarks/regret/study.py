@@ -11,14 +11,16 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.harness import cpu_decoder
-from benchmarks.regret.pair import LEVELS, Agreement, Pair, Text
+from benchmarks.own_texts import Text, generate
+from benchmarks.regret.pair import LEVELS, PrefixModel
 from benchmarks.regret.prefixes import Prefixes
 from benchmarks.regret.settings import Cell, Series, Setting
-from benchmarks.regret.stage import ARMS, SEQUENCE_LENGTH, Arm, Stage, virtual_server
-from benchmarks.regret.texts import PROMPTS, SEED, TOKENS, texts_of
+from benchmarks.regret.stage import ARMS, SEQUENCE_LENGTH, Arm, Stage, serve, virtual_server
+from benchmarks.regret.texts import SEED, TOKENS
 from inference.decode import Loop
 from inference.draft_thread import Drafter, inline
 from inference.order import Decode
+from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.models.directories import EMBEDDED
 
@@ -73,11 +75,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Played:
-    """Results of a series in a setting, and the agreement of its pair on these texts."""
+    """Results of a series in a setting, by arm."""
 
     setting: Setting
     series: Series
-    agreement: Agreement
     results: dict[str, Result]
 
     @property
@@ -101,14 +102,13 @@ def play(
         prepared = study(texts)
         for setting in among:
             pair = prepared.pair(setting.cell)
-            results = {arm.name: _result(arm, setting, pair) for arm in ARMS}
-            yield Played(setting, texts, pair.agreement, results)
+            yield Played(setting, texts, {arm.name: _result(arm, setting, pair) for arm in ARMS})
 
 
 def _result(arm: Arm, setting: Setting, pair: Pair) -> Result:
     trip = setting.cell.round_trip / 1e3
-    server = virtual_server(pair.target(), pair.vocabulary, setting.profiles)
-    stage = Stage(server, pair.draft(), trip, setting.profiles)
+    server = virtual_server(pair.target.apart(), pair.vocabulary, setting.profiles)
+    stage = Stage(server, pair.draft.apart(), trip, setting.profiles)
     drafter = inline(arm.propose(stage))
     return Result(tuple(read(arm.name, drafter, stage, text) for text in pair.texts))
 
@@ -147,57 +147,51 @@ def _tokens(drafter: Drafter, stage: Stage, text: Text) -> Iterator[Sequence[int
         loop.drafting.settle()
 
 
-class Study:
-    """Pairs and their texts, made when first asked for.
+class Pair(NamedTuple):
+    """A target, a draft of one level of agreement, and the target's own texts."""
 
-    load: returns a fresh memory of the target
-    encode: turns text into tokens
+    target: PrefixModel
+    draft: PrefixModel
+    texts: Sequence[Text]
+    vocabulary: int
+
+
+class Study:
+    """Pairs of the embedded target and their texts, made when first asked for.
+
     tokens: length of a text
     seed: that of the first text
     """
 
-    def __init__(
-        self,
-        load: Callable[[], Prefixes],
-        encode: Callable[[str], Sequence[int]],
-        prompts: Sequence[str],
-        tokens: int,
-        seed: int = SEED,
-    ) -> None:
-        self._load, self._encode, self._prompts, self._tokens = load, encode, prompts, tokens
-        self._seed = seed
+    def __init__(self, prompts: Sequence[str], tokens: int = TOKENS, seed: int = SEED) -> None:
+        folder = EMBEDDED / "target"
+        self._tokenizer = Tokenizer(folder)
+        self.vocabulary = self._tokenizer.vocabulary
+        self._decoder = cpu_decoder(folder, SEQUENCE_LENGTH, self.vocabulary, torch.float32)
+        self._prompts, self._tokens, self._seed = prompts, tokens, seed
         self._temperature: float | None = None
-        self._prefixes, self._texts = load(), tuple[Text, ...]()
         self._pairs: dict[str, Pair] = {}
 
     def pair(self, cell: Cell) -> Pair:
-        """The pair of a cell. Pairs of one temperature share the target's memory; those of the
-        temperature before are forgotten.
+        """The pair of a cell. Pairs of one temperature share what the target has computed; those
+        of the temperature before are forgotten.
         """
         if cell.temperature != self._temperature:
-            self._temperature, self._prefixes = cell.temperature, self._load()
-            self._texts = texts_of(
-                self._prefixes,
-                self._encode,
-                cell.temperature,
-                self._prompts,
-                self._tokens,
-                self._seed,
-            )
-            self._pairs = {}
+            self._temperature, self._pairs = cell.temperature, {}
+            self._prefixes = Prefixes(self._decoder)
+            self._texts = [
+                self._text(prompt, self._seed + index) for index, prompt in enumerate(self._prompts)
+            ]
         if cell.level not in self._pairs:
-            self._pairs[cell.level] = Pair(self._prefixes, LEVELS[cell.level], self._texts)
+            draft = PrefixModel(self._prefixes, LEVELS[cell.level])
+            target = PrefixModel(self._prefixes)
+            self._pairs[cell.level] = Pair(target, draft, self._texts, self.vocabulary)
         return self._pairs[cell.level]
 
-
-def embedded_study(
-    prompts: Sequence[str] = PROMPTS, tokens: int = TOKENS, seed: int = SEED
-) -> Study:
-    """The study of the embedded target on these prompts.
-
-    tokens: length of a text
-    seed: that of the first text
-    """
-    tokenizer = Tokenizer(EMBEDDED / "target")
-    decoder = cpu_decoder(EMBEDDED / "target", SEQUENCE_LENGTH, tokenizer.vocabulary, torch.float32)
-    return Study(lambda: Prefixes(decoder), tokenizer.encode, prompts, tokens, seed)
+    def _text(self, prompt: str, seed: int) -> Text:
+        """A text that every arm has to generate."""
+        assert self._temperature is not None
+        params = SamplingParams(self._temperature, seed=seed).on_the_wire()
+        engine = serve(PrefixModel(self._prefixes), self.vocabulary)
+        ids = tuple(self._tokenizer.encode(prompt))
+        return Text(ids, params, generate(engine, ids, params, self._tokens))

@@ -25,7 +25,6 @@ def record(studied: Sequence[Played]) -> list[dict[str, Any]]:
             "setting": str(played.setting),
             "series": played.series.name,
             "tuned": played.tuned,
-            "agreement": vars(played.agreement),
             "columns": Reading._fields,
             "arms": {name: list(result.readings) for name, result in played.results.items()},
         }
