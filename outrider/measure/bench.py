@@ -145,7 +145,7 @@ def _arms(options: BenchOptions, journal: Journal) -> Iterator[tuple[Client, lis
         clients, drafts = dict[str, Client](), dict[str, str]()
         for name, role in options.clients(reached):
             clients[name] = stack.enter_context(open_client(role, is_local=connection.is_local))
-            found = None if role.method is None or role.target_only else find_draft(role)
+            found = None if role.method is None else find_draft(role)
             drafts[name] = "" if found is None else found.fingerprint()
         for client in clients.values():
             client.wait()
