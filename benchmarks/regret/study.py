@@ -5,50 +5,45 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from benchmarks.harness import cpu_decoder
 from benchmarks.own_texts import Text, generate
-from benchmarks.regret.pair import LEVELS, PrefixModel
+from benchmarks.regret.pair import LEVELS, TARGET, PrefixModel
 from benchmarks.regret.prefixes import Prefixes
-from benchmarks.regret.settings import Cell, Series, Setting
+from benchmarks.regret.settings import Series, Setting
 from benchmarks.regret.stage import ARMS, SEQUENCE_LENGTH, Arm, Stage, serve, virtual_server
-from benchmarks.regret.texts import SEED, TOKENS
+from benchmarks.regret.texts import PROMPTS, SEED, TOKENS
 from inference.decode import Loop
 from inference.draft_thread import Drafter, inline
+from inference.model.decoder import Decoder
 from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.models.directories import EMBEDDED
-
-_COUNTED = ("bytes_up", "bytes_down", "messages_up", "forwards", "lone", "nodes")
 
 _TOGETHER = 1e-3
 """Tokens that come within so many seconds of each other are of one round."""
 
 
 class Reading(NamedTuple):
-    """A text as an arm made it. Seconds, tokens, rounds and counts begin behind the first round.
+    """A text as an arm generated it. Seconds, tokens and counts begin behind the first round.
 
     length: tokens of the whole text
     whole_seconds: seconds from the prompt on
-    drafted, calls, proposed: as in Spent; the fields behind them as in Traffic
+    calls: the last fields are those of Counts
     """
 
     seconds: float
     tokens: int
-    rounds: int
     length: int
     whole_seconds: float
-    drafted: float
     calls: int
     proposed: int
     bytes_up: int
     bytes_down: int
-    messages_up: int
     forwards: int
     lone: int
     nodes: int
@@ -86,6 +81,16 @@ class Played:
         """Something was chosen on these texts in this setting."""
         return self.setting.matches(self.series.tuned)
 
+    def record(self) -> dict[str, Any]:
+        """Everything, for JSON: a row of Reading for each text."""
+        return {
+            "setting": str(self.setting),
+            "series": self.series.name,
+            "tuned": self.tuned,
+            "columns": Reading._fields,
+            "arms": {name: list(result.readings) for name, result in self.results.items()},
+        }
+
 
 class NotTheTargetsText(Exception):
     """An arm's output differs from the target's own: a fault that no study may pass over."""
@@ -101,12 +106,12 @@ def play(
     for texts in series:
         prepared = study(texts)
         for setting in among:
-            pair = prepared.pair(setting.cell)
+            pair = prepared.pair(setting)
             yield Played(setting, texts, {arm.name: _result(arm, setting, pair) for arm in ARMS})
 
 
 def _result(arm: Arm, setting: Setting, pair: Pair) -> Result:
-    trip = setting.cell.round_trip / 1e3
+    trip = setting.round_trip / 1e3
     server = virtual_server(pair.target.apart(), pair.vocabulary, setting.profiles)
     stage = Stage(server, pair.draft.apart(), trip, setting.profiles)
     drafter = inline(arm.propose(stage))
@@ -114,28 +119,19 @@ def _result(arm: Arm, setting: Setting, pair: Pair) -> Result:
 
 
 def read(name: str, drafter: Drafter, stage: Stage, text: Text) -> Reading:
-    """Let an arm make a text. Raises NotTheTargetsText unless it is the target's own."""
+    """Let an arm generate a text. Raises NotTheTargetsText unless it is the target's own."""
     made, moments, first = list[int](), list[float](), 0
-    began, before = stage.now(), stage.spent()
+    began, before = stage.now(), stage.counts()
     for tokens in _tokens(drafter, stage, text):
         made += tokens
         moments.append(stage.now())
         if moments[-1] - moments[0] < _TOGETHER:
-            first, before = len(made), stage.spent()
-    after = stage.spent()
+            first, before = len(made), stage.counts()
     if tuple(made) != text.tokens:
         raise NotTheTargetsText(f"{name}: {made}, the target says {list(text.tokens)}")
-    return Reading(
-        moments[-1] - moments[0],
-        len(made) - first,
-        sum(later - earlier >= _TOGETHER for earlier, later in pairwise(moments)),
-        len(made),
-        moments[-1] - began,
-        after.drafted - before.drafted,
-        after.calls - before.calls,
-        after.proposed - before.proposed,
-        *(getattr(after.traffic, name) - getattr(before.traffic, name) for name in _COUNTED),
-    )
+    counts = (after - start for after, start in zip(stage.counts(), before, strict=True))
+    seconds, whole = moments[-1] - moments[0], moments[-1] - began
+    return Reading(seconds, len(made) - first, len(made), whole, *counts)
 
 
 def _tokens(drafter: Drafter, stage: Stage, text: Text) -> Iterator[Sequence[int]]:
@@ -157,36 +153,36 @@ class Pair(NamedTuple):
 
 
 class Study:
-    """Pairs of the embedded target and their texts, made when first asked for.
+    """Pairs of a target and their texts, made when first asked for.
 
     tokens: length of a text
     seed: that of the first text
     """
 
-    def __init__(self, prompts: Sequence[str], tokens: int = TOKENS, seed: int = SEED) -> None:
-        folder = EMBEDDED / "target"
-        self._tokenizer = Tokenizer(folder)
-        self.vocabulary = self._tokenizer.vocabulary
-        self._decoder = cpu_decoder(folder, SEQUENCE_LENGTH, self.vocabulary, torch.float32)
-        self._prompts, self._tokens, self._seed = prompts, tokens, seed
+    def __init__(
+        self, decoder: Decoder, tokenizer: Tokenizer, prompts: Sequence[str], tokens: int, seed: int
+    ) -> None:
+        self._decoder, self._tokenizer, self._prompts = decoder, tokenizer, prompts
+        self._tokens, self._seed, self.vocabulary = tokens, seed, tokenizer.vocabulary
         self._temperature: float | None = None
         self._pairs: dict[str, Pair] = {}
 
-    def pair(self, cell: Cell) -> Pair:
-        """The pair of a cell. Pairs of one temperature share what the target has computed; those
+    def pair(self, setting: Setting) -> Pair:
+        """The pair of a setting. Pairs of one temperature share what the target has computed; those
         of the temperature before are forgotten.
         """
-        if cell.temperature != self._temperature:
-            self._temperature, self._pairs = cell.temperature, {}
+        if setting.temperature != self._temperature:
+            self._temperature, self._pairs = setting.temperature, {}
             self._prefixes = Prefixes(self._decoder)
             self._texts = [
                 self._text(prompt, self._seed + index) for index, prompt in enumerate(self._prompts)
             ]
-        if cell.level not in self._pairs:
-            draft = PrefixModel(self._prefixes, LEVELS[cell.level])
-            target = PrefixModel(self._prefixes)
-            self._pairs[cell.level] = Pair(target, draft, self._texts, self.vocabulary)
-        return self._pairs[cell.level]
+        if setting.level not in self._pairs:
+            target, draft = (
+                PrefixModel(self._prefixes, level) for level in (TARGET, LEVELS[setting.level])
+            )
+            self._pairs[setting.level] = Pair(target, draft, self._texts, self.vocabulary)
+        return self._pairs[setting.level]
 
     def _text(self, prompt: str, seed: int) -> Text:
         """A text that every arm has to generate."""
@@ -195,3 +191,12 @@ class Study:
         engine = serve(PrefixModel(self._prefixes), self.vocabulary)
         ids = tuple(self._tokenizer.encode(prompt))
         return Text(ids, params, generate(engine, ids, params, self._tokens))
+
+
+def embedded_study(
+    prompts: Sequence[str] = PROMPTS, tokens: int = TOKENS, seed: int = SEED
+) -> Study:
+    """The study of the embedded target on these prompts."""
+    tokenizer = Tokenizer(EMBEDDED / "target")
+    decoder = cpu_decoder(EMBEDDED / "target", SEQUENCE_LENGTH, tokenizer.vocabulary, torch.float32)
+    return Study(decoder, tokenizer, prompts, tokens, seed)
