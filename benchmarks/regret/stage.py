@@ -82,9 +82,11 @@ class Counts(NamedTuple):
     nodes: int
 
 
-def virtual_server(target: Model, vocabulary: int, profiles: Profiles) -> VirtualServer:
-    """A target on a clock of its own, whose calls take what the profile says."""
-    clock = VirtualClock()
+def virtual_server(
+    target: Model, vocabulary: int, profiles: Profiles, clock: VirtualClock | None = None
+) -> VirtualServer:
+    """A target on a clock of its own, or on this one, whose calls take what the profile says."""
+    clock = clock or VirtualClock()
     metered = MeteredModel(target, profiles.target, clock.advance)
     times = profiles.target_times(target.rows)
     engine = serve(metered, vocabulary, times=times, clock=clock.now)
