@@ -131,7 +131,7 @@ class _NodeStore:
 class CandidateTree:
     """Candidates below the last of `tokens`, which is the root.
 
-    tokens: the session's committed tokens; only `advance` appends to them.
+    tokens: the session's committed tokens, the root among them; they are appended elsewhere.
     most: candidates that are kept at most.
     live: number of candidates now.
     taken: committed tokens that were candidates, computed in their forward or not.
@@ -140,7 +140,7 @@ class CandidateTree:
     """
 
     def __init__(self, tokens: list[int], most: int = MOST_CANDIDATES) -> None:
-        self._tokens, self._most = tokens, most
+        self.tokens, self._most = tokens, most
         self.store, self.live, self.taken = _NodeStore(), 0, 0
         self.position = self.deepest = len(tokens) - 1
         self.root = self.store.add(tokens[-1], 0, self.position, 0.0)
@@ -228,7 +228,6 @@ class CandidateTree:
                 self._committed[after] = self.position
                 self._raised.pop(after, None)  # a root has no edge above it
             self.root = after
-        self._tokens += tokens
         store.drop(roots + self._pruned(beside))
         while len(self._committed) > REMEMBERED_NUMBERS:
             self._committed.popitem(last=False)
@@ -276,7 +275,7 @@ class CandidateTree:
         It is NOWHERE unless the target has committed this token there.
         """
         position = self._committed.get(above, ~above) + 1
-        known = 0 < position <= self.position and self._tokens[position] == token
+        known = 0 < position <= self.position and self.tokens[position] == token
         return ~position if known else NOWHERE
 
     def _pruned(self, gone: list[Mark]) -> list[Mark]:

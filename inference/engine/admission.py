@@ -105,7 +105,7 @@ class Admission:
         evicted = []
         while line := self.line:
             first = line[0]
-            shared = () if first.log_probs.awaits_prompt else first.tokens
+            shared = () if first.prompt_scores.missing else first.tokens
             row = self.pool.take(shared, first.sharing)
             if row is not None:
                 first.assign_row(row, self._model, now)

@@ -213,8 +213,8 @@ class BatchRunner:
         opening = session.opening
         assert opening is not None
         queue = max(0.0, now - opening.asked - session.prefill_seconds)
-        told = tuple(session.log_probs.prompt)
-        opened = Opened(session.reused, queue, session.prefill_seconds, told)
+        logprobs = tuple(session.prompt_scores.logprobs)
+        opened = Opened(session.reused, queue, session.prefill_seconds, logprobs)
         session.opening = None
 
         def answer() -> None:
