@@ -75,6 +75,16 @@ class Spent:
     model_seconds: float = 0.0  # time of the forward passes in which the session took part
     share_seconds: float = 0.0  # the session's part of model_seconds; a pass's parts add up to it
 
+    @property
+    def drafted(self) -> int:
+        """Forward passes in which the session had candidates."""
+        return self.forwards - self.lone
+
+    @property
+    def candidates(self) -> int:
+        """Candidates that were computed."""
+        return self.nodes - self.forwards
+
     def add(self, more: Spent) -> None:
         self.nodes += more.nodes
         self.forwards += more.forwards

@@ -241,7 +241,7 @@ class TextMetrics:
         self._prompt.inc(done.prompt_tokens)
         self._made.inc(tokens)
         self._forwards.inc(done.traffic.forwards)
-        self._drafts.inc(done.traffic.forwards - done.traffic.lone)
+        self._drafts.inc(done.traffic.drafted)
         self._drafted.inc(done.num_draft_tokens)
         self._accepted.inc(done.num_accepted_tokens)
         self._usd.inc(done.cost.value or 0.0)

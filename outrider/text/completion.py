@@ -118,7 +118,7 @@ class Completion:
     @property
     def num_draft_tokens(self) -> int:
         """Candidates among the nodes that were computed."""
-        return max(self.traffic.nodes - self.traffic.forwards, 0)
+        return max(self.traffic.candidates, 0)
 
     @property
     def num_accepted_tokens(self) -> int:
@@ -137,7 +137,7 @@ class Completion:
     @property
     def acceptance_length_drafted(self) -> float:
         """Tokens a forward with candidates."""
-        drafted = self.traffic.forwards - self.traffic.lone
+        drafted = self.traffic.drafted
         return 1 + self.num_accepted_tokens / drafted if drafted else 0.0
 
     @property
