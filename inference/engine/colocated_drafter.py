@@ -17,10 +17,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
 from typing import Protocol
 from weakref import WeakSet
 
@@ -88,7 +87,7 @@ class _DraftedSession:
     fed: bool = False  # the draft has the keys of the text
     ahead: float = 0.0  # tokens ahead of the promised rate, with forwards and calls counted
     gained: float | None = None
-    numbers: Iterator[int] = field(default_factory=count)  # of nodes
+    next_number: int = 0  # of nodes
     arbitration: ProposerArbitration = field(default_factory=ProposerArbitration)
 
     def hear(self, now: float, root_only: float) -> bool:
@@ -127,7 +126,8 @@ class _DraftedSession:
 
     def deliver(self, now: float, receiver: CandidateReceiver) -> None:
         """Append the proposer's unsent candidates that are worth sending."""
-        while (nodes := self.proposer.flush(now, partial(next, self.numbers))) is not None:
+        while (nodes := self.proposer.flush(now, self.next_number)) is not None:
+            self.next_number = nodes.end
             receiver.append(self.session, self.stream, nodes)
 
 

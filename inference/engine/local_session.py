@@ -31,7 +31,7 @@ class LocalSession:
         self._engine, self._tenant = engine, tenant
         self._session: Session | None = None
         self._woken = threading.Event()
-        self._numbers = self._own = 0
+        self.next_number = self._own = 0
         self._text = TextCopy((), engine.vocabulary, self.traffic)
         self.prompt_logprobs: tuple[TokenLogProb, ...] = ()
 
@@ -39,7 +39,7 @@ class LocalSession:
         """Open the session and wait for the prefill. Raises the error that refuses the session."""
         self.close()
         session, future = self._engine.open(prompt, params, tenant=self._tenant)
-        self._session, self._numbers = session, 0
+        self._session, self.next_number = session, 0
         self._text = TextCopy(prompt, self._engine.vocabulary, self.traffic, params.logprobs)
         self._own = self._engine.join(session)
         self._engine.listen(session, self._own, self._woken.set)
@@ -53,11 +53,8 @@ class LocalSession:
         self._engine.decode(self._live, order)
         self._text.set_order(order)
 
-    def next_number(self) -> int:
-        self._numbers += 1
-        return self._numbers - 1
-
     def propose(self, nodes: Nodes) -> None:
+        self.next_number = nodes.end
         self._engine.append(self._live, self._own, nodes)
 
     def go(self, base: int) -> None:

@@ -282,7 +282,7 @@ class Session(TextLog):
         tokens = [*path, verdict.next_token]
         if self.rule is not None:
             self.rule.commit(tokens)
-        step = CommittedStep(tokens, self.candidates.advance(tokens))
+        step = CommittedStep(tokens, self.candidates.commit(tokens))
         proposers = step.named() if proposer is None else [*[proposer] * len(path), NOBODY]
         self.extend(tokens, proposers, read_scores(scores, [0, *verdict.path]))
         if self._last_at:
