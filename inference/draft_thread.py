@@ -172,6 +172,7 @@ class Drafting:
 
     def _hear(self, at: float, progress: Progress) -> None:
         first, forwards = self._heard_at == -math.inf, progress.forwards
+        assert at >= self._heard_at, "the clock went back"
         if progress.tokens and self._throttle is not None and not first:
             silent = self._heard_at >= self._busy_until or at <= self._busy_from
             seconds, lone = at - self._heard_at, progress.lone == forwards

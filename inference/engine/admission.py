@@ -115,6 +115,8 @@ class Admission:
                 break
             self._vacate(victim)
             evicted.append(victim)
+        held = len({session.row for session in self.on_rows})
+        assert held + self.pool.free == self._model.rows, "a row is lost, or has two sessions"
         return evicted
 
     def next_change(self, now: float) -> float | None:

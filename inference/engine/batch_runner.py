@@ -171,6 +171,7 @@ class BatchRunner:
         started = self._clock()
         answers = call_each(call, [item.segment for item in items])
         ended = self._clock()
+        assert begun <= started <= ended, "the clock went back"
         if telling is not None:
             telling.result()
         padded = self._model.padded(len(items), max(item.nodes for item in items))

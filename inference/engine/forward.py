@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -130,7 +131,9 @@ class CompletedForward(NamedTuple):
         whole = max(seconds(*self.padded), 1e-9)
         even = min(seconds(rows, 1) / whole, 1.0) if nodes else 1.0
         root, node = self.seconds * even / rows, self.seconds * (1 - even) / max(nodes, 1)
-        return [root + own * node for own in below]
+        charges = [root + own * node for own in below]
+        assert math.isclose(sum(charges), self.seconds, abs_tol=1e-9), "charges do not add up"
+        return charges
 
     def charge(self, session: Session, nodes: int, charge: float) -> float:
         """Charge the forward to a session; returns the seconds that it waited for the forward.

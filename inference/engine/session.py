@@ -102,7 +102,7 @@ class Session(TextLog):
         self.closed: Exception | None = None
         self.detached = False  # its client has no open stream
         self.tree_nodes: int | None = None  # nodes in one forward, if fewer than the engine's
-        self._drained = self._in_forward = False
+        self._drained, self._may_commit = False, 0  # tokens of the running forward; 0: none runs
         self.spent, self.record, self.service_credit, self.room = Spent(), OwnRecord(), 0.0, 0
         self.ready_since = self.got_row = 0.0
         self.streams = ProposalStreams(self.candidates)
@@ -191,7 +191,7 @@ class Session(TextLog):
     def drain(self) -> None:
         """End the text with End.DRAINED, after the running forward if there is one."""
         self._drained = True
-        if not self._in_forward:
+        if not self._may_commit:
             self.end = self._ended()
 
     def append(self, stream: int, nodes: Nodes) -> Dropped:
@@ -245,7 +245,7 @@ class Session(TextLog):
         Raises LimitExceeded when the row has too few free slots.
         """
         self.streams.begin_forward()
-        self._in_forward = True
+        self._may_commit = self.allowed
         segment = self.live.prepare(tree)
         if self.params.logprobs is not None:
             segment = segment._replace(scoring=Scoring(self.params.logprobs))
@@ -289,8 +289,9 @@ class Session(TextLog):
             rate = len(tokens) / max(now - self._last_at, 1e-6)
             self._rate += _RATE_WEIGHT * (rate - self._rate)
         self._last_at = now
-        self._in_forward = False
-        self.end = self._ended()
+        assert len(tokens) <= self._may_commit, "a forward commits no more than length and credit"
+        assert self.live.cached == self.live.slots.used == self.length - 1, "a key is lost"
+        self._may_commit, self.end = 0, self._ended()
         return step
 
     def add_service(self, tokens: float) -> None:
