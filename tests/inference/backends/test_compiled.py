@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -35,14 +34,12 @@ from inference.text import Tokenizer
 from outrider.cli import main
 from outrider.target.spawn import role_environment
 from outrider.target.target import READY
+from tests.support.backends import NO_COMPILER
 from tests.support.drafts import alone, growing, nudged, speculated
 from tests.support.models import loaded, write_checkpoint_with_tokenizer
 from tests.support.refusals import assert_refused
 
-pytestmark = [
-    pytest.mark.extended,
-    pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler"),
-]
+pytestmark = [pytest.mark.extended, NO_COMPILER]
 
 LENGTH, NODES, LEVELS = 120, 8, 3
 JUNK = LENGTH + NODES

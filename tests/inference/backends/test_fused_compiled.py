@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,15 +38,13 @@ from inference.text import Tokenizer
 from inference.tree_shape import Branches
 from outrider.options.roles import FusedTargetRole
 from outrider.target.target import load_target
+from tests.support.backends import NO_COMPILER
 from tests.support.drafts import alone, assert_drafted_text
 from tests.support.equality import NearTies
 from tests.support.models import loaded, write_checkpoint_with_tokenizer
 from tests.support.refusals import assert_refused
 
-pytestmark = [
-    pytest.mark.extended,
-    pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler"),
-]
+pytestmark = [pytest.mark.extended, NO_COMPILER]
 
 LENGTH, TREE, SHAPE = 60, 4, Branches((2,))
 JUNK = LENGTH + TREE
