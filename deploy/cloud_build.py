@@ -15,9 +15,10 @@ from compile.plan.memory import build_memory
 from compile.request import find_checkpoint, make_request, names_layers
 from compile.store import open_store, pull
 from deploy.aws import Aws
+from deploy.deployment import own_bucket
 from deploy.host.user_data import ARTEFACT
 from deploy.instance_kind import NEURON_IMAGE, NEURON_VENV, check_image
-from deploy.job import HostJob, job_deployment, prepare, run_job
+from deploy.job import HostJob, job_host, prepare, run_job
 from deploy.places import host_size
 from inference.command import say
 from inference.errors import InvalidRequest
@@ -89,23 +90,23 @@ def plan(aws: Aws, options: CompileOptions) -> tuple[HostJob, str]:
     """
     options, needs_token = pinned(options)
     need, neuron, on = _memory(aws, options), options.device != "cpu", options.where
-    deployment = job_deployment(
+    host = job_host(
         aws,
         "build",
         on.on or "",
         on,
-        image=on.image or (NEURON_IMAGE if neuron else None),
+        image=NEURON_IMAGE if neuron else None,
         disk_gib=_NEURON_DISK_GIB if neuron else _CPU_DISK_GIB,
     )
-    bucket = deployment.bucket_name(aws.account)
+    bucket = own_bucket(aws.account, aws.region)
     if options.push is not None:
         bucket = options.push.removeprefix("s3://").partition("/")[0]
     store = options.push or f"s3://{bucket}/artefacts"
     graphs = options.graph_store or f"s3://{bucket}/graphs"
-    writes = replace(deployment, store=_prefix(bucket, store), graphs=_prefix(bucket, graphs))
+    writes = {"Store": _prefix(bucket, store), "Graphs": _prefix(bucket, graphs)}
     job = HostJob(
         "build",
-        writes,
+        replace(host, parameters={**host.parameters, **writes}),
         bucket,
         (("compile", *host_arguments(options, store, graphs)),),
         wheel=on.wheel,

@@ -14,12 +14,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from compile.compile_options import JobOptions
 from deploy.aws import Aws
 from deploy.bucket import HostBucket, put_wheel
-from deploy.deployment import Deployment, hub_token_parameter
+from deploy.deployment import Host, hub_token_parameter
 from deploy.handover import put_hub_token, withdraw_secrets
 from deploy.host.user_data import JobSettings, job_script
 from deploy.instance_kind import InstanceKind
@@ -39,7 +39,7 @@ class HostJob:
     """A job of an instance, and where its reports go."""
 
     what: str  # build or proof, for messages
-    deployment: Deployment
+    host: Host
     bucket: str
     commands: tuple[tuple[str, ...], ...]  # words behind `python -m`
     wheel: str | None = None  # file of Outrider for the instance; None builds one
@@ -50,26 +50,35 @@ class HostJob:
     @property
     def reports(self) -> str:
         """The prefix of the bucket that the instance writes to."""
-        return f"builds-of/{self.deployment.name}"
+        return f"builds-of/{self.host.name}"
 
     def read(self, aws: Aws, name: str) -> bytes | None:
         """A file that the instance has reported; None where there is none."""
         return HostBucket(aws, self.bucket).read(f"{self.reports}/{name}")
 
 
-def job_deployment(
-    aws: Aws, what: str, instance: str, options: JobOptions, **more: Any
-) -> Deployment:
-    """The deployment of a job on this instance type. more: further fields"""
-    fields: dict[str, Any] = {"image": options.image} | more
-    return Deployment(
-        name=f"{what}-{secrets.token_hex(4)}",
-        region=aws.region,
-        instance=InstanceKind(instance),
-        purpose="build",
-        market="spot" if options.spot else "on-demand",
-        lifetime_hours=options.lifetime_hours,
-        **fields,
+def job_host(
+    aws: Aws,
+    what: str,
+    instance: str,
+    options: JobOptions,
+    *,
+    image: str | None = None,
+    disk_gib: int | None = None,
+) -> Host:
+    """The host of a job on this instance type, which may write to the account's bucket.
+
+    image, disk_gib: where neither options nor the instance's kind decide
+    """
+    return Host(
+        f"{what}-{secrets.token_hex(4)}",
+        aws.region,
+        InstanceKind(instance),
+        "spot" if options.spot else "on-demand",
+        options.image or image,
+        disk_gib,
+        options.lifetime_hours,
+        {"Purpose": "build"},
     )
 
 
@@ -84,12 +93,12 @@ def prepare(aws: Aws, job: HostJob, *, dry_run: bool, confirmed: bool) -> Start 
     """Print the plan, ask unless it is confirmed, and put into the bucket what the instance needs.
     Returns None where nothing is to be started.
     """
-    places = places_for(aws, job.deployment.instance, None)
-    find_image(aws, job.deployment.image_parameter)
+    places = places_for(aws, job.host.instance, None)
+    find_image(aws, job.host.image_parameter)
     print(*_plan_lines(job, places[0].zone), sep="\n", flush=True)
     if dry_run or not (confirmed or ask()):
         return None
-    bucket, deployment = HostBucket(aws, job.bucket), job.deployment
+    bucket, host = HostBucket(aws, job.bucket), job.host
     bucket.make()
     url, sha256 = put_wheel(bucket, job.wheel)
     settings = JobSettings(
@@ -98,9 +107,9 @@ def prepare(aws: Aws, job: HostJob, *, dry_run: bool, confirmed: bool) -> Start 
         wheel_sha256=sha256,
         commands=job.commands,
         reports=f"s3://{job.bucket}/{job.reports}",
-        hub_token=hub_token_parameter(deployment.name) if job.needs_token else None,
+        hub_token=hub_token_parameter(host.name) if job.needs_token else None,
         venv=job.venv,
-        lifetime_hours=deployment.lifetime_hours,
+        lifetime_hours=host.lifetime_hours,
     )
     return Start(places, job_script(settings))
 
@@ -111,8 +120,8 @@ def run_job(aws: Aws, job: HostJob, start: Start) -> str:
     """
     try:
         if job.needs_token:
-            put_hub_token(aws, job.deployment.name)
-        state = Launch(aws, job.deployment).start(start.places, start.user_data, job.bucket)
+            put_hub_token(aws, job.host.name)
+        state = Launch(aws, job.host).start(start.places, start.user_data, job.bucket)
         return _wait(aws, job, state)
     finally:
         _remove(aws, job)
@@ -129,40 +138,38 @@ def ask() -> bool:
 
 def _plan_lines(job: HostJob, zone: str) -> Iterator[str]:
     """What is going to be started, when it ends itself, and what it costs at most."""
-    deployment = job.deployment
-    yield f"instance    {deployment.instance.name}, {deployment.market}, in {zone}"
-    yield f"image       {deployment.image_parameter}"
-    yield f"volume      {deployment.volume_gib} GiB gp3, encrypted, deleted with the instance"
+    host = job.host
+    yield f"instance    {host.instance.name}, {host.market}, in {zone}"
+    yield f"image       {host.image_parameter}"
+    yield f"volume      {host.volume_gib} GiB gp3, encrypted, deleted with the instance"
     yield from (f"runs        python -m {' '.join(words)}" for words in job.commands)
     if job.needs_token:
         yield "token       yours of the hub: a SecureString, which the instance reads and deletes"
     yield from job.notes
-    yield f"stack       {deployment.stack}: removed after the {job.what}, whatever comes of it"
-    yield f"ends        itself after {deployment.lifetime_hours:g} h at most (--lifetime_hours)"
+    yield f"stack       {host.stack}: removed after the {job.what}, whatever comes of it"
+    yield f"ends        itself after {host.lifetime_hours:g} h at most (--lifetime_hours)"
     try:
-        price = InstancePrices().find(
-            deployment.instance.name, deployment.region, deployment.market
-        )
+        price = InstancePrices().find(host.instance.name, host.region, host.market)
     except NoPrice as error:
         yield f"$/h         {error}"
         return
-    most = price.usd_per_hour * deployment.lifetime_hours
+    most = price.usd_per_hour * host.lifetime_hours
     yield f"$/h         {price}; at most ${most:.2f} in all, for the instance alone"
 
 
 def _remove(aws: Aws, job: HostJob) -> None:
     """Remove the job's stack and secrets, and say what the instance has cost."""
-    stack = TargetStack(aws, job.deployment.stack)
+    stack = TargetStack(aws, job.host.stack)
     try:
         state = stack.state()
         if state is not None:
             say(f"removing {stack.name}")
             stack.remove(state)
-        withdraw_secrets(aws, job.deployment.name)
+        withdraw_secrets(aws, job.host.name)
     except (OutriderError, KeyboardInterrupt):
         say(
-            f"{stack.name} was not removed: `outrider deploy down {job.deployment.name}` "
-            f"does it; its instance ends itself after {job.deployment.lifetime_hours:g} h"
+            f"{stack.name} was not removed: `outrider deploy down {job.host.name}` "
+            f"does it; its instance ends itself after {job.host.lifetime_hours:g} h"
         )
         raise
     if state is not None:

@@ -13,7 +13,8 @@ from compile.plan.device import device_of
 from compile.spec import CompileSpec
 from compile.store import fetch_manifest, open_store
 from deploy.aws import Aws
-from deploy.deployment import Deployment, secret_parameters
+from deploy.commands.options import DeploymentOptions
+from deploy.deployment import Host, secret_parameters
 from deploy.instance_price import InstancePrices, NoPrice, Price, bundled_prices
 from deploy.places import SubnetInZone, find_image, places_for
 from deploy.stack import created_resources
@@ -26,7 +27,7 @@ _ROLE = "what AWS's AmazonSSMManagedInstanceCore allows (Session Manager)"
 
 
 class AccountView(NamedTuple):
-    """The account's answer to a deployment: its number, places to start in, and the image's id."""
+    """The account's answer to a plan: its number, places to start in, and the image's id."""
 
     number: str
     places: Sequence[SubnetInZone]
@@ -34,36 +35,37 @@ class AccountView(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A deployment with what is known of it."""
+    """A target and its host, with what is known of them."""
 
-    deployment: Deployment
+    options: DeploymentOptions
+    host: Host
     manifest: Manifest | None  # of the artefact; None for a model, and for one on S3 without AWS
     account: AccountView | None  # None where there are no credentials
     price: Price | NoPrice  # of an hour, or the reason why it is not known
 
     def lines(self) -> Iterator[str]:
         """The plan, line by line."""
-        deployment, account, instance = self.deployment, self.account, self.deployment.instance
+        options, host, account, instance = self.options, self.host, self.account, self.host.instance
         image = f" = {account.image_id}" if account else ""
         bundled = bundled_prices().types.get(instance.name)
         device = bundled.accelerators if bundled else instance.kind
-        bucket = deployment.bucket_name(account.number if account else "ACCOUNT")
+        bucket = options.bucket_name(account.number if account else "ACCOUNT", host.region)
         told = {
-            "target": f"{deployment.name}, stack {deployment.stack} in {deployment.region}",
-            "instance": f"{instance.name} ({device}), {deployment.market}",
+            "target": f"{host.name}, stack {host.stack} in {host.region}",
+            "instance": f"{instance.name} ({device}), {host.market}",
             "zones": ", ".join(place.zone for place in account.places) if account else "",
-            "image": f"{deployment.image_parameter}{image}",
-            "volume": f"{deployment.volume_gib} GiB gp3, encrypted, deleted with the instance",
-            "artefact": _served(deployment, self.manifest),
+            "image": f"{host.image_parameter}{image}",
+            "volume": f"{host.volume_gib} GiB gp3, encrypted, deleted with the instance",
+            "artefact": _served(options, self.manifest),
             "bucket": f"s3://{bucket} for Outrider's wheel and artefacts; it is kept at `down`",
             "role": f"{_ROLE}; reads s3://{bucket} and its own secrets",
-            "ports": _ports(deployment),
+            "ports": _ports(options),
             "secrets": (
-                f"{', '.join(secret_parameters(deployment.name))}: deleted when the host has them"
+                f"{', '.join(secret_parameters(host.name))}: deleted when the host has them"
             ),
             "ends": (
-                f"after {deployment.idle_minutes} min without a session (--idle_minutes), "
-                f"after {deployment.lifetime_hours:g} h in any case (--lifetime_hours)"
+                f"after {options.idle_minutes} min without a session (--idle_minutes), "
+                f"after {options.lifetime_hours:g} h in any case (--lifetime_hours)"
             ),
             "creates": ", ".join(created_resources()),
             **_costs(self),
@@ -76,38 +78,36 @@ class Plan(NamedTuple):
             )
 
 
-def make_plan(deployment: Deployment, aws: Aws | None) -> Plan:
-    """Ask the account about the deployment, where there are credentials. Without, the price is the
+def make_plan(options: DeploymentOptions, host: Host, aws: Aws | None) -> Plan:
+    """Ask the account about a target, where there are credentials. Without, the price is the
     bundled one. Raises InvalidRequest for what cannot be started or served.
     """
     account = None
     if aws is not None:
-        places = places_for(aws, deployment.instance, deployment.subnet)
-        account = AccountView(aws.account, places, find_image(aws, deployment.image_parameter))
-    manifest = read_served(deployment) if account or deployment.own_artifact else None
+        places = places_for(aws, host.instance, options.subnet)
+        account = AccountView(aws.account, places, find_image(aws, host.image_parameter))
+    manifest = read_served(options) if account or options.own_artifact else None
     try:
         prices = InstancePrices(live=aws is not None)
-        price: Price | NoPrice = prices.find(
-            deployment.instance.name, deployment.region, deployment.market
-        )
+        price: Price | NoPrice = prices.find(host.instance.name, host.region, host.market)
     except NoPrice as error:
         price = error
-    return Plan(deployment, manifest, account, price)
+    return Plan(options, host, manifest, account, price)
 
 
-def _served(deployment: Deployment, manifest: Manifest | None) -> str:
+def _served(options: DeploymentOptions, manifest: Manifest | None) -> str:
     if manifest is not None:
         return f"{manifest.model} for {manifest.target}, digest {manifest.digest()}"
-    if deployment.artifact is not None:
-        return f"{deployment.artifact}, digest {deployment.digest}"
-    return f"none; the host serves {deployment.model or 'the embedded target'}"
+    if options.artifact is not None:
+        return f"{options.artifact}, digest {options.digest}"
+    return f"none; the host serves {options.model or 'the embedded target'}"
 
 
-def _ports(deployment: Deployment) -> str:
-    if deployment.allow_cidr is None:
-        address = ", which has no public address" if deployment.private else ""
-        return f"none; a tunnel leads to {deployment.port} on the host{address}"
-    return f"{deployment.port} for {deployment.allow_cidr}, with TLS and a key; no SSH"
+def _ports(options: DeploymentOptions) -> str:
+    if options.allow_cidr is None:
+        address = ", which has no public address" if options.private else ""
+        return f"none; a tunnel leads to {options.port} on the host{address}"
+    return f"{options.port} for {options.allow_cidr}, with TLS and a key; no SSH"
 
 
 def _costs(plan: Plan) -> dict[str, str]:
@@ -118,7 +118,7 @@ def _costs(plan: Plan) -> dict[str, str]:
     if speed is not None:
         million = hire_usd(1e6 / speed.tokens_per_second, usd)
         tokens = f"{million:.4f} at {speed.tokens_per_second:.4g} tokens/s ({speed.source})"
-    most = usd * plan.deployment.lifetime_hours
+    most = usd * plan.host.lifetime_hours
     return {
         "$/h": f"{plan.price}; volume, address and traffic are not in it",
         "at most": f"${most:.2f} for the instance until its lifetime ends",
@@ -133,21 +133,21 @@ class Speed(NamedTuple):
     source: str
 
 
-def read_served(deployment: Deployment) -> Manifest | None:
-    """The manifest of the deployment's artefact; None where it serves a model. Of an artefact on S3
+def read_served(options: DeploymentOptions) -> Manifest | None:
+    """The manifest of the target's artefact; None where it serves a model. Of an artefact on S3
     no other file is fetched.
 
     Raises InvalidRequest where the instance cannot serve it.
     """
-    if deployment.artifact is None:
+    if options.artifact is None:
         return None
-    if deployment.own_artifact is not None:
-        manifest = read_manifest(deployment.own_artifact)
+    if options.own_artifact is not None:
+        manifest = read_manifest(options.own_artifact)
     else:
         with tempfile.TemporaryDirectory(prefix="outrider-") as directory:
-            store, digest = open_store(deployment.artifact), deployment.digest or ""
+            store, digest = open_store(options.artifact), options.digest or ""
             manifest = fetch_manifest(store, digest, Path(directory))
-    instance = deployment.instance
+    instance = options.kind
     if manifest.target != instance.compile_target:
         raise InvalidRequest(
             f"the artefact of {manifest.model} is for {manifest.target}, {instance.name} is "

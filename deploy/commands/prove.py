@@ -11,9 +11,10 @@ from typing import Annotated
 
 from compile.compile_options import JobOptions
 from deploy.aws import Aws
+from deploy.deployment import own_bucket
 from deploy.host.user_data import RESULTS
 from deploy.instance_kind import InstanceKind, check_image
-from deploy.job import HostJob, job_deployment, prepare, run_job
+from deploy.job import HostJob, job_host, prepare, run_job
 from inference.command import FAILED
 from inference.flags.command_line import CommandOptions
 from inference.flags.group import Shown
@@ -52,15 +53,15 @@ def run(options: ProofOptions) -> int:
     """Prove, and bring the reports here. Returns 1 where one says that something is not kept."""
     aws = Aws(options.region)
     pinned = None if options.model is None else pin_model(options.model)
-    deployment = job_deployment(aws, "proof", options.instance, options)
-    check_image(deployment.instance.compile_target, options.image)
+    host = job_host(aws, "proof", options.instance, options)
+    check_image(host.instance.compile_target, options.image)
     job = HostJob(
         "proof",
-        deployment,
-        deployment.bucket_name(aws.account),
-        (words_on_host(options, deployment.instance, pinned.name if pinned else None),),
+        host,
+        own_bucket(aws.account, aws.region),
+        (words_on_host(options, host.instance, pinned.name if pinned else None),),
         wheel=options.wheel,
-        venv=deployment.instance.venv,
+        venv=host.instance.venv,
         needs_token=pinned is not None and pinned.needs_token,
     )
     start = prepare(aws, job, dry_run=options.dry_run, confirmed=options.yes)

@@ -298,10 +298,10 @@ def test_the_host_of_a_neuron_build_has_its_image_and_may_write_to_its_stores(
     flags: list[str], store: str, graphs: str, aws: AwsServer
 ) -> None:
     words = ["--on", "r7i.2xlarge", "--target", "trn1", "--dry_run", *flags]
-    deployment = plan(Aws(REGION), parse(words))[0].deployment
-    assert (deployment.store, deployment.graphs) == (store, graphs)
-    assert deployment.image_parameter == NEURON_IMAGE, "whatever the instance is"
-    assert deployment.volume_gib == 250
+    host = plan(Aws(REGION), parse(words))[0].host
+    assert host.parameters == {"Purpose": "build", "Store": store, "Graphs": graphs}
+    assert host.image_parameter == NEURON_IMAGE, "whatever the instance is"
+    assert host.volume_gib == 250
     other = parse([*words, "--graph_store", "s3://other/g"])
     assert_refused(lambda: plan(Aws(REGION), other), ["--graph_store s3://other/g"])
 
