@@ -243,11 +243,13 @@ def open_client(
     *,
     is_local: bool | None = None,
     find: Callable[[ClientRole], FoundDraft] = find_client_draft,
+    given_up: Event | None = None,
 ) -> Iterator[Client]:
     """Connect to the target that the options name. The draft is loaded by Client.load().
 
     is_local: whether the target is on this machine; None: as its address says
     find: finds the draft
+    given_up: ends the search for a target that does not answer, when it is set
 
     Without a draft model only the tokenizer is read. Raises Mismatch where token ids of both sides
     differ, and InvalidRequest for a device that this machine does not have.
@@ -261,7 +263,7 @@ def open_client(
         found.tokenizer if found is not None else find_tokenizer(options.draft_name, "draft")
     )
     name = found.name if found is not None else "the tokenizer here"
-    with connect_target(options.connection) as target:
+    with connect_target(options.connection, given_up) as target:
         tokenizer = target_tokenizer(target, tokenizer, name)
         found = found and found.for_target(tokenizer)
         local = options.connection.is_local if is_local is None else is_local
