@@ -16,7 +16,7 @@ from outrider.measure.environment import environment
 from outrider.measure.figures import summarise
 from outrider.measure.journal import RunRecord, opened, plan_of
 from outrider.measure.options import BenchOptions
-from outrider.measure.report import Report, operating_point
+from outrider.measure.report import Report
 from outrider.measure.run import Task
 from outrider.measure.scoring import score
 from outrider.measure.sets import Item
@@ -90,7 +90,7 @@ def _prompt(item: Item, answers: Sequence[str], tokenizer: Tokenizer) -> Prompt:
 def _report(run: RunRecord, arms: Sequence[str]) -> Report:
     models, rows = run.starts[0]["models"], summarise(run.texts, arms)
     title = f"{', '.join(arms[1:])} on {models['target']}, {models['device']}"
-    return Report(title, [], rows, run, remarks=[*operating_point(run), *_remarks(run)])
+    return Report(title, [], rows, run, remarks=[*_remarks(run)])
 
 
 def _remarks(run: RunRecord) -> Iterator[str]:
