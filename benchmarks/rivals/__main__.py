@@ -30,8 +30,8 @@ from inference.flags.values import Count, File, Words, among
 from inference.model.checkpoint import DTYPES
 from outrider.client.client import Client
 from outrider.measure.arms import Arm
-from outrider.measure.bench import run_bench
-from outrider.measure.bench_options import BenchOptions
+from outrider.measure.bench import run as run_bench
+from outrider.measure.options import BenchOptions
 from outrider.measure.sets import Item
 
 NAMES = library.PLAIN, openvino.PLAIN, llama.PLAIN
@@ -108,8 +108,8 @@ def beside(options: Options, client: Client, arms: Sequence[Arm]) -> Iterator[li
             load, names = ENGINES[engine]
             wanted = [name for name in names if name in (options.rival_arms or names)]
             plays |= stack.enter_context(load(options, wanted))
-        account, tokenizer = arms[0].account, client.tokenizer
-        theirs = [rival_arm(name, play, tokenizer, account) for name, play in plays.items()]
+        billing, tokenizer = arms[0].billing, client.tokenizer
+        theirs = [rival_arm(name, play, tokenizer, billing) for name, play in plays.items()]
         yield [*with_cold_prompts(arms), *theirs]
 
 
