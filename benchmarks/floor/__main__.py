@@ -25,7 +25,7 @@ from itertools import product
 from typing import Annotated, NamedTuple
 
 from benchmarks.floor.laws import LAWS, PROFILES, Law, Machine, Profile, shapes
-from benchmarks.floor.race import MOST_NODES, SKILLS, Made, race
+from benchmarks.floor.race import MOST_NODES, SKILLS, race, tokens_by
 from benchmarks.floor.worlds import WORLDS, lines
 from benchmarks.harness import Flags, run
 from inference.flags.group import Shown
@@ -99,7 +99,7 @@ BELIEFS: dict[str, Callable[[Law, int], LatencyModel]] = {
 
 
 @cache
-def root_only(law: str, sessions: int, seed: int) -> list[Made]:
+def root_only(law: str, sessions: int, seed: int) -> list[list[float]]:
     """Return the texts of root-only forwards, which are as quick whatever is believed."""
     machine = LAWS[law]
     return race(Machine(machine, seed), LatencyModel(), None, sessions, TOKENS, seed)
@@ -111,7 +111,7 @@ def figures(cell: Cell, times: LatencyModel, seed: int) -> tuple[float, ...]:
     texts = race(Machine(law, seed), times, SKILLS[cell.skill], cell.sessions, TOKENS, seed)
     return tuple(
         min(
-            mark / other.tokens_by(text.at[mark - 1])
+            mark / tokens_by(other, text[mark - 1])
             for text, other in zip(texts, alone, strict=True)
         )
         for mark in MARKS
