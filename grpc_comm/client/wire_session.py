@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from grpc_comm import messages, translate
 from grpc_comm.client.call import Call
-from grpc_comm.client.received import Received
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.translate import Description, SessionTerms
 from inference.errors import InvalidRequest, LimitExceeded, OutriderError
@@ -16,6 +15,7 @@ from inference.order import Progress, TokenLogProb
 from inference.proposer import MOST_CANDIDATES, Nodes
 from inference.sampling import SamplingParams
 from inference.stats import Traffic
+from inference.text_copy import TextCopy
 
 MOST_BACKLOG = 16
 """Messages that may wait for the link. Further candidates are dropped."""
@@ -30,6 +30,8 @@ class WireSession:
 
     stream: id of the stream of proposals; a new stream knows nothing of earlier proposals
     candidates: the most that the target keeps for this session
+    next_number: of the nodes that are proposed. Numbers are never reused, over all streams, so a
+        parent that a new stream does not know is never mistaken for another node
     """
 
     def __init__(self, description: Description) -> None:
@@ -38,9 +40,9 @@ class WireSession:
         self._changed = threading.Condition()  # guards everything; a call's own lock lies within
         self._call: Call | None = None
         self._failure: OutriderError | None = None
-        self._received = Received((), description.vocabulary, self.traffic)
+        self._received = self._copy(())
         self._leaving = ""  # why the target goes away, in its own words
-        self._numbers, self._tree_nodes = 0, description.max_tree_nodes
+        self.next_number, self._tree_nodes = 0, description.max_tree_nodes
 
     @property
     def lost(self) -> bool:
@@ -55,18 +57,11 @@ class WireSession:
     @property
     def room(self) -> int:
         """Candidates that a forward has room for at present, for this session."""
-        return min(self._received.session.room or self._tree_nodes - 1, self.candidates)
-
-    def next_number(self) -> int:
-        """Return a number for a proposal. Numbers are never reused, over all streams.
-
-        So a parent that a new stream does not know is never mistaken for another node.
-        """
-        self._numbers += 1
-        return self._numbers - 1
+        return min(self._received.latest.room or self._tree_nodes - 1, self.candidates)
 
     def propose(self, nodes: Nodes) -> None:
         """Send candidates. They are dropped silently while the link is down or too slow."""
+        self.next_number = nodes.end
         with self._changed:
             call = self._open_call()
             if call is not None and not self.lost and call.backlog < MOST_BACKLOG:
@@ -130,6 +125,9 @@ class WireSession:
 
     def _on_read(self) -> None:
         """Called when nothing is unread any more."""
+
+    def _copy(self, prompt: Sequence[int], likeliest: int | None = None) -> TextCopy:
+        return TextCopy(prompt, self._description.vocabulary, self.traffic, likeliest)
 
     def _open_call(self) -> Call | None:
         """Return the call while it is alive, else None."""

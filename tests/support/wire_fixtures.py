@@ -35,8 +35,9 @@ from inference.backends import Chosen, Ranked, Segment
 from inference.decode import TargetSession
 from inference.engine.engine import Engine
 from inference.order import Decode, End, Progress
-from inference.proposer import BASE, NOBODY, Nodes, Proposal
+from inference.proposer import NOBODY, Nodes
 from inference.sampling import SamplingParams
+from tests.support.exact import chain
 from tests.support.repository import ROOT
 
 LOOPBACK = Address("127.0.0.1", 0)
@@ -158,10 +159,7 @@ def chain_of(
 
 def candidates(session: TargetSession, base: int, tokens: Sequence[int]) -> Nodes:
     """The same for a client of ours."""
-    numbers = [session.next_number() for _ in tokens]
-    above = [BASE, *numbers]
-    nodes = zip(numbers, above, tokens, strict=False)
-    return Nodes(base, [Proposal(number, parent, token, 0.9) for number, parent, token in nodes])
+    return chain(base, tokens, first=session.next_number)
 
 
 def opened(connection: Connection, key: str = "") -> RemoteSession:
@@ -233,9 +231,8 @@ def status(call: Any) -> tuple[grpc.StatusCode, str]:
 
 def progress(position: int, *tokens: int, **changes: Any) -> Progress:
     sums = {"nodes": 5, "forwards": 2, "lone": 1, "queue_seconds": 0.5, "model_seconds": 1.0}
-    rest = {"known": 0, "held": 0, "acknowledged": 3, "share_seconds": 0.25, "sessions": 1}
-    fields = {"proposers": (NOBODY,) * len(tokens), "room": 9, "end": End.NOT, **sums, **rest}
-    return Progress(position, tokens, **(fields | changes))
+    fields = {"proposers": (NOBODY,) * len(tokens), "room": 9, "share_seconds": 0.25, **sums}
+    return Progress(position=position, tokens=tokens, **(fields | changes))
 
 
 def resident(pid: int) -> int:
