@@ -43,15 +43,13 @@ class Link(NamedTuple):
 
 
 class MeteredModel:
-    """A Model each of whose calls takes what a profile says: `spend` is told. calls: so far.
-    seconds: in these.
-    """
+    """A Model each of whose calls takes what a profile says. calls: so far"""
 
     def __init__(self, model: Model, profile: TimeProfile, spend: Callable[[float], None]) -> None:
         self.rows, self.capacity = model.rows, model.capacity
         self.max_nodes, self.copies_rows = model.max_nodes, model.copies_rows
         self.masks, self.branches = model.masks, model.branches
-        self.calls, self.seconds = 0, 0.0
+        self.calls = 0
         self._model, self._profile, self._spend = model, profile, spend
 
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
@@ -70,10 +68,8 @@ class MeteredModel:
 
     def _spend_on(self, segments: Sequence[Segment]) -> None:
         shape = BatchShape.least(segments)
-        seconds = self._profile.seconds(shape.rows, shape.nodes, shape.slots)
         self.calls += 1
-        self.seconds += seconds
-        self._spend(seconds)
+        self._spend(self._profile.seconds(shape.rows, shape.nodes, shape.slots))
 
 
 class _Way:
