@@ -15,6 +15,7 @@ from inference.errors import OutriderError, Unavailable
 from outrider.client.client import open_client
 from outrider.endpoint.failures import ApiError
 from outrider.endpoint.text_runner import TextRunner
+from outrider.options.draft_flags import DEFAULT_SOURCES, NONE
 from outrider.options.roles import ServeRole
 
 RETRY_SECONDS = 2.0
@@ -40,7 +41,7 @@ class TargetManager:
         self.wanted = True  # whether requests may start the target again
         self._opening: asyncio.Future[TextRunner] | None = None  # which all requests wait for
         self._stack, self._secrets = ExitStack(), ExitStack()
-        self._changing = threading.Lock()
+        self._changing, self._given_up = threading.Lock(), threading.Event()
 
     def open(self, settings: Mapping[str, Any] | None = None) -> TextRunner:
         """Connect and load the draft, in place of what is in use. Blocks.
@@ -49,7 +50,10 @@ class TargetManager:
 
         Raises the error that prevents it, and keeps its words as the reason.
         """
+        if settings is not None:
+            self._given_up.set()  # another target is wanted
         with self._changing:
+            self._given_up.clear()
             if settings is not None:
                 self._take(settings)
             elif self.texts is not None:
@@ -58,7 +62,7 @@ class TargetManager:
                 raise Unavailable(self.reason)
             try:
                 with ExitStack() as stack:
-                    client = stack.enter_context(open_client(self.options))
+                    client = stack.enter_context(open_client(self.options, given_up=self._given_up))
                     client.load(self.options.batch)
                     texts = TextRunner(client, self._max_requests)
                     stack.callback(texts.close)
@@ -70,7 +74,11 @@ class TargetManager:
             return texts
 
     def close(self, reason: str = "the target was stopped", *, wanted: bool = False) -> None:
-        """End all texts and let the draft go. Requests are refused with the reason."""
+        """End all texts and let the draft go. Requests are refused with the reason.
+
+        A target that is being looked for is not waited for.
+        """
+        self._given_up.set()
         with self._changing:
             self.wanted = wanted
             self._close(reason)
@@ -120,6 +128,9 @@ class TargetManager:
         ends. Those that the server was started with are for its own target only.
         """
         changed = {"preset": None, **settings}  # its flags stay, and may be changed one by one
+        alone = changed.pop("target_only", None)
+        if alone or (alone is False and self._first.draft == NONE):
+            changed["draft"] = NONE if alone else DEFAULT_SOURCES
         given = {"token_file": changed.pop("token", ""), "tls_ca": changed.pop("ca", "")}
         host = changed.get("target_host", self._first.connection.target_host)
         started = self._first.connection

@@ -22,13 +22,12 @@ from inference.text import Tokenizer
 from outrider.money.budget import Charge
 from outrider.text.call_reader import ToolCall, add_piece
 from outrider.text.pieces import Piece, PieceMaker, gaps_between
-from outrider.text.tool_calls import NO_TOOLS, Tools
+from outrider.text.tool_calls import Tools
 
 PROPOSERS = ("model", "copy", "host", "device")
 """Names of the kinds of proposers in a record."""
 
 ENDS = {End.STOP_ID: "stop", End.MAX_TOKENS: "length", End.LIMIT: "length"}
-
 
 Show = Callable[[Piece], None]
 """Receives the text of a request, piece by piece."""
@@ -47,7 +46,7 @@ class Request:
     stop: Sequence[str] = ()  # strings that end the text and are left out of it
     charge: Charge | None = None  # counts its usage against the budget of the run
     cache_key: str = ""  # requests of one key go to one replica, which may have their beginning
-    tools: Tools = NO_TOOLS  # functions that the text may call
+    tools: Tools | None = None  # functions that the text may call
 
     def order(self, pace: Pace = Pace.GO_ON, *, colocated: bool = False) -> Decode:
         """The order that a target is given for this request.
@@ -118,7 +117,7 @@ class Completion:
     @property
     def num_draft_tokens(self) -> int:
         """Candidates among the nodes that were computed."""
-        return max(self.traffic.nodes - self.traffic.forwards, 0)
+        return max(self.traffic.candidates, 0)
 
     @property
     def num_accepted_tokens(self) -> int:
@@ -137,8 +136,8 @@ class Completion:
     @property
     def acceptance_length_drafted(self) -> float:
         """Tokens a forward with candidates."""
-        drafted = self.traffic.forwards - self.traffic.lone
-        return 1 + self.num_accepted_tokens / drafted if drafted else 0.0
+        drafted = self.traffic.drafted
+        return _ratio(drafted + self.num_accepted_tokens, drafted)
 
     @property
     def tokens_per_second(self) -> float:
@@ -232,12 +231,13 @@ class _Generation:
         self.done = new_completion(request)
         self._request, self._show, self._session = request, show, session
         self._special_stops = tokenizer.special_tokens(request.stop) if request.stop else {}
+        least, tools = max(request.params.min_tokens - request.params.made, 0), request.tools
         self._pieces = PieceMaker(
             tokenizer.stream(request.ids),
             request.stop,
-            max(request.params.min_tokens - request.params.made, 0),
-            request.tools.shown(tokenizer),
-            request.tools.reader(tokenizer),
+            least,
+            {} if tools is None else tools.shown(tokenizer),
+            None if tools is None else tools.reader(tokenizer),
         )
         self._start = time.perf_counter()
 

@@ -21,6 +21,7 @@ import pytest
 
 from grpc_comm.server.server import BackgroundServer
 from inference.errors import InvalidRequest, OutriderError, Unavailable
+from outrider.client import connecting
 from outrider.endpoint.failures import ApiError
 from outrider.endpoint.run import SERVING
 from outrider.endpoint.target_manager import TargetManager
@@ -83,6 +84,20 @@ def test_a_defect_in_a_streams_thread_ends_its_iteration() -> None:
     stream.close()
 
 
+def test_a_search_for_a_target_does_not_delay_the_end_of_a_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as mute, ThreadPoolExecutor(1) as pool:
+        options = ServeRole(port=mute.getsockname()[1], target_only=True, patience=600.0)
+        manager = TargetManager(options)
+        opening = pool.submit(manager.open)
+        connection, _ = mute.accept()
+        manager.close()
+        with connection, pytest.raises(Unavailable):
+            opening.result(WAIT)
+
+
 def test_prompts_that_wait_for_a_thread_are_dropped_when_their_callers_leave(
     texts: TextRunner,
 ) -> None:
@@ -136,7 +151,7 @@ def test_when_all_is_spent_texts_are_refused(target: str) -> None:
 
 
 def test_no_text_begins_with_a_target_that_was_stopped(target: str) -> None:
-    manager = TargetManager(ServeRole(target_host=target, target_only=True))
+    manager = TargetManager(ServeRole(target_host=target, draft="none"))
     texts = manager.open()
     manager.close("the target was stopped")
     for begin in (lambda: asyncio.run(_make(texts)), manager.open):
@@ -147,7 +162,7 @@ def test_no_text_begins_with_a_target_that_was_stopped(target: str) -> None:
 
 
 def test_settings_that_are_not_allowed_leave_the_target_in_use(target: str) -> None:
-    manager = TargetManager(ServeRole(target_host=target, target_only=True))
+    manager = TargetManager(ServeRole(target_host=target, draft="none"))
     texts = manager.open({"target_host": target, "target_only": True, "token": "t" * 20})
     with closing(manager):
         with pytest.raises(InvalidRequest):
@@ -162,7 +177,7 @@ def test_the_servers_own_token_is_for_its_own_target_only(target: str, tmp_path:
     token = tmp_path / "token"
     token.touch(mode=0o600)
     token.write_text("t" * 20, encoding="utf-8")
-    manager = TargetManager(ServeRole(target_host=target, target_only=True, token_file=str(token)))
+    manager = TargetManager(ServeRole(target_host=target, draft="none", token_file=str(token)))
     with closing(manager):
         manager.open({"target_host": target, "target_only": True})
         assert manager.options.connection.token_file == str(token)
@@ -172,7 +187,7 @@ def test_the_servers_own_token_is_for_its_own_target_only(target: str, tmp_path:
 
 
 def test_two_starts_at_once_leave_one_target_that_answers(target: str) -> None:
-    manager = TargetManager(ServeRole(target_host=target, target_only=True))
+    manager = TargetManager(ServeRole(target_host=target, draft="none"))
     together = Barrier(3)
 
     def start() -> None:
@@ -198,7 +213,7 @@ def test_requests_without_a_target_look_for_it_together() -> None:
             time.sleep(0.05)
             raise InvalidRequest("the draft is not there")
 
-    manager = Counting(ServeRole(target_only=True))
+    manager = Counting(ServeRole(draft="none"))
 
     async def ask() -> list[object]:
         return await asyncio.gather(*(manager.get() for _ in range(8)), return_exceptions=True)
@@ -268,7 +283,7 @@ def test_the_page_is_told_whether_the_target_answers() -> None:
 
 
 def test_a_knob_whose_positions_ask_for_the_same_cannot_be_turned(target: str) -> None:
-    with opened(target, target_only=False, usd_per_hour=1.34) as (*_, address):
+    with opened(target, draft="model,copy", usd_per_hour=1.34) as (*_, address):
         refused = httpx.post(f"{address}/page/steer", json={"cs": 50}, timeout=60)
         assert refused.status_code == 400
         message = refused.json()["error"]["message"]
@@ -279,7 +294,7 @@ def test_a_knob_whose_positions_ask_for_the_same_cannot_be_turned(target: str) -
 
 @pytest.mark.extended
 def test_a_stream_may_end_after_the_first_signal_to_the_server(target: str) -> None:
-    command = role_command("serve", "--target_host", target, "--http_port", "0", "--target_only")
+    command = role_command("serve", "--target_host", target, "--http_port", "0", "--draft", "none")
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=role_environment())
     assert process.stderr is not None
     with process:

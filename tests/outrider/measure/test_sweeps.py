@@ -22,7 +22,7 @@ def file_of(directory: Path, text: str) -> Path:
 
 def test_a_list_of_values_makes_a_run_for_each_and_lists_multiply(tmp_path: Path) -> None:
     text = """
-flags: {prompt: x, max-new-tokens: 8, seed: 3, draft: none}
+flags: {prompt: x, max-new-tokens: 8, seed: 3, draft: copy}
 runs:
   - name: alone
     draft: model
@@ -65,11 +65,11 @@ def test_the_environment_changes_no_run(tmp_path: Path, monkeypatch: pytest.Monk
     [
         ("runs:\n  - prompt: 'x\n", ["cannot be read", "line"]),
         ("- prompt", ["`runs:`"]),
-        ("flags: {seed: 1}", ["runs", "missing", "list of runs"]),
-        ("runs: []", ["runs", "one run at least"]),
-        ("runs: {prompt: x}", ["runs", "a list of runs is needed", "got {'prompt'"]),
+        ("flags: {seed: 1}", ["`runs:`", "list of runs"]),
+        ("runs: []", ["`runs:`"]),
+        ("runs: {prompt: x}", ["`runs:`", "got {'prompt'"]),
         ("runs: [x]", ["runs[0]", "lines such as", "got x"]),
-        ("run: []\nruns: [{prompt: x}]", ["run:", "these are flags and runs"]),
+        ("run: []\nruns: [{prompt: x}]", ["run:", "flags and runs are needed"]),
         ("runs: [{prompt: x, cs: []}]", ["runs[0].cs", "a list of values"]),
         ("runs: [{prompt: x, cs: {a: 1}}]", ["runs[0].cs", "a list of values", "got {'a'"]),
         ("runs: [{prompt: x}, {prompt: x, gama: 3}]", ["runs[1].gama", "did you mean gamma"]),

@@ -13,12 +13,9 @@ import pytest
 import outrider.draft_methods
 from grpc_comm.client.connection import connect
 from grpc_comm.server.server import BackgroundServer
-from inference.drafters.round_proposer import BestFirst, Chain
 from inference.errors import InvalidRequest
 from outrider.endpoint.target_manager import TargetManager
-from outrider.measure.architectures import ARCHITECTURES, HYBRID, SUFFIX
-from outrider.measure.compare_options import parse as parse_comparison
-from outrider.measure.figures import BASELINE
+from outrider.measure.arms import ARCHITECTURES
 from outrider.options.draft_flags import METHODS, PRESETS
 from outrider.options.parsing import parse
 from outrider.options.roles import DraftRole, FusedTargetRole, ServeRole, TargetRole
@@ -47,7 +44,7 @@ SERVED = FusedTargetRole(port=0, batch=2, sequence_length=256)
 def words(preset: str) -> list[str]:
     """The flags of a preset, as a user types them."""
     flags = PRESETS[preset].items()
-    return [word for name, value in flags for word in (f"--{name}", str(value)) if word != "True"]
+    return [word for name, value in flags for word in (f"--{name}", str(value))]
 
 
 # --- methods
@@ -113,7 +110,6 @@ def test_a_size_that_is_given_takes_the_place_of_the_presets() -> None:
     assert DraftRole(preset="classic_sd", gamma=7).gamma == 7
     tree = DraftRole(preset="tree_sd", tree_nodes=8)
     assert (tree.tree_nodes, tree.tree_depth) == (8, 6)
-    assert DraftRole(preset="suffix", draft="none").draft == "copy"
 
 
 @pytest.mark.parametrize(
@@ -125,9 +121,7 @@ def test_a_size_that_is_given_takes_the_place_of_the_presets() -> None:
         ({"preset": "suffix", "tree_nodes": 2}, ["--preset suffix stands", "--tree_nodes"]),
         ({"preset": "classic_sd", "tree_nodes": 2}, ["--preset classic_sd", "--tree_nodes"]),
         ({"preset": "classic_sd", "cs": "50"}, ["--preset classic_sd stands", "--cs"]),
-        ({"preset": "tree_sd", "pace": "go_on"}, ["--preset tree_sd stands", "--pace"]),
         ({"preset": "suffix", "draft": "model"}, ["stands for --draft copy", "got --draft model"]),
-        ({"preset": "adaptive", "copy_history": True}, ["--preset adaptive", "--copy_history"]),
     ],
 )
 def test_a_contradiction_is_told_with_what_the_preset_stands_for(
@@ -185,15 +179,5 @@ def test_a_target_without_a_draft_makes_the_text_alone_and_the_client_says_so(ru
 # --- the comparison
 
 
-def test_every_preset_is_measured_by_one_architecture() -> None:
-    assert sorted(name for one in ARCHITECTURES for name in one.presets) == sorted(PRESETS)
-
-
-def test_a_comparison_names_architectures_by_preset_with_the_presets_own_settings() -> None:
-    options = parse_comparison(["--presets", "hybrid,vanilla,tree_sd,classic_sd,suffix"])
-    assert set(options.chosen) >= {BASELINE, HYBRID, SUFFIX}
-    assert len(options.chosen) == 5
-    assert options.settings == (Chain(4), BestFirst(16, 6))
-    assert parse_comparison(["--presets", "subspec_sd,vanilla"]).pair.method == "substitute"
-    swept = parse_comparison(["--presets", "classic_sd", "--settings", "3,5"])
-    assert swept.settings == (Chain(3), Chain(5))
+def test_every_preset_is_an_architecture_of_the_comparison_or_a_method_of_one() -> None:
+    assert {*ARCHITECTURES.values(), "subspec_sd"} == {*PRESETS, ""}
