@@ -96,7 +96,8 @@ async def answer_request(
     caller = http.state.caller
     texts.check_room(len(asked.prompts) * asked.choices, caller)
     requests = await _unless_gone(http, texts.read(partial(read_requests, texts, asked)))
-    answer, parts = make(requests), texts.generate(requests, caller)
+    answer, tasks = make(requests), [partial(texts.client.complete, one) for one in requests]
+    parts = texts.run(tasks, caller, requests[0].params.grammar if requests else None)
     if asked.stream:
         events = _events(parts, len(requests), answer)
         first = await _unless_gone(http, _begun(events))

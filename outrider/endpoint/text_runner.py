@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from threading import Event, Lock
 from typing import Any, TypeAlias, TypeVar
 
@@ -19,8 +18,7 @@ from inference.sampling import Grammar
 from outrider.client.client import Client
 from outrider.endpoint.grammar_turns import GrammarTurns
 from outrider.endpoint.text_metrics import TextMetrics
-from outrider.text.completion import Completion, Request
-from outrider.text.pieces import Piece
+from outrider.text.completion import Completion
 from outrider.text.runner import Part, Task, TextRun
 
 RETRY_SECONDS = 1.0
@@ -152,11 +150,6 @@ class TextRunner:
             raise Unavailable(self._over)
         if made.finish_reason == "spent" and not made.token_ids:
             raise LimitExceeded("no text is begun: what texts may cost (--max_usd) is spent")
-
-    def generate(self, requests: Sequence[Request], caller: str = "") -> Parts[Piece]:
-        """Generate the texts of requests with one grammar, as run() does."""
-        grammar = requests[0].params.grammar if requests else None
-        return self.run([partial(self.client.complete, one) for one in requests], caller, grammar)
 
     def end_all(self, reason: str) -> None:
         """End all texts in the making, and make none any more. Those who wait are told why."""

@@ -41,7 +41,7 @@ class Account:
     def at_home(self) -> Account:
         """The account of a target that runs on the user's own machine: nothing is rented."""
         source = "the user's own machine: nothing is rented"
-        return Account(replace(self.billing, target_usd_per_hour=None, source=source), whole=True)
+        return Account(replace(self.billing, usd_per_hour=None, source=source), whole=True)
 
     def usd_per_million(self, tokens: float, usage: Usage, read: Figure) -> Figure:
         """US dollars a million tokens; a lower bound where a part is not known.

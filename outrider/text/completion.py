@@ -232,14 +232,8 @@ class _Generation:
         self.done = new_completion(request)
         self._request, self._show, self._session = request, show, session
         self._special_stops = tokenizer.special_tokens(request.stop) if request.stop else {}
-        least, tools = max(request.params.min_tokens - request.params.made, 0), request.tools
-        self._pieces = PieceMaker(
-            tokenizer.stream(request.ids),
-            request.stop,
-            least,
-            {} if tools is None else tools.shown(tokenizer),
-            None if tools is None else tools.reader(tokenizer),
-        )
+        least = max(request.params.min_tokens - request.params.made, 0)
+        self._pieces = PieceMaker(tokenizer, request.ids, request.stop, least, request.tools)
         self._start = time.perf_counter()
 
     def take(self, step: Step, drafting: Drafting) -> bool:

@@ -10,9 +10,10 @@ import numpy as np
 
 from inference.order import TokenLogProb
 from inference.proposer import NOBODY
-from inference.text_stream import TextStream
-from outrider.text.call_reader import CallPiece, CallReader
+from inference.text import Tokenizer
+from outrider.text.call_reader import CallPiece
 from outrider.text.stop_strings import StopStrings
+from outrider.text.tool_calls import Tools
 
 
 class Piece(NamedTuple):
@@ -33,20 +34,21 @@ class Piece(NamedTuple):
 class PieceMaker:
     """Turns tokens into pieces: whole characters, up to a stop string, with calls told from text.
 
-    least: tokens of which no stop string ends the text
-    shown: special tokens that stand in the text with these letters
-    calls: tells calls from text; None where there are none
+    least: number of first tokens in which no stop string ends the text
+    tools: functions that the text may call; None for none
     """
 
     def __init__(
         self,
-        text: TextStream,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
         stop: Sequence[str],
         least: int,
-        shown: Mapping[int, str],
-        calls: CallReader | None,
+        tools: Tools | None,
     ) -> None:
-        self._text, self._stop, self._shown, self._calls = text, StopStrings(stop), shown, calls
+        self._text, self._stop = tokenizer.stream(prompt), StopStrings(stop)
+        self._shown: Mapping[int, str] = {} if tools is None else tools.shown(tokenizer)
+        self._calls = None if tools is None else tools.reader(tokenizer)
         self._least, self._pushed = least, 0
         self._tokens, self._logprobs = list[int](), list[TokenLogProb]()
 
