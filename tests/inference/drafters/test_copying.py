@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import count
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,12 +14,13 @@ from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import Chain, RoundProposer
 from inference.planner.child_features import Following, joint_features
 from inference.planner.prices import Prices
-from inference.proposer import BASE, COPY, MODEL
+from inference.proposer import COPY, MODEL
+from tests.support.columns import BASE, candidates_of
 from tests.support.scripted_models import ScriptedModel, disagreeing
-from tests.support.stepped import QUIET, SAMPLING, knowledge, sent, tokens_of
+from tests.support.stepped import QUIET, SAMPLING, Numbers, knowledge, sent, tokens_of
 
 PHRASE = [11, 12, 13, 14, 15, 16]
-NUMBERS = count()
+NUMBERS = Numbers()
 
 
 def copier() -> GrowingProposer:
@@ -65,7 +65,7 @@ def test_model_and_copies_share_a_list_and_name_a_token_once() -> None:
         proposer.work(0.0)
     drafted = sent(proposer, NUMBERS)
     assert {MODEL} <= {nodes.proposer for nodes in drafted} <= {COPY, MODEL}
-    below = [one for nodes in drafted for one in nodes.proposals if one.parent == BASE]
+    below = [one for nodes in drafted for one in candidates_of(nodes) if one.parent == BASE]
     assert PHRASE[3] not in [one.token for one in below]
 
 
@@ -136,7 +136,7 @@ def calls_and_sent(one: GrowingProposer, written: int, tokens: list[int]) -> lis
     history = []
     for place, token in enumerate(tokens, written):
         one.work(0.0)
-        sent(one, count(one.proposed))
+        sent(one, Numbers(one.proposed))
         history.append((one.usage.calls, one.proposed))
         one.hear(place, [token], 0.0, QUIET)
     return history
