@@ -171,6 +171,8 @@ class Tools:
         """The messages and tools as the model's chat template takes them. A template without
         functions gets them spelled out in the messages.
         """
+        if not self.functions and not any(map(_has_calls, messages)):
+            return [_with_thoughts(message) for message in messages], []
         described = [] if self.choice == "none" else [one.described for one in self.functions]
         read = [_with_thoughts(_read_calls(message)) for message in messages]
         if call_form(tokenizer.template) is not None:
@@ -231,6 +233,12 @@ def _calls(form: CallForm, opening: str, closing: str, several: bool) -> str:
         return 'calls: begin "[" call ' + ('(", " call)* ' if several else "") + '"]"'
     more = rf'("\n" {opening} "\n" call "\n" {closing})*' if several else ""
     return rf'calls: begin "\n" call "\n" {closing} {more}'
+
+
+def _has_calls(message: Message) -> bool:
+    """Whether a message has calls, or the result of one, or calls in place of content."""
+    called = message.get("tool_calls") or message.get("content") is None
+    return bool(called) or message.get("role") == "tool"
 
 
 def _read_calls(message: Message) -> Message:
