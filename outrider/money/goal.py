@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from inference.command import say
 from inference.cost.billing import ENERGIES, OBJECTIVES, PER_MILLION, Billing, blend
 from inference.errors import InvalidRequest, Unavailable
+from inference.flags.group import flags_of
 from inference.planner.prices import SPEED, Prices, UnitPrices, Usage
 from inference.proposer import MESSAGE_BYTES
 from outrider.options.groups import GoalOptions, PriceOptions, read_knob
@@ -182,8 +183,8 @@ def read_billing(options: PriceOptions) -> Billing:
 
     Raises Unavailable where no source has that instance.
     """
-    given = options.values()
-    billing = Billing(**{name: given[name] for name in given.keys() & vars(Billing())})
+    stated = flags_of(PriceOptions).keys() & vars(Billing())
+    billing = Billing(**{name: getattr(options, name) for name in stated})
     if options.instance is not None:
         from deploy.instance_kind import Market
         from deploy.instance_price import InstancePrices
