@@ -27,7 +27,7 @@ from deploy.instance_kind import NEURON_IMAGE, InstanceKind
 from deploy.job import cost
 from deploy.stack import StackState
 from inference.artifact import write_manifest
-from outrider.measure.commands import parse_prove as parse_proof
+from outrider.measure.commands import parse as parse_measuring
 from tests.support.artifacts import build, trn1_manifest
 from tests.support.aws_server import REGION, AwsServer
 from tests.support.hub_server import COMMIT, TOKEN, hub_server
@@ -329,7 +329,7 @@ def test_a_proof_on_an_instance_is_a_command_that_the_instance_understands(
 ) -> None:
     outrider, verb, *given = words_on_host(ProofOptions(**flags), InstanceKind(instance), model)
     assert (outrider, verb, " ".join(given)) == ("outrider", "prove", words)
-    parse_proof(given)
+    parse_measuring("prove", given)
 
 
 @pytest.mark.extended
