@@ -39,7 +39,7 @@ from inference.flags.values import Counts
 from inference.order import MOST_CREDIT, Decode
 from inference.proposer import BASE, Nodes, Proposal
 from inference.sampling import SamplingParams
-from inference.times import LatencyModel
+from inference.times import Times
 
 CAPACITY, PROMPT, VOCABULARY = 2048, 600, 100_000
 MESSAGE, LEVELS = 32, 64
@@ -161,7 +161,7 @@ class Load:
             sequence_length=CAPACITY - nodes,
             max_tree_nodes=nodes,
             vocabulary=VOCABULARY,
-            times=LatencyModel({(sessions, one): 0.03 for one in (1, nodes)}, measured=True),
+            times=Times({(sessions, one): 0.03 for one in (1, nodes)}, measured=True),
         )
         records = SessionRecords()
         listeners = Listeners([records, Metrics(records)])  # which a server may have

@@ -46,7 +46,7 @@ from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
-from inference.times import LatencyModel, times_by_width
+from inference.times import Times
 from outrider.measure.figures import first_difference
 from outrider.measure.sets import read_file
 from outrider.models.directories import EMBEDDED
@@ -114,8 +114,8 @@ def ahead(pair: Pair, job: Job, order: int) -> tuple[int, ...]:
     link = Link(chance.uniform(0, LONGEST_ROUND_TRIP), BYTE_TIME)
     times = PROFILES.target_times()
     engine = serve(target, pair.vocabulary, times=times, clock=clock.now)
-    draft_times = times_by_width(PROFILES.draft_times)
-    target_times = LatencyModel(times)
+    draft_times = Times(PROFILES.draft_times)
+    target_times = Times(times)
     known = Knowledge(draft_times, target_times, read_acceptance(), link.round_trip)
     proposer = Draft(draft).proposer(0, known, Prices(battery=True), clock=clock.now)
     session = VirtualSession(VirtualServer(clock, engine), link)

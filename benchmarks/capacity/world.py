@@ -19,7 +19,7 @@ from inference.order import MOST_CREDIT, Decode, End
 from inference.planner.profiling import emulated_target
 from inference.proposer import Nodes
 from inference.sampling import SamplingParams
-from inference.times import LatencyModel
+from inference.times import Times
 
 NODES = 64
 """Nodes of one session in a forward, the root included."""
@@ -204,7 +204,7 @@ class World:
             max_tree_nodes=NODES,
             vocabulary=VOCABULARY,
             waiting=256,
-            times=LatencyModel(emulated_target(profile, rows, NODES), measured=True),
+            times=Times(emulated_target(profile, rows, NODES), measured=True),
             clock=self.clock,
         )
         self.link = delays.link

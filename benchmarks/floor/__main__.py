@@ -24,7 +24,7 @@ from benchmarks.floor.race import MOST_NODES, SKILLS, Made, race
 from benchmarks.harness import Flags, run
 from inference.flags.group import Shown
 from inference.flags.values import Counts, Words, among
-from inference.times import LatencyModel, Shape
+from inference.times import Shape, Times
 
 MARKS = 64, 256, 1_024
 """Tokens over which a text is judged."""
@@ -69,8 +69,8 @@ def known(law: Law, sessions: int) -> dict[Shape, float]:
     return {shape: law.seconds(*shape) for shape in shapes(sessions, MOST_NODES)}
 
 
-def _nothing(law: Law, sessions: int) -> LatencyModel:
-    return LatencyModel()
+def _nothing(law: Law, sessions: int) -> Times:
+    return Times()
 
 
 def _checked(law: Law) -> dict[Shape, float]:
@@ -78,22 +78,22 @@ def _checked(law: Law) -> dict[Shape, float]:
     return {shape: law.seconds(*shape) for shape in ((1, 1), (1, 16))}
 
 
-def _first(law: Law, sessions: int) -> LatencyModel:
-    times = LatencyModel()
+def _first(law: Law, sessions: int) -> Times:
+    times = Times()
     times.trust(_checked(law))
     return times
 
 
-def _kept(name: str, law: Law, sessions: int) -> LatencyModel:
+def _kept(name: str, law: Law, sessions: int) -> Times:
     """A profile that an earlier start kept, and what this start checked of it."""
-    times = LatencyModel(
+    times = Times(
         {shape: PROFILES[name](shape, one) for shape, one in known(law, sessions).items()}
     )
     times.trust(_checked(law))
     return times
 
 
-BELIEFS: dict[str, Callable[[Law, int], LatencyModel]] = {"none": _nothing, "first": _first} | {
+BELIEFS: dict[str, Callable[[Law, int], Times]] = {"none": _nothing, "first": _first} | {
     name: lambda law, sessions, name=name: _kept(name, law, sessions)  # type: ignore[misc]
     for name in PROFILES
 }
@@ -106,7 +106,7 @@ def root_only(law: str, sessions: int, seed: int) -> list[Made]:
     return race(machine, _nothing(machine, sessions), None, sessions, TOKENS, seed)
 
 
-def figures(cell: Cell, times: LatencyModel, seed: int) -> tuple[float, ...]:
+def figures(cell: Cell, times: Times, seed: int) -> tuple[float, ...]:
     """Return tokens per token of root-only forwards over each of MARKS, of the worst session."""
     law, alone = LAWS[cell.law], root_only(cell.law, cell.sessions, seed)
     texts = race(law, times, SKILLS[cell.skill], cell.sessions, TOKENS, seed)
@@ -122,7 +122,7 @@ def figures(cell: Cell, times: LatencyModel, seed: int) -> tuple[float, ...]:
 @cache
 def possible(cell: Cell, seed: int) -> float:
     """Return the figure over 256 tokens of an engine that knows the law."""
-    right = LatencyModel(known(LAWS[cell.law], cell.sessions), measured=True)
+    right = Times(known(LAWS[cell.law], cell.sessions), measured=True)
     return figures(cell, right, seed)[MARKS.index(256)]
 
 

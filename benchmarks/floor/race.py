@@ -20,7 +20,7 @@ from inference.engine.session import Session
 from inference.order import Decode, End
 from inference.proposer import BASE, Nodes, Proposal
 from inference.sampling import SamplingParams
-from inference.times import LatencyModel, Shape
+from inference.times import Shape, Times
 
 MOST_NODES, CHUNK = 64, 256
 LENGTH = 2_048
@@ -230,7 +230,7 @@ class Made(NamedTuple):
 
 def race(
     law: Law,
-    times: LatencyModel,
+    times: Times,
     skill: Skill | None,
     sessions: int,
     tokens: int,

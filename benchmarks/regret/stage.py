@@ -23,7 +23,7 @@ from inference.planner.acceptance_file import read_acceptance
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.stats import Traffic
-from inference.times import LatencyModel, Shape, times_by_width
+from inference.times import Shape, Times
 
 CONTEXT = 256
 """Slots at which the profiles are read where one number is needed."""
@@ -48,9 +48,9 @@ class Profiles(NamedTuple):
     here: TimeProfile
 
     @property
-    def draft_times(self) -> dict[int, float]:
-        """Seconds of a call of the draft by width, as measuring it would find."""
-        return {width: self.here.seconds(1, width, CONTEXT) for width in self.here.nodes}
+    def draft_times(self) -> dict[Shape, float]:
+        """Seconds of a call of the draft by shape, as measuring it would find."""
+        return {(1, width): self.here.seconds(1, width, CONTEXT) for width in self.here.nodes}
 
     def target_times(self, most: int = 1) -> dict[Shape, float]:
         """Seconds of a forward by rows (so many at most) and nodes, as measuring it would find."""
@@ -118,9 +118,9 @@ class Stage:
         target told them, and nothing learned of the pair.
         """
         round_trip = self._link.crossing(0) + self._link.crossing(_DESCRIPTION_BYTES)
-        draft = self._profiles.draft_times
+        draft = Times(self._profiles.draft_times)
         target = self._profiles.target_times(self._server.engine.model.rows)
-        return Knowledge(times_by_width(draft), LatencyModel(target), read_acceptance(), round_trip)
+        return Knowledge(draft, Times(target), read_acceptance(), round_trip)
 
     def spent(self) -> Spent:
         """Costs of texts so far; bytes are those of messages that have arrived."""
@@ -142,7 +142,7 @@ def serve(
         sequence_length=SEQUENCE_LENGTH,
         max_tree_nodes=1 + MOST_NODES,
         vocabulary=vocabulary,
-        times=LatencyModel(times, measured=True),
+        times=Times(times, measured=True),
         clock=clock,
         grammars=grammars,
     )

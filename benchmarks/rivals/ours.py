@@ -23,7 +23,7 @@ from inference.planner.acceptance_file import read_acceptance
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
-from inference.times import LatencyModel, times_by_width
+from inference.times import Times
 from outrider.client.connecting import connect_target, target_tokenizer
 from outrider.client.drafting import load_draft
 from outrider.client.pools import GrowingRows, Pair, Rows
@@ -115,8 +115,8 @@ def arms_here(models: Models, threads: int) -> Iterator[list[Arm]]:
     )
     served = load_served(role, partial(with_draft, role))
     engine, stop_ids = served.engine, served.description.stop_ids
-    times = LatencyModel(dict(served.description.times))
-    known = Knowledge(times_by_width({}), times, read_acceptance())
+    times = Times(dict(served.description.times))
+    known = Knowledge(Times(), times, read_acceptance())
     copying = GrowingProposer(known, Prices(holds_target=True), CopySource())
 
     def arm(what: str, proposers: Sequence[Proposer] = (), beside: bool = False) -> Arm:

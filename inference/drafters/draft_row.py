@@ -13,7 +13,7 @@ from inference.drafters.draft_rule import DraftRule, no_rule
 from inference.drafters.draft_tree import DraftNode
 from inference.proposer import DraftUsage
 from inference.sampling import SamplingParams
-from inference.times import LatencyModel
+from inference.times import Times
 
 
 class RankedNodes:
@@ -68,7 +68,7 @@ class DraftRow:
     def __init__(
         self,
         model: Model,
-        times: LatencyModel,
+        times: Times,
         begin: Callable[[SamplingParams], RowSequence],
         *,
         masks: Masks | None = None,

@@ -1,6 +1,6 @@
 """Measures a model's calls on this machine: tables of seconds for planning.
 
-LatencyModel and times_by_width() take these tables. A call of more nodes in as many rows never
+A Times takes such a table. A call of more nodes in as many rows never
 takes less time. Where a busy machine made it look so, the nearest monotone table is taken.
 
 Nothing is prefilled and no sequence is touched. Calls read the first CONTEXT tokens that a row
@@ -26,7 +26,7 @@ from inference.backends import Model, Segment
 from inference.backends.slots import Slots
 from inference.backends.timed import TimeProfile
 from inference.sampling import SamplingParams
-from inference.times import TRUSTED, LatencyModel, Shape
+from inference.times import TRUSTED, Shape, Times
 from inference.tree import IntArray
 
 CONTEXT = 256
@@ -141,7 +141,7 @@ class Profiler:
         that was measured are left out.
         """
         times, most = _smooth(self.measured), max(map(math.prod, self.measured), default=0)
-        law = LatencyModel()
+        law = Times()
         law.trust(times)
         for shape in (*self._shapes, *self._between):
             if shape not in times and math.prod(shape) <= most:

@@ -21,6 +21,7 @@ from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
 from inference.order import Pace
 from inference.text import Tokenizer
+from inference.times import Table
 from outrider.client.pools import AnyRows, GrowingRows, Pair, rounds
 from outrider.measure.account import Account
 from outrider.measure.arms import Arm, Make
@@ -80,7 +81,7 @@ class Bench:
     target: Connection  # over the link in question
     tokenizer: Tokenizer
     draft: Model  # with room for the trees of all settings
-    draft_times: dict[int, float]  # width -> seconds of a call
+    draft_times: Table  # seconds of a call of the draft
     chains: Sequence[Policy]
     trees: Sequence[Policy]
     positions: Sequence[Goal]  # positions of the knob --cs; empty: none is asked for

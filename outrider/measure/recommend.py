@@ -24,7 +24,7 @@ from inference.errors import InvalidRequest, OutriderError
 from inference.extras import is_installed
 from inference.files import write_whole
 from inference.sampling import SamplingParams
-from inference.times import LatencyModel
+from inference.times import Times
 from outrider.client.client import Client, open_client
 from outrider.client.connecting import connect_target, full_description, tokenizer_identity
 from outrider.client.probing import measure_round_trip
@@ -89,7 +89,7 @@ def recommend(options: RecommendOptions) -> int:
         known, last = measure(ways, begun + options.seconds, options.max_new_tokens)
     rows = [row for row in summarise(known.texts, [one.name for one in ways]) if row.kind == ALL]
     best = choose(rows)
-    why = "" if best != BASELINE else reason(LatencyModel(dict(there.times)), last, trip)
+    why = "" if best != BASELINE else reason(Times(dict(there.times)), last, trip)
     way = next(one for one in ways if one.name == best)
     line = command(options.of_run(**way.flags))
     title = f"target: {there.model} on {there.device}, round trip {trip * 1e3:.3g} ms"
@@ -237,7 +237,7 @@ def _loading(way: Way, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def reason(times: LatencyModel, drafted: Completion, round_trip: float) -> str:
+def reason(times: Times, drafted: Completion, round_trip: float) -> str:
     """The reason why no draft pays: the target's times by nodes, else the limit of a text."""
     law = dear_law(times)
     limit = Limit.ARITHMETIC if law else limit_of(drafted, round_trip)

@@ -12,7 +12,7 @@ from inference.command import say
 from inference.files import cache_directory
 from inference.planner.profile_files import Subject, keep_profile, load_profile
 from inference.planner.profiling import CONTEXT, Profiler, Tell, survey_draft, survey_target
-from inference.times import LatencyModel, Shape
+from inference.times import Shape, Times
 from outrider.models.found_model import FoundModel, LoadedModel
 from outrider.options.groups import MeasureOptions
 from outrider.version import outrider_version
@@ -74,7 +74,7 @@ class PendingProfile:
         survey.advance(kept)
         self.over = survey.done
         if self.over:
-            engine.take_times(LatencyModel(survey.times(), measured=True))
+            engine.take_times(Times(survey.times(), measured=True))
             if survey.telling:  # else another start, on a quieter machine, tells more
                 self.place.keep(survey)
         return True
@@ -88,8 +88,8 @@ class Profiles:
     tell: Tell  # hears of progress, a line at a time
     whole: bool = False  # measure all before anything else is done
 
-    def draft(self, draft: FoundModel, model: LoadedModel, length: int) -> dict[int, float]:
-        """Seconds of a draft call by width, for times_by_width().
+    def draft(self, draft: FoundModel, model: LoadedModel, length: int) -> dict[Shape, float]:
+        """Seconds of a draft's call by shape.
 
         length: the longest sequence that the model was loaded for
         """
@@ -101,11 +101,11 @@ class Profiles:
             times = self._measured(place, survey)
             if not survey.done:
                 self.tell(f"some times of {place.what} are estimated; --measure_first measures all")
-        return {nodes: seconds for (_, nodes), seconds in times.items()}
+        return times
 
     def target(
         self, target: FoundModel, made_from: str, model: LoadedModel, length: int, nodes: int
-    ) -> tuple[LatencyModel, PendingProfile | None]:
+    ) -> tuple[Times, PendingProfile | None]:
         """Seconds of a forward by rows and by nodes of each row, and what is left to measure.
 
         made_from: fingerprint of its weights, and of its artefact
@@ -115,10 +115,10 @@ class Profiles:
         survey = survey_target(model, length, rows, nodes)
         kept = self._kept(place)
         if kept is None:
-            measured = LatencyModel(self._measured(place, survey), measured=True)
+            measured = Times(self._measured(place, survey), measured=True)
             return measured, None if survey.done else PendingProfile(survey, place, nodes)
         survey.run(lambda progress: None, QUICK_SECONDS, wide=2 * QUICK_SECONDS)
-        times = LatencyModel(kept)
+        times = Times(kept)
         times.trust(survey.measured)
         return times, None
 

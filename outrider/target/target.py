@@ -30,7 +30,7 @@ from inference.engine.graph_rounds import RoundModel
 from inference.errors import InvalidRequest
 from inference.grammar import Grammars
 from inference.planner.profiling import emulated_target
-from inference.times import LatencyModel
+from inference.times import Times
 from outrider.measure.link import LinkShape, shaped_link
 from outrider.models.artifacts import (
     artifact_length,
@@ -176,7 +176,7 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         dtype=loaded.dtype,
         device=_device(options, profile, f"{found.name} on {where}") if profile else where,
         stop_ids=found.stop_ids,
-        times=tuple(times.profile.items()),
+        times=tuple(times.prior.items()),
         usd_per_hour=options.usd_per_hour or 0.0,
         rules=model.masks,
         emulated=profile is not None,
@@ -310,13 +310,13 @@ def _load_artifact(options: ServingRole) -> _LoadedTarget:
 
 def _times(
     options: ServingRole, loaded: _LoadedTarget, emulated: TimeProfile | None
-) -> tuple[LatencyModel, PendingProfile | None]:
+) -> tuple[Times, PendingProfile | None]:
     """Seconds of a forward by shape, and what is left to measure of them. They are the profile of
     an emulated device, else what an earlier start kept, else measured.
     """
     if emulated is not None:
         shapes = emulated_target(emulated, loaded.model.rows, loaded.max_tree_nodes)
-        return LatencyModel(shapes, measured=True), None
+        return Times(shapes, measured=True), None
     if not loaded.model.branches or isinstance(loaded.model, RoundModel | GgufModel):
         options = options.but(measure_first=True)  # it keeps more than slots
     profiles = user_profiles(options)

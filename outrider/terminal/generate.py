@@ -18,7 +18,7 @@ from inference.decode import TargetSession
 from inference.draft_thread import inline, take_short_turns
 from inference.errors import InvalidRequest, OutriderError
 from inference.text import Tokenizer
-from inference.times import LatencyModel
+from inference.times import Times
 from outrider.client.client import Client, open_client
 from outrider.client.connecting import connect_target, target_tokenizer
 from outrider.client.watching import Watcher
@@ -104,7 +104,7 @@ def _time_lines(client: Client, finished: Sequence[Completion]) -> list[str]:
     """Lines about time and limits, where a draft that never waits is loaded."""
     if not finished or client.round_trip is None:
         return []
-    times = LatencyModel(dict(client.target.description.times))
+    times = Times(dict(client.target.description.times))
     return time_lines(finished, client.round_trip, times)
 
 

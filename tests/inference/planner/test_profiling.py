@@ -31,7 +31,7 @@ from inference.planner.profiling import (
     survey_target,
 )
 from inference.sampling import SamplingParams
-from inference.times import LatencyModel, Shape
+from inference.times import Shape, Times
 from inference.tree import TokenTree
 from tests.support.fake_llama_cpp import Cells, model_of
 from tests.support.models import TINY, random_decoder, tiny_model
@@ -141,7 +141,7 @@ def test_a_target_is_measured_at_the_shapes_it_computes(
         clocked(lambda rows, nodes: 0.001 * nodes, sizes=(8, 32)), LENGTH, 1, 32, ignored
     )
     assert times == pytest.approx({(1, 8): 0.008, (1, 32): 0.032})
-    assert LatencyModel(times).seconds(1, 9) == pytest.approx(0.032)
+    assert Times(times).seconds(1, 9) == pytest.approx(0.032)
 
 
 def test_a_disturbance_makes_few_nodes_no_dearer(
@@ -183,7 +183,7 @@ def test_a_slow_model_is_measured_while_there_is_time(
     assert model.now < MOST_SECONDS + 2
     assert (4, 64) not in model.calls
     assert max(map(math.prod, times)) == max(map(math.prod, model.calls))
-    assert 13.1 <= LatencyModel(times, measured=True).seconds(4, 64) < 18
+    assert 13.1 <= Times(times, measured=True).seconds(4, 64) < 18
     assert told[0].startswith("measured ")
 
 
@@ -282,7 +282,7 @@ def test_a_small_model_is_measured_with_the_context_it_has(capacity: int, length
 
 def test_an_emulated_target_is_described_by_its_profile() -> None:
     profile = find_profile("llama-3.1-8b-trn1.2xlarge-measured")
-    times = LatencyModel(emulated_target(profile, rows=4, nodes=64))
+    times = Times(emulated_target(profile, rows=4, nodes=64))
     for rows, nodes in ((1, 1), (1, 9), (3, 20), (4, 64)):
         assert times.seconds(rows, nodes) == profile.seconds(rows, nodes, CONTEXT)
 
