@@ -77,6 +77,11 @@ class Times:
         """Whether there is a prior or a sample."""
         return bool(self.prior or self._samples)
 
+    @property
+    def widest(self) -> int:
+        """Nodes, of all rows, of the widest shape with a prior or a sample."""
+        return max(map(math.prod, (*self.prior, *self._samples)), default=0)
+
     def observe(self, rows: int, nodes: int, seconds: float) -> None:
         """Record that a call of this padded shape took so many seconds."""
         self._calls += 1

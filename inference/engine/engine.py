@@ -266,15 +266,6 @@ class Engine:
         return self._runner.step_seconds
 
     @property
-    def times(self) -> Times:
-        """Seconds of forwards, as far as they are known."""
-        return self._scheduler.times
-
-    def take_times(self, times: Times) -> None:
-        """Expect these seconds of a forward from now on. On the thread of the forwards."""
-        self._scheduler.times = times
-
-    @property
     def row_slots(self) -> list[Slots]:
         """The slots of each row, to be read alone. On the thread of the forwards."""
         return self._admission.pool.slots

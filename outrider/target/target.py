@@ -42,7 +42,7 @@ from outrider.models.capacity import Capacity
 from outrider.models.devices import describe
 from outrider.models.found_model import FoundModel, LoadedModel
 from outrider.models.loading import PREFILL_NODES, find_target
-from outrider.models.profiles import PendingProfile, user_profiles
+from outrider.models.profiles import TargetTimes, user_profiles
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import FusedTargetRole, ServingRole, TargetRole
 from outrider.processes import end_with_input
@@ -159,7 +159,7 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
     if options.device == "auto" and str(loaded.model.device) == "cpu" and has_device():
         say("a Neuron device is here and is not used: --device neuron takes it")
     model, found = loaded.model, loaded.found
-    times, unfinished = _times(options, loaded, profile)
+    known = _times(options, loaded, profile)
     where = describe(model.device, found.conditions(model).threads)
     where += ", chains only" * (not model.branches)
     settings = found.tokenizer.settings
@@ -176,7 +176,7 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         dtype=loaded.dtype,
         device=_device(options, profile, f"{found.name} on {where}") if profile else where,
         stop_ids=found.stop_ids,
-        times=tuple(times.prior.items()),
+        times=tuple(known.table.items()),
         usd_per_hour=options.usd_per_hour or 0.0,
         rules=model.masks,
         emulated=profile is not None,
@@ -191,11 +191,11 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         sequence_length=loaded.sequence_length,
         max_tree_nodes=loaded.max_tree_nodes,
         vocabulary=description.vocabulary,
-        times=times,
+        times=known.times,
         drafter=drafts.drafter if drafts else None,
         graphs=drafts.graphs if drafts else None,
         grammars=grammars,
-        when_idle=unfinished.advance if unfinished is not None else None,
+        when_idle=known.when_idle,
     )
     return Served(engine, drafts.description if drafts else description)
 
@@ -310,13 +310,11 @@ def _load_artifact(options: ServingRole) -> _LoadedTarget:
 
 def _times(
     options: ServingRole, loaded: _LoadedTarget, emulated: TimeProfile | None
-) -> tuple[Times, PendingProfile | None]:
-    """Seconds of a forward by shape, and what is left to measure of them. They are the profile of
-    an emulated device, else what an earlier start kept, else measured.
-    """
+) -> TargetTimes:
+    """Seconds of a forward pass: those of an emulated device, else stored or measured ones."""
     if emulated is not None:
-        shapes = emulated_target(emulated, loaded.model.rows, loaded.max_tree_nodes)
-        return Times(shapes, measured=True), None
+        table = emulated_target(emulated, loaded.model.rows, loaded.max_tree_nodes)
+        return TargetTimes(Times(table, measured=True), table)
     if not loaded.model.branches or isinstance(loaded.model, RoundModel | GgufModel):
         options = options.but(measure_first=True)  # it keeps more than slots
     profiles = user_profiles(options)
