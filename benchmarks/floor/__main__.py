@@ -1,12 +1,17 @@
 """The promise where times are not known: the real scheduler on laws of time, on a virtual clock.
 
     python -m benchmarks.floor [--dozen] [--law NAME,...] [--profile NAME,...] [--seeds N]
+    python -m benchmarks.floor --worlds [--world NAME,...] [--profile none,first] [--seeds N]
 
 Each cell is a law of time, what the engine believes of it at the start, and a draft. Every session
 makes a text of 1,024 tokens. A figure is tokens per token of root-only forwards in the same time,
 on the same machine with the same pauses, over the first 64, 256 and 1,024 tokens: the worst session
 of all. `possible` is the figure over 256 tokens of an engine that knew all times. Pauses of the
 machine count for neither side.
+
+--worlds plays worlds that try to make a draft cost time, and prints the share of target-only's
+speed that a text of 256 tokens keeps: over its first 64 tokens, over all of them, and over the
+worst 64 in a row. It judges nothing: the exit status is 0.
 
 Exit status 1 if a cell misses the promise: 0.95 over the first 64, 0.98 over 256, and 0.85 of what
 is possible over 256.
@@ -19,8 +24,9 @@ from functools import cache
 from itertools import product
 from typing import Annotated, NamedTuple
 
-from benchmarks.floor.laws import LAWS, PROFILES, Law, shapes
+from benchmarks.floor.laws import LAWS, PROFILES, Law, Machine, shapes
 from benchmarks.floor.race import MOST_NODES, SKILLS, Made, race
+from benchmarks.floor.worlds import WORLDS, lines
 from benchmarks.harness import Flags, run
 from inference.flags.group import Shown
 from inference.flags.values import Counts, Words, among
@@ -103,13 +109,13 @@ BELIEFS: dict[str, Callable[[Law, int], Times]] = {"none": _nothing, "first": _f
 def root_only(law: str, sessions: int, seed: int) -> list[Made]:
     """Return the texts of root-only forwards, which are as quick whatever is believed."""
     machine = LAWS[law]
-    return race(machine, _nothing(machine, sessions), None, sessions, TOKENS, seed)
+    return race(Machine(machine, seed), _nothing(machine, sessions), None, sessions, TOKENS, seed)
 
 
 def figures(cell: Cell, times: Times, seed: int) -> tuple[float, ...]:
     """Return tokens per token of root-only forwards over each of MARKS, of the worst session."""
     law, alone = LAWS[cell.law], root_only(cell.law, cell.sessions, seed)
-    texts = race(law, times, SKILLS[cell.skill], cell.sessions, TOKENS, seed)
+    texts = race(Machine(law, seed), times, SKILLS[cell.skill], cell.sessions, TOKENS, seed)
     return tuple(
         min(
             mark / other.tokens_by(text.at[mark - 1])
@@ -138,18 +144,30 @@ def misses(made: Sequence[float], best: float) -> Iterator[str]:
 class Options(Flags):
     dozen: bool = False
     """the twelve cells that CI looks at"""
+    worlds: bool = False
+    """the worlds that try to make a draft cost time"""
+    world: Annotated[Words, among(WORLDS), Shown("NAME,...")] = tuple(WORLDS)
     law: Annotated[Words, among(LAWS), Shown("NAME,...")] = tuple(LAWS)
-    profile: Annotated[Words, among(BELIEFS), Shown("NAME,...")] = tuple(BELIEFS)
+    profile: Annotated[Words, among(BELIEFS), Shown("NAME,...")] = ()
+    """(default: all; with --worlds none and first)"""
     draft: Annotated[Words, among(SKILLS), Shown("NAME,...")] = tuple(SKILLS)
     sessions: Counts = (1, 8)
     seeds: int = 1
+    first_seed: int = 0
 
 
 def main(options: Options) -> int:
     """Print a line for each cell and the sum of misses; return the exit status."""
-    asked = product(options.law, options.profile, options.draft, options.sessions)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    if options.worlds:
+        beliefs = {name: BELIEFS[name] for name in options.profile or ("none", "first")}
+        for line in lines(options.world, beliefs, seeds):
+            print(line, flush=True)
+        return 0
+    asked = product(options.law, options.profile or BELIEFS, options.draft, options.sessions)
     cells = [Cell(*one) for one in (DOZEN if options.dozen else asked)]
-    seeds = [DOZEN_SEED] if options.dozen else range(options.seeds)
+    if options.dozen:
+        seeds = range(DOZEN_SEED, DOZEN_SEED + 1)
     missed = 0
     columns = "".join(f"{mark:>8}" for mark in MARKS)
     print(f"{'law':<18}{'profile':<16}{'draft':<14}{'sessions':>8}{columns}{'possible':>10}")

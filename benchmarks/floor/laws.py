@@ -128,14 +128,14 @@ class Machine:
 
     def __init__(self, law: Law, seed: int) -> None:
         self.paused = 0.0
-        self._law, self._seed = law, seed
-        self._pauses, self._chance = 0, random.Random(f"{seed} pauses")  # noqa: S311
+        self.law, self._seed = law, seed
+        self._chance = random.Random(f"{seed} pauses")  # noqa: S311
         self._next_pause = self._drawn_pause(0.0)
         self._noise = random.Random(f"{seed} noise")  # noqa: S311
 
     def seconds(self, rows: int, nodes: int, now: float) -> float:
         """Seconds of a forward that begins at `now` seconds."""
-        law = self._law
+        law = self.law
         seconds = law.seconds(rows, nodes) * law.slowed(now / law.one)
         if law.noise:
             seconds *= math.exp(self._noise.gauss(0.0, law.noise))
@@ -146,7 +146,7 @@ class Machine:
         return seconds
 
     def _drawn_pause(self, after: float) -> float:
-        law = self._law
+        law = self.law
         if not law.stalls:
             return math.inf
         return after + self._chance.expovariate(1 / (law.stalls * law.one))

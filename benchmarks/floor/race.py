@@ -6,23 +6,24 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.capacity.script import VOCABULARY, ScriptedTarget
 from benchmarks.floor.laws import Law, Machine
-from inference.backends import Chosen, Segment
+from benchmarks.regret.clock import VirtualClock
+from inference.backends import Chosen, Ranked, Segment
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import Decode, End
 from inference.proposer import BASE, Nodes, Proposal
 from inference.sampling import SamplingParams
-from inference.times import Shape, Times
+from inference.times import Times
+from inference.tree import IntArray
 
-MOST_NODES, CHUNK = 64, 256
+VOCABULARY, MOST_NODES, CHUNK = 32_000, 64, 256
 LENGTH = 2_048
 ROUND_TRIP = 0.02  # seconds
 CALL, CALL_NODE = 1 / 8, 0.1
@@ -44,43 +45,37 @@ def mixed(seed: int, position: int, token: int) -> int:
     return word ^ (word >> 15)
 
 
-class Clock:
-    """Virtual seconds."""
+class ScriptedTarget:
+    """A Model whose next token depends on seed, position and token.
 
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class TimedTarget(ScriptedTarget):
-    """A Model whose next token depends on seed, position and token, and whose time on a machine.
-
-    made: rows and nodes of each forward that chose tokens
+    spend: takes the time of a forward pass of so many rows and nodes
     """
 
-    def __init__(self, rows: int, machine: Machine, clock: Clock) -> None:
-        super().__init__(rows, LENGTH + MOST_NODES, CHUNK)
-        self._machine, self._clock = machine, clock
-        self.made = list[Shape]()
+    capacity, max_nodes = LENGTH + MOST_NODES, CHUNK
+    copies_rows, masks, branches = True, False, True
+
+    def __init__(self, rows: int, spend: Callable[[int, int], None] = lambda rows, nodes: None):
+        self.rows, self._spend = rows, spend
 
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
-        nodes = max(len(segment.tokens) for segment in segments)
-        self._clock.now += self._machine.seconds(len(segments), nodes, self._clock.now)
-        self.made.append((len(segments), nodes))
-        return [
-            Chosen(
-                np.array(
-                    [
-                        mixed(one.params.seed, int(one.positions[at]), int(one.tokens[at]))
-                        % VOCABULARY
-                        for at in one.pick
-                    ],
-                    dtype=np.int32,
-                )
-            )
-            for one in segments
-        ]
+        self._spend(len(segments), max(len(segment.tokens) for segment in segments))
+        return [Chosen(next_tokens(segment)) for segment in segments]
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        raise NotImplementedError("this model is a target")
+
+    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
+        return rows, nodes
+
+    def copy_row(self, source: int, target: int, slots: int) -> None:
+        """There are no keys."""
+
+
+def next_tokens(segment: Segment) -> IntArray:  # [p]
+    """Return the target's token behind each picked node."""
+    seed, positions, tokens = segment.params.seed, segment.positions, segment.tokens
+    chosen = [mixed(seed, int(positions[at]), int(tokens[at])) % VOCABULARY for at in segment.pick]
+    return np.array(chosen, dtype=np.int32)
 
 
 class Skill(NamedTuple):
@@ -90,11 +85,13 @@ class Skill(NamedTuple):
         the second
     right: the two chances
     claims: what it claims of its first guess in the two cases
+    works: at which positions it can be right at all
     """
 
     sure: float
     right: tuple[float, float]
     claims: tuple[float, float]
+    works: Callable[[int], bool] = lambda position: True
 
 
 SKILLS = {
@@ -194,7 +191,8 @@ class ScriptedDraft:
         right = mixed(seed, node.position, node.token) % VOCABULARY
         case = int(mixed(seed ^ 0x5EED, node.position, node.token) >= skill.sure * 2**32)
         drawn = mixed(seed ^ 0xD4A3, node.position, node.token) / 2**32
-        first, claim = skill.right[case], skill.claims[case]
+        first = skill.right[case] if skill.works(node.position) else 0.0
+        claim = skill.claims[case]
         second = first + SECOND * (1 - first) if first else 0.0
         hit = 0 if drawn < first else 1 if drawn < second else 2
         if not node.true:
@@ -210,14 +208,12 @@ class ScriptedDraft:
 
 
 class Made(NamedTuple):
-    """When each token of a text came, and the forwards. Seconds since the first order.
+    """When each token of a text came.
 
-    at: [tokens] seconds without pauses of the machine
-    forwards: [forwards] rows and nodes
+    at: [tokens] seconds since the first order, without pauses of the machine
     """
 
     at: list[float]
-    forwards: list[Shape]
 
     def tokens_by(self, seconds: float) -> float:
         """Tokens that had come after so many seconds, parts of a token included."""
@@ -229,27 +225,31 @@ class Made(NamedTuple):
 
 
 def race(
-    law: Law,
+    machine: Machine,
     times: Times,
     skill: Skill | None,
     sessions: int,
     tokens: int,
     seed: int,
 ) -> list[Made]:
-    """Make one text in each session.
+    """Generate one text in each session.
 
     times: what the engine believes at the start
-    skill: of the draft; None for root-only forwards
+    skill: of the draft; None for root-only forward passes
     """
-    clock, machine = Clock(), Machine(law, seed)
-    model = TimedTarget(sessions, machine, clock)
+    clock, law = VirtualClock(), machine.law
+
+    def spend(rows: int, nodes: int) -> None:
+        clock.advance(machine.seconds(rows, nodes, clock.now()))
+
+    model = ScriptedTarget(sessions, spend)
     engine = Engine(
         model,
         sequence_length=LENGTH,
         max_tree_nodes=MOST_NODES,
         vocabulary=VOCABULARY,
         times=times,
-        clock=clock,
+        clock=clock.now,
     )
     opened = list[Session]()
     for number in range(sessions):
@@ -257,21 +257,22 @@ def race(
         session, future = engine.open([number + 1, 2, 3], params)
         engine.finish(future)
         opened.append(session)
-    start, paused = clock.now, machine.paused
-    model.made.clear()
+    start, paused = clock.now(), machine.paused
     for session in opened:
         engine.decode(session, Decode(session.length + tokens, credit=CREDIT))
-    drafts = [ScriptedDraft(skill, one, engine, law, clock.now) for one in opened] if skill else []
+    drafts = (
+        [ScriptedDraft(skill, one, engine, law, clock.now()) for one in opened] if skill else []
+    )
     arrivals: list[list[float]] = [[] for _ in opened]
     while any(one.end is End.NOT for one in opened):
         for draft in drafts:
-            draft.until(clock.now)
+            draft.until(clock.now())
         assert engine.step(), "somebody can go on"
-        now = clock.now - start - (machine.paused - paused)
+        now = clock.now() - start - (machine.paused - paused)
         for index, session in enumerate(opened):
             fresh = session.length - session.prompt_length - len(arrivals[index])
             arrivals[index] += [now] * fresh
             engine.acknowledge(session, session.length)
             if fresh and drafts:
-                drafts[index].committed(clock.now)
-    return [Made(at, model.made) for at in arrivals]
+                drafts[index].committed(clock.now())
+    return [Made(at) for at in arrivals]

@@ -18,22 +18,25 @@ def test_a_dozen_laws_of_time_that_nobody_measured_break_no_promise() -> None:
     assert said[-1] == "0 of 12 cells miss the promise"
 
 
-def test_in_float32_neither_orders_of_arrival_nor_sessions_beside_change_a_text() -> None:
-    flags = ["--dtype", "float32", "--orders", "1", "--tokens", "24", "--temperature", "0.8"]
-    said = run_module("benchmarks.equal_texts", *flags)
-    assert said.count("9 of 9 (1.000)") == 2, said
+def test_a_world_without_a_trap_costs_nothing_and_a_text_is_played_to_its_end() -> None:
+    heads, liar, shared = run_module(
+        "benchmarks.floor", "--worlds", "--world", "liar,shared-useless", "--profile", "first"
+    ).splitlines()
+    assert heads.split() == ["world", "profile", "seed", "64", "256", "worst", "64"]
+    assert all(float(share) > 0.95 for share in liar.split()[3:])
+    assert all(0.9 < float(share) <= 1.0 for share in shared.split()[3:])
 
 
-def collections(file: Path, *flags: str) -> int:
+def garbage_collections(file: Path, *flags: str) -> int:
     few = ["--sessions", "64", "--nodes", "4", "--forwards", "4", "--json", file, *flags]
     run_module("benchmarks.engine", *few)
-    count: int = json.loads(file.read_text(encoding="utf-8"))[0]["collections"]
+    count: int = json.loads(file.read_text(encoding="utf-8"))[0]["garbage collections"]
     return count
 
 
-def test_forwards_of_many_sessions_set_off_no_collection_of_garbage(tmp_path: Path) -> None:
-    assert collections(tmp_path / "often.json", "--collect_often"), "Python's settings make some"
-    assert not collections(tmp_path / "rarely.json")
+def test_a_targets_process_collects_garbage_rarely(tmp_path: Path) -> None:
+    often = garbage_collections(tmp_path / "often.json", "--collect_often")
+    assert 4 * garbage_collections(tmp_path / "rarely.json") < often
 
 
 PROFILE = "llama-3.1-8b-trn2.3xlarge-published"

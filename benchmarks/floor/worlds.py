@@ -1,0 +1,152 @@
+"""Worlds that try to make a draft cost its user time: see __main__.py, --worlds."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import NamedTuple
+
+from benchmarks.floor.laws import Law, Machine
+from benchmarks.floor.race import SKILLS, Made, Skill, race
+from benchmarks.floor.shared import Sharing, play
+from inference.times import Times
+
+Belief = Callable[[Law, int], Times]
+"""What the engine believes of a law's times at the start, with so many sessions."""
+
+TOKENS = 256
+GENTLE = Law("gentle", lambda nodes: 1.0 + 0.02 * (nodes - 1))
+RIGHT = SKILLS["right"]
+
+
+class UnevenMachine(Machine):
+    """A machine on which some forward passes of at least `nodes` nodes take `times` as long."""
+
+    chance, times, nodes = 0.3, 10.0, 2
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(GENTLE, seed)
+        self._drawn = random.Random(f"{seed} uneven")  # noqa: S311
+
+    def seconds(self, rows: int, nodes: int, now: float) -> float:
+        dear = nodes >= self.nodes and self._drawn.random() < self.chance
+        return super().seconds(rows, nodes, now) * (self.times if dear else 1.0)
+
+
+class RarelyDearMachine(UnevenMachine):
+    chance, times = 0.05, 40.0
+
+
+class UnevenFrom8Machine(UnevenMachine):
+    nodes = 8
+
+
+class HotMachine(Machine):
+    """A machine that nodes heat and root-only forward passes cool: it is 3.5 times slower for all
+    from a heat of `limit` on, until it is cold again.
+    """
+
+    limit, times = 60.0, 3.5
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(GENTLE, seed)
+        self._heat = random.Random(f"{seed} heat").uniform(0, self.limit)  # noqa: S311
+        self._hot = False
+
+    def seconds(self, rows: int, nodes: int, now: float) -> float:
+        warmer = nodes / 4 if nodes > 1 else -1.0
+        self._heat = min(max(self._heat + warmer, 0.0), self.limit)
+        self._hot = self._heat == self.limit or (self._hot and self._heat > 0)
+        return super().seconds(rows, nodes, now) * self._factor()
+
+    def _factor(self) -> float:
+        return self.times if self._hot else 1.0
+
+
+class WarmMachine(HotMachine):
+    """A machine that slows down smoothly."""
+
+    def _factor(self) -> float:
+        return 1.0 + (self.times - 1.0) * self._heat / self.limit
+
+
+class DriftingMachine(Machine):
+    """A machine whose wide forward passes get 4 times dearer and cheap again, in waves."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(GENTLE, seed)
+        self._phase = seed / 7
+
+    def seconds(self, rows: int, nodes: int, now: float) -> float:
+        wave = 2.5 - 1.5 * math.cos(2 * math.pi * (now / self.law.one / 120 + self._phase))
+        return super().seconds(rows, nodes, now) * (wave if nodes > 1 else 1.0)
+
+
+class World(NamedTuple):
+    """A machine by its seed, and a draft elsewhere."""
+
+    machine: Callable[[int], Machine]
+    skill: Skill = RIGHT
+
+
+def _even(law: Law) -> Callable[[int], Machine]:
+    return lambda seed: Machine(law, seed)
+
+
+def _buckets(costs: Mapping[int, float]) -> Callable[[int], Machine]:
+    """A machine that pads each forward pass to one of these widths."""
+    cost = {nodes: costs[min(width for width in costs if width >= nodes)] for nodes in range(1, 65)}
+    return _even(Law("buckets", lambda nodes: cost[nodes]))
+
+
+WORLDS: dict[str, World | Sharing] = {
+    "uneven": World(UnevenMachine),
+    "uneven-from-8": World(UnevenFrom8Machine),
+    "rarely-dear": World(RarelyDearMachine),
+    "hot": World(HotMachine),
+    "warm": World(WarmMachine),
+    "drift": World(DriftingMachine),
+    "liar": World(_even(GENTLE), Skill(1.0, (0.05, 0.05), (0.98, 0.98))),
+    "modest": World(_even(GENTLE), Skill(1.0, (0.95, 0.95), (0.1, 0.1))),
+    "right-until-96": World(_even(GENTLE), RIGHT._replace(works=lambda at: at < 96)),
+    "right-from-128": World(_even(GENTLE), RIGHT._replace(works=lambda at: at >= 128)),
+    "by-turns": World(_even(GENTLE), RIGHT._replace(works=lambda at: at // 24 % 2 == 0)),
+    "buckets": World(_buckets({1: 1.0, 8: 1.1, 16: 3.0, 64: 9.0})),
+    "dear-buckets": World(_buckets({1: 1.0, 8: 2.6, 16: 3.0, 64: 3.2})),
+    "shared-useless": Sharing(2.0),
+    "shared-useless-5x": Sharing(5.0),
+    "shared-late": Sharing(1.5, pays_after=12),
+    "shared-late-in-a-row": Sharing(1.5, pays_after=12, in_a_row=True),
+}
+
+
+def shares(name: str, belief: Belief, seed: int) -> tuple[float, float, float]:
+    """Return the share of target-only's speed that a text keeps: over its first 64 tokens, over
+    all, and over the worst 64 in a row.
+    """
+    world = WORLDS[name]
+    if isinstance(world, Sharing):
+        one, other = (
+            Made(play(GENTLE, world, belief(GENTLE, 1), TOKENS, seed, drafts=drafts))
+            for drafts in (True, False)
+        )
+    else:
+        one, other = (
+            race(machine, belief(machine.law, 1), skill, 1, TOKENS, seed)[0]
+            for machine, skill in ((world.machine(seed), world.skill), (world.machine(seed), None))
+        )
+    by = [0.0, *(other.tokens_by(at) for at in one.at)]
+    windows = (64 / max(by[end] - by[end - 64], 1e-9) for end in range(64, TOKENS + 1))
+    return 64 / by[64], TOKENS / by[TOKENS], min(windows)
+
+
+def lines(
+    worlds: Sequence[str], beliefs: Mapping[str, Belief], seeds: Sequence[int]
+) -> Iterator[str]:
+    """Yield a line for each world, belief and seed."""
+    yield f"{'world':<22}{'profile':<10}{'seed':>5}{'64':>8}{TOKENS:>8}{'worst 64':>10}"
+    for name, belief, seed in product(worlds, beliefs, seeds):
+        first, whole, worst = shares(name, beliefs[belief], seed)
+        yield f"{name:<22}{belief:<10}{seed:>5}{first:>8.3f}{whole:>8.3f}{worst:>10.3f}"
