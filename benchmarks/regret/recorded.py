@@ -56,7 +56,6 @@ from benchmarks.regret.stage import (
 from benchmarks.regret.study import Reading, Result, read
 from benchmarks.regret.texts import PROMPTS
 from inference.backends import Chosen, Model, Ranked, Segment
-from inference.backends.timed import find_profile
 from inference.decode import decode
 from inference.draft_thread import inline
 from inference.engine.local_session import LocalSession
@@ -64,6 +63,7 @@ from inference.flags.values import Counts, Words
 from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
+from inference.times_file import find_profile
 from outrider.draft_methods.model import find
 from outrider.measure.sets import read_file
 from outrider.measure.statistics import geometric_interval

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from inference.backends import Model, Segment
 from inference.backends.slots import Slots
-from inference.backends.timed import TimeProfile
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED, Shape, Times
 from inference.tree import IntArray
@@ -202,14 +201,6 @@ def time_calls(model: Model, length: int, shape: Shape, calls: int) -> list[floa
         model.choose(segments)
         samples.append(time.perf_counter() - start)
     return samples
-
-
-def emulated_target(profile: TimeProfile, rows: int, nodes: int) -> dict[Shape, float]:
-    """Return the seconds by shape that a profile states at CONTEXT slots. Nothing is measured."""
-    shapes = {
-        profile.padded(row, node) for row in range(1, rows + 1) for node in range(1, nodes + 1)
-    }
-    return {shape: profile.seconds(*shape, CONTEXT) for shape in sorted(shapes)}
 
 
 def _doublings(most: int) -> Iterator[int]:

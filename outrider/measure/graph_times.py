@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from compile.plan.pass_seconds import RATES
 from inference.backends import Model
-from inference.backends.timed import TimeProfile
 from inference.errors import OutriderError
 from inference.planner.profiling import CONTEXT, time_calls
 from inference.times import Shape
+from inference.times_file import Profile
 from outrider.measure.statistics import Interval, bootstrap_median
 from outrider.terminal.tables import aligned
 
@@ -115,38 +114,13 @@ def fit(times: Sequence[GraphTime]) -> Fit | None:
     return Fit(call, row, node, error)
 
 
-def profile(name: str, source: str, times: Sequence[GraphTime]) -> TimeProfile | None:
-    """The profile of these times, for --emulate: the longer of the weights' time and the nodes'.
-    None where nothing was measured.
-
-    The time of a node is the one that comes nearest to all measured passes.
-    """
+def profile(name: str, source: str, times: Sequence[GraphTime]) -> Profile | None:
+    """The profile of these times, for --emulate. None if nothing was measured."""
     known = {one.padded: one.seconds.median for one in times if one.seconds is not None}
     if not known:
         return None
-    least = known[min(known)]
-    counts = {rows * nodes: seconds for (rows, nodes), seconds in known.items()}
-    errors = {one: _error(least, one, counts) for one in (s / n for n, s in counts.items())}
-    node = min(errors, key=errors.__getitem__)
-    worst = max(abs(max(least, n * node) / seconds - 1) for n, seconds in counts.items())
-    return TimeProfile(
-        name,
-        source,
-        f"That context costs nothing, and rows cost as nodes do. A measured pass is off by "
-        f"{worst:.0%} at most.",
-        pass_seconds=least,
-        slot_seconds=0.0,
-        node_seconds=node,
-        node_slot_seconds=0.0,
-        rows=tuple(sorted({rows for rows, _ in known})),
-        nodes=tuple(sorted({nodes for _, nodes in known})),
-        slot_step=1,
-    )
-
-
-def _error(least: float, node: float, counts: Mapping[int, float]) -> float:
-    """Sum of squared logarithms of computed over measured seconds."""
-    return sum(math.log(max(least, n * node) / seconds) ** 2 for n, seconds in counts.items())
+    shapes = tuple((*shape, seconds) for shape, seconds in sorted(known.items()))
+    return Profile(name, source, "That context costs nothing.", shapes)
 
 
 def times_table(times: Sequence[GraphTime], fitted: Fit | None, device: str) -> list[str]:

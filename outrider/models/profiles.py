@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from inference.command import say
 from inference.files import cache_directory
-from inference.planner.profile_files import Subject, keep_profile, load_profile
 from inference.planner.profiling import CONTEXT, Profiler, Tell, survey_draft, survey_target
-from inference.times import Shape, Table, Times
+from inference.times import Table, Times
+from inference.times_file import StoredTimes
 from outrider.models.found_model import FoundModel, LoadedModel
 from outrider.options.groups import MeasureOptions
 from outrider.version import outrider_version
@@ -36,25 +36,9 @@ if these are slow: a client that connects then waits for its end.
 """
 
 
-class _Place(NamedTuple):
-    """Where the times of one subject, a draft or a target, are stored."""
-
-    directory: Path
-    subject: Subject
-    what: str  # the model, in words
-    tell: Tell
-
-    def load(self) -> dict[Shape, float] | None:
-        """The times that an earlier start measured."""
-        return load_profile(self.directory, self.subject, self.tell)
-
-    def store(self, survey: Profiler) -> None:
-        path = keep_profile(self.directory, self.subject, survey.table())
-        stored = f"stored in {path}" if path else f"not stored: {self.directory} is not writable"
-        self.tell(f"measured {self.what} in {survey.spent:.1f} s, {stored}")
-
-
-def _measure_idle(survey: Profiler, place: _Place, nodes: int, engine: Engine) -> bool:
+def _measure_idle(
+    survey: Profiler, store: Callable[[Profiler], None], nodes: int, engine: Engine
+) -> bool:
     """Measure one call while nobody has a session, and store the times after the last one; False
     if none can be measured.
 
@@ -66,7 +50,7 @@ def _measure_idle(survey: Profiler, place: _Place, nodes: int, engine: Engine) -
         return False
     survey.advance(cached)
     if survey.done and survey.is_representative:  # else another start, less busy, measures more
-        place.store(survey)
+        store(survey)
     return True
 
 
@@ -92,13 +76,13 @@ class Profiles:
         length: the longest sequence that the model was loaded for
         """
         width, made_from = min(WIDEST, model.max_nodes), draft.fingerprint()
-        place = self._place("draft", draft, model, made_from, length, rows=1, nodes=width)
-        if (stored := place.load()) is not None:
+        place = self._stored("draft", draft, model, made_from, length, rows=1, nodes=width)
+        if (stored := place.load(self.tell)) is not None:
             return stored
         survey = survey_draft(model, length, width)
         self._measure(place, survey)
         if not survey.done:
-            self.tell(f"some times of {place.what} are estimated; --measure_first measures all")
+            self.tell(f"some times of {place.name} are estimated; --measure_first measures all")
         return survey.table()
 
     def target(
@@ -108,20 +92,22 @@ class Profiles:
 
         made_from: fingerprint of its weights, and of its artefact
         """
-        rows, when_idle = model.rows, None
-        place = self._place("target", target, model, made_from, length, rows=rows, nodes=nodes)
-        stored = place.load()
+        rows = model.rows
+        when_idle: Callable[[Engine], bool] | None = None
+        place = self._stored("target", target, model, made_from, length, rows=rows, nodes=nodes)
+        stored = place.load(self.tell)
         survey = survey_target(model, length, rows, nodes, Times(stored))
         if stored is not None:
             survey.run(lambda progress: None, QUICK_SECONDS, wide=2 * QUICK_SECONDS)
         else:
             self._measure(place, survey)
-            when_idle = None if survey.done else partial(_measure_idle, survey, place, nodes)
+            if not survey.done:
+                when_idle = partial(_measure_idle, survey, partial(self._store, place), nodes)
         return TargetTimes(survey.times, survey.table(), when_idle)
 
-    def _place(
+    def _stored(
         self,
-        part: str,
+        kind: str,
         found: FoundModel,
         model: LoadedModel,
         made_from: str,
@@ -129,30 +115,34 @@ class Profiles:
         *,
         rows: int,
         nodes: int,
-    ) -> _Place:
+    ) -> StoredTimes:
         device, threads = found.conditions(model)
-        subject = Subject(
-            part=part,
-            device=device,
-            model=made_from,
-            dtype=str(model.dtype).removeprefix("torch."),
-            threads=threads,
-            context=min(CONTEXT, length),
-            rows=rows,
-            nodes=nodes,
-            version=outrider_version(),
-        )
-        return _Place(self.directory, subject, f"the {part} {found.name}", self.tell)
+        conditions: dict[str, str | int] = {
+            "device": device,
+            "model": made_from,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "threads": threads,
+            "context": min(CONTEXT, length),
+            "rows": rows,
+            "nodes": nodes,
+            "version": outrider_version(),
+        }
+        return StoredTimes(self.directory, kind, f"the {kind} {found.name}", conditions)
 
-    def _measure(self, place: _Place, survey: Profiler) -> None:
+    def _measure(self, place: StoredTimes, survey: Profiler) -> None:
         """Measure before all else: all shapes if `whole`, else for QUICK_SECONDS."""
         if not self.whole:
             survey.run(lambda progress: None, QUICK_SECONDS)
         else:
-            self.tell(f"measuring {place.what} on {place.subject.device}")
+            self.tell(f"measuring {place.name} on {place.conditions['device']}")
             survey.run(self.tell)
         if survey.done:
-            place.store(survey)
+            self._store(place, survey)
+
+    def _store(self, place: StoredTimes, survey: Profiler) -> None:
+        is_stored = place.store(survey.table())
+        where = place.path if is_stored else f"not stored: {self.directory} is not writable"
+        self.tell(f"measured {place.name} in {survey.spent:.1f} s: {where}")
 
 
 def user_profiles(options: MeasureOptions) -> Profiles:

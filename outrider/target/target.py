@@ -22,15 +22,16 @@ from grpc_comm.translate import Description
 from grpc_comm.transport import Address, check_free, parse_address
 from inference.backends.gguf_model import GgufModel
 from inference.backends.neuron_sdk import has_device
-from inference.backends.timed import TimedModel, TimeProfile, find_profile
+from inference.backends.timed import TimedModel
 from inference.command import logged, say, told_to
 from inference.engine.batch_runner import collect_rarely
 from inference.engine.engine import Engine
 from inference.engine.graph_rounds import RoundModel
 from inference.errors import InvalidRequest
 from inference.grammar import Grammars
-from inference.planner.profiling import emulated_target
+from inference.planner.profiling import CONTEXT
 from inference.times import Times
+from inference.times_file import Profile, find_profile
 from outrider.measure.link import LinkShape, shaped_link
 from outrider.models.artifacts import (
     artifact_length,
@@ -200,7 +201,7 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
     return Served(engine, drafts.description if drafts else description)
 
 
-def _device(options: ServingRole, profile: TimeProfile, choices_by: str) -> str:
+def _device(options: ServingRole, profile: Profile, choices_by: str) -> str:
     """The description of an emulated device."""
     away = f", {options.rtt:g} ms away" if options.rtt else ""
     return profile.label(choices_by) + away
@@ -308,12 +309,10 @@ def _load_artifact(options: ServingRole) -> _LoadedTarget:
     )
 
 
-def _times(
-    options: ServingRole, loaded: _LoadedTarget, emulated: TimeProfile | None
-) -> TargetTimes:
+def _times(options: ServingRole, loaded: _LoadedTarget, emulated: Profile | None) -> TargetTimes:
     """Seconds of a forward pass: those of an emulated device, else stored or measured ones."""
     if emulated is not None:
-        table = emulated_target(emulated, loaded.model.rows, loaded.max_tree_nodes)
+        table = emulated.table(CONTEXT)
         return TargetTimes(Times(table, measured=True), table)
     if not loaded.model.branches or isinstance(loaded.model, RoundModel | GgufModel):
         options = options.but(measure_first=True)  # it keeps more than slots

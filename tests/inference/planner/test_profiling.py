@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,14 +14,11 @@ from inference.backends.eager import EagerModel
 from inference.backends.gguf_trees import GgufTrees
 from inference.backends.sequence import ModelSequence
 from inference.backends.slots import Slots
-from inference.backends.timed import find_profile
 from inference.model.config import parse_config
-from inference.planner.profile_files import Subject, keep_profile, load_profile
 from inference.planner.profiling import (
     CONTEXT,
     MOST_SECONDS,
     Tell,
-    emulated_target,
     survey_draft,
     survey_target,
 )
@@ -35,10 +29,6 @@ from tests.support.fake_llama_cpp import Cells, model_of
 from tests.support.models import TINY, random_decoder, tiny_model
 
 LENGTH = 500
-SUBJECT = Subject(
-    "target", "cpu", "f0", "float32", threads=1, context=256, rows=4, nodes=64, version="1"
-)
-TIMES = {(1, 1): 0.011, (1, 64): 0.02, (4, 64): 0.1 + 0.2}
 
 
 class Clocked:
@@ -246,68 +236,3 @@ def test_a_small_model_is_measured_with_the_context_it_has(capacity: int, length
     )
     assert max(draft_times(model, length, 64)) == min(capacity, 16)
     assert max(target_times(model, length, 2, 64)) == (2, least)
-
-
-def test_an_emulated_target_is_described_by_its_profile() -> None:
-    profile = find_profile("llama-3.1-8b-trn1.2xlarge-measured")
-    times = Times(emulated_target(profile, rows=4, nodes=64))
-    for rows, nodes in ((1, 1), (1, 9), (3, 20), (4, 64)):
-        assert times.seconds(rows, nodes) == profile.seconds(rows, nodes, CONTEXT)
-
-
-def test_a_kept_profile_is_read_back_as_it_was(tmp_path: Path) -> None:
-    told: list[str] = []
-    directory = tmp_path / "profiles"
-    assert load_profile(directory, SUBJECT, told.append) is None
-    path = keep_profile(directory, SUBJECT, TIMES)
-    assert load_profile(directory, SUBJECT, told.append) == TIMES
-    assert list(directory.iterdir()) == [path]
-    assert not told
-
-
-OTHERS = [
-    replace(SUBJECT, part="draft"),
-    replace(SUBJECT, device="cuda"),
-    replace(SUBJECT, model="f1"),
-    replace(SUBJECT, dtype="bfloat16"),
-    replace(SUBJECT, threads=2),
-    replace(SUBJECT, context=100),
-    replace(SUBJECT, rows=8),
-    replace(SUBJECT, nodes=32),
-    replace(SUBJECT, version="2"),
-]
-
-
-@pytest.mark.parametrize("other", OTHERS, ids=str)
-def test_a_profile_serves_nothing_but_its_subject(tmp_path: Path, other: Subject) -> None:
-    keep_profile(tmp_path, SUBJECT, TIMES)
-    assert load_profile(tmp_path, other, ignored) is None
-
-
-GOOD = {"schema": 1, "subject": SUBJECT.__dict__, "seconds": [[1, 1, 0.5]]}
-DAMAGED: dict[str, str] = {
-    "half a file": json.dumps(GOOD)[:40],
-    "no JSON": "seconds",
-    "another schema": json.dumps(GOOD | {"schema": 2}),
-    "another subject": json.dumps(GOOD | {"subject": {**SUBJECT.__dict__, "model": "f1"}}),
-    "no times": json.dumps(GOOD | {"seconds": []}),
-    "a time of 0": json.dumps(GOOD | {"seconds": [[1, 1, 0.0]]}),
-    "no time": json.dumps(GOOD | {"seconds": [[1, 1, float("nan")]]}),
-    "no size": json.dumps(GOOD | {"seconds": [[0, 1, 0.5]]}),
-    "a list": "[1]",
-}
-
-
-@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_or_foreign_file_is_told_and_replaced(tmp_path: Path, content: str) -> None:
-    told: list[str] = []
-    SUBJECT.path(tmp_path).write_text(content, encoding="utf-8")
-    assert load_profile(tmp_path, SUBJECT, told.append) is None
-    assert [line.rpartition(": ")[2] for line in told] == ["it is measured again"]
-    keep_profile(tmp_path, SUBJECT, TIMES)
-    assert load_profile(tmp_path, SUBJECT, told.append) == TIMES
-
-
-def test_where_nothing_can_be_written_nothing_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "profiles").write_text("a file where the directory would be", encoding="utf-8")
-    assert keep_profile(tmp_path / "profiles", SUBJECT, TIMES) is None

@@ -201,7 +201,7 @@ def test_what_takes_long_is_measured_while_nobody_asks_and_changes_no_text(
     assert len(texts) > 3
     assert texts == texts[:1] * len(texts)
     (stored,) = (tmp_path / "outrider" / "profiles").iterdir()
-    seconds = {(rows, nodes) for rows, nodes, _ in json.loads(stored.read_text())["seconds"]}
+    seconds = {(rows, nodes) for rows, nodes, _ in json.loads(stored.read_text())["times"]}
     assert seconds == {shape for shape, _ in target.description.times}
 
 
