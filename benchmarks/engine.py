@@ -31,7 +31,7 @@ from inference.engine.batch_runner import collect_rarely
 from inference.engine.engine import Engine
 from inference.flags.values import Counts
 from inference.order import MOST_CREDIT, Decode
-from inference.proposer import BASE, Nodes, Proposal
+from inference.proposer import Nodes
 from inference.sampling import SamplingParams
 from inference.times import Times
 
@@ -78,7 +78,7 @@ class Client:
         engine.decode(self.session, Decode(engine.sequence_length, credit=MOST_CREDIT))
         self._stream, self._random = engine.join(self.session), np.random.default_rng(number)
         self._start, self._next_number = self.session.length - 1, 0
-        self._last = self._start, BASE, self.session.root  # position, number, token
+        self._last = self._start, -1, self.session.root  # position, number, token
         self._line = list[tuple[int, int]]()  # positions and numbers of right tokens
 
     def refill(self) -> list[float]:
@@ -95,21 +95,24 @@ class Client:
         return seconds
 
     def _message(self) -> Nodes:
-        base, proposals = self.session.length - 1, list[Proposal]()
+        base, first = self.session.length - 1, self._next_number
+        columns = list[tuple[int, int, float]]()  # distance back to the parent, token, chance
         self._line = [(position, number) for position, number in self._line if position > base]
-        while len(proposals) < MESSAGE:
+        while len(columns) < MESSAGE:
             number, self._next_number = self._next_number, self._next_number + 1
-            if self._last[0] < base + LEVELS and len(proposals) < MESSAGE // 2:
+            if self._last[0] < base + LEVELS and len(columns) < MESSAGE // 2:
                 position, parent, token = self._last
                 chance = LIKELIEST if self._random.random() < 0.7 else UNLIKELY
                 self._last = position + 1, number, (token + 1) % VOCABULARY
                 self._line.append(self._last[:2])
-                proposals.append(Proposal(number, parent, self._last[2], chance))
+                back = number - parent if parent >= 0 else 0  # 0 is the text
+                columns.append((back, self._last[2], chance))
             else:
                 parent = self._line[int(self._random.integers(len(self._line)))][1]
                 token, chance = int(self._random.integers(VOCABULARY)), self._random.uniform(0, 0.5)
-                proposals.append(Proposal(number, parent, token, max(chance, 0.02)))
-        return Nodes(self._start, proposals)
+                columns.append((number - parent, token, max(chance, 0.02)))
+        back, tokens, chances = zip(*columns, strict=True)
+        return Nodes(self._start, first, back, tokens, chances)
 
 
 def measure(sessions: int, nodes: int, forwards: int) -> dict[str, float]:

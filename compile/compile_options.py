@@ -10,7 +10,6 @@ from pydantic import AfterValidator, model_validator
 
 from compile.spec import check_target
 from inference.artifact import NATIVE
-from inference.command import called
 from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions, parse_flags
 from inference.flags.group import Also, FlagRule, Group, Repeated, Shown
@@ -231,5 +230,4 @@ EXAMPLES = """examples:
 
 def parse(arguments: Sequence[str] | None = None) -> CompileOptions:
     """Options from a command line, checked. A mistake gets one line, and exit code 2."""
-    command = called("compile", "python -m compile")
-    return parse_flags(CompileCommand, command, arguments, EXAMPLES)
+    return parse_flags(CompileCommand, "outrider compile", arguments, EXAMPLES)

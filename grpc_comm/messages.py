@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.errors import InvalidRequest, LimitExceeded, Mismatch
 from inference.order import Decode, End, Pace, Progress, TokenLogProb
-from inference.proposer import BASE, COPY, MODEL, MOST_CANDIDATES, NOBODY, Nodes, Proposal
+from inference.proposer import COPY, MODEL, MOST_CANDIDATES, NOBODY, Nodes
 from inference.sampling import MOST_LOGPROBS
 
 MOST_STOP_IDS = 1024
@@ -72,15 +72,15 @@ def read_request(message: pb.ClientMessage) -> StreamRequest:
 
 
 def write_nodes(nodes: Nodes) -> Iterator[pb.Nodes]:
-    """Yield as many messages as are needed. Numbers within `nodes` are consecutive."""
-    for start in range(0, len(nodes.proposals), MOST_CANDIDATES):
-        part = nodes.proposals[start : start + MOST_CANDIDATES]
+    """Yield as many messages as are needed."""
+    for start in range(0, len(nodes.tokens), MOST_CANDIDATES):
+        part = slice(start, start + MOST_CANDIDATES)
         yield pb.Nodes(
-            first=part[0].number,
+            first=nodes.first + start,
             base=nodes.base,
-            parents=[0 if one.parent == BASE else one.number - one.parent for one in part],
-            tokens=[one.token for one in part],
-            chances=bytes(_as_byte(one.chance) for one in part),
+            parents=nodes.parents[part],
+            tokens=nodes.tokens[part],
+            chances=bytes(map(_as_byte, nodes.chances[part])),
             proposer=nodes.proposer,
         )
 
@@ -97,16 +97,13 @@ def read_nodes(message: pb.Nodes) -> Nodes:
         )
     if message.proposer not in CLIENT_KINDS:
         raise InvalidRequest(f"a proposer is one of {sorted(CLIENT_KINDS)}: got {message.proposer}")
-    numbers = range(message.first, message.first + count)
-    if numbers.stop >= 2**32:
+    if message.first + count >= 2**32:
         raise InvalidRequest("a stream has used up its numbers")
-    proposals = list[Proposal]()
-    described = zip(numbers, message.parents, message.tokens, message.chances, strict=True)
-    for number, back, token, chance in described:
-        if back > number:
-            raise InvalidRequest("a node's parent has a number before its own, from 0")
-        proposals.append(Proposal(number, number - back if back else BASE, token, _CHANCES[chance]))
-    return Nodes(message.base, proposals, message.proposer)
+    parents = list(message.parents)
+    if any(back > number for number, back in enumerate(parents, message.first)):
+        raise InvalidRequest("a node's parent has a number before its own, from 0")
+    tokens, chances = list(message.tokens), [_CHANCES[byte] for byte in message.chances]
+    return Nodes(message.base, message.first, parents, tokens, chances, message.proposer)
 
 
 def _as_byte(chance: float) -> int:

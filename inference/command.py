@@ -20,11 +20,6 @@ FAILED, USAGE, UNEQUAL_DEVICE, INTERRUPTED, UNREAD = 1, 2, 3, 130, 141
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def called(verb: str, otherwise: str) -> str:
-    """The name of a command that is also a verb of `outrider`, as the user has called it."""
-    return f"outrider {verb}" if sys.argv[1:2] == [verb] else otherwise
-
-
 def nearest(name: str, names: Iterable[str]) -> str:
     """The end of an error about an unknown name: a name a few typing errors away, or one with all
     of its words, such as max_new_tokens for max_tokens. Empty where no name is that near.

@@ -38,14 +38,14 @@ class CandidateSink(Protocol):
     """The part of a target's session that takes candidates. Any thread may call it.
 
     stream: number of the current stream; it changes when the target has lost earlier proposals.
+    next_number: number of the next node of the current stream
     """
 
     @property
     def stream(self) -> int: ...
 
-    def next_number(self) -> int:
-        """A number for a node of the current stream."""
-        ...
+    @property
+    def next_number(self) -> int: ...
 
     def propose(self, nodes: Nodes) -> None:
         """Send candidates. The message is a hint and may be lost."""
@@ -188,11 +188,11 @@ class Drafting:
 
     def _flush(self, proposers: Sequence[Proposer]) -> None:
         for proposer in proposers:
-            next_number = self._session.next_number
-            while (nodes := proposer.flush(self._clock(), next_number)) is not None:
+            session = self._session
+            while (nodes := proposer.flush(self._clock(), session.next_number)) is not None:
                 with self._sending:
                     if not self._ended:
-                        self._session.propose(nodes)
+                        session.propose(nodes)
 
     def _go(self) -> None:
         """With pace WAIT, ask for the forward below the latest token, once."""

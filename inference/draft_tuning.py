@@ -34,8 +34,6 @@ class DraftTuning:
     """Calls of the draft after which prices and measured times are read again."""
     copied: int = 3
     """Tokens that copied text names for a context at most."""
-    history: int = 65_536
-    """Tokens of earlier texts that are kept for copying at most."""
     forward_forgetting: float = 0.2
     """Weight of the latest forward in the moving average of a forward's seconds."""
     remembered_tokens: float = 100.0

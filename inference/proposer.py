@@ -7,7 +7,7 @@ worth sending. Pure: no model, no network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from inference.sampling import SamplingParams
@@ -18,9 +18,6 @@ MODEL, COPY, COLOCATED = range(3)
 NOBODY = 255
 """Stands for a kind where no proposer had named the token: the target made it alone."""
 
-
-BASE = -1
-"""Parent number that stands for the committed token at `Nodes.base`."""
 
 MOST_CANDIDATES = 1024
 """Candidates that a session keeps at most; the least valuable are dropped first."""
@@ -35,21 +32,22 @@ NODE_BYTES, MESSAGE_BYTES = 5.0, 15.0 + FRAMING_BYTES
 """Bytes on the way to the target: of a node, and of a message that carries nodes."""
 
 
-class Proposal(NamedTuple):
-    """A node that a proposer names. Numbers of a stream grow by one and are never reused."""
-
-    number: int
-    parent: int  # number of an earlier node of the stream, or BASE
-    token: int
-    chance: float  # claimed probability that the target takes this edge, given the parent
-
-
 class Nodes(NamedTuple):
-    """A proposer's message. It is a hint: losing it costs speed and never changes the text."""
+    """A proposer's message, in columns. It is a hint: losing it costs speed and never changes the
+    text. Numbers of a stream grow by one and are never reused.
+    """
 
-    base: int  # position of the committed token that BASE stands for
-    proposals: Sequence[Proposal]
+    base: int  # position of a committed token
+    first: int  # number of the first node; the next ones follow
+    parents: Sequence[int]  # [n] how many numbers before its child's; 0: the token at `base`
+    tokens: Sequence[int]  # [n]
+    chances: Sequence[float]  # [n] claimed probability of the edge, given the parent
     proposer: int = 0  # kind of the proposer
+
+    @property
+    def end(self) -> int:
+        """The number behind the last node's."""
+        return self.first + len(self.tokens)
 
 
 class Notice(NamedTuple):
@@ -94,10 +92,10 @@ class Proposer(Protocol):
         """Feed the model a part of the prompt, or make a call; None when no call is worth it."""
         ...
 
-    def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
+    def flush(self, now: float, first: int) -> Nodes | None:
         """Hand over unsent candidates that are worth sending now. To be asked until it is None.
 
-        next_number: gives the next node number of the stream.
+        first: the next node number of the stream
         """
         ...
 

@@ -116,7 +116,7 @@ def connect(
     if draft:
         given["draft_model"] = draft
     if draft is False:
-        given["target_only"] = True
+        given["draft"] = "none"
     return Engine(SharedClientRole(**given))
 
 

@@ -84,10 +84,7 @@ class ConnectKeywords(TypedDict, total=False):
     gamma: int | None
     tree_nodes: int | None
     tree_depth: int | None
-    pace: Literal["go_on", "wait"] | None
     preset: str | None
-    target_only: bool
-    no_beside: bool
     batch: int
 
 

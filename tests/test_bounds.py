@@ -11,7 +11,7 @@ import pytest
 from inference import grammar, grammar_check
 from inference.candidates import REMEMBERED_NUMBERS, CandidateTree
 from inference.grammar import Grammars
-from inference.proposer import BASE, Nodes, Proposal
+from inference.proposer import Nodes
 from inference.sampling import Grammar, GrammarKind
 from inference.times import REMEMBERED, Times
 from outrider.endpoint import grammar_turns
@@ -44,8 +44,8 @@ def committed_candidates(count: int) -> object:
     tree = CandidateTree([1])
     tree.join(0)
     for number in range(count):
-        tree.append(0, Nodes(number, [Proposal(number, BASE, 2, 0.5)], 0), lambda *_: 0.5)
-        tree.advance([2])
+        tree.append(0, Nodes(number, number, [0], [2], [0.5]), lambda *_: 0.5)
+        tree.commit([2])
     return tree
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import MOST_CREDIT, Decode, End, Pace
-from inference.proposer import BASE, NOBODY, Nodes, Proposal
+from inference.proposer import NOBODY, Nodes
 from inference.sampling import SamplingParams
+from tests.support.columns import BASE, Candidate, nodes_of
 from tests.support.exact import Clock, Exact, exact_engine, own_text, text_of
 
 KINDS = 3
@@ -108,16 +109,16 @@ class World:
         """A mixture of the truth and of anything, below any committed token."""
         session = client.session
         base = max(session.length - 1 + dice[0] % 5 - 3, 0)
-        proposals = list[Proposal]()
+        proposals = list[Candidate]()
         for die in dice:
             above = [BASE, client.numbers - 2][die % 2] if die < 20 else client.numbers - 1
             parent = max(above, BASE) if proposals else BASE
             at = base + 1 - session.prompt_length + len(proposals)
             token = client.own[max(at, 0) % LONGEST] if die % 7 else die % KINDS
             chance = [1.0, 0.9, 0.5, 0.0, 2.0**-16][die % 5]
-            proposals.append(Proposal(client.numbers, parent, token, chance))
+            proposals.append(Candidate(client.numbers, parent, token, chance))
             client.numbers += 1
-        client.sent.append((client.streams[-1], Nodes(base, proposals, dice[0] % 3)))
+        client.sent.append((client.streams[-1], nodes_of(base, proposals, dice[0] % 3)))
         if dice[0] % 5:
             self.deliver(client, [-1])
 

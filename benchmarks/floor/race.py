@@ -18,7 +18,7 @@ from inference.backends import Chosen, Ranked, Segment
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import Decode, End
-from inference.proposer import BASE, Nodes, Proposal
+from inference.proposer import Nodes
 from inference.sampling import SamplingParams
 from inference.times import Times
 from inference.tree import IntArray
@@ -139,7 +139,7 @@ class ScriptedDraft:
             self._engine.append(self._session, self._stream, self._on_way.pop(0)[1])
 
     def _begin(self, length: int) -> None:
-        root = _Node(length - 1, self._session.tokens[length - 1], BASE, 1.0, True)
+        root = _Node(length - 1, self._session.tokens[length - 1], -1, 1.0, True)
         self._base, self._unranked, self._children = length - 1, [(-1.0, 0, root)], [root]
         self._values = {length - 1: 1.0}
 
@@ -169,19 +169,21 @@ class ScriptedDraft:
         if not chosen or chosen[0].position - self._base > 24:
             return False
         self._free_at += self._law.one * CALL * (1 + CALL_NODE * (len(chosen) - 1))
-        proposals = list[Proposal]()
+        numbers, parents, tokens, chances = list[int](), list[int](), list[int](), list[float]()
         for node in chosen:
             for token, chance, true in self._guesses(node):
                 value = node.value * chance
                 if value < floor:
                     continue
                 child = _Node(node.position + 1, token, next(self._numbers), value, true)
-                parent = BASE if node.position == self._base else node.number
-                proposals.append(Proposal(child.number, parent, token, chance))
+                numbers.append(child.number)
+                parents.append(0 if node.position == self._base else child.number - node.number)
+                tokens.append(token)
+                chances.append(chance)
                 heapq.heappush(self._unranked, (-value, next(self._order), child))
                 self._children.append(child)
-        if proposals:
-            nodes = Nodes(self._base, proposals)
+        if numbers:
+            nodes = Nodes(self._base, numbers[0], parents, tokens, chances)
             self._on_way.append((self._free_at + ROUND_TRIP / 2, nodes))
         return True
 

@@ -135,11 +135,11 @@ class VirtualSession:
         self._clock, self._server, self._link = server.clock, server, link
         self._there: _Served | None = None
         self._received, self._told = _Received(0), None
-        self._numbers = 0
+        self.next_number = 0
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
         self.close()
-        self._received, self._told, self._numbers = _Received(len(prompt)), None, 0
+        self._received, self._told, self.next_number = _Received(len(prompt)), None, 0
         self._up = _Way(self._clock, self._link)
         self._there = there = _Served(self._server, self._link, self._hear)
         message = pb.Open(prompt=prompt, temperature=params.temperature, seed=params.seed)
@@ -151,13 +151,10 @@ class VirtualSession:
         message = messages.write_decode(order)
         self._send(pb.ClientMessage(decode=message), lambda: there.decode(order))
 
-    def next_number(self) -> int:
-        self._numbers += 1
-        return self._numbers - 1
-
     def propose(self, nodes: Nodes) -> None:
         there = self._live
-        self.proposed += len(nodes.proposals)
+        self.proposed += len(nodes.tokens)
+        self.next_number = nodes.end
         for message in messages.write_nodes(nodes):
             self._send(pb.ClientMessage(nodes=message), partial(there.append, message))
 

@@ -1,94 +1,63 @@
-"""An arm, which makes texts with one engine in one setting, and what is measured of a text."""
+"""Rivals as arms of the measuring core (outrider/measure): their texts are records as ours are."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from threading import Event
 
-import torch
+from inference.errors import InvalidRequest, Unavailable
+from inference.stats import Traffic
+from inference.text import Tokenizer
+from outrider.measure.account import Account
+from outrider.measure.arms import Arm
+from outrider.text.completion import Completion, Request, new_completion
 
 Hear = Callable[[Sequence[int]], None]
 """Takes the ids of new tokens as soon as the engine hands them over."""
 
+Play = Callable[[Request, Hear], int]
+"""Generates the greedy text of a request. Returns the target's forward passes."""
 
-class Told(NamedTuple):
-    """Figures that an engine tells. passes: of the target, after the first tokens came."""
-
-    tokens: int
-    passes: int
-
-
-Play = Callable[[Sequence[int], int, Hear], Told]
-"""Makes at most so many tokens after a prompt of these ids, greedily."""
+Plays = dict[str, Play]
+"""The arms of an engine by name."""
 
 
-def nothing() -> None:
-    """An engine that keeps nothing from text to text needs no preparation."""
+def rival_arm(name: str, play: Play, tokenizer: Tokenizer, account: Account) -> Arm:
+    """Return an arm. Its engine computes every prompt anew, so nothing is prepared."""
+
+    def make(request: Request, cancelled: Event) -> Completion:
+        if not request.params.greedy:
+            raise InvalidRequest("rivals are measured at temperature 0: leave --temperature out")
+        done, began = new_completion(request), time.perf_counter()
+
+        def hear(ids: Sequence[int]) -> None:
+            done.seconds = time.perf_counter() - began
+            done.arrivals.append(done.seconds)
+            done.chunk_tokens.append(len(ids))
+            done.token_ids += ids
+
+        forwards = play(request, hear)
+        if not done.token_ids:
+            raise Unavailable(f"{name} generated no token")
+        done.traffic = Traffic(forwards=forwards)
+        done.text, done.time_to_first_token = tokenizer.decode(done.token_ids), done.arrivals[0]
+        done.finish_reason = "stop" if done.token_ids[-1] in request.stop_ids else "length"
+        return done
+
+    return Arm(name, make, lambda request, cancelled: new_completion(request), account)
 
 
-class Arm(NamedTuple):
-    """One way of making texts.
-
-    threads: of this process, while the arm plays
-    forget: makes the engine forget the last prompt; not timed
+def with_cold_prompts(arms: Iterable[Arm]) -> list[Arm]:
+    """Return our arms with prompts that are computed anew for each text, as rivals compute theirs:
+    a text of another prompt takes the target's only row in between.
     """
 
-    name: str
-    threads: int
-    play: Play
-    forget: Callable[[], None] = nothing
+    def forgetting(arm: Arm) -> Arm:
+        def forget(request: Request, cancelled: Event) -> Completion:
+            return arm.alone(replace(request, ids=request.ids[-1:], max_new_tokens=1), cancelled)
 
+        return replace(arm, alone=forget)
 
-class Made(NamedTuple):
-    """A text that an arm made. Seconds count from the request, which includes the prompt.
-
-    tokens: of the text; more than there are ids where the engine held some back
-    first: tokens that came first, together, after first_seconds
-    passes: of the target, after the first tokens
-    """
-
-    ids: list[int]
-    tokens: int
-    first: int
-    first_seconds: float
-    seconds: float
-    passes: int
-
-    @property
-    def token_seconds(self) -> float | None:
-        """Seconds a token from the first tokens on; None where all came at once."""
-        later = self.tokens - self.first
-        return (self.seconds - self.first_seconds) / later if later else None
-
-    @property
-    def whole_token_seconds(self) -> float:
-        """Seconds a token from the request on."""
-        return self.seconds / self.tokens
-
-
-class Stopwatch:
-    """Notes when tokens come."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock, self._began = clock, clock()
-        self._came: list[tuple[float, list[int]]] = []
-
-    def hear(self, ids: Sequence[int]) -> None:
-        self._came.append((self._clock() - self._began, list(ids)))
-
-    def made(self, told: Told) -> Made:
-        """The text as it was heard. Raises ValueError where nothing came."""
-        if not self._came:
-            raise ValueError("an arm made no token")
-        (first_seconds, first), (seconds, _) = self._came[0], self._came[-1]
-        ids = [token for _, tokens in self._came for token in tokens]
-        return Made(ids, told.tokens, len(first), first_seconds, seconds, told.passes)
-
-
-def make(arm: Arm, prompt: Sequence[int], tokens: int) -> Made:
-    """Let an arm make a text."""
-    arm.forget()
-    torch.set_num_threads(arm.threads)
-    watch = Stopwatch()
-    return watch.made(arm.play(prompt, tokens, watch.hear))
+    return [forgetting(arm) for arm in arms]

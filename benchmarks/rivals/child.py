@@ -12,9 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from benchmarks.rivals.arm import Arm, Hear, Told
+from benchmarks.rivals.arm import Hear, Plays
+from inference.command import say
 from inference.errors import Unavailable
 from outrider.processes import end
+from outrider.text.completion import Request
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,12 +48,13 @@ class Child(NamedTuple):
         heard: dict[str, Any] = json.loads(line)
         return heard
 
-    def play(self, arm: str, prompt: object, tokens: int, hear: Hear) -> Told:
-        """Let an arm of worker.py make a text."""
-        self.ask(arm=arm, prompt=prompt, tokens=tokens)
-        while "ids" in (heard := self.hear()):
-            hear(heard["ids"])
-        return Told(**heard)
+    def play(self, arm: str, request: Request, hear: Hear) -> int:
+        """Let an arm of worker.py generate a text."""
+        stops, tokens = sorted(request.stop_ids), request.max_new_tokens
+        self.ask(arm=arm, prompt=list(request.ids), tokens=tokens, stop_ids=stops)
+        while "ids" in (answer := self.hear()):
+            hear(answer["ids"])
+        return int(answer["forwards"])
 
 
 @contextmanager
@@ -74,14 +77,13 @@ def child(name: str, command: Sequence[str | Path], *, asked: bool = False) -> I
 
 
 @contextmanager
-def peer(name: str, command: Sequence[str | Path], arms: Sequence[str]) -> Iterator[list[Arm]]:
+def peer(name: str, command: Sequence[str | Path], arms: Sequence[str]) -> Iterator[Plays]:
     """The arms of an engine that answers as worker.py does. Raises Unavailable, with the last line
-    that it said, where it cannot load them.
+    that it printed, where it cannot load them.
     """
     with child(name, [*command, *arms], asked=True) as process:
-        said = ", ".join(f"{package} {version}" for package, version in process.hear().items())
-        print(f"{name}: {said}", file=sys.stderr, flush=True)
-        yield [Arm(arm, 1, partial(process.play, arm)) for arm in arms]
+        say(", ".join(f"{package} {version}" for package, version in process.hear().items()))
+        yield {arm: partial(process.play, arm) for arm in arms}
 
 
 def environment(folder: Path, name: str) -> Path:
@@ -89,18 +91,14 @@ def environment(folder: Path, name: str) -> Path:
     missing or has others. Raises Unavailable where pip cannot install them.
     """
     home = (folder / name).absolute()
-    python, has = home / "bin/python", home / "has.txt"
-    if not has.exists() or has.read_text(encoding="utf-8").split() != requirements(name):
-        print(f"making {home}", file=sys.stderr, flush=True)
+    python, installed = home / "bin/python", home / "installed.txt"
+    packages = Path(__file__).with_name(f"{name}.txt").read_text(encoding="utf-8")
+    if not installed.exists() or installed.read_text(encoding="utf-8") != packages:
+        say(f"installing into {home}")
         venv: list[str | Path] = [sys.executable, "-m", "venv", home]
         pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet"]
-        for command in (venv, [*pip, *requirements(name)]):
+        for command in (venv, [*pip, *packages.split()]):
             if subprocess.run(command, check=False).returncode:
-                raise Unavailable(f"{name} cannot be installed: pip said why")
-        has.write_text("\n".join(requirements(name)), encoding="utf-8")
+                raise Unavailable(f"{name} cannot be installed: see pip's error above")
+        installed.write_text(packages, encoding="utf-8")
     return python
-
-
-def requirements(name: str) -> list[str]:
-    """The packages of an environment, each with its version."""
-    return Path(__file__).with_name(f"{name}.txt").read_text(encoding="utf-8").split()

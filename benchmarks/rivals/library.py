@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,13 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from benchmarks.rivals.arm import Arm, Hear, Told
-from inference.model.config import read_config
-from inference.text import Tokenizer
+from benchmarks.rivals.arm import Hear, Plays
+from outrider.text.completion import Request
 
 PLAIN = "transformers"
 LOOKUP_TOKENS = 10
-"""Tokens that prompt lookup names at a time, as in the library's own examples."""
+"""Tokens that prompt lookup proposes at a time, as in the library's own examples."""
 
 CHAIN = 4
 """Length of the assistant's chain in the arm that fixes it."""
@@ -27,7 +24,7 @@ class Help(NamedTuple):
     """Drafting of one arm. The fields behind `assisted` are those of the assistant's
     GenerationConfig; None leaves the library's default.
 
-    lookup: tokens that prompt lookup names at a time; None for no lookup
+    lookup: tokens that prompt lookup proposes at a time; None for no lookup
     """
 
     lookup: int | None = None
@@ -66,46 +63,46 @@ class _Streamer:
 
 
 class Library:
-    """A target and its assistant in transformers, with stop ids as for every other engine."""
+    """A target and its assistant in transformers. threads: of this process while it generates"""
 
-    def __init__(self, target: Path, draft: Path, dtype: torch.dtype) -> None:
+    def __init__(self, target: Path, draft: Path, dtype: torch.dtype | None, threads: int) -> None:
         load: Any = AutoModelForCausalLM.from_pretrained
-        self._target, self._draft = (load(model, dtype=dtype) for model in (target, draft))
-        self._stop_ids = sorted(read_config(target).stop_ids | Tokenizer(target).end_ids)
-        self._passes = 0
+        kind = "auto" if dtype is None else dtype
+        self._target, self._draft = (load(model, dtype=kind) for model in (target, draft))
+        self._threads, self._passes = threads, 0
         self._target.register_forward_pre_hook(self._count)
 
     def _count(self, *_: object) -> None:
         self._passes += 1
 
     @torch.inference_mode()
-    def play(self, help_: Help, prompt: Sequence[int], tokens: int, hear: Hear) -> Told:
+    def play(self, help_: Help, request: Request, hear: Hear) -> int:
         """Generate greedily with this help."""
         drafts = self._draft.generation_config
         for name in Help._fields[2:]:
             setattr(drafts, name, getattr(help_, name))
-        ids, self._passes = torch.tensor([prompt]), 0
+        ids, stops, self._passes = torch.tensor([list(request.ids)]), sorted(request.stop_ids), 0
         settings: Any = GenerationConfig
-        made = self._target.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            generation_config=settings(
-                do_sample=False,
-                max_new_tokens=tokens,
-                eos_token_id=self._stop_ids or None,
-                prompt_lookup_num_tokens=help_.lookup,
-                pad_token_id=self._stop_ids[0] if self._stop_ids else 0,
-            ),
-            streamer=_Streamer(hear),
-            assistant_model=self._draft if help_.assisted else None,
-        )
-        return Told(made.shape[1] - len(prompt), self._passes - 1)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        try:
+            self._target.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                generation_config=settings(
+                    do_sample=False,
+                    max_new_tokens=request.max_new_tokens,
+                    eos_token_id=stops or None,
+                    prompt_lookup_num_tokens=help_.lookup,
+                    pad_token_id=stops[0] if stops else 0,
+                ),
+                streamer=_Streamer(hear),
+                assistant_model=self._draft if help_.assisted else None,
+            )
+        finally:
+            torch.set_num_threads(threads)
+        return self._passes
 
-
-@contextmanager
-def library_arms(
-    target: Path, draft: Path, dtype: torch.dtype, threads: int
-) -> Iterator[list[Arm]]:
-    """The arms of HELPS on one pair of models."""
-    library = Library(target, draft, dtype)
-    yield [Arm(name, threads, partial(library.play, help_)) for name, help_ in HELPS.items()]
+    def arms(self) -> Plays:
+        """The arms of HELPS."""
+        return {name: partial(self.play, help_) for name, help_ in HELPS.items()}

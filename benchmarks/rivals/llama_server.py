@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import socket
 import subprocess
 import time
@@ -13,9 +12,11 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.rivals.arm import Hear, Told
+from benchmarks.rivals.arm import Hear, Plays
 from benchmarks.rivals.child import Child, child
+from inference.command import say
 from inference.errors import Unavailable
+from outrider.text.completion import Request
 
 PLAIN = "llama.cpp"
 LENGTH = 2048
@@ -49,13 +50,13 @@ class LlamaServer(NamedTuple):
 
     port: int
 
-    def play(self, prompt: Sequence[int], tokens: int, hear: Hear) -> Told:
+    def play(self, request: Request, hear: Hear) -> int:
         """Stream a greedy text; the prompt is computed anew. Raises Unavailable where the server
         refuses.
         """
         body = {
-            "prompt": list(prompt),
-            "n_predict": tokens,
+            "prompt": list(request.ids),
+            "n_predict": request.max_new_tokens,
             "temperature": 0,
             "top_k": 1,
             "samplers": ["top_k", "temperature"],
@@ -68,14 +69,14 @@ class LlamaServer(NamedTuple):
             line.request("POST", "/completion", json.dumps(body), kind)
             answer = line.getresponse()
             if answer.status != 200:
-                said = answer.read().decode(errors="replace").strip()
-                raise Unavailable(f"llama-server refuses a text: {said}")
+                reason = answer.read().decode(errors="replace").strip()
+                raise Unavailable(f"llama-server refuses a text: {reason}")
             return read_events(answer, hear)
 
 
-def read_events(lines: Iterable[bytes], hear: Hear) -> Told:
-    """Read a streamed text. Each pass of the target commits what it accepted and one token; the
-    first token comes from the prompt's own pass. Raises Unavailable where the stream breaks off.
+def read_events(lines: Iterable[bytes], hear: Hear) -> int:
+    """Read a streamed text. Returns the forward passes: each brings what it accepted and one token.
+    Raises Unavailable where the stream breaks off.
     """
     for line in lines:
         if not line.startswith(_DATA):
@@ -87,8 +88,7 @@ def read_events(lines: Iterable[bytes], hear: Hear) -> Told:
             hear(event["tokens"])
         if event.get("stop"):
             timings = event["timings"]
-            made = timings["predicted_n"]
-            return Told(made, made - 1 - timings.get("draft_n_accepted", 0))
+            return int(timings["predicted_n"] - timings.get("draft_n_accepted", 0))
     raise Unavailable("llama-server ended a text without its figures")
 
 
@@ -124,24 +124,16 @@ def _healthy(server: Child, port: int) -> bool:
 
 @contextmanager
 def llama_servers(
-    binary: Path, target: str, draft: str, threads: int, wanted: Sequence[str]
-) -> Iterator[dict[str, LlamaServer]]:
-    """A server for each of these arms, by name. All stay loaded."""
+    binary: Path, target: str, draft: str, threads: int, names: Sequence[str]
+) -> Iterator[Plays]:
+    """A server for each of these arms. All stay loaded."""
+    version = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False)
+    say(f"llama-server: {(version.stdout + version.stderr).strip().splitlines()[0]}")
     flags = ["-m", target, "-c", str(LENGTH), "-np", "1", "--cache-ram", "0", "--no-webui"]
     flags += ["-t", str(threads), "-tb", str(threads)]
     with ExitStack() as stack:
         yield {
-            name: stack.enter_context(llama_server(binary, [*flags, *more]))
+            name: stack.enter_context(llama_server(binary, [*flags, *more])).play
             for name, more in arm_flags(draft).items()
-            if name in wanted
+            if name in names
         }
-
-
-def llama_version(binary: Path) -> str:
-    """Version that the binary tells. Raises Unavailable where it cannot be run."""
-    try:
-        ran = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise Unavailable(f"{binary} cannot be run: {error.strerror}") from error
-    found = re.search(r"version: (.*)", ran.stdout + ran.stderr)
-    return found[1] if found else "unknown"

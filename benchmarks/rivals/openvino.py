@@ -1,6 +1,6 @@
 """OpenVINO GenAI in its own environment: plain generation, with a draft model, and prompt lookup.
 
-    python -m benchmarks.rivals.openvino TARGET DRAFT DTYPE THREADS STOP,... FOLDER ARM...
+    python -m benchmarks.rivals.openvino TARGET DRAFT DTYPE THREADS FOLDER ARM...
 
 Checkpoints are exported to FOLDER once. Weights are float16 on file for bfloat16, as the exporter
 has no bfloat16; arithmetic and keys are DTYPE.
@@ -41,7 +41,7 @@ def exported(model: str, weights: str, folder: Path) -> Path:
 
 def load(arguments: list[str]) -> Mapping[str, Play]:
     """The arms, each with a pipeline of its own."""
-    target, draft, dtype, threads, stops, folder, *arms = arguments
+    target, draft, dtype, threads, folder, *arms = arguments
     weights, arithmetic = FORMATS[dtype]
     models = [exported(model, weights, Path(folder)) for model in (target, draft)]
     openvino, genai = import_module("openvino"), import_module("openvino_genai")
@@ -62,24 +62,27 @@ def load(arguments: list[str]) -> Mapping[str, Play]:
         settings = {"scheduler_config": scheduler, **properties, **helps[arm]()}
         return genai.LLMPipeline(models[0], "CPU", **settings)
 
-    def play(made_by: Any, arm: str, prompt: list[int], tokens: int, hear: Hear) -> tuple[int, int]:
+    def play(
+        made_by: Any, arm: str, prompt: list[int], tokens: int, stop_ids: list[int], hear: Hear
+    ) -> int:
         config = genai.GenerationConfig()
         config.max_new_tokens, config.do_sample = tokens, False
-        config.stop_token_ids = {int(stop) for stop in stops.split(",")}
+        config.stop_token_ids = set(stop_ids)
         if arm != PLAIN:
             config.num_assistant_tokens = NAMED
         if arm == ARMS[2]:
             config.max_ngram_size = WORDS
-        heard = list[list[int]]()
+        steps = 0
 
-        def write(streamer: Any, came: int | list[int]) -> Any:
-            heard.append(came if isinstance(came, list) else [came])
-            hear(heard[-1])
+        def write(streamer: Any, ids: int | list[int]) -> Any:
+            nonlocal steps
+            steps += 1
+            hear(ids if isinstance(ids, list) else [ids])
             return genai.StreamingStatus.RUNNING
 
         streamer = type("Streamer", (genai.StreamerBase,), {"write": write, "end": lambda _: None})
         made_by.generate(openvino.Tensor([prompt]), config, streamer())
-        return sum(map(len, heard)), len(heard) - 1
+        return steps
 
     return {arm: partial(play, pipeline(arm), arm) for arm in arms}
 

@@ -1,8 +1,8 @@
 """Answers of an engine in an environment of its own. Nothing of Outrider is imported there.
 
-Standard input has a request a line: {"arm", "prompt", "tokens"}. Standard output has a line with
-the versions of packages first. An answer is lines of {"ids"} as they come, then one of Told's
-fields. What the engine prints goes to standard error.
+Standard input has a request a line: {"arm", "prompt", "tokens", "stop_ids"}. Standard output has a
+line with the versions of packages first. An answer is lines of {"ids"} as they come, then one of
+{"forwards"}, the target's forward passes. What the engine prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from importlib.metadata import version
 from typing import Any
 
 Hear = Callable[[list[int]], None]
-Play = Callable[[Any, int, Hear], tuple[int, int]]
-"""Makes at most so many tokens after a prompt. It returns the tokens, and passes of the target
-after the first of them.
+Play = Callable[[Any, int, list[int], Hear], int]
+"""Generates up to so many tokens after a prompt, or up to one of the stop ids. Returns the forward
+passes.
 """
 
 
@@ -32,7 +32,7 @@ def answer(load: Callable[[], Mapping[str, Play]], packages: tuple[str, ...]) ->
     arms = load()
     tell(**{package: version(package) for package in packages})
     for line in sys.stdin:
-        asked = json.loads(line)
-        play = arms[asked["arm"]]
-        tokens, passes = play(asked["prompt"], asked["tokens"], lambda ids: tell(ids=ids))
-        tell(tokens=tokens, passes=passes)
+        request = json.loads(line)
+        play = arms[request["arm"]]
+        order = request["prompt"], request["tokens"], request["stop_ids"]
+        tell(forwards=play(*order, lambda ids: tell(ids=ids)))

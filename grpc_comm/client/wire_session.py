@@ -30,6 +30,8 @@ class WireSession:
 
     stream: id of the stream of proposals; a new stream knows nothing of earlier proposals
     candidates: the most that the target keeps for this session
+    next_number: of the nodes that are proposed. Numbers are never reused, over all streams, so a
+        parent that a new stream does not know is never mistaken for another node
     """
 
     def __init__(self, description: Description) -> None:
@@ -40,7 +42,7 @@ class WireSession:
         self._failure: OutriderError | None = None
         self._received = Received((), description.vocabulary, self.traffic)
         self._leaving = ""  # why the target goes away, in its own words
-        self._numbers, self._tree_nodes = 0, description.max_tree_nodes
+        self.next_number, self._tree_nodes = 0, description.max_tree_nodes
 
     @property
     def lost(self) -> bool:
@@ -57,16 +59,9 @@ class WireSession:
         """Candidates that a forward has room for at present, for this session."""
         return min(self._received.session.room or self._tree_nodes - 1, self.candidates)
 
-    def next_number(self) -> int:
-        """Return a number for a proposal. Numbers are never reused, over all streams.
-
-        So a parent that a new stream does not know is never mistaken for another node.
-        """
-        self._numbers += 1
-        return self._numbers - 1
-
     def propose(self, nodes: Nodes) -> None:
         """Send candidates. They are dropped silently while the link is down or too slow."""
+        self.next_number = nodes.end
         with self._changed:
             call = self._open_call()
             if call is not None and not self.lost and call.backlog < MOST_BACKLOG:

@@ -7,10 +7,10 @@ after the target has passed its position is dropped there, and costs its bytes a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from inference.drafters.draft_tree import DraftNode, DraftTree
-from inference.proposer import BASE, Notice, Proposal
+from inference.proposer import Nodes, Notice
 
 _ROUNDING = 1e-9  # tolerance for logarithms
 
@@ -30,15 +30,15 @@ class CandidateSender:
         """Forget all numbers: everything that was sent is lost."""
         self._tree.recall()
 
-    def take(self, least: float, most: int, next_number: Callable[[], int]) -> list[Proposal]:
-        """Return the proposals to send now: unsent nodes of at least the value `least`.
+    def take(self, least: float, most: int, first: int) -> list[DraftNode]:
+        """Return the nodes to send now, numbered from `first` on: unsent ones of at least the value
+        `least`.
 
         most: nodes that the target may hold of all that were sent
         """
-        tree = self._tree
+        tree, taken = self._tree, list[DraftNode]()
         if len(tree.sent) >= most:
-            return []
-        proposals = list[Proposal]()
+            return taken
         waiting = tree.unsent.take(tree.log_of(least) - _ROUNDING)
         for index, node in enumerate(waiting):
             if node.number is not None:
@@ -48,8 +48,9 @@ class CandidateSender:
                 for one in waiting[index:]:
                     tree.unsent.add(one)
                 break
-            proposals += [self._send(one, next_number()) for one in line]
-        return proposals
+            tree.number(line, first + len(taken))
+            taken += line
+        return taken
 
     def _unsent_line(self, node: DraftNode) -> list[DraftNode]:
         """Return the node and its unsent ancestors, ancestors first."""
@@ -60,10 +61,16 @@ class CandidateSender:
             line.append(above)
         return line[::-1]
 
-    def _send(self, node: DraftNode, number: int) -> Proposal:
-        above = node.parent
+
+def message_of(tree: DraftTree, nodes: Sequence[DraftNode], proposer: int) -> Nodes:
+    """Return the message that sends these nodes, whose numbers are consecutive."""
+    numbers, parents, chances = list[int](), list[int](), list[float]()
+    for node in nodes:
+        above, number = node.parent, node.number
         assert above is not None, "the root is not sent"
-        node.number = number
-        self._tree.sent[number] = node
-        parent = BASE if above is self._tree.root or above.number is None else above.number
-        return Proposal(number, parent, node.token, math.exp(node.log - above.log))
+        assert number is not None, "a node has its number before it is sent"
+        numbers.append(number)
+        parents.append(0 if above.number is None else number - above.number)
+        chances.append(math.exp(node.log - above.log))
+    tokens = [node.token for node in nodes]
+    return Nodes(tree.root.position, numbers[0], parents, tokens, chances, proposer)

@@ -1,5 +1,5 @@
-"""Prompt lookup: continuations of the same words in this text and the user's earlier ones, and the
-children that they name in a draft tree.
+"""Prompt lookup: continuations of the same words in this text, and the children that they propose
+in a draft tree.
 
 They are found in a suffix automaton of a sequence of tokens, which grows at its end. It is the
 smallest automaton that accepts every suffix (Blumer et al., 1985). Each state stands for a set of
@@ -18,8 +18,6 @@ from inference.drafters.draft_rule import DraftRule
 from inference.drafters.draft_tree import DraftNode, Named
 from inference.planner.acceptance import AcceptanceModel
 from inference.planner.child_features import Following, copy_features
-
-_BETWEEN = -1  # stands between two texts; no token
 
 ROOT = 0
 """The state of the empty context."""
@@ -114,92 +112,43 @@ class SuffixAutomaton:
         return len(self.next) - 1
 
 
-class CopyContext(NamedTuple):
-    """The longest ends of a text that occurred before: in itself, and in earlier texts."""
-
-    own: Match
-    earlier: Match
-
-
-class History:
-    """Earlier texts of one user, the latest `most` tokens of them. Never shared between users.
-
-    automaton: may be read while another thread keeps a text
-    """
-
-    def __init__(self, most: int = TUNING.history) -> None:
-        self._most, self._tokens = most, list[int]()
-        self.automaton = SuffixAutomaton()
-
-    def keep(self, tokens: Sequence[int]) -> None:
-        """Add a text. Where that is too much, the older half is forgotten."""
-        fresh = [*tokens, _BETWEEN]
-        self._tokens += fresh
-        if len(self._tokens) > self._most:
-            self._tokens = fresh = self._tokens[len(self._tokens) - self._most // 2 :]
-            self.automaton = SuffixAutomaton()  # whoever reads the old one goes on with that
-        for token in fresh:
-            self.automaton.extend(token)
-
-
 class CopySource:
-    """Continuations for one text at a time, copied from its own tokens and from a history."""
+    """Continuations for one text at a time, copied from its own tokens."""
 
-    def __init__(self, history: History | None = None) -> None:
-        self._history = history
-        self.open([])
+    def __init__(self) -> None:
+        self._own = SuffixAutomaton()
 
     def open(self, prompt: Sequence[int]) -> None:
         """Begin a text."""
-        self._tokens, self._own = list[int](), SuffixAutomaton()
-        self._earlier, self._match = SuffixAutomaton(), Match()
-        if self._history is not None:
-            self._earlier = self._history.automaton
+        self._own = SuffixAutomaton()
         for token in prompt:
             self.extend(token)
 
     def extend(self, token: int) -> None:
         """Append a token to the text."""
-        self._tokens.append(token)
         self._own.extend(token)
-        self._match = self._earlier.step(self._match, token)
 
     def close(self) -> None:
-        """End the text. The history keeps it."""
-        if self._tokens and self._history is not None:
-            self._history.keep(self._tokens)
-        self.open([])
+        """End the text."""
+        self._own = SuffixAutomaton()
 
     @property
-    def end(self) -> CopyContext:
+    def end(self) -> Match:
         """The context of the next token."""
-        return CopyContext(self._own.end, self._match)
+        return self._own.end
 
-    def step(self, context: CopyContext, token: int) -> CopyContext:
+    def step(self, context: Match, token: int) -> Match:
         """Return the context with one more token behind it."""
-        return CopyContext(
-            self._own.step(context.own, token), self._earlier.step(context.earlier, token)
-        )
+        return self._own.step(context, token)
 
-    def following(self, context: CopyContext) -> tuple[int, list[Following]]:
-        """Return the matched length, and what followed it most often, the most frequent first.
-
-        The longer match decides; of two that are as long, that within the text.
-        """
-        own = context.own.length >= context.earlier.length
-        match, automaton = (context.own, self._own) if own else (context.earlier, self._earlier)
-        if not match.length:
-            return 0, []
-        return match.length, _named(automaton, match.state)
+    def following(self, context: Match) -> tuple[int, list[Following]]:
+        """Return the matched length, and what followed it most often, the most frequent first."""
+        return context.length, _named(self._own, context.state) if context.length else []
 
 
 def _named(automaton: SuffixAutomaton, state: int) -> list[Following]:
     counts, latest = automaton.counts, automaton.latest
-    seen = [
-        (counts[after], latest[after], token)
-        for token, after in tuple(automaton.next[state].items())
-        if token != _BETWEEN
-    ]
+    seen = [(counts[after], latest[after], token) for token, after in automaton.next[state].items()]
     seen.sort(reverse=True)
     left = sum(count for count, _, _ in seen)
     newest = max((position for _, position, _ in seen), default=0)

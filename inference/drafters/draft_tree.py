@@ -229,12 +229,19 @@ class DraftTree:
             self._rankable(after)
         elif after.number is not None:
             del self.sent[after.number]
+            after.number = None
         before.alive, after.parent, self.root = False, None, after
         return list(self._prune(before))
 
     def clear(self) -> list[DraftNode]:
         """Remove all nodes below the root, and return them."""
         return list(self._prune(self.root))
+
+    def number(self, nodes: Sequence[DraftNode], first: int) -> None:
+        """Number the nodes from `first` on: they are sent now."""
+        for number, node in enumerate(nodes, first):
+            node.number = number
+            self.sent[number] = node
 
     def recall(self) -> None:
         """Mark every sent node as unsent."""

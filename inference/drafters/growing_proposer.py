@@ -10,7 +10,7 @@ rows: choose, segment, take.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from inference.backends import Ranked, Segment
 from inference.draft_tuning import TUNING
 from inference.drafters.block_masks import BlockMasks
-from inference.drafters.candidate_sender import CandidateSender
+from inference.drafters.candidate_sender import CandidateSender, message_of
 from inference.drafters.copied_text import CopiedText, TextSource
 from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_rule import DraftRule, MakeRule, no_rule
@@ -131,17 +131,16 @@ class GrowingProposer:
             return None
         return self.take(*self._row.rank(self.segment(), TUNING.width))
 
-    def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
+    def flush(self, now: float, first: int) -> Nodes | None:
         if not self._runs:
             self._list_children()
-            proposals = self._sender.take(self._floor, MOST_CANDIDATES, next_number)
-            base, sent = self._tree.root.position, self._tree.sent
+            nodes = self._sender.take(self._floor, MOST_CANDIDATES, first)
             self._runs = [
-                Nodes(base, list(run), COPY if copied else self._kind)
-                for copied, run in groupby(proposals, lambda one: sent[one.number].is_copy)
+                message_of(self._tree, list(run), COPY if copied else self._kind)
+                for copied, run in groupby(nodes, lambda node: node.is_copy)
             ]
-            self.proposed += len(proposals)
-            self._bytes_up += MESSAGE_BYTES * len(self._runs) + NODE_BYTES * len(proposals)
+            self.proposed += len(nodes)
+            self._bytes_up += MESSAGE_BYTES * len(self._runs) + NODE_BYTES * len(nodes)
         return self._runs.pop(0) if self._runs else None
 
     def close(self) -> None:

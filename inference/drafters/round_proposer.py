@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 
 from inference.backends import Model, Ranked
 from inference.backends.sequence import ModelSequence
+from inference.drafters.candidate_sender import message_of
 from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_rule import DraftRule, MakeRule, no_rule
 from inference.drafters.draft_tree import DraftNode, DraftTree
 from inference.errors import InvalidRequest
-from inference.proposer import BASE, MODEL, DraftUsage, Nodes, Notice, Proposal
+from inference.proposer import MODEL, DraftUsage, Nodes, Notice
 from inference.sampling import SamplingParams
 from inference.times import Times
 
@@ -168,6 +169,7 @@ class RoundProposer:
         tree, fresh = self._tree, self._tree.unheard(position, tokens)
         if notice is None:
             self._sent = False
+            tree.recall()
         else:
             self.room = notice.room
         if not fresh:
@@ -191,17 +193,12 @@ class RoundProposer:
         self._grown = self._policy.grow(tree, Budget(self.room if depth else 0, depth), self._rank)
         return self._used
 
-    def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
+    def flush(self, now: float, first: int) -> Nodes | None:
         if not self._grown or self._sent:
             return None
-        self._sent, numbers, proposals = True, {self._tree.root: BASE}, list[Proposal]()
-        for node in self._grown:
-            above = node.parent
-            assert above is not None, "the root is not sent"
-            number = numbers[node] = next_number()
-            chance = math.exp(node.log - above.log)
-            proposals.append(Proposal(number, numbers[above], node.token, chance))
-        return Nodes(self._tree.root.position, proposals, MODEL)
+        self._sent = True
+        self._tree.number(self._grown, first)
+        return message_of(self._tree, self._grown, MODEL)
 
     def close(self) -> None:
         self.open([0], SamplingParams(), 1)

@@ -17,10 +17,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from typing import Protocol
 from weakref import WeakSet
 
@@ -89,7 +88,7 @@ class _DraftedSession:
     gained: float | None = None
     forwards: int = 0  # forwards of the session when it was last heard
     seconds: float = 0.0  # seconds of these forwards
-    numbers: Iterator[int] = field(default_factory=count)  # of nodes
+    next_number: int = 0  # of nodes
     arbitration: ProposerArbitration = field(default_factory=ProposerArbitration)
 
     def hear(self, now: float, root_only: float) -> bool:
@@ -130,7 +129,8 @@ class _DraftedSession:
 
     def deliver(self, now: float, receiver: CandidateReceiver) -> None:
         """Append the proposer's unsent candidates that are worth sending."""
-        while (nodes := self.proposer.flush(now, partial(next, self.numbers))) is not None:
+        while (nodes := self.proposer.flush(now, self.next_number)) is not None:
+            self.next_number = nodes.end
             receiver.append(self.session, self.stream, nodes)
 
 

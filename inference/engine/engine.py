@@ -168,10 +168,10 @@ class Engine:
 
     def append(self, session: Session, stream: int, nodes: Nodes) -> Dropped:
         """Add candidates; returns how many were dropped. Raises InvalidRequest for unknown ids."""
-        check_ids([node.token for node in nodes.proposals], self.vocabulary)
+        check_ids(nodes.tokens, self.vocabulary)
         with self._lock:
             if session.closed is not None:
-                return Dropped(late=len(nodes.proposals))
+                return Dropped(late=len(nodes.tokens))
             return session.append(stream, nodes)
 
     def listen(self, session: Session, stream: int, wake: Callback) -> None:

@@ -30,7 +30,7 @@ class LocalSession:
         self._engine, self._tenant = engine, tenant
         self._session: Session | None = None
         self._woken = threading.Event()
-        self._cursor = self._numbers = self._own = 0
+        self._cursor = self.next_number = self._own = 0
         self._ended = End.NOT
         self._last: Progress | None = None
         self.prompt_logprobs: tuple[TokenLogProb, ...] = ()
@@ -39,7 +39,7 @@ class LocalSession:
         """Open the session and wait for the prefill. Raises the error that refuses the session."""
         self.close()
         session, future = self._engine.open(prompt, params, tenant=self._tenant)
-        self._session, self._cursor, self._numbers = session, len(prompt), 0
+        self._session, self._cursor, self.next_number = session, len(prompt), 0
         self._ended, self._last = End.NOT, None
         self._own = self._engine.join(session)
         self._engine.listen(session, self._own, self._woken.set)
@@ -52,11 +52,8 @@ class LocalSession:
     def decode(self, order: Decode) -> None:
         self._engine.decode(self._live, order)
 
-    def next_number(self) -> int:
-        self._numbers += 1
-        return self._numbers - 1
-
     def propose(self, nodes: Nodes) -> None:
+        self.next_number = nodes.end
         self._engine.append(self._live, self._own, nodes)
 
     def go(self, base: int) -> None:

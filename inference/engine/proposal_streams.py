@@ -54,9 +54,9 @@ class ProposalStreams:
 
     def count_arrived(self, stream: int, nodes: Nodes) -> None:
         """Record that nodes have arrived on a stream."""
-        if stream in self._streams and nodes.proposals:
+        if stream in self._streams and nodes.tokens:
             one = self._streams[stream]
-            one.arrived = max(one.arrived, nodes.proposals[-1].number + 1)
+            one.arrived = max(one.arrived, nodes.end)
 
     def begin_forward(self) -> None:
         """Mark all arrived nodes as known to the forward that begins now."""

@@ -294,14 +294,14 @@ class Session:
         tokens = [*path, verdict.next_token]
         if self.rule is not None:
             self.rule.commit(tokens)
-        groups = self.candidates.advance(tokens)
+        claimed = self.candidates.commit(tokens)
         if self._last_at:
             rate = len(tokens) / max(now - self._last_at, 1e-6)
             self._rate += _RATE_WEIGHT * (rate - self._rate)
         self._last_at = now
         self._in_forward = False
         self.end = self._ended()
-        return CommittedStep(tokens, groups)
+        return CommittedStep(tokens, claimed)
 
     def add_service(self, tokens: float) -> None:
         """Add tokens (or subtract, if negative) to the service credit, within its bounds."""

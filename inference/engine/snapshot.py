@@ -8,7 +8,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.candidates import NOBODY, PLACE, CandidateTree
+from inference.candidates import CandidateTree
+from inference.growing_tree import NOBODY, PLACE
 from inference.tree import IntArray, TokenTree, trees_of
 
 T = TypeVar("T", bound=np.generic)
@@ -50,7 +51,7 @@ class Selection:
         """One snapshot per row, of its first `width` nodes."""
         places, sizes = self._places[:, :width], np.minimum(self.sizes, width)
         nodes = np.array(
-            [tree.store.nodes[:, own] for tree, own in zip(self._trees, places, strict=True)]
+            [tree.nodes[:, own] for tree, own in zip(self._trees, places, strict=True)]
         )  # [rows, 3, width]
         tokens, above, positions = nodes.transpose(1, 0, 2)
         every = np.arange(places.shape[1], dtype=np.int32)
@@ -88,17 +89,17 @@ def lines_of(
         _line(tree, min(nodes, depth + 1))
         for tree, nodes, depth in zip(trees, most, depths, strict=True)
     ]
-    ranks = [tree.ranks()[line] for tree, line in zip(trees, lines, strict=True)]
+    ranks = [tree.present_ranks()[line] for tree, line in zip(trees, lines, strict=True)]
     counts = np.array([len(line) for line in lines])
     return _sorted(trees, counts, np.concatenate(lines), np.concatenate(ranks), np.array(most))
 
 
 def _line(tree: CandidateTree, most: int) -> list[int]:
-    line, ranks = [tree.root & PLACE], tree.ranks()
-    while len(line) < most and (group := tree.group(line[-1])) and group.children:
-        places = [mark & PLACE for mark in group.children.values()]
-        line.append(min(places, key=ranks.__getitem__))
-    return line
+    tree.present_ranks()
+    line = [tree.root]
+    while len(line) < most and (children := tree.children.get(line[-1])):
+        line.append(min(children.values(), key=tree.rank))
+    return [node & PLACE for node in line]
 
 
 def _parts(trees: Sequence[CandidateTree]) -> list[slice]:
@@ -114,10 +115,10 @@ def _leading(
 
     A tree may have more nodes than `most` allows, if it is smaller than others or ranks are equal.
     """
-    ranks = _stacked([tree.ranks() for tree in trees], NOBODY)
+    ranks = _stacked([tree.present_ranks() for tree in trees], NOBODY)
     limits = [tree.position + depth for tree, depth in zip(trees, depths, strict=True)]
     if any(limit < tree.deepest for limit, tree in zip(limits, trees, strict=True)):
-        positions = _stacked([tree.store.positions for tree in trees], 0)[:, : ranks.shape[1]]
+        positions = _stacked([tree.positions for tree in trees], 0)[:, : ranks.shape[1]]
         ranks[positions > np.array(limits)[:, None]] = NOBODY
     wanted = min(max(most), ranks.shape[1])
     bounds = np.partition(ranks, wanted - 1, axis=1)[:, wanted - 1, None]

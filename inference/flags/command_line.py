@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from inspect import getdoc
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
@@ -22,6 +22,9 @@ from inference.errors import InvalidRequest
 from inference.flags.group import Flag, Group, flags_of, refusal
 
 PREFIX = "OUTRIDER_"
+
+Elsewhere = Callable[[str], str]
+"""Explains a flag that a command lacks, such as `is for run`; empty where no command has it."""
 Options = TypeVar("Options", bound=Group)
 
 
@@ -80,6 +83,10 @@ def resolve(model: type[Options], sources: list[ValueSource]) -> Options:
         raise
 
 
+def no_other(_name: str) -> str:
+    return ""
+
+
 class CommandOptions(Group, title="general"):
     """Base of a command's options. Its docstring is the first line of the command's help."""
 
@@ -93,55 +100,71 @@ class CommandOptions(Group, title="general"):
 
 
 def parse_flags(
-    model: type[Options], command: str, arguments: Sequence[str] | None, examples: str = ""
+    model: type[Options],
+    command: str,
+    arguments: Sequence[str] | None,
+    examples: str = "",
+    *,
+    titles: Iterable[str] = (),
+    elsewhere: Elsewhere = no_other,
 ) -> Options:
     """The options that these words give; None stands for those of this process. Prints help or an
-    error in one line, and exits.
+    error in one line, and exits. Environment and file count where the model has `config`.
 
     command: how the command is called, such as `outrider deploy up`
     examples: ends the help
+    titles: of groups, in the order of the full help; those that are missing follow
+    elsewhere: explains flags that the model lacks
     """
-    bare = str(getattr(model, "BARE", ""))
-    parser = Parser(command, usage_of(command, bare))
-    parser.add_flags(flags_of(model).values())
-    words = sys.argv[1:] if arguments is None else list(arguments)
-    asked = {underscored(word) for word in words} & {"-h", "--help", "--help_all"}
-    if asked:
-        every = "--help_all" in asked
-        print(help_text(model, command, getdoc(model) or "", every=every, examples=examples))
-        parser.exit()
+    words = [underscored(word) for word in (sys.argv[1:] if arguments is None else arguments)]
+    flags, bare = flags_of(model), str(getattr(model, "BARE", ""))
+    if {"-h", "--help", "--help_all"} & {*words}:
+        text = help_text(model, command, examples, titles, every="--help_all" in words)
+        print(text, flush=True)
+        raise SystemExit(0)
+    parser = Parser(command)
+    parser.add_flags(flags.values())
     try:
-        return resolve(model, [parser.read(words, bare.split())])
+        sources = [parser.read(words, bare.split(), elsewhere)]
+        if "config" in flags:
+            sources.append(environment(model))
+            if path := ChainMap(*(source.values for source in sources)).get("config"):
+                sources.append(read_file(Path(path)))
+                check_names(model, sources[-1], elsewhere)
+        return resolve(model, sources)
     except InvalidRequest as error:
-        parser.error(str(error))
+        fail(command, str(error))
 
 
-def usage_of(command: str, bare: str = "") -> str:
-    """The first line of a command's help.
+def check_names(model: type[Group], source: ValueSource, elsewhere: Elsewhere) -> None:
+    """Raise InvalidRequest for a value whose flag the model lacks."""
+    flags = flags_of(model)
+    for name in source.values:
+        if name not in flags:
+            other = elsewhere(name) or f"is no flag here{nearest(name, flags)}"
+            raise InvalidRequest(f"{source.call(name)} {other}")
 
-    bare: flags whose values may stand without them
-    """
-    return f"{command}{''.join(f' [{name}]' for name in bare.upper().split())} [FLAG VALUE ...]"
+
+def fail(command: str, message: str) -> NoReturn:
+    """Print an error of a command line, and exit."""
+    print(f"{command}: error: {printable(message)}", file=sys.stderr)
+    raise SystemExit(USAGE)
 
 
 def help_text(
-    model: type[Group],
-    command: str,
-    about: str,
-    *,
-    every: bool,
-    titles: Iterable[str] = (),
-    examples: str = "",
+    model: type[Group], command: str, examples: str, titles: Iterable[str], *, every: bool
 ) -> str:
-    """The help of a command: its common flags in their groups, or every flag.
-
-    titles: of groups, in the order of the help; those that are missing follow
-    """
+    """The help of a command: its common flags in their groups, or every flag."""
     flags = flags_of(model)
     common = () if every else getattr(model, "COMMON", ())
     more = f"`{command} --help-all` lists all {len(flags)} flags." if common else ""
-    usage = usage_of(command, str(getattr(model, "BARE", "")))
-    parser = Parser(command, usage, about, "\n".join(part for part in (examples, more) if part))
+    bare = "".join(f" [{name}]" for name in str(getattr(model, "BARE", "")).upper().split())
+    parser = Parser(
+        command,
+        usage=f"{command}{bare} [FLAG VALUE ...]",
+        description=getdoc(model),
+        epilog="\n".join(part for part in (examples, more) if part),
+    )
     for title in () if common else titles:
         parser.titled(title)
     parser.add_flags(flags[name] for name in common or flags)
@@ -149,21 +172,20 @@ def help_text(
 
 
 class Parser(argparse.ArgumentParser):
-    """Reads flags as text, which groups check. Answers a slip with one line."""
+    """Reads flags as text, which groups check."""
 
-    def __init__(self, command: str, usage: str, about: str = "", ending: str = "") -> None:
+    def __init__(self, command: str, **shown: Any) -> None:
         super().__init__(
             prog=command,
-            usage=usage,
-            description=about,
-            epilog=ending,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             argument_default=argparse.SUPPRESS,
             allow_abbrev=False,
             add_help=False,
+            exit_on_error=False,
+            **shown,
         )
         self._titled: dict[str, argparse._ArgumentGroup] = {}
-        self._names: list[str] = []
+        self._flags: dict[str, Flag] = {}
 
     def titled(self, title: str) -> argparse._ArgumentGroup:
         """The group of flags of this title."""
@@ -174,36 +196,41 @@ class Parser(argparse.ArgumentParser):
     def add_flags(self, flags: Iterable[Flag]) -> None:
         """Add flags, each in the group of its title."""
         for flag in flags:
-            self._names += [spelling.removeprefix("--") for spelling in flag.spellings]
+            self._flags |= dict.fromkeys(flag.spellings, flag)
             add_flag(self.titled(flag.title), flag)
 
-    def read(
-        self,
-        words: Iterable[str],
-        bare: Iterable[str] = (),
-        roles: Mapping[str, type[Group]] | None = None,
-    ) -> ValueSource:
+    def read(self, words: Sequence[str], bare: Iterable[str], elsewhere: Elsewhere) -> ValueSource:
         """The values that the words give. Raises InvalidRequest for a flag that there is not.
 
         bare: flags whose values may stand without them, in this order
-        roles: by the value of --role, those whose flags may have been meant; else any flag may
         """
-        given, unknown = self.parse_known_args([underscored(word) for word in words])
+        try:
+            given, unknown = self.parse_known_args(words)
+        except argparse.ArgumentError as error:
+            raise InvalidRequest(self._misuse(str(error.argument_name), words)) from error
         for flag in bare:
             if flag not in given and unknown and (unknown[0] == "-" or unknown[0][:1] != "-"):
                 setattr(given, flag, unknown.pop(0))
         if unknown:
             word = unknown[0].partition("=")[0]
-            if word.startswith("-"):
-                role = (roles or {}).get(vars(given).get("role", ""))
-                names = flags_of(role) if role else self._names
-                flags = [f"--{name}" for name in names]
-                raise InvalidRequest(f"there is no flag {word}{nearest(word, flags)}")
-            raise InvalidRequest(f"unexpected argument {word!r}: a value follows its flag")
+            if not word.startswith("-"):
+                raise InvalidRequest(f"unexpected argument {word!r}: a value follows its flag")
+            if other := elsewhere(word.removeprefix("--")):
+                raise InvalidRequest(f"{word} {other}")
+            raise InvalidRequest(f"there is no flag {word}{nearest(word, self._flags)}")
         return ValueSource("--{}", vars(given))
 
-    def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"{self.prog}: error: {printable(message)}\n")
+    def _misuse(self, name: str, words: Sequence[str]) -> str:
+        """The error for a flag without its value, or a switch with one."""
+        flag = self._flags.get(name)
+        if flag is None or flag.kind is bool:
+            return f"{name} is a switch and takes no value"
+        following = zip(words, [*words[1:], ""], strict=True)
+        got = [after for word, after in following if word == name and after[:1] in ("", "-")]
+        return (
+            f"{name} needs a value, {flag.allowed}: got {got[0] or 'nothing'}; for example "
+            f"{name} {flag.example}"
+        )
 
 
 def add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:

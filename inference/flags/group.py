@@ -216,7 +216,16 @@ class Flag:
         text = " ".join((self.field.description or "").split())
         default = self.field.default
         silent = self.field.is_required() or default in (None, ()) or default is False
-        return text if silent else f"{text} (default: {default})"
+        return text if silent else f"{text} (default: {_shown(default)})"
+
+    @property
+    def example(self) -> str:
+        """A value that the flag takes."""
+        if self.choices:
+            return self.choices[0]
+        if not self.field.is_required() and self.field.default not in (None, ()):
+            return _shown(self.field.default)
+        return "1" if self.kind in (int, float) else self.metavar
 
     @property
     def _bounds(self) -> str:
@@ -239,6 +248,13 @@ class Flag:
             kind, *more = get_args(kind)
             marks += more
         return kind, marks
+
+
+def _shown(value: object) -> str:
+    """A default as a user would write it."""
+    if isinstance(value, tuple):
+        return ",".join(map(_shown, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 @cache

@@ -116,6 +116,5 @@ def _hub_refusals(name: str) -> Iterator[None]:
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise InvalidRequest(
-            f"{name}: no such directory, and the hub cannot be reached to download it "
-            f"({type(error).__name__})"
+            f"{name}: no such directory here, and the hub cannot be reached to download it"
         ) from error

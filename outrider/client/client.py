@@ -65,9 +65,8 @@ class Client:
         self.target, self.tokenizer = target, tokenizer
         self.shares_device = is_local and not target.description.emulated
         self._options, self._found = options, found
-        unused = options.no_beside or found is not None
-        # name of the draft at the target that texts ask for; empty for none
-        self._colocated = "" if unused else target.description.draft_model
+        # name of the draft beside the target that texts ask for; empty for none
+        self._colocated = target.description.draft_model if options.beside else ""
         asked, self.length = options.sequence_length, target.description.sequence_length
         self._drafted = self.length  # the longest text that a draft here drafts for
         if found is not None:
@@ -79,7 +78,7 @@ class Client:
         self.goal = read_goal(options.goal, billing)
         gc.freeze()  # what is loaded is not searched for garbage in the middle of a text: 0.2 s
         self._silence = Silence()
-        self._loader = None if options.target_only else DraftLoader(self._load)
+        self._loader = DraftLoader(self._load) if options.drafts_here else None
 
     @property
     def model(self) -> str:
@@ -91,8 +90,7 @@ class Client:
         """The name of the draft here, else of the one at the target; None without a draft."""
         if self._found is not None:
             return self._found.name
-        copied = None if self._options.target_only else "copied text"
-        return self._colocated or copied
+        return self._colocated or ("copied text" if self._options.copies else None)
 
     @property
     def round_trip(self) -> float | None:
@@ -198,7 +196,7 @@ class Client:
             return replace(new_completion(request), finish_reason="spent", usd=0.0, cost=cost)
         options = self._options
         session = self.target.session(request.cache_key)
-        here = not alone and not options.target_only
+        here = not alone and options.drafts_here
         pace = Pace.WAIT if options.waits and not alone else Pace.GO_ON
         with budget.charge() as charge:
             done = complete(
@@ -243,8 +241,7 @@ def open_client(options: ClientRole, *, is_local: bool | None = None) -> Iterato
     asked, options = options, options.computable
     if options is not asked:
         say(f"draft: copied text alone; a draft model needs {install('torch')}")
-    drafted = options.method is not None and not options.target_only
-    found = _find_draft(options) if drafted else None
+    found = _find_draft(options) if options.method is not None else None
     tokenizer = (
         found.tokenizer if found is not None else find_tokenizer(options.draft_name, "draft")
     )

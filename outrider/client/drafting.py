@@ -1,7 +1,7 @@
 """Loads the draft of a client, and lends its rows to texts.
 
-By default a draft never waits: it grows a candidate tree while the target goes on. Where the
-options say what trees are drafted, or `--pace wait`, target and draft make synchronous rounds.
+By default a draft never waits: it grows a candidate tree while the target keeps decoding. Options
+that fix the size of the trees make target and draft work in synchronous rounds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from grpc_comm.client.connection import Connection
 from inference.draft_tuning import TUNING
-from inference.drafters.copied_text import CopySource, History
+from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import BestFirst, Chain, Policy
 from inference.grammar import Grammars
@@ -23,7 +23,7 @@ from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
 from outrider.models.profiles import user_profiles
 from outrider.money.goal import Goal
-from outrider.options.draft_flags import HistoryOptions, TreeOptions
+from outrider.options.draft_flags import TreeOptions
 from outrider.options.groups import DeviceOptions
 from outrider.options.roles import ClientRole
 
@@ -83,12 +83,8 @@ def _growing(options: ClientRole, sides: Sides, goal: Goal) -> Iterator[AnyRows]
 
 
 def _sources(options: ClientRole, rows: int) -> list[CopySource | None]:
-    """The text that each row copies from. Earlier texts are shared only where one user said so."""
-    if not options.copies:
-        return [None] * rows
-    shared = isinstance(options, HistoryOptions) and options.copy_history
-    history = History() if shared else None
-    return [CopySource(history) for _ in range(rows)]
+    """The text that each row copies from: its own."""
+    return [CopySource() if options.copies else None for _ in range(rows)]
 
 
 def load_draft(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import islice
 from threading import Event
 from typing import Any, TypeAlias, cast
 
@@ -84,11 +85,12 @@ class Watcher:
         """Candidates as they are sent: number, parent (-1 is the token at `base`), text, claimed
         chance, and id.
         """
+        columns = zip(nodes.parents, nodes.tokens, nodes.chances, strict=True)
         drawn = [
-            [node.number, node.parent, self._text(node.token), round(node.chance, 4), node.token]
-            for node in nodes.proposals[:MOST_DRAWN]
+            [number, number - back if back else -1, self._text(token), round(chance, 4), token]
+            for number, (back, token, chance) in enumerate(islice(columns, MOST_DRAWN), nodes.first)
         ]
-        more = len(nodes.proposals) - len(drawn)
+        more = len(nodes.tokens) - len(drawn)
         return {"base": nodes.base, "by": _name(nodes.proposer), "nodes": drawn, "more": more}
 
     def _tokens(self, progress: Progress, session: TargetSession) -> dict[str, Any]:

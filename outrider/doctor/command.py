@@ -18,9 +18,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_comm.security import SecurityOptions, channel_security
 from grpc_comm.statuses import status_error
 from grpc_comm.transport import Address, channel_options
-from inference.command import FAILED, say
+from inference.command import FAILED
 from inference.errors import OutriderError
-from inference.files import cache_directory
 from outrider.doctor.finding import Finding, fault, refused
 from outrider.options.network import ConnectionOptions
 from outrider.options.tool_roles import DoctorRole
@@ -51,22 +50,10 @@ def _lines(finding: Finding) -> Iterator[str]:
 
 def doctor(options: DoctorRole) -> int:
     """Print the findings. Returns 1 where one of them is a fault."""
-    if options.clear:
-        return clear_times()
     if options.health:
         return show(check_health(options.connection), as_json=options.as_json)
     checks = import_module("outrider.doctor.checks")  # needs a draft's packages; health does not
     return show(checks.check_all(options), as_json=options.as_json)
-
-
-def clear_times() -> int:
-    """Delete the measured times of models."""
-    directory = cache_directory("profiles")
-    paths = list(directory.glob("*.json"))
-    for path in paths:
-        path.unlink(missing_ok=True)
-    say(f"removed {len(paths)} files of measured times from {directory}")
-    return 0
 
 
 def check_health(options: ConnectionOptions) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import h11
 from fastapi import Request
@@ -58,14 +59,16 @@ def read_keys(path: Path | None, flag: str = "--api_keys") -> tuple[str, ...]:
     return keys
 
 
-def allowed_hosts(host: str, names: Sequence[str] = ()) -> list[str]:
-    """Names by which the server may be called; empty for any. Others are refused on a loopback
-    address, because a page elsewhere could let its own name point here.
+def allowed_hosts(host: str, origins: Sequence[str] = ()) -> list[str]:
+    """Host headers that the server accepts, in lower case; empty for any.
 
-    names: further ones; given any, others are refused on every address
+    On a loopback address there are few, since a page elsewhere could let its own name point here.
     """
-    bound = names or Address(host, 0).loopback
-    return [name.lower() for name in (*_LOOPBACK, host, *names)] if bound else []
+    if not Address(host, 0).loopback:
+        return []
+    names = [urlsplit(origin).netloc.rpartition("@")[2] for origin in origins]
+    named = [match[1] for name in names if (match := _HOST.fullmatch(name))]
+    return [name.lower() for name in (*_LOOPBACK, host, *named)]
 
 
 class KeyCheck:
@@ -149,9 +152,7 @@ class HeadCheck:
         host = headers.get("host", "")
         named = _HOST.fullmatch(host)
         if self._names and (named is None or named[1].lower() not in self._names):
-            return ApiError(
-                400, f"this server is not called {host!r}: --http_names allows further names"
-            )
+            return ApiError(400, f"unknown host {host!r}: --origins allows further hosts")
         if "content-length" in headers and "transfer-encoding" in headers:
             return ApiError(400, "Content-Length and Transfer-Encoding exclude each other")
         lines = [

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 from sse_starlette import EventSourceResponse
+from starlette.exceptions import HTTPException
 
 from inference.errors import OutriderError
 from inference.sampling import random_seed
@@ -53,7 +54,7 @@ class Answer(Protocol):
 
     def begin(self) -> Iterable[StreamEvent]: ...
 
-    def go_on(self, index: int, piece: Piece) -> Iterable[StreamEvent]: ...
+    def add(self, index: int, piece: Piece) -> Iterable[StreamEvent]: ...
 
     def finish(self, index: int, text: Completion) -> Iterable[StreamEvent]:
         """The events behind the last piece of a text."""
@@ -95,40 +96,41 @@ async def answer_request(
     caller = http.state.caller
     texts.check_room(len(asked.prompts) * asked.choices, caller)
     requests = await _unless_gone(http, texts.read(partial(read_requests, texts, asked)))
-    if requests is None:
-        return Response(status_code=LEFT)
-    answer = make(requests)
+    answer, parts = make(requests), texts.generate(requests, caller)
     if asked.stream:
-        events = _events(texts.pieces(requests, caller), len(requests), answer)
+        events = _events(parts, len(requests), answer)
         first = await _unless_gone(http, _begun(events))
-        if first is None:
-            return Response(status_code=LEFT)
         return event_stream(_after(first, events, answer))
-    made = await _unless_gone(http, texts.whole(requests, caller))
-    if made is None:
-        return Response(status_code=LEFT)
+    made = await _unless_gone(http, completions(parts, len(requests)))
     return Response(json.dumps(answer.whole(made)), media_type="application/json")
 
 
 def read_requests(
     texts: TextRunner, asked: ChatRequest | CompletionRequest, left: Event
-) -> list[Request] | None:
+) -> list[Request]:
     """The texts of a request: n of each prompt, with seeds s, s + 1 and so on.
 
-    left: set when nobody wants them any more; then none is returned
+    left: set when nobody wants them any more, which ends the work
     """
     given = asked.parameters()
     seed = random_seed() // 2 if given.seed is None else given.seed
     requests = list[Request]()
     for prompt in asked.prompts:
         if left.is_set():
-            return None
+            break
         settled = replace(given, seed=seed).settled(texts.client.model, TEMPERATURE)
         request = make_request(texts.client, prompt, settled)
         for more in range(asked.choices):
             params = replace(request.params, seed=seed + more)
             requests.append(replace(request, index=len(requests), params=params))
     return requests
+
+
+async def completions(parts: Parts[Piece], count: int) -> list[Completion]:
+    """The finished texts in the order of their requests."""
+    async with aclosing(parts):
+        made = {index: item async for index, item in parts if isinstance(item, Completion)}
+    return [made[index] for index in range(count)]
 
 
 async def _events(
@@ -147,7 +149,7 @@ async def _events(
                 made[index] = item
                 told = answer.finish(index, item)
             else:
-                told = answer.go_on(index, item)
+                told = answer.add(index, item)
             for event in told:
                 yield event
     for event in answer.end([made[index] for index in range(count)]):
@@ -181,12 +183,14 @@ async def _after(
                 yield event
 
 
-async def _unless_gone(http: HttpRequest, made: Awaitable[Result]) -> Result | None:
-    """The result, or None as soon as the client has left, which ends the work."""
+async def _unless_gone(http: HttpRequest, made: Awaitable[Result]) -> Result:
+    """The result. Ends the work as soon as the client leaves, and raises HTTPException."""
     work, left = asyncio.ensure_future(made), asyncio.ensure_future(_left(http))
     try:
         await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
-        return work.result() if work.done() else None
+        if not work.done():
+            raise HTTPException(LEFT)
+        return work.result()
     finally:
         for task in (work, left):
             task.cancel()

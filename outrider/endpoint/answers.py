@@ -5,184 +5,105 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
 from outrider.text.completion import Completion
 
-Counted = dict[str, int | float | list[int]]
-"""Counts of speculative decoding: see speculation()."""
+
+def _shape(name: str, **fields: Any) -> Any:
+    """The model of an object. Each field is a type, or the type and default of an optional one."""
+    spread: dict[str, Any] = {
+        field: kind if isinstance(kind, tuple) else (kind, ...) for field, kind in fields.items()
+    }
+    return create_model(name, **spread)
 
 
-class Failure(BaseModel):
-    """An error, and which field is wrong where it is one."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
+def _list_of(kind: Any) -> Any:
+    return list[kind]
 
 
-class Refusal(BaseModel):
-    """The answer to a request that is refused, or that failed."""
+_FAILURE = _shape("Failure", message=str, type=str, param=str | None, code=str | None)
+Refusal = _shape("Refusal", error=_FAILURE)
+MessagesRefusal = _shape("MessagesRefusal", type=Literal["error"], error=dict[str, str])
 
-    error: Failure
-
-
-class MessagesRefusal(BaseModel):
-    """A refusal as Anthropic's interface says it."""
-
-    type: Literal["error"]
-    error: dict[str, str]
-
-
-class PromptDetails(BaseModel):
-    """Tokens of the prompts that the target had computed before."""
-
-    cached_tokens: int
-
-
-class TokenUsage(BaseModel):
-    """Tokens of the prompts, each counted once, and of all texts."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptDetails
-
-
-class TextCounts(BaseModel):
-    speculative_decoding: Counted
-
-
-class _Choice(BaseModel):
-    index: int
-    finish_reason: Literal["stop", "length", "tool_calls"]
-    logprobs: dict[str, Any] | None
-
-
-class CallOfFunction(BaseModel):
-    """A call of a function: its name, and its arguments as JSON."""
-
-    id: str
-    type: Literal["function"]
-    function: dict[str, str]
-
-
-class AssistantMessage(BaseModel):
-    role: Literal["assistant"]
-    content: str | None
-    refusal: None
-    tool_calls: list[CallOfFunction] | None = None
-
-
-class ChatChoice(_Choice):
-    message: AssistantMessage
-
-
-class TextChoice(_Choice):
-    text: str
-
-
-class _Whole(BaseModel):
-    id: str
-    created: int
-    model: str
-    usage: TokenUsage
-    metrics: TextCounts
-
-
-class ChatAnswer(_Whole):
-    """The next message of a chat."""
-
-    object: Literal["chat.completion"]
-    choices: list[ChatChoice]
-
-
-class TextAnswer(_Whole):
-    """Texts that go on after prompts."""
-
-    object: Literal["text_completion"]
-    choices: list[TextChoice]
-
-
-class MessageAnswer(BaseModel):
-    """The next message of a conversation."""
-
-    id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
-    model: str
-    content: list[dict[str, Any]]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
-    stop_sequence: str | None
-    usage: dict[str, int]
-
-
-class TokenCount(BaseModel):
-    """Tokens of a conversation as the model's template writes it."""
-
-    input_tokens: int
-
-
-class ResponseAnswer(BaseModel):
-    """The items that answer a conversation."""
-
-    id: str
-    object: Literal["response"]
-    created_at: int
-    status: Literal["completed", "incomplete"]
-    model: str
-    output: list[dict[str, Any]]
-    usage: dict[str, Any]
-
-
-class ModelCard(BaseModel):
-    """A model that is served. max_model_len: tokens of prompt and output together."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    max_model_len: int
-
-
-class ModelCards(BaseModel):
-    """The models that are served."""
-
-    object: Literal["list"]
-    data: list[ModelCard]
-
-
-class Health(BaseModel):
-    """Whether the target answers, and why not."""
-
-    status: Literal["ok", "target unavailable"]
-    reason: str | None = None
-
-
-class Release(BaseModel):
-    """The version of this server."""
-
-    version: str
-
-
-class TargetState(BaseModel):
-    """The target in use, or the reason why there is none."""
-
-    running: bool
-    address: str
-    reason: str | None = None
-    model: str | None = None
-    draft: str | None = None
-    device: str | None = None
-    length: int | None = None
-    priced: str | None = None
-    weight: float | None = None
-    unsteered: str | None = None
-    trouble: str | None = None
-    texts: int | None = None
-    temperature: float | None = None
-    suggestions: list[str] | None = None
+_ANSWER: dict[str, Any] = {
+    "id": str,
+    "created": int,
+    "model": str,
+    "usage": _shape(
+        "TokenUsage",
+        prompt_tokens=int,
+        completion_tokens=int,
+        total_tokens=int,
+        prompt_tokens_details=_shape("PromptDetails", cached_tokens=int),
+    ),
+    "metrics": _shape("TextCounts", speculative_decoding=dict[str, int | float | list[int]]),
+}
+_CHOICE: dict[str, Any] = {
+    "index": int,
+    "finish_reason": Literal["stop", "length", "tool_calls"],
+    "logprobs": dict[str, Any] | None,
+}
+_CALL = _shape("FunctionCall", id=str, type=Literal["function"], function=dict[str, str])
+_MESSAGE = _shape(
+    "AssistantMessage",
+    role=Literal["assistant"],
+    content=str | None,
+    refusal=None,
+    tool_calls=(_list_of(_CALL) | None, None),
+)
+ChatAnswer = _shape(
+    "ChatAnswer",
+    object=Literal["chat.completion"],
+    choices=_list_of(_shape("ChatChoice", message=_MESSAGE, **_CHOICE)),
+    **_ANSWER,
+)
+TextAnswer = _shape(
+    "TextAnswer",
+    object=Literal["text_completion"],
+    choices=_list_of(_shape("TextChoice", text=str, **_CHOICE)),
+    **_ANSWER,
+)
+MessageAnswer = _shape(
+    "MessageAnswer",
+    id=str,
+    type=Literal["message"],
+    role=Literal["assistant"],
+    model=str,
+    content=list[dict[str, Any]],
+    stop_reason=Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"],
+    stop_sequence=str | None,
+    usage=dict[str, int],
+)
+TokenCount = _shape("TokenCount", input_tokens=int)
+ResponseAnswer = _shape(
+    "ResponseAnswer",
+    id=str,
+    object=Literal["response"],
+    created_at=int,
+    status=Literal["completed", "incomplete"],
+    model=str,
+    output=list[dict[str, Any]],
+    usage=dict[str, Any],
+)
+ModelCard = _shape(
+    "ModelCard", id=str, object=Literal["model"], created=int, owned_by=str, max_model_len=int
+)
+ModelCards = _shape("ModelCards", object=Literal["list"], data=_list_of(ModelCard))
+Health = _shape("Health", status=Literal["ok", "target unavailable"], reason=(str | None, None))
+Release = _shape("Release", version=str)
+_OPTIONAL = {
+    **dict.fromkeys(("reason", "model", "draft", "device", "priced", "unsteered", "trouble"), str),
+    **dict.fromkeys(("length", "texts"), int),
+    **dict.fromkeys(("weight", "temperature"), float),
+    "suggestions": list[str],
+}
+TargetState = _shape(
+    "TargetState",
+    running=bool,
+    address=str,
+    **{name: (kind | None, None) for name, kind in _OPTIONAL.items()},
+)
 
 
 REFUSED: dict[int | str, str] = {

@@ -23,7 +23,7 @@ DONE = "[DONE]"
 """The last event of a stream."""
 
 
-class _Teller:
+class _Writer:
     """The frame of an answer, and what ends it."""
 
     PREFIX: ClassVar[str]
@@ -38,7 +38,7 @@ class _Teller:
         self._scored = asked.logprobs is not None and asked.logprobs is not False
 
     def finish(self, index: int, text: Completion) -> Iterable[str]:
-        yield self._chunk(index, self._said(""), finish_reason(text))
+        yield self._chunk(index, self._delta(""), finish_reason(text))
 
     def end(self, texts: Sequence[Completion]) -> Iterable[str]:
         """The chunk of counts where it was asked for, and the mark of the end."""
@@ -49,7 +49,7 @@ class _Teller:
     def fail(self, error: ApiError) -> Iterable[str]:
         return json.dumps(error.body), DONE
 
-    def _said(self, text: str) -> JsonObject:
+    def _delta(self, text: str) -> JsonObject:
         """Text in a chunk."""
         raise NotImplementedError
 
@@ -68,7 +68,7 @@ class _Teller:
         return {"usage": usage(texts, self._asked.choices), "metrics": metrics}
 
 
-class ChatTeller(_Teller):
+class ChatWriter(_Writer):
     """Says the next message of a chat."""
 
     PREFIX, WHOLE, CHUNK = "chatcmpl", "chat.completion", "chat.completion.chunk"
@@ -89,8 +89,8 @@ class ChatTeller(_Teller):
         for index in range(len(self._requests)):
             yield self._chunk(index, {"delta": {"role": "assistant", "content": ""}})
 
-    def go_on(self, index: int, piece: Piece) -> Iterable[str]:
-        said, call = self._said(piece.text), piece.call
+    def add(self, index: int, piece: Piece) -> Iterable[str]:
+        said, call = self._delta(piece.text), piece.call
         if call is not None:
             named = _call(call.id, call.name, call.arguments)
             part = named if call.name else {"function": {"arguments": call.arguments}}
@@ -98,7 +98,7 @@ class ChatTeller(_Teller):
         logprobs = self._logprobs(piece.tokens, piece.logprobs)
         yield self._chunk(index, said, logprobs=logprobs)
 
-    def _said(self, text: str) -> JsonObject:
+    def _delta(self, text: str) -> JsonObject:
         return {"delta": {"content": text} if text else {}}
 
     def _logprobs(self, tokens: Sequence[int], told: Sequence[TokenLogProb]) -> JsonObject | None:
@@ -134,7 +134,7 @@ def _call(call_id: str, name: str, arguments: str) -> JsonObject:
     return {"id": call_id, "type": "function", "function": function}
 
 
-class TextTeller(_Teller):
+class TextWriter(_Writer):
     """Says texts that follow prompts, with their prompts where it was asked for."""
 
     PREFIX, WHOLE, CHUNK = "cmpl", "text_completion", "text_completion"
@@ -155,14 +155,14 @@ class TextTeller(_Teller):
 
     def begin(self) -> Iterable[str]:
         for index in range(len(self._requests) if self._echo else 0):
-            yield self._chunk(index, self._said(self._prompt(index)))
+            yield self._chunk(index, self._delta(self._prompt(index)))
 
-    def go_on(self, index: int, piece: Piece) -> Iterable[str]:
+    def add(self, index: int, piece: Piece) -> Iterable[str]:
         if not self._nothing:
             logprobs = self._logprobs(index, piece.tokens, piece.logprobs)
-            yield self._chunk(index, self._said(piece.text), logprobs=logprobs)
+            yield self._chunk(index, self._delta(piece.text), logprobs=logprobs)
 
-    def _said(self, text: str) -> JsonObject:
+    def _delta(self, text: str) -> JsonObject:
         return {"text": text}
 
     def _choice(self, index: int, text: Completion) -> JsonObject:

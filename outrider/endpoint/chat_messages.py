@@ -107,7 +107,7 @@ class ChatMessage(BaseModel):
 
     @property
     def _thoughts(self) -> dict[str, str]:
-        """What the assistant has thought, if it is told."""
+        """The assistant's reasoning, from the first field or content part that has any."""
         parts = self.content if isinstance(self.content, list) else []
         inside = "".join(part.text for part in parts if part.is_thought)
         beside = [told for name in THOUGHTS if isinstance(told := getattr(self, name), str)]

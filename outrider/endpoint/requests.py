@@ -4,7 +4,6 @@ refused, with the reason.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from annotated_types import Ge, Gt, Le, Len, Lt
@@ -87,6 +86,14 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_n_sigma": (-1, 0),
 }
 """Values that ask for nothing. Of other fields these are null, false, zero and what is empty."""
+
+
+PASSED = (
+    *("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "logit_bias", "min_tokens", "stop_token_ids", "ignore_eos"),
+    "prompt_cache_key",
+)
+"""Fields that are parameters of a text as they are."""
 
 
 class UnservedField(ValueError):
@@ -177,32 +184,25 @@ class TextRequest(ServedFields):
         """Tokens of a text at most; None for as many as fit."""
         return None if self.max_tokens == -1 else self.max_tokens
 
-    def parameters(self) -> Parameters:
-        """The parameters of the first text."""
+    def parameters(self, **own: Any) -> Parameters:
+        """The parameters of the first text. Fields of the same name are passed on.
+
+        own: parameters that one kind of request has
+        """
         form = {str(name): value for name, value in (self.structured_outputs or {}).items()}
         schema = schema_of(self.response_format) if self.response_format else None
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
-        seed = None if self.seed == -1 else self.seed
-        return Parameters(
-            max_tokens=self.most_tokens,
-            temperature=self.temperature,
-            top_k=max(self.top_k or 0, 0),
-            top_p=1.0 if self.top_p is None else self.top_p,
-            min_p=self.min_p or 0.0,
-            repetition_penalty=self.repetition_penalty or 1.0,
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
-            logit_bias=self.logit_bias or {},
-            seed=None if seed is None else seed % SEEDS,
-            stop=None if stop is None else [string for string in stop if string],
-            min_tokens=self.min_tokens or 0,
-            stop_token_ids=self.stop_token_ids or (),
-            ignore_eos=bool(self.ignore_eos),
-            prompt_cache_key=self.prompt_cache_key or "",
-            schema=form.get("json", schema),
-            regex=form.get("regex"),
-            choice=form.get("choice"),
-        )
+        changed = {
+            "max_tokens": self.most_tokens,
+            "top_k": max(self.top_k or 0, 0),
+            "seed": None if self.seed in (None, -1) else self.seed % SEEDS,
+            "stop": None if stop is None else [string for string in stop if string],
+            "schema": form.get("json", schema),
+            "regex": form.get("regex"),
+            "choice": form.get("choice"),
+        }
+        given = {name: getattr(self, name) for name in PASSED} | changed | own
+        return Parameters(**{name: value for name, value in given.items() if value is not None})
 
 
 class ChatRequest(TextRequest):
@@ -253,31 +253,29 @@ class ChatRequest(TextRequest):
             thinks = reasoning["enabled"]
         if effort == "none":
             thinks = False
-        return {
-            **({} if effort is None else {"reasoning_effort": effort}),
-            **({} if thinks is None else {"enable_thinking": thinks, "thinking": thinks}),
-            **(
-                {}
-                if self.add_generation_prompt is None
-                else {"add_generation_prompt": self.add_generation_prompt}
-            ),
-            **(self.chat_template_kwargs or {}),
+        given = {
+            "reasoning_effort": effort,
+            "enable_thinking": thinks,
+            "thinking": thinks,
+            "add_generation_prompt": self.add_generation_prompt,
         }
+        variables = {name: value for name, value in given.items() if value is not None}
+        return variables | (self.chat_template_kwargs or {})
 
     @property
     def prompts(self) -> list[Prompt]:
         """The one prompt."""
         return [[message.plain for message in self.messages]]
 
-    def parameters(self) -> Parameters:
-        return replace(
-            super().parameters(),
+    def parameters(self, **own: Any) -> Parameters:
+        return super().parameters(
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-            tools=self.tools or (),
-            tool_choice=self.tool_choice or "auto",
-            parallel_tool_calls=self.parallel_tool_calls is not False,
+            tools=self.tools,
+            tool_choice=self.tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls,
             chat_template_kwargs=self.variables,
-            continue_final_message=bool(self.continue_final_message),
+            continue_final_message=self.continue_final_message,
+            **own,
         )
 
 
@@ -319,7 +317,7 @@ class CompletionRequest(TextRequest):
             return [given]  # type: ignore[list-item]  # a string, or ids of one prompt
         return list(given)  # type: ignore[arg-type]
 
-    def parameters(self) -> Parameters:
-        told = None if self.logprobs is False else self.logprobs
-        prompt = bool(self.echo) and told is not None
-        return replace(super().parameters(), logprobs=told, prompt_logprobs=prompt)
+    def parameters(self, **own: Any) -> Parameters:
+        scored = None if self.logprobs is False else self.logprobs
+        echoed = bool(self.echo) and scored is not None
+        return super().parameters(logprobs=scored, prompt_logprobs=echoed, **own)

@@ -75,8 +75,8 @@ def serve_http(
             manager,
             keys,
             admin_keys=admin_keys,
-            hosts=allowed_hosts(options.http_host, _listed(options.http_names)),
-            origins=_listed(options.origins),
+            hosts=allowed_hosts(options.http_host, options.origins),
+            origins=options.origins,
         )
         config = http_config(
             app,
@@ -89,10 +89,6 @@ def serve_http(
         address = _address(options, bound)
         _Server(config, _said(manager, address), partial(when_ready, address)).run([bound])
     return 0
-
-
-def _listed(text: str | None) -> list[str]:
-    return [part.strip() for part in text.split(",")] if text else []
 
 
 def http_config(app: FastAPI, connections: int, **more: Any) -> uvicorn.Config:

@@ -15,6 +15,7 @@ from inference.errors import OutriderError, Unavailable
 from outrider.client.client import open_client
 from outrider.endpoint.failures import ApiError
 from outrider.endpoint.text_runner import TextRunner
+from outrider.options.draft_flags import DEFAULT_SOURCES, NONE
 from outrider.options.roles import ServeRole
 
 RETRY_SECONDS = 2.0
@@ -120,6 +121,9 @@ class TargetManager:
         ends. Those that the server was started with are for its own target only.
         """
         changed = {"preset": None, **settings}  # its flags stay, and may be changed one by one
+        alone = changed.pop("target_only", None)
+        if alone or (alone is False and self._first.draft == NONE):
+            changed["draft"] = NONE if alone else DEFAULT_SOURCES
         given = {"token_file": changed.pop("token", ""), "tls_ca": changed.pop("ca", "")}
         host = changed.get("target_host", self._first.connection.target_host)
         started = self._first.connection

@@ -21,13 +21,12 @@ from outrider.endpoint.answers import (
     TokenCount,
     responses,
 )
-from outrider.endpoint.chat_answers import ChatTeller, TextTeller
-from outrider.endpoint.messages_answers import MessageTeller
+from outrider.endpoint.chat_answers import ChatWriter, TextWriter
+from outrider.endpoint.messages import MessagesRequest, MessageWriter
 from outrider.endpoint.requests import ChatRequest, CompletionRequest
-from outrider.endpoint.responses_answers import ResponseTeller
+from outrider.endpoint.responses import ResponseRequest, ResponseWriter
 from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import TextRunner
-from outrider.endpoint.translations import MessagesRequest, ResponseRequest
 
 _MESSAGES = partial(responses, refusal=MessagesRefusal)
 
@@ -49,29 +48,29 @@ def text_routes(manager: TargetManager) -> APIRouter:
     @router.post("/chat/completions", responses=responses(ChatAnswer, STREAM))
     async def chat(asked: ChatRequest, http: HttpRequest) -> Response:
         texts = await manager.get()
-        return await answer_request(texts, asked, http, partial(ChatTeller, texts.client, asked))
+        return await answer_request(texts, asked, http, partial(ChatWriter, texts.client, asked))
 
     @router.post("/completions", responses=responses(TextAnswer, STREAM))
     async def completions(asked: CompletionRequest, http: HttpRequest) -> Response:
         texts = await manager.get()
-        return await answer_request(texts, asked, http, partial(TextTeller, texts.client, asked))
+        return await answer_request(texts, asked, http, partial(TextWriter, texts.client, asked))
 
     @router.post("/responses", responses=responses(ResponseAnswer, STREAM))
     async def response(asked: ResponseRequest, http: HttpRequest) -> Response:
         texts, chat = await manager.get(), asked.chat()
-        return await answer_request(texts, chat, http, partial(ResponseTeller, texts.client, chat))
+        return await answer_request(texts, chat, http, partial(ResponseWriter, texts.client, chat))
 
     @router.post("/messages", responses=_MESSAGES(MessageAnswer, STREAM))
     async def messages(asked: MessagesRequest, http: HttpRequest) -> Response:
         texts = await manager.get()
-        return await answer_request(texts, asked.chat(), http, partial(MessageTeller, texts.client))
+        return await answer_request(texts, asked.chat(), http, partial(MessageWriter, texts.client))
 
     @router.post("/messages/count_tokens", responses=_MESSAGES(TokenCount))
     async def count(asked: MessagesRequest) -> dict[str, int]:
         texts, chat = await manager.get(), asked.chat()
         check_model(texts, chat.model)
         requests = await texts.read(partial(read_requests, texts, chat))
-        return {"input_tokens": sum(len(request.ids) for request in requests or ())}
+        return {"input_tokens": sum(len(request.ids) for request in requests)}
 
     return router
 

@@ -1,5 +1,5 @@
-"""Texts made on threads, for an asyncio server: each is an asynchronous iteration of its pieces,
-and is counted in Prometheus metrics, with vLLM's names where they exist.
+"""Texts generated on threads, for an asyncio server: each is an asynchronous iteration of its
+pieces, within bounds of concurrency that are fair between callers.
 """
 
 from __future__ import annotations
@@ -9,18 +9,16 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from functools import partial
 from threading import Event, Lock
 from typing import Any, TypeAlias, TypeVar
-
-from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
-from prometheus_client import Counter as Total
 
 from inference.errors import Busy, LimitExceeded, OutriderError, Unavailable
 from inference.sampling import Grammar
 from outrider.client.client import Client
 from outrider.endpoint.grammar_turns import GrammarTurns
+from outrider.endpoint.text_metrics import TextMetrics
 from outrider.text.completion import Completion, Request
 from outrider.text.pieces import Piece
 from outrider.text.runner import Part, Task, TextRun
@@ -39,6 +37,8 @@ Read = TypeVar("Read")
 
 Parts: TypeAlias = AsyncGenerator[tuple[int, Part | Completion], None]
 """Parts of several texts as they come, each with the index of its task."""
+
+Queue: TypeAlias = asyncio.Queue[tuple[int, Part | Completion | OutriderError]]
 
 
 class TextRunner:
@@ -98,19 +98,28 @@ class TextRunner:
         LimitExceeded and Busy before anything begins, the error that ended a text, Unavailable for
         a text that end_all() cut, and LimitExceeded for one that there was no money for.
         """
-        end_turn = await self._grammars.begin(caller, grammar)
+        end_turn, run = await self._grammars.begin(caller, grammar), None
         try:
-            async with aclosing(self._run(tasks, caller)) as parts:
-                async for part in parts:
-                    end_turn(True)
-                    yield part
+            self.check_room(len(tasks), caller)
+            run, queue = self._start(tasks, caller)
+            unfinished = len(tasks)
+            while unfinished:
+                index, item = await queue.get()
+                if isinstance(item, OutriderError):
+                    raise item
+                if isinstance(item, Completion):
+                    self._check(item.raise_failure())
+                    unfinished -= 1
+                end_turn(True)
+                yield index, item
         finally:
+            if run is not None:
+                run.end()
             end_turn(False)
 
-    async def _run(self, tasks: Sequence[Task[Part]], caller: str) -> Parts[Part]:
-        self.check_room(len(tasks), caller)
-        loop = asyncio.get_running_loop()
-        queue = asyncio.Queue[tuple[int, Part | Completion | OutriderError]]()
+    def _start(self, tasks: Sequence[Task[Part]], caller: str) -> tuple[TextRun[Part], Queue[Part]]:
+        """Start the tasks. Returns their threads, and the queue that their parts arrive in."""
+        loop, queue = asyncio.get_running_loop(), Queue[Part]()
 
         def put(index: int, item: Part | Completion | OutriderError) -> None:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -135,18 +144,7 @@ class TextRunner:
             self._count(len(tasks), caller)
             run = TextRun(tasks, len(tasks), put)
             self._runs = {run, *(other for other in self._runs if other.is_running)}
-        unfinished = len(tasks)
-        try:
-            while unfinished:
-                index, item = await queue.get()
-                if isinstance(item, OutriderError):
-                    raise item
-                if isinstance(item, Completion):
-                    self._check(item.raise_failure())
-                    unfinished -= 1
-                yield index, item
-        finally:
-            run.end()
+        return run, queue
 
     def _check(self, made: Completion) -> None:
         """Refuse a part of a text that would look like all of it."""
@@ -155,19 +153,10 @@ class TextRunner:
         if made.finish_reason == "spent" and not made.token_ids:
             raise LimitExceeded("no text is begun: what texts may cost (--max_usd) is spent")
 
-    def pieces(self, requests: Sequence[Request], caller: str = "") -> Parts[Piece]:
-        """Yield pieces of the texts as they come, as run() does."""
+    def generate(self, requests: Sequence[Request], caller: str = "") -> Parts[Piece]:
+        """Generate the texts of requests with one grammar, as run() does."""
         grammar = requests[0].params.grammar if requests else None
         return self.run([partial(self.client.complete, one) for one in requests], caller, grammar)
-
-    async def whole(self, requests: Sequence[Request], caller: str = "") -> list[Completion]:
-        """The finished texts, in the order of the requests. Errors are those of pieces()."""
-        found = dict[int, Completion]()
-        async with aclosing(self.pieces(requests, caller)) as pieces:
-            async for index, item in pieces:
-                if isinstance(item, Completion):
-                    found[index] = item
-        return [found[index] for index in range(len(requests))]
 
     def end_all(self, reason: str) -> None:
         """End all texts in the making, and make none any more. Those who wait are told why."""
@@ -188,75 +177,4 @@ class TextRunner:
 
     def metrics_page(self) -> bytes:
         """The metrics as Prometheus reads them."""
-        self.metrics.look(self.running, self._waiting, self.client.target.description.rows)
-        return generate_latest(self.metrics.registry)
-
-
-_SECONDS = tuple(step * 10.0**power for power in range(-3, 3) for step in (1, 2, 5))
-
-
-class TextMetrics:
-    """Counts finished texts. look() is for gauges."""
-
-    def __init__(self, model: str) -> None:
-        self.registry = CollectorRegistry()
-        self._model, label = model, ["model_name"]
-
-        def counter(name: str, text: str) -> Total:
-            return Total(name, text, label, registry=self.registry).labels(model)
-
-        def histogram(name: str, text: str) -> Histogram:
-            made = Histogram(name, text, label, registry=self.registry, buckets=_SECONDS)
-            return made.labels(model)
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(name, text, label, registry=self.registry).labels(model)
-
-        self._running = gauge("vllm:num_requests_running", "Texts whose tokens arrive.")
-        self._waiting = gauge("vllm:num_requests_waiting", "Texts that wait for their first token.")
-        self._usage = gauge(
-            "vllm:kv_cache_usage_perc", "Share of the target's rows that texts of this server use."
-        )
-        self._prompt = counter("vllm:prompt_tokens", "Tokens of prompts.")
-        self._made = counter("vllm:generation_tokens", "Tokens made.")
-        self._forwards = counter("outrider_forwards", "Forwards that texts took part in.")
-        self._drafts = counter("vllm:spec_decode_num_drafts", "Forwards with candidates.")
-        self._drafted = counter("vllm:spec_decode_num_draft_tokens", "Candidates computed.")
-        self._accepted = counter("vllm:spec_decode_num_accepted_tokens", "Candidates accepted.")
-        self._usd = counter("outrider_cost_usd", "US dollars of texts, as far as known.")
-        self._first = histogram("vllm:time_to_first_token_seconds", "Time to first token.")
-        self._each = histogram("vllm:time_per_output_token_seconds", "Time per later token.")
-        self._whole = histogram("vllm:e2e_request_latency_seconds", "Time of a whole text.")
-        self._ended = Total(
-            "vllm:request_success",
-            "Texts by why they ended.",
-            ["model_name", "finished_reason"],
-            registry=self.registry,
-        )
-
-    def count(self, done: Completion) -> None:
-        """Count a finished text."""
-        tokens = len(done.token_ids)
-        self._ended.labels(self._model, done.finish_reason).inc()
-        self._prompt.inc(done.prompt_tokens)
-        self._made.inc(tokens)
-        self._forwards.inc(done.traffic.forwards)
-        self._drafts.inc(done.traffic.forwards - done.traffic.lone)
-        self._drafted.inc(done.num_draft_tokens)
-        self._accepted.inc(done.num_accepted_tokens)
-        self._usd.inc(done.cost.value or 0.0)
-        self._whole.observe(done.seconds)
-        if tokens:
-            self._first.observe(done.time_to_first_token)
-        if tokens > 1:
-            self._each.observe((done.seconds - done.time_to_first_token) / (tokens - 1))
-
-    def look(self, texts: int, waiting: int, rows: int) -> None:
-        """Set the gauges.
-
-        texts: in the making, the waiting ones among them
-        rows: of the target, each with the cache of a text
-        """
-        self._running.set(texts - waiting)
-        self._waiting.set(waiting)
-        self._usage.set(min((texts - waiting) / max(rows, 1), 1.0))
+        return self.metrics.page(self.running, self._waiting, self.client.target.description.rows)

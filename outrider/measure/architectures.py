@@ -128,7 +128,7 @@ class Choice(NamedTuple):
         if self.architecture.on_this_machine:
             return "none: the target runs in the process of the comparison"
         if name == FUSED:
-            return "outrider run --target_only, with outrider fused_target"
+            return "outrider run --draft beside, with outrider fused_target"
         preset = "" if name == HYBRID else f" --preset {presets[0]}"
         return f"outrider run{preset}{self.setting.flags}"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -44,7 +44,13 @@ MIN_PROMPTS, MIN_TOKENS = 30, 128
 _ALSO_OF_TARGET = ("backend", "batch", "emulate", "measure_first", "usd_per_hour")
 
 
-def run_bench(options: BenchOptions) -> int:
+Beside = Callable[[Client, list[Arm]], AbstractContextManager[list[Arm]]]
+"""Adds arms of other engines to our own."""
+
+
+def run_bench(
+    options: BenchOptions, beside: Beside = lambda client, arms: nullcontext(arms)
+) -> int:
     """Make the texts that the run lacks, and write and print its report in any case."""
     items, out = options.items(), Path(options.out)
     if options.run_code:
@@ -56,7 +62,7 @@ def run_bench(options: BenchOptions) -> int:
     with opened(out, plan_of(options.settings, prompts)) as journal:
         try:
             if not journal.known.ends:
-                _make_texts(options, items, journal)
+                _make_texts(options, items, journal, beside)
                 journal.write("end", {"load": environment()["load"]})
         finally:  # a run that was ended has a report of its texts, too
             if journal.known.texts:
@@ -94,7 +100,9 @@ def _summary(options: BenchOptions, items: Sequence[Item]) -> str:
     )
 
 
-def _make_texts(options: BenchOptions, items: Sequence[Item], journal: Journal) -> None:
+def _make_texts(
+    options: BenchOptions, items: Sequence[Item], journal: Journal, beside: Beside
+) -> None:
     """Make the texts that a run lacks. With --fresh each repetition starts both ends anew."""
     every = range(options.num_runs)
     for repeats in [[one] for one in every] if options.fresh else [every]:
@@ -103,7 +111,8 @@ def _make_texts(options: BenchOptions, items: Sequence[Item], journal: Journal) 
         with ExitStack() as stack:
             if options.fresh:
                 stack.enter_context(first_start(Path(options.out).absolute() / "cache"))
-            client, arms = stack.enter_context(_arms(options, journal))
+            client, ours = stack.enter_context(_arms(options, journal))
+            arms = stack.enter_context(beside(client, ours))
             run = Run(journal, arms, options.rtt)
             if not options.fresh:
                 run.warm_up(make_request(client, _prompt([WARM_UP], [], None, client.tokenizer),
@@ -136,7 +145,7 @@ def _arms(options: BenchOptions, journal: Journal) -> Iterator[tuple[Client, lis
         clients, drafts = dict[str, Client](), dict[str, str]()
         for name, role in options.clients(reached):
             clients[name] = stack.enter_context(open_client(role, is_local=connection.is_local))
-            found = None if role.method is None or role.target_only else find_draft(role)
+            found = None if role.method is None else find_draft(role)
             drafts[name] = "" if found is None else found.fingerprint()
         for client in clients.values():
             client.wait()

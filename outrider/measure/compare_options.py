@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Self
 from annotated_types import Ge, Le
 from pydantic import BeforeValidator, InstanceOf, model_validator
 
-from inference.command import called
 from inference.drafters.round_proposer import BestFirst, Chain, Policy
 from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions, parse_flags
@@ -209,7 +208,7 @@ def _of_presets(names: Sequence[str]) -> dict[str, Any]:
     if not names:
         return {}
     options = [PresetOptions(preset=name) for name in names]
-    kinds = sorted({one.method for one in options if one.method and not one.target_only})
+    kinds = sorted({one.method for one in options if one.method})
     if len(kinds) > 1:
         raise InvalidRequest(
             f"--presets {','.join(names)}: one kind of model drafts in a comparison, got "
@@ -235,5 +234,4 @@ examples:
 
 def parse(arguments: Sequence[str] | None = None) -> CompareOptions:
     """The options of a command line. Prints help or an error in one line, and exits."""
-    command = called("compare", "compare_architectures.py")
-    return parse_flags(CompareOptions, command, arguments, EXAMPLES)
+    return parse_flags(CompareOptions, "outrider compare", arguments, EXAMPLES)

@@ -136,8 +136,8 @@ def loaded(
         )
     known = sources[0].as_flag("model")
     asked: list[tuple[str, dict[str, Any], int]] = []
-    asked += [(BASELINE, {"target_only": True, **known}, 0)]
-    asked += [("copied text", {"draft": "none", **known}, 0)]
+    asked += [(BASELINE, {"draft": "none", **known}, 0)]
+    asked += [("copied text", {"draft": "copy", **known}, 0)]
     fit = sorted((one for one in here if not one.refusal), key=lambda one: one.size)
     asked += [(one.name, one.as_flag("draft_model"), one.size) for one in fit[:MAX_DRAFTS]]
     left_out |= {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from inference.errors import InvalidRequest
-from outrider.models.machine import Conditions, processor
+from outrider.models.machine import Conditions, count_threads, processor
 from outrider.options.groups import DEVICES, is_device
 
 _SMALL = 32e6  # parameters; below, several threads cost more than they bring
@@ -50,7 +50,7 @@ def describe(device: torch.device | str, threads: int | None = None) -> str:
         return f"cuda ({torch.cuda.get_device_name(device)})"
     if device.type == "xla":
         return "neuron"
-    return f"cpu ({threads or torch.get_num_threads()} threads)"
+    return f"cpu ({count_threads(threads or torch.get_num_threads())})"
 
 
 def conditions(device: torch.device | str) -> Conditions:

@@ -14,7 +14,7 @@ from inference.errors import InvalidRequest, Mismatch, UnsupportedModel
 from inference.model.config import allowed_length
 from inference.text import Tokenizer
 from outrider.models.capacity import Capacity
-from outrider.models.machine import Conditions, cores, processor
+from outrider.models.machine import Conditions, cores, count_threads, processor
 from outrider.options.groups import DeviceOptions
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class GgufFile:
             threads=threads,
             gpu=gpu,
         )
-        where = f"cpu ({threads} threads)" if gpu is None else f"GPU {gpu}"
+        where = f"cpu ({count_threads(threads)})" if gpu is None else f"GPU {gpu}"
         say(
             f"{self.name}: {self.facts.parameters / 1e6:.1f} M parameters, {self.facts.weights} by "
             f"llama.cpp on {where}, loaded in {time.perf_counter() - begun:.1f} s"

@@ -31,6 +31,11 @@ def cores() -> int:
     return len({path.read_text() if path.exists() else path for path in names})
 
 
+def count_threads(threads: int) -> str:
+    """A number of threads in words."""
+    return "1 thread" if threads == 1 else f"{threads} threads"
+
+
 def processor() -> str:
     """The processor's name where Linux tells it."""
     return _processor_field("model name") or "unknown processor"

@@ -7,7 +7,7 @@ preset, add its row to PRESETS, and name it at the architecture that measures it
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from pydantic import AfterValidator, Field
 
@@ -35,25 +35,31 @@ METHODS = {
 }
 """The methods that load a model. A client uses at most one."""
 
-COPY = "copy"
-"""The source that needs no model: text that followed the same words before."""
+COPY, BESIDE, NONE = "copy", "beside", "none"
+"""Sources that need no model here: text that followed the same words before, the draft beside the
+target, and nothing.
+"""
+
+DEFAULT_SOURCES = "model,copy"
 
 _HERE = ", ".join(name for name, method in METHODS.items() if method.here)
-_BESIDE = ", ".join(name for name, method in METHODS.items() if not method.here)
+_THERE = ", ".join(name for name, method in METHODS.items() if not method.here)
 SOURCES_HELP = (
-    f"sources of candidates: a kind of model ({_HERE}; beside the target {_BESIDE}), {COPY} (text "
-    "that followed the same words before), or both; `none` is `copy` without a model (docs/runs.md)"
+    f"sources of candidates: a kind of model ({_HERE}; at a fused target {_THERE}) or {BESIDE} "
+    f"(the draft beside the target, if it has one), {COPY} (text that followed the same words "
+    f"before), or both; or {NONE} (docs/runs.md)"
 )
 """The help of --draft."""
 
 
 def _sources(text: str) -> str:
-    if text == "none":
-        return COPY
     named = text.split(",")
-    methods = [name for name in named if name != COPY]
-    if not set(methods) <= set(METHODS) or len(methods) > 1 or len(set(named)) < len(named):
-        raise ValueError(f"one of {', '.join(METHODS)}, {COPY}, both, or none are needed")
+    models = [name for name in named if name != COPY]
+    known = {*METHODS, BESIDE} | ({NONE} if len(named) == 1 else set())
+    if not set(models) <= known or len(models) > 1 or len(set(named)) < len(named):
+        raise ValueError(
+            f"one of {', '.join((*METHODS, BESIDE))}, or {COPY}, or both, or {NONE} is needed"
+        )
     return text
 
 
@@ -66,34 +72,40 @@ class TreeOptions(Group, title="drafting"):
     gamma: Annotated[Natural, Also("speculation_length")] | None = None
     """length of the chain of draft tokens that the target waits for in each round"""
     tree_nodes: Count | None = None
-    """nodes of the tree that the target waits for in each round (default with --pace wait or
-    --tree_depth: 16)"""
+    """nodes of the tree that the target waits for in each round (default with --tree_depth: 16)"""
     tree_depth: Count | None = None
     """depth of the tree that the target waits for in each round (default: 6)"""
-    pace: Literal["go_on", "wait"] | None = None
-    """go_on: the target never waits (default); wait: for a whole tree each round, which needs fewer
-    forward passes"""
 
     @property
     def waits(self) -> bool:
-        """The target makes a forward only when a whole tree is drafted."""
-        return bool(self.given(TreeOptions, "pace")) or self.pace == "wait"
+        """Whether the target waits for a whole tree before each forward pass."""
+        return bool(self.given(TreeOptions))
 
 
 class SourceOptions(Group, title="drafting"):
     """The sources of candidates."""
 
-    draft: Annotated[Sources, Field(description=SOURCES_HELP)] = "model,copy"
+    draft: Annotated[Sources, Field(description=SOURCES_HELP)] = DEFAULT_SOURCES
 
     @property
     def method(self) -> str | None:
-        """The kind of model that drafts, a name of METHODS; None where text is copied alone."""
-        return next((name for name in self.draft.split(",") if name != COPY), None)
+        """The kind of model that drafts, a name of METHODS; None without a model."""
+        return next((name for name in self.draft.split(",") if name in METHODS), None)
 
     @property
     def copies(self) -> bool:
-        """Earlier text is copied."""
+        """Whether text is copied."""
         return COPY in self.draft.split(",")
+
+    @property
+    def beside(self) -> bool:
+        """Whether the draft beside the target takes part."""
+        return BESIDE in self.draft.split(",")
+
+    @property
+    def drafts_here(self) -> bool:
+        """Whether anything on this machine proposes tokens."""
+        return self.method is not None or self.copies
 
 
 def method_of(options: DraftModelOptions) -> str:
@@ -109,27 +121,20 @@ def check_method(options: DraftModelOptions) -> None:
         require(extra, f"--draft {method}", otherwise=otherwise)
 
 
-class HistoryOptions(SourceOptions):
-    """For clients of one user."""
-
-    copy_history: bool = False
-    """also copy from earlier texts of this run"""
-
-
 PRESETS: dict[str, dict[str, Any]] = {
-    "vanilla": {"target_only": True, "no_beside": True, "pace": "go_on"},
+    "vanilla": {"draft": "none"},
     "classic_sd": {"draft": "model", "gamma": 4},
     "tree_sd": {"draft": "model", "tree_nodes": 16, "tree_depth": 6},
-    "adaptive": {"draft": "model", "pace": "go_on"},
-    "suffix": {"draft": "copy", "no_beside": True, "pace": "go_on"},
-    "hybrid": {"draft": "model,copy", "pace": "go_on"},
-    "eagle_sd": {"target_only": True, "pace": "go_on"},
-    "subspec_sd": {"draft": "substitute", "pace": "go_on"},
+    "adaptive": {"draft": "model"},
+    "suffix": {"draft": "copy"},
+    "hybrid": {"draft": "model,copy"},
+    "eagle_sd": {"draft": "beside"},
+    "subspec_sd": {"draft": "substitute"},
 }
 """Every preset: the flags that it stands for."""
 
 SIZES = ("gamma", "tree_nodes", "tree_depth")
-"""Flags whose value in a preset is a default: one that is given takes its place."""
+"""Flags whose value in a preset is a default: an explicit value replaces it."""
 
 
 def _preset(name: str) -> str:
@@ -147,10 +152,6 @@ class PresetOptions(SourceOptions, TreeOptions, title="drafting"):
     preset: Preset | None = None
     """named drafting method: vanilla, classic_sd, tree_sd, adaptive, suffix, hybrid, eagle_sd or
     subspec_sd (docs/runs.md)"""
-    target_only: bool = False
-    """no draft on this machine; a draft beside the target is used if there is one"""
-    no_beside: bool = False
-    """no draft beside the target"""
 
     def __init__(self, /, **given: Any) -> None:
         """The preset's flags stand where none is given. Raises InvalidRequest for a contradiction,
@@ -164,8 +165,9 @@ class PresetOptions(SourceOptions, TreeOptions, title="drafting"):
             if missing and self._allowed(given | {"preset": None}):
                 raise InvalidRequest(f"{_words(given['preset'])}: {error}") from error
             raise
-        for name, value in meant.items():
-            if name not in SIZES and vars(self)[name] != value:
+        sizes = dict.fromkeys(SIZES if meant else ())
+        for name, value in (sizes | meant).items():
+            if vars(self)[name] != value and (name not in SIZES or value is None):
                 raise InvalidRequest(
                     f"{_words(given['preset'])}, got --{name} {given[name]}: give one of them"
                 )
@@ -185,8 +187,5 @@ class PresetOptions(SourceOptions, TreeOptions, title="drafting"):
 
 def _words(preset: str) -> str:
     """A sentence with the flags that the preset stands for, as a user writes them."""
-    flags = [
-        f"--{name}" if value is True else f"--{name} {value}"
-        for name, value in PRESETS[preset].items()
-    ]
+    flags = [f"--{name} {value}" for name, value in PRESETS[preset].items()]
     return f"--preset {preset} stands for {' '.join(flags)}"

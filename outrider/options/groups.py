@@ -193,7 +193,7 @@ class SamplingOptions(Group, title="text"):
     top_k: Annotated[int, Ge(0), Le(CANDIDATES)] = 0
     """number of most likely tokens to sample from; 0 is all"""
     seed: Seed | None = None
-    """seed of the sampling noise; prompt i uses seed + i (default: random, printed)"""
+    """seed of the sampling noise; text i of several uses seed + i (default: random)"""
 
     @model_validator(mode="after")
     def _can_be_sampled(self) -> Self:

@@ -5,14 +5,15 @@ who it is, and how a target tells what it does.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
+from urllib.parse import urlsplit
 
-from pydantic import model_validator
+from pydantic import AfterValidator, model_validator
 
 from grpc_comm.client.named_targets import read_target
 from grpc_comm.transport import DNS, Address, Endpoint, parse_address
-from inference.flags.group import Group
-from inference.flags.values import File, Host, Name, Port, Seconds
+from inference.flags.group import Group, Shown
+from inference.flags.values import File, Host, Name, Port, Seconds, Words
 
 if TYPE_CHECKING:
     from grpc_comm.security import SecurityOptions
@@ -112,6 +113,17 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
         return self
 
 
+def _origins(given: tuple[str, ...]) -> tuple[str, ...]:
+    for origin in given:
+        parts = urlsplit(origin)
+        if parts.scheme not in ("http", "https") or origin != f"{parts.scheme}://{parts.netloc}":
+            raise ValueError(f"https://HOST or http://HOST:PORT is needed: got {origin}")
+    return given
+
+
+Origins: TypeAlias = Annotated[Words, AfterValidator(_origins), Shown("ORIGIN,...")]
+
+
 class HttpOptions(Group, title="network"):
     """Addresses on which `serve` listens for HTTP, and the clients that it listens to."""
 
@@ -129,10 +141,8 @@ class HttpOptions(Group, title="network"):
     admin_keys: File | None = None
     """file with administrators' API keys, one a line; if keys are in use, only administrators
     change, stop or steer the target"""
-    http_names: str | None = None
-    """additional allowed Host headers, such as that of a reverse proxy: A,B"""
-    origins: str | None = None
-    """allowed CORS origins: A,B"""
+    origins: Origins = ()
+    """addresses of pages and reverse proxies that may call this server: https://HOST,..."""
 
 
 class HostOptions(Group, title="network"):

@@ -22,7 +22,7 @@ OBJECTIVES_BUT = {
     "max_usd_per_1m": " ".join(f"objective={one}" for one in (*ENERGIES, "latency")),
     "max_joules_per_token": " ".join(f"objective={one}" for one in (*COSTS, "latency")),
 }
-ROUNDS = "gamma tree_nodes tree_depth pace=wait"
+ROUNDS = "gamma tree_nodes tree_depth"
 LIMITS = "min_tps max_usd_per_1m max_joules_per_token"
 
 RULES = (
@@ -41,12 +41,12 @@ RULES = (
     FlagRule("token_file", excludes="keys_file", why="one key for all, or one each"),
     FlagRule("metrics_host", needs="metrics_port"),
     FlagRule("draft_quantization", needs="draft=*model*"),
-    FlagRule("copy_history", needs="draft=*copy*", why="it copies earlier texts"),
     FlagRule("gamma", excludes="tree_nodes tree_depth", why="--gamma drafts a chain"),
     FlagRule(
-        "gamma tree_nodes tree_depth", excludes="pace=go_on", why="the target waits for trees"
+        ROUNDS,
+        excludes="draft=copy draft=none draft=*beside*",
+        why="rounds are those of a draft model",
     ),
-    FlagRule(ROUNDS, excludes="draft=copy", why="rounds are those of a draft model"),
     FlagRule(
         ROUNDS,
         excludes=f"cs objective {LIMITS}",
@@ -126,7 +126,7 @@ class FusedTargetRole(draft_flags.SourceOptions, groups.QuantizationOptions, Ser
         return self
 
 
-TO_A_TARGET = ("target_host", "target", "tls_ca", "token_file")
+TO_A_TARGET = ("target_host", "port", "target", "tls_ca", "token_file")
 """Common flags of a client: where its target is, and how each proves who it is."""
 PROMPTED = ("prompt", "prompt_text", "chat", "max_new_tokens", "temperature", "seed", "json")
 """Common flags of commands that generate the texts of some prompts."""
@@ -147,20 +147,20 @@ class ClientRole(
 
     def check_extra(self) -> None:
         options = self.computable
-        if options.method is not None and not options.target_only:
+        if options.method is not None:
             draft_flags.check_method(options)
 
     @property
     def computable(self) -> Self:
         """These options; where torch is missing and nothing asks for a draft model, those of copied
-        text alone.
+        text and the draft beside the target.
         """
-        if is_installed(PACKAGES["torch"]) or self.method != "model" or self.target_only:
+        if is_installed(PACKAGES["torch"]) or self.method != "model":
             return self
         asked = {"draft", "draft_model", "draft_quantization"} & self.stated().keys()
         if asked or self.waits or is_gguf(self.draft_name or ""):
             return self
-        return self.but(draft=draft_flags.COPY)
+        return self.but(draft=f"{draft_flags.COPY},{draft_flags.BESIDE}")
 
     @model_validator(mode="after")
     def _drafts_here(self) -> Self:
@@ -183,7 +183,6 @@ class TextRole(Role):
 
 
 class DraftRole(
-    draft_flags.HistoryOptions,
     groups.RecordOptions,
     groups.BaselineOptions,
     TextRole,
@@ -192,11 +191,11 @@ class DraftRole(
     """generate text from a prompt, or from a file of prompts"""
 
     BARE: ClassVar = "prompt"
-    COMMON: ClassVar = (*PROMPTED, "baseline", "model", "draft", "max_usd", *TO_A_TARGET)
+    COMMON: ClassVar = (*PROMPTED, "baseline", "model", "draft", *TO_A_TARGET)
     role: Literal["draft"] = "draft"
 
 
-class ChatRole(draft_flags.HistoryOptions, ClientRole, title="text"):
+class ChatRole(ClientRole, title="text"):
     """chat in the terminal"""
 
     COMMON: ClassVar = (

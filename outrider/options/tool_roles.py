@@ -55,13 +55,11 @@ class ListRole(Role, title="models and devices"):
 class DoctorRole(Role, groups.DeviceOptions, groups.QuantizationOptions):
     """check this machine, the target, the link and AWS credentials"""
 
-    COMMON: ClassVar = ("model", "device", *TO_A_TARGET, "health", "clear", "json")
+    COMMON: ClassVar = ("model", "device", *TO_A_TARGET, "health", "json")
     role: Literal["doctor"] = "doctor"
     connection: network.ConnectionOptions = network.ConnectionOptions()
     health: bool = False
     """only check that the target accepts sessions; --tls_cert alone trusts exactly that
     certificate"""
-    clear: bool = False
-    """delete the measured times of models and exit"""
     as_json: bool = Field(default=False, alias="json")
     """one JSON object on stdout"""

@@ -72,12 +72,9 @@ VERBS = {verb_of(role): role for role in ROLES}
 """Every command that is a role, and that role."""
 
 
-def overview(command: str) -> Iterator[str]:
-    """The lines of the help without a command.
-
-    command: how this program was called
-    """
-    yield f"usage: {command} COMMAND [FLAG VALUE ...]"
+def overview() -> Iterator[str]:
+    """The lines of the help without a command."""
+    yield "usage: outrider COMMAND [FLAG VALUE ...]"
     yield ""
     yield "A small draft model on this machine runs ahead of a large target model elsewhere. The"
     yield "text is exactly the target's own. The default is the pair that ships with Outrider."
@@ -89,10 +86,10 @@ def overview(command: str) -> Iterator[str]:
             yield f"  {verb:15}{about}"
     yield ""
     yield "Examples:"
-    yield f"  {command} up qwen2.5-coder              download a pair and open its chat page"
-    yield f"  {command} target                        serve the target that ships with Outrider"
-    yield f'  {command} run "def main():" --baseline  generate with it, from another shell'
+    yield "  outrider up qwen2.5-coder              download a pair and open its chat page"
+    yield "  outrider target                        serve the target that ships with Outrider"
+    yield '  outrider run "def main():" --baseline  generate with it, from another shell'
     yield ""
-    yield f"`{command} COMMAND --help` shows a command's common flags, `--help-all` all of them."
+    yield "`outrider COMMAND --help` shows a command's common flags, `--help-all` all of them."
     yield "Flags may also stand in a YAML file (--config FILE) or in the environment"
     yield "(OUTRIDER_BATCH=8); --no_NAME turns a switch off."

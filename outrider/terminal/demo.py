@@ -34,11 +34,16 @@ NEXT = (
     "a recording of a real pair: outrider demo --real",
 )
 
-PROMPT = '''def splitext(path):
-    """Split the extension from a pathname."""
-    sep ='''
-SEED, MAX_TOKENS = 38, 200
-"""A text that was chosen by looking: it ends after the function, and repeats nothing."""
+PROMPT = '''class Cache:
+    """A cache of values by key."""
+
+    def __init__(self, maxsize):
+        self._maxsize = maxsize
+        self._data = {}
+
+    def get(self, key'''
+SEED, MAX_TOKENS = 10, 200
+"""Chosen by reading what the tiny pair makes of prompts: this text does not loop."""
 
 WARM_UP_TOKENS = 8
 MAX_PACE = 1.15
@@ -100,7 +105,7 @@ def _clients() -> Iterator[tuple[Client, Client]]:
         import torch  # noqa: F401  meanwhile
 
         first, second = (ConnectionOptions(target_host=start.result().address) for start in starts)
-        alone = SharedClientRole(connection=first, target_only=True)
+        alone = SharedClientRole(connection=first, draft="none")
         drafted = SharedClientRole(connection=second, threads=1)
         clients = [stack.enter_context(open_client(role)) for role in (alone, drafted)]
         clients[1].wait()

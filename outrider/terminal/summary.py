@@ -88,7 +88,7 @@ def account(completions: Sequence[Completion], budget: RunBudget, goal: Goal) ->
         usage = Usage()
         for done in completions:
             usage = usage.plus(done.usage_of_forwards)
-        if usage.wall:  # --pace wait makes fewer forwards
+        if usage.wall:  # synchronous rounds make fewer forward passes
             each = price_words("total_cost", (budget.price(usage) or 0.0) / tokens)
             lines.append(f"by the target's forwards alone {each}")
         share = billing.target_share

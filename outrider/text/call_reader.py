@@ -178,7 +178,7 @@ class CallReader:
         return self._go_on(self._between)
 
     def _between(self) -> str | None:
-        """What stands behind a call: its closing mark, or a separator from the next one."""
+        """Skip the closing mark of a call, or the separator before the next call."""
         closing = self._form.closing if self._unclosed else ""
         again = self._listed or not self._form.closing
         rest = self._held.lstrip(" \n\t\r" + (",;]" if again else ""))

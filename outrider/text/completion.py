@@ -22,7 +22,7 @@ from inference.text import Tokenizer
 from outrider.money.budget import Charge
 from outrider.text.call_reader import ToolCall, add_piece
 from outrider.text.pieces import Piece, PieceMaker, gaps_between
-from outrider.text.tool_calls import NO_TOOLS, Tools
+from outrider.text.tool_calls import Tools
 
 PROPOSERS = ("model", "copy", "host", "device")
 """Names of the kinds of proposers in a record."""
@@ -47,7 +47,7 @@ class Request:
     stop: Sequence[str] = ()  # strings that end the text and are left out of it
     charge: Charge | None = None  # counts its usage against the budget of the run
     cache_key: str = ""  # requests of one key go to one replica, which may have their beginning
-    tools: Tools = NO_TOOLS  # functions that the text may call
+    tools: Tools | None = None  # functions that the text may call
 
     def order(self, pace: Pace = Pace.GO_ON, *, colocated: bool = False) -> Decode:
         """The order that a target is given for this request.
@@ -232,12 +232,13 @@ class _Generation:
         self.done = new_completion(request)
         self._request, self._show, self._session = request, show, session
         self._special_stops = tokenizer.special_tokens(request.stop) if request.stop else {}
+        least, tools = max(request.params.min_tokens - request.params.made, 0), request.tools
         self._pieces = PieceMaker(
             tokenizer.stream(request.ids),
             request.stop,
-            max(request.params.min_tokens - request.params.made, 0),
-            request.tools.shown(tokenizer),
-            request.tools.reader(tokenizer),
+            least,
+            {} if tools is None else tools.shown(tokenizer),
+            None if tools is None else tools.reader(tokenizer),
         )
         self._start = time.perf_counter()
 

@@ -139,10 +139,13 @@ class Parameters:
             min_tokens=self.min_tokens,
         ).on_the_wire()
 
-    def functions(self) -> Tools:
-        """The functions that the text may call."""
+    def functions(self) -> Tools | None:
+        """The functions that the text may call; None for a text without tools."""
+        choice = chosen(self.tool_choice)
+        if not self.tools and choice in ("auto", "none"):
+            return None
         functions = tuple(Function.read(tool) for tool in self.tools)
-        return Tools(functions, chosen(self.tool_choice), self.parallel_tool_calls)
+        return Tools(functions, choice, self.parallel_tool_calls)
 
 
 RESERVED_VARIABLES = {"messages", "tools", "chat_template", "tokenize", "continue_final_message"}

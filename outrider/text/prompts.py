@@ -74,11 +74,15 @@ def make_request(client: Client, prompt: Prompt, parameters: Parameters, index: 
     )
 
 
-def _sampling(client: Client, parameters: Parameters, tools: Tools, seed: int) -> SamplingParams:
-    """The sampling parameters with what the client's model decides: form, ids, least length."""
+def _sampling(
+    client: Client, parameters: Parameters, tools: Tools | None, seed: int
+) -> SamplingParams:
+    """The sampling parameters with what depends on the client's model: grammar and token ids."""
     params = parameters.sampling(seed)
     _check_ids(client, parameters.logit_bias)
-    grammar = tools.grammar(client.tokenizer, params.grammar)
+    grammar = params.grammar
+    if tools is not None:
+        grammar = tools.grammar(client.tokenizer, grammar)
     if grammar is not None and parameters.ignore_eos:
         raise InvalidRequest("ignore_eos is not served beside a form: the form ends the text")
     ends = tuple(sorted(_end_ids(client, parameters)))
@@ -165,12 +169,12 @@ def _check_size(client: Client, prompt: Prompt, tools: Sequence[Mapping[str, Any
 def read_prompt(
     client: Client,
     prompt: Prompt,
-    tools: Tools = NO_TOOLS,
+    tools: Tools | None = None,
     parameters: Parameters | None = None,
 ) -> Sequence[int]:
     """The token ids of a prompt. Raises InvalidRequest for one that is empty or out of range."""
-    if tools.functions and (isinstance(prompt, str) or not prompt or isinstance(prompt[0], int)):
-        raise InvalidRequest("tools are told to a chat: a prompt of messages is needed")
+    if tools and (isinstance(prompt, str) or not prompt or isinstance(prompt[0], int)):
+        raise InvalidRequest("tools need a chat: a prompt of messages")
     if isinstance(prompt, str):
         return client.tokenizer.encode(prompt)
     if not prompt:
@@ -179,7 +183,7 @@ def read_prompt(
     if messages:
         chat = parameters or Parameters()
         return client.tokenizer.encode_chat(
-            *tools.told(messages, client.tokenizer),
+            *(tools or NO_TOOLS).for_template(messages, client.tokenizer),
             chat.chat_template_kwargs,
             continues=chat.continue_final_message,
         )

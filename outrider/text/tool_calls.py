@@ -165,11 +165,11 @@ class Tools:
             rules.append(f"answer: %json {_one_line(_schema_of(answer))}")
         return Grammar(GrammarKind.EBNF, "\n".join(rules))
 
-    def told(
+    def for_template(
         self, messages: Sequence[Message], tokenizer: Tokenizer
     ) -> tuple[list[Message], list[dict[str, Any]]]:
-        """The messages and tools as the model's chat template takes them. Where it knows no
-        functions, they are spelled out in the messages.
+        """The messages and tools as the model's chat template takes them. A template without
+        functions gets them spelled out in the messages.
         """
         described = [] if self.choice == "none" else [one.described for one in self.functions]
         read = [_with_thoughts(_read_calls(message)) for message in messages]

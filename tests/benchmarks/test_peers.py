@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 import sys
+from threading import Event
 
 import pytest
 
-from benchmarks.rivals.arm import make
+from benchmarks.rivals.arm import rival_arm
 from benchmarks.rivals.child import peer
+from inference.cost.billing import Billing
 from inference.errors import Unavailable
+from inference.sampling import SamplingParams
+from inference.text import Tokenizer
+from outrider.measure.account import Account
+from outrider.models.directories import EMBEDDED
+from outrider.text.completion import Request
 
+TOKENIZER, ACCOUNT = Tokenizer(EMBEDDED / "target"), Account(Billing(), whole=True)
 REPEATING = """
 from benchmarks.rivals.worker import answer
 
-def repeat(prompt, tokens, hear):
+def repeat(prompt, tokens, stop_ids, hear):
     print("not an answer")
     for token in prompt[:tokens]:
         hear([token])
-    return tokens, tokens - 1
+    return tokens
 
 answer(lambda: {"repeating": repeat}, ("pytest",))
 """
 
 
-def test_what_an_engine_hands_over_is_heard_and_what_it_prints_is_not() -> None:
+def test_what_an_engine_hands_over_is_a_text_and_what_it_prints_is_not() -> None:
     command = [sys.executable, "-c", REPEATING]
-    with peer("repeating", command, ["repeating"]) as arms:
+    request = Request(0, "", [5, 6, 7], SamplingParams(), 2, frozenset([6]))
+    with peer("repeating", command, ["repeating"]) as plays:
+        arm = rival_arm("repeating", plays["repeating"], TOKENIZER, ACCOUNT)
         for _ in range(2):
-            made = make(arms[0], [5, 6, 7], 2)
-            assert (made.ids, made.first, made.tokens, made.passes) == ([5, 6], 1, 2, 1)
+            done = arm.make(request, Event())
+            assert (done.token_ids, done.chunk_tokens, done.traffic.forwards) == ([5, 6], [1, 1], 2)
+            assert done.finish_reason == "stop"
 
 
 def test_an_engine_that_cannot_play_here_says_why_in_one_line() -> None:

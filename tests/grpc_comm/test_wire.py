@@ -28,8 +28,9 @@ from inference.errors import (
     Unavailable,
 )
 from inference.order import Decode, End, Pace, Progress, TokenLogProb
-from inference.proposer import BASE, COLOCATED, COPY, MOST_CANDIDATES, NOBODY, Nodes, Proposal
+from inference.proposer import COLOCATED, COPY, MOST_CANDIDATES, NOBODY, Nodes
 from inference.sampling import MOST_GRAMMAR, Grammar, GrammarKind, SamplingParams
+from tests.support.exact import chain
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 from tests.support.wire_fixtures import background, connected, describe, rest, successor_engine
@@ -53,31 +54,26 @@ def test_the_committed_code_is_what_the_proto_generates(tmp_path: Path) -> None:
 
 
 def test_candidates_arrive_as_they_were_sent_with_chances_in_a_byte() -> None:
-    sent = [
-        Proposal(70, BASE, 9, 1.0),
-        Proposal(71, 70, 4, 0.5),
-        Proposal(72, 12, 5, 1e-9),
-        Proposal(73, BASE, 4, 0.9),
-    ]
-    [message] = messages.write_nodes(Nodes(33, sent, COPY))
+    sent = Nodes(33, 70, [0, 1, 60, 0], [9, 4, 5, 4], [1.0, 0.5, 1e-9, 0.9], COPY)
+    [message] = messages.write_nodes(sent)
     arrived = messages.read_nodes(pb.Nodes.FromString(message.SerializeToString()))
-    assert (arrived.base, arrived.proposer) == (33, COPY)
-    assert [one[:3] for one in arrived.proposals] == [one[:3] for one in sent]
-    for one, there in zip(sent, arrived.proposals, strict=True):
-        assert there.chance == pytest.approx(max(one.chance, 2**-15.94), rel=0.023)
+    assert arrived._replace(chances=sent.chances) == sent
+    for chance, there in zip(sent.chances, arrived.chances, strict=True):
+        assert there == pytest.approx(max(chance, 2**-15.94), rel=0.023)
 
 
 @pytest.mark.parametrize("chance", [float("nan"), -1.0, 0.0, 7.0])
 def test_what_is_no_chance_is_sent_as_one(chance: float) -> None:
-    [message] = messages.write_nodes(Nodes(0, [Proposal(0, BASE, 1, chance)]))
+    [message] = messages.write_nodes(Nodes(0, 0, [0], [1], [chance]))
     assert message.chances == (b"\0" if chance == 7 else b"\xff")
 
 
 def test_more_candidates_than_one_message_takes_are_several() -> None:
-    chain = [Proposal(number, number - 1, 7, 0.5) for number in range(MOST_CANDIDATES + 10)]
-    first, second = messages.write_nodes(Nodes(0, chain))
+    line = chain(0, [7] * (MOST_CANDIDATES + 10))
+    first, second = messages.write_nodes(line)
     assert (len(first.tokens), len(second.tokens)) == (MOST_CANDIDATES, 10)
-    assert messages.read_nodes(second).proposals[0][:2] == chain[MOST_CANDIDATES][:2]
+    assert messages.read_nodes(second).first == MOST_CANDIDATES
+    assert (second.parents[0], first.parents[:2]) == (1, [0, 1])
 
 
 WRONG_NODES: dict[str, tuple[dict[str, Any], str]] = {
@@ -361,8 +357,7 @@ def test_what_is_not_an_address_is_refused(text: str) -> None:
 
 def test_a_node_takes_at_most_six_bytes() -> None:
     largest = range(151_936 - 32, 151_936)
-    chain = [Proposal(90_000 + at, 89_999 + at, token, 0.5) for at, token in enumerate(largest)]
-    [message] = messages.write_nodes(Nodes(4_096, chain))
+    [message] = messages.write_nodes(Nodes(4_096, 90_000, [1] * 32, largest, [0.5] * 32))
     assert pb.ClientMessage(nodes=message).ByteSize() == 176
 
 

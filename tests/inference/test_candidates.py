@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from inference.candidates import (
     LEAST_CHANCE,
-    PLACE,
     REMEMBERED_NUMBERS,
     SUREST,
     CandidateTree,
@@ -23,8 +22,10 @@ from inference.candidates import (
 )
 from inference.engine.calibration import HIGHEST, CommittedStep
 from inference.engine.snapshot import Selection, Snapshot, best_of, lines_of
-from inference.proposer import BASE, NOBODY, Nodes, Proposal
+from inference.proposer import NOBODY, Nodes
 from inference.tree import TokenTree
+from tests.support.columns import BASE, Candidate, nodes_of
+from tests.support.exact import chain
 from tests.support.examples import examples
 
 ROOT = 2  # position of the last of PROMPT
@@ -52,9 +53,11 @@ def say(
     stream: int = 1,
     proposer: int = 0,
 ) -> int:
-    """Append (number, parent, token, chance); returns how many became, or met, a candidate."""
-    said = Nodes(base, [Proposal(*node) for node in nodes], proposer)
-    return len(nodes) - tree.append(stream, said, believed).late
+    """Append (number, parent, token, chance), each as a message; returns how many became, or met,
+    a candidate.
+    """
+    messages = [nodes_of(base, [node], proposer) for node in nodes]
+    return len(nodes) - sum(tree.append(stream, said, believed).late for said in messages)
 
 
 def best(tree: CandidateTree, most: int = 9999, depth: int = 99) -> Selection:
@@ -67,7 +70,7 @@ def snapshot_of(tree: CandidateTree, most: int = 9999, depth: int = 99) -> Snaps
 
 def root_of(tree: CandidateTree) -> tuple[int, int]:
     """Its token and position."""
-    return tree.store.tokens.item(tree.root & PLACE), tree.position
+    return tree.token(tree.root), tree.position
 
 
 def paths(tree: CandidateTree) -> dict[Path, float]:
@@ -139,7 +142,7 @@ def test_what_a_forward_holds_is_not_shed() -> None:
     tree.take(snapshot_of(tree).places)
     say(tree, *((number, BASE, 10 + number, 0.9) for number in range(4, 12)))
     assert {(10,), (11,), (12,), (13,)} < set(paths(tree))
-    tree.advance([13])
+    tree.commit([13])
     say(tree, *((number, 3, 10 + number, 0.9) for number in range(20, 29)))
     assert tree.live == 6
 
@@ -148,21 +151,21 @@ def test_a_full_tree_sheds_nothing_if_a_forward_holds_all_that_is_too_much() -> 
     tree = planted(most=8)
     say(tree, *((number, BASE, 10 + number, 0.01) for number in range(4)))
     tree.take(snapshot_of(tree).places)
-    said = [Proposal(number, BASE, 10 + number, 0.9) for number in range(4, 9)]
-    assert tree.append(1, Nodes(ROOT, said), believed) == Dropped(late=0, shed=0)
+    said = Nodes(ROOT, 4, [0] * 5, range(14, 19), [0.9] * 5)
+    assert tree.append(1, said, believed) == Dropped(late=0, shed=0)
     assert tree.live == 9
 
 
 @st.composite
 def growths(draw: st.DrawFn) -> tuple[Nodes, list[float]]:
     """Nodes of a random tree of distinct siblings, and the value of each."""
-    proposals, values = list[Proposal](), list[float]()
+    candidates, values = list[Candidate](), list[float]()
     for number in range(draw(st.integers(0, 24))):
         parent = draw(st.integers(-1, number - 1))
         chance = draw(st.sampled_from([0.0, 2.0**-16, 0.25, 0.5, 0.9, 1.0]))
-        proposals.append(Proposal(number, parent, 100 + number, chance))
+        candidates.append(Candidate(number, parent, 100 + number, chance))
         values.append(clamped(chance) * (values[parent] if parent >= 0 else 1.0))
-    return Nodes(ROOT, proposals), values
+    return nodes_of(ROOT, candidates), values
 
 
 @given(growths(), st.integers(1, 30))
@@ -215,13 +218,12 @@ def test_many_sessions_are_each_answered_as_if_alone(
 def test_what_an_earlier_forward_held_changes_no_later_one() -> None:
     """Places of its nodes are taken by others, whose parents have other indices now."""
     small, large = planted(), planted()
-    star = Nodes(ROOT, [Proposal(number, BASE, 100 + number, 0.5) for number in range(20)])
+    star = Nodes(ROOT, 0, [0] * 20, range(100, 120), [0.5] * 20)
     small.append(1, star, believed)
     large.append(1, star, believed)
     assert len(snapshot_of(small).tree) == 21
-    small.advance([119])
-    chain = [Proposal(20 + step, 19 + step if step else BASE, 200, 0.5) for step in range(20)]
-    small.append(1, Nodes(ROOT + 1, chain), believed)
+    small.commit([119])
+    small.append(1, chain(ROOT + 1, [200] * 20, 0.5, first=20), believed)
     lone, wide = best_of([small, large], [1, 3], [9, 9]).snapshots(3)
     assert_same(lone.tree, snapshot_of(small, 1).tree)
     assert_same(wide.tree, snapshot_of(large, 3).tree)
@@ -233,9 +235,8 @@ def assert_same(tree: TokenTree, other: TokenTree) -> None:
 
 
 CHANCES = st.sampled_from([0.0, 0.25, 0.5, 1.0])
-SAID = st.lists(
-    st.tuples(st.integers(0, 6), st.integers(-1, 6), st.integers(0, 2), CHANCES), max_size=6
-)
+NAMED = st.tuples(st.integers(0, 6), st.integers(-1, 6), st.integers(0, 2), CHANCES)
+SAID = st.lists(NAMED.filter(lambda said: said[0] != said[1]), max_size=6)
 EVENTS = st.one_of(
     st.tuples(st.just("say"), st.integers(1, 2), st.integers(ROOT - 1, ROOT + 4), SAID),
     st.tuples(st.just("advance"), st.lists(st.integers(0, 2), min_size=1, max_size=3)),
@@ -243,7 +244,7 @@ EVENTS = st.one_of(
 
 
 @settings(max_examples=examples(200))
-@example([("advance", [0, 0, 0]), ("say", 1, 5, [(0, -1, 0, 1.0), (0, 0, 0, 1.0)])])
+@example([("advance", [0, 0, 0]), ("say", 1, 5, [(0, -1, 0, 1.0), (1, 0, 0, 1.0)])])
 @given(st.lists(EVENTS, max_size=25))
 def test_the_tree_holds_what_may_still_come_true(events: list[tuple[Any, ...]]) -> None:
     """Beside a second way to keep it: the whole text of every number, and what was claimed of it.
@@ -254,7 +255,7 @@ def test_the_tree_holds_what_may_still_come_true(events: list[tuple[Any, ...]]) 
     tokens, texts, chances = list(PROMPT), dict[tuple[int, int], Path](), dict[Path, float]()
     for event in events:
         if event[0] == "advance":
-            tree.advance(event[1])
+            tree.commit(event[1])
             tokens += event[1]
             continue
         _, stream, base, said = event
@@ -300,7 +301,7 @@ def test_an_advance_costs_what_it_prunes_and_not_what_it_keeps() -> None:
     for tree, kept in ((small, 10), (large, 900)):
         say(tree, (0, BASE, 10, 0.9), (1, BASE, 11, 0.1))
         say(tree, *((2 + number, 0, 20 + number, 0.5) for number in range(kept)))
-    assert lines_run(lambda: large.advance([10])) == lines_run(lambda: small.advance([10]))
+    assert lines_run(lambda: large.commit([10])) == lines_run(lambda: small.commit([10]))
     assert (small.live, large.live) == (10, 900)
 
 
@@ -316,7 +317,7 @@ def test_a_walk_says_who_named_what_and_what_came_of_their_claims() -> None:
     say(tree, (0, BASE, 10, 0.5), (1, 0, 11, 0.5), (2, BASE, 20, 0.4), (3, 2, 21, 0.3))
     say(tree, (0, BASE, 10, 0.6), stream=2, proposer=1)
     assert snapshot_of(tree).tree.tokens.tolist() == [7, 10, 20, 11, 21]
-    walk = CommittedStep([10, 12], tree.advance([10, 12]))
+    walk = CommittedStep([10, 12], tree.commit([10, 12]))
     assert walk.named() == [1, NOBODY]
     assert sorted(walk.claims()) == [
         (0, 1, 2, pytest.approx(0.9), True),  # 10 of 10 and 20
@@ -329,7 +330,7 @@ def test_a_proposer_is_not_credited_with_what_another_one_named() -> None:
     tree = planted()
     say(tree, (0, BASE, 10, 0.5))
     say(tree, (0, BASE, 11, 0.5), stream=2, proposer=1)
-    walk = CommittedStep([11], tree.advance([11]))
+    walk = CommittedStep([11], tree.commit([11]))
     assert sorted(walk.claims()) == [(0, 1, 1, 0.5, False), (1, 1, 1, 0.5, True)]
     assert walk.named() == [NOBODY]  # no forward had computed it
 
@@ -344,12 +345,12 @@ def test_a_snapshot_keeps_what_was_there_when_it_was_taken() -> None:
 
 def test_what_comes_late_and_what_a_full_tree_sheds_is_counted() -> None:
     tree = planted(most=8)
-    nodes = [Proposal(number, BASE, 10 + number, 0.5) for number in range(9)]
-    assert tree.append(1, Nodes(ROOT, nodes), believed) == Dropped(late=0, shed=3)
-    tree.advance([10, 99])
-    late = [Proposal(20, BASE, 10, 0.5), Proposal(21, 20, 11, 0.5), Proposal(22, 9, 12, 0.5)]
-    assert tree.append(1, Nodes(ROOT, late), believed) == Dropped(late=3, shed=0)
-    assert tree.append(7, Nodes(ROOT, late), believed) == Dropped(late=3, shed=0)
+    nodes = Nodes(ROOT, 0, [0] * 9, range(10, 19), [0.5] * 9)
+    assert tree.append(1, nodes, believed) == Dropped(late=0, shed=3)
+    tree.commit([10, 99])
+    late = Nodes(ROOT, 20, [0, 1, 13], [10, 11, 12], [0.5] * 3)
+    assert tree.append(1, late, believed) == Dropped(late=3, shed=0)
+    assert tree.append(7, late, believed) == Dropped(late=3, shed=0)
 
 
 def test_without_branches_only_the_likeliest_line_is_computed() -> None:
@@ -365,7 +366,7 @@ def test_a_chance_that_is_raised_while_its_node_is_committed_moves_no_root() -> 
     say(tree, (1, BASE, 8, 0.3), (2, 1, 9, 0.5), (3, 1, 10, 0.4))
     best_of([tree], [4], [4])  # a forward begins
     say(tree, (1, BASE, 8, 0.9), (2, 1, 10, 0.8), stream=2, proposer=1)
-    tree.advance([8])
+    tree.commit([8])
     (snapshot,) = best_of([tree], [4], [4]).snapshots(4)
     assert snapshot.tree.tokens.tolist() == [8, 10, 9]
     assert paths(tree) == pytest.approx({(10,): 0.8, (9,): 0.5})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,8 +11,9 @@ from inference.draft_thread import inline
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.order import Decode, Pace
-from inference.proposer import BASE, COPY, DraftUsage, Nodes, Notice, Proposal
+from inference.proposer import COPY, DraftUsage, Nodes, Notice
 from inference.sampling import SamplingParams
+from tests.support.columns import BASE, Candidate, nodes_of
 from tests.support.exact import exact_engine, free, own_text
 
 PROMPT = [1, 2, 3]
@@ -47,15 +48,14 @@ class Foreteller:
         before, self.named = self.named, min(self.named + self.step, most)
         return DraftUsage(1) if self.named > before else None
 
-    def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
-        proposals = list[Proposal]()
-        for position in range(self.sent, self.named):
+    def flush(self, now: float, first: int) -> Nodes | None:
+        found = list[Candidate]()
+        for number, position in enumerate(range(self.sent, self.named), first):
             parent = BASE if position == self.base + 1 else self.numbers[position - 1]
-            self.numbers[position] = next_number()
-            token = self.text[position - self.start]
-            proposals.append(Proposal(self.numbers[position], parent, token, 0.9))
+            self.numbers[position] = number
+            found.append(Candidate(number, parent, self.text[position - self.start]))
         self.sent = self.named
-        return Nodes(self.base, proposals, COPY) if proposals else None
+        return nodes_of(self.base, found, COPY) if found else None
 
     def close(self) -> None: ...
 
@@ -75,7 +75,7 @@ class Told(LocalSession):
         if len(self.proposed) == self._loses_after:
             self._engine.leave(self._live, self._own)
             self._own = self._engine.join(self._live)
-            self.stream, self._numbers = self.stream + 1, 0
+            self.stream, self.next_number = self.stream + 1, 0
 
     def go(self, base: int) -> None:
         self.gone.append(base)
@@ -123,8 +123,8 @@ def test_a_lost_stream_is_told_everything_again() -> None:
     session, proposer = Told(engine, loses_after=3), Foreteller(TEXT[:40])
     assert tokens_of(made(session, proposer)) == TEXT[:40]
     assert proposer.resent == 1
-    again = session.proposed[3].proposals[0]
-    assert (again.number, again.parent) == (0, BASE)
+    again = session.proposed[3]
+    assert (again.first, again.parents[0]) == (0, 0)
 
 
 def test_a_text_that_is_long_enough_already_is_not_begun() -> None:

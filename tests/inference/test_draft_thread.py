@@ -12,7 +12,7 @@ from inference.decode import Loop, TargetSession
 from inference.draft_thread import Drafter, Drafting, inline, on_thread
 from inference.engine.local_session import LocalSession
 from inference.order import Decode, End, Pace, Progress
-from inference.proposer import BASE, COPY, NOBODY, DraftUsage, Nodes, Notice, Proposal, Proposer
+from inference.proposer import COPY, NOBODY, DraftUsage, Nodes, Notice, Proposer
 from inference.sampling import SamplingParams
 from inference.throttle import Silence, Throttle
 from tests.support.clock import Clock
@@ -70,12 +70,12 @@ class Gated:
         self._pass("work")
         return None
 
-    def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
+    def flush(self, now: float, first: int) -> Nodes | None:
         if self._sent:
             return None
         self._pass("flush")
         self._sent = True
-        return Nodes(self._base, [Proposal(next_number(), BASE, 7, 0.5)], COPY)
+        return Nodes(self._base, first, [0], [7], [0.5], COPY)
 
     def close(self) -> None:
         self.closed += 1

@@ -28,7 +28,7 @@ from tests.support.repository import ROOT
 
 MAIN = [sys.executable, str(ROOT / "main.py")]
 PROMPT = "def read_lines(path):"
-WAITS = ["--pace", "wait"]
+WAITS = ["--tree_nodes", "16"]
 FIELDS = {
     "index", "prompt", "text", "token_ids", "seed", "forwards", "lone_forwards", "nodes",
     "draft_calls", "draft_seconds", "messages_up", "share_seconds", "num_draft_tokens",

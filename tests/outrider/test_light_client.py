@@ -39,7 +39,7 @@ def target() -> Iterator[str]:
 
 def own_text(target: str, tokens: int) -> str:
     """The target's greedy text after PROMPT."""
-    with outrider.connect(target, draft=False, no_beside=True) as engine:
+    with outrider.connect(target, draft=False) as engine:
         return engine.generate(PROMPT, max_tokens=tokens, temperature=0).text
 
 
@@ -56,7 +56,7 @@ def test_help_names_the_verbs(environment: dict[str, str]) -> None:
 NOTE = "draft: copied text alone; a draft model needs pip install '.[torch]'\n"
 
 
-@pytest.mark.parametrize("draft", [(), ("--draft", "none"), ("--draft", "copy")])
+@pytest.mark.parametrize("draft", [(), ("--draft", "copy,beside"), ("--draft", "copy")])
 def test_text_without_a_draft_model_is_the_targets_own(
     draft: tuple[str, ...], target: str, environment: dict[str, str]
 ) -> None:

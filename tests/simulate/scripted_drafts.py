@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from inference.backends import Ranked, Segment
 from inference.draft_thread import CandidateSink
 from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
-from inference.proposer import BASE, DraftUsage, Nodes, Notice, Proposer
+from inference.proposer import DraftUsage, Nodes, Notice, Proposer
 from inference.sampling import SamplingParams
 from inference.times import Times
 from tests.simulate.kernel import Kernel, kernel
+from tests.support.columns import BASE, candidates_of
 from tests.support.scripted_models import Says, ScriptedModel
 
 LEARNED = read_acceptance()
@@ -62,11 +63,11 @@ class Watched:
             self._late = stream  # it came just now: the next turn tells
         return self._proposer.work(now)
 
-    def flush(self, now: float, next_number: Callable[[], int]) -> Nodes | None:
-        nodes = self._proposer.flush(now, next_number)
+    def flush(self, now: float, first: int) -> Nodes | None:
+        nodes = self._proposer.flush(now, first)
         if nodes is not None and self._stream is None:
             self._stream = self._session.stream
-        for one in () if nodes is None else nodes.proposals:
+        for one in () if nodes is None else candidates_of(nodes):
             if one.parent not in self._named:
                 kernel().crashes.append("a proposer names a parent of a stream that is gone")
             self._named.add(one.number)

@@ -21,7 +21,7 @@ from inference.engine.events import Commit, EngineEvent, Evicted, Forward, Prefi
 from inference.engine.session import Session
 from inference.grammar import Grammars
 from inference.order import Decode, End
-from inference.proposer import BASE, Nodes, Proposal
+from inference.proposer import Nodes
 from inference.sampling import SamplingParams
 from inference.times import Times
 from inference.tree import IntArray
@@ -251,14 +251,9 @@ def chain(
     base: int, tokens: Iterable[int], chance: float = 0.9, first: int = 0, proposer: int = 0
 ) -> Nodes:
     """A line of nodes below the committed token at `base`."""
-    return Nodes(
-        base,
-        [
-            Proposal(first + index, BASE if index == 0 else first + index - 1, token, chance)
-            for index, token in enumerate(tokens)
-        ],
-        proposer,
-    )
+    ids = list(tokens)
+    parents = [min(index, 1) for index in range(len(ids))]
+    return Nodes(base, first, parents, ids, [chance] * len(ids), proposer)
 
 
 @contextmanager

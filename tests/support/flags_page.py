@@ -25,7 +25,7 @@ switch off. A flag that a command does not use is refused there. `clients` are r
 
 def reference() -> str:
     lines = [f"| `{verb}` | `{role}` | {ROLES[role].__doc__} |" for verb, role in VERBS.items()]
-    flags = all_flags().values()
+    flags = [flag for name, flag in all_flags().items() if name != "role"]
     for title in TITLES:
         lines += ["", f"## {title.capitalize()}", "", "| flag | value | commands | meaning |"]
         lines += ["|---|---|---|---|", *(_row(flag) for flag in flags if flag.title == title)]

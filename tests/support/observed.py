@@ -23,7 +23,7 @@ from grpc_comm.observability.session_record import SessionRecords
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import Decode, Pace
-from inference.proposer import BASE, Nodes, Proposal
+from inference.proposer import Nodes
 from inference.sampling import SamplingParams
 from tests.support.wire_fixtures import Successor, describe
 
@@ -86,11 +86,9 @@ class Service:
     def ask(self, session: Session, tokens: Sequence[int], parents: Sequence[int]) -> None:
         """A forward with these candidates. parents: 0 for the root, else which candidate"""
         engine, stream = self.engine, self.engine.join(session)
-        proposals = [
-            Proposal(number, parent or BASE, token, 0.9)
-            for number, (token, parent) in enumerate(zip(tokens, parents, strict=True), 1)
-        ]
-        engine.append(session, stream, Nodes(session.length - 1, proposals))
+        back = [number - parent if parent else 0 for number, parent in enumerate(parents, 1)]
+        chances = [0.9] * len(tokens)
+        engine.append(session, stream, Nodes(session.length - 1, 1, back, tokens, chances))
         engine.decode(session, Decode(session.length + 40, pace=Pace.WAIT))
         engine.go(session, session.length - 1)
         forwards = session.spent.forwards

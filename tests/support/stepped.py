@@ -4,7 +4,8 @@ clock of the machine, no network.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import count
 
 from inference.drafters.draft import Draft
@@ -103,9 +104,10 @@ class World:
     def flush(self, now: float | None = None) -> Nodes | None:
         """What the proposer sends, at this time or another; it arrives at once."""
         assert self.proposer is not None
-        nodes = self.proposer.flush(self.now if now is None else now, self._next_number)
+        nodes = self.proposer.flush(self.now if now is None else now, self.numbers)
         if nodes is not None:
             self.sent.append(nodes)
+            self.numbers = nodes.end
             self.engine.append(self.session, self._stream, nodes)
         return nodes
 
@@ -123,18 +125,22 @@ class World:
                 self.proposer.work(self.now - CALL)
                 self.flush()
 
-    def _next_number(self) -> int:
-        self.numbers += 1
-        return self.numbers - 1
+
+@dataclass
+class Numbers:
+    """The numbers of a stream."""
+
+    next: int = 0
 
 
-def sent(proposer: Proposer, numbers: Iterator[int]) -> list[Nodes]:
-    """Everything that it hands over at a time at which nothing is late."""
+def sent(proposer: Proposer, numbers: Numbers) -> list[Nodes]:
+    """Everything that it hands over."""
     messages = list[Nodes]()
-    while (nodes := proposer.flush(0.0, lambda: next(numbers))) is not None:
+    while (nodes := proposer.flush(0.0, numbers.next)) is not None:
+        numbers.next = nodes.end
         messages.append(nodes)
     return messages
 
 
 def tokens_of(messages: Sequence[Nodes]) -> list[int]:
-    return [one.token for nodes in messages for one in nodes.proposals]
+    return [token for nodes in messages for token in nodes.tokens]

@@ -35,8 +35,9 @@ from inference.backends import Chosen, Ranked, Segment
 from inference.decode import TargetSession
 from inference.engine.engine import Engine
 from inference.order import Decode, End, Progress
-from inference.proposer import BASE, NOBODY, Nodes, Proposal
+from inference.proposer import NOBODY, Nodes
 from inference.sampling import SamplingParams
+from tests.support.exact import chain
 from tests.support.repository import ROOT
 
 LOOPBACK = Address("127.0.0.1", 0)
@@ -158,10 +159,7 @@ def chain_of(
 
 def candidates(session: TargetSession, base: int, tokens: Sequence[int]) -> Nodes:
     """The same for a client of ours."""
-    numbers = [session.next_number() for _ in tokens]
-    above = [BASE, *numbers]
-    nodes = zip(numbers, above, tokens, strict=False)
-    return Nodes(base, [Proposal(number, parent, token, 0.9) for number, parent, token in nodes])
+    return chain(base, tokens, first=session.next_number)
 
 
 def opened(connection: Connection, key: str = "") -> RemoteSession:

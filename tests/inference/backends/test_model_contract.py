@@ -22,10 +22,11 @@ from inference.engine.session import Session
 from inference.errors import InvalidRequest, LimitExceeded, OutriderError
 from inference.order import Decode, End, Pace
 from inference.planner.prices import Prices
-from inference.proposer import BASE, Nodes, Proposal, Proposer
+from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from tests.support import heads
 from tests.support.backends import BACKENDS, Subject, eager_model, needs
+from tests.support.columns import BASE, Candidate, nodes_of
 from tests.support.drafts import alone, copying, growing, knowledge, nudged, rounds, speculated
 from tests.support.models import segment, tiny_decoder
 from tests.support.neuron_artifacts import LENGTH, TREE, VOCABULARY, eager_of, engine_of
@@ -143,10 +144,10 @@ def guess(engine: Engine, session: Session, text: list[int]) -> None:
     """Ask for a forward with the next two tokens of this text behind a wrong one."""
     at = session.length - session.prompt_length
     right, wrong = text[at : at + 2], (text[at] + 1) % VOCABULARY
-    nodes = [Proposal(0, BASE, wrong, 0.9), Proposal(1, BASE, right[0], 0.8)]
-    nodes += [Proposal(2, 1, token, 0.9) for token in right[1:]]
+    nodes = [Candidate(0, BASE, wrong, 0.9), Candidate(1, BASE, right[0], 0.8)]
+    nodes += [Candidate(2, 1, token, 0.9) for token in right[1:]]
     base = session.length - 1
-    engine.append(session, engine.join(session), Nodes(base, nodes))
+    engine.append(session, engine.join(session), nodes_of(base, nodes))
     engine.go(session, base)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
 
 import pytest
 
@@ -32,11 +31,11 @@ from tests.support.scripted_models import (
     useless,
     with_masks,
 )
-from tests.support.stepped import PROMPT, QUIET, SAMPLING, World, sent, tokens_of
+from tests.support.stepped import PROMPT, QUIET, SAMPLING, Numbers, World, sent, tokens_of
 
 MASKS = Masks(MASK, 3)
 TEXT = own_text(PROMPT, 400)
-NUMBERS = count()
+NUMBERS = Numbers()
 
 
 class Watched(ScriptedModel):

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import count
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.draft_tuning import TUNING
-from inference.drafters.copied_text import COUNTED, CopySource, History, Match, SuffixAutomaton
+from inference.drafters.copied_text import COUNTED, CopySource, Match, SuffixAutomaton
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import Chain, RoundProposer
 from inference.planner.child_features import Following, joint_features
 from inference.planner.prices import Prices
-from inference.proposer import BASE, COPY, MODEL
+from inference.proposer import COPY, MODEL
+from tests.support.columns import BASE, candidates_of
 from tests.support.scripted_models import ScriptedModel, disagreeing
-from tests.support.stepped import QUIET, SAMPLING, knowledge, sent, tokens_of
+from tests.support.stepped import QUIET, SAMPLING, Numbers, knowledge, sent, tokens_of
 
 PHRASE = [11, 12, 13, 14, 15, 16]
-NUMBERS = count()
+NUMBERS = Numbers()
 
 
 def copier() -> GrowingProposer:
@@ -65,7 +65,7 @@ def test_model_and_copies_share_a_list_and_name_a_token_once() -> None:
         proposer.work(0.0)
     drafted = sent(proposer, NUMBERS)
     assert {MODEL} <= {nodes.proposer for nodes in drafted} <= {COPY, MODEL}
-    below = [one for nodes in drafted for one in nodes.proposals if one.parent == BASE]
+    below = [one for nodes in drafted for one in candidates_of(nodes) if one.parent == BASE]
     assert PHRASE[3] not in [one.token for one in below]
 
 
@@ -114,58 +114,12 @@ def test_few_tokens_are_named_and_the_others_are_counted() -> None:
     assert named(source)[-1].others == 6 - TUNING.copied
 
 
-def test_earlier_texts_of_the_same_user_are_copied_and_those_of_others_are_not() -> None:
-    history = History()
-    own, other = CopySource(history), CopySource()
-    for source in (own, other):
-        source.open([1, 2, 3, 4])
-        source.close()
-        source.open([8, 1, 2])
-    assert copied(own) == [3]
-    assert copied(other) == []
-
-
-def test_a_match_never_reaches_over_two_texts() -> None:
-    history = History()
-    for text in ([1, 2], [3, 4], [1, 2]):
-        source = CopySource(history)
-        source.open(text)
-        source.close()
-    source = CopySource(history)
-    source.open([1, 2])
-    assert named(source) == []
-
-
-def test_a_history_is_bounded_and_keeps_the_latest() -> None:
-    history = History(most=100)
-    for start in range(0, 1000, 10):
-        history.keep(list(range(start, start + 10)))
-        assert len(history.automaton) <= 100
-    source = CopySource(history)
-    source.open([995, 996])
-    assert copied(source) == [997]
-    source.open([105, 106])
-    assert copied(source) == []
-
-
-def test_a_text_that_is_made_goes_on_while_its_history_is_rebuilt() -> None:
-    history = History(most=20)
-    history.keep(range(10))
-    source = CopySource(history)
-    source.open([1, 2])
-    before = source.end
-    history.keep(range(100, 118))
-    assert source.following(before)[1][0].token == 3
-
-
-def test_a_longer_match_within_the_text_wins_over_the_history() -> None:
-    history = History()
-    history.keep([2, 3, 9])
-    source = CopySource(history)
+def test_texts_of_others_are_not_copied() -> None:
+    source = CopySource()
     source.open([1, 2, 3, 4])
-    for token in (1, 2, 3):
-        source.extend(token)
-    assert copied(source) == [4]
+    source.close()
+    source.open([8, 1, 2])
+    assert copied(source) == []
 
 
 TEXT = [*PHRASE, 17] * 20
@@ -182,7 +136,7 @@ def calls_and_sent(one: GrowingProposer, written: int, tokens: list[int]) -> lis
     history = []
     for place, token in enumerate(tokens, written):
         one.work(0.0)
-        sent(one, count(one.proposed))
+        sent(one, Numbers(one.proposed))
         history.append((one.usage.calls, one.proposed))
         one.hear(place, [token], 0.0, QUIET)
     return history

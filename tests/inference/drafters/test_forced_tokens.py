@@ -14,7 +14,17 @@ from inference.proposer import COPY
 from inference.sampling import Grammar, GrammarKind, SamplingParams
 from tests.support.scripted_grammar import CHARACTERS, RULED, scripted_grammars
 from tests.support.scripted_models import ScriptedModel, disagreeing, perfect
-from tests.support.stepped import CALL, PROMPT, QUIET, SAMPLING, World, knowledge, sent, tokens_of
+from tests.support.stepped import (
+    CALL,
+    PROMPT,
+    QUIET,
+    SAMPLING,
+    Numbers,
+    World,
+    knowledge,
+    sent,
+    tokens_of,
+)
 
 GRAMMARS = scripted_grammars()
 HEARD = QUIET._replace(at=1.0)
@@ -35,11 +45,11 @@ def proposer_of(model: ScriptedModel | None, *, knows: bool = True) -> GrowingPr
 
 
 def test_a_chain_is_sent_to_its_end_without_a_model() -> None:
-    proposer, numbers = proposer_of(None), count()
+    proposer, numbers = proposer_of(None), Numbers()
     proposer.open(PROMPT, regex("(abc|abd)efgh(a|b)c"))
     [nodes] = sent(proposer, numbers)
     assert (nodes.proposer, tokens_of([nodes])) == (COPY, ids("ab"))
-    assert [one.chance for one in nodes.proposals] == [1, 1]
+    assert nodes.chances == [1, 1]
     proposer.hear(len(PROMPT), ids("abd"), 0.0, HEARD)
     assert tokens_of(sent(proposer, numbers)) == ids("efgh")
     proposer.hear(len(PROMPT) + 3, ids("ef"), 0.0, HEARD)
@@ -77,7 +87,7 @@ def test_a_draft_that_cannot_have_the_grammar_drafts_as_before(bad: str) -> None
     named = list[list[int]]()
     for params in (SAMPLING, regex(bad)):
         params = SamplingParams(grammar=params.grammar, made=1)
-        proposer, numbers = proposer_of(ScriptedModel(disagreeing)), count()
+        proposer, numbers = proposer_of(ScriptedModel(disagreeing)), Numbers()
         proposer.open(PROMPT, params)
         for _ in range(4):
             proposer.work(0.0)

@@ -8,7 +8,8 @@ from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.planner.prices import Prices
-from inference.proposer import BASE, Notice
+from inference.proposer import Notice
+from tests.support.columns import BASE, candidates_of
 from tests.support.scripted_models import (
     Says,
     ScriptedModel,
@@ -54,7 +55,7 @@ def test_a_path_is_sent_once(says: Says) -> None:
     world, paths = lived(fair(says)[0]), dict[int, tuple[int, ...]]()
     for message in world.sent:
         base = tuple(world.session.tokens[: message.base + 1])
-        for number, parent, token, _ in message.proposals:
+        for number, parent, token, _ in candidates_of(message):
             paths[number] = (*(base if parent == BASE else paths[parent]), token)
     assert len(set(paths.values())) == len(paths) > 100
 
@@ -64,11 +65,11 @@ def test_what_is_sent_is_worth_the_floor_or_leads_to_what_is() -> None:
     edges: dict[int, tuple[int, int, float]] = {}  # parent, position and chance by number
     seen = 0
     for message in world.sent:
-        for number, parent, _, chance in message.proposals:
+        for number, parent, _, chance in candidates_of(message):
             position = message.base + 1 if parent == BASE else edges[parent][1] + 1
             edges[number] = parent, position, chance
-        parents = {one.parent for one in message.proposals}
-        for leaf in {one.number for one in message.proposals} - parents:
+        sent = candidates_of(message)
+        for leaf in {one.number for one in sent} - {one.parent for one in sent}:
             node, value = leaf, 1.0
             while node != BASE and edges[node][1] > message.base:
                 node, value = edges[node][0], value * edges[node][2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import count
 
 import pytest
 
@@ -13,8 +12,9 @@ from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import BestFirst, Chain, Policy, RoundProposer
 from inference.planner.prices import Prices
-from inference.proposer import BASE, DraftUsage, Nodes, Notice, Proposer
+from inference.proposer import DraftUsage, Nodes, Notice, Proposer
 from inference.sampling import SamplingParams
+from tests.support.columns import BASE, candidates_of
 from tests.support.scripted_grammar import RULED, scripted_grammars
 from tests.support.scripted_models import (
     MASK,
@@ -22,7 +22,7 @@ from tests.support.scripted_models import (
     disagreeing,
     with_masks,
 )
-from tests.support.stepped import FORWARD, SAMPLING, World, knowledge, sent, tokens_of
+from tests.support.stepped import FORWARD, SAMPLING, Numbers, World, knowledge, sent, tokens_of
 
 PROMPT = [3, 1, 4, 1, 5, 9, 3, 1, 4]
 TOKENS = 60
@@ -80,7 +80,7 @@ def positions(messages: Sequence[Nodes]) -> dict[int, int]:
     """Each node's position by its number. Fails for a parent that was not sent before."""
     found = dict[int, int]()
     for message in messages:
-        for number, parent, _, chance in message.proposals:
+        for number, parent, _, chance in candidates_of(message):
             assert 0 <= chance <= 1
             assert number not in found
             found[number] = (message.base if parent == BASE else found[parent]) + 1
@@ -109,7 +109,7 @@ def test_several_forwards_may_be_heard_at_once(proposer: Proposer, params: Sampl
     """The scripted model finds a key that is missing."""
     proposer.open(PROMPT, params)
     worked(proposer)
-    sent(proposer, numbers := count())
+    sent(proposer, numbers := Numbers())
     proposer.hear(len(PROMPT), text(params)[:10], 0.0, told(0.0, 0, 0))
     worked(proposer)
     assert {nodes.base for nodes in sent(proposer, numbers)} <= {len(PROMPT) + 9}
@@ -119,16 +119,16 @@ def test_it_hands_over_each_node_once_behind_its_parent_and_under_the_root(
     proposer: Proposer, params: SamplingParams
 ) -> None:
     proposer.open(PROMPT, params)
-    numbers, messages = count(), list[Nodes]()
+    numbers, messages = Numbers(), list[Nodes]()
     for at in range(10):
         worked(proposer)
         fresh = sent(proposer, numbers)
         assert {one.base for one in fresh} <= {len(PROMPT) - 1 + at}
         messages += fresh
         assert sent(proposer, numbers) == []
-        held = sum(len(one.proposals) for one in messages)
+        held = sum(len(one.tokens) for one in messages)
         proposer.hear(len(PROMPT) + at, text(params)[at : at + 1], 0.0, told(0.0, 0, held))
-    assert list(positions(messages)) == list(range(next(numbers)))
+    assert list(positions(messages)) == list(range(numbers.next))
     assert len(positions(messages)) > 3
 
 
@@ -140,7 +140,7 @@ def test_it_names_nothing_at_the_last_position_of_the_text(
     end = len(PROMPT) + left
     proposer.open(PROMPT, params, end)
     worked(proposer)
-    assert all(at < end - 1 for at in positions(sent(proposer, count())).values())
+    assert all(at < end - 1 for at in positions(sent(proposer, Numbers())).values())
 
 
 def test_when_the_stream_breaks_all_that_lives_is_sent_again(
@@ -148,9 +148,9 @@ def test_when_the_stream_breaks_all_that_lives_is_sent_again(
 ) -> None:
     proposer.open(PROMPT, params)
     worked(proposer)
-    before = tokens_of(sent(proposer, count()))
+    before = tokens_of(sent(proposer, Numbers()))
     proposer.hear(0, (), 0.0, None)
-    assert sorted(tokens_of(sent(proposer, count()))) == sorted(before)
+    assert sorted(tokens_of(sent(proposer, Numbers()))) == sorted(before)
 
 
 def test_tokens_that_are_heard_twice_count_once_and_a_gap_is_told(
@@ -182,14 +182,14 @@ def test_work_says_what_it_took_until_nothing_is_worth_a_call(
 
 def test_it_names_only_what_the_rule_allows(proposer: Proposer) -> None:
     proposer.open(PROMPT, RULED)
-    rule, made, numbers = GRAMMARS.rule(PROMPT, RULED), text(RULED), count()
+    rule, made, numbers = GRAMMARS.rule(PROMPT, RULED), text(RULED), Numbers()
     assert rule is not None
     named = 0
     for at in range(0, 30, 3):
         worked(proposer)
         paths = dict[int, list[int]]()
         for nodes in sent(proposer, numbers):
-            for number, parent, token, _ in nodes.proposals:
+            for number, parent, token, _ in candidates_of(nodes):
                 if parent != BASE and parent not in paths:
                     continue  # it was sent before, below another root
                 above = [] if parent == BASE else paths[parent]

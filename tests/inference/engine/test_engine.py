@@ -18,7 +18,7 @@ from inference.engine.session import Session
 from inference.engine.tuning import TUNING
 from inference.errors import Busy, LimitExceeded, Unavailable
 from inference.order import LEAST_CREDIT, MOST_CREDIT, Decode, End, Pace
-from inference.proposer import BASE, NOBODY, Nodes, Proposal
+from inference.proposer import NOBODY, Nodes
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 from tests.support.clock import Clock, WorkingClock
@@ -315,7 +315,7 @@ LEARNING = 10.0
 def lies(session: Session, text: list[int], first: int) -> Nodes:
     """Sixteen nodes that are never taken, each said to be certain."""
     root = session.length - 1
-    return Nodes(root, [Proposal(first + at, BASE, 990 - at % 16, 1.0) for at in range(16)])
+    return Nodes(root, first, [0] * 16, range(990, 974, -1), [1.0] * 16)
 
 
 def truth(session: Session, text: list[int], first: int) -> Nodes:

@@ -25,11 +25,11 @@ from inference.engine.scheduler import (
 from inference.engine.session import Session
 from inference.engine.tuning import TUNING
 from inference.order import Decode, Pace
-from inference.proposer import BASE, Nodes, Proposal
+from inference.proposer import Nodes
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED, Cost, Times
 from tests.support.clock import Clock
-from tests.support.exact import Exact
+from tests.support.exact import Exact, chain
 
 ONE = 0.040
 MOST = 32
@@ -128,8 +128,9 @@ def session(*chances: float, length: int = 3, pace: Pace = Pace.GO_ON, end: int 
     made = Session(list(range(length)), SamplingParams(), "", 1000, Calibration())
     made.set_order(Decode(end, pace=pace, credit=500))
     made.candidates.join(1)
-    said = [Proposal(index, BASE, 500 + index, chance) for index, chance in enumerate(chances)]
-    made.candidates.append(1, Nodes(length - 1, said), lambda who, depth, claimed: claimed)
+    tokens = [500 + index for index in range(len(chances))]
+    said = Nodes(length - 1, 0, [0] * len(chances), tokens, chances)
+    made.candidates.append(1, said, lambda who, depth, claimed: claimed)
     return made
 
 
@@ -170,15 +171,15 @@ def test_a_session_that_waits_does_not_hold_up_one_that_goes_on() -> None:
 
 def test_a_forward_is_no_deeper_than_what_may_be_committed() -> None:
     line = session(end=6)
-    said = [Proposal(index, index - 1, 500 + index, 1.0) for index in range(9)]
-    line.candidates.append(1, Nodes(2, said), lambda who, depth, claimed: claimed)
+    said = chain(2, range(500, 509), 1.0)
+    line.candidates.append(1, said, lambda who, depth, claimed: claimed)
     assert sizes_of(turns(flat).next(trees(line))) == [3]  # and a token of the target's own
 
 
 def test_one_whose_guesses_have_missed_keeps_nobody_narrow() -> None:
     """Among many sessions somebody's always have. Who is a token behind already is not slowed."""
     ready, planned = [session(*[0.9] * 15) for _ in range(4)], turns(neuron, sizes=(1, 16, 32))
-    ready[0].candidates.advance([500])  # taken, and nothing hangs below it
+    ready[0].candidates.commit([500])  # taken, and nothing hangs below it
     assert sizes_of(planned.next(trees(*ready))) == [1, 16, 16, 16]
     ready[0].add_service(-0.5)
     assert sizes_of(planned.next(trees(*ready))) == [1] * 4
@@ -196,14 +197,14 @@ def test_who_takes_fewer_candidates_than_expected_is_believed_less() -> None:
 
 def test_no_deficit_is_allowed_to_one_whose_candidates_were_never_taken() -> None:
     missed = session(0.9)
-    missed.candidates.advance([9])
+    missed.candidates.commit([9])
     assert allowed_deficit(missed) == allowed_deficit(session()) == 0.0
 
 
 def test_a_deficit_is_what_root_only_forwards_give_back_before_the_text_ends() -> None:
     for left, deficit in ((500, TUNING.most_deficit), (30, 30 * (1 - TUNING.least_rate)), (0, 0.0)):
         owing = session(0.9, length=3, end=4 + left)
-        owing.candidates.advance([500])
+        owing.candidates.commit([500])
         assert allowed_deficit(owing) == pytest.approx(deficit)
 
 

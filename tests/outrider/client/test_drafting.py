@@ -45,18 +45,6 @@ def test_a_comparison_waits_for_the_draft(port: str, run: Run) -> None:
     assert made["loading_seconds"] is None
 
 
-def test_earlier_texts_of_a_run_are_copied_where_that_is_asked(
-    port: str, run: Run, tmp_path: Path
-) -> None:
-    file = tmp_path / "prompts.txt"
-    file.write_text("import argparse again\n" * 2)
-    flags = ["--port", port, "--prompt_text", file, "--batch", "1", "--draft", "none"]
-    fresh = run("run", *TEXT, *flags).records[1]
-    kept = run("run", *TEXT, *flags, "--copy_history").records[1]
-    assert kept["token_ids"] == fresh["token_ids"]
-    assert kept["forwards"] < fresh["forwards"]
-
-
 def test_a_draft_beside_its_target_is_silent_while_the_target_is_timed() -> None:
     served = TargetRole(port=0, batch=1, sequence_length=256)
     with BackgroundServer(load_target(served)) as server:

@@ -77,7 +77,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[outrider.Runnin
 
 def told(address: str, **client: Any) -> list[tuple[int, list[int]]]:
     """Tokens of the prompt, and ids of the text, of a chat and of a raw prompt."""
-    with outrider.connect(address, pace="wait", **client) as engine:
+    rounds = {"tree_nodes": 16} if client["draft"] is not False else {}
+    with outrider.connect(address, **client, **rounds) as engine:
         made = [engine.chat(ASKED, max_tokens=6), engine.generate("def f(", max_tokens=6)]
     drafts = client["draft"] is not False
     assert all((one.draft_calls > 0) == drafts for one in made), "the draft takes part"

@@ -36,14 +36,15 @@ def http_server(
     manager: TargetManager,
     keys: tuple[str, ...] = (),
     admin_keys: tuple[str, ...] = (),
-    names: tuple[str, ...] = (),
+    origins: tuple[str, ...] = (),
     connections: int = 512,
 ) -> Iterator[str]:
     """Serve a manager on a free port of this machine; yields the address as http://HOST:PORT.
 
     The manager stays open.
     """
-    app = create_app(manager, keys, admin_keys=admin_keys, hosts=allowed_hosts("127.0.0.1", names))
+    hosts = allowed_hosts("127.0.0.1", origins)
+    app = create_app(manager, keys, admin_keys=admin_keys, hosts=hosts, origins=origins)
     bound = listening(Address("127.0.0.1", 0))
     bound.listen()  # a request may come before the thread runs
     server = uvicorn.Server(http_config(app, connections, lifespan="off"))
@@ -76,7 +77,7 @@ def opened(
     **options: Any,
 ) -> Iterator[Opened]:
     """No draft is loaded unless the options say so."""
-    role = ServeRole(target_host=target, **{"target_only": True} | options)
+    role = ServeRole(target_host=target, **{"draft": "none"} | options)
     manager = TargetManager(role, max_requests)
     texts = manager.open()
     with closing(manager), http_server(manager, keys, admin_keys) as address:

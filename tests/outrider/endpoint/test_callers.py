@@ -14,6 +14,7 @@ import pytest
 from inference.errors import Busy, LimitExceeded, Unavailable
 from inference.sampling import Grammar, GrammarKind, SamplingParams
 from outrider.endpoint.access import MOST_HEAD
+from outrider.endpoint.answering import completions
 from outrider.endpoint.grammar_turns import MAX_WAITING, GrammarTurns
 from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import TextRunner
@@ -55,7 +56,7 @@ def test_only_an_administrator_changes_what_everybody_uses(
 
 @pytest.fixture(scope="module")
 def named(manager: TargetManager) -> Iterator[str]:
-    with http_server(manager, names=("Proxy.example",)) as address:
+    with http_server(manager, origins=("https://Proxy.example",)) as address:
         yield address
 
 
@@ -79,7 +80,7 @@ def test_another_name_for_this_machine_is_refused(named: str, host: str) -> None
     assert answer.is_success is HOSTS[host]
     if not HOSTS[host]:
         assert answer.status_code == 400
-        assert "--http_names" in answer.json()["error"]["message"]
+        assert "--origins" in answer.json()["error"]["message"]
 
 
 def test_a_length_said_in_two_ways_ends_the_connection(server: str) -> None:
@@ -193,11 +194,11 @@ def test_a_text_with_a_new_grammar_waits_for_its_callers_turn(target: str) -> No
         params = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "y{3}"))
         order = Request(0, "", [5], params, 4, frozenset())
         plain = replace(order, params=SamplingParams(presence_penalty=1.0))
-        waiting = asyncio.create_task(texts.whole([order], ALICE))
-        (done,) = await texts.whole([plain], ALICE)
+        waiting = asyncio.create_task(completions(texts.generate([order], ALICE), 1))
+        (done,) = await completions(texts.generate([plain], ALICE), 1)
         assert len(done.token_ids) == 4
         assert not waiting.done()
-        (done,) = await texts.whole([order], BOB)
+        (done,) = await completions(texts.generate([order], BOB), 1)
         gate.set()
         assert await waiting
         await first

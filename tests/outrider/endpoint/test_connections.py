@@ -88,7 +88,7 @@ def test_a_connection_serves_one_request_after_another(server: str) -> None:
 def test_a_server_without_a_free_descriptor_recovers_and_its_log_stays_short() -> None:
     from resource import RLIMIT_NOFILE, prlimit
 
-    options = f"serve --port {free_port()} --http_port 0 --target_only".split()
+    options = f"serve --port {free_port()} --http_port 0 --draft none".split()
     command = [sys.executable, "-m", "outrider", *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

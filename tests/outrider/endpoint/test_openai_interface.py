@@ -173,7 +173,7 @@ def test_more_texts_than_allowed_are_asked_to_come_again(target: str) -> None:
 
 def test_without_a_target_requests_are_told_why_and_the_target_is_found_when_it_comes() -> None:
     port = free_port()
-    manager = TargetManager(ServeRole(port=port, target_only=True))
+    manager = TargetManager(ServeRole(port=port, draft="none"))
     with pytest.raises(Unavailable):
         manager.open()
     with closing(manager), http_server(manager) as address:

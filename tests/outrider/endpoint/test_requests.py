@@ -8,8 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from inference.errors import InvalidRequest
+from outrider.endpoint.messages import MessagesRequest
 from outrider.endpoint.requests import SEEDS, ChatRequest, CompletionRequest
-from outrider.endpoint.translations import MessagesRequest, ResponseRequest
+from outrider.endpoint.responses import ResponseRequest
 
 USER = {"role": "user", "content": "a"}
 

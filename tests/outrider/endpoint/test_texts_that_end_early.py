@@ -136,7 +136,7 @@ def test_when_all_is_spent_texts_are_refused(target: str) -> None:
 
 
 def test_no_text_begins_with_a_target_that_was_stopped(target: str) -> None:
-    manager = TargetManager(ServeRole(target_host=target, target_only=True))
+    manager = TargetManager(ServeRole(target_host=target, draft="none"))
     texts = manager.open()
     manager.close("the target was stopped")
     for begin in (lambda: asyncio.run(_make(texts)), manager.open):
@@ -147,7 +147,7 @@ def test_no_text_begins_with_a_target_that_was_stopped(target: str) -> None:
 
 
 def test_settings_that_are_not_allowed_leave_the_target_in_use(target: str) -> None:
-    manager = TargetManager(ServeRole(target_host=target, target_only=True))
+    manager = TargetManager(ServeRole(target_host=target, draft="none"))
     texts = manager.open({"target_host": target, "target_only": True, "token": "t" * 20})
     with closing(manager):
         with pytest.raises(InvalidRequest):
@@ -162,7 +162,7 @@ def test_the_servers_own_token_is_for_its_own_target_only(target: str, tmp_path:
     token = tmp_path / "token"
     token.touch(mode=0o600)
     token.write_text("t" * 20, encoding="utf-8")
-    manager = TargetManager(ServeRole(target_host=target, target_only=True, token_file=str(token)))
+    manager = TargetManager(ServeRole(target_host=target, draft="none", token_file=str(token)))
     with closing(manager):
         manager.open({"target_host": target, "target_only": True})
         assert manager.options.connection.token_file == str(token)
@@ -172,7 +172,7 @@ def test_the_servers_own_token_is_for_its_own_target_only(target: str, tmp_path:
 
 
 def test_two_starts_at_once_leave_one_target_that_answers(target: str) -> None:
-    manager = TargetManager(ServeRole(target_host=target, target_only=True))
+    manager = TargetManager(ServeRole(target_host=target, draft="none"))
     together = Barrier(3)
 
     def start() -> None:
@@ -198,7 +198,7 @@ def test_requests_without_a_target_look_for_it_together() -> None:
             time.sleep(0.05)
             raise InvalidRequest("the draft is not there")
 
-    manager = Counting(ServeRole(target_only=True))
+    manager = Counting(ServeRole(draft="none"))
 
     async def ask() -> list[object]:
         return await asyncio.gather(*(manager.get() for _ in range(8)), return_exceptions=True)
@@ -268,7 +268,7 @@ def test_the_page_is_told_whether_the_target_answers() -> None:
 
 
 def test_a_knob_whose_positions_ask_for_the_same_cannot_be_turned(target: str) -> None:
-    with opened(target, target_only=False, usd_per_hour=1.34) as (*_, address):
+    with opened(target, draft="model,copy", usd_per_hour=1.34) as (*_, address):
         refused = httpx.post(f"{address}/page/steer", json={"cs": 50}, timeout=60)
         assert refused.status_code == 400
         message = refused.json()["error"]["message"]
@@ -279,7 +279,7 @@ def test_a_knob_whose_positions_ask_for_the_same_cannot_be_turned(target: str) -
 
 @pytest.mark.extended
 def test_a_stream_may_end_after_the_first_signal_to_the_server(target: str) -> None:
-    command = role_command("serve", "--target_host", target, "--http_port", "0", "--target_only")
+    command = role_command("serve", "--target_host", target, "--http_port", "0", "--draft", "none")
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=role_environment())
     assert process.stderr is not None
     with process:

@@ -195,7 +195,7 @@ MEANINGLESS = (
     "--objective latency",
     "--target_host a:1 --emulate some",
     "--gamma 3",
-    "--pace wait",
+    "--tree_nodes 4",
     "--min_tps 3",
     "--presets hybird",
     "--presets hybrid --architectures hybrid",

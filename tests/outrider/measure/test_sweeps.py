@@ -22,7 +22,7 @@ def file_of(directory: Path, text: str) -> Path:
 
 def test_a_list_of_values_makes_a_run_for_each_and_lists_multiply(tmp_path: Path) -> None:
     text = """
-flags: {prompt: x, max-new-tokens: 8, seed: 3, draft: none}
+flags: {prompt: x, max-new-tokens: 8, seed: 3, draft: copy}
 runs:
   - name: alone
     draft: model

@@ -81,7 +81,7 @@ def test_where_the_default_is_not_faster_the_verdict_says_what_to_do_instead() -
         *rows({HYBRID: 3.0}, rtt_ms=80),
     ]
     assert (
-        "hybrid is the default of `outrider run`; faster here: `outrider run --target_only, with "
+        "hybrid is the default of `outrider run`; faster here: `outrider run --draft beside, with "
         "outrider fused_target` at 20 ms; `outrider run --preset classic_sd` at 40 ms; "
         "`outrider run --preset vanilla` at 80 ms. For a target elsewhere give --emulate PROFILE"
     ) in verdict(found, choices())[1]

@@ -15,9 +15,8 @@ from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import TargetRole
-from outrider.target.target import load_served, load_target
+from outrider.target.target import load_served
 from outrider.terminal.status_lines import LoadingStatus
-from tests.support.commands import Run
 from tests.support.models import write_checkpoint_with_tokenizer
 from tests.support.terminal import Terminal
 
@@ -57,18 +56,6 @@ def test_elsewhere_a_large_model_is_announced_and_a_small_one_is_not(
         for read in (0, 1, 2):
             tell(Loading(1, 3, read, 8_000_000_000))
     assert capsys.readouterr().err == "loading a model: 3 files, 8.00 GB\n"
-
-
-def test_measured_times_of_models_are_removed_by_doctor(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    directory = tmp_path / "outrider" / "profiles"
-    load_target(TargetRole(port=0, batch=1, max_tree_nodes=4, measure_first=True))
-    (directory / "corrupt.json").write_text("{")
-    said = f"removed 2 files of measured times from {directory}\n"
-    assert run("doctor", "--clear").err == said
-    assert list(directory.iterdir()) == []
 
 
 @pytest.mark.parametrize(("device", "told"), [("auto", True), ("cpu", False)])

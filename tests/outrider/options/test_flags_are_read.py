@@ -51,7 +51,7 @@ def test_a_role_reads_its_flags(
     chatting, serving = {"max_new_tokens": 2, **there}, {**there, "http_port": 0}
     named = {**serving, "name": "embedded"}
     runs: dict[str, list[dict[str, Any]]] = {
-        "draft": [{**client, "baseline": True}, {**client, "pace": "wait"}],  # waits for the draft
+        "draft": [{**client, "baseline": True}, {**client, "tree_nodes": 4}],  # waits for the draft
         "fused_client": [client],
         "verify_target": [TEXT],
         "verify_draft": [TEXT],
@@ -59,12 +59,12 @@ def test_a_role_reads_its_flags(
         "fused_target": [{"port": 0}],
         "cert": [{"out": str(tmp_path / "certificates")}],
         "keys": [{"name": "a", "keys_file": str(tmp_path / "keys.json")}],
-        "chat": [chatting, {**chatting, "pace": "wait"}],
-        "serve": [serving, {**serving, "pace": "wait"}],
-        "up": [named, {**named, "pace": "wait"}],
+        "chat": [chatting, {**chatting, "tree_nodes": 4}],
+        "serve": [serving, {**serving, "tree_nodes": 4}],
+        "up": [named, {**named, "tree_nodes": 4}],
         "pull": [{"name": str(EMBEDDED / "draft")}],
         "list": [{}],
-        "doctor": [{"clear": True}, there, {**there, "health": True}],
+        "doctor": [there, {**there, "health": True}],
     }
     options = [ROLES[role](**given) for given in runs[role]]
     read: set[str] = set()

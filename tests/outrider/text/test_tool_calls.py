@@ -240,12 +240,14 @@ CHAT = [
 @pytest.mark.parametrize("family", FORMS)
 def test_a_model_is_told_of_functions_calls_and_results(tmp_path: Path, family: str) -> None:
     tokenizer = Tokenizer(with_template(tmp_path / "model", family))
-    text = tokenizer.decode(tokenizer.encode_chat(*BOTH.told(CHAT, tokenizer)))
+    text = tokenizer.decode(tokenizer.encode_chat(*BOTH.for_template(CHAT, tokenizer)))
     assert json.dumps(BOTH.functions[0].described) in text
     assert '"name": "add", "arguments": {"x": 1, "y": 2}' in text
     assert "\n3\n" in text if not family else "tool: 3" in text
     silent = Tools(BOTH.functions, "none")
-    assert "adds" not in tokenizer.decode(tokenizer.encode_chat(*silent.told(CHAT, tokenizer)))
+    assert "adds" not in tokenizer.decode(
+        tokenizer.encode_chat(*silent.for_template(CHAT, tokenizer))
+    )
 
 
 PAST_ARGUMENTS: dict[str, tuple[Any, Any]] = {
@@ -282,7 +284,7 @@ def test_a_past_call_is_an_object_to_the_template_whatever_it_holds(
     tokenizer = Tokenizer(directory)
     call = {"id": "c", "function": {"name": "add", "arguments": given}}
     chat = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
-    messages, tools = BOTH.told(chat, tokenizer)
+    messages, tools = BOTH.for_template(chat, tokenizer)
     assert messages[1]["tool_calls"][0]["function"]["arguments"] == expected
     assert tokenizer.encode_chat(messages, tools)
 
@@ -292,7 +294,7 @@ def test_a_past_call_is_an_object_to_the_template_whatever_it_holds(
 def test_thoughts_reach_the_template_by_every_name(tmp_path: Path, family: str, name: str) -> None:
     tokenizer = Tokenizer(with_template(tmp_path / "model", family))
     chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "b", name: "why"}]
-    messages, _ = BOTH.told(chat, tokenizer)
+    messages, _ = BOTH.for_template(chat, tokenizer)
     assert {messages[-1][each] for each in ("reasoning_content", "reasoning", "thinking")} == {
         "why"
     }
@@ -304,7 +306,7 @@ def test_a_template_of_another_form_is_told_in_words(tmp_path: Path) -> None:
         TEMPLATES["mistral"] + "{# [ARGS] #}", encoding="utf-8"
     )
     tokenizer = Tokenizer(directory)
-    messages, tools = BOTH.told(CHAT, tokenizer)
+    messages, tools = BOTH.for_template(CHAT, tokenizer)
     assert tools == []
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
 

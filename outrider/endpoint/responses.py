@@ -1,25 +1,93 @@
-"""Texts as OpenAI's /v1/responses says them: items, which are messages and calls of functions."""
+"""OpenAI's /v1/responses as a translation of a chat: items are messages and calls of functions.
+
+Fields that are not named here are those of a chat. No answer is stored: each request sends the
+whole conversation.
+"""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 from uuid import uuid4
+
+from annotated_types import Len
+from pydantic import BaseModel, ConfigDict
 
 from inference.order import TokenLogProb
 from outrider.client.client import Client
 from outrider.endpoint.answers import usage
 from outrider.endpoint.chat_answers import scored
-from outrider.endpoint.chat_messages import JsonObject
+from outrider.endpoint.chat_messages import JsonObject, Text, joined_text
 from outrider.endpoint.failures import ApiError
-from outrider.endpoint.requests import ChatRequest
+from outrider.endpoint.requests import MOST_MESSAGES, ChatRequest
 from outrider.text.completion import Completion, Request
 from outrider.text.pieces import Piece
 
+LOGPROBS = "message.output_text.logprobs"
+"""Name in `include` that asks for log-probabilities."""
 
-class ResponseTeller:
+
+class ResponseRequest(BaseModel):
+    """A request for the answer to a conversation. Other fields are those of a chat."""
+
+    model_config = ConfigDict(extra="allow")
+
+    input: Text | Annotated[list[JsonObject], Len(max_length=MOST_MESSAGES)]
+    instructions: Text | None = None
+    text: JsonObject | None = None  # its `format` is the form of the answer
+    max_output_tokens: int | None = None
+    include: list[str] | None = None  # LOGPROBS are told, other parts are never there
+
+    def chat(self) -> ChatRequest:
+        """The request as one for a chat."""
+        first = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        said = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else None
+        more, text = self.model_extra or {}, self.text or {}
+        fields = {
+            "n": 1,
+            "messages": [*first, *(said or _item_messages(self.input))],
+            "max_completion_tokens": self.max_output_tokens,
+            "response_format": text.get("format"),
+            "verbosity": text.get("verbosity"),
+            "logprobs": LOGPROBS in (self.include or ()) or bool(more.get("top_logprobs")),
+        }
+        return ChatRequest.model_validate(more | fields)
+
+
+def _item_messages(items: Iterable[Any]) -> list[JsonObject]:
+    """Items as messages of a chat. Thoughts belong to what the assistant says behind them, and
+    calls to what it said before them.
+    """
+    messages = list[JsonObject]()
+    for item in items:
+        kind = item.get("type") or "message"
+        if kind == "reasoning":
+            thoughts = joined_text(item.get("content")) or joined_text(item.get("summary"))
+            if thoughts:  # others are encrypted
+                messages.append({"role": "assistant", "reasoning_content": thoughts})
+        elif kind == "function_call":
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant"})
+            call = {"id": item.get("call_id"), "function": item}
+            messages[-1].setdefault("tool_calls", []).append(call)
+        elif kind == "function_call_output":
+            result, called = item.get("output"), item.get("call_id")
+            messages.append({"role": "tool", "content": result, "tool_call_id": called})
+        elif kind == "message":
+            said = {"role": item.get("role"), "content": item.get("content")}
+            thought = messages[-1:] if said["role"] == "assistant" else []
+            if thought and thought[0].keys() == {"role", "reasoning_content"}:
+                thought[0].update(said)
+            else:
+                messages.append(said)
+        else:
+            raise ApiError(400, f"items of type {kind} are not served", param="input")
+    return messages
+
+
+class ResponseWriter:
     """Says a text as items: messages, and calls of functions."""
 
     def __init__(self, client: Client, chat: ChatRequest, _requests: Sequence[Request]) -> None:
@@ -37,7 +105,7 @@ class ResponseTeller:
         for name in ("response.created", "response.in_progress"):
             yield self._event(name, response=self._frame([], None))
 
-    def go_on(self, _index: int, piece: Piece) -> Iterable[dict[str, str]]:
+    def add(self, _index: int, piece: Piece) -> Iterable[dict[str, str]]:
         call = piece.call
         if call is not None and call.name:
             yield from self._begin_item(_call(call.id, call.name, ""))

@@ -1,21 +1,79 @@
-"""Texts as Anthropic's /v1/messages says them: blocks of text, and uses of tools."""
+"""Anthropic's /v1/messages as a translation of a chat: blocks of text and uses of tools.
+
+Fields that are not named here are those of a chat. No answer is stored: each request sends the
+whole conversation.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 from uuid import uuid4
 
+from annotated_types import Len
+from pydantic import BaseModel, ConfigDict
+
 from outrider.client.client import Client
-from outrider.endpoint.chat_messages import JsonObject
+from outrider.endpoint.chat_messages import JsonObject, Text
 from outrider.endpoint.failures import ApiError
+from outrider.endpoint.requests import MOST_MESSAGES, ChatRequest
 from outrider.text.completion import Completion, Request
 from outrider.text.json_values import read_object
 from outrider.text.pieces import Piece
 
 
-class MessageTeller:
+class MessagesRequest(BaseModel):
+    """A request for the next message of a conversation. Other fields are those of a chat."""
+
+    model_config = ConfigDict(extra="allow")
+
+    messages: Annotated[list[JsonObject], Len(max_length=MOST_MESSAGES)]
+    system: Text | list[JsonObject] | None = None
+    tool_choice: JsonObject | None = None
+    stop_sequences: list[Text] | None = None
+    output_config: JsonObject | None = None  # its `format` is the form of the answer
+
+    def chat(self) -> ChatRequest:
+        """The request as one for a chat. A last message of the assistant is continued."""
+        begun = bool(self.messages) and self.messages[-1].get("role") == "assistant"
+        first = [{"role": "system", "content": self.system}] if self.system else []
+        turns = [message for turn in self.messages for message in _turn_messages(turn)]
+        fields = {
+            "n": 1,
+            "logprobs": None,
+            "messages": [*first, *turns],
+            "response_format": (self.output_config or {}).get("format"),
+            "stop": self.stop_sequences,
+            "tool_choice": self.tool_choice,
+            "continue_final_message": begun,
+            "parallel_tool_calls": not (self.tool_choice or {}).get("disable_parallel_tool_use"),
+        }
+        return ChatRequest.model_validate((self.model_extra or {}) | fields)
+
+
+def _turn_messages(turn: JsonObject) -> Iterable[JsonObject]:
+    """A turn as messages of a chat: results of calls are messages of their own, before the text."""
+    content = turn.get("content")
+    if not isinstance(content, list):
+        yield {"role": turn.get("role"), "content": content}
+        return
+    said, calls = list[Any](), list[JsonObject]()
+    for block in content:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "tool_result":
+            result = block.get("content") or ""
+            yield {"role": "tool", "content": result, "tool_call_id": block.get("tool_use_id")}
+        elif kind == "tool_use":
+            called = {"name": block.get("name"), "arguments": block.get("input")}
+            calls.append({"id": block.get("id"), "function": called})
+        else:
+            said.append(block)
+    if said or calls:
+        yield {"role": turn.get("role"), "content": said, "tool_calls": calls}
+
+
+class MessageWriter:
     """Says a text as blocks: texts, and uses of tools."""
 
     def __init__(self, client: Client, requests: Sequence[Request]) -> None:
@@ -35,7 +93,7 @@ class MessageTeller:
         message = self._frame([]) | {"stop_reason": None, "stop_sequence": None, "usage": counts}
         yield _event("message_start", message=message)
 
-    def go_on(self, _index: int, piece: Piece) -> Iterable[dict[str, str]]:
+    def add(self, _index: int, piece: Piece) -> Iterable[dict[str, str]]:
         if piece.call is None:
             if self._open != "text":
                 yield from self._begin_block({"type": "text", "text": ""})

@@ -1,0 +1,168 @@
+"""A tree below the last committed token, which grows, and whose root moves on with the text.
+
+Draft and target both keep their candidates in one. A node has a place in flat arrays, which is
+reused after it is gone, and a mark, which is not. Ranks are sums from the beginning of the text, so
+a new root changes none of them, nor their order. Pure: no clock, no model, no network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from inference.tree import IntArray
+
+Mark: TypeAlias = int
+"""Names a node, and is above 0. The low bits are the node's place in the arrays."""
+
+NOWHERE: Mark = 0
+
+_PLACE_BITS = 20
+PLACE: Mark = (1 << _PLACE_BITS) - 1
+"""mark & PLACE: the place in the arrays."""
+
+NOBODY = np.inf
+"""The rank of an empty place in the arrays."""
+
+
+class GrowingTree:
+    """Nodes below the root, the last committed token.
+
+    position: position of the root in the text.
+    nodes: [3, size] the rows `tokens`, `parents` and `positions`, which are views of it.
+    parents: place of the node's parent; -1 for the root.
+    positions: position of the node's token in the text.
+    ranks: [size] minus the logarithm of the node's value (the product of the chances on its path),
+        or NOBODY at an empty place.
+    marks: [places in use so far] the mark of the latest node at each place.
+    children: a table of the nodes that have, or had, children: token -> child.
+    """
+
+    root: Mark
+
+    def __init__(self, token: int, position: int) -> None:
+        self.nodes = np.zeros((3, 64), dtype=np.int32)
+        self.tokens, self.parents, self.positions = self.nodes
+        self.ranks = np.full(64, NOBODY)
+        self.marks: list[Mark] = []
+        self._free: list[int] = []  # the low bits are places
+        self._made = 0
+        self._tables: list[dict[Mark, Any]] = []
+        self.children: dict[Mark, dict[int, Mark]] = self.table()
+        self.root, self.position = self.put(token, -1, position, 0.0), position
+
+    def table(self) -> dict[Mark, Any]:
+        """Return an empty table of nodes. The tree removes a node's entry with the node."""
+        self._tables.append({})
+        return self._tables[-1]
+
+    @property
+    def depths(self) -> IntArray:  # [size]
+        """Edges between the root and the node at each place."""
+        depths: IntArray = self.positions - self.position
+        return depths
+
+    def rank(self, node: Mark) -> float:
+        return self.ranks.item(node & PLACE)
+
+    def token(self, node: Mark) -> int:
+        return self.tokens.item(node & PLACE)
+
+    def position_of(self, node: Mark) -> int:
+        return self.positions.item(node & PLACE)
+
+    def parent(self, node: Mark) -> Mark:
+        """The parent of a node; NOWHERE for the root."""
+        place = self.parents.item(node & PLACE)
+        return NOWHERE if place < 0 else self.marks[place]
+
+    def lives(self, node: Mark) -> bool:
+        """Whether the node is in the tree still."""
+        place = node & PLACE
+        return self.marks[place] == node and self.ranks.item(place) < NOBODY
+
+    def path(self, node: Mark) -> list[int]:
+        """Tokens behind the root, up to the node's own."""
+        tokens = list[int]()
+        while above := self.parent(node):
+            tokens.append(self.token(node))
+            node = above
+        return tokens[::-1]
+
+    def walk(self, tokens: Sequence[int]) -> list[Mark]:
+        """The root, and the nodes that these tokens lead to, as far as the tree has them."""
+        path = [self.root]
+        for token in tokens:
+            child = self.children.get(path[-1], {}).get(token)
+            if child is None:
+                break
+            path.append(child)
+        return path
+
+    def put(self, token: int, parent: int, position: int, rank: float) -> Mark:
+        """Store a node, which is nobody's child yet. parent: the place of one, or -1"""
+        marks, free = self.marks, self._free
+        if not free:
+            free.append(len(marks))
+            marks.append(NOWHERE)
+            if len(marks) > len(self.ranks):
+                self._grow()
+        place = free.pop() & PLACE
+        self.tokens[place] = token
+        self.parents[place] = parent
+        self.positions[place] = position
+        self.ranks[place] = rank
+        self._made += 1
+        mark = marks[place] = self._made << _PLACE_BITS | place
+        return mark
+
+    def hang(self, above: Mark, token: int, rank: float) -> Mark:
+        """Add a child, which the node does not have yet."""
+        place = above & PLACE
+        child = self.put(token, place, self.positions.item(place) + 1, rank)
+        self.children.setdefault(above, {})[token] = child
+        return child
+
+    def advance(self, tokens: Sequence[int]) -> tuple[list[Mark], list[Mark]]:
+        """Commit tokens: the last one is the new root, and nodes that are not below it go.
+
+        Returns the nodes that were passed, the former root first, and all others that are gone.
+        Their places are reused by the next put().
+        """
+        passed, after = list[Mark](), self.root
+        for token in tokens:
+            if after != NOWHERE:
+                passed.append(after)
+                after = self.children.get(after, {}).pop(token, NOWHERE)
+        self.position += len(tokens)
+        if after == NOWHERE:
+            after = self.put(tokens[-1], -1, self.position, self.rank(passed[-1]))
+        self.parents[after & PLACE] = -1
+        self.root = after
+        return passed, self._prune(passed[:])[len(passed) :]
+
+    def clear(self) -> list[Mark]:
+        """Remove all nodes below the root; returns them."""
+        return self._prune(list(self.children.pop(self.root, {}).values()))
+
+    def drop(self, gone: Sequence[Mark]) -> None:
+        """Remove nodes that are nobody's children any more, and have none."""
+        self.ranks[np.array(gone, dtype=np.int64) & PLACE] = NOBODY
+        self._free += gone
+        for table in self._tables:
+            for node in gone if table else ():
+                table.pop(node, None)
+
+    def _prune(self, gone: list[Mark]) -> list[Mark]:
+        """Remove nodes that are nobody's children any more, and all below; returns all of them."""
+        for node in gone:  # the list grows during the loop
+            gone += self.children.pop(node, {}).values()
+        self.drop(gone)
+        return gone
+
+    def _grow(self) -> None:
+        self.nodes = np.concatenate([self.nodes, np.zeros_like(self.nodes)], axis=1)
+        self.tokens, self.parents, self.positions = self.nodes
+        self.ranks = np.concatenate([self.ranks, np.full(len(self.ranks), NOBODY)])
