@@ -17,6 +17,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+export PYTHONDONTWRITEBYTECODE :=  # child processes of tests would compile the product each time
 
 .PHONY: demo lint room check test test-all shuffled examples test-isa test-xla test-nxd package licences docs proto vendor clean
 

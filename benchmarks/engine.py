@@ -111,8 +111,8 @@ class Client:
                 parent = self._line[int(self._random.integers(len(self._line)))][1]
                 token, chance = int(self._random.integers(VOCABULARY)), self._random.uniform(0, 0.5)
                 columns.append((number - parent, token, max(chance, 0.02)))
-        back, tokens, chances = zip(*columns, strict=True)
-        return Nodes(self._start, first, back, tokens, chances)
+        parents, tokens, chances = zip(*columns, strict=True)
+        return Nodes(self._start, first, parents, tokens, chances)
 
 
 def measure(sessions: int, nodes: int, forwards: int) -> dict[str, float]:

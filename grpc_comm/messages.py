@@ -128,28 +128,23 @@ def read_decode(message: pb.Decode) -> Decode:
     return Decode(message.end, stop_ids, pace, message.credit, message.beside)
 
 
+_NUMBERS = ("position", "known", "held", "nodes", "forwards", "lone", "room")
+_TIMES = ("queue", "model", "share")
+
+
 def write_tokens(progress: Progress, end: End) -> pb.Tokens:
     """Write a session's progress.
 
     end: why the text ends, or stands still for now
     """
     named = any(kind != NOBODY for kind in progress.proposers)
+    seconds = {f"{of}_microseconds": getattr(progress, f"{of}_seconds") for of in _TIMES}
     return pb.Tokens(
-        position=progress.position,
         ids=progress.tokens,
         proposers=bytes(progress.proposers) if named else b"",
-        known=progress.known,
-        held=progress.held,
-        acknowledged=progress.acknowledged,
-        nodes=progress.nodes,
-        forwards=progress.forwards,
-        lone=progress.lone,
-        queue_microseconds=round(progress.queue_seconds * 1e6),
-        model_microseconds=round(progress.model_seconds * 1e6),
-        share_microseconds=round(progress.share_seconds * 1e6),
-        sessions=progress.sessions,
-        room=progress.room,
         end=pb.Tokens.End.Name(end.value),
+        **{name: getattr(progress, name) for name in _NUMBERS},
+        **{name: round(value * 1e6) for name, value in seconds.items()},
         **write_logprobs(progress.logprobs),
     )
 
@@ -161,22 +156,12 @@ def read_tokens(message: pb.Tokens) -> Progress:
     if message.end not in pb.Tokens.End.values():
         raise Mismatch(f"ended its text in a way that is not known ({message.end})")
     return Progress(
-        message.position,
-        tuple(message.ids),
-        tuple(message.proposers) or (NOBODY,) * len(message.ids),
-        message.known,
-        message.held,
-        message.acknowledged,
-        message.nodes,
-        message.forwards,
-        message.lone,
-        message.queue_microseconds / 1e6,
-        message.model_microseconds / 1e6,
-        message.share_microseconds / 1e6,
-        message.sessions,
-        message.room,
-        End(message.end),
-        read_logprobs(message),
+        tokens=tuple(message.ids),
+        proposers=tuple(message.proposers) or (NOBODY,) * len(message.ids),
+        end=End(message.end),
+        logprobs=read_logprobs(message),
+        **{name: getattr(message, name) for name in _NUMBERS},
+        **{f"{of}_seconds": getattr(message, f"{of}_microseconds") / 1e6 for of in _TIMES},
     )
 
 

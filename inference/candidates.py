@@ -62,18 +62,17 @@ class _Numbers:
 
 
 class CandidateTree(GrowingTree):
-    """Candidates below the last of `tokens`, which is the root.
+    """Candidates below the last token of a text, which is the root.
 
-    committed: the session's committed tokens; only `advance` appends to them.
+    text: the session's committed tokens; the session appends them, after `commit`.
     most: candidates that are kept at most.
-    live: number of candidates now.
     taken: committed tokens that were candidates, computed in their forward or not.
     deepest: an upper bound of all candidates' positions.
     """
 
-    def __init__(self, committed: list[int], most: int = MOST_CANDIDATES) -> None:
-        super().__init__(committed[-1], len(committed) - 1)
-        self._text, self._most, self.live, self.taken = committed, most, 0, 0
+    def __init__(self, text: list[int], most: int = MOST_CANDIDATES) -> None:
+        super().__init__(text[-1], len(text) - 1)
+        self.text, self._most, self.taken = text, most, 0
         self.deepest = self.position
         self._claims: dict[Mark, dict[int, dict[int, float]]] = self.table()
         self._raised: dict[Mark, float] = self.table()  # new edge cost, not yet in `ranks`
@@ -117,6 +116,11 @@ class CandidateTree(GrowingTree):
         return Dropped(late, self._shed() if self.live > self._most else 0)
 
     @property
+    def live(self) -> int:
+        """Number of candidates now."""
+        return len(self.marks) - len(self._free) - 1
+
+    @property
     def places(self) -> int:
         """Places in the arrays that are, or were, in use."""
         return len(self.marks)
@@ -143,10 +147,8 @@ class CandidateTree(GrowingTree):
             self._raised.pop(node, None)  # a root has no edge above it
         while len(self._committed) > REMEMBERED_NUMBERS:
             self._committed.popitem(last=False)
-        _, gone = self.advance(tokens)
+        self.advance(tokens)
         self.taken += len(path) - 1
-        self.live -= len(path) - 1 + len(gone)
-        self._text += tokens
         self._in_hand = None
         return [*claims, *[{}] * (len(tokens) - len(claims))]
 
@@ -162,7 +164,6 @@ class CandidateTree(GrowingTree):
         child = self.children.get(above, {}).get(token)
         if child is None:
             child = self.hang(above, token, self.rank(above) + cost)
-            self.live += 1
             self.deepest = max(self.deepest, self.position_of(child))
         elif cost < self._raised.get(child, self.rank(child) - self.rank(above)) - _ROUNDING:
             self._raised[child] = cost
@@ -174,7 +175,7 @@ class CandidateTree(GrowingTree):
         It is NOWHERE unless the target has committed this token there.
         """
         position = self._committed.get(above, ~above) + 1
-        known = 0 < position <= self.position and self._text[position] == token
+        known = 0 < position <= self.position and self.text[position] == token
         return ~position if known else NOWHERE
 
     def _rank_anew(self) -> None:
@@ -206,5 +207,4 @@ class CandidateTree(GrowingTree):
             for claims in self._claims.get(above, {}).values():
                 claims.pop(token, None)
         self.drop(gone)
-        self.live -= len(gone)
         return len(gone)

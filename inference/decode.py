@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from typing import NamedTuple, Protocol
+from typing import Protocol, TypeAlias
 
 from inference.draft_thread import CandidateSink, Drafter, Drafting, inline
 from inference.order import Decode, End, Progress, TokenLogProb
@@ -47,7 +47,8 @@ class TargetSession(CandidateSink, Protocol):
         ...
 
     def receive(self, timeout: float) -> Progress | None:
-        """New committed tokens, or the end of the text; None after `timeout` seconds.
+        """New committed tokens with what they cost, or the end of the text; None after `timeout`
+        seconds.
 
         Raises the error that ended the session.
         """
@@ -56,16 +57,10 @@ class TargetSession(CandidateSink, Protocol):
     def close(self) -> None: ...
 
 
-class Step(NamedTuple):
-    """Newly committed tokens; empty when none came within the timeout."""
+Step: TypeAlias = Progress
+"""Newly committed tokens; NOTHING when none came within the timeout."""
 
-    tokens: tuple[int, ...]
-    proposers: tuple[int, ...]  # [tokens] kind of the proposer that had named each, or NOBODY
-    end: End = End.NOT
-    logprobs: tuple[TokenLogProb, ...] = ()  # [tokens] where they were asked for
-
-
-NOTHING = Step((), ())
+NOTHING = Step()
 
 
 def decode(
@@ -131,4 +126,4 @@ class Loop:
         self.ended = progress.end is not End.NOT
         if not self.ended:
             self.drafting.hear(progress)
-        return Step(progress.tokens, progress.proposers, progress.end, progress.logprobs)
+        return progress

@@ -68,7 +68,6 @@ class Drafting:
 
     _proposers: list[Proposer] | None  # in the order in which they may make a call
     _came: deque[tuple[float, Progress]]  # when it came, and what; not heard yet
-    _last: Progress | None  # heard
     _error: Exception | None
 
     def __init__(
@@ -82,7 +81,7 @@ class Drafting:
         self.length, self.usage = len(prompt), DraftUsage()
         self._prompt, self._params = prompt, params
         self._session, self._order, self._clock = session, order, clock
-        self._proposers, self._last, self._came = None, None, deque()
+        self._proposers, self._came = None, deque()
         self._stream, self._told = session.stream, -1
         self._news = threading.Event()
         self._sending, self._running = threading.Lock(), threading.Lock()
@@ -172,19 +171,19 @@ class Drafting:
         return False
 
     def _hear(self, at: float, progress: Progress) -> None:
-        if progress.tokens and self._throttle is not None and self._last is not None:
-            forwards = progress.forwards - self._last.forwards
+        first, forwards = self._heard_at == -math.inf, progress.forwards
+        assert at >= self._heard_at, "the clock went back"
+        if progress.tokens and self._throttle is not None and not first:
             silent = self._heard_at >= self._busy_until or at <= self._busy_from
-            lone = progress.lone - self._last.lone == forwards
-            seconds, tokens = at - self._heard_at, len(progress.tokens)
-            self._throttle.hear(seconds, tokens, forwards, lone=lone, silent=silent)
-        if progress.tokens or self._last is None:  # a sign of life ends no forward
+            seconds, lone = at - self._heard_at, progress.lone == forwards
+            self._throttle.hear(seconds, len(progress.tokens), forwards, lone=lone, silent=silent)
+        if progress.tokens or first:  # a sign of life ends no forward
             self._heard_at = at
         if progress.tokens:
-            notice = notice_of(self._last, progress, at)
+            took = (progress.model_seconds + progress.queue_seconds) / max(forwards, 1)
+            notice = Notice(at, took, progress.known, progress.held, progress.room)
             for proposer in self._proposers or ():
                 proposer.hear(progress.position, progress.tokens, at, notice)
-        self._last = progress
 
     def _flush(self, proposers: Sequence[Proposer]) -> None:
         for proposer in proposers:
@@ -247,12 +246,3 @@ def on_thread(lend: Lend, throttle: Throttle | None = None) -> Drafter:
         return drafting.check
 
     return begin
-
-
-def notice_of(before: Progress | None, now: Progress, at: float) -> Notice:
-    """The notice for tokens that came at time `at` (seconds), from two progress reports."""
-    forwards, seconds = now.forwards, now.model_seconds + now.queue_seconds
-    if before is not None:
-        forwards -= before.forwards
-        seconds -= before.model_seconds + before.queue_seconds
-    return Notice(at, seconds / max(forwards, 1), now.known, now.held, now.room)

@@ -64,25 +64,59 @@ class TokenLogProb(NamedTuple):
     values: tuple[float, ...]  # [likeliest]
 
 
-class Progress(NamedTuple):
-    """Tokens committed beyond a reader's cursor, and counts. Sums are over the whole session."""
+@dataclass
+class Spent:
+    """Costs of a session, or of a part of its text."""
 
-    position: int  # position of the first of `tokens` in the text
-    tokens: tuple[int, ...]
-    proposers: tuple[int, ...]  # [tokens] kind of the proposer that had named each, or NOBODY
-    known: int  # nodes of the reader's stream that had arrived when the last forward began
-    held: int  # candidates below the root now
-    acknowledged: int  # length that the target knows the client to have
-    nodes: int  # nodes computed for the session, roots included
-    forwards: int  # forwards in which the session took part
-    lone: int  # forwards in which the session had no candidates
-    queue_seconds: float  # time spent waiting for forwards
-    model_seconds: float  # time of the forwards in which the session took part
-    share_seconds: float  # the session's part of model_seconds; a forward's parts add up to it
-    sessions: int  # sessions in the last forward
-    room: int  # candidates that a forward takes from this session at present
-    end: End
-    logprobs: tuple[TokenLogProb, ...] = ()  # [tokens] where they were asked for
+    nodes: int = 0  # nodes computed for the session, roots included
+    forwards: int = 0  # forward passes in which the session took part
+    lone: int = 0  # forward passes in which the session had no candidates
+    queue_seconds: float = 0.0  # time spent waiting for forward passes
+    model_seconds: float = 0.0  # time of the forward passes in which the session took part
+    share_seconds: float = 0.0  # the session's part of model_seconds; a pass's parts add up to it
+
+    @property
+    def drafted(self) -> int:
+        """Forward passes in which the session had candidates."""
+        return self.forwards - self.lone
+
+    @property
+    def candidates(self) -> int:
+        """Candidates that were computed."""
+        return self.nodes - self.forwards
+
+    def add(self, more: Spent) -> None:
+        self.nodes += more.nodes
+        self.forwards += more.forwards
+        self.lone += more.lone
+        self.queue_seconds += more.queue_seconds
+        self.model_seconds += more.model_seconds
+        self.share_seconds += more.share_seconds
+
+    def beyond(self, before: Spent) -> Spent:
+        """What was spent since `before`, an earlier state of the same costs."""
+        return Spent(
+            self.nodes - before.nodes,
+            self.forwards - before.forwards,
+            self.lone - before.lone,
+            self.queue_seconds - before.queue_seconds,
+            self.model_seconds - before.model_seconds,
+            self.share_seconds - before.share_seconds,
+        )
+
+
+@dataclass(kw_only=True)
+class Progress(Spent):
+    """What lies beyond a reader's cursor in a text, what it cost, and the state of the target."""
+
+    position: int = 0  # position of the first of `tokens` in the text
+    tokens: tuple[int, ...] = ()
+    proposers: tuple[int, ...] = ()  # [tokens] kind of the proposer of each, or NOBODY
+    logprobs: tuple[TokenLogProb, ...] = ()  # [tokens] if requested
+    end: End = End.NOT
+    known: int = 0  # nodes of the reader's stream that had arrived when the last pass began
+    held: int = 0  # candidates below the root now
+    room: int = 0  # candidates that a forward pass takes from this session at present
 
 
 class Opened(NamedTuple):
@@ -92,26 +126,3 @@ class Opened(NamedTuple):
     queue_seconds: float  # time spent waiting for a row and for forwards
     prefill_seconds: float  # time of the prompt's forwards
     logprobs: tuple[TokenLogProb, ...] = ()  # of the prompt's tokens but the first, where asked for
-
-
-@dataclass
-class Spent:
-    """Costs of a session so far. The fields have the same meaning as in Progress."""
-
-    nodes: int = 0
-    forwards: int = 0
-    lone: int = 0
-    queue_seconds: float = 0.0
-    model_seconds: float = 0.0
-    share_seconds: float = 0.0
-    sessions: int = 0
-
-    def add(self, nodes: int, queue: float, model: float, share: float, sessions: int) -> None:
-        """Count a forward: the session's nodes in it, and seconds waited, computed and charged."""
-        self.nodes += nodes
-        self.forwards += 1
-        self.lone += nodes == 1
-        self.queue_seconds += queue
-        self.model_seconds += model
-        self.share_seconds += share
-        self.sessions = sessions

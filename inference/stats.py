@@ -5,25 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from inference.order import Progress
+from inference.order import Spent
 from inference.proposer import NOBODY
 
 
 @dataclass
-class Traffic:
-    """Costs of the sessions of one text so far; 0 where nothing is counted."""
+class Traffic(Spent):
+    """Costs of the sessions of one text so far; 0 where nothing is counted.
+
+    queue_seconds: also those spent waiting for a row
+    """
 
     bytes_up: int = 0  # from client to target, with FRAMING_BYTES added per message
     bytes_down: int = 0  # from target to client, with FRAMING_BYTES added per message
     messages_up: int = 0
     messages_down: int = 0
-    queue_seconds: float = 0.0  # time spent waiting for a row and for forwards
-    prefill_seconds: float = 0.0  # time of the prompt's forwards
-    model_seconds: float = 0.0  # time of the forwards in which the session took part
-    share_seconds: float = 0.0  # the session's part of model_seconds, other sessions' part left out
-    nodes: int = 0  # nodes computed for the session, roots included
-    forwards: int = 0  # forwards in which the session took part
-    lone: int = 0  # forwards in which the session had no candidates
+    prefill_seconds: float = 0.0  # time of the prompt's forward passes
     reused_tokens: int = 0  # prompt tokens whose keys were in the prefix cache
     resumes: int = 0  # broken streams that were resumed
     reopenings: int = 0  # sessions that were opened anew, with a prefill
@@ -31,15 +28,6 @@ class Traffic:
     def copy(self) -> Traffic:
         """A copy, which later traffic does not change."""
         return replace(self)
-
-    def follow(self, before: Progress | None, now: Progress) -> None:
-        """Add what a session did between two reports. before: None at its beginning."""
-        for name in _SUMS:
-            more = getattr(now, name) - (getattr(before, name) if before is not None else 0)
-            setattr(self, name, getattr(self, name) + more)
-
-
-_SUMS = ("queue_seconds", "model_seconds", "share_seconds", "nodes", "forwards", "lone")
 
 
 @dataclass

@@ -44,7 +44,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return tiers.is_dear(collection_path, config) or None
+    """Leave out, unread, files of which no test would run."""
+    if collection_path.suffix != ".py":
+        return None
+    is_left_out = tiers.is_dear(collection_path, config) or tiers.is_of_slower_tier(
+        collection_path, config
+    )
+    return is_left_out or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

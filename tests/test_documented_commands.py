@@ -15,13 +15,9 @@ from deploy import __main__ as deploying
 from grpc_comm.client.named_targets import NamedTarget
 from inference.flags.command_line import parse_flags
 from outrider.aws_verbs import DEPLOY_VERBS
-from outrider.measure import bench_options as benching
-from outrider.measure import compare_options as comparing
-from outrider.measure import prove_options as proving
-from outrider.measure.recommend_options import RecommendOptions
+from outrider.measure import commands as measuring
+from outrider.measure.compare import read_positions
 from outrider.measure.runs import RunsOptions
-from outrider.measure.testbed import read_positions
-from outrider.money.goal import read_billing
 from outrider.options import parsing as running
 from outrider.options.verbs import OTHER_VERBS, ROLES, VERBS
 from outrider.terminal.demo import DemoOptions
@@ -31,10 +27,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HELP = [
     "compile/compile_options.py",
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "deploy/commands").glob("*.py")),
-    "outrider/measure/bench_options.py",
-    "outrider/measure/compare_options.py",
+    "outrider/measure/commands.py",
     "outrider/options/parsing.py",
-    "outrider/measure/prove_options.py",
     "outrider/measure/runs.py",
     "outrider/target/ray_fleet.py",
 ]
@@ -42,12 +36,12 @@ HELP = [
 
 COMMANDS: dict[str, Callable[[list[str]], object]] = {
     "compile": compiling.parse,
-    "bench": benching.parse,
-    "compare": comparing.parse,
+    "bench": measuring.parse_bench,
+    "compare": measuring.parse_compare,
     "deploy": lambda words: deploying.parse(words, DEPLOY_VERBS),
     "runs": lambda words: parse_flags(RunsOptions, "outrider runs", words),
-    "prove": proving.parse,
-    "recommend": lambda words: parse_flags(RecommendOptions, "outrider recommend", words),
+    "prove": measuring.parse_prove,
+    "recommend": measuring.parse_recommend,
     "demo": lambda words: parse_flags(DemoOptions, "outrider demo", words),
 }
 """Parsers of the verbs that are commands of their own; the others are roles."""
@@ -55,7 +49,7 @@ COMMANDS: dict[str, Callable[[list[str]], object]] = {
 PARSERS: dict[str, Callable[[list[str]], object]] = {
     "outrider": lambda words: COMMANDS.get(words[0], lambda _: running.parse(words))(words[1:]),
     "main.py": running.parse,
-    "compare_architectures.py": comparing.parse,
+    "compare_architectures.py": measuring.parse_compare,
     "-m compile": compiling.parse,
     "-m deploy": deploying.parse,
 }
@@ -147,6 +141,5 @@ def test_a_documented_command_is_understood(page: str, command: str) -> None:
     "command", sorted({command for _, command in DOCUMENTED if "outrider compare --cs" in command})
 )
 def test_a_documented_curve_states_the_prices_that_it_weighs(command: str) -> None:
-    options = comparing.parse(split(command)[1][1:])
-    billing = read_billing(options.pair.prices)
-    assert len(read_positions(options, billing)) == len(options.cs)
+    options = measuring.parse_compare(split(command)[1][1:])
+    assert len(read_positions(options)) == len(options.cs)

@@ -95,9 +95,9 @@ def test_texts_of_every_draft_and_sampling_at_once_are_the_targets_own(
         params = SAMPLINGS[number % 4]
         model = EagerModel(draft, rows=1, capacity=1024 + TUNING.room, max_nodes=256)
         proposer = PROPOSERS[number % 3](model)
-        for text in TEXTS:
+        for text in TEXTS[number // 4 % 2 :: 2]:
             prompt = tokenizer.encode(text)
-            own = completed(connection, tokenizer, prompt, params, 40).token_ids
+            own = completed(connection, tokenizer, prompt, params, 32).token_ids
 
             def made(prompt: Sequence[int], tokens: int) -> list[int]:
                 given = prompt, params, tokens, [proposer]

@@ -20,11 +20,11 @@ is possible over 256.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Annotated, NamedTuple
 
-from benchmarks.floor.laws import LAWS, PROFILES, Law, Machine, shapes
+from benchmarks.floor.laws import LAWS, PROFILES, Law, Machine, Profile, shapes
 from benchmarks.floor.race import MOST_NODES, SKILLS, Made, race
 from benchmarks.floor.worlds import WORLDS, lines
 from benchmarks.harness import Flags, run
@@ -70,38 +70,31 @@ class Cell(NamedTuple):
     sessions: int
 
 
-def known(law: Law, sessions: int) -> dict[Shape, float]:
+def profile_of(law: Law, sessions: int) -> dict[Shape, float]:
     """Return the right seconds of all shapes that a profile tells."""
     return {shape: law.seconds(*shape) for shape in shapes(sessions, MOST_NODES)}
 
 
-def _nothing(law: Law, sessions: int) -> Times:
-    return Times()
+def _checked(law: Law, kept: Profile | None = None) -> Times:
+    """Times of a start that measures a forward pass of one node and one of 16.
 
-
-def _checked(law: Law) -> dict[Shape, float]:
-    """Times that every start measures: a call of one node and one of 16."""
-    return {shape: law.seconds(*shape) for shape in ((1, 1), (1, 16))}
-
-
-def _first(law: Law, sessions: int) -> Times:
-    times = Times()
-    times.trust(_checked(law))
+    kept: by an earlier start
+    """
+    times = Times(kept)
+    times.trust({shape: law.seconds(*shape) for shape in ((1, 1), (1, 16))})
     return times
 
 
-def _kept(name: str, law: Law, sessions: int) -> Times:
-    """A profile that an earlier start kept, and what this start checked of it."""
-    times = Times(
-        {shape: PROFILES[name](shape, one) for shape, one in known(law, sessions).items()}
-    )
-    times.trust(_checked(law))
-    return times
+def _kept(wrong: Callable[[Shape, float], float], law: Law, sessions: int) -> Times:
+    """Times with a profile that an earlier start kept."""
+    seconds = profile_of(law, sessions).items()
+    return _checked(law, {shape: wrong(shape, right) for shape, right in seconds})
 
 
-BELIEFS: dict[str, Callable[[Law, int], Times]] = {"none": _nothing, "first": _first} | {
-    name: lambda law, sessions, name=name: _kept(name, law, sessions)  # type: ignore[misc]
-    for name in PROFILES
+BELIEFS: dict[str, Callable[[Law, int], Times]] = {
+    "none": lambda law, sessions: Times(),
+    "first": lambda law, sessions: _checked(law),
+    **{name: partial(_kept, wrong) for name, wrong in PROFILES.items()},
 }
 
 
@@ -109,7 +102,7 @@ BELIEFS: dict[str, Callable[[Law, int], Times]] = {"none": _nothing, "first": _f
 def root_only(law: str, sessions: int, seed: int) -> list[Made]:
     """Return the texts of root-only forwards, which are as quick whatever is believed."""
     machine = LAWS[law]
-    return race(Machine(machine, seed), _nothing(machine, sessions), None, sessions, TOKENS, seed)
+    return race(Machine(machine, seed), Times(), None, sessions, TOKENS, seed)
 
 
 def figures(cell: Cell, times: Times, seed: int) -> tuple[float, ...]:
@@ -128,7 +121,7 @@ def figures(cell: Cell, times: Times, seed: int) -> tuple[float, ...]:
 @cache
 def possible(cell: Cell, seed: int) -> float:
     """Return the figure over 256 tokens of an engine that knows the law."""
-    right = Times(known(LAWS[cell.law], cell.sessions), measured=True)
+    right = Times(profile_of(LAWS[cell.law], cell.sessions), measured=True)
     return figures(cell, right, seed)[MARKS.index(256)]
 
 

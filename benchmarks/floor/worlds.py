@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import NamedTuple
 
@@ -24,23 +25,14 @@ RIGHT = SKILLS["right"]
 class UnevenMachine(Machine):
     """A machine on which some forward passes of at least `nodes` nodes take `times` as long."""
 
-    chance, times, nodes = 0.3, 10.0, 2
-
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, chance: float = 0.3, times: float = 10.0, nodes: int = 2) -> None:
         super().__init__(GENTLE, seed)
+        self._share, self._times, self._from = chance, times, nodes
         self._drawn = random.Random(f"{seed} uneven")  # noqa: S311
 
     def seconds(self, rows: int, nodes: int, now: float) -> float:
-        dear = nodes >= self.nodes and self._drawn.random() < self.chance
-        return super().seconds(rows, nodes, now) * (self.times if dear else 1.0)
-
-
-class RarelyDearMachine(UnevenMachine):
-    chance, times = 0.05, 40.0
-
-
-class UnevenFrom8Machine(UnevenMachine):
-    nodes = 8
+        dear = nodes >= self._from and self._drawn.random() < self._share
+        return super().seconds(rows, nodes, now) * (self._times if dear else 1.0)
 
 
 class HotMachine(Machine):
@@ -103,8 +95,8 @@ def _buckets(costs: Mapping[int, float]) -> Callable[[int], Machine]:
 
 WORLDS: dict[str, World | Sharing] = {
     "uneven": World(UnevenMachine),
-    "uneven-from-8": World(UnevenFrom8Machine),
-    "rarely-dear": World(RarelyDearMachine),
+    "uneven-from-8": World(partial(UnevenMachine, nodes=8)),
+    "rarely-dear": World(partial(UnevenMachine, chance=0.05, times=40.0)),
     "hot": World(HotMachine),
     "warm": World(WarmMachine),
     "drift": World(DriftingMachine),
@@ -128,10 +120,7 @@ def shares(name: str, belief: Belief, seed: int) -> tuple[float, float, float]:
     """
     world = WORLDS[name]
     if isinstance(world, Sharing):
-        one, other = (
-            Made(play(GENTLE, world, belief(GENTLE, 1), TOKENS, seed, drafts=drafts))
-            for drafts in (True, False)
-        )
+        one, other = (Made(play(world, TOKENS, seed, drafts=drafts)) for drafts in (True, False))
     else:
         one, other = (
             race(machine, belief(machine.law, 1), skill, 1, TOKENS, seed)[0]

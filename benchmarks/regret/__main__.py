@@ -13,32 +13,30 @@ the study.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable, Iterator
 
 import torch
 
 from benchmarks.harness import Flags, JsonFile, run, write_json
-from benchmarks.regret import table
 from benchmarks.regret.settings import DOZEN, MAIN, SERIES, Series, settings
 from benchmarks.regret.stage import ALONE, GROWING
 from benchmarks.regret.study import Played, Study, embedded_study, play
+from benchmarks.regret.table import markdown
 from benchmarks.regret.texts import TOKENS
+from inference.command import say
 from inference.errors import InvalidRequest
 from inference.flags.values import Words
 
 
-def told(playing: Iterable[Played], count: int) -> Iterator[Played]:
+def with_progress(playing: Iterable[Played], count: int) -> Iterator[Played]:
     """Yield the cells as they are played, and print a line for each."""
     began = time.perf_counter()
     for index, played in enumerate(playing, start=1):
         alone, growing = (played.results[arm.name].token_ms for arm in (ALONE, GROWING))
-        print(
+        say(
             f"{index}/{count} {played.setting}, {played.series.name}: target-only {alone:.1f}, "
-            f"growing {growing:.1f} ms a token ({time.perf_counter() - began:.0f} s)",
-            file=sys.stderr,
-            flush=True,
+            f"growing {growing:.1f} ms a token ({time.perf_counter() - began:.0f} s)"
         )
         yield played
 
@@ -67,9 +65,9 @@ def main(given: Options) -> None:
     def study(of: Series) -> Study:
         return embedded_study(of.prompts[: given.texts], given.tokens, of.seed)
 
-    studied = list(told(play(among, series, study), len(among) * len(series)))
-    print(table.markdown(studied))
-    write_json(given.json_file, table.record(studied))
+    studied = list(with_progress(play(among, series, study), len(among) * len(series)))
+    print(markdown(studied))
+    write_json(given.json_file, [played.record() for played in studied])
 
 
 if __name__ == "__main__":

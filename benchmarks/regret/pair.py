@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -38,9 +37,6 @@ CAPACITY = 4096
 
 MOST_NODES = 1024
 _RANKED = 16  # children that are ranked when fewer are asked for
-
-GUESSES = 8
-"""Tokens that a node of every tree names: a token misses when it is none of them."""
 
 _SALT = 372
 """Chosen so that the share comes out alike on all texts of the study."""
@@ -99,16 +95,39 @@ class PathModel:
         return [prefixes[node] for node in segment.pick.tolist()]
 
 
-class PrefixModel(PathModel):
-    """A Model that says what Prefixes say, plus noise of this standard deviation on every logit
-    (0: the target itself). knows: share of the target's own logits in what it says.
+class Level(NamedTuple):
+    """A draft by its noise: the standard deviation, in logits.
+
+    misses: share of prefixes after which the target's token is none of its guesses, whatever the
+        noise
+    knows: share of the target's own logits in what it says
     """
 
-    def __init__(
-        self, prefixes: Prefixes, noise: float, *, rows: int = 1, knows: float = 1.0
-    ) -> None:
-        super().__init__(prefixes.child, rows)
-        self._prefixes, self._noise, self._knows = prefixes, noise, knows
+    name: str
+    noise: float = 0.0
+    misses: float = 0.0
+    knows: float = 1.0
+
+
+TARGET = Level("target")
+MISSES = Level("misses", 1.0, misses=0.036)
+"""At 4 to 5 % of the texts' tokens it misses, as real drafts do: the noise's own misses (at
+temperature 0.8 one in a hundred) are among them.
+"""
+
+USELESS = Level("useless", 5.0, knows=0.0)
+"""As sure of itself as the target, and never right."""
+
+LEVELS = {level.name: level for level in (Level("mid", 1.0), MISSES, USELESS)}
+
+
+class PrefixModel(PathModel):
+    """A Model that says what Prefixes say, with the faults of its level."""
+
+    def __init__(self, prefixes: Prefixes, level: Level = TARGET) -> None:
+        super().__init__(prefixes.child, 1)
+        self._prefixes, self._level = prefixes, level
+        self._target = PrefixModel(prefixes) if level.misses else None
         self._chosen: dict[SamplingParams, dict[int, int]] = {}
         self._ranked: dict[
             tuple[SamplingParams, int], dict[int, tuple[IntArray, NDArray[np.float32]]]
@@ -146,16 +165,23 @@ class PrefixModel(PathModel):
             np.stack([ids[:k] for ids, _ in rows]), np.stack([scores[:k] for _, scores in rows])
         )
 
-    def logits(self, prefixes: Sequence[int]) -> Tensor:  # [n, vocabulary] float32
-        """After these prefixes, noise included."""
-        said = self._prefixes.logits(prefixes)
-        return (
-            self._knows * said + self._noise * self._disturbance(prefixes) if self._noise else said
-        )
+    def logits(self, prefixes: Sequence[int], params: SamplingParams) -> Tensor:  # [n, V] float32
+        """After these prefixes, with noise and misses, for a text with these parameters."""
+        logits, level = self._prefixes.logits(prefixes), self._level
+        if level.noise:
+            logits = level.knows * logits + level.noise * self._disturbance(prefixes)
+        if self._target is None:
+            return logits
+        missed = [at for at, prefix in enumerate(prefixes) if self._misses(prefix)]
+        if missed:
+            tokens = self._target.choices([prefixes[at] for at in missed], params)
+            least = logits[missed].amin(-1) - OUT_OF_REACH
+            logits[missed, torch.from_numpy(tokens).long()] = least
+        return logits
 
-    def logits_under(self, prefixes: Sequence[int], params: SamplingParams) -> Tensor:
-        """Logits after these prefixes, for a text that is sampled with these parameters."""
-        return self.logits(prefixes)
+    def _misses(self, prefix: int) -> bool:
+        """Whether it has no idea after this prefix."""
+        return drawn(self._prefixes.key(prefix) + _SALT) < self._level.misses
 
     def _disturbance(self, prefixes: Sequence[int]) -> Tensor:  # [n, vocabulary]
         drawn = np.stack(
@@ -193,31 +219,8 @@ class PrefixModel(PathModel):
         positions = torch.tensor(
             [[self._prefixes.length(prefix) for prefix in prefixes]], dtype=torch.int32
         )
-        logits = self.logits_under(prefixes, params)[None]
+        logits = self.logits(prefixes, params)[None]
         return logits, Sampling.of([params], torch.device("cpu")), positions
-
-
-class MissingModel(PrefixModel):
-    """A PrefixModel that misses after this share of all prefixes; which ones depends on their
-    tokens alone. There it shares out among the others what it would have given the target's token.
-    """
-
-    def __init__(self, prefixes: Prefixes, noise: float, share: float) -> None:
-        super().__init__(prefixes, noise)
-        self._share, self._target = share, PrefixModel(prefixes, 0.0)
-
-    def logits_under(self, prefixes: Sequence[int], params: SamplingParams) -> Tensor:
-        said = super().logits_under(prefixes, params)
-        missed = [index for index, prefix in enumerate(prefixes) if self.misses(prefix)]
-        if missed:
-            tokens = self._target.choices([prefixes[index] for index in missed], params)
-            least = said[missed].amin(-1) - OUT_OF_REACH
-            said[missed, torch.from_numpy(tokens).long()] = least
-        return said
-
-    def misses(self, prefix: int) -> bool:
-        """Whether it has no idea after this prefix."""
-        return drawn(self._prefixes.key(prefix) + _SALT) < self._share
 
 
 def drawn(key: int) -> float:
@@ -230,85 +233,3 @@ def _mixed(key: int) -> int:
     key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9 % _WORD
     key = (key ^ (key >> 27)) * 0x94D049BB133111EB % _WORD
     return key ^ (key >> 31)
-
-
-class Level(NamedTuple):
-    """A draft by its noise: the standard deviation, in logits.
-
-    misses: share of prefixes after which the target's token is none of its guesses, whatever the
-        noise
-    knows: share of the target's own logits in what it says
-    """
-
-    name: str
-    noise: float
-    misses: float = 0.0
-    knows: float = 1.0
-
-    def draft(self, prefixes: Prefixes) -> PrefixModel:
-        """A draft of this level, with a row."""
-        if self.misses:
-            return MissingModel(prefixes, self.noise, self.misses)
-        return PrefixModel(prefixes, self.noise, knows=self.knows)
-
-
-MISSES = Level("misses", 1.0, misses=0.036)
-"""At 4 to 5 % of the texts' tokens it misses, as real drafts do: the noise's own misses (at
-temperature 0.8 one in a hundred) are among them.
-"""
-
-USELESS = Level("useless", 5.0, knows=0.0)
-"""As sure of itself as the target, and never right."""
-
-LEVELS = {level.name: level for level in (Level("mid", 1.0), MISSES, USELESS)}
-
-
-class Text(NamedTuple):
-    """A prompt, its sampling, and what the target says after it."""
-
-    prompt: tuple[int, ...]
-    params: SamplingParams
-    tokens: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """Shares of the tokens of some texts.
-
-    first: the target's token is the draft's first guess
-    covered: it is one of GUESSES
-    """
-
-    first: float
-    covered: float
-
-
-def measure(prefixes: Prefixes, draft: PrefixModel, texts: Sequence[Text]) -> Agreement:
-    """Agreement of a draft with what the target said."""
-    first = covered = total = 0
-    for text in texts:
-        before = [prefixes.after(text.prompt)]
-        for token in text.tokens[:-1]:
-            before.append(prefixes.child(before[-1], token))
-        places = draft.guesses(before, text.params, GUESSES).ids == np.array(text.tokens)[:, None]
-        first += int(places[:, 0].sum())
-        covered += int(places.any(1).sum())
-        total += len(before)
-    return Agreement(first / total, covered / total)
-
-
-class Pair:
-    """A target, a draft of one level of agreement, and texts that the target says."""
-
-    def __init__(self, prefixes: Prefixes, level: Level, texts: tuple[Text, ...]) -> None:
-        self.texts, self.vocabulary = texts, prefixes.vocabulary
-        self._target, self._draft = PrefixModel(prefixes, 0.0), level.draft(prefixes)
-        self.agreement: Agreement = measure(prefixes, self._draft, texts)
-
-    def target(self) -> PrefixModel:
-        """The target, with a row of its own."""
-        return self._target.apart()
-
-    def draft(self) -> PrefixModel:
-        """The draft, with a row of its own."""
-        return self._draft.apart()

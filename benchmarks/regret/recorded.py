@@ -2,13 +2,14 @@
 clock.
 
     python -m benchmarks.regret.recorded --pair TARGET,DRAFT --texts FILE [--file PROMPTS]
-        [--each 4] [--tokens 192] [--users 1,4] [--profiles NAME,...] [--round_trip 20]
+        [--each 4] [--temperature 0] [--tokens 192] [--users 1,4] [--profiles NAME,...]
+        [--round_trip 20]
 
-FILE keeps the greedy texts of a target after PROMPTS, a file as outrider bench reads it, or pieces
-of Python. Those that it lacks are made first, which is all that needs TARGET. Then every user plays
-the next text of the list as soon as the one before is made. The engine, the loop, the proposers and
-the draft's guesses are real. The target repeats what was recorded, and calls take what the profiles
-say.
+FILE keeps the texts of a target after PROMPTS, a file as outrider bench reads it, or pieces of
+Python; with a temperature the i-th text has seed i. Missing texts are generated first, which is all
+that needs TARGET. Then every user plays the next text of the list as soon as the one before is
+finished. The engine, the loop, the proposers and the draft's ranking are real. The target repeats
+the recorded texts, and calls take what the profiles say.
 
 tokens/s counts as a load generator of a server does: all tokens of all texts, from the first
 prompt to the last token.
@@ -16,15 +17,11 @@ prompt to the last token.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from functools import partial
-from hashlib import sha256
 from itertools import pairwise, product
-from pathlib import Path
 from statistics import geometric_mean
 from typing import NamedTuple
 
@@ -39,49 +36,20 @@ from benchmarks.harness import (
     table_lines,
     write_json,
 )
+from benchmarks.own_texts import Text, load_model, own_texts, read_prompts
 from benchmarks.regret.clock import Signal
-from benchmarks.regret.pair import CAPACITY, PathModel, Text
+from benchmarks.regret.pair import PathModel
 from benchmarks.regret.prefixes import EMPTY
-from benchmarks.regret.stage import (
-    ALONE,
-    HYBRID,
-    PROFILES,
-    SEQUENCE_LENGTH,
-    Arm,
-    Profiles,
-    Stage,
-    serve,
-    virtual_server,
-)
+from benchmarks.regret.stage import ALONE, HYBRID, PROFILES, Arm, Profiles, Stage, virtual_server
 from benchmarks.regret.study import Reading, Result, read
-from benchmarks.regret.texts import PROMPTS
 from inference.backends import Chosen, Model, Ranked, Segment
-from inference.decode import decode
 from inference.draft_thread import inline
-from inference.engine.local_session import LocalSession
 from inference.flags.values import Counts, Words
-from inference.order import Decode
-from inference.sampling import SamplingParams
-from inference.text import Tokenizer
 from inference.times_file import find_profile
-from outrider.draft_methods.model import find
-from outrider.measure.sets import read_file
 from outrider.measure.statistics import geometric_interval
-from outrider.models.capacity import Capacity
-from outrider.models.found_model import FoundModel
-from outrider.models.loading import PREFILL_NODES
 from outrider.options.groups import Quantization
-from outrider.options.roles import DraftRole
 
-GREEDY = SamplingParams(0.0).on_the_wire()
 TRN2 = ("llama-3.1-8b-trn2.3xlarge-published", "llama-3.1-8b-trn2.3xlarge-computed")
-
-
-class Asked(NamedTuple):
-    """A prompt, and what kind of text it asks for."""
-
-    kind: str
-    ids: tuple[int, ...]
 
 
 class Played(NamedTuple):
@@ -120,47 +88,6 @@ class RecordedTarget(PathModel):
 
     def _number(self, prefix: int, token: int) -> int:
         return self._numbers.setdefault((prefix, token), 1 + len(self._numbers))
-
-
-def ask(tokenizer: Tokenizer, file: Path | None, each: int) -> list[Asked]:
-    """So many prompts of each kind, the first turns of chats; or pieces of Python."""
-    if file is None:
-        return [Asked("python", tuple(tokenizer.encode(text))) for text in PROMPTS[:each]]
-    return [
-        Asked(item.kind, tuple(tokenizer.encode(item.turns[0], chat=True)))
-        for item in read_file(file, each)
-    ]
-
-
-def loaded(
-    name: str, rows: int, quantization: Quantization | None = None
-) -> tuple[FoundModel, Model]:
-    """A checkpoint or GGUF file, and what it is loaded to, on the CPU."""
-    options = DraftRole(draft_model=name, device="cpu", draft_quantization=quantization)
-    found = find(options, None).settled(options).model
-    assert found is not None, "a checkpoint or file has a model"
-    room = Capacity(rows, SEQUENCE_LENGTH, CAPACITY - SEQUENCE_LENGTH, PREFILL_NODES)
-    assert found is not None, "a checkpoint's draft has a model"
-    return found, found.load(options, room)
-
-
-def recorded(target: str, asked: Sequence[Asked], tokens: int, file: Path) -> list[Text]:
-    """The target's greedy texts after the prompts. Those that the file lacks are made, and each is
-    kept at once.
-    """
-    kept: dict[str, list[int]] = json.loads(file.read_text()) if file.is_file() else {}
-    names = {one: sha256(f"{tokens} {one.ids}".encode()).hexdigest()[:16] for one in asked}
-    if missing := {name: one.ids for one, name in names.items() if name not in kept}:
-        found, model = loaded(target, 1)
-        engine = serve(model, found.tokenizer.vocabulary)
-        for name, ids in missing.items():
-            with closing(LocalSession(engine)) as session:
-                order = Decode(len(ids) + tokens, found.stop_ids)
-                steps = decode(ids, GREEDY, session, order)
-                kept[name] = [int(token) for step in steps for token in step.tokens]
-            write_json(file, kept)
-            print(f"recorded: {len(kept[name])} tokens", file=sys.stderr, flush=True)
-    return [Text(one.ids, GREEDY, tuple(kept[names[one]])) for one in asked]
 
 
 def play(
@@ -228,11 +155,11 @@ def speeds(played: Played, alone: Played) -> list[float]:
     return [slow.whole_seconds / fast.whole_seconds for slow, fast in pairs]
 
 
-def kinds(asked: Sequence[Asked], played: Played, alone: Played) -> Iterator[list[str]]:
+def kinds(texts: Sequence[Text], played: Played, alone: Played) -> Iterator[list[str]]:
     """A line for each kind of text: its geometric mean, with the interval of 95 %."""
     found = speeds(played, alone)
-    for kind in dict.fromkeys(one.kind for one in asked):
-        mine = [speed for one, speed in zip(asked, found, strict=True) if one.kind == kind]
+    for kind in dict.fromkeys(text.kind for text in texts):
+        mine = [speed for text, speed in zip(texts, found, strict=True) if text.kind == kind]
         low, high = geometric_interval([[one] for one in mine])
         yield [kind, f"{len(mine)}", f"{geometric_mean(mine):.2f}x ({low:.2f} to {high:.2f})"]
 
@@ -246,6 +173,7 @@ class Options(Flags):
     """of prompts, as outrider bench reads them"""
     each: int = 4
     """prompts of each kind"""
+    temperature: float = 0.0
     tokens: int = 192
     """of each text"""
     users: Counts = (1, 4)
@@ -261,9 +189,9 @@ class Options(Flags):
 def main(given: Options) -> None:
     rows, told = list[list[str]](), dict[str, list[Reading]]()
     target, name = given.pair
-    found, draft = loaded(name, max(given.users), given.draft_quantization)
-    asked = ask(found.tokenizer, given.file, given.each)
-    texts = recorded(target, asked, given.tokens, given.texts)
+    found, draft = load_model(name, max(given.users), given.draft_quantization)
+    prompts = read_prompts(found.tokenizer, given.file, given.each)
+    texts = own_texts(target, prompts, given.temperature, given.tokens, given.texts)
     for name, users in product(given.profiles, given.users):
         profiles, trip = PROFILES._replace(target=find_profile(name)), given.round_trip / 1e3
         alone, hybrid = (
@@ -275,7 +203,7 @@ def main(given: Options) -> None:
             told[f"{name}, {users}, {arm.name}"] = list(played.result.readings)
             print(*rows[-1], sep=", ", file=sys.stderr, flush=True)
         if users == 1:
-            print(*table_lines(("kind", name, "speed"), kinds(asked, hybrid, alone)), "", sep="\n")
+            print(*table_lines(("kind", name, "speed"), kinds(texts, hybrid, alone)), "", sep="\n")
     print(*table_lines(HEADS, rows), sep="\n")
     write_json(given.json_file, told)
 

@@ -1,4 +1,4 @@
-"""Settings of the study: cells, how fast their machines are, and series of texts."""
+"""Settings of the study: where arms are measured, how fast machines are, and series of texts."""
 
 from __future__ import annotations
 
@@ -14,40 +14,28 @@ from benchmarks.regret.texts import HELD_OUT, HELD_OUT_SEEDS, PROMPTS, SEED
 ROUND_TRIPS = (0, 5, 20, 40, 80, 160, 300)
 """Milliseconds."""
 
-TEMPERATURES = (0.0, 0.8)
-
 FAST = 0.5
 """Seconds of a fast target, as a part of those of the study's."""
 
 
-class Cell(NamedTuple):
-    """A place where arms are measured.
+class Setting(NamedTuple):
+    """Where arms are measured.
 
     round_trip: milliseconds
     level: name of the draft's agreement
+    draft: seconds of a call of the draft, as a multiple of the study's
     """
 
     round_trip: int
     level: str
     temperature: float
-
-    def __str__(self) -> str:
-        return f"{self.round_trip}:{self.level}:{self.temperature:g}"
-
-
-class Setting(NamedTuple):
-    """A cell, and how fast its machines are.
-
-    draft: seconds of a call of the draft, as a multiple of the study's
-    """
-
-    cell: Cell
     draft: float = 1.0
     fast_target: bool = False
 
     def __str__(self) -> str:
         draft = f":x{self.draft:g}" if self.draft != 1 else ""
-        return f"{self.cell}{draft}{':fast' * self.fast_target}"
+        cell = f"{self.round_trip}:{self.level}:{self.temperature:g}"
+        return f"{cell}{draft}{':fast' * self.fast_target}"
 
     def matches(self, patterns: Sequence[str]) -> bool:
         """Whether one of them fits its name."""
@@ -73,16 +61,12 @@ class Series(NamedTuple):
     tuned: Sequence[str] = ()
 
 
-TUNED = ("*:mid:0", "*:mid:0.8", "*:mid:*:x0.25")
-"""Settings on whose main texts the floor of a sent node, the least gain of a call and its width
-were chosen.
+MAIN = Series("main", PROMPTS, SEED, ("*:mid:0", "*:mid:0.8", "*:mid:*:x0.25"))
+"""On its tuned settings the floor of a sent node, the least gain of a call and its width were
+chosen.
 """
 
-MAIN = Series("main", PROMPTS, SEED, TUNED)
-
-HELD_OUT_SERIES = tuple(Series(f"held out, seed {seed}", HELD_OUT, seed) for seed in HELD_OUT_SEEDS)
-
-SERIES = (MAIN, *HELD_OUT_SERIES)
+SERIES = (MAIN, *(Series(f"held out, seed {seed}", HELD_OUT, seed) for seed in HELD_OUT_SEEDS))
 
 DOZEN = (
     *("0:mid:0", "20:mid:0", "80:mid:0", "300:mid:0", "20:mid:0.8", "80:mid:0.8"),
@@ -98,13 +82,13 @@ def settings(patterns: Sequence[str] = ("*",)) -> list[Setting]:
 
     patterns: of their names, such as `80:mid:*` and `*:x0.25`
     """
-    found = [Setting(Cell(trip, USELESS.name, 0.0)) for trip in ROUND_TRIPS]
-    for temperature in TEMPERATURES:
-        found += [Setting(Cell(trip, "mid", temperature)) for trip in ROUND_TRIPS]
-        found += [Setting(Cell(trip, MISSES.name, temperature)) for trip in (20, 80, 300)]
-        found += [
-            Setting(Cell(trip, "mid", temperature), draft)
+    every = [Setting(trip, USELESS.name, 0.0) for trip in ROUND_TRIPS]
+    for temperature in (0.0, 0.8):
+        every += [Setting(trip, "mid", temperature) for trip in ROUND_TRIPS]
+        every += [Setting(trip, MISSES.name, temperature) for trip in (20, 80, 300)]
+        every += [
+            Setting(trip, "mid", temperature, draft)
             for draft, trip in product((0.5, 0.25), (5, 20, 40, 80))
         ]
-        found += [Setting(Cell(trip, "mid", temperature), fast_target=True) for trip in ROUND_TRIPS]
-    return [one for one in found if one.matches(patterns)]
+        every += [Setting(trip, "mid", temperature, fast_target=True) for trip in ROUND_TRIPS]
+    return [setting for setting in every if setting.matches(patterns)]

@@ -15,12 +15,10 @@ from inference.backends import Model
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.engine.engine import Engine
-from inference.grammar import Grammars
 from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
-from inference.stats import Traffic
 from inference.times import Table, Times
 from inference.times_file import Profile, find_profile
 
@@ -53,29 +51,31 @@ PROFILES = Profiles(
 )
 
 
-class Spent(NamedTuple):
+class Counts(NamedTuple):
     """Costs of texts so far, beside time.
 
-    drafted: seconds that the draft was busy
-    calls: its calls, those for prompts included
+    calls: of the draft, those for prompts included
     proposed: nodes sent
-    traffic: the target's own work, bytes and messages
+    bytes_up: the last fields are those of Traffic; bytes of messages that have arrived
     """
 
-    drafted: float
     calls: int
     proposed: int
-    traffic: Traffic
+    bytes_up: int
+    bytes_down: int
+    forwards: int
+    lone: int
+    nodes: int
 
 
 def virtual_server(
-    target: Model, vocabulary: int, profiles: Profiles, grammars: Grammars | None = None
+    target: Model, vocabulary: int, profiles: Profiles, clock: VirtualClock | None = None
 ) -> VirtualServer:
-    """A target on a clock of its own, whose calls take what the profile says."""
-    clock = VirtualClock()
+    """A target on a clock of its own, or on this one, whose calls take what the profile says."""
+    clock = clock or VirtualClock()
     metered = MeteredModel(target, profiles.target, clock.advance)
     times = profiles.target.table(CONTEXT)
-    engine = serve(metered, vocabulary, times=times, clock=clock.now, grammars=grammars)
+    engine = serve(metered, vocabulary, times=times, clock=clock.now)
     return VirtualServer(clock, engine)
 
 
@@ -107,10 +107,11 @@ class Stage:
         draft, target = (Times(each.table(CONTEXT)) for each in reversed(self._profiles))
         return Knowledge(draft, target, read_acceptance(), round_trip)
 
-    def spent(self) -> Spent:
-        """Costs of texts so far; bytes are those of messages that have arrived."""
-        session, draft = self.session, self.draft
-        return Spent(draft.seconds, draft.calls, session.proposed, session.traffic.copy())
+    def counts(self) -> Counts:
+        """Costs of texts so far."""
+        traffic = self.session.traffic
+        counted = (getattr(traffic, name) for name in Counts._fields[2:])
+        return Counts(self.draft.calls, self.session.proposed, *counted)
 
 
 def serve(
@@ -119,7 +120,6 @@ def serve(
     *,
     times: Table | None = None,
     clock: Callable[[], float] = time.perf_counter,
-    grammars: Grammars | None = None,
 ) -> Engine:
     """An engine for as many sessions at a time as the target has rows."""
     return Engine(
@@ -129,7 +129,6 @@ def serve(
         vocabulary=vocabulary,
         times=Times(times, measured=True),
         clock=clock,
-        grammars=grammars,
     )
 
 

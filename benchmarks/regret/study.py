@@ -5,48 +5,45 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from benchmarks.harness import cpu_decoder
-from benchmarks.regret.pair import LEVELS, Agreement, Pair, Text
+from benchmarks.own_texts import Text, generate
+from benchmarks.regret.pair import LEVELS, TARGET, PrefixModel
 from benchmarks.regret.prefixes import Prefixes
-from benchmarks.regret.settings import Cell, Series, Setting
-from benchmarks.regret.stage import ARMS, SEQUENCE_LENGTH, Arm, Stage, virtual_server
-from benchmarks.regret.texts import PROMPTS, SEED, TOKENS, texts_of
+from benchmarks.regret.settings import Series, Setting
+from benchmarks.regret.stage import ARMS, SEQUENCE_LENGTH, Arm, Stage, serve, virtual_server
+from benchmarks.regret.texts import PROMPTS, SEED, TOKENS
 from inference.decode import Loop
 from inference.draft_thread import Drafter, inline
+from inference.model.decoder import Decoder
 from inference.order import Decode
+from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.models.directories import EMBEDDED
-
-_COUNTED = ("bytes_up", "bytes_down", "messages_up", "forwards", "lone", "nodes")
 
 _TOGETHER = 1e-3
 """Tokens that come within so many seconds of each other are of one round."""
 
 
 class Reading(NamedTuple):
-    """A text as an arm made it. Seconds, tokens, rounds and counts begin behind the first round.
+    """A text as an arm generated it. Seconds, tokens and counts begin behind the first round.
 
     length: tokens of the whole text
     whole_seconds: seconds from the prompt on
-    drafted, calls, proposed: as in Spent; the fields behind them as in Traffic
+    calls: the last fields are those of Counts
     """
 
     seconds: float
     tokens: int
-    rounds: int
     length: int
     whole_seconds: float
-    drafted: float
     calls: int
     proposed: int
     bytes_up: int
     bytes_down: int
-    messages_up: int
     forwards: int
     lone: int
     nodes: int
@@ -73,17 +70,26 @@ class Result:
 
 @dataclass(frozen=True)
 class Played:
-    """Results of a series in a setting, and the agreement of its pair on these texts."""
+    """Results of a series in a setting, by arm."""
 
     setting: Setting
     series: Series
-    agreement: Agreement
     results: dict[str, Result]
 
     @property
     def tuned(self) -> bool:
         """Something was chosen on these texts in this setting."""
         return self.setting.matches(self.series.tuned)
+
+    def record(self) -> dict[str, Any]:
+        """Everything, for JSON: a row of Reading for each text."""
+        return {
+            "setting": str(self.setting),
+            "series": self.series.name,
+            "tuned": self.tuned,
+            "columns": Reading._fields,
+            "arms": {name: list(result.readings) for name, result in self.results.items()},
+        }
 
 
 class NotTheTargetsText(Exception):
@@ -100,42 +106,32 @@ def play(
     for texts in series:
         prepared = study(texts)
         for setting in among:
-            pair = prepared.pair(setting.cell)
-            results = {arm.name: _result(arm, setting, pair) for arm in ARMS}
-            yield Played(setting, texts, pair.agreement, results)
+            pair = prepared.pair(setting)
+            yield Played(setting, texts, {arm.name: _result(arm, setting, pair) for arm in ARMS})
 
 
 def _result(arm: Arm, setting: Setting, pair: Pair) -> Result:
-    trip = setting.cell.round_trip / 1e3
-    server = virtual_server(pair.target(), pair.vocabulary, setting.profiles)
-    stage = Stage(server, pair.draft(), trip, setting.profiles)
+    trip = setting.round_trip / 1e3
+    server = virtual_server(pair.target.apart(), pair.vocabulary, setting.profiles)
+    stage = Stage(server, pair.draft.apart(), trip, setting.profiles)
     drafter = inline(arm.propose(stage))
     return Result(tuple(read(arm.name, drafter, stage, text) for text in pair.texts))
 
 
 def read(name: str, drafter: Drafter, stage: Stage, text: Text) -> Reading:
-    """Let an arm make a text. Raises NotTheTargetsText unless it is the target's own."""
+    """Let an arm generate a text. Raises NotTheTargetsText unless it is the target's own."""
     made, moments, first = list[int](), list[float](), 0
-    began, before = stage.now(), stage.spent()
+    began, before = stage.now(), stage.counts()
     for tokens in _tokens(drafter, stage, text):
         made += tokens
         moments.append(stage.now())
         if moments[-1] - moments[0] < _TOGETHER:
-            first, before = len(made), stage.spent()
-    after = stage.spent()
+            first, before = len(made), stage.counts()
     if tuple(made) != text.tokens:
         raise NotTheTargetsText(f"{name}: {made}, the target says {list(text.tokens)}")
-    return Reading(
-        moments[-1] - moments[0],
-        len(made) - first,
-        sum(later - earlier >= _TOGETHER for earlier, later in pairwise(moments)),
-        len(made),
-        moments[-1] - began,
-        after.drafted - before.drafted,
-        after.calls - before.calls,
-        after.proposed - before.proposed,
-        *(getattr(after.traffic, name) - getattr(before.traffic, name) for name in _COUNTED),
-    )
+    counts = (after - start for after, start in zip(stage.counts(), before, strict=True))
+    seconds, whole = moments[-1] - moments[0], moments[-1] - began
+    return Reading(seconds, len(made) - first, len(made), whole, *counts)
 
 
 def _tokens(drafter: Drafter, stage: Stage, text: Text) -> Iterator[Sequence[int]]:
@@ -147,57 +143,60 @@ def _tokens(drafter: Drafter, stage: Stage, text: Text) -> Iterator[Sequence[int
         loop.drafting.settle()
 
 
-class Study:
-    """Pairs and their texts, made when first asked for.
+class Pair(NamedTuple):
+    """A target, a draft of one level of agreement, and the target's own texts."""
 
-    load: returns a fresh memory of the target
-    encode: turns text into tokens
+    target: PrefixModel
+    draft: PrefixModel
+    texts: Sequence[Text]
+    vocabulary: int
+
+
+class Study:
+    """Pairs of a target and their texts, made when first asked for.
+
     tokens: length of a text
     seed: that of the first text
     """
 
     def __init__(
-        self,
-        load: Callable[[], Prefixes],
-        encode: Callable[[str], Sequence[int]],
-        prompts: Sequence[str],
-        tokens: int,
-        seed: int = SEED,
+        self, decoder: Decoder, tokenizer: Tokenizer, prompts: Sequence[str], tokens: int, seed: int
     ) -> None:
-        self._load, self._encode, self._prompts, self._tokens = load, encode, prompts, tokens
-        self._seed = seed
+        self._decoder, self._tokenizer, self._prompts = decoder, tokenizer, prompts
+        self._tokens, self._seed, self.vocabulary = tokens, seed, tokenizer.vocabulary
         self._temperature: float | None = None
-        self._prefixes, self._texts = load(), tuple[Text, ...]()
         self._pairs: dict[str, Pair] = {}
 
-    def pair(self, cell: Cell) -> Pair:
-        """The pair of a cell. Pairs of one temperature share the target's memory; those of the
-        temperature before are forgotten.
+    def pair(self, setting: Setting) -> Pair:
+        """The pair of a setting. Pairs of one temperature share what the target has computed; those
+        of the temperature before are forgotten.
         """
-        if cell.temperature != self._temperature:
-            self._temperature, self._prefixes = cell.temperature, self._load()
-            self._texts = texts_of(
-                self._prefixes,
-                self._encode,
-                cell.temperature,
-                self._prompts,
-                self._tokens,
-                self._seed,
+        if setting.temperature != self._temperature:
+            self._temperature, self._pairs = setting.temperature, {}
+            self._prefixes = Prefixes(self._decoder)
+            self._texts = [
+                self._text(prompt, self._seed + index) for index, prompt in enumerate(self._prompts)
+            ]
+        if setting.level not in self._pairs:
+            target, draft = (
+                PrefixModel(self._prefixes, level) for level in (TARGET, LEVELS[setting.level])
             )
-            self._pairs = {}
-        if cell.level not in self._pairs:
-            self._pairs[cell.level] = Pair(self._prefixes, LEVELS[cell.level], self._texts)
-        return self._pairs[cell.level]
+            self._pairs[setting.level] = Pair(target, draft, self._texts, self.vocabulary)
+        return self._pairs[setting.level]
+
+    def _text(self, prompt: str, seed: int) -> Text:
+        """A text that every arm has to generate."""
+        assert self._temperature is not None
+        params = SamplingParams(self._temperature, seed=seed).on_the_wire()
+        engine = serve(PrefixModel(self._prefixes), self.vocabulary)
+        ids = tuple(self._tokenizer.encode(prompt))
+        return Text(ids, params, generate(engine, ids, params, self._tokens))
 
 
 def embedded_study(
     prompts: Sequence[str] = PROMPTS, tokens: int = TOKENS, seed: int = SEED
 ) -> Study:
-    """The study of the embedded target on these prompts.
-
-    tokens: length of a text
-    seed: that of the first text
-    """
+    """The study of the embedded target on these prompts."""
     tokenizer = Tokenizer(EMBEDDED / "target")
     decoder = cpu_decoder(EMBEDDED / "target", SEQUENCE_LENGTH, tokenizer.vocabulary, torch.float32)
-    return Study(lambda: Prefixes(decoder), tokenizer.encode, prompts, tokens, seed)
+    return Study(decoder, tokenizer, prompts, tokens, seed)

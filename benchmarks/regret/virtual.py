@@ -27,6 +27,7 @@ from inference.order import Decode, End, Progress, TokenLogProb
 from inference.proposer import FRAMING_BYTES, Nodes
 from inference.sampling import SamplingParams
 from inference.stats import Traffic
+from inference.text_copy import TextCopy
 from inference.times_file import Profile
 
 
@@ -42,15 +43,13 @@ class Link(NamedTuple):
 
 
 class MeteredModel:
-    """A Model each of whose calls takes what a profile says: `spend` is told. calls: so far.
-    seconds: in these.
-    """
+    """A Model each of whose calls takes what a profile says. calls: so far"""
 
     def __init__(self, model: Model, profile: Profile, spend: Callable[[float], None]) -> None:
         self.rows, self.capacity = model.rows, model.capacity
         self.max_nodes, self.copies_rows = model.max_nodes, model.copies_rows
         self.masks, self.branches = model.masks, model.branches
-        self.calls, self.seconds = 0, 0.0
+        self.calls = 0
         self._model, self._profile, self._spend = model, profile, spend
 
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
@@ -69,10 +68,8 @@ class MeteredModel:
 
     def _spend_on(self, segments: Sequence[Segment]) -> None:
         shape = BatchShape.least(segments)
-        seconds = self._profile.seconds(shape.rows, shape.nodes, shape.slots)
         self.calls += 1
-        self.seconds += seconds
-        self._spend(seconds)
+        self._spend(self._profile.seconds(shape.rows, shape.nodes, shape.slots))
 
 
 class _Way:
@@ -128,18 +125,18 @@ class VirtualSession:
 
     stream = 0
     prompt_logprobs: tuple[TokenLogProb, ...] = ()
-    _told: Progress | None  # what the loop has seen last
 
     def __init__(self, server: VirtualServer, link: Link) -> None:
         self.traffic, self.proposed = Traffic(), 0
         self._clock, self._server, self._link = server.clock, server, link
         self._there: _Served | None = None
-        self._received, self._told = _Received(0), None
-        self.next_number = 0
+        self._received, self._news = self._copy(()), Signal()
+        self.next_number = self._acknowledged = 0
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
         self.close()
-        self._received, self._told, self.next_number = _Received(len(prompt)), None, 0
+        self._received, self._news = self._copy(prompt), Signal()
+        self.next_number, self._acknowledged = 0, len(prompt)
         self._up = _Way(self._clock, self._link)
         self._there = there = _Served(self._server, self._link, self._hear)
         message = pb.Open(prompt=prompt, temperature=params.temperature, seed=params.seed)
@@ -148,6 +145,7 @@ class VirtualSession:
 
     def decode(self, order: Decode) -> None:
         there = self._live
+        self._received.set_order(order)
         message = messages.write_decode(order)
         self._send(pb.ClientMessage(decode=message), lambda: there.decode(order))
 
@@ -164,13 +162,10 @@ class VirtualSession:
 
     def receive(self, timeout: float) -> Progress | None:
         progress = self._received.read()
-        if progress is None and timeout > 0 and self._clock.wait(self._received.news, timeout):
+        if progress is None and timeout > 0 and self._clock.wait(self._news, timeout):
             progress = self._received.read()
         if progress is None and self._live.ended:
             raise RuntimeError("the target's thread has ended")
-        if progress is not None:
-            self.traffic.follow(self._told, progress)
-            self._told = progress
         return progress
 
     def close(self) -> None:
@@ -185,12 +180,15 @@ class VirtualSession:
         self.traffic.bytes_down += message.ByteSize() + FRAMING_BYTES
         self.traffic.messages_down += 1
         received.take(messages.read_tokens(message.tokens))
-        if received.length - received.acknowledged >= ACKNOWLEDGED_AT_ONCE:
-            length = received.acknowledged = received.length
+        if received.length - self._acknowledged >= ACKNOWLEDGED_AT_ONCE:
+            length = self._acknowledged = received.length
             there = self._live
             ack = pb.ClientMessage(ack=pb.Ack(length=length))
             self._send(ack, lambda: there.acknowledge(length))
-        self._clock.notify(received.news)
+        self._clock.notify(self._news)
+
+    def _copy(self, prompt: Sequence[int]) -> TextCopy:
+        return TextCopy(prompt, self._server.engine.vocabulary, self.traffic)
 
     def _send(self, message: Message, arrive: Callable[[], None]) -> None:
         self.traffic.bytes_up += self._up.send(message, arrive) + FRAMING_BYTES
@@ -200,33 +198,6 @@ class VirtualSession:
     def _live(self) -> _Served:
         assert self._there is not None, "open() comes first"
         return self._there
-
-
-class _Received:
-    """Tokens that have come to a client. read(): what its loop has not seen, all in one."""
-
-    def __init__(self, length: int) -> None:
-        self.length = self.acknowledged = self._read = length
-        self.news = Signal()
-        self.last: Progress | None = None
-        self._unread = False
-        self._tokens, self._proposers = list[int](), list[int]()
-
-    def take(self, progress: Progress) -> None:
-        self._tokens += progress.tokens
-        self._proposers += progress.proposers
-        self.length += len(progress.tokens)
-        self.last, self._unread = progress, True
-
-    def read(self) -> Progress | None:
-        if self.last is None or not self._unread:
-            return None
-        progress = self.last._replace(
-            position=self._read, tokens=tuple(self._tokens), proposers=tuple(self._proposers)
-        )
-        self._read, self._unread = self.length, False
-        self._tokens, self._proposers = [], []
-        return progress
 
 
 class _Served:

@@ -2,13 +2,13 @@
 arms of other engines behind its own.
 
     python -m benchmarks.rivals --target_model DIR --draft_model DIR --presets hybrid,suffix
-        [--engines transformers,openvino]
+        [--engines transformers,openvino --openvino_models TARGET_DIR,DRAFT_DIR]
     python -m benchmarks.rivals --target_model FILE.gguf --draft_model FILE.gguf --engines llama.cpp
         --llama_server FILE
 
 All flags of `outrider bench` hold; texts are greedy and have no schema. All arms get the same ids
-and compute every prompt anew. Speed-ups are over Outrider's own target-only. The environment of an
-engine is created if it is missing. docs/measured.md has results.
+and compute every prompt anew. Speed-ups are over Outrider's own target-only. docs/measured.md has
+results.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from benchmarks.harness import Flags, run
+from benchmarks.harness import Flags, PairNames, run
 from benchmarks.rivals import library, openvino
 from benchmarks.rivals import llama_server as llama
 from benchmarks.rivals.arm import Plays, rival_arm, with_cold_prompts
-from benchmarks.rivals.child import environment, peer
 from inference.errors import InvalidRequest
 from inference.flags.group import Shown
-from inference.flags.values import Count, Directory, File, Words, among
+from inference.flags.values import Count, File, Words, among
 from inference.model.checkpoint import DTYPES
 from outrider.client.client import Client
 from outrider.measure.arms import Arm
-from outrider.measure.bench import run_bench
-from outrider.measure.bench_options import BenchOptions
+from outrider.measure.bench import run as run_bench
+from outrider.measure.options import BenchOptions
 from outrider.measure.sets import Item
 
 NAMES = library.PLAIN, openvino.PLAIN, llama.PLAIN
@@ -47,8 +46,8 @@ class Options(BenchOptions, Flags):
     """CPU threads of other engines"""
     llama_server: File | None = None
     """llama.cpp's server"""
-    environments: Directory = "build/rivals"
-    """for the packages and files of engines"""
+    openvino_models: PairNames | None = None
+    """directories of the exported models"""
 
     def items(self) -> list[Item]:
         """The prompts that no schema binds, kinds in turn."""
@@ -77,11 +76,10 @@ def _transformers(options: Options, names: Sequence[str]) -> Iterator[Plays]:
 
 @contextmanager
 def _openvino(options: Options, names: Sequence[str]) -> Iterator[Plays]:
-    folder, threads = Path(options.environments), str(options.rival_threads)
-    python = environment(folder, openvino.PLAIN)
-    command: list[str | Path] = [python, "-m", openvino.__name__, *options.pair(), threads, folder]
-    with peer(openvino.PLAIN, command, names) as plays:
-        yield plays
+    if options.openvino_models is None or options.dtype is None:
+        raise InvalidRequest("openvino needs --openvino_models and --dtype")
+    target, draft = options.openvino_models
+    yield openvino.pipelines(target, draft, options.dtype, options.rival_threads, names)
 
 
 @contextmanager
@@ -110,8 +108,8 @@ def beside(options: Options, client: Client, arms: Sequence[Arm]) -> Iterator[li
             load, names = ENGINES[engine]
             wanted = [name for name in names if name in (options.rival_arms or names)]
             plays |= stack.enter_context(load(options, wanted))
-        account, tokenizer = arms[0].account, client.tokenizer
-        theirs = [rival_arm(name, play, tokenizer, account) for name, play in plays.items()]
+        billing, tokenizer = arms[0].billing, client.tokenizer
+        theirs = [rival_arm(name, play, tokenizer, billing) for name, play in plays.items()]
         yield [*with_cold_prompts(arms), *theirs]
 
 

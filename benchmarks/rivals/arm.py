@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from threading import Event
 
+from inference.cost.billing import Billing
 from inference.errors import InvalidRequest, Unavailable
 from inference.stats import Traffic
 from inference.text import Tokenizer
-from outrider.measure.account import Account
 from outrider.measure.arms import Arm
 from outrider.text.completion import Completion, Request, new_completion
 
@@ -24,7 +24,7 @@ Plays = dict[str, Play]
 """The arms of an engine by name."""
 
 
-def rival_arm(name: str, play: Play, tokenizer: Tokenizer, account: Account) -> Arm:
+def rival_arm(name: str, play: Play, tokenizer: Tokenizer, billing: Billing) -> Arm:
     """Return an arm. Its engine computes every prompt anew, so nothing is prepared."""
 
     def make(request: Request, cancelled: Event) -> Completion:
@@ -46,7 +46,7 @@ def rival_arm(name: str, play: Play, tokenizer: Tokenizer, account: Account) -> 
         done.finish_reason = "stop" if done.token_ids[-1] in request.stop_ids else "length"
         return done
 
-    return Arm(name, make, lambda request, cancelled: new_completion(request), account)
+    return Arm(name, make, lambda request, cancelled: new_completion(request), billing, whole=True)
 
 
 def with_cold_prompts(arms: Iterable[Arm]) -> list[Arm]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -13,9 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.rivals.arm import Hear, Plays
-from benchmarks.rivals.child import Child, child
 from inference.command import say
 from inference.errors import Unavailable
+from outrider.processes import end
 from outrider.text.completion import Request
 
 PLAIN = "llama.cpp"
@@ -101,16 +102,22 @@ def llama_server(binary: Path, flags: Sequence[str]) -> Iterator[LlamaServer]:
         probe.bind((HOST, 0))
         port = probe.getsockname()[1]
     command = [str(binary), "--host", HOST, "--port", str(port), *flags]
-    with child(str(binary), command) as process:
-        if not _healthy(process, port):
-            raise process.failure(5)
-        yield LlamaServer(port)
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            if not _healthy(process, port):
+                log.seek(0)
+                last = log.read().decode(errors="replace").strip().splitlines()[-5:]
+                raise Unavailable(f"{binary} does not start: {' / '.join(last)}")
+            yield LlamaServer(port)
+        finally:
+            end(process)
 
 
-def _healthy(server: Child, port: int) -> bool:
-    """Wait until a server says that it is ready; False where it ended or took too long."""
+def _healthy(server: subprocess.Popen[bytes], port: int) -> bool:
+    """Wait until a server is ready; False where it ended or took too long."""
     deadline = time.monotonic() + START_SECONDS
-    while server.process.poll() is None and time.monotonic() < deadline:
+    while server.poll() is None and time.monotonic() < deadline:
         try:
             with closing(HTTPConnection(HOST, port, timeout=2.0)) as line:
                 line.request("GET", "/health")

@@ -1,76 +1,50 @@
-"""OpenVINO GenAI in its own environment: plain generation, with a draft model, and prompt lookup.
+"""Arms of OpenVINO GenAI: plain generation, with a draft model, and prompt lookup.
 
-    python -m benchmarks.rivals.openvino TARGET DRAFT DTYPE THREADS FOLDER ARM...
-
-Checkpoints are exported to FOLDER once. Weights are float16 on file for bfloat16, as the exporter
-has no bfloat16; arithmetic and keys are DTYPE.
+They need the package openvino-genai, and models that `optimum-cli export openvino --task
+text-generation-with-past --weight-format fp16` has exported. Not yet run in this form.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-from benchmarks.rivals.worker import Hear, Play, answer
+from benchmarks.rivals.arm import Hear, Plays
+from outrider.text.completion import Request
 
 PLAIN = "openvino"
 ARMS = (PLAIN, f"{PLAIN} draft", f"{PLAIN} lookup")
-NAMED, WORDS = 5, 3
+CHAIN, WORDS = 5, 3
 """Tokens that a round drafts, and the longest n-gram looked up: those of the library's samples."""
 
-FORMATS = {"bfloat16": ("fp16", "bf16"), "float16": ("fp16", "f16"), "float32": ("fp32", "f32")}
-"""Weights on file and arithmetic, by dtype."""
+ARITHMETIC = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
 
-def exported(model: str, weights: str, folder: Path) -> Path:
-    """The model's folder in OpenVINO's format."""
-    made = folder / f"{Path(model).name}-{weights}"
-    if not made.exists():
-        part = made.with_name(f"{made.name}.part")
-        task = ["--task", "text-generation-with-past", "--weight-format", weights]
-        program = Path(sys.executable).with_name("optimum-cli")
-        subprocess.run([program, "export", "openvino", "--model", model, *task, part], check=True)
-        part.rename(made)
-    return made
-
-
-def load(arguments: list[str]) -> Mapping[str, Play]:
-    """The arms, each with a pipeline of its own."""
-    target, draft, dtype, threads, folder, *arms = arguments
-    weights, arithmetic = FORMATS[dtype]
-    models = [exported(model, weights, Path(folder)) for model in (target, draft)]
+def pipelines(target: str, draft: str, dtype: str, threads: int, names: Sequence[str]) -> Plays:
+    """Return these arms, each with a pipeline of its own."""
     openvino, genai = import_module("openvino"), import_module("openvino_genai")
     properties = {
-        "INFERENCE_NUM_THREADS": int(threads),
-        "INFERENCE_PRECISION_HINT": arithmetic,
-        "KV_CACHE_PRECISION": arithmetic,
+        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": ARITHMETIC[dtype],
+        "KV_CACHE_PRECISION": ARITHMETIC[dtype],
     }
     scheduler = genai.SchedulerConfig()
     scheduler.enable_prefix_caching = False
+    helps: dict[str, Callable[[], dict[str, Any]]] = {
+        ARMS[0]: dict,
+        ARMS[1]: lambda: {"draft_model": genai.draft_model(draft, "CPU", **properties)},
+        ARMS[2]: lambda: {"prompt_lookup": True},
+    }
 
-    def pipeline(arm: str) -> Any:
-        helps: dict[str, Callable[[], dict[str, Any]]] = {
-            ARMS[0]: dict,
-            ARMS[1]: lambda: {"draft_model": genai.draft_model(models[1], "CPU", **properties)},
-            ARMS[2]: lambda: {"prompt_lookup": True},
-        }
-        settings = {"scheduler_config": scheduler, **properties, **helps[arm]()}
-        return genai.LLMPipeline(models[0], "CPU", **settings)
-
-    def play(
-        made_by: Any, arm: str, prompt: list[int], tokens: int, stop_ids: list[int], hear: Hear
-    ) -> int:
+    def play(pipeline: Any, name: str, request: Request, hear: Hear) -> int:
         config = genai.GenerationConfig()
-        config.max_new_tokens, config.do_sample = tokens, False
-        config.stop_token_ids = set(stop_ids)
-        if arm != PLAIN:
-            config.num_assistant_tokens = NAMED
-        if arm == ARMS[2]:
+        config.max_new_tokens, config.do_sample = request.max_new_tokens, False
+        config.stop_token_ids = set(request.stop_ids)
+        if name != PLAIN:
+            config.num_assistant_tokens = CHAIN
+        if name == ARMS[2]:
             config.max_ngram_size = WORDS
         steps = 0
 
@@ -81,11 +55,11 @@ def load(arguments: list[str]) -> Mapping[str, Play]:
             return genai.StreamingStatus.RUNNING
 
         streamer = type("Streamer", (genai.StreamerBase,), {"write": write, "end": lambda _: None})
-        made_by.generate(openvino.Tensor([prompt]), config, streamer())
+        pipeline.generate(openvino.Tensor([list(request.ids)]), config, streamer())
         return steps
 
-    return {arm: partial(play, pipeline(arm), arm) for arm in arms}
+    def load(name: str) -> Any:
+        settings = {"scheduler_config": scheduler, **properties, **helps[name]()}
+        return genai.LLMPipeline(target, "CPU", **settings)
 
-
-if __name__ == "__main__":
-    answer(partial(load, sys.argv[1:]), ("openvino-genai", "openvino", "optimum-intel"))
+    return {name: partial(play, load(name), name) for name in names}

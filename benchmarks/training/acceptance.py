@@ -1,18 +1,16 @@
-"""Fit the shipped priors of acceptance and of copied text from pairs of models.
+"""Fit the shipped priors of acceptance and of copied text on pairs of models.
 
-    python -m benchmarks.training.acceptance --pair "NAME=DATA.npz" [--pair ...] [--write
-    inference/data/acceptance.json]
+    python -m benchmarks.training.acceptance --pair TARGET,DRAFT,TEXTS.json[,PROMPTS.jsonl]
+        [--pair ...] [--each 24] [--tokens 256] [--write inference/data/acceptance.json]
 
-DATA is what benchmarks/training/agreement.py collects; the shipped record is of two collections:
+The target generates a text for every prompt and temperature, which TEXTS keeps; then the draft
+ranks every token of it. PROMPTS is a file as `outrider bench` reads it; without one the prompts are
+cut from files that the embedded pair was not trained on. The shipped record is of the embedded pair
+and of Qwen2.5-Coder 1.5B and 0.5B on 8 tasks of HumanEval, 12 of MT-bench and 6 of GSM8K.
 
-    python -m benchmarks.training.agreement --out embedded.npz --texts 24 --new 256
-    python -m benchmarks.training.agreement --out qwen.npz --target QWEN2.5-CODER-1.5B \\
-        --draft QWEN2.5-CODER-0.5B --prompts PROMPTS.jsonl --chat --texts 26 --new 96 --batch 26
-
-where the prompts are 8 of HumanEval, 12 of MT-bench and 6 of GSM8K. The table shows, by pair and
-temperature, the log-loss in nats of what the target took (rank 0 to 7, or none of these) on every
-fourth text: under the softmax of the scores (1e-3 kept for none), under what ships, and under a fit
-of the other texts. --write fits all texts. Nothing is timed.
+The table shows, by pair and temperature, how often the target's token is the draft's first guess or
+one of eight, and the log-loss in nats of its rank on every fourth text: under the softmax of the
+scores, under what ships, and under a fit of the other texts. --write fits all texts.
 """
 
 from __future__ import annotations
@@ -28,8 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness import FileName, Flags, run, table_lines
+from benchmarks.own_texts import Prompt, load_model, own_texts, read_prompts
 from benchmarks.training import copying
-from benchmarks.training.agreement import TEMPERATURES, Agreement, load
+from benchmarks.training.agreement import Agreement, read_text
+from benchmarks.training.corpus import read_texts
 from benchmarks.training.logistic import WORTH, fit_weights
 from inference.drafters.round_proposer import edge_values
 from inference.errors import InvalidRequest
@@ -38,6 +38,8 @@ from inference.json_file import Json
 from inference.planner.acceptance import KINDS, RANKS, VERSION, AcceptanceModel
 from inference.planner.acceptance_file import read_acceptance, read_model
 from inference.planner.child_features import RANK_FEATURES, FloatArray, rank_features
+from inference.text import Tokenizer
+from outrider.models.directories import EMBEDDED
 
 K = 8
 """Children of a node in the table."""
@@ -45,6 +47,8 @@ K = 8
 WIDTHS = (1, 2, 4, 8, 16)
 """Children that the fit sees: a law must hold for any number of them."""
 
+TEMPERATURES = (0.0, 0.7, 1.0)
+PROMPT_TOKENS = 96  # of a prompt that is cut from a file
 HELD_OUT = 4
 RATES_WORTH = 10
 
@@ -52,8 +56,8 @@ _NONE = 1e-3  # probability that the softmax leaves for tokens that are not amon
 
 
 class Text(NamedTuple):
-    """A collected text, and at which depth of a round each of its positions was, had it been
-    drafted by trees of varying width and depth.
+    """A ranked text, and at which depth of a round each of its positions was, had it been drafted
+    by trees of varying width and depth.
     """
 
     of: Agreement
@@ -157,7 +161,7 @@ def model_of(record: dict[str, Any]) -> AcceptanceModel:
     return read_model(Json(record, "this fit", InvalidRequest))
 
 
-def loss(chances: FloatArray, taken: NDArray[np.int32]) -> FloatArray:  # [n, K], [n] -> [n]
+def loss(chances: FloatArray, taken: NDArray[np.int64]) -> FloatArray:  # [n, K], [n] -> [n]
     """Nats by which each outcome surprised."""
     whole = np.concatenate([chances, 1 - chances.sum(axis=1, keepdims=True)], axis=1)
     return np.asarray(-np.log(whole[np.arange(len(taken)), np.minimum(taken, K)]))
@@ -179,42 +183,78 @@ def rows(pairs: Sequence[Pair]) -> Iterator[list[str]]:
     for pair, temperature in product(pairs, TEMPERATURES):
         texts = [text for text in pair.part(True) if text.of.temperature == temperature]
         taken = np.concatenate([text.of.taken for text in texts])
+        shares = [f"{(taken < best).mean():.3f}" for best in (1, K)]
         scores = np.concatenate([edge_values(text.of.scores[:, :K]) for text in texts])
         chances = [scores * (1 - _NONE), *(chances_of(model, texts) for model in models)]
         losses = [f"{loss(each, taken).mean():.3f}" for each in chances]
-        yield [pair.name, f"{temperature:g}", str(len(taken)), *losses]
+        yield [pair.name, f"{temperature:g}", str(len(taken)), *shares, *losses]
 
 
 def origin(pairs: Sequence[Pair]) -> dict[str, Any]:
-    """Origin of a record, for those who find it."""
-    kinds = {pair.name: Counter(text.of.kind for text in pair.texts) for pair in pairs}
-    positions = {pair.name: sum(len(text.depths) for text in pair.texts) for pair in pairs}
-    made = {name: {"positions": positions[name], "texts": dict(kinds[name])} for name in kinds}
-    return {
-        "made_by": "benchmarks/training",
-        "temperatures": TEMPERATURES,
-        "pairs": made,
+    """Origin of a record, for those who read it."""
+    made = {
+        pair.name: {
+            "positions": sum(len(text.depths) for text in pair.texts),
+            "texts": dict(Counter(text.of.text.kind for text in pair.texts)),
+        }
+        for pair in pairs
     }
+    return {"made_by": "benchmarks/training", "temperatures": TEMPERATURES, "pairs": made}
+
+
+def held_out_prompts(tokenizer: Tokenizer, count: int) -> list[Prompt]:
+    """Return beginnings of evenly spread windows of files that the embedded pair has not seen."""
+    listing = json.loads((EMBEDDED / "training_files.json").read_text(encoding="utf-8"))
+    windows = [
+        tuple(ids[cut : cut + PROMPT_TOKENS])
+        for ids in map(tokenizer.encode, filter(None, read_texts(listing, "held-out")))
+        for cut in range(0, len(ids) - PROMPT_TOKENS, 4 * PROMPT_TOKENS)
+    ]
+    chosen = windows[:: max(1, len(windows) // count)][:count]
+    return [Prompt("python", ids) for ids in chosen]
+
+
+def collect(given: Options, files: Sequence[str], random: np.random.Generator) -> Pair:
+    """Let a target generate its texts, and its draft rank their tokens."""
+    target, name, texts, *prompts = files
+    found, draft = load_model(name, 1)
+    asked = (
+        read_prompts(found.tokenizer, Path(prompts[0]), given.each)
+        if prompts
+        else held_out_prompts(found.tokenizer, given.each)
+    )
+    written = (own_texts(target, asked, at, given.tokens, Path(texts)) for at in TEMPERATURES)
+    ranked = (read_text(draft, text) for texts in written for text in texts)
+    return Pair(f"{target}, {name}", [rounds_of(text, random) for text in ranked])
 
 
 class Options(Flags):
-    pair: Annotated[tuple[str, ...], Repeated(), Shown("NAME=DATA.npz")]
-    """collected texts, by a name for the table; may be repeated"""
+    pair: Annotated[tuple[str, ...], Repeated(), Shown("TARGET,DRAFT,TEXTS[,PROMPTS]")]
+    """two models and a file for the target's texts; may be repeated"""
+    each: int = 24
+    """prompts of each kind"""
+    tokens: int = 256
+    """of a text"""
     write: FileName | None = None
     """fit all texts, the held-out ones too, and write the record here"""
 
 
 def main(given: Options) -> None:
     random = np.random.default_rng(0)
-    pairs = [
-        Pair(name, [rounds_of(text, random) for text in load(Path(path))])
-        for name, _, path in (one.rpartition("=") for one in given.pair)
-    ]
-    heads = ("pair", "T", "positions", "softmax", "shipped", "fitted on the others")
+    pairs = [collect(given, pair.split(","), random) for pair in given.pair]
+    heads = (
+        "pair",
+        "T",
+        "positions",
+        "first",
+        "of 8",
+        "softmax",
+        "shipped",
+        "fitted on the others",
+    )
     print("\n".join(table_lines(heads, rows(pairs))))
     if given.write:
-        fitted = fit_prior([pair.texts for pair in pairs])
-        record = {"origin": origin(pairs), **fitted}
+        record = {"origin": origin(pairs), **fit_prior([pair.texts for pair in pairs])}
         given.write.write_text(json.dumps(record) + "\n", encoding="utf-8")
 
 

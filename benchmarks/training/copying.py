@@ -42,11 +42,11 @@ class Position(NamedTuple):
 def positions(text: Agreement, model: AcceptanceModel) -> Iterator[Position]:
     """All positions of a text at which the source named something."""
     source, scores = CopySource(), text.scores[:, :_K]
-    source.open(text.prompt.tolist())
+    source.open(list(text.text.prompt))
     tables = rank_features(scores, np.zeros(len(scores), dtype=int), text.greedy)
     chances = model.edges_of(tables, scores, text.greedy)
     for ids, row, written in zip(
-        text.ids[:, :_K].tolist(), chances.tolist(), text.written.tolist(), strict=True
+        text.ids[:, :_K].tolist(), chances.tolist(), text.text.tokens, strict=True
     ):
         length, following = source.following(source.end)
         if following:

@@ -21,8 +21,7 @@ from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.harness import Folder, run
-from benchmarks.training.corpus import TrainingFlags, make_file_list, prepared, read_texts
-from benchmarks.training.pair_metrics import measure_pair, write_card
+from benchmarks.training.corpus import TrainingFlags, prepared, read_texts
 from benchmarks.training.trainer import (
     BATCH_TOKENS,
     BEGIN_ID,
@@ -216,55 +215,25 @@ class Options(TrainingFlags):
     """training steps of the target"""
     draft_steps: Counts = (2600, 2800)
     """the draft's steps, by round"""
-    write_file_list: bool = False
-    """list the local library's files, and stop"""
-    measure_only: bool = False
-    """measure the pair that is there, and stop"""
-
-
-def train_pair(options: Options, listing: dict[str, Any]) -> dict[str, Any]:
-    """Train and write both models, and say what it took."""
-    texts = read_texts(listing, "train")
-    tokenizer = make_tokenizer(texts)
-    stream = token_stream(tokenizer, texts)
-    target_started = time.monotonic()
-    target = train_target(stream, options.steps, options.seed)
-    save_model(target, tokenizer, options.out / "target")
-    target = LlamaForCausalLM.from_pretrained(
-        options.out / "target", dtype=torch.float32
-    )  # as it ships
-    target.train(False)
-    draft_started = time.monotonic()
-    draft = train_draft(target, stream, options.draft_steps, options.seed)
-    draft_done = time.monotonic()
-    save_model(draft, tokenizer, options.out / "draft")
-    return {
-        "steps": options.steps,
-        "draft_steps": options.draft_steps,
-        "seed": options.seed,
-        "training_tokens": len(stream),
-        "target_seconds": round(draft_started - target_started),
-        "draft_seconds": round(draft_done - draft_started),
-    }
 
 
 def main(options: Options) -> None:
-    """Train, measure and describe the embedded pair."""
+    """Train and write both models, and print what it took."""
     options.out.mkdir(parents=True, exist_ok=True)
-    if options.write_file_list:
-        listed = json.dumps(make_file_list(options.seed), indent=1) + "\n"
-        (options.out / "training_files.json").write_text(listed)
-        return
     listing = prepared(options, options.out)
-    metrics_path = options.out / "metrics.json"
-    if options.measure_only:
-        training = json.loads(metrics_path.read_text())["training"]
-    else:
-        training = train_pair(options, listing)
-        metrics_path.write_text(json.dumps({"training": training}, indent=2) + "\n")
-    metrics = measure_pair(options.out, read_texts(listing, "held-out"), training, options.seed)
-    metrics_path.write_text(json.dumps(metrics, indent=2, ensure_ascii=False) + "\n")
-    write_card(options.out, metrics, listing)
+    texts = read_texts(listing, "train")
+    tokenizer = make_tokenizer(texts)
+    stream = token_stream(tokenizer, texts)
+    began = time.monotonic()
+    target = train_target(stream, options.steps, options.seed)
+    save_model(target, tokenizer, options.out / "target")
+    seconds = time.monotonic() - began
+    stored = LlamaForCausalLM.from_pretrained(options.out / "target", dtype=torch.float32)
+    stored.train(False)
+    draft = train_draft(stored, stream, options.draft_steps, options.seed)
+    save_model(draft, tokenizer, options.out / "draft")
+    both = time.monotonic() - began
+    print(f"{len(stream)} tokens; target {seconds:.0f} s, draft {both - seconds:.0f} s")
 
 
 if __name__ == "__main__":

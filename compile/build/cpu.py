@@ -14,22 +14,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from compile.agreement import check_graph
 from compile.build.build import MadeWith, load_whole
-from compile.build.equality import Eager, check_equal, check_independent
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, DraftBucket, RoundBucket
-from inference.backends.compiled import WEIGHTS, Graph, graph_path, host, load_graph
+from inference.backends.compiled import (
+    WEIGHTS,
+    CompiledModel,
+    Graph,
+    graph_path,
+    host,
+    load_graph,
+)
+from inference.backends.eager import EagerModel
 from inference.backends.fused import DRAFT_WEIGHTS, round_constants
+from inference.backends.target_features import FeatureForm
 from inference.errors import BadArtifact, InvalidRequest
-from inference.model.cache import KeysValues, cache_names, empty_cache
-from inference.model.checkpoint import DTYPES
+from inference.model.cache import KeysValues, cache_names
 from inference.model.decoder import Decoder
 from inference.model.round_graph import RoundGraph, round_inputs
 from inference.model.verify_graph import VerifyGraph, example_inputs
@@ -42,19 +49,6 @@ ALWAYS: Mapping[str, object] = {
     "cpp_cache_precompile_headers": False,
     "aot_inductor.precompile_headers": False,
 }
-
-
-class Loaded(NamedTuple):
-    """A model that graphs are made of."""
-
-    decoder: Decoder
-    cache: KeysValues
-
-    def constants(self) -> dict[str, Tensor]:
-        """The tensors that its graphs take from outside, by their names in the graphs."""
-        names = cache_names(len(self.cache.keys))
-        weights = {f"decoder.{name}": one for name, one in weights_of(self.decoder).items()}
-        return weights | dict(zip(names, self.cache.tensors, strict=True))
 
 
 class CpuBuilder:
@@ -88,25 +82,27 @@ class CpuBuilder:
         """
         if isinstance(bucket, RoundBucket):
             target, draft = self._target, self._draft
-            eager: Eager = RoundGraph(
+            constants = constants_of(target.decoder, target.cache)
+            constants |= round_constants(constants_of(draft.decoder, draft.cache))
+            graph: nn.Module = RoundGraph(
                 target.decoder, draft.decoder, target.cache, draft.cache, bucket.shape
             )
-            inputs = round_inputs(bucket)
-            constants = target.constants() | round_constants(draft.constants())
-        else:
-            model = self._draft if isinstance(bucket, DraftBucket) else self._target
-            eager = VerifyGraph(*model, bucket.levels, self._spec.features)
-            inputs, constants = example_inputs(bucket), model.constants()
-        length = self._spec.sequence_length
-        with self._compiled(eager, bucket, inputs, constants, directory) as graph:
-            check_equal(eager, graph, bucket, sequence_length=length)
-            check_independent(eager, graph, bucket, sequence_length=length)
+            with self._compiled(graph, bucket, round_inputs(bucket), constants, directory):
+                return [graph_path(bucket)]  # check_rounds compares it, when all graphs are there
+        model = self._draft if isinstance(bucket, DraftBucket) else self._target
+        features, cache = self._spec.features, KeysValues.of(map(torch.clone, model.by_slot))
+        graph = VerifyGraph(model.decoder, model.cache, bucket.levels, features)
+        inputs, constants = example_inputs(bucket), constants_of(model.decoder, cache)
+        with self._compiled(graph, bucket, inputs, constants, directory) as compiled:
+            form = FeatureForm(features, model.decoder.config.hidden_size)
+            over = CompiledModel({bucket: compiled}, cache, form)
+            check_graph(over, model, bucket, self._spec.sequence_length, features)
         return [graph_path(bucket)]
 
     @contextmanager
     def _compiled(
         self,
-        eager: Eager,
+        eager: nn.Module,
         bucket: Bucket,
         inputs: Mapping[str, Tensor],
         constants: Mapping[str, Tensor],
@@ -132,21 +128,18 @@ class CpuBuilder:
         return MadeWith({"torch": torch.__version__}, host(), flags)
 
     @cached_property
-    def _target(self) -> Loaded:
+    def _target(self) -> EagerModel:
         return self._load(self._checkpoint)
 
     @cached_property
-    def _draft(self) -> Loaded:
+    def _draft(self) -> EagerModel:
         assert self._draft_checkpoint is not None, "a spec with a draft comes with its checkpoint"
         return self._load(self._draft_checkpoint)
 
-    def _load(self, checkpoint: Path) -> Loaded:
-        """A decoder, and caches full of noise, which the comparisons read."""
-        spec, generator = self._spec, torch.Generator().manual_seed(0)
-        decoder = load_whole(spec, checkpoint)
-        cache = empty_cache(decoder.config, spec.rows, spec.capacity, DTYPES[spec.dtype])
-        noise = KeysValues.of(held.normal_(generator=generator) for held in cache.tensors)
-        return Loaded(decoder, noise)
+    def _load(self, checkpoint: Path) -> EagerModel:
+        spec, decoder = self._spec, load_whole(self._spec, checkpoint)
+        most = max(bucket.nodes for bucket in spec.graphs)
+        return EagerModel(decoder, rows=spec.rows, capacity=spec.capacity, max_nodes=most)
 
 
 def write_package(
@@ -194,6 +187,12 @@ def weights_of(decoder: Decoder) -> dict[str, Tensor]:
     alive.
     """
     return {**dict(decoder.named_parameters()), "cos": decoder.cos, "sin": decoder.sin}
+
+
+def constants_of(decoder: Decoder, cache: KeysValues) -> dict[str, Tensor]:
+    """The tensors that a model's graphs take from outside, by their names in the graphs."""
+    weights = {f"decoder.{name}": tensor for name, tensor in weights_of(decoder).items()}
+    return weights | dict(zip(cache_names(len(cache.keys)), cache.tensors, strict=True))
 
 
 def _inductor_settings(flags: Mapping[str, str]) -> dict[str, object]:

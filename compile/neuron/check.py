@@ -19,17 +19,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compile.agreement import agreements, random_tree
+from compile.agreement import WAYS, agreements
 from compile.build.build import build_artifact, load_whole, read_source
 from compile.build.progress import BuildProgress
 from compile.compile_options import CompileOptions, parse
 from compile.neuron.builder import NeuronBuilder
 from compile.neuron.compiler import PLATFORMS, Toolchain, render
 from compile.plan.fit import usual_ranks
+from compile.random_calls import random_segments
 from compile.request import BuildCheckpoint, find_checkpoint
 from compile.spec import CompileSpec, least_nodes, verify_bucket
 from inference.artifact import Manifest, check_files
@@ -43,11 +43,9 @@ from inference.backends.neuron_sdk import (
     reserve_cores,
     sdk_versions,
 )
-from inference.backends.sequence import ModelSequence
 from inference.command import UNEQUAL_DEVICE, run_command, say
 from inference.errors import BadArtifact, InvalidRequest, OutriderError
 from inference.model.noise import noise, noise_in_limbs
-from inference.sampling import SamplingParams
 
 _SMALL = ("--sequence_length", "512", "--max_tree_nodes", "16")
 """Sizes where the command line says nothing else."""
@@ -92,7 +90,7 @@ def _check(options: CompileOptions) -> int:
     print(*found, sep="\n")
     taken, nodes = time_call(model, spec.vocabulary, spec.max_tree_nodes), spec.max_tree_nodes
     print(f"{taken:.2f} ms a call (median of {CALLS}), {nodes} nodes")
-    if not all(agreement.is_enough for agreement in found):
+    if not all(agreement.is_enough() for agreement in found):
         print("check: FAILED: the device does not choose as the eager model does")
         return UNEQUAL_DEVICE
     print("check: passed")
@@ -156,13 +154,17 @@ def _eager(spec: CompileSpec, directory: Path, most: int) -> EagerModel:
 
 def time_call(model: Model, vocabulary: int, nodes: int) -> float:
     """Median milliseconds of a verification, padding and transfers included."""
-    generator, seconds = np.random.default_rng(6), list[float]()
-    sequence = ModelSequence(model, 0, SamplingParams(1.0, seed=7))
-    sequence.extend(generator.integers(0, vocabulary, 16).tolist())
-    for _ in range(CALLS):
-        tree = random_tree(generator, 1, nodes, vocabulary)
+    bucket = verify_bucket(1, nodes, 64, model.capacity, sampled=True)
+    calls = [
+        random_segments(
+            bucket, vocabulary, 1, model.capacity - nodes, seed, [WAYS["temperature 1"]]
+        )
+        for seed in range(CALLS)
+    ]
+    seconds = list[float]()
+    for call in calls:
         start = time.perf_counter()
-        sequence.choose(tree)
+        model.choose(call)
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds) * 1000
 

@@ -64,6 +64,11 @@ def describe(spec: CompileSpec, config: ModelConfig, need: Footprint) -> Iterato
     yield from _graphs(spec, config)
     yield ""
     yield from _memory(need, device)
+    if spec.target in ("trn1", "inf2") and spec.fused is None:
+        yield (
+            f"  while loading       up to {gib(2 * need.weights)}: the weights twice, before any "
+            "program (not yet measured)"
+        )
     if spec.target != "cpu":
         minutes = _compile_minutes(config, spec)
         yield ""

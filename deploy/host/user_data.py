@@ -36,8 +36,10 @@ RESULTS = f"{WORK}/results"
 
 _HERE = Path(__file__).parent
 _UNITS = _HERE.parent / "systemd"
-_LIBRARIES = "aws-neuronx-runtime-lib aws-neuronx-collectives"
-"""apt's packages that AWS's base image lacks beside its driver and tools."""
+_LIBRARIES = "aws-neuronx-runtime-lib=2.33.* aws-neuronx-collectives=2.33.* g++"
+"""apt's packages that AWS's base image lacks beside its driver and tools: those of SDK 2.31. From
+2.34 on the runtime lacks symbols of its earlier interface, which imports fail on.
+"""
 
 FlagValue = str | int | float | bool
 

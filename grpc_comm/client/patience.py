@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from grpc_comm.client.wire_session import LONGEST_SILENCE
 
@@ -22,10 +23,14 @@ LONGEST_LINE = 3600.0
 
 @dataclass(frozen=True)
 class Patience:
-    """Time for which a lost target is looked for."""
+    """Time for which a lost target is looked for.
+
+    given_up: set by whoever wants no connection any more; a first search ends then
+    """
 
     seconds: float = 0.0  # 0: it is not looked for
     notice: Callable[[str], None] = lambda line: None  # is told what happens meanwhile
+    given_up: threading.Event = field(default_factory=threading.Event, compare=False)
 
     @property
     def silence(self) -> float:

@@ -18,7 +18,6 @@ from typing import Any
 from grpc_comm import messages, translate
 from grpc_comm.client.call import Call, Channel
 from grpc_comm.client.patience import Patience, ProgressClock
-from grpc_comm.client.received import Received
 from grpc_comm.client.replicas import Replicas
 from grpc_comm.client.wire_session import WireSession
 from grpc_comm.proto import verifier_pb2 as pb
@@ -61,7 +60,6 @@ class RemoteSession(WireSession):
         self._replicas, self._key, self._patience = replicas, key, patience
         self._closed = threading.Event()
         self._params = SamplingParams()
-        self._order: Decode | None = None
         self._asked = 0  # with pace WAIT, the length below which a forward was asked for last
         # where the session is, and the call goes
         self._at = self._candidate = replicas.order(key)[0]
@@ -94,10 +92,8 @@ class RemoteSession(WireSession):
             self._search.join()
         self._check_opening(prompt, params)
         with self._changed:
-            self._received = Received(
-                prompt, self._description.vocabulary, self.traffic, params.logprobs
-            )
-            self._params, self._order, self._asked = params, None, 0
+            self._received = self._copy(prompt, params.logprobs)
+            self._params, self._asked = params, 0
             self._held = self._failure = self._search = self._deadline = None
             self._closed = threading.Event()
             self._progress = ProgressClock(self._patience)
@@ -108,8 +104,8 @@ class RemoteSession(WireSession):
     def decode(self, order: Decode) -> None:
         """Let the target decode by this order, which replaces an earlier one."""
         with self._changed:
-            self._received.ask(order.end, order.stop_ids)
-            self._order, self._asked = order, 0
+            self._received.set_order(order)
+            self._asked = 0
             self._send_order()
 
     def go(self, base: int) -> None:
@@ -143,7 +139,7 @@ class RemoteSession(WireSession):
             call.heartbeat((LEAST_LEASE if held is None else held.lease_seconds) / 3)
             call.give_up_after(self._patience.silence)
             with self._changed:
-                owed = self._received.owes_token(self._order, self._asked) or not self._is_opened
+                owed = self._received.owes_token(self._asked) or not self._is_opened
                 seconds = self._progress.advance(owes_token=owed, opened=self._is_opened)
             if seconds:
                 call.give_up(f"has made no token for {seconds:.0f} s")
@@ -151,7 +147,7 @@ class RemoteSession(WireSession):
     # Handling messages, on the reader's thread and with the lock held.
 
     def _handle_opened(self, call: Call, terms: SessionTerms) -> None:
-        length, resumed = len(self._received.tokens), self._resuming
+        length, resumed = self._received.length, self._resuming
         if terms.length < length or (terms.length > length and not resumed):
             raise Mismatch(f"counts {terms.length} tokens at the start, and there are {length}")
         if not self._is_opened:
@@ -174,18 +170,18 @@ class RemoteSession(WireSession):
             if not self._progress.stalled:
                 self._deadline = None
             return self._received.note_alive()
-        length = len(self._received.tokens)
-        owed = self._received.owes_token(self._order, self._asked)
+        length = self._received.length
+        owed = self._received.owes_token(self._asked)
         self._progress.evicted = progress.end is End.EVICTED
         super()._handle_tokens(call, progress)
-        came = len(self._received.tokens) > length
+        came = self._received.length > length
         if came:
             self._progress.restart()
         if came or not owed:
             self._deadline = None
         self._acknowledge(call)
         if self._received.end is End.DRAINED and self._patience.seconds > 0:
-            self._received.withdraw_end()
+            self._received.end = End.NOT  # another target continues
             self._start_search(self._leaving_error(call), call)
 
     def _on_read(self) -> None:
@@ -195,7 +191,7 @@ class RemoteSession(WireSession):
 
     def _acknowledge(self, call: Call) -> None:
         """Acknowledge what has come, unless its reader is far behind."""
-        length, order = len(self._received.tokens), self._order
+        length, order = self._received.length, self._received.order
         at_once = ACKNOWLEDGED_AT_ONCE
         if order is not None and order.credit:
             at_once = max(1, min(at_once, order.credit // 4))
@@ -281,7 +277,7 @@ class RemoteSession(WireSession):
         held = self._held
         if resume and held is not None:
             self._epoch += 1
-            length = len(self._received.tokens)
+            length = self._received.length
             request = ResumeRequest(held.session_id, held.resume_key, self._epoch, length)
             asked = translate.write_resume(request)
             try:
@@ -314,7 +310,7 @@ class RemoteSession(WireSession):
         """Start a stream to a target, with its first message and the present order."""
         call = self._call = Call(channel, self, self.traffic)
         self._candidate, self._resuming, self._is_opened = channel, "resume" in first, False
-        self._leaving, self._acknowledged = "", len(self._received.tokens)
+        self._leaving, self._acknowledged = "", self._received.length
         call.send(**first)
         self._send_order()
         call.begin()
@@ -333,6 +329,6 @@ class RemoteSession(WireSession):
 
     def _send_order(self) -> None:
         """Send the present order."""
-        call = self._open_call()
-        if call is not None and self._order is not None:
-            call.send(decode=messages.write_decode(self._order))
+        call, order = self._open_call(), self._received.order
+        if call is not None and order is not None:
+            call.send(decode=messages.write_decode(order))

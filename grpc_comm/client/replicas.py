@@ -184,10 +184,11 @@ class Replicas:
             failure = error
         if patience.seconds:
             patience.notice(f"{failure}; looking for it for {patience.seconds:.0f} s")
-        while (left := deadline - time.monotonic()) > 0:
-            self._closed.wait(min(random.uniform(0, LOOK_SECONDS), left))  # noqa: S311
+        given_up = patience.given_up
+        while (left := deadline - time.monotonic()) > 0 and not given_up.is_set():
+            given_up.wait(min(random.uniform(0, LOOK_SECONDS), left))  # noqa: S311
             try:
-                return self._look_again(max(deadline - time.monotonic(), LOOK_SECONDS))
+                return self._look_again(max(deadline - time.monotonic(), LOOK_SECONDS), given_up)
             except Unavailable as error:
                 failure = error
         raise failure
@@ -208,11 +209,11 @@ class Replicas:
             check_same(description, channel.address, found, other.address)
         return channel, description
 
-    def _look_again(self, seconds: float) -> tuple[Channel, Description]:
+    def _look_again(self, seconds: float, given_up: threading.Event) -> tuple[Channel, Description]:
         """Return a replica that answers within these seconds."""
         if not self._watched:
             (replica,) = self._replicas.values()
-            return replica.channel, replica.channel.reach(self._model, seconds, self._closed)
+            return replica.channel, replica.channel.reach(self._model, seconds, given_up)
         with self._changed:
             self._changed.wait_for(
                 lambda: any(one.serves for one in self._replicas.values()),

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from grpc_comm import messages, translate
 from grpc_comm.client.call import Call
-from grpc_comm.client.received import Received
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.translate import Description, SessionTerms
 from inference.errors import InvalidRequest, LimitExceeded, OutriderError
@@ -16,6 +15,7 @@ from inference.order import Progress, TokenLogProb
 from inference.proposer import MOST_CANDIDATES, Nodes
 from inference.sampling import SamplingParams
 from inference.stats import Traffic
+from inference.text_copy import TextCopy
 
 MOST_BACKLOG = 16
 """Messages that may wait for the link. Further candidates are dropped."""
@@ -40,7 +40,7 @@ class WireSession:
         self._changed = threading.Condition()  # guards everything; a call's own lock lies within
         self._call: Call | None = None
         self._failure: OutriderError | None = None
-        self._received = Received((), description.vocabulary, self.traffic)
+        self._received = self._copy(())
         self._leaving = ""  # why the target goes away, in its own words
         self.next_number, self._tree_nodes = 0, description.max_tree_nodes
 
@@ -57,7 +57,7 @@ class WireSession:
     @property
     def room(self) -> int:
         """Candidates that a forward has room for at present, for this session."""
-        return min(self._received.session.room or self._tree_nodes - 1, self.candidates)
+        return min(self._received.latest.room or self._tree_nodes - 1, self.candidates)
 
     def propose(self, nodes: Nodes) -> None:
         """Send candidates. They are dropped silently while the link is down or too slow."""
@@ -125,6 +125,9 @@ class WireSession:
 
     def _on_read(self) -> None:
         """Called when nothing is unread any more."""
+
+    def _copy(self, prompt: Sequence[int], likeliest: int | None = None) -> TextCopy:
+        return TextCopy(prompt, self._description.vocabulary, self.traffic, likeliest)
 
     def _open_call(self) -> Call | None:
         """Return the call while it is alive, else None."""

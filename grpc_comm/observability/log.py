@@ -29,6 +29,7 @@ from grpc_comm.observability.server_events import (
 )
 from grpc_comm.observability.session_record import SessionRecord, SessionRecords
 from inference.engine.events import Evicted
+from inference.engine.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -66,13 +67,13 @@ class EventLog:
                 names = ("model", "device", "dtype", "rows", "sequence_length", "max_tree_nodes")
                 _say("model served", {name: getattr(description, name) for name in names})
             case SessionOpened(session):
-                _say("session opened", _opened(self._record(session)))
+                _say("session opened", _opened(self._record(session), session))
             case StreamLost(session):
                 _say("stream lost", _who(self._record(session)))
             case SessionResumed(session):
                 _say("session resumed", _who(self._record(session)))
             case SessionEnded(session, reason):
-                _say("session ended", _ended(self._record(session), reason))
+                _say("session ended", _ended(self._record(session), session, reason))
             case OfModel(_, Evicted(session)):
                 who = _who(self._record(session))
                 _say("row lent to another", {**who, "length": session.length})
@@ -82,24 +83,29 @@ class EventLog:
                 _say("draining", {})
 
 
-def _opened(record: SessionRecord) -> dict[str, Any]:
+def _opened(record: SessionRecord, session: Session) -> dict[str, Any]:
     return {
         **_who(record),
         "model": record.model,
-        "prompt_tokens": record.prompt_tokens,
-        "reused_tokens": record.reused_tokens,
-        "queue_seconds": _round(record.queue_seconds),
-        "prefill_seconds": _round(record.prefill_seconds),
+        "prompt_tokens": session.prompt_length,
+        "reused_tokens": record.opened.reused,
+        "queue_seconds": _round(record.opened.queue_seconds),
+        "prefill_seconds": _round(record.opened.prefill_seconds),
     }
 
 
-def _ended(record: SessionRecord, reason: Ending) -> dict[str, Any]:
-    names = ("prompt_tokens", "tokens", "forwards", "candidates", "accepted")
+def _ended(record: SessionRecord, session: Session, reason: Ending) -> dict[str, Any]:
+    spent = session.spent
+    accepted = session.made - spent.forwards  # each pass adds a token of the target's own
     return {
         **_who(record),
         "reason": reason.value,
-        **{name: getattr(record, name) for name in names},
-        "acceptance_length": _round(record.acceptance_length),
+        "prompt_tokens": session.prompt_length,
+        "tokens": session.made,
+        "forwards": spent.forwards,
+        "candidates": spent.candidates,
+        "accepted": accepted,
+        "acceptance_length": _round(1 + accepted / spent.drafted) if spent.drafted else None,
         "seconds": _round(record.seconds),
     }
 
@@ -169,5 +175,5 @@ def _time(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
 
 
-def _round(number: float | None) -> float | None:
-    return None if number is None else round(number, 4)
+def _round(number: float) -> float:
+    return round(number, 4)

@@ -29,8 +29,9 @@ from grpc_comm.observability.server_events import (
     SessionResumed,
     StreamLost,
 )
-from grpc_comm.observability.session_record import SessionRecord, SessionRecords, occupancy
+from grpc_comm.observability.session_record import SessionRecords, occupancy
 from inference.engine.events import Commit, EngineEvent, Evicted, Forward, Prefilled
+from inference.engine.session import Session
 from inference.order import End
 from inference.proposer import COLOCATED, COPY, MODEL
 
@@ -160,7 +161,7 @@ class Metrics:
                 self._resumed.inc()
             case SessionEnded(session, reason):
                 self._ended.labels(reason.value).inc()
-                self._observe_session(self._records.of(session))
+                self._observe_session(session)
             case CallRejected(code):
                 self._rejected.labels(code).inc()
             case ModelServed(_, description):
@@ -246,14 +247,16 @@ class Metrics:
         self._observe(model, "vllm:time_to_first_token_seconds", record.first_seconds)
         self._observe(model, "vllm:inter_token_latency_seconds", record.gap)
 
-    def _observe_session(self, record: SessionRecord) -> None:
+    def _observe_session(self, session: Session) -> None:
         """Count a session that has ended, if it had a forward pass."""
-        if record.forwards:
+        record, tokens = self._records.of(session), session.made
+        if tokens:
+            later = (record.last_at - record.first_at) / (tokens - 1) if tokens > 1 else None
             for name, value in (
-                ("vllm:request_time_per_output_token_seconds", record.seconds_per_token),
+                ("vllm:request_time_per_output_token_seconds", later),
                 ("vllm:e2e_request_latency_seconds", record.seconds),
-                ("vllm:request_prompt_tokens", record.prompt_tokens),
-                ("vllm:request_generation_tokens", record.tokens),
+                ("vllm:request_prompt_tokens", session.prompt_length),
+                ("vllm:request_generation_tokens", tokens),
             ):
                 self._observe(record.model, name, value)
 

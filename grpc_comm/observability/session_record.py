@@ -16,52 +16,39 @@ from grpc_comm.observability.server_events import Event, OfModel, SessionOpened
 from inference.engine.engine import Engine
 from inference.engine.events import Commit, Prefilled
 from inference.engine.session import Session
-from inference.order import End
+from inference.order import End, Opened
 
 _ID_CHARACTERS = 8  # of a session's id that are shown
+_NOT_OPENED = Opened(0, 0.0, 0.0)
 
 
 @dataclass(kw_only=True)
 class SessionRecord:
-    """Counts and times of one session. Times are of time.perf_counter(), in seconds."""
+    """Names and times of one session. Times are of time.perf_counter(), in seconds.
+
+    It holds no reference to its session, which has the tokens and their costs.
+    """
 
     number: int  # in order of appearance, from 1
     session_id: str = ""
     tenant: str = ""
     model: str = ""
-    prompt_tokens: int = 0
-    reused_tokens: int = 0
-    queue_seconds: float = 0.0
-    prefill_seconds: float = 0.0
-    forwards: int = 0
-    tokens: int = 0
-    drafts: int = 0  # forward passes with candidates
-    candidates: int = 0  # that were computed
-    accepted: int = 0
+    opened: Opened = _NOT_OPENED
     opened_at: float = 0.0
     first_at: float = 0.0
     last_at: float = 0.0
     gap: float | None = None  # seconds between its last two forward passes
 
-    def add_prompt(self, model: str, event: Prefilled) -> None:
-        """Record a prefilled prompt: at this moment, the session's tokens are its prompt."""
-        opened = event.opened
-        self.model, self.prompt_tokens = model, event.session.length
-        self.reused_tokens = opened.reused
-        self.queue_seconds, self.prefill_seconds = opened.queue_seconds, opened.prefill_seconds
-        waited = opened.queue_seconds + opened.prefill_seconds
-        self.opened_at = time.perf_counter() - waited
+    def note_prompt(self, model: str, opened: Opened) -> None:
+        """Record that the prompt was prefilled now."""
+        self.model, self.opened = model, opened
+        self.opened_at = time.perf_counter() - opened.queue_seconds - opened.prefill_seconds
 
-    def add(self, commit: Commit) -> None:
-        """Record the tokens of a forward pass."""
+    def note_tokens(self) -> None:
+        """Record that a forward pass committed tokens now."""
         now = time.perf_counter()
-        self.gap = now - self.last_at if self.forwards else None
+        self.gap = now - self.last_at if self.last_at else None
         self.first_at, self.last_at = self.first_at or now, now
-        self.forwards += 1
-        self.tokens += len(commit.tokens)
-        self.drafts += commit.candidates > 0
-        self.candidates += commit.candidates
-        self.accepted += commit.accepted
 
     @property
     def name(self) -> str:
@@ -79,17 +66,7 @@ class SessionRecord:
     @property
     def seconds(self) -> float:
         """Seconds from Open to its last tokens; 0 before the first."""
-        return self.last_at - self.opened_at if self.forwards else 0.0
-
-    @property
-    def seconds_per_token(self) -> float | None:
-        """Seconds of each token after the first; None before the second."""
-        return (self.last_at - self.first_at) / (self.tokens - 1) if self.tokens > 1 else None
-
-    @property
-    def acceptance_length(self) -> float | None:
-        """Tokens of a forward pass with candidates; None before the first."""
-        return 1 + self.accepted / self.drafts if self.drafts else None
+        return self.last_at - self.opened_at if self.last_at else 0.0
 
 
 class SessionRecords:
@@ -112,10 +89,10 @@ class SessionRecords:
 
     def __call__(self, event: Event) -> None:
         match event:
-            case OfModel(_, Commit() as commit):
-                self.of(commit.session).add(commit)
-            case OfModel(model, Prefilled() as prefilled):
-                self.of(prefilled.session).add_prompt(model, prefilled)
+            case OfModel(_, Commit(session=session)):
+                self.of(session).note_tokens()
+            case OfModel(model, Prefilled(session, opened)):
+                self.of(session).note_prompt(model, opened)
             case SessionOpened(session, session_id, tenant):
                 record = self.of(session)
                 record.session_id, record.tenant = session_id, tenant

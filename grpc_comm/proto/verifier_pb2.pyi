@@ -258,7 +258,7 @@ class Go(_message.Message):
     def __init__(self, base: _Optional[int] = ...) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("position", "ids", "proposers", "known", "held", "acknowledged", "nodes", "forwards", "lone", "queue_microseconds", "model_microseconds", "share_microseconds", "sessions", "room", "end", "logprobs", "top_ids", "top_logprobs")
+    __slots__ = ("position", "ids", "proposers", "known", "held", "nodes", "forwards", "lone", "queue_microseconds", "model_microseconds", "share_microseconds", "room", "end", "logprobs", "top_ids", "top_logprobs")
     class End(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NOT: _ClassVar[Tokens.End]
@@ -280,14 +280,12 @@ class Tokens(_message.Message):
     PROPOSERS_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
-    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     FORWARDS_FIELD_NUMBER: _ClassVar[int]
     LONE_FIELD_NUMBER: _ClassVar[int]
     QUEUE_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
     SHARE_MICROSECONDS_FIELD_NUMBER: _ClassVar[int]
-    SESSIONS_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -298,20 +296,18 @@ class Tokens(_message.Message):
     proposers: bytes
     known: int
     held: int
-    acknowledged: int
     nodes: int
     forwards: int
     lone: int
     queue_microseconds: int
     model_microseconds: int
     share_microseconds: int
-    sessions: int
     room: int
     end: Tokens.End
     logprobs: _containers.RepeatedScalarFieldContainer[float]
     top_ids: _containers.RepeatedScalarFieldContainer[int]
     top_logprobs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, position: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., proposers: _Optional[bytes] = ..., known: _Optional[int] = ..., held: _Optional[int] = ..., acknowledged: _Optional[int] = ..., nodes: _Optional[int] = ..., forwards: _Optional[int] = ..., lone: _Optional[int] = ..., queue_microseconds: _Optional[int] = ..., model_microseconds: _Optional[int] = ..., share_microseconds: _Optional[int] = ..., sessions: _Optional[int] = ..., room: _Optional[int] = ..., end: _Optional[_Union[Tokens.End, str]] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+    def __init__(self, position: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., proposers: _Optional[bytes] = ..., known: _Optional[int] = ..., held: _Optional[int] = ..., nodes: _Optional[int] = ..., forwards: _Optional[int] = ..., lone: _Optional[int] = ..., queue_microseconds: _Optional[int] = ..., model_microseconds: _Optional[int] = ..., share_microseconds: _Optional[int] = ..., room: _Optional[int] = ..., end: _Optional[_Union[Tokens.End, str]] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Close(_message.Message):
     __slots__ = ()

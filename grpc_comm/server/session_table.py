@@ -125,6 +125,7 @@ class SessionTable:
     def add(self, record: SessionRecord) -> None:
         self._records[record.name] = record
         self._counts[record.tenant] += 1
+        assert self._counts.total() == len(self), "a session was not counted"
 
     def count(self, tenant: str) -> int:
         """Return the number of this tenant's sessions."""

@@ -25,6 +25,7 @@ from inference.backends.neuron import (
     runtime_error,
 )
 from inference.backends.neuron_sdk import (
+    COMPILER,
     DEVICE,
     has_device,
     instance_family,
@@ -86,11 +87,11 @@ def check_machine(manifest: Manifest) -> None:
 def _check_versions(manifest: Manifest) -> None:
     """Raise BadArtifact unless the packages have the versions that the artefact was built with.
 
-    NxD promises compatibility neither forwards nor backwards. The compiler may be another one.
+    NxD promises compatibility neither forwards nor backwards. The compiler is not looked at.
     """
-    here = sdk_versions()
+    here = sdk_versions(compiles=False)
     for name, built in manifest.versions.items():
-        if name != "neuronx-cc" and here.get(name) != built:
+        if name != COMPILER and here.get(name) != built:
             raise BadArtifact(
                 f"the artefact was built with {name} {built}, here is {here.get(name)}: "
                 f"install that version (Neuron SDK {manifest.versions.get('neuron-sdk')}) or build "

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from inference.errors import InvalidRequest, MissingExtra
 
 INDEX = "https://pip.repos.neuron.amazonaws.com"
-PACKAGES = ("torch", "torch-neuronx", "neuronx-cc", "neuronx-distributed")
+COMPILER = "neuronx-cc"
+PACKAGES = ("torch", "torch-neuronx", COMPILER, "neuronx-distributed")
 DEVICE = Path("/dev/neuron0")
 PRODUCT = Path("/sys/devices/virtual/dmi/id/product_name")
 """On EC2 this file holds the instance type."""
@@ -62,9 +63,9 @@ class Sdk(NamedTuple):
 
 def load_sdk() -> Sdk:
     """Import the packages. Raises MissingExtra, with the install line, when they are absent or
-    unsuitable.
+    unsuitable. The compiler may be absent: whoever compiles calls sdk_versions() before.
     """
-    sdk_versions()
+    sdk_versions(compiles=False)
     try:
         import_module("torch_neuronx")
         nxd = import_module("neuronx_distributed")
@@ -126,23 +127,27 @@ def load_build_units() -> BuildUnits:
     )
 
 
-def sdk_versions() -> dict[str, str]:
+def sdk_versions(*, compiles: bool = True) -> dict[str, str]:
     """Return the version of each package and of their SDK, without importing them.
+
+    compiles: whether the compiler is among them; a finished artefact is served without it
 
     Raises MissingExtra where a package is absent, its SDK is not supported, the compiler is of
     another SDK, or transformers is too new for it.
     """
-    found = {name: installed(name) for name in PACKAGES}
+    found = {name: installed(name) for name in PACKAGES if compiles or name != COMPILER}
     missing = [name for name, number in found.items() if number is None]
     if missing:
         raise MissingExtra(f"{', '.join(missing)} is not installed: {_INSTALL} ({_PLACEHOLDERS})")
     _check_transformers()
-    number, compiler = str(found["torch-neuronx"]), str(found["neuronx-cc"])
+    number = str(found["torch-neuronx"])
     sdk = _sdk_of(number)
-    if not compiler.startswith(f"{_compiler_of(sdk)}."):
+    compiler = found.get(COMPILER)
+    if compiler is not None and not compiler.startswith(f"{_compiler_of(sdk)}."):
         raise MissingExtra(
-            f"neuronx-cc {compiler} does not belong to torch-neuronx {number}, which is of Neuron "
-            f"SDK {sdk} and has neuronx-cc {_compiler_of(sdk)}: {_INSTALL}"
+            f"{COMPILER} {compiler} does not belong to torch-neuronx {number}, which is of Neuron "
+            f"SDK {sdk} and has {COMPILER} {_compiler_of(sdk)}: {_INSTALL}. It is needed to "
+            "compile; a finished artefact is served with any compiler or none"
         )
     return {name: str(number) for name, number in found.items()} | {"neuron-sdk": sdk}
 

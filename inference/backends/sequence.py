@@ -114,6 +114,7 @@ class ModelSequence:
         self.slots.keep(slots)
         self.slots.release([self._node_slots.pop(node) for node in gone])
         self.cached += len(slots)
+        assert self.slots.used == self.cached + len(self._node_slots), "a slot is lost"
         self._pending += tokens[len(nodes) :]
 
     def abandon(self) -> None:

@@ -33,6 +33,11 @@ class Slots:
         self._holes: list[int] = []  # free slots below high_water, ascending
         self._provisional: set[int] = set()
 
+    @property
+    def used(self) -> int:
+        """Slots that are not free."""
+        return self.high_water - len(self._holes)
+
     def take(self, positions: IntArray) -> IntArray:
         """Take the lowest free slots for these positions, provisionally; returns the slots.
 
@@ -48,7 +53,9 @@ class Slots:
         taken = [*holes[:needed], *range(high, high + fresh)]
         del holes[:needed]
         self.high_water = high + fresh
+        before = len(self._provisional)
         self._provisional.update(taken)
+        assert len(self._provisional) == before + needed, "a slot was taken twice"
         slots = np.array(taken, dtype=np.int32)
         self.positions[slots] = positions
         return slots

@@ -105,7 +105,7 @@ class Admission:
         evicted = []
         while line := self.line:
             first = line[0]
-            shared = () if first.log_probs.awaits_prompt else first.tokens
+            shared = () if first.prompt_scores.missing else first.tokens
             row = self.pool.take(shared, first.sharing)
             if row is not None:
                 first.assign_row(row, self._model, now)
@@ -115,6 +115,8 @@ class Admission:
                 break
             self._vacate(victim)
             evicted.append(victim)
+        held = len({session.row for session in self.on_rows})
+        assert held + self.pool.free == self._model.rows, "a row is lost, or has two sessions"
         return evicted
 
     def next_change(self, now: float) -> float | None:

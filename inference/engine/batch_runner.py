@@ -171,6 +171,7 @@ class BatchRunner:
         started = self._clock()
         answers = call_each(call, [item.segment for item in items])
         ended = self._clock()
+        assert begun <= started <= ended, "the clock went back"
         if telling is not None:
             telling.result()
         padded = self._model.padded(len(items), max(item.nodes for item in items))
@@ -213,8 +214,8 @@ class BatchRunner:
         opening = session.opening
         assert opening is not None
         queue = max(0.0, now - opening.asked - session.prefill_seconds)
-        told = tuple(session.log_probs.prompt)
-        opened = Opened(session.reused, queue, session.prefill_seconds, told)
+        logprobs = tuple(session.prompt_scores.logprobs)
+        opened = Opened(session.reused, queue, session.prefill_seconds, logprobs)
         session.opening = None
 
         def answer() -> None:

@@ -18,7 +18,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 from weakref import WeakSet
@@ -35,7 +35,7 @@ from inference.engine.scheduler import HeldUp
 from inference.engine.session import Session
 from inference.engine.text_rules import DraftRules
 from inference.engine.tuning import TUNING
-from inference.order import End
+from inference.order import End, Spent
 from inference.planner.acceptance import Knowledge
 from inference.planner.prices import Prices, Usage
 from inference.proposer import COLOCATED, Nodes, Notice
@@ -83,11 +83,10 @@ class _DraftedSession:
     row: int  # row of the draft
     end: int  # length of the text, as the draft was told
     heard: int  # length of the session when it was last heard
+    spent: Spent = field(default_factory=Spent)  # costs of the session when it was last heard
     fed: bool = False  # the draft has the keys of the text
     ahead: float = 0.0  # tokens ahead of the promised rate, with forwards and calls counted
     gained: float | None = None
-    forwards: int = 0  # forwards of the session when it was last heard
-    seconds: float = 0.0  # seconds of these forwards
     next_number: int = 0  # of nodes
     arbitration: ProposerArbitration = field(default_factory=ProposerArbitration)
 
@@ -96,21 +95,19 @@ class _DraftedSession:
 
         root_only: seconds of a root-only forward.
         """
-        session, spent = self.session, self.session.spent
-        tokens = session.tokens[self.heard :]
-        if not tokens or session.end is not End.NOT:
+        progress = self.session.progress(self.heard, self.stream)
+        tokens, proposers = progress.tokens, progress.proposers
+        if not tokens or progress.end is not End.NOT:
             return False
-        forwards, took = max(spent.forwards - self.forwards, 1), spent.model_seconds - self.seconds
+        spent = progress.beyond(self.spent)
+        forwards, took = max(spent.forwards, 1), spent.model_seconds
         self.add_service(len(tokens) - TUNING.least_rate * took / root_only)
         if self.gained is not None:
-            named = session.proposers[-len(tokens) :].count(COLOCATED)
-            self.gained += named - max(took / root_only - forwards, 0.0)
-        known, held = session.streams.known(self.stream), session.candidates.live
-        notice = Notice(now, took / forwards, known, held, session.room)
-        self.arbitration.hear(session.length, session.proposers[-len(tokens) :], forwards)
+            self.gained += proposers.count(COLOCATED) - max(took / root_only - forwards, 0.0)
+        self.arbitration.hear(self.session.length, proposers, forwards)
+        notice = Notice(now, took / forwards, progress.known, progress.held, progress.room)
         self.proposer.hear(self.heard, tokens, now, notice)
-        self.heard, self.forwards = session.length, spent.forwards
-        self.seconds = spent.model_seconds
+        self.heard, self.spent = self.session.length, progress
         return True
 
     def add_service(self, tokens: float) -> None:
@@ -256,17 +253,8 @@ class ColocatedDrafter:
         )
         proposer.open(list(session.tokens), session.params, order.end)
         stream = receiver.join(session)
-        spent = session.spent  # forwards before now are none of the draft's
-        drafted = _DraftedSession(
-            session,
-            proposer,
-            stream,
-            row,
-            order.end,
-            session.length,
-            forwards=spent.forwards,
-            seconds=spent.model_seconds,
-        )
+        before = replace(session.spent)  # the costs before now are none of the draft's
+        drafted = _DraftedSession(session, proposer, stream, row, order.end, session.length, before)
         drafted.arbitration.silent = self._sufficed.get(session.tenant, False)
         self._drafted[session] = drafted
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -14,6 +15,7 @@ from inference.engine.scheduler import BatchPlan, ForwardSeconds
 from inference.engine.session import Session
 from inference.engine.snapshot import Snapshot
 from inference.errors import OutriderError
+from inference.order import Spent
 from inference.tree import IntArray, TokenTree
 
 ModelCall: TypeAlias = Callable[[Sequence[Segment]], Sequence[Chosen | IntArray]]
@@ -55,11 +57,11 @@ class ChunkItem(BatchItem):
     def __init__(self, session: Session, chunk: Sequence[int]) -> None:
         tree, self._first = TokenTree.chain(chunk), session.live.cached
         following = session.tokens[self._first + 1 :][: len(chunk)]
-        segment = session.log_probs.of_chunk(session.live.prepare_chunk(tree), following)
+        segment = session.prompt_scores.of_chunk(session.live.prepare_chunk(tree), following)
         super().__init__(session, tree, segment)
 
     def settle(self, answer: Chosen, forward: CompletedForward, charge: float) -> None:
-        self.session.log_probs.take_chunk(answer.logprobs, self._first)
+        self.session.prompt_scores.take(answer.logprobs, self._first)
         self.session.commit_chunk(self.tree, forward.seconds, forward.ended)
 
 
@@ -71,12 +73,11 @@ class TreeItem(BatchItem):
         super().__init__(session, snapshot.tree, session.begin(snapshot))
 
     def settle(self, answer: Walk, forward: CompletedForward, charge: float) -> Commit:
-        session, (verdict, found) = self.session, answer
+        session, (verdict, scores) = self.session, answer
         queue = forward.charge(session, self.nodes, charge)
-        self._step = session.commit(self._snapshot, verdict, forward.ended)
-        tokens = self._step.tokens
-        session.log_probs.take_tree(found, [0, *verdict.path][: len(tokens)])
-        return forward.commit(session, tokens, self.nodes, queue)
+        session.record.observe(self._snapshot.expected, len(verdict.path))
+        self._step = session.commit(self.tree, verdict, forward.ended, scores=scores)
+        return forward.commit(session, self._step.tokens, self.nodes, queue)
 
     def learn(self) -> None:
         for claims in self._step.claims():
@@ -87,7 +88,7 @@ class Walk(NamedTuple):
     """A session's walk in a forward, and log-probabilities at the nodes of its tree."""
 
     verdict: Verdict
-    found: LogProbs | None
+    scores: LogProbs | None
 
 
 def read(items: Sequence[BatchItem], answers: Sequence[Any]) -> list[Any]:
@@ -130,7 +131,9 @@ class CompletedForward(NamedTuple):
         whole = max(seconds(*self.padded), 1e-9)
         even = min(seconds(rows, 1) / whole, 1.0) if nodes else 1.0
         root, node = self.seconds * even / rows, self.seconds * (1 - even) / max(nodes, 1)
-        return [root + own * node for own in below]
+        charges = [root + own * node for own in below]
+        assert math.isclose(sum(charges), self.seconds, abs_tol=1e-9), "charges do not add up"
+        return charges
 
     def charge(self, session: Session, nodes: int, charge: float) -> float:
         """Charge the forward to a session; returns the seconds that it waited for the forward.
@@ -139,7 +142,7 @@ class CompletedForward(NamedTuple):
         """
         since = session.ready_since
         queue = max(0.0, self.started - since) if since else 0.0
-        session.spent.add(nodes, queue, self.seconds, charge, len(self.items))
+        session.spent.add(Spent(nodes, 1, int(nodes == 1), queue, self.seconds, charge))
         session.ready_since = 0.0
         return queue
 

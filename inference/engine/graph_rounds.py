@@ -140,7 +140,7 @@ class RoundItem(DraftItem):
         session = self.session
         tree, verdict = read_answer(self.tree, answer, self._limit)
         queue = forward.charge(session, self.nodes, charge)
-        tokens = session.commit_round(tree, verdict, COLOCATED, forward.ended)
+        tokens = session.commit(tree, verdict, forward.ended, proposer=COLOCATED).tokens
         self._draft.record.add_tokens(len(tokens))
         self._draft.sequence.commit(tree, verdict.path[: len(tokens) - 1])
         return forward.commit(session, tokens, self.nodes, queue)

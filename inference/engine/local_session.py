@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 from inference.engine.engine import Engine
 from inference.engine.session import Session
-from inference.order import Decode, End, Progress, TokenLogProb
+from inference.order import Decode, Progress, TokenLogProb
 from inference.proposer import Nodes
 from inference.sampling import SamplingParams
 from inference.stats import Traffic
+from inference.text_copy import TextCopy
 
 IDLE_SECONDS = 0.01
 """Seconds that receive() waits at a time for an engine that has nothing to do."""
@@ -30,17 +31,16 @@ class LocalSession:
         self._engine, self._tenant = engine, tenant
         self._session: Session | None = None
         self._woken = threading.Event()
-        self._cursor = self.next_number = self._own = 0
-        self._ended = End.NOT
-        self._last: Progress | None = None
+        self.next_number = self._own = 0
+        self._text = TextCopy((), engine.vocabulary, self.traffic)
         self.prompt_logprobs: tuple[TokenLogProb, ...] = ()
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Open the session and wait for the prefill. Raises the error that refuses the session."""
         self.close()
         session, future = self._engine.open(prompt, params, tenant=self._tenant)
-        self._session, self._cursor, self.next_number = session, len(prompt), 0
-        self._ended, self._last = End.NOT, None
+        self._session, self.next_number = session, 0
+        self._text = TextCopy(prompt, self._engine.vocabulary, self.traffic, params.logprobs)
         self._own = self._engine.join(session)
         self._engine.listen(session, self._own, self._woken.set)
         self._engine.finish(future)
@@ -51,6 +51,7 @@ class LocalSession:
 
     def decode(self, order: Decode) -> None:
         self._engine.decode(self._live, order)
+        self._text.set_order(order)
 
     def propose(self, nodes: Nodes) -> None:
         self.next_number = nodes.end
@@ -67,9 +68,11 @@ class LocalSession:
         deadline = time.perf_counter() + timeout
         while True:
             self._woken.clear()
-            progress = self._engine.progress(self._live, self._cursor, self._own)
-            if progress.tokens or progress.end is not self._ended:
-                return self._read(progress)
+            progress = self._engine.progress(self._live, self._text.length, self._own)
+            if progress.tokens or progress.end is not self._text.end:
+                self._text.take(progress)
+                self._engine.acknowledge(self._live, self._text.length)
+                return self._text.read()
             left = deadline - time.perf_counter()
             if left <= 0 or not self._advance(left):
                 return None
@@ -84,14 +87,6 @@ class LocalSession:
         if self._engine.running:
             return self._woken.wait(seconds)
         return self._engine.step() or self._woken.wait(min(seconds, IDLE_SECONDS)) or True
-
-    def _read(self, progress: Progress) -> Progress:
-        self._cursor += len(progress.tokens)
-        self._ended = progress.end
-        self._engine.acknowledge(self._live, self._cursor)
-        self.traffic.follow(self._last, progress)
-        self._last = progress
-        return progress
 
     @property
     def _live(self) -> Session:

@@ -278,7 +278,7 @@ class Scheduler:
         chunks: list[tuple[Session, list[int]]] = []
         longest = 0
         for session in filling:
-            own = min(most, self._most) if session.log_probs.awaits_prompt else most
+            own = min(most, self._most) if session.prompt_scores.missing else most
             longest = max(longest, min(own, session.missing))
             if chunks and longest * (len(chunks) + 1) > most:
                 break

@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any
 
 from inference.accept import Verdict
-from inference.backends import Model, Segment
+from inference.backends import LogProbs, Model, Scoring, Segment
 from inference.backends.sequence import ModelSequence
 from inference.candidates import CandidateTree, Dropped
 from inference.engine.calibration import Calibration, CommittedStep, OwnRecord
-from inference.engine.log_probs import TextLogProbs
+from inference.engine.log_probs import PromptScores, read_scores
 from inference.engine.prefix_cache import CacheRow
 from inference.engine.proposal_streams import ProposalStreams
 from inference.engine.snapshot import Snapshot
@@ -36,6 +36,7 @@ from inference.order import (
 )
 from inference.proposer import NOBODY, Nodes
 from inference.sampling import SamplingParams
+from inference.text_log import TextLog
 from inference.token_rule import Adjustment, TokenRule
 from inference.tree import TokenTree
 
@@ -57,12 +58,12 @@ class Opening:
     future: Future[Opened] = field(default_factory=promise)
 
 
-class Session:
-    """A session is its tokens; everything else can be lost and made again. Times are in seconds.
+class Session(TextLog):
+    """A session is its log; everything else can be lost and made again. Times are in seconds.
 
-    tokens: all committed tokens; the last is the root of the candidates.
+    The last committed token is the root of the candidates.
+
     sharing: name of the group of tenants that reuse each other's cached prefixes.
-    proposers: [tokens beyond the prompt] kind of the proposer that had named each, or NOBODY.
     limit: tokens that the session may have, prompt included.
     row, sequence: where its keys are; None while it waits for a row.
     acknowledged: tokens that its client is known to have.
@@ -85,15 +86,15 @@ class Session:
         sharing: str | None = None,
         rule: TokenRule | None = None,
     ) -> None:
-        self.tokens, self.params, self.tenant, self.limit = list(prompt), params, tenant, limit
+        super().__init__(prompt)
+        self.params, self.tenant, self.limit = params, tenant, limit
         self.sharing = tenant if sharing is None else sharing
-        self.prompt_length = self.acknowledged = len(prompt)
-        self.proposers: list[int] = []
-        self.rule, self.log_probs = rule, TextLogProbs(params, len(prompt))
+        self.acknowledged = len(prompt)
+        self.rule, self.prompt_scores = rule, PromptScores(params, len(prompt))
         self.rule_error: InvalidRequest | None = None
         self.candidates, self.calibration = CandidateTree(self.tokens), calibration
         self.order: Decode | None = None
-        self.end, self._told = End.NOT, -1  # position of the root that go() named
+        self._told = -1  # position of the root that go() named
         self.opening: Opening | None = None
         self.row: CacheRow | None = None
         self.sequence: ModelSequence | None = None
@@ -101,7 +102,7 @@ class Session:
         self.closed: Exception | None = None
         self.detached = False  # its client has no open stream
         self.tree_nodes: int | None = None  # nodes in one forward, if fewer than the engine's
-        self._drained = self._in_forward = False
+        self._drained, self._may_commit = False, 0  # tokens of the running forward; 0: none runs
         self.spent, self.record, self.service_credit, self.room = Spent(), OwnRecord(), 0.0, 0
         self.ready_since = self.got_row = 0.0
         self.streams = ProposalStreams(self.candidates)
@@ -110,11 +111,6 @@ class Session:
     @property
     def root(self) -> int:
         return self.tokens[-1]
-
-    @property
-    def length(self) -> int:
-        """Committed tokens, the root included."""
-        return len(self.tokens)
 
     @property
     def live(self) -> ModelSequence:
@@ -195,7 +191,7 @@ class Session:
     def drain(self) -> None:
         """End the text with End.DRAINED, after the running forward if there is one."""
         self._drained = True
-        if not self._in_forward:
+        if not self._may_commit:
             self.end = self._ended()
 
     def append(self, stream: int, nodes: Nodes) -> Dropped:
@@ -204,19 +200,14 @@ class Session:
         return self.candidates.append(stream, nodes, self.calibration.trusted)
 
     def progress(self, cursor: int, stream: int) -> Progress:
-        """The progress beyond the first `cursor` tokens, for the reader of a stream."""
-        return Progress(
-            cursor,
-            tuple(self.tokens[cursor:]),
-            tuple(self.proposers[max(cursor - self.prompt_length, 0) :]),
-            known=self.streams.known(stream),
-            held=self.candidates.live,
-            acknowledged=self.acknowledged,
-            room=self.room,
-            end=self.end,
-            logprobs=tuple(self.log_probs.output[max(cursor - self.prompt_length, 0) :]),
-            **vars(self.spent),
-        )
+        """What lies beyond the first `cursor` tokens, for the reader of a stream. Costs are those
+        of the whole session.
+        """
+        progress = self.since(cursor)
+        progress.add(self.spent)
+        progress.known, progress.held = self.streams.known(stream), self.candidates.live
+        progress.room = self.room
+        return progress
 
     # Steps of forwards.
 
@@ -254,8 +245,10 @@ class Session:
         Raises LimitExceeded when the row has too few free slots.
         """
         self.streams.begin_forward()
-        self._in_forward = True
-        segment = self.log_probs.of_tree(self.live.prepare(tree))
+        self._may_commit = self.allowed
+        segment = self.live.prepare(tree)
+        if self.params.logprobs is not None:
+            segment = segment._replace(scoring=Scoring(self.params.logprobs))
         if self.rule is not None:
             segment = segment._replace(rule=partial(self._adjustment, self.rule, tree))
         return segment
@@ -268,25 +261,20 @@ class Session:
             self.rule_error = error
             return Adjustment.none(len(tree))
 
-    def commit(self, snapshot: Snapshot, verdict: Verdict, now: float) -> CommittedStep:
-        """Commit the verdict of a forward up to its first stop id."""
-        self.record.observe(snapshot.expected, len(verdict.path))
-        step = self._commit(snapshot.tree, verdict, now)
-        self.proposers += step.named()
-        return step
+    def commit(
+        self,
+        tree: TokenTree,
+        verdict: Verdict,
+        now: float,
+        *,
+        scores: LogProbs | None = None,
+        proposer: int | None = None,
+    ) -> CommittedStep:
+        """Commit the verdict of a forward pass that ends now, up to its first stop id.
 
-    def commit_round(
-        self, tree: TokenTree, verdict: Verdict, proposer: int, now: float
-    ) -> Sequence[int]:
-        """Commit the verdict of a graph's round up to its first stop id; returns the new tokens.
-
-        proposer: kind of the proposer that named the nodes of the path.
+        scores: log-probabilities at the nodes of the tree, if requested.
+        proposer: kind of the proposer of all nodes; None: those of the candidates.
         """
-        tokens = self._commit(tree, verdict, now).tokens
-        self.proposers += [*[proposer] * (len(tokens) - 1), NOBODY]
-        return tokens
-
-    def _commit(self, tree: TokenTree, verdict: Verdict, now: float) -> CommittedStep:
         verdict = self._until_stop(tree, verdict)
         path = [tree.tokens.item(node) for node in verdict.path]
         self.live.commit(tree, verdict.path)
@@ -294,14 +282,17 @@ class Session:
         tokens = [*path, verdict.next_token]
         if self.rule is not None:
             self.rule.commit(tokens)
-        claimed = self.candidates.commit(tokens)
+        step = CommittedStep(tokens, self.candidates.commit(tokens))
+        proposers = step.named() if proposer is None else [*[proposer] * len(path), NOBODY]
+        self.extend(tokens, proposers, read_scores(scores, [0, *verdict.path]))
         if self._last_at:
             rate = len(tokens) / max(now - self._last_at, 1e-6)
             self._rate += _RATE_WEIGHT * (rate - self._rate)
         self._last_at = now
-        self._in_forward = False
-        self.end = self._ended()
-        return CommittedStep(tokens, claimed)
+        assert len(tokens) <= self._may_commit, "a forward commits no more than length and credit"
+        assert self.live.cached == self.live.slots.used == self.length - 1, "a key is lost"
+        self._may_commit, self.end = 0, self._ended()
+        return step
 
     def add_service(self, tokens: float) -> None:
         """Add tokens (or subtract, if negative) to the service credit, within its bounds."""
@@ -321,7 +312,7 @@ class Session:
         order = self.order
         if order is None:
             return End.DRAINED if self._drained else End.NOT
-        if len(self.tokens) > self.prompt_length and self.root in order.stop_ids:
+        if self.made and self.root in order.stop_ids:
             return End.STOP_ID
         if self.length >= self.limit:
             return End.LIMIT

@@ -80,7 +80,7 @@ class DraftRules:
         if not session.params.adjusts:
             return no_rule
         if session not in self._begun:
-            made = session.params.made + session.length - session.prompt_length
+            made = session.params.made + session.made
             params = replace(session.params, made=made)
             rule = self._aside.submit(self._make, tuple(session.tokens), params)
             self._begun[session] = session.length, rule

@@ -228,11 +228,28 @@ class Client:
         gc.unfreeze()
 
 
+def find_client_draft(options: ClientRole) -> FoundDraft:
+    """Find the draft. Raises InvalidRequest for a device that this machine does not have."""
+    from outrider.draft_methods import find_draft
+
+    found = find_draft(options)
+    found.check(options)
+    return found
+
+
 @contextmanager
-def open_client(options: ClientRole, *, is_local: bool | None = None) -> Iterator[Client]:
+def open_client(
+    options: ClientRole,
+    *,
+    is_local: bool | None = None,
+    find: Callable[[ClientRole], FoundDraft] = find_client_draft,
+    given_up: Event | None = None,
+) -> Iterator[Client]:
     """Connect to the target that the options name. The draft is loaded by Client.load().
 
     is_local: whether the target is on this machine; None: as its address says
+    find: finds the draft
+    given_up: ends the search for a target that does not answer, when it is set
 
     Without a draft model only the tokenizer is read. Raises Mismatch where token ids of both sides
     differ, and InvalidRequest for a device that this machine does not have.
@@ -241,12 +258,12 @@ def open_client(options: ClientRole, *, is_local: bool | None = None) -> Iterato
     asked, options = options, options.computable
     if options is not asked:
         say(f"draft: copied text alone; a draft model needs {install('torch')}")
-    found = _find_draft(options) if options.method is not None else None
+    found = find(options) if options.method is not None else None
     tokenizer = (
         found.tokenizer if found is not None else find_tokenizer(options.draft_name, "draft")
     )
     name = found.name if found is not None else "the tokenizer here"
-    with connect_target(options.connection) as target:
+    with connect_target(options.connection, given_up) as target:
         tokenizer = target_tokenizer(target, tokenizer, name)
         found = found and found.for_target(tokenizer)
         local = options.connection.is_local if is_local is None else is_local
@@ -255,12 +272,3 @@ def open_client(options: ClientRole, *, is_local: bool | None = None) -> Iterato
             yield client
         finally:
             client.close()
-
-
-def _find_draft(options: ClientRole) -> FoundDraft:
-    """Find the draft. Raises InvalidRequest for a device that this machine does not have."""
-    from outrider.draft_methods import find_draft
-
-    found = find_draft(options)
-    found.check(options)
-    return found

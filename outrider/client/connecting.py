@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from threading import Event
 
 from grpc_comm.client.connection import CONNECT_SECONDS, Connection, connect
 from grpc_comm.client.patience import Patience
@@ -21,13 +22,15 @@ from outrider.options.network import ConnectionOptions
 
 @contextmanager
 def connect_target(
-    options: ConnectionOptions,
+    options: ConnectionOptions, given_up: Event | None = None
 ) -> Iterator[Connection]:
     """Connect to the target at --target_host and --port.
 
     A target that does not answer is retried for as long as --patience says. Without the flag a port
     of this machine where nothing listens is refused at once. A model that is named may have to be
     loaded there first.
+
+    given_up: ends the search when it is set
     """
     seconds = max(CONNECT_SECONDS, options.patience) if options.model_name else CONNECT_SECONDS
     check_listening(options)
@@ -38,7 +41,7 @@ def connect_target(
                 security=options.security,
                 model=options.model_name or "",
                 timeout=seconds,
-                patience=Patience(options.patience, say),
+                patience=Patience(options.patience, say, given_up or Event()),
             )
         )
 

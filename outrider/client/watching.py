@@ -106,8 +106,8 @@ class Watcher:
             "texts": [self._text(token) for token in progress.tokens],
             "by": [_name(kind) for kind in progress.proposers],
             "known": progress.known,
-            "forwards": progress.forwards,
-            "model_seconds": round(progress.model_seconds, 6),
+            "forwards": traffic.forwards,
+            "model_seconds": round(traffic.model_seconds, 6),
             "bytes": [traffic.bytes_up, traffic.bytes_down],
         }
 

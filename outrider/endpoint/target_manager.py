@@ -41,7 +41,7 @@ class TargetManager:
         self.wanted = True  # whether requests may start the target again
         self._opening: asyncio.Future[TextRunner] | None = None  # which all requests wait for
         self._stack, self._secrets = ExitStack(), ExitStack()
-        self._changing = threading.Lock()
+        self._changing, self._given_up = threading.Lock(), threading.Event()
 
     def open(self, settings: Mapping[str, Any] | None = None) -> TextRunner:
         """Connect and load the draft, in place of what is in use. Blocks.
@@ -50,7 +50,10 @@ class TargetManager:
 
         Raises the error that prevents it, and keeps its words as the reason.
         """
+        if settings is not None:
+            self._given_up.set()  # another target is wanted
         with self._changing:
+            self._given_up.clear()
             if settings is not None:
                 self._take(settings)
             elif self.texts is not None:
@@ -59,7 +62,7 @@ class TargetManager:
                 raise Unavailable(self.reason)
             try:
                 with ExitStack() as stack:
-                    client = stack.enter_context(open_client(self.options))
+                    client = stack.enter_context(open_client(self.options, given_up=self._given_up))
                     client.load(self.options.batch)
                     texts = TextRunner(client, self._max_requests)
                     stack.callback(texts.close)
@@ -71,7 +74,11 @@ class TargetManager:
             return texts
 
     def close(self, reason: str = "the target was stopped", *, wanted: bool = False) -> None:
-        """End all texts and let the draft go. Requests are refused with the reason."""
+        """End all texts and let the draft go. Requests are refused with the reason.
+
+        A target that is being looked for is not waited for.
+        """
+        self._given_up.set()
         with self._changing:
             self.wanted = wanted
             self._close(reason)

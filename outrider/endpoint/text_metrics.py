@@ -17,7 +17,7 @@ COUNTERS: dict[str, tuple[str, Value]] = {
     "outrider_forwards": ("Forward passes.", lambda done: done.traffic.forwards),
     "vllm:spec_decode_num_drafts": (
         "Forward passes with candidates.",
-        lambda done: done.traffic.forwards - done.traffic.lone,
+        lambda done: done.traffic.drafted,
     ),
     "vllm:spec_decode_num_draft_tokens": (
         "Candidates computed.",

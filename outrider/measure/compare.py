@@ -4,126 +4,127 @@ that was not measured in this call.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 from inference.command import say
-from outrider.measure.architectures import ARCHITECTURES, FUSED, HYBRID, Choice, Setting
-from outrider.measure.arms import with_again
-from outrider.measure.compare_options import CompareOptions
-from outrider.measure.environment import environment, start_record
+from outrider.client.client import Client
+from outrider.client.connecting import connect_target
+from outrider.measure.arms import FUSED, HYBRID, Arm, Choice, choices, local_arms
+from outrider.measure.environment import environment
 from outrider.measure.figures import summarise
-from outrider.measure.journal import Journal, opened, plan_of
+from outrider.measure.journal import opened, plan_of
+from outrider.measure.options import CompareOptions
 from outrider.measure.report import Report
-from outrider.measure.run import Run, Task
-from outrider.measure.testbed import Testbed, testbed
-from outrider.measure.verdict import commands, verdict
+from outrider.measure.run import Task
+from outrider.measure.testbed import measure, target_of
+from outrider.measure.verdict import verdict
+from outrider.money.goal import Goal, read_billing, read_goal
+from outrider.options.groups import GoalOptions
+from outrider.target.spawn import StartedTarget
 from outrider.text.completion import Request
+from outrider.text.prompts import make_requests
 
 
-def run_comparison(options: CompareOptions) -> int:
-    """Measure once for each profile of --emulate, print, and write the files."""
-    for profile in options.emulate or (None,):
-        directory = None
-        if options.out is not None:
-            several = profile is not None and len(options.emulate) > 1
-            directory = Path(options.out) / (Path(profile or "").stem if several else "")
-        report = compare(options, profile, directory)
-        print(report.told())
-        for path in report.write(directory) if directory is not None else ():
-            say(f"wrote {path}")
+def run(options: CompareOptions) -> int:
+    """Compare, print, and write the files of --out."""
+    compare(options).publish(None if options.out is None else Path(options.out))
     return 0
 
 
-def compare(options: CompareOptions, profile: str | None, directory: Path | None = None) -> Report:
-    """Run the comparison.
-
-    profile: of --emulate, the device whose times the started target takes
-    directory: of the run, which is continued where it was ended before its last text
+def compare(options: CompareOptions) -> Report:
+    """Run the comparison. A run that was ended before its last text is continued. Raises
+    InvalidRequest before anything is loaded, for too few texts and for a cost without a price.
     """
-    choices = dict[str, Choice]()
-    with testbed(options, profile) as ready:
-        settings = {name: value for name, value in options.values().items() if name not in _CALL}
-        settings = json.loads(json.dumps(settings, default=lambda one: Setting(one).label))
-        tasks = [_task(request) for request in ready.requests]
-        prompts = {f"/text/{one.index}": list(one.ids) for one in ready.requests}
-        plan = plan_of(settings | {"emulate": profile}, prompts)
-        with opened(directory, plan, replace_finished=True) as journal:
+    prompts, local = options.prompts(), list[Arm]()
+    if not options.elsewhere:
+        read_positions(options)
+        if not options.emulate:
+            options = options.but(measure_first=True)
+    plan = plan_of(options.plan_settings, {f"/text/{i}": text for i, text in enumerate(prompts)})
+
+    def tasks(client: Client) -> list[Task]:
+        requests = make_requests(
+            options.text, prompts, client.tokenizer, client.length,
+            client.target.description.stop_ids, client.model,
+        )  # fmt: skip
+        return [Task("", "text", str(one.index), partial(_same, one)) for one in requests]
+
+    def in_process(client: Client, arms: list[Arm]) -> AbstractContextManager[list[Arm]]:
+        if not local:
+            local.extend(local_arms(options, client.tokenizer))
+        return nullcontext([*arms, *local])
+
+    fused = {"draft_model": options.stated().get("draft_model"), "draft": options.draft}
+    role, more = ("fused_target", fused) if FUSED in options.chosen else ("target", {})
+    out = None if options.out is None else Path(options.out)
+    with opened(out, plan, replace_finished=True) as journal:
+        with target_of(options, role, **more) as (there, started):
+            with connect_target(there) as target:
+                beside = target.description.draft_model
+            chosen = [one for one in choices(options) if one.architecture != FUSED or beside]
+            arms = {one.name: one.flags for one in chosen if one.preset}
             for trip in options.rtt:
-                choices |= _measure(ready, journal, tasks, trip)
-            journal.write("end", {"load": environment()["load"]})
-            known = journal.known
-    rows = summarise(known.texts, list(choices))
-    first = options.target_host is None and not options.emulate
+                say(f"round trip {trip:g} ms: {', '.join(one.name for one in chosen)}")
+                clients = measure(
+                    options, journal, there, arms, tasks, repeats=options.num_runs,
+                    trip=trip, bandwidth=options.bandwidth, beside=in_process,
+                )  # fmt: skip
+        journal.write("end", {"load": environment()["load"]})
+        known = journal.known
+    rows = summarise(known.texts, [one.name for one in chosen])
+    where, text, draft = clients[0].target.description, options.text, clients[-1].draft
+    runs = f"{len(prompts) * options.num_runs} texts each"
     return Report(
-        title=_title(ready),
-        verdict=verdict(rows, choices, curve=bool(options.cs), shared=first),
-        rows=rows,
-        run=known,
-        remarks=[ready.account.words, *_remarks(ready, profile, choices)],
-        below=[*commands(choices), ""],
+        f"{draft or 'no draft'} for {where.model} on {where.device}; {date.today().isoformat()}; "
+        f"temperature {text.temperature:g}; {runs} ({len(prompts)} prompts)",
+        verdict(rows, chosen),
+        rows,
+        known,
+        remarks=[*_remarks(options, started, chosen)],
+        below=[*describe_commands(chosen), ""],
         labels={HYBRID: " (default)"},
-        data={"arms": {name: one.record() for name, one in choices.items()}},
+        data={"arms": {one.name: one.record() for one in chosen}},
     )
 
 
-_CALL = ("out", "debug")
-"""Flags of a call that change nothing of what is measured."""
+def _same(request: Request, answers: Sequence[str]) -> Request:
+    return request
 
 
-def _task(request: Request) -> Task:
-    return Task("", "text", str(request.index), lambda answers: request)
+def read_positions(options: CompareOptions) -> list[Goal]:
+    """The goal of each position of the knob. Raises InvalidRequest where one weighs a price that
+    nobody has stated.
+    """
+    prices = options.prices
+    given, billing = prices.stated(), read_billing(prices)
+    return [read_goal(GoalOptions(cs=knob, **given), billing) for knob in options.cs]
 
 
-def _measure(
-    ready: Testbed, journal: Journal, tasks: Sequence[Task], trip: float
-) -> dict[str, Choice]:
-    """Make the texts over one link. Returns the arms by name."""
-    options = ready.options
-    with ready.bench(trip) as bench:
-        chosen = [one for one in ARCHITECTURES if one.name in options.chosen]
-        choices = {one.name: one for each in chosen for one in each.choices(bench)}
-        say(f"round trip {trip:g} ms: {', '.join(choices)}")
-        journal.start(start_record(bench.target, {"draft": ready.found.fingerprint()},
-                                   shared=options.target_host is None))  # fmt: skip
-        arms = with_again([one.arm(bench) for one in choices.values()])
-        run = Run(journal, arms, trip)
-        run.warm_up(ready.requests[0])
-        run.make(tasks, range(options.num_runs))
-    return choices
+def describe_commands(chosen: Sequence[Choice]) -> Iterator[str]:
+    """Each arm with the command that decodes in this way, aligned."""
+    width = max(len(one.name) for one in chosen)
+    yield "Commands, to which the flags that name your models are added:"
+    for one in chosen:
+        yield f"{one.name:<{width}}  {one.command}"
 
 
-def _title(ready: Testbed) -> str:
-    text, prompts, runs = ready.options.pair.text, len(ready.requests), ready.options.num_runs
-    return (
-        f"{ready.found.name} for {ready.target.model} on {ready.target.device}; "
-        f"{date.today().isoformat()}; temperature {text.temperature:g}; "
-        f"{prompts * runs} texts each ({prompts} prompts, {runs} runs)"
-    )
-
-
-def _remarks(ready: Testbed, profile: str | None, choices: dict[str, Choice]) -> Iterator[str]:
+def _remarks(
+    options: CompareOptions, started: StartedTarget | None, chosen: Sequence[Choice]
+) -> Iterator[str]:
     """Yield what a reader needs to judge the results."""
-    options, run = ready.options, {one.architecture.name for one in choices.values()}
-    if profile:
-        kept = (ready.started and ready.started.emulation) or "it did not say how well it kept them"
+    if options.emulate:
+        how = (started and started.emulation) or "it did not say how well it kept them"
+        yield f"The target's passes take emulated times ({how}); drafts run on this machine."
+    if started is not None:
         yield (
-            f"The target's passes take emulated times ({kept}); drafts, at the target too, and "
-            "both programs are this machine's."
+            "Draft and target share this machine's cores: forward passes of synchronous rounds, "
+            "acceptance and bytes carry over to other machines; times do not."
         )
-    if options.target_host is None:
-        yield (
-            "Draft and target share this machine's cores: of synchronous rounds, forward passes, "
-            "acceptance and bytes carry over to other machines; "
-            + ("times of the draft do not." if profile else "tokens/s do not.")
-        )
-    if any(options.rtt) or options.bandwidth:
-        yield "Round trips are emulated by a proxy on this machine, beyond its own."
-    if FUSED in options.chosen and FUSED not in run:
+    if FUSED in options.chosen and all(one.architecture != FUSED for one in chosen):
         yield "fused was not run: the target has no draft beside it (--role fused_target)"
-    if weighed := [one.objective for one in ready.positions if one.weight]:
-        yield f"--cs weighs speed against {weighed[0]}."
     if options.out is None:
         yield "--out DIR: all figures, differing texts and plots."

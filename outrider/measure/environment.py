@@ -24,7 +24,13 @@ _LIBRARIES = ("outrider", "torch", "numpy", "grpcio", "transformers")
 
 def environment() -> dict[str, Any]:
     """This machine and what ran on it."""
-    found: dict[str, Any] = {
+    versions = dict[str, str | None]()
+    for name in _LIBRARIES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = None
+    return {
         "python": platform.python_version(),
         "system": platform.platform(),
         "machine": platform.machine(),
@@ -34,13 +40,8 @@ def environment() -> dict[str, Any]:
         "load": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "commit": commit(),
+        **versions,
     }
-    for name in _LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
 
 
 def commit() -> str:
@@ -65,8 +66,14 @@ def start_record(
     models = {"target": f"{there.model} {there.model_fingerprint}", "type": there.dtype}
     models |= {"device": there.device, **drafts}
     trip = measure_round_trip(target.probe, say)
-    about = {"models": models, "shared": shared, "round_trip": trip, "server": there.server_version}
-    return about | {"environment": environment()}
+    return {
+        "models": models,
+        "shared": shared,
+        "round_trip": trip,
+        "times": [[*shape, seconds] for shape, seconds in there.times],
+        "server": there.server_version,
+        "environment": environment(),
+    }
 
 
 @contextmanager

@@ -1,21 +1,22 @@
 """The one meaning of each figure: rows over the records of a run's texts, by link, kind and arm.
 
-A speed-up is the ratio of seconds of two texts of one prompt that were made in the same turn (by
-the token, where their lengths differ): geometric mean over prompts, with its 95 % interval.
+A speed-up is the ratio of seconds of two texts of one prompt that were generated in the same turn
+(by the token, where their lengths differ): geometric mean over prompts, with its 95 % interval.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import geometric_mean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from inference.cost.quantity import Figure, Quality
+from outrider.measure.arms import AGAIN, BASELINE
 from outrider.measure.journal import TextKey, Values
 from outrider.measure.statistics import (
     MIN_TEXTS,
@@ -25,23 +26,14 @@ from outrider.measure.statistics import (
     bootstrap_median,
     geometric_interval,
     median_figure,
-    pareto,
     percentiles,
 )
 from outrider.text.pieces import Gaps, gaps_between
 
-BASELINE, AGAIN = "target-only", "target-only again"
-"""The arm that all others are compared with, and the same arm once more: an A/A pair, whose
-speed-up shows the noise of a run.
-"""
-
 ALL = "all"
 """Name of all kinds together."""
 
-COSTS = (
-    "usd_per_million", "usd_per_million_by_forwards", "joules_per_million",
-    "joules_here_per_million",
-)  # fmt: skip
+COSTS = ("usd_per_million", "joules_per_million")
 """Figures of a text that may be unavailable, with the reason."""
 
 _COUNTS = (
@@ -51,8 +43,8 @@ _COUNTS = (
 )  # fmt: skip
 """Counts and seconds of a text that are added up over texts."""
 
-Texts = Mapping[TextKey, Values]
-Pair = tuple[tuple[TextKey, Values], Values]
+Texts: TypeAlias = Mapping[TextKey, Values]
+Pair: TypeAlias = tuple[TextKey, Values, Values]
 """A text with its key, and the one that it is compared with."""
 
 
@@ -82,21 +74,16 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
     return next((index for index, (mine, other) in pairs if mine != other), None)
 
 
-def span(text: Values) -> tuple[int, float]:
-    """Tokens and seconds of a text. One that a time limit cut is taken to continue to its length
-    as it did behind the middle of its tokens.
+def speed(text: Values) -> float:
+    """Tokens a second of a text. One that a time limit cut is taken to continue to its length as it
+    did behind the middle of its tokens.
     """
     made, arrivals = np.cumsum(text["chunk_tokens"]), text["arrivals"]
     if text["finish_reason"] != "cancelled" or len(made) < 2:
-        return len(text["token_ids"]), text["seconds"]
+        return len(text["token_ids"]) / float(text["seconds"])
     middle = min(int(np.searchsorted(made, made[-1] / 2)), len(made) - 2)
     rate = (made[-1] - made[middle]) / (arrivals[-1] - arrivals[middle])
-    return text["limit"], float(arrivals[-1] + (text["limit"] - made[-1]) / rate)
-
-
-def _speed(text: Values) -> float:
-    tokens, seconds = span(text)
-    return tokens / seconds
+    return float(text["limit"] / (arrivals[-1] + (text["limit"] - made[-1]) / rate))
 
 
 def speed_up(pairs: Iterable[Pair]) -> SpeedUp | None:
@@ -104,8 +91,8 @@ def speed_up(pairs: Iterable[Pair]) -> SpeedUp | None:
     repetitions of a prompt count as one, since they are not independent.
     """
     of_prompt = defaultdict[str, list[float]](list)
-    for (key, ours), theirs in pairs:
-        of_prompt[key.prompt].append(_speed(ours) / _speed(theirs))
+    for key, ours, theirs in pairs:
+        of_prompt[key.prompt].append(speed(ours) / speed(theirs))
     if not of_prompt:
         return None
     mean = geometric_mean(geometric_mean(ratios) for ratios in of_prompt.values())
@@ -133,12 +120,11 @@ class Row:
     acceptance_length: float  # tokens a forward pass
     acceptance_by_depth: Sequence[float]  # share of forward passes that accepted the depth
     costs: Mapping[str, FigureInterval]
-    compared: int  # texts that target-only made, too
+    compared: int  # texts that target-only generated, too
     differences: Sequence[Difference]
     scored: int
     right: int
     device: str  # the target's, in its own words: an emulated one says so
-    pareto: bool = False  # no row over this link is nowhere worse and somewhere better
 
     @property
     def equal(self) -> int:
@@ -175,71 +161,48 @@ def _plain(value: Any) -> Any:
     return value._asdict() if hasattr(value, "_asdict") else value
 
 
-def kinds_of(keys: Iterable[TextKey]) -> list[str]:
-    """The kinds of these texts, and all of them together where there are several."""
-    kinds = list(dict.fromkeys(key.kind for key in keys))
-    return [*kinds, ALL] if len(kinds) > 1 else kinds
+def summarise(texts: Texts, arms: Sequence[str] = ()) -> list[Row]:
+    """The rows of a run, by link, kind and arm, and of all kinds together where there are several.
 
-
-def arms_of(keys: Iterable[TextKey], order: Sequence[str] = ()) -> list[str]:
-    """The arms of these texts, target-only first and its repetition second.
-
-    order: of the others; the rest follows by name
+    arms: the order of the arms behind target-only and its repetition; others follow by name
     """
-    ranks = {arm: rank for rank, arm in enumerate(dict.fromkeys([BASELINE, AGAIN, *order]))}
-    return sorted({key.arm for key in keys}, key=lambda arm: (ranks.get(arm, len(ranks)), arm))
-
-
-def summarise(texts: Texts, arms: Sequence[str] = (), *, by_start: bool = False) -> list[Row]:
-    """The rows of a run, by link, kind and arm, with the Pareto set marked.
-
-    arms: their order
-    by_start: whether each repetition began without stored times, and has rows of its own
-    """
+    ranks = {arm: rank for rank, arm in enumerate(dict.fromkeys([BASELINE, AGAIN, *arms]))}
     rows = list[Row]()
     for trip in dict.fromkeys(key.rtt_ms for key in texts):
-        for repeat in sorted({key.repeat for key in texts}) if by_start else [None]:
-            here = {
-                key: text
-                for key, text in texts.items()
-                if key.rtt_ms == trip and repeat in (None, key.repeat)
-            }
-            label = "" if repeat is None else f", start {repeat + 1}"
-            for kind in kinds_of(here):
-                rows += marked(_rows_of_kind(here, arms, kind, label))
+        here = {key: text for key, text in texts.items() if key.rtt_ms == trip}
+        kinds = list(dict.fromkeys(key.kind for key in here))
+        for kind in [*kinds, ALL] if len(kinds) > 1 else kinds:
+            mine = {key: text for key, text in here.items() if kind in (ALL, key.kind)}
+            names = sorted({key.arm for key in mine}, key=lambda arm: (ranks.get(arm, 99), arm))
+            noise = speed_up(_pairs(mine, AGAIN))
+            rows += [_row(mine, kind, arm, noise) for arm in names]
     return rows
 
 
-def _rows_of_kind(texts: Texts, order: Sequence[str], kind: str, label: str) -> Iterator[Row]:
-    mine = [one for one in texts.items() if kind in (ALL, one[0].kind)]
-    noise = speed_up(_pairs([one for one in mine if one[0].arm == AGAIN], texts))
-    for arm in arms_of((key for key, _ in mine), order):
-        row = _row([one for one in mine if one[0].arm == arm], texts, noise)
-        yield replace(row, kind=f"{kind}{label}", arm=arm)
+def _pairs(texts: Texts, arm: str) -> list[Pair]:
+    """The texts of an arm that target-only generated, too, with target-only's."""
+    mine = ((key, text, texts.get(key._replace(arm=BASELINE))) for key, text in texts.items())
+    return [(key, text, own) for key, text, own in mine if key.arm == arm and own is not None]
 
 
-def _pairs(mine: Sequence[tuple[TextKey, Values]], texts: Texts) -> list[Pair]:
-    beside = ((one, texts.get(one[0]._replace(arm=BASELINE))) for one in mine)
-    return [(one, alone) for one, alone in beside if alone is not None]
-
-
-def _row(mine: Sequence[tuple[TextKey, Values]], texts: Texts, noise: SpeedUp | None) -> Row:
-    pairs, made = _pairs(mine, texts), [text for _, text in mine]
+def _row(texts: Texts, kind: str, arm: str, noise: SpeedUp | None) -> Row:
+    pairs, keys = _pairs(texts, arm), [key for key in texts if key.arm == arm]
+    made = [texts[key] for key in keys]
     counts = {name: sum(text[name] for text in made) for name in _COUNTS}
     tokens, forwards = sum(len(text["token_ids"]) for text in made), counts["forwards"]
     at_depth = zip_longest(*(text["accepted_at_depth"] for text in made), fillvalue=0)
     each = [seconds for text in made if (seconds := _seconds_per_token(text)) is not None]
     scores = [text["score"] for text in made if text["score"] is not None]
     return Row(
-        rtt_ms=mine[0][0].rtt_ms,
-        kind="",
-        arm="",
-        prompts=len({key.prompt for key, _ in mine}),
-        texts=len(mine),
+        rtt_ms=keys[0].rtt_ms,
+        kind=kind,
+        arm=arm,
+        prompts=len({key.prompt for key in keys}),
+        texts=len(made),
         tokens=tokens,
         counts=counts,
-        tokens_per_second=bootstrap_median([_speed(text) for text in made]),
-        speed_up=None if mine[0][0].arm == BASELINE else speed_up(pairs),
+        tokens_per_second=bootstrap_median([speed(text) for text in made]),
+        speed_up=None if arm == BASELINE else speed_up(pairs),
         noise=noise,
         time_to_first_token=percentiles([text["time_to_first_token"] for text in made]),
         time_per_output_token=percentiles(each),
@@ -263,7 +226,7 @@ def _seconds_per_token(text: Values) -> float | None:
 
 def _differences(pairs: Iterable[Pair]) -> Iterator[Difference]:
     """First differences of texts and target-only's. Of a text that was cut its part is compared."""
-    for (key, ours), theirs in pairs:
+    for key, ours, theirs in pairs:
         mine, other = ours["token_ids"], theirs["token_ids"]
         if "cancelled" in (ours["finish_reason"], theirs["finish_reason"]):
             mine, other = mine[: len(other)], other[: len(mine)]
@@ -275,25 +238,3 @@ def _differences(pairs: Iterable[Pair]) -> Iterator[Difference]:
 
 def _figure(record: Values) -> Figure:
     return Figure(**record | {"quality": Quality[record["quality"].upper()]})
-
-
-def marked(rows: Iterable[Row]) -> list[Row]:
-    """These rows with the Pareto set marked, by speed and by those costs that are known of all.
-
-    Rows with too few texts, or whose target is not rented, are left out.
-    """
-    found = list(rows)
-    places = [
-        at
-        for at, row in enumerate(found)
-        if row.texts >= MIN_TEXTS and row.device and row.arm != AGAIN
-    ]
-    costs = [[-found[at].tokens_per_second.median] for at in places]
-    for name in ("usd_per_million", "joules_per_million"):
-        values = [found[at].costs[name].median.value for at in places]
-        known = [value for value in values if value is not None]
-        if len(known) == len(places):
-            costs = [[*cost, value] for cost, value in zip(costs, known, strict=True)]
-    for at, best in zip(places, pareto(costs), strict=True):
-        found[at] = replace(found[at], pareto=best)
-    return found

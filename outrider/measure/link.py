@@ -5,7 +5,7 @@
 It forwards connections on the second address to the first, with 20 ms of delay each way and 50
 Mbit/s, 0 for no limit. It prints the bound address and runs until SIGTERM, SIGINT or the end of
 stdin; SIGUSR1 cuts every connection at once. The process shares no interpreter with either side and
-does not interpret the bytes. Reports of measurements through it say "emulated link".
+does not interpret the bytes. It carries some 500 connections.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from outrider.processes import end, end_with_input
 READY = "listening on "
 """Start of the stdout line that names the bound address."""
 
-_CHUNK = 16 * 2**10  # bytes; a chunk arrives when its last byte does
 MAX_DELAY_MS = 60_000
+_CHUNK = 16 * 2**10  # bytes; a chunk arrives when its last byte does
 _IN_FLIGHT = 4096  # chunks of one direction of a connection; then its sender waits
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close sends RST
 
@@ -50,10 +50,6 @@ class LinkShape:
         if self.mbit is not None and not self.mbit > 0:
             raise InvalidRequest(f"mbit is above 0: got {self.mbit:g}")
 
-    def __str__(self) -> str:
-        limit = "" if self.mbit is None else f", {self.mbit:g} Mbit/s"
-        return f"emulated link: {self.delay_ms:g} ms each way{limit}"
-
 
 class _Direction:
     """One direction of the link. The bytes of all connections are sent one after the other."""
@@ -63,39 +59,33 @@ class _Direction:
         self._byte_seconds = 0.0 if shape.mbit is None else 8 / (shape.mbit * 1e6)
         self._free = 0.0  # when all bytes so far are on it
 
-    def arrival(self, sent: float, size: int) -> float:
-        """The time at which the last of `size` bytes arrives if they are handed over at `sent`."""
-        self._free = max(self._free, sent) + size * self._byte_seconds
-        return self._free + self._delay
+    async def carry(self, source: socket.socket, sink: socket.socket, opened: float) -> None:
+        """Carry the bytes of one connection in their order, until the end of data, which travels
+        too. Nothing is sent before `opened`.
+        """
+        loop, flight = asyncio.get_running_loop(), asyncio.Queue[tuple[float, bytes]](_IN_FLIGHT)
 
+        async def take() -> None:
+            data = b"-"
+            while data:
+                data = await loop.sock_recv(source, _CHUNK)
+                sent = max(self._free, loop.time(), opened)
+                self._free = sent + len(data) * self._byte_seconds
+                await flight.put((self._free + self._delay, data))
 
-class _HalfConnection:
-    """One direction of a connection: nothing is sent before `opened`, and nothing overtakes."""
+        async def deliver() -> None:
+            data = b"-"
+            while data:
+                arrival, data = await flight.get()
+                if (left := arrival - loop.time()) > 0:
+                    await asyncio.sleep(left)
+                if data:
+                    await loop.sock_sendall(sink, data)
+            sink.shutdown(socket.SHUT_WR)
 
-    def __init__(
-        self, source: socket.socket, sink: socket.socket, direction: _Direction, opened: float
-    ) -> None:
-        self._source, self._sink, self._direction, self._opened = source, sink, direction, opened
-        self._flight: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_IN_FLIGHT)
-
-    async def take(self) -> None:
-        """Read until the end of data, which travels too."""
-        loop, last, data = asyncio.get_running_loop(), 0.0, b"-"
-        while data:
-            data = await loop.sock_recv(self._source, _CHUNK)
-            last = max(last, self._direction.arrival(max(loop.time(), self._opened), len(data)))
-            await self._flight.put((last, data))
-
-    async def deliver(self) -> None:
-        """Write what arrives, when it does."""
-        loop, data = asyncio.get_running_loop(), b"-"
-        while data:
-            arrival, data = await self._flight.get()
-            if (left := arrival - loop.time()) > 0:
-                await asyncio.sleep(left)
-            if data:
-                await loop.sock_sendall(self._sink, data)
-        self._sink.shutdown(socket.SHUT_WR)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(take())
+            tasks.create_task(deliver())
 
 
 class _Link:
@@ -103,7 +93,7 @@ class _Link:
 
     def __init__(self, to: Address, shape: LinkShape) -> None:
         self._to, self._delay = to, shape.delay_ms / 1e3
-        self._up, self._down = (_Direction(shape) for _ in ("up", "down"))
+        self._up, self._down = _Direction(shape), _Direction(shape)
         self._connections: set[asyncio.Task[None]] = set()
 
     async def accept(self, listener: socket.socket) -> None:
@@ -125,65 +115,37 @@ class _Link:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def _connect(self, client: socket.socket) -> None:
-        """Open the other half; a target that refuses is a link that resets."""
+        """Open the other half and carry both directions; a target that refuses is a link that
+        resets. TCP's handshake takes a round trip, and the target gets its end half of one later.
+        """
         loop = asyncio.get_running_loop()
         accepted, target, reset = loop.time(), socket.socket(_family(self._to)), True
         try:
-            for end in (client, target):
-                end.setblocking(False)
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for half in (client, target):
+                half.setblocking(False)
+                half.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await loop.sock_connect(target, self._to)
-            await self._carry(client, target, accepted)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._up.carry(client, target, accepted + 2 * self._delay))
+                tasks.create_task(self._down.carry(target, client, accepted + 3 * self._delay))
             reset = False
-        except* OSError:  # an end is gone; the other hears of it when the link lets it
+        except* OSError:  # an end is gone; the other learns of it when the link lets it
             await asyncio.sleep(self._delay)
         finally:
-            _close(client, target, reset=reset)
-
-    async def _carry(self, client: socket.socket, target: socket.socket, accepted: float) -> None:
-        """Carry bytes until both directions have ended.
-
-        TCP's handshake takes a round trip, and the target hears its end half a round trip later.
-        """
-        up = _HalfConnection(client, target, self._up, accepted + 2 * self._delay)
-        down = _HalfConnection(target, client, self._down, accepted + 3 * self._delay)
-        async with asyncio.TaskGroup() as tasks:
-            for part in (up.take(), up.deliver(), down.take(), down.deliver()):
-                tasks.create_task(part)
+            for half in (client, target):
+                if reset:
+                    half.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                half.close()
 
 
 def _family(address: Address) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address.host else socket.AF_INET
 
 
-def _close(*sockets: socket.socket, reset: bool) -> None:
-    for one in sockets:
-        if reset:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        else:
-            with suppress(OSError):  # not connected any more
-                one.shutdown(socket.SHUT_RDWR)
-        one.close()
-
-
-def run(
-    listen: Address, to: Address, shape: LinkShape, on_ready: Callable[[Address], None]
-) -> None:
-    """Run the link until SIGTERM or SIGINT. `on_ready` is told the bound address. Raises
-    InvalidRequest when the address cannot be listened on.
-
-    It carries some 500 connections at once.
+async def _serve(listen: Address, to: Address, shape: LinkShape) -> None:
+    """Run a link until SIGTERM or SIGINT. Raises InvalidRequest when the address cannot be listened
+    on.
     """
-    loop = asyncio.SelectorEventLoop(SelectSelector())  # epoll would wake up to a millisecond late
-    try:
-        loop.run_until_complete(_until_signal(listen, to, shape, on_ready))
-    finally:
-        loop.close()
-
-
-async def _until_signal(
-    listen: Address, to: Address, shape: LinkShape, on_ready: Callable[[Address], None]
-) -> None:
     loop, stopped, link = asyncio.get_running_loop(), asyncio.Event(), _Link(to, shape)
     try:
         listener = socket.create_server(listen, family=_family(listen))
@@ -194,22 +156,17 @@ async def _until_signal(
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stopped.set)
         loop.add_signal_handler(signal.SIGUSR1, link.cut)
-        tasks = [loop.create_task(link.accept(listener))]
-        on_ready(listen._replace(port=listener.getsockname()[1]))
+        accepting = loop.create_task(link.accept(listener))
+        print(f"{READY}{listen._replace(port=listener.getsockname()[1])} (to {to})", flush=True)
         await stopped.wait()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        accepting.cancel()
+        with suppress(asyncio.CancelledError):
+            await accepting
         await link.close()
 
 
-PERFECT = LinkShape()
-
-
 class ShapedLink(NamedTuple):
-    """A running link. Connect to `address`, which is HOST:PORT. `cut` breaks all open
-    connections.
-    """
+    """A running link. Connect to `address`. `cut` breaks all open connections."""
 
     address: str  # HOST:PORT
     cut: Callable[[], None]
@@ -217,11 +174,12 @@ class ShapedLink(NamedTuple):
 
 @contextmanager
 def shaped_link(
-    to: str, shape: LinkShape = PERFECT, listen: str = "127.0.0.1:0"
+    to: str, shape: LinkShape | None = None, listen: str = "127.0.0.1:0"
 ) -> Iterator[ShapedLink]:
     """Run a link from `listen` to `to`, both HOST:PORT, in a process that ends with this context,
     and not with Ctrl-C. Raises Unavailable when it does not start.
     """
+    shape = shape or LinkShape()
     words = [to, listen, str(shape.delay_ms), str(shape.mbit or 0)]
     process = subprocess.Popen(  # noqa: S603
         [sys.executable, "-m", "outrider.measure.link", *words],
@@ -235,12 +193,10 @@ def shaped_link(
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line.startswith(READY):
-            raise Unavailable(
-                f"the link to {to} did not start: {line.strip() or 'its own message says why'}"
-            )
-        yield ShapedLink(
-            line.removeprefix(READY).split()[0], lambda: process.send_signal(signal.SIGUSR1)
-        )
+            why = line.strip() or "its own message says why"
+            raise Unavailable(f"the link to {to} did not start: {why}")
+        address = line.removeprefix(READY).split()[0]
+        yield ShapedLink(address, lambda: process.send_signal(signal.SIGUSR1))
     finally:
         end(process)
 
@@ -254,11 +210,12 @@ def main(arguments: Sequence[str]) -> int:
     def link() -> int:
         to, listen = map(parse_address, arguments[:2])
         delay, mbit = map(float, arguments[2:])
-        shape = LinkShape(delay, mbit or None)
         end_with_input()
-        run(
-            listen, to, shape, lambda bound: print(f"{READY}{bound} (to {to}; {shape})", flush=True)
-        )
+        # epoll would wake up to a millisecond late
+        with asyncio.Runner(
+            loop_factory=lambda: asyncio.SelectorEventLoop(SelectSelector())
+        ) as run:
+            run.run(_serve(listen, to, LinkShape(delay, mbit or None)))
         return 0
 
     return run_command(link, debug=False)

@@ -1,5 +1,5 @@
-"""`outrider prove`: starts a target as on a first start, makes texts with and without a draft, and
-measures its forward passes.
+"""`outrider prove`: starts a target as on a first start, generates texts with and without a draft,
+and measures its forward passes.
 
 On a Neuron device without an artefact, noise and choices are first compared with the host's, and
 the artefact which that builds is served. That part is not yet run on hardware.
@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import product
@@ -26,23 +25,21 @@ from inference.errors import BadArtifact, Unavailable
 from inference.files import write_whole
 from inference.flags.group import flags_of
 from inference.sampling import SamplingParams
-from inference.text import Tokenizer
-from outrider.client.client import Client, open_client
-from outrider.measure.account import Account
-from outrider.measure.arms import client_arm, with_again
-from outrider.measure.bench import operating_point
-from outrider.measure.environment import environment, start_record
-from outrider.measure.figures import ALL, BASELINE, Row, summarise
+from outrider.client.client import Client
+from outrider.measure.arms import BASELINE
+from outrider.measure.environment import environment
+from outrider.measure.figures import ALL, Row, summarise
 from outrider.measure.graph_times import SHAPES, GraphTime, fit, profile, time_graphs, times_table
-from outrider.measure.journal import Journal, RunRecord, opened, plan_of
-from outrider.measure.prove_options import ProveOptions
-from outrider.measure.report import Report
-from outrider.measure.run import Run, Task
+from outrider.measure.journal import RunRecord, opened, plan_of
+from outrider.measure.options import ProveOptions
+from outrider.measure.report import Report, operating_point
+from outrider.measure.run import Task
 from outrider.measure.sets import PROMPTS
-from outrider.money.goal import read_billing
-from outrider.options.groups import GoalOptions, PromptOptions, TargetOptions
+from outrider.measure.testbed import measure
+from outrider.options.draft_flags import PRESETS
+from outrider.options.groups import PromptOptions, TargetOptions
 from outrider.options.network import ConnectionOptions
-from outrider.options.roles import SharedClientRole, TargetRole
+from outrider.options.roles import TargetRole
 from outrider.target.spawn import first_start, flag_words, role_environment, started, target_words
 from outrider.target.target import load_served
 from outrider.text.completion import Request
@@ -57,24 +54,11 @@ REPEATS = 3
 DRAFTED = "with a draft"
 
 
-def run_proof(options: ProveOptions) -> int:
-    """Prove, print, and write the report. Returns 0 if all texts are equal, else 1."""
-    report, times = prove(options, Path(options.out))
-    paths = report.write(Path(options.out))
-    name, source = report.title, f"Measured by outrider prove on {report.rows[0].device}."
-    if (emulated := profile(name, source, times)) is not None:
-        paths.append(Path(options.out) / "profile.json")
-        write_whole(paths[-1], f"{json.dumps(asdict(emulated), indent=1)}\n")
-    print(report.told(), "", *report.sections["Forward passes"], sep="\n")
-    say(f"wrote {', '.join(map(str, paths))}")
-    return 0 if report.record()["equal"] else FAILED
-
-
-def prove(options: ProveOptions, out: Path) -> tuple[Report, list[GraphTime]]:
-    """Prove a target. Raises the error that ended a text, and BadArtifact for a device that
-    computes something else.
+def run(options: ProveOptions) -> int:
+    """Prove, print, and write the report. Returns 0 if all texts are equal, else 1. Raises the
+    error that ended a text, and BadArtifact for a device that computes something else.
     """
-    checks = list[str]()
+    out, checks = Path(options.out), list[str]()
     if options.device.startswith("neuron") and options.artifact is None and has_device():
         checks = _check_device(options, out / "artefact")
         options = options.but(artifact=str(out / "artefact"), model=None, target_model=None)
@@ -82,69 +66,47 @@ def prove(options: ProveOptions, out: Path) -> tuple[Report, list[GraphTime]]:
     texts: Sequence[str] = PROMPTS
     if options.prompt_text is not None:
         texts = read_prompts(PromptOptions(prompt_text=options.prompt_text))
-    settings = {name: value for name, value in options.values().items() if name not in _CALL}
-    plan = plan_of(settings, {str(number): text for number, text in enumerate(texts)})
+    plan = plan_of(options.plan_settings, {str(number): text for number, text in enumerate(texts)})
+    arms = {BASELINE: PRESETS["vanilla"], DRAFTED: {}}
     with opened(out, plan, replace_finished=True) as journal:
-        with _client(options) as client:
-            _make_texts(options, client, texts, journal)
-            device = client.target.description.device
-            title = f"{client.model} on {device}, drafted by {client.draft}"
+        with TemporaryDirectory(prefix="outrider-") as cache, first_start(Path(cache)):
+            words = target_words(options, batch=1, usd_per_hour=options.prices.usd_per_hour)
+            with started("target", words) as target:
+                there, tasks = (
+                    ConnectionOptions(target_host=target.address),
+                    partial(_tasks, options, texts),
+                )
+                alone, drafted = measure(
+                    options, journal, there, arms, tasks, repeats=REPEATS, warm=False
+                )
         journal.write("end", {"load": environment()["load"]})
-        known = journal.known
     times = measured_graphs(options)
-    manifest = None if options.artifact is None else read_manifest(Path(options.artifact))
-    digest = None if manifest is None else manifest.digest()
-    return _report(title, known, times, checks, digest), times
+    name = f"{alone.model} on {alone.target.description.device}, drafted by {drafted.draft}"
+    report = _report(options, name, journal.known, times, checks)
+    report.publish(out)
+    print("", *report.sections["Forward passes"], sep="\n")
+    source = f"Measured by outrider prove on {report.rows[0].device}."
+    if (emulated := profile(name, source, times)) is not None:
+        write_whole(out / "profile.json", f"{json.dumps(asdict(emulated), indent=1)}\n")
+        say(f"wrote {out / 'profile.json'}")
+    return 0 if report.equal else FAILED
 
 
-_CALL = ("out", "debug")
-"""Flags of a call that change nothing of what is measured."""
+def _tasks(options: ProveOptions, texts: Sequence[str], client: Client) -> list[Task]:
+    """Every prompt at every temperature."""
 
+    def request(number: int, temperature: float, answers: Sequence[str]) -> Request:
+        ids = client.tokenizer.encode(texts[number], chat=options.chat)
+        params, stop_ids = (
+            SamplingParams(temperature, seed=number),
+            client.target.description.stop_ids,
+        )
+        return Request(number, "", ids, params, options.max_new_tokens, stop_ids)
 
-@contextmanager
-def _client(options: ProveOptions) -> Iterator[Client]:
-    """A client of a target that has just started for the first time."""
-    words = target_words(options, batch=1, usd_per_hour=options.usd_per_hour)
-    of_client = flags_of(SharedClientRole)
-    drafting = {name: value for name, value in options.stated().items() if name in of_client}
-    with ExitStack() as stack:
-        cache = stack.enter_context(TemporaryDirectory(prefix="outrider-"))
-        stack.enter_context(first_start(Path(cache)))
-        target = stack.enter_context(started("target", words))
-        reached = ConnectionOptions(target_host=target.address)
-        role = SharedClientRole(connection=reached, **drafting)
-        client = stack.enter_context(open_client(role))
-        client.wait()
-        yield client
-
-
-def _make_texts(
-    options: ProveOptions, client: Client, texts: Sequence[str], journal: Journal
-) -> None:
-    """Make every prompt's texts at every temperature, by target-only twice and with a draft."""
-    billing = read_billing(GoalOptions()).described(client.target.description.usd_per_hour)
-    account = Account(billing, whole=True)
-    journal.start(start_record(client.target, {"draft": client.draft or ""}, shared=True))
-    arms = [client_arm(name, client, account) for name in (BASELINE, DRAFTED)]
-    tasks = [
-        Task("", f"temperature {temperature:g}", str(number),
-             partial(_request, client, _ids(options, client.tokenizer, text), number, temperature,
-                     options.max_new_tokens))
-        for (number, text), temperature in product(enumerate(texts), TEMPERATURES)
-    ]  # fmt: skip
-    Run(journal, with_again(arms)).make(tasks, range(REPEATS))
-
-
-def _ids(options: ProveOptions, tokenizer: Tokenizer, text: str) -> list[int]:
-    return tokenizer.encode(text, chat=options.chat)
-
-
-def _request(
-    client: Client, ids: Sequence[int], number: int, temperature: float, most: int,
-    answers: Sequence[str],
-) -> Request:  # fmt: skip
-    params = SamplingParams(temperature, seed=number)
-    return Request(number, "", ids, params, most, client.target.description.stop_ids)
+    return [
+        Task("", f"temperature {one:g}", str(number), partial(request, number, one))
+        for number, one in product(range(len(texts)), TEMPERATURES)
+    ]
 
 
 def measured_graphs(options: ProveOptions) -> list[GraphTime]:
@@ -160,24 +122,24 @@ def measured_graphs(options: ProveOptions) -> list[GraphTime]:
 
 
 def _report(
-    title: str, run: RunRecord, times: list[GraphTime], checks: Sequence[str], digest: str | None
-) -> Report:
+    options: ProveOptions, title: str, run: RunRecord, times: list[GraphTime],
+    checks: Sequence[str],
+) -> Report:  # fmt: skip
     rows, fitted = summarise(run.texts), fit(times)
-    sections = {"Forward passes": times_table(times, fitted, instance_family() or "")}
-    if checks:
-        sections = {"The device": [f"- {line}" for line in checks], **sections}
+    manifest = None if options.artifact is None else read_manifest(Path(options.artifact))
+    device = {"The device": [f"- {line}" for line in checks]} if checks else {}
     return Report(
-        title=title,
-        verdict=verdict(rows),
-        rows=rows,
-        run=run,
-        remarks=[
-            *operating_point(run),
-            "Draft and target share this machine, so speed-ups are no promise.",
-        ],
-        sections=sections,
+        title,
+        verdict(rows),
+        rows,
+        run,
+        remarks=[*operating_point(run), "With one machine for both, speed-ups are no promise."],
+        sections={
+            **device,
+            "Forward passes": times_table(times, fitted, instance_family() or ""),
+        },
         data={
-            "digest": digest,
+            "digest": None if manifest is None else manifest.digest(),
             "checks": list(checks),
             "times": [one.record() for one in times],
             "fit": None if fitted is None else fitted._asdict(),

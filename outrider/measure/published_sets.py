@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 from urllib.request import urlopen
@@ -17,14 +17,13 @@ Row: TypeAlias = Mapping[str, Any]
 
 _TABLE = Path(__file__).with_name("published.json")
 _GITHUB = "https://raw.githubusercontent.com/{github}/{revision}/{file}"
-_SECONDS, _MOST_BYTES = 30, 2**26
+_SECONDS, _MAX_BYTES = 30, 2**26
 
 
 class Published(NamedTuple):
     """A published set. It is a dataset of the Hugging Face Hub, or a file of a GitHub repository.
 
     revision: the commit that is read, 40 hexadecimal digits
-    gated: whether its owner asks for an account, and for consent
     """
 
     name: str
@@ -35,7 +34,6 @@ class Published(NamedTuple):
     split: str = ""
     github: str = ""
     file: str = ""
-    gated: bool = False
 
     def rows(self) -> Iterator[Row]:
         """Read the set. Raises MissingExtra without the package datasets, where it is needed, and
@@ -45,26 +43,21 @@ class Published(NamedTuple):
             yield from self._file() if self.github else self._dataset()
         except (OSError, ValueError) as error:
             said = next(iter(str(error).splitlines()), type(error).__name__)[:200]
-            remedy = (
-                f"{self.hub} is gated: accept its terms on the Hub, and log in with `hf auth login`"
-                if self.gated
-                else "a file of it can be given with --file"
-            )
-            raise Unavailable(f"the set {self.name} cannot be read: {said} ({remedy})") from error
+            raise Unavailable(
+                f"the set {self.name} cannot be read: {said} (a file of it can be given with "
+                "--file)"
+            ) from error
 
     def _file(self) -> Iterator[Row]:
         address = _GITHUB.format_map(self._asdict())
         with urlopen(address, timeout=_SECONDS) as answer:  # noqa: S310 (https, as above)
-            return json_lines(self.name, answer.read(_MOST_BYTES))
+            return json_lines(self.name, answer.read(_MAX_BYTES))
 
-    def _dataset(self) -> Iterable[Row]:
+    def _dataset(self) -> Iterator[Row]:
         require("bench", f"the set {self.name}", "datasets")
         from datasets import load_dataset
 
-        found: Iterable[Row] = load_dataset(
-            self.hub, self.config, split=self.split, revision=self.revision
-        )
-        return found
+        yield from load_dataset(self.hub, self.config, split=self.split, revision=self.revision)
 
 
 def find(name: str) -> Published:

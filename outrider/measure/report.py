@@ -1,11 +1,11 @@
 """The report of a run: verdict and table on a terminal of 100 columns, and in a directory as
-Markdown, JSON, CSV and plots.
+Markdown, JSON and plots.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import fill
@@ -16,16 +16,16 @@ from inference.cost.billing import PER_MILLION
 from inference.cost.quantity import Figure, Quality
 from inference.errors import MissingExtra
 from inference.files import write_whole
-from outrider.measure.figures import AGAIN, Row
+from outrider.measure.arms import AGAIN, BASELINE
+from outrider.measure.figures import COSTS, Row
 from outrider.measure.journal import RunRecord
 from outrider.measure.plots import draw
-from outrider.terminal.tables import aligned, write_csv
+from outrider.terminal.tables import aligned
 
 WIDTH = 100
 NOTE = (
     "x target-only: speed-up, geometric mean over prompts [95 %]; TPOT: p50 ms; length: tokens a "
-    "forward pass; same: texts equal to target-only's; ~ estimate, >= lower bound; * Pareto: no "
-    "row over this link is as good in all and better in one."
+    "forward pass; same: texts equal to target-only's; ~ estimate, >= lower bound."
 )
 DEPTHS = 6
 """Depths whose acceptance the table shows."""
@@ -40,9 +40,9 @@ _PRICES: dict[str, Callable[[Row], Figure]] = {
 class Report:
     """The results of a run.
 
-    labels: words behind the name of an arm in the table
     below: lines behind the table, as they stand
     remarks: sentences that a reader needs to judge the figures
+    labels: words behind the name of an arm in the table; such rows come first
     sections: further parts of the Markdown file, by their headings
     data: further fields of the JSON file
     """
@@ -58,44 +58,52 @@ class Report:
     data: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def noise(self) -> str:
-        """The A/A pair in words; empty where it was not run."""
-        again = [row for row in self.rows if row.arm == AGAIN and row.speed_up is not None]
-        if not again:
-            return ""
-        low = min(row.noise.low for row in again if row.noise)
-        high = max(row.noise.high for row in again if row.noise)
-        return (
-            f"Noise: target-only over itself lies within {low:.2f} and {high:.2f} (95 %). A "
-            "speed-up within that of its own link and kind is marked ? and claims nothing."
-        )
+    def equal(self) -> bool:
+        """Whether all texts are target-only's."""
+        return all(row.equal == row.compared for row in self.rows)
+
+    @property
+    def notes(self) -> list[str]:
+        """The remarks, the noise of the A/A pair, and why costs are not known."""
+        notes = list(self.remarks)
+        again = [row.noise for row in self.rows if row.arm == AGAIN and row.noise]
+        if again:
+            low, high = min(one.low for one in again), max(one.high for one in again)
+            notes.append(
+                f"Noise: target-only over itself lies within {low:.2f} and {high:.2f} (95 %). A "
+                "speed-up within that of its own link and kind is marked ? and claims nothing."
+            )
+        for name in COSTS:
+            figures = [row.costs[name].median for row in self.rows]
+            sources = [figure.source for figure in figures if figure.value is None]
+            if reasons := dict.fromkeys(part for one in sources for part in one.split("; ")):
+                notes.append(f"{name} is unavailable: {'; '.join(reasons)}.")
+        return notes
 
     def record(self) -> dict[str, Any]:
         """The report as plain data for JSON."""
         return {
             "title": self.title,
             "verdict": list(self.verdict),
-            "equal": all(row.equal == row.compared for row in self.rows),
-            "remarks": [*self.remarks, *filter(None, [self.noise])],
+            "equal": self.equal,
+            "remarks": self.notes,
             "rows": [row.record() for row in self.rows],
             **self.data,
-            **self._made_with,
+            **self._source,
         }
 
     @property
-    def _made_with(self) -> dict[str, Any]:
-        return {
-            "settings": self.run.plan["settings"],
-            "starts": self.run.starts,
-            "ends": self.run.ends,
-        }
+    def _source(self) -> dict[str, Any]:
+        settings = self.run.plan["settings"]
+        return {"settings": settings, "starts": self.run.starts, "ends": self.run.ends}
 
-    def told(self) -> str:
+    def text(self) -> str:
         """Verdict, title, table and remarks for a terminal."""
         lines = [f"{number}. {line}" for number, line in enumerate(self.verdict, 1)]
         above = [*map(_filled, [*lines, self.title]), ""]
-        under = map(_filled, filter(None, [NOTE, self.noise, *self.remarks]))
-        return "\n".join([*above, *speeds(self), "", *self.below, *under])
+        return "\n".join(
+            [*above, *speeds(self), "", *self.below, *map(_filled, [NOTE, *self.notes])]
+        )
 
     def markdown(self, plots: Sequence[Path]) -> str:
         """The report as a page that stands alone."""
@@ -107,82 +115,69 @@ class Report:
         ]
         parts = [
             f"# {self.title}",
-            f"```\n{self.told()}\n```",
+            f"```\n{self.text()}\n```",
             *(f"## {head}\n\n" + "\n".join(lines) for head, lines in self.sections.items()),
             "## Waits, traffic, and share of forward passes that accepted depth N",
             "```\n" + "\n".join(waits(self.rows)) + "\n```",
             "## Texts that differ from target-only's",
             "\n".join(differing) or "None.",
             *(f"![{path.stem}]({path.name})" for path in plots),
-            f"## Made with\n\n```json\n{json.dumps(self._made_with, indent=1)}\n```\n",
+            f"## Made with\n\n```json\n{json.dumps(self._source, indent=1)}\n```\n",
         ]
         return "\n\n".join(parts)
 
-    def write(self, directory: Path) -> list[Path]:
-        """Write report.json, report.csv, report.md and plots. Returns their paths.
+    def publish(self, directory: Path | None) -> None:
+        """Print the report, and write report.json, report.md and plots to the directory, if any.
 
         Without matplotlib there are no plots, and one line on stderr says so.
         """
-        directory.mkdir(parents=True, exist_ok=True)
-        paths = [directory / f"report.{kind}" for kind in ("json", "csv", "md")]
-        record = self.record()
-        write_whole(paths[0], f"{json.dumps(record, indent=1)}\n")
-        write_csv(
-            paths[1], [one | {"differences": len(one["differences"])} for one in record["rows"]]
-        )
+        print(self.text())
+        if directory is None:
+            return
         try:
-            plots = draw(directory, self.title, self.rows)
+            plots = draw(directory, self.title, self.rows, self.run.starts)
         except MissingExtra as error:
             plots = []
             say(f"no plots: {error}")
-        write_whole(paths[2], self.markdown(plots))
-        return [*paths, *plots]
+        written = {
+            "report.json": f"{json.dumps(self.record(), indent=1)}\n",
+            "report.md": self.markdown(plots),
+        }
+        for name, content in written.items():
+            write_whole(directory / name, content)
+        say(f"wrote {', '.join([*written, *(path.name for path in plots)])} to {directory}")
 
 
 def speeds(report: Report) -> list[str]:
-    """The table of speeds: over each link labelled arms come first. Columns that say nothing are
-    left out.
-    """
+    """The table of speeds. Columns that say nothing are left out."""
     trips = list(dict.fromkeys(row.rtt_ms for row in report.rows))
     rows = sorted(
         report.rows, key=lambda row: (trips.index(row.rtt_ms), row.arm not in report.labels)
     )
-    several = {name: len({getattr(row, name) for row in rows}) > 1 for name in ("rtt_ms", "kind")}
-    prices = {
-        head: read
-        for head, read in _PRICES.items()
-        if any(read(row).value is not None for row in rows)
-    }
-    cells = []
-    for row in rows:
-        each = row.time_per_output_token
-        label = report.labels.get(row.arm, "")
-        cells.append(
-            {
-                **({"RTT": f"{row.rtt_ms:g}"} if several["rtt_ms"] else {}),
-                **({"kind": row.kind} if several["kind"] else {}),
-                "arm": row.arm + label + " *" * row.pareto,
-                "tokens/s": f"{row.tokens_per_second.median:.1f}",
-                "x target-only": "-" if row.speed_up is None else str(row.speed_up) + _doubt(row),
-                "TPOT": "-" if each is None else f"{each.p50 * 1e3:.2f}",
-                "length": f"{row.acceptance_length:.2f}",
-                "same": f"{row.equal}/{row.compared}" if row.compared else "-",
-                **(
-                    {"right": f"{row.right}/{row.scored}"}
-                    if any(other.scored for other in rows)
-                    else {}
-                ),
-                **{head: _short(read(row)) for head, read in prices.items()},
-            }
-        )
-    return _table(cells)
+    cells = [
+        {
+            "RTT": f"{row.rtt_ms:g}",
+            "kind": row.kind,
+            "arm": row.arm + report.labels.get(row.arm, ""),
+            "tokens/s": f"{row.tokens_per_second.median:.1f}",
+            "x target-only": "-" if row.speed_up is None else f"{row.speed_up}{_doubt(row)}",
+            "TPOT": _milliseconds(row.time_per_output_token, ".2f"),
+            "length": f"{row.acceptance_length:.2f}",
+            "same": f"{row.equal}/{row.compared}" if row.compared else "-",
+            "right": f"{row.right}/{row.scored}" if row.scored else "-",
+            **{head: _short(read(row)) for head, read in _PRICES.items()},
+        }
+        for row in rows
+    ]
+    alike = {head for head in ("RTT", "kind") if len({one[head] for one in cells}) == 1}
+    empty = {head for head in ("right", *_PRICES) if all(one[head] == "-" for one in cells)}
+    return _table([{head: one[head] for head in one if head not in alike | empty} for one in cells])
 
 
 def waits(rows: Sequence[Row]) -> list[str]:
     """The table of waits in milliseconds, traffic by the token, and acceptance by depth."""
     cells = []
     for row in rows:
-        first = row.time_to_first_token
         shares = [*(f"{share:.3f}" for share in row.acceptance_by_depth), *["-"] * DEPTHS]
         cells.append(
             {
@@ -191,7 +186,7 @@ def waits(rows: Sequence[Row]) -> list[str]:
                 "arm": row.arm,
                 "prompts": f"{row.prompts}",
                 "texts": f"{row.texts}",
-                "first": "-" if first is None else f"{first.p50 * 1e3:.0f}",
+                "first": _milliseconds(row.time_to_first_token, ".0f"),
                 "gap p50": f"{row.gaps.p50 * 1e3:.0f}",
                 "p99": f"{row.gaps.p99 * 1e3:.0f}",
                 "max": f"{row.gaps.largest * 1e3:.0f}",
@@ -203,6 +198,30 @@ def waits(rows: Sequence[Row]) -> list[str]:
     return _table(cells)
 
 
+def operating_point(run: RunRecord) -> Iterator[str]:
+    """Yield machine, load and link in words, with the link in forward passes of the target."""
+    where = run.starts[0]["environment"]
+    loads = [*(start["environment"]["load"] for start in run.starts)]
+    loads += [end["load"] for end in run.ends]
+    yield (
+        f"{where['processor']}, {where['cpus']} CPUs; load at each start and at the end "
+        f"{', '.join(f'{load[0]:.1f}' for load in loads if load)}"
+    )
+    alone = [text for key, text in run.texts.items() if key.arm == BASELINE]
+    forwards = sum(text["forwards"] for text in alone)
+    seconds = sum(text["target_seconds"] for text in alone) / max(forwards, 1)
+    for trip in (start["round_trip"] for start in run.starts):
+        passes = f", {trip / seconds:.2f} forward passes of the target ({seconds * 1e3:.1f} ms)"
+        yield f"round trip {trip * 1e3:.3g} ms{passes if seconds else ''}"
+    libraries = {name: where[name] for name in ("outrider", "torch", "transformers", "grpcio")}
+    commits = dict.fromkeys(start["environment"]["commit"] for start in run.starts)
+    yield ", ".join(f"{name} {version}" for name, version in libraries.items() if version) + (
+        f"; commit {', then '.join(commits)}"
+    )
+    if run.starts[0]["shared"]:
+        yield "Draft and target share this machine: their speed is not that of two machines."
+
+
 def _table(cells: Sequence[Mapping[str, str]]) -> list[str]:
     return aligned(list(cells[0]), [list(cell.values()) for cell in cells]) if cells else []
 
@@ -210,6 +229,10 @@ def _table(cells: Sequence[Mapping[str, str]]) -> list[str]:
 def _doubt(row: Row) -> str:
     """A mark where a speed-up is not told from target-only over itself."""
     return "" if row.faster or row.slower else " ?"
+
+
+def _milliseconds(known: Any, form: str) -> str:
+    return "-" if known is None else format(known.p50 * 1e3, form)
 
 
 def _filled(line: str) -> str:

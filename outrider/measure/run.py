@@ -1,4 +1,4 @@
-"""The loop of every measurement: all arms make each text in turn, and a journal keeps it.
+"""The loop of every measurement: all arms generate each text in turn, and a journal keeps it.
 
 The order of arms is drawn anew for each turn, so that none always follows the same other. Before
 each text the target makes one token of its prompt, so the prompt's keys are equally warm for all.
@@ -6,6 +6,7 @@ each text the target makes one token of its prompt, so the prompt's keys are equ
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,22 +17,19 @@ from random import Random
 from threading import Event, Timer
 from typing import NamedTuple
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
 from inference.command import say
-from inference.cost.energy import find_readers
+from inference.cost.energy import EnergyMeter, find_readers
 from inference.errors import Unavailable
-from outrider.measure.account import read_meters
 from outrider.measure.arms import Arm
 from outrider.measure.journal import Journal, TextKey, Values
-from outrider.text.completion import Request
+from outrider.text.completion import Completion, Request
 from outrider.text.prompts import PromptTooLong
 
 WARM_UP_TOKENS = 8
-"""Tokens that each arm makes before anything counts."""
-
-
-def unscored(text: str) -> bool | None:
-    """No score: the task has no right answer."""
-    return None
+"""Tokens that each arm generates before anything counts."""
 
 
 class Task(NamedTuple):
@@ -46,13 +44,14 @@ class Task(NamedTuple):
     name: str
     request: Callable[[Sequence[str]], Request]
     turns: int = 1
-    score: Callable[[str], bool | None] = unscored
+    score: Callable[[str], bool | None] = lambda text: None
 
 
 @dataclass
 class Run:
-    """Texts of some arms over one link. A text that the journal holds is not made again.
+    """Texts of some arms over one link. A text that the journal holds is not generated again.
 
+    warm: let every arm generate a few tokens first
     deadline: of time.perf_counter(); no prompt is begun that would pass it
     text_seconds: a text is cut after these
     """
@@ -60,36 +59,34 @@ class Run:
     journal: Journal
     arms: Sequence[Arm]
     rtt_ms: float = 0.0
+    warm: bool = True
     deadline: float = inf
     text_seconds: float | None = None
-    _made: int = field(default=0, init=False)
+    latest: dict[str, Completion] = field(default_factory=dict, init=False)  # by the arm
 
     def __post_init__(self) -> None:
-        self._readers, self._begun = find_readers(), time.perf_counter()
+        self._readers = find_readers()
 
     def warm_up(self, request: Request) -> None:
-        """Let every arm make a few tokens that do not count."""
+        """Let every arm generate a few tokens that do not count."""
         few = replace(request, max_new_tokens=min(WARM_UP_TOKENS, request.max_new_tokens))
         for arm in self.arms:
             arm.make(few, Event())
 
     def make(self, tasks: Sequence[Task], repeats: Sequence[int] = (0,)) -> None:
-        """Make the texts of these repetitions, until they end or the time does."""
-        places, slowest = [*product(repeats, enumerate(tasks))], 0.0
-        for place, (repeat, (index, task)) in enumerate(places, start=1):
-            before, begun = self._made, time.perf_counter()
-            if begun + slowest > self.deadline:
-                return
-            self._converse(task, index, repeat)
-            if self._made > before:
+        """Generate the texts of these repetitions, until they end or the time does."""
+        slowest = 0.0
+        with _progress(len(repeats) * len(tasks)) as report:
+            for repeat, (index, task) in product(repeats, enumerate(tasks)):
+                begun = time.perf_counter()
+                if begun + slowest > self.deadline:
+                    return
+                self._converse(task, index, repeat)
                 slowest = max(slowest, time.perf_counter() - begun)
-                each = (time.perf_counter() - self._begun) / self._made
-                turns = sum(task.turns for _, (_, task) in places[place:])
-                left = min(each * turns * len(self.arms), self.deadline - time.perf_counter())
-                say(f"{place} of {len(places)}: {task.kind} {task.name}; {left / 60:.1f} min left")
+                report(f"{task.kind} {task.name}")
 
     def _converse(self, task: Task, index: int, repeat: int) -> None:
-        """Make all turns of a prompt by all arms. Each arm continues its own answers."""
+        """Generate all turns of a prompt by all arms. Each arm continues its own answers."""
         answers = {arm.name: list[str]() for arm in self.arms}
         for turn in range(task.turns):
             order = Random(f"{repeat} {index} {turn}")  # noqa: S311 (which arm is first is no secret)
@@ -102,39 +99,63 @@ class Run:
                     except PromptTooLong as error:
                         say(f"left out: {task.kind} {task.name}, turn {turn + 1}: {error}")
                         return
+                    if self.warm:
+                        self.warm_up(request)
+                        self.warm = False
                     text = self._text(arm, task, key, request)
                     self.journal.write("text", text)
-                    self._made += 1
                 answers[arm.name].append(text["text"])
 
     def _text(self, arm: Arm, task: Task, key: TextKey, request: Request) -> Values:
-        """Make a text, with the meters read meanwhile. Returns its record."""
+        """Generate a text, with the meters read meanwhile. Returns its record."""
         arm.alone(replace(request, max_new_tokens=1), Event())
-        with _cut_after(self.text_seconds) as cut:
-            reading = read_meters(self._readers, lambda: arm.make(request, cut))
-        done = reading.done
+        with _cut_after(self.text_seconds) as cut, EnergyMeter(self._readers) as meter:
+            done = arm.make(request, cut)
         if not done.whole and not (cut.is_set() and done.token_ids):
-            raise Unavailable(f"a text was not made whole: it ended as {done.finish_reason}")
-        charges = arm.account.charges(reading)
+            raise Unavailable(f"a text was not generated whole: it ended as {done.finish_reason}")
+        self.latest[arm.name], costs = done, arm.costs(done, meter.known)
         return {
             **done.record(),
             **key._asdict(),
             "limit": request.max_new_tokens,
             "score": task.score(done.text) if key.turn + 1 == task.turns else None,
-            **{name: figure.record() for name, figure in charges.items()},
+            **{name: figure.record() for name, figure in costs.items()},
         }
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[str], None]]:
+    """Yield a function that reports a finished prompt, and the time left: with a bar on a terminal,
+    else in a line.
+    """
+    begun, done = time.perf_counter(), 0
+
+    def tell(name: str) -> None:
+        nonlocal done
+        done += 1
+        left = (time.perf_counter() - begun) / done * (total - done)
+        say(f"{done} of {total}: {name}; {left / 60:.1f} min left")
+
+    if not sys.stderr.isatty():
+        yield tell
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task("first prompt", total=total)
+        yield lambda name: bar.update(task, advance=1, description=name)
 
 
 @contextmanager
 def _cut_after(seconds: float | None) -> Iterator[Event]:
     """An event that is set after so many seconds, if any."""
     cut = Event()
-    timer = None if seconds is None else Timer(seconds, cut.set)
-    if timer is not None:
-        timer.daemon = True
-        timer.start()
+    if seconds is None:
+        yield cut
+        return
+    timer = Timer(seconds, cut.set)
+    timer.daemon = True
+    timer.start()
     try:
         yield cut
     finally:
-        if timer is not None:
-            timer.cancel()
+        timer.cancel()

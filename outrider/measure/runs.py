@@ -1,13 +1,10 @@
-"""The verb `outrider runs`: makes the runs of a file one after another, and keeps what came of
-each.
-"""
+"""`outrider runs`: makes the runs of a file one after another, and stores the results of each."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from inference.command import FAILED, INTERRUPTED, printable, say
 from inference.errors import OutriderError
@@ -37,52 +34,40 @@ class RunsOptions(CommandOptions, title="general"):
     """list the runs of the file without running them"""
 
 
-def make_runs(options: RunsOptions) -> int:
-    """Make the runs. Returns 0 when all texts of all runs were made."""
+def run(options: RunsOptions) -> int:
+    """Make the runs. Returns 0 when all texts of all runs were generated."""
     runs = read_runs(Path(options.file))
     if options.dry_run:
-        print(*(run.name for run in runs), sep="\n")
+        print(*(one.name for one in runs), sep="\n")
         return 0
-    directories = [Path(options.out) / run.directory for run in runs]
-    codes: list[int] = []
-    for run, directory in zip(runs, directories, strict=True):
-        say(f"run {len(codes) + 1} of {len(runs)}: {run.name}")
-        codes.append(_make(run, directory))
-        if codes[-1] == INTERRUPTED:
+    code, rows = 0, list[list[str]]()
+    for number, one in enumerate(runs, 1):
+        say(f"run {number} of {len(runs)}: {one.name}")
+        directory = Path(options.out) / one.directory
+        ended = _make(one, directory)
+        code = max(code, ended)
+        if ended == INTERRUPTED:
             break
-    _print_table([run for run, code in zip(runs, codes, strict=False) if not code], options.out)
-    return max(codes)
+        if not ended:
+            rows.append([*_figures(directory), one.name])
+    say("\n".join(aligned(("texts", "tokens", "tokens/s", "tokens a forward pass", "run"), rows)))
+    return code
 
 
-def _make(run: NamedRun, directory: Path) -> int:
-    """Make the texts of a run. Another run may succeed where this one cannot be made."""
+def _make(one: NamedRun, directory: Path) -> int:
+    """Generate the texts of a run. Another run may succeed where this one fails."""
     from outrider.role_programs import run_role
 
     try:
-        return run_role(run.options.but(profile=str(directory)))
+        return run_role(one.options.but(profile=str(directory)))
     except OutriderError as error:
-        say(f"error: {run.name}: {printable(str(error))}")
+        say(f"error: {one.name}: {printable(str(error))}")
         return FAILED
 
 
-def _print_table(runs: Sequence[NamedRun], out: str) -> None:
-    """Print what came of the runs, in one line each."""
-    heads = ("texts", "tokens", "tokens/s", "tokens a forward", "run")
-    rows = []
-    for run in runs:
-        texts = json.loads((Path(out) / run.directory / PROFILE).read_text(encoding="utf-8"))
-        rows.append([*_figures(texts), run.name])
-    say("\n".join(aligned(heads, rows)))
-
-
-def _figures(texts: Sequence[dict[str, Any]]) -> list[str]:
-    """Texts, tokens, tokens a second of a text, tokens a forward."""
+def _figures(directory: Path) -> list[str]:
+    """Texts, tokens, tokens a second of a text, and tokens a forward pass of a run."""
+    texts = json.loads((directory / PROFILE).read_text(encoding="utf-8"))
     tokens = sum(len(text["token_ids"]) for text in texts)
-    seconds = sum(text["seconds"] for text in texts)
-    forwards = sum(text["forwards"] for text in texts)
-    return [
-        str(len(texts)),
-        str(tokens),
-        f"{tokens / seconds:.1f}" if seconds else "-",
-        f"{tokens / forwards:.2f}" if forwards else "-",
-    ]
+    rates = [sum(text[name] for text in texts) for name in ("seconds", "forwards")]
+    return [str(len(texts)), str(tokens), *(f"{tokens / one:.2f}" if one else "-" for one in rates)]

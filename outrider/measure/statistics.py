@@ -1,6 +1,4 @@
-"""Statistics: percentiles, medians, means, bootstrap intervals, and the Pareto set. Pure and
-repeatable.
-"""
+"""Percentiles, medians, means and bootstrap intervals. Pure and repeatable."""
 
 from __future__ import annotations
 
@@ -96,14 +94,3 @@ def percentiles(values: Sequence[float]) -> Percentiles | None:
     if not values:
         return None
     return Percentiles(*np.quantile(np.asarray(values, dtype=np.float64), [0.5, 0.9, 0.99, 1.0]))
-
-
-def pareto(costs: Sequence[Sequence[float]]) -> list[bool]:
-    """Tell which of these are not dominated. One dominates another if it is nowhere greater and
-    somewhere less.
-    """
-    pairs = [[list(zip(other, one, strict=True)) for other in costs] for one in costs]
-    return [
-        not any(all(a <= b for a, b in each) and any(a < b for a, b in each) for each in others)
-        for others in pairs
-    ]

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeAlias
-
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from typing import Any, NamedTuple, TypeAlias
 
 from inference.command import nearest
 from inference.errors import InvalidRequest
@@ -23,68 +22,16 @@ from outrider.options.verbs import ROLES
 from outrider.text.prompts import read_prompts
 
 TEXT_ROLES = {name: model for name, model in ROLES.items() if issubclass(model, TextRole)}
-"""Roles that make text, which runs may have."""
+"""Roles that generate text, which runs may have."""
 
 NOT_IN_RUNS = ("config", "profile", "debug")
 """Flags of these roles that have no meaning in a run."""
 
-
-MOST_RUNS = 1000
+MAX_RUNS = 1000
 """Runs that one file may ask for."""
 
-
-FlagValue: TypeAlias = bool | int | float | str | None
-
-
-def _listed(value: Any) -> Any:
-    values = value if isinstance(value, list) else [value]
-    if not values or not all(isinstance(one, FlagValue) for one in values):
-        raise ValueError("a value, or a list of values to sweep, is needed")
-    return value
-
-
-Flags: TypeAlias = dict[str, Annotated[Any, AfterValidator(_listed)]]
+Flags: TypeAlias = dict[str, Any]
 """Values by the names of their flags. A list of values is a sweep: a run for each."""
-
-
-class RunFile(BaseModel):
-    """Runs, and the flags of all of them. Raises InvalidRequest in one line.
-
-    where: how the file is called in an error
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    flags: Flags = {}
-    """stand in every run that does not give them"""
-    runs: Annotated[list[Flags], Field(min_length=1)]
-    """each with flags of its own, and `name`"""
-
-    @classmethod
-    def read(cls, where: str, content: Any) -> RunFile:
-        """The runs that parsed YAML or JSON describes."""
-        if not isinstance(content, dict):
-            raise InvalidRequest(f"{where}: `runs:` with a list of runs is needed")
-        try:
-            return cls(**{str(name): part for name, part in content.items()})
-        except ValidationError as error:
-            raise InvalidRequest(f"{where}: {_problem(error)}") from error
-
-
-def _problem(error: ValidationError) -> str:
-    """The first error, with the place of it in front, such as runs[1].gamma."""
-    first = error.errors(include_url=False)[0]
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
-    place, got = place.lstrip("."), brief(first["input"])
-    needed = {
-        "missing": "is missing: a list of runs is needed",
-        "extra_forbidden": "is no part of a file of runs: these are flags and runs",
-        "too_short": "one run at least is needed",
-        "list_type": f"a list of runs is needed, got {got}",
-        "dict_type": f"lines such as `gamma: 4` are needed, got {got}",
-    }
-    reason = first.get("ctx", {}).get("error") or first["msg"]
-    return f"{place}: {needed.get(first['type'], f'{reason}, got {got}')}"
 
 
 class NamedRun(NamedTuple):
@@ -105,12 +52,11 @@ def read_runs(path: Path) -> list[NamedRun]:
     Raises InvalidRequest in one line, which names the file and the place in it.
     """
     read = read_autodraft(path) if path.suffix == ".xml" else read_yaml(path, str(path))
-    file = RunFile.read(str(path), read)
-    if sum(_choices({**file.flags, **run}) for run in file.runs) > MOST_RUNS:
-        raise InvalidRequest(
-            f"{path}: its lists make more than {MOST_RUNS} runs: give fewer values"
-        )
-    runs = [run for index in range(len(file.runs)) for run in _swept(path, file, index)]
+    common, own = _checked(path, read)
+    each = [{**common, **run} for run in own]
+    if sum(math.prod(map(len, _lists(flags).values())) for flags in each) > MAX_RUNS:
+        raise InvalidRequest(f"{path}: its lists make more than {MAX_RUNS} runs: give fewer values")
+    runs = [run for index, flags in enumerate(each) for run in _swept(path, index, flags)]
     names = [run.directory for run in runs]
     for run in runs:
         if not run.directory:
@@ -120,34 +66,51 @@ def read_runs(path: Path) -> list[NamedRun]:
     return runs
 
 
-def _swept(path: Path, file: RunFile, index: int) -> list[NamedRun]:
+def _checked(path: Path, content: Any) -> tuple[Flags, list[Flags]]:
+    """The flags of all runs, and those of each. Raises InvalidRequest for another form."""
+    content = content if isinstance(content, dict) else {}
+    runs = content.get("runs")
+    if not isinstance(runs, list) or not runs:
+        raise InvalidRequest(f"{path}: `runs:` with a list of runs is needed, got {brief(runs)}")
+    if others := content.keys() - {"flags", "runs"}:
+        raise InvalidRequest(f"{path}: {others.pop()}: flags and runs are needed, nothing else")
+    places = {"flags": content.get("flags", {})}
+    places |= {f"runs[{index}]": run for index, run in enumerate(runs)}
+    for place, flags in places.items():
+        if not isinstance(flags, dict):
+            needed = f"lines such as `gamma: 4` are needed, got {brief(flags)}"
+            raise InvalidRequest(f"{path}: {place}: {needed}")
+        for name, value in flags.items():
+            values = value if isinstance(value, list) else [value]
+            if not values or not all(
+                isinstance(one, bool | int | float | str | None) for one in values
+            ):
+                needed = f"a value, or a list of values to sweep, is needed, got {brief(value)}"
+                raise InvalidRequest(f"{path}: {place}.{name}: {needed}")
+    flags, *each = ({str(name).replace("-", "_"): value for name, value in one.items()}
+                    for one in places.values())  # fmt: skip
+    return flags, each
+
+
+def _lists(flags: Flags) -> dict[str, list[Any]]:
+    return {name: values for name, values in flags.items() if isinstance(values, list)}
+
+
+def _swept(path: Path, index: int, flags: Flags) -> Iterator[NamedRun]:
     """A run for each choice of one value of every list; the last list changes fastest."""
-    given: Flags = {
-        name.replace("-", "_"): value
-        for flags in (file.flags, file.runs[index])
-        for name, value in flags.items()
-    }
-    name = str(given.pop("name", f"run-{index + 1}"))
-    lists = {flag: values for flag, values in given.items() if isinstance(values, list)}
-    runs = []
+    name, lists = str(flags.pop("name", f"run-{index + 1}")), _lists(flags)
     for values in product(*lists.values()):
         chosen = dict(zip(lists, values, strict=True))
         words = [name, *(f"{flag}={_short(value)}" for flag, value in chosen.items())]
-        runs.append(NamedRun(" ".join(words), _options(f"{path}: runs[{index}]", given | chosen)))
-    return runs
+        yield NamedRun(" ".join(words), _options(f"{path}: runs[{index}]", flags | chosen))
 
 
-def _choices(flags: Flags) -> int:
-    """Choices of one value of every list."""
-    return math.prod(len(one) for one in flags.values() if isinstance(one, list))
-
-
-def _short(value: FlagValue) -> str:
+def _short(value: object) -> str:
     """A value in a run's name. Of a file, its own name is enough."""
     return Path(value).stem if isinstance(value, str) and "/" in value else str(value)
 
 
-def _options(where: str, values: dict[str, Any]) -> TextRole:
+def _options(where: str, values: Flags) -> TextRole:
     """The options of a run. An error names where it stands."""
     role = str(values.get("role", "draft"))
     if role not in TEXT_ROLES:

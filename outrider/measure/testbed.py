@@ -1,145 +1,121 @@
-"""Sets up what a comparison runs on: a target (started here unless one is named), emulated links to
-it, the draft and the requests.
+"""What a run stands on: a target, which is started here unless one is named, an emulated link to
+it, and clients that share one loaded draft.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
-from grpc_comm.client.connection import Connection
-from grpc_comm.translate import Description
-from inference.cost.billing import Billing
 from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
-from inference.engine.engine import Engine
-from outrider.client.connecting import connect_target, target_tokenizer
-from outrider.client.drafting import load_draft
-from outrider.draft_methods import FoundDraft, find_draft
-from outrider.measure.account import Account
-from outrider.measure.architectures import FUSED, Bench
-from outrider.measure.compare_options import CompareOptions, PairOptions
-from outrider.measure.environment import over_link
+from outrider.client.client import Client, find_client_draft, open_client
+from outrider.client.drafting import read_policy
+from outrider.draft_methods import FoundDraft
+from outrider.measure.arms import Arm, client_arm, with_again
+from outrider.measure.environment import over_link, start_record
+from outrider.measure.journal import Journal
 from outrider.measure.link import LinkShape
-from outrider.measure.sets import PROMPTS
-from outrider.models.profiles import user_profiles
-from outrider.money.goal import Goal, read_billing, read_goal
-from outrider.options.groups import GoalOptions, MeasureOptions
-from outrider.options.roles import FusedTargetRole
-from outrider.target.colocated_draft import with_draft
+from outrider.measure.options import LinkedOptions, RunOptions
+from outrider.measure.run import Run, Task
+from outrider.models.capacity import Capacity
+from outrider.options.groups import DeviceOptions
+from outrider.options.network import ConnectionOptions
+from outrider.options.roles import ClientRole
 from outrider.target.spawn import StartedTarget, started, target_words
-from outrider.target.target import load_served
-from outrider.terminal.generate import session_length
-from outrider.text.completion import Request
-from outrider.text.prompts import make_requests, read_prompts
-
-
-@dataclass(frozen=True)
-class Testbed:
-    """The running parts of a comparison."""
-
-    options: CompareOptions
-    common: PairOptions  # options of the draft here, and where the target is
-    found: FoundDraft  # the draft
-    target: Description
-    requests: list[Request]
-    positions: list[Goal]  # positions of the knob --cs
-    account: Account
-    started: StartedTarget | None  # None: the user named a target
-    bench_of: Callable[[Connection], Bench]
-
-    @contextmanager
-    def bench(self, round_trip_ms: float) -> Iterator[Bench]:
-        """A bench for arms, over a link of this quality."""
-        shape = LinkShape(delay_ms=round_trip_ms / 2, mbit=self.options.bandwidth)
-        with (
-            over_link(self.common.connection, shape) as reached,
-            connect_target(reached) as target,
-        ):
-            yield self.bench_of(target)
 
 
 @contextmanager
-def testbed(options: CompareOptions, profile: str | None) -> Iterator[Testbed]:
-    """Start what is needed, and stop it at the end. Raises InvalidRequest before anything is
-    loaded, for too few texts and for a cost without a price.
+def target_of(
+    options: LinkedOptions, role: str = "target", **flags: object
+) -> Iterator[tuple[ConnectionOptions, StartedTarget | None]]:
+    """The target that the options name; where they name none, one of this role is started.
 
-    profile: the device whose times the started target takes
+    flags: of the started target, beside those given
     """
-    common = options.pair
-    if options.target_host is not None:
-        common = common.but(target_host=options.target_host)
-    text = common.text
-    prompts = PROMPTS if text.prompt is text.prompt_text is None else read_prompts(text)
-    options.check_texts(len(prompts))
-    billing = read_billing(common.prices)
-    positions = read_positions(options, billing) if options.target_host is None else []
-    found = find_draft(common)
+    if options.elsewhere:
+        yield options.connection, None
+        return
+    stated = {"batch": 1} | options.stated()  # one row unless --batch says otherwise
+    of_target = ("batch", "backend", "emulate", "measure_first", "usd_per_hour")
+    words = target_words(options, **{name: stated.get(name) for name in of_target}, **flags)
+    with started(role, words) as target:
+        yield options.connection.but(target_host=target.address), target
+
+
+@dataclass(frozen=True)
+class SharedDraft(FoundDraft):
+    """A draft that is loaded once, for all clients of a run. They generate their texts in turn."""
+
+    room: int  # nodes that a row may have ranked beyond its longest text, by any client
+    loaded: list[Draft]
+
+    def load(self, options: DeviceOptions, capacity: Capacity) -> Draft:
+        if not self.loaded:
+            nodes = max(capacity.max_nodes, self.room)
+            self.loaded.append(
+                super().load(options, capacity._replace(spare=self.room, max_nodes=nodes))
+            )
+        return self.loaded[0]
+
+
+def _finder(roles: Sequence[ClientRole]) -> Callable[[ClientRole], FoundDraft]:
+    """A function that finds the draft of a client, once for all clients of the same method."""
+    shared = dict[str | None, SharedDraft]()
+    room = max(TUNING.room, *(read_policy(one).most_ranked for one in roles if one.waits), 0)
+
+    def find(role: ClientRole) -> FoundDraft:
+        if role.method not in shared:
+            shared[role.method] = SharedDraft(**vars(find_client_draft(role)), room=room, loaded=[])
+        return shared[role.method]
+
+    return find
+
+
+Beside = Callable[[Client, list[Arm]], AbstractContextManager[list[Arm]]]
+"""Adds arms that are no client's, such as other engines, to ours."""
+
+
+def measure(
+    options: RunOptions,
+    journal: Journal,
+    there: ConnectionOptions,
+    arms: Mapping[str, Mapping[str, Any]],
+    tasks: Callable[[Client], Sequence[Task]],
+    *,
+    repeats: int,
+    trip: float = 0.0,
+    bandwidth: float | None = None,
+    beside: Beside = lambda client, arms: nullcontext(arms),
+    warm: bool = True,
+) -> list[Client]:
+    """Generate the texts that the journal lacks, over one link. Returns the clients, closed.
+
+    arms: flags of a client by the name of each arm, target-only first if it is among them
+    trip: emulated round trip in milliseconds
+    bandwidth: of the emulated link, in Mbit/s; None for no limit
+    beside: adds further arms
+    warm: let every arm generate a few tokens before anything counts
+    """
     with ExitStack() as stack:
-        target: StartedTarget | None = None
-        if options.target_host is None:
-            target = stack.enter_context(_start(options, profile))
-            common = common.but(target_host=target.address)
-        with connect_target(common.connection) as connection:
-            description = connection.description
-            found = found.for_target(target_tokenizer(connection, found.tokenizer, found.name))
-            length = session_length(common.sequence_length, found, connection)
-        if target is None:
-            billing = billing.described(description.usd_per_hour)
-            positions = read_positions(options, billing)
-        requests = make_requests(
-            text, prompts, found.tokenizer, length, description.stop_ids, description.model
-        )
-        room = max(TUNING.room, *(one.most_ranked for one in options.settings))
-        found = found.settled(common)
-        draft = load_draft(common, found, 1, length, room, room).model
-        assert draft is not None, "the draft of a comparison is a model"
-        profiles = user_profiles(MeasureOptions(measure_first=True))
-        times = found.times(profiles, Draft(draft), length)
-        account = Account(billing, whole=target is not None, emulated=bool(profile))
-        bench_of = partial(
-            Bench,
-            tokenizer=found.tokenizer,
-            draft=draft,
-            draft_times=times,
-            chains=options.chains,
-            trees=options.trees,
-            positions=positions,
-            local=_local(common, length) if options.with_local else None,
-            account=account,
-        )
-        yield Testbed(
-            options, common, found, description, requests, positions, account, target, bench_of
-        )
-
-
-def read_positions(options: CompareOptions, billing: Billing) -> list[Goal]:
-    """The goal of each position of the knob. Raises InvalidRequest where one weighs a price that
-    nobody has stated.
-    """
-    prices = options.pair.prices.stated()
-    return [read_goal(GoalOptions(cs=knob, **prices), billing) for knob in options.cs]
-
-
-def _start(options: CompareOptions, profile: str | None) -> AbstractContextManager[StartedTarget]:
-    """Start a target, with a draft beside it where fused is compared."""
-    pair, fused = options.pair, FUSED in options.chosen
-    words = target_words(
-        pair,
-        batch=1,
-        device=options.target_device or pair.device,
-        draft_model=pair.draft_model if fused else None,
-        emulate=profile,
-        measure_first=profile is None,
-    )
-    return started("fused_target" if fused else "target", words)
-
-
-def _local(common: PairOptions, length: int) -> Engine:
-    """An engine with the target's model in this process, and a draft beside it."""
-    shared = ("model", "target_model", "draft_model", "device", "dtype", "threads")
-    given = {name: getattr(common, name) for name in shared}
-    own = FusedTargetRole(**given, sequence_length=length, batch=1, measure_first=True)
-    return load_served(own, partial(with_draft, own)).engine
+        reached = stack.enter_context(over_link(there, LinkShape(trip / 2, bandwidth)))
+        roles = {name: options.role(reached, flags) for name, flags in arms.items()}
+        find, clients = _finder([*roles.values()]), dict[str, Client]()
+        for name, role in roles.items():
+            opened = open_client(role, is_local=there.is_local, find=find)
+            clients[name] = stack.enter_context(opened)
+        for client in clients.values():
+            client.wait()
+        first = next(iter(clients.values()))
+        drafts = {
+            name: find(role).fingerprint()
+            for name, role in roles.items()
+            if role.computable.method is not None
+        }
+        journal.start(start_record(first.target, drafts, shared=first.shares_device))
+        ours = with_again([client_arm(name, client) for name, client in clients.items()])
+        every = stack.enter_context(beside(first, ours))
+        Run(journal, every, trip, warm=warm).make(tasks(first), range(repeats))
+    return [*clients.values()]

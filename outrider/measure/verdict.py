@@ -4,30 +4,22 @@ interval, or within that of target-only over itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
-from outrider.measure.architectures import FUSED, HYBRID, Choice
-from outrider.measure.figures import AGAIN, BASELINE, Row
-
-Choices = Mapping[str, Choice]
-"""The architecture and setting of each arm, by its name."""
+from outrider.measure.arms import AGAIN, BASELINE, HYBRID, Choice
+from outrider.measure.figures import Row
 
 
-def verdict(
-    rows: Sequence[Row], choices: Choices, *, curve: bool = False, shared: bool = True
-) -> list[str]:
-    """The verdict on these rows.
-
-    curve: whether the cheapest position of the knob is asked for
-    shared: whether draft and target computed on this machine, with its times
+def verdict(rows: Sequence[Row], choices: Sequence[Choice]) -> list[str]:
+    """The fastest over each link, what to run where the default is not faster, and the cheapest
+    position of the knob.
     """
     if not any(row.arm == BASELINE for row in rows):
         return ["No speed-up is given: target-only was not run."]
-    lines = [
-        "; ".join(_leader_words(trip, _at(rows, trip)) for trip in _trips(rows)) + ".",
-        " ".join(filter(None, (_advice(rows, choices), _instead(rows, choices, shared)))),
-        _cheapest(_at(rows, rows[0].rtt_ms), choices) if curve else "",
-    ]
+    links = [[row for row in rows if row.rtt_ms == trip] for trip in _trips(rows)]
+    lines = ["; ".join(map(_leader_words, links)) + ".", _instead(links, choices)]
+    if any("cs" in one.flags for one in choices):
+        lines.append(_cheapest(links[0], choices))
     return [line for line in lines if line]
 
 
@@ -54,90 +46,40 @@ def _trips(rows: Sequence[Row]) -> list[float]:
     return list(dict.fromkeys(row.rtt_ms for row in rows))
 
 
-def _at(rows: Sequence[Row], rtt_ms: float) -> list[Row]:
-    return [row for row in rows if row.rtt_ms == rtt_ms]
-
-
-def _leader_words(rtt: float, rows: Sequence[Row]) -> str:
-    first = leader(rows)
+def _leader_words(rows: Sequence[Row]) -> str:
+    first, link = leader(rows), f"{rows[0].rtt_ms:g} ms"
     if first is None:
         best = max(_others(rows), key=_mean)
-        return (
-            f"{rtt:g} ms: no difference from target-only can be told (best: {best.arm} {_x(best)})"
-        )
-    against = "" if first.arm == BASELINE else f", {_x(first)}"
-    speed = f"{first.tokens_per_second.median:.1f} tokens/s"
-    return f"{rtt:g} ms: {first.arm} is fastest{against} ({speed})"
+        words = f"no difference from target-only can be told (best: {best.arm} {best.speed_up})"
+        return f"{link}: {words}"
+    times = "" if first.arm == BASELINE else f", {first.speed_up} x target-only"
+    return f"{link}: {first.arm} is fastest{times} ({first.tokens_per_second.median:.1f} tokens/s)"
 
 
-def _x(row: Row) -> str:
-    """The speed-up with its interval."""
-    assert row.speed_up is not None
-    mean, low, high = row.speed_up
-    return f"{mean:.2f}x target-only [{low:.2f}, {high:.2f}]"
+def _instead(links: Sequence[Sequence[Row]], choices: Sequence[Choice]) -> str:
+    """The command to use over each link where the default of `outrider run` was not faster."""
+    commands, better = {one.name: one.command for one in choices}, dict[str, list[str]]()
+    for rows in links:
+        default = next((row for row in rows if row.arm == HYBRID), None)
+        first = leader(rows)
+        if default is not None and not default.faster and first is not None:
+            better.setdefault(commands[first.arm], []).append(f"{default.rtt_ms:g} ms")
+    words = "; ".join(f"`{command}` at {', '.join(trips)}" for command, trips in better.items())
+    return f"hybrid is the default of `outrider run`; faster here: {words}." if words else ""
 
 
-def _advice(rows: Sequence[Row], choices: Choices) -> str:
-    """At which round trips drafting here, or beside the target, is faster than target-only."""
-    drafted = [(row, choices[row.arm].architecture) for row in _others(rows)]
-    places = {
-        "on this machine": [row for row, one in drafted if one.drafts_here],
-        "beside the target": [row for row, one in drafted if one.name == FUSED],
-    }
-    said = [f"{where} {_outcomes(found)}" for where, found in places.items() if found]
-    return f"Drafting {'; '.join(said)}." if said else ""
-
-
-def _outcomes(rows: Sequence[Row]) -> str:
-    """Outcomes at each round trip, by the best of these rows."""
-    trips: dict[str, list[str]] = {}
-    for trip in _trips(rows):
-        there = _at(rows, trip)
-        outcome = "cannot be told from target-only"
-        if any(row.faster for row in there):
-            outcome = "is faster"
-        elif all(row.slower for row in there):
-            outcome = "is slower than target-only"
-        trips.setdefault(outcome, []).append(f"{trip:g}")
-    return ", ".join(f"{outcome} at {', '.join(where)} ms" for outcome, where in trips.items())
-
-
-def _instead(rows: Sequence[Row], choices: Choices, shared: bool) -> str:
-    """Advice where hybrid, the default of `outrider run`, was not faster."""
-    better = dict[str, list[str]]()
-    for row in rows:
-        first = leader(_at(rows, row.rtt_ms))
-        if row.arm == HYBRID and not row.faster and first is not None:
-            command = f"`{choices[first.arm].command}`"
-            better.setdefault(command, []).append(f"{row.rtt_ms:g} ms")
-    if not better:
-        return ""
-    said = "; ".join(f"{command} at {', '.join(trips)}" for command, trips in better.items())
-    elsewhere = " For a target elsewhere give --emulate PROFILE or --target_host HOST:PORT."
-    return f"hybrid is the default of `outrider run`; faster here: {said}." + elsewhere * shared
-
-
-def _cheapest(rows: Sequence[Row], choices: Choices) -> str:
+def _cheapest(rows: Sequence[Row], choices: Sequence[Choice]) -> str:
     """The cheapest position of the knob, in the first unit that is known of all."""
-    steered = [row for row in _others(rows) if choices[row.arm].setting.knob is not None]
+    labels = {one.name: one.label for one in choices if "cs" in one.flags}
     for name, unit in (("usd_per_million", "$"), ("joules_per_million", "J")):
-        costs = [(row.costs[name], choices[row.arm].setting.label) for row in steered]
-        if not costs or any(cost.median.value is None for cost, _ in costs):
+        costs = [(row.costs[name], labels[row.arm]) for row in rows if row.arm in labels]
+        if any(cost.median.value is None for cost, _ in costs):
             continue
         least, label = min(costs, key=lambda one: one[0].median.value or 0.0)
-        others = [cost for cost, other in costs if other != label]
-        told = all((least.high or 0.0) < (cost.low or 0.0) for cost in others)
+        told = all((least.high or 0) < (cost.low or 0) for cost, other in costs if other != label)
         return (
             f"Cheapest: {label}, {unit}{least.median.value:.3g} a million tokens "
             f"[{least.low:.3g}, {least.high:.3g}]"
             + ("." if told else ", but it cannot be told from the others.")
         )
     return "Nothing is known of the cost: no price and no joules."
-
-
-def commands(choices: Choices) -> Iterator[str]:
-    """Each arm with the command that decodes in this way, aligned."""
-    width = max(map(len, choices))
-    yield "Commands, to which the flags that name your models are added:"
-    for name, choice in choices.items():
-        yield f"{name:<{width}}  {choice.command}"

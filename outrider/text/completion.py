@@ -29,7 +29,6 @@ PROPOSERS = ("model", "copy", "host", "device")
 
 ENDS = {End.STOP_ID: "stop", End.MAX_TOKENS: "length", End.LIMIT: "length"}
 
-
 Show = Callable[[Piece], None]
 """Receives the text of a request, piece by piece."""
 
@@ -118,7 +117,7 @@ class Completion:
     @property
     def num_draft_tokens(self) -> int:
         """Candidates among the nodes that were computed."""
-        return max(self.traffic.nodes - self.traffic.forwards, 0)
+        return max(self.traffic.candidates, 0)
 
     @property
     def num_accepted_tokens(self) -> int:
@@ -137,8 +136,8 @@ class Completion:
     @property
     def acceptance_length_drafted(self) -> float:
         """Tokens a forward with candidates."""
-        drafted = self.traffic.forwards - self.traffic.lone
-        return 1 + self.num_accepted_tokens / drafted if drafted else 0.0
+        drafted = self.traffic.drafted
+        return _ratio(drafted + self.num_accepted_tokens, drafted)
 
     @property
     def tokens_per_second(self) -> float:

@@ -28,7 +28,7 @@ from deploy.host_job import cost
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
 from deploy.stack import StackState
 from inference.artifact import write_manifest
-from outrider.measure.prove_options import parse as parse_proof
+from outrider.measure.commands import parse_prove as parse_proof
 from tests.support.artifacts import build, trn1_manifest
 from tests.support.aws_server import REGION, AwsServer
 from tests.support.hub_server import COMMIT, TOKEN, hub_server

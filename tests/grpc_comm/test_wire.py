@@ -117,21 +117,32 @@ def test_an_order_that_nobody_can_follow_is_refused(field: str, value: Any) -> N
 
 
 PROGRESS = Progress(
-    7, (5, 6, 7), (0, 1, NOBODY), 40, 8, 7, 900, 31, 4, 0.25, 71.5, 3.0, 12, 31, End.NOT
+    position=7,
+    tokens=(5, 6, 7),
+    proposers=(0, 1, NOBODY),
+    known=40,
+    held=8,
+    room=31,
+    nodes=900,
+    forwards=31,
+    lone=4,
+    queue_seconds=0.25,
+    model_seconds=71.5,
+    share_seconds=3.0,
 )
 
 
 def test_committed_tokens_arrive_as_they_were_sent() -> None:
     message = messages.write_tokens(PROGRESS, End.NOT)
     assert messages.read_tokens(pb.Tokens.FromString(message.SerializeToString())) == PROGRESS
-    alone = PROGRESS._replace(proposers=(NOBODY,) * 3, end=End.STOP_ID)
+    alone = replace(PROGRESS, proposers=(NOBODY,) * 3, end=End.STOP_ID)
     message = messages.write_tokens(alone, alone.end)
     assert not message.proposers
     assert messages.read_tokens(message) == alone
 
 
 def test_sums_of_hours_fit() -> None:
-    long = PROGRESS._replace(model_seconds=1e6, nodes=10**12)
+    long = replace(PROGRESS, model_seconds=1e6, nodes=10**12)
     assert messages.read_tokens(messages.write_tokens(long, End.NOT)) == long
 
 
@@ -224,11 +235,11 @@ LOGPROBS = (
 
 
 def test_log_probabilities_arrive_as_they_were_sent_and_cost_their_bytes() -> None:
-    bare = PROGRESS._replace(tokens=(5, 6, 7))
+    bare = replace(PROGRESS, tokens=(5, 6, 7))
     sizes = [messages.write_tokens(bare, End.NOT).ByteSize()]
     for most in range(3):
-        scored = bare._replace(
-            logprobs=tuple(TokenLogProb(v, i[:most], t[:most]) for v, i, t in LOGPROBS)
+        scored = replace(
+            bare, logprobs=tuple(TokenLogProb(v, i[:most], t[:most]) for v, i, t in LOGPROBS)
         )
         message = messages.write_tokens(scored, End.NOT)
         assert messages.read_tokens(pb.Tokens.FromString(message.SerializeToString())) == scored

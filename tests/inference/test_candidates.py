@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -18,6 +18,7 @@ from inference.candidates import (
     REMEMBERED_NUMBERS,
     SUREST,
     CandidateTree,
+    Claimed,
     Dropped,
 )
 from inference.engine.calibration import HIGHEST, CommittedStep
@@ -44,6 +45,13 @@ def planted(most: int = 1024) -> CandidateTree:
     for stream in (1, 2):
         tree.join(stream)
     return tree
+
+
+def commit(tree: CandidateTree, tokens: Sequence[int]) -> list[Claimed]:
+    """Commit tokens in the tree and in its text."""
+    claims = tree.commit(tokens)
+    tree.text += tokens
+    return claims
 
 
 def say(
@@ -142,7 +150,7 @@ def test_what_a_forward_holds_is_not_shed() -> None:
     tree.take(snapshot_of(tree).places)
     say(tree, *((number, BASE, 10 + number, 0.9) for number in range(4, 12)))
     assert {(10,), (11,), (12,), (13,)} < set(paths(tree))
-    tree.commit([13])
+    commit(tree, [13])
     say(tree, *((number, 3, 10 + number, 0.9) for number in range(20, 29)))
     assert tree.live == 6
 
@@ -222,7 +230,7 @@ def test_what_an_earlier_forward_held_changes_no_later_one() -> None:
     small.append(1, star, believed)
     large.append(1, star, believed)
     assert len(snapshot_of(small).tree) == 21
-    small.commit([119])
+    commit(small, [119])
     small.append(1, chain(ROOT + 1, [200] * 20, 0.5, first=20), believed)
     lone, wide = best_of([small, large], [1, 3], [9, 9]).snapshots(3)
     assert_same(lone.tree, snapshot_of(small, 1).tree)
@@ -255,7 +263,7 @@ def test_the_tree_holds_what_may_still_come_true(events: list[tuple[Any, ...]]) 
     tokens, texts, chances = list(PROMPT), dict[tuple[int, int], Path](), dict[Path, float]()
     for event in events:
         if event[0] == "advance":
-            tree.commit(event[1])
+            commit(tree, event[1])
             tokens += event[1]
             continue
         _, stream, base, said = event
@@ -301,7 +309,7 @@ def test_an_advance_costs_what_it_prunes_and_not_what_it_keeps() -> None:
     for tree, kept in ((small, 10), (large, 900)):
         say(tree, (0, BASE, 10, 0.9), (1, BASE, 11, 0.1))
         say(tree, *((2 + number, 0, 20 + number, 0.5) for number in range(kept)))
-    assert lines_run(lambda: large.commit([10])) == lines_run(lambda: small.commit([10]))
+    assert lines_run(lambda: commit(large, [10])) == lines_run(lambda: commit(small, [10]))
     assert (small.live, large.live) == (10, 900)
 
 
@@ -317,7 +325,7 @@ def test_a_walk_says_who_named_what_and_what_came_of_their_claims() -> None:
     say(tree, (0, BASE, 10, 0.5), (1, 0, 11, 0.5), (2, BASE, 20, 0.4), (3, 2, 21, 0.3))
     say(tree, (0, BASE, 10, 0.6), stream=2, proposer=1)
     assert snapshot_of(tree).tree.tokens.tolist() == [7, 10, 20, 11, 21]
-    walk = CommittedStep([10, 12], tree.commit([10, 12]))
+    walk = CommittedStep([10, 12], commit(tree, [10, 12]))
     assert walk.named() == [1, NOBODY]
     assert sorted(walk.claims()) == [
         (0, 1, 2, pytest.approx(0.9), True),  # 10 of 10 and 20
@@ -330,7 +338,7 @@ def test_a_proposer_is_not_credited_with_what_another_one_named() -> None:
     tree = planted()
     say(tree, (0, BASE, 10, 0.5))
     say(tree, (0, BASE, 11, 0.5), stream=2, proposer=1)
-    walk = CommittedStep([11], tree.commit([11]))
+    walk = CommittedStep([11], commit(tree, [11]))
     assert sorted(walk.claims()) == [(0, 1, 1, 0.5, False), (1, 1, 1, 0.5, True)]
     assert walk.named() == [NOBODY]  # no forward had computed it
 
@@ -347,7 +355,7 @@ def test_what_comes_late_and_what_a_full_tree_sheds_is_counted() -> None:
     tree = planted(most=8)
     nodes = Nodes(ROOT, 0, [0] * 9, range(10, 19), [0.5] * 9)
     assert tree.append(1, nodes, believed) == Dropped(late=0, shed=3)
-    tree.commit([10, 99])
+    commit(tree, [10, 99])
     late = Nodes(ROOT, 20, [0, 1, 13], [10, 11, 12], [0.5] * 3)
     assert tree.append(1, late, believed) == Dropped(late=3, shed=0)
     assert tree.append(7, late, believed) == Dropped(late=3, shed=0)
@@ -366,7 +374,7 @@ def test_a_chance_that_is_raised_while_its_node_is_committed_moves_no_root() -> 
     say(tree, (1, BASE, 8, 0.3), (2, 1, 9, 0.5), (3, 1, 10, 0.4))
     best_of([tree], [4], [4])  # a forward begins
     say(tree, (1, BASE, 8, 0.9), (2, 1, 10, 0.8), stream=2, proposer=1)
-    tree.commit([8])
+    commit(tree, [8])
     (snapshot,) = best_of([tree], [4], [4]).snapshots(4)
     assert snapshot.tree.tokens.tolist() == [8, 10, 9]
     assert paths(tree) == pytest.approx({(10,): 0.8, (9,): 0.5})

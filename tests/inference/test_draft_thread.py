@@ -11,7 +11,7 @@ import pytest
 from inference.decode import Loop, TargetSession
 from inference.draft_thread import Drafter, Drafting, inline, on_thread
 from inference.engine.local_session import LocalSession
-from inference.order import Decode, End, Pace, Progress
+from inference.order import Decode, Pace, Progress
 from inference.proposer import COPY, NOBODY, DraftUsage, Nodes, Notice, Proposer
 from inference.sampling import SamplingParams
 from inference.throttle import Silence, Throttle
@@ -39,10 +39,11 @@ def threaded(proposers: Sequence[Proposer]) -> Drafter:
 
 
 def progress(position: int, tokens: tuple[int, ...], forwards: int) -> Progress:
-    """Progress of root-only forwards; counts that nothing here reads are 0."""
-    counts = dict.fromkeys(set(Progress._fields) - {"position", "tokens", "end"}, 0)
-    told = {"position": position, "tokens": tokens, "proposers": (NOBODY,) * len(tokens)}
-    return Progress(**counts | told | {"forwards": forwards, "lone": forwards, "end": End.NOT})
+    """Progress of so many root-only forward passes."""
+    proposers = (NOBODY,) * len(tokens)
+    return Progress(
+        position=position, tokens=tokens, proposers=proposers, forwards=forwards, lone=forwards
+    )
 
 
 class Gated:
@@ -233,7 +234,6 @@ def test_signs_of_life_cut_no_forward_short() -> None:
         for forward in range(4):
             for tokens in ((), (), (7,)):
                 now.now += 1.0
-                made = forward + len(tokens)
-                drafting.hear(progress(3 + forward, tokens, forwards=made))
+                drafting.hear(progress(3 + forward, tokens, forwards=len(tokens)))
             drafting.turn()
     assert list(silence.seconds) == [2.0, 3.0, 3.0, 3.0]  # the first is timed from a sign of life

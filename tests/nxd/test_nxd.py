@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from compile.agreement import agreements
+from compile.agreement import agreements, round_agreements
 from compile.neuron import check
 from compile.neuron.builder import NeuronBuilder
 from compile.spec import verify_bucket
@@ -109,7 +109,7 @@ def test_a_fused_target_accepts_its_own_choices(device: closed.Device, tmp_path:
     manifest = build(tmp_path / "artifact", target, spec, partial(NeuronBuilder, draft=draft))
     model = load(device, tmp_path / "artifact", manifest)
     assert isinstance(model, NeuronFusedModel)
-    found = [(one.equal, one.total) for one in agreements(model, model, manifest)]
+    found = [(one.equal, one.total) for one in round_agreements(model, manifest)]
     assert found == [(32, 32), (32, 32)]
 
 

@@ -47,7 +47,7 @@ from tests.support.fake_llama_cpp import Cells, StateCells, model_of, own_text
 from tests.support.fake_neuron import Neuron
 from tests.support.fake_recorder import Reruns
 from tests.support.fake_tnx import install_tnx
-from tests.support.models import sequence_after
+from tests.support.models import sequence_after, write_checkpoint
 from tests.support.native_targets import native_spec, prepared
 from tests.support.neuron_artifacts import (
     FEW,
@@ -72,14 +72,15 @@ class Machine(NamedTuple):
 
     folder: an empty one
     shared: of all workers of the run
-    after: closes what the model leaves open
+    native: the model on native PyTorch, of all files of a worker: its ranks trace their graphs for
+        half a minute
     """
 
     checkpoint: Path
     folder: Path
     shared: Path
     patch: pytest.MonkeyPatch
-    after: ExitStack
+    native: Callable[[], Model]
 
 
 def eager_model(decoder: Decoder) -> EagerModel:
@@ -114,13 +115,14 @@ def neuron(machine: Machine) -> Model:
     return built_model(machine.folder / "artifact", machine.checkpoint, spec)
 
 
-def native(machine: Machine) -> Model:
-    directory = machine.folder / "artifact"
+def native_model(directory: Path, after: ExitStack) -> Model:
+    """Of the checkpoint that write_checkpoint writes."""
     spec = replace(native_spec(2, (*FEW, MASKED)), features=heads.KEPT)
-    manifest = prepared(directory, machine.checkpoint, spec)
-    machine.patch.setenv("TORCH_NEURONX_NEFF_CACHE_DIR", str(directory / GRAPHS))
-    ranks = Ranks(RankPlan(directory, spec, CPU))
-    machine.after.callback(ranks.close)
+    manifest = prepared(directory / "artifact", write_checkpoint(directory / "model"), spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_NEURONX_NEFF_CACHE_DIR", str(directory / "artifact" / GRAPHS))
+        ranks = Ranks(RankPlan(directory / "artifact", spec, CPU))
+    after.callback(ranks.close)
     return NeuronModel(ranks, manifest, lambda line: None)
 
 
@@ -212,7 +214,7 @@ BACKENDS = {
     "rows that are not copied": Backend(uncopied, drafts=True, marks=SLOW),
     "compiled": Backend(compiled, marks=(pytest.mark.extended, NO_COMPILER)),
     "neuron": Backend(neuron, marks=SLOW),
-    "native PyTorch": Backend(native, marks=SLOW),
+    "native PyTorch": Backend(lambda machine: machine.native(), marks=SLOW),
     "transformers-neuronx": Backend(legacy, trees=False, marks=SLOW),
     "llama.cpp": Backend(cells, None, drafts=True),
     "llama.cpp with states": Backend(states, None, drafts=True),

@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compile.build.equality import random_inputs
+from compile.random_calls import SAMPLINGS, random_segments
 from compile.spec import mask_words
 from inference.artifact import Bucket, DraftBucket, RoundBucket
+from inference.backends.graph_calls import inputs_of
+from inference.engine.graph_rounds import blank_tree
 from inference.model.cache import KeysValues, empty_cache
 from inference.model.noise_window import FILLED, NoisePlace, empty_window, fill_inputs
-from inference.model.round_graph import DRAFT, RoundGraph, StatefulRoundGraph
+from inference.model.round_graph import DRAFT, RoundGraph, StatefulRoundGraph, round_inputs
+from inference.model.sampler import Sampling
 from inference.model.verify_graph import StatefulGraph, VerifyGraph
 from inference.tree_shape import Branches
 from tests.support.models import tiny_decoder
@@ -86,7 +90,7 @@ class Case:
 
     def inputs(self, call: int) -> dict[str, Tensor]:
         """A call with random trees (chains in a prefill) above a random context."""
-        inputs = random_inputs(self.bucket, 61, CACHE_ROWS, 200, call)
+        inputs = inputs_of(self.bucket, random_segments(self.bucket, 61, CACHE_ROWS, 200, call))
         return inputs | {"slots": scattered(self.rows, self.nodes, SLOTS, call)}
 
 
@@ -191,10 +195,39 @@ class RoundCase:
 
     def inputs(self, seed: int) -> dict[str, Tensor]:
         """A busy call; texts lie in other rows of the draft than of the target."""
-        inputs = random_inputs(self.bucket, VOCABULARY, self.rows, LENGTH, seed)
+        inputs = self._random_inputs(seed)
         for name in ("slots", "draft_slots"):
             inputs[name] = scattered(self.rows, inputs[name].shape[1], SLOTS, seed)
         inputs["draft_rows"] = inputs["rows"].flip(0)
+        return inputs
+
+    def _random_inputs(self, seed: int) -> dict[str, Tensor]:
+        """Random entries above a random context; every second row has a pending token."""
+        rng, shape, rows = np.random.default_rng(seed), self.bucket.shape, self.rows
+        tree, inner, pending = blank_tree(shape), shape.inner, (np.arange(rows) + seed) % 2
+        below = np.zeros((rows, 1 + inner, 1 + inner), dtype=np.int32)
+        below[:, 0, 0] = 1
+        below[:, 1:, 1:] = tree.mask[:inner, :inner]
+        below[:, 1:, 0] = pending[:, None]
+        base = rng.integers(1, LENGTH - shape.depth - 1, (rows, 1))
+        entry = np.concatenate([(base - 1) * pending[:, None], base + tree.depths[None, :inner]], 1)
+        drawn = {
+            "positions": base + tree.depths[None],
+            "context_mask": rng.random((rows, 1, SLOTS)) < rng.random(),
+            "tree_mask": np.tile(tree.mask, (rows, 1, 1)),
+            "draft_tokens": rng.integers(0, VOCABULARY, (rows, 2)),
+            "draft_positions": entry,
+            "draft_context_mask": rng.random((rows, 1, SLOTS)) < rng.random(),
+            "draft_tree_mask": below,
+            "rows": rng.permutation(rows),
+        }
+        inputs = round_inputs(self.bucket) | {
+            name: torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32))
+            for name, array in drawn.items()
+        }
+        if self.sampled:
+            params = [SAMPLINGS[(row + seed) % len(SAMPLINGS)] for row in range(rows)]
+            inputs |= Sampling.of(params, torch.device("cpu"))._asdict()
         return inputs
 
 

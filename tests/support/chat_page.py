@@ -13,10 +13,9 @@ CHROMIUM = shutil.which("chromium")
 PATIENCE = 120_000
 """Milliseconds that a step may take on a busy machine."""
 
-IN_A_BROWSER = [
-    pytest.mark.extended,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium"),
-]
+IN_A_BROWSER = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium here: apt-get install chromium"
+)
 
 
 def ask_for(page: Page, **settings: object) -> None:

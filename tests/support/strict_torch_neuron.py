@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
 
 from inference.backends.native.sdk import Machine
 
@@ -29,6 +28,8 @@ COLLECTIVES = frozenset(("all_reduce", "all_gather_into_tensor", "wait_tensor"))
 
 def strict(graph: fx.GraphModule, examples: Sequence[Any], **options: Any) -> Callable[..., Any]:
     """Compile a graph as TorchNeuron would: RuntimeError for what it would not take."""
+    from torch._dynamo.backends.common import aot_autograd  # seconds, where nothing compiles
+
     backend = aot_autograd(fw_compiler=_checked, keep_inference_input_mutations=True)
     made: Callable[..., Any] = backend(graph, examples, **options)
     return made

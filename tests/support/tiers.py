@@ -1,6 +1,7 @@
 """Options of pytest that choose and order tests: by measured seconds, or at random.
 
     --below N          leave out files that took N or more seconds, unread
+    -m "not extended"  leave out files of the slower tier, unread
     --measure FILE     write the seconds of each file, and print the dearest tests
     --shuffle SEED     files in a random order, and the tests of each
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import resource
 from collections import defaultdict
 from collections.abc import Generator, Sequence
@@ -26,6 +28,8 @@ from tests.support.repository import ROOT
 
 SECONDS = ROOT / "tests" / "seconds.json"
 DEAREST = 20
+QUICKER = ("not extended", "not slow and not extended")
+EXTENDED = re.compile(r"^pytestmark = .*\bextended\b", re.MULTILINE)
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -33,6 +37,11 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption("--below", type=float, help="leave out files that took as many seconds")
     group.addoption("--measure", type=Path, help="write each file's seconds of the processor here")
     group.addoption("--shuffle", type=int, help="seed of a random order")
+
+
+def is_of_slower_tier(path: Path, config: pytest.Config) -> bool:
+    """Whether a file's line `pytestmark = ...` says so, where only other tiers run."""
+    return config.getoption("-m") in QUICKER and bool(EXTENDED.search(path.read_text("utf-8")))
 
 
 def is_dear(path: Path, config: pytest.Config) -> bool:

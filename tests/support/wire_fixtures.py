@@ -231,9 +231,8 @@ def status(call: Any) -> tuple[grpc.StatusCode, str]:
 
 def progress(position: int, *tokens: int, **changes: Any) -> Progress:
     sums = {"nodes": 5, "forwards": 2, "lone": 1, "queue_seconds": 0.5, "model_seconds": 1.0}
-    rest = {"known": 0, "held": 0, "acknowledged": 3, "share_seconds": 0.25, "sessions": 1}
-    fields = {"proposers": (NOBODY,) * len(tokens), "room": 9, "end": End.NOT, **sums, **rest}
-    return Progress(position, tokens, **(fields | changes))
+    fields = {"proposers": (NOBODY,) * len(tokens), "room": 9, "share_seconds": 0.25, **sums}
+    return Progress(position=position, tokens=tokens, **(fields | changes))
 
 
 def resident(pid: int) -> int:

@@ -132,7 +132,10 @@ def test_without_the_images_environment_the_pinned_wheels_are_installed(
     assert {"--extra-index-url", INDEX, *WHEELS} <= {*asked}
     if where == "a host":
         noted = (tmp_path / "noted").read_text()
-        assert "python3-venv aws-neuronx-runtime-lib aws-neuronx-collectives" in noted
+        libraries = "aws-neuronx-runtime-lib=2.33.* aws-neuronx-collectives=2.33.* g++"
+        assert f"python3-venv {libraries}" in noted
+        page_lines = (ROOT / "docs/neuron-reference.md").read_text()
+        assert libraries in page_lines.replace("'", ""), "the page installs the same"
 
 
 def test_with_the_images_environment_no_wheel_of_aws_is_asked_for(tmp_path: Path) -> None:

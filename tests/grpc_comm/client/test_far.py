@@ -16,7 +16,6 @@ from grpc_comm.client import connection as client
 from grpc_comm.client import patience as bounds
 from grpc_comm.client.connection import connect
 from grpc_comm.client.patience import Patience
-from grpc_comm.client.received import MOST_UNREAD
 from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
@@ -25,6 +24,7 @@ from inference.engine.engine import Engine
 from inference.errors import Mismatch, OutriderError
 from inference.order import MOST_CREDIT, Decode
 from inference.sampling import SamplingParams
+from inference.text_copy import MAX_UNREAD
 from outrider.measure.link import LinkShape, shaped_link
 from tests.support.observed import Observers
 from tests.support.wire_fixtures import (
@@ -78,12 +78,12 @@ def test_a_reader_that_stays_behind_holds_the_target() -> None:
         session = opened(connection)
         session.decode(Decode(40_000))
         held = engine.sessions[0]
-        eventually(lambda: held.length > 3 + MOST_UNREAD and held.allowed == 0)
+        eventually(lambda: held.length > 3 + MAX_UNREAD and held.allowed == 0)
         time.sleep(0.1)
         assert held.allowed == 0
-        assert held.length <= 3 + MOST_UNREAD + 2 * MOST_CREDIT
+        assert held.length <= 3 + MAX_UNREAD + 2 * MOST_CREDIT
         session.receive(WAIT)
-        eventually(lambda: held.length > 3 + MOST_UNREAD + 2 * MOST_CREDIT)
+        eventually(lambda: held.length > 3 + MAX_UNREAD + 2 * MOST_CREDIT)
         session.close()
 
 

@@ -105,7 +105,10 @@ def test_a_silent_replica_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("resets", [False, True])
-def test_a_first_call_looks_for_a_target_that_is_about_to_start(count: int, resets: bool) -> None:
+def test_a_first_call_looks_for_a_target_that_is_about_to_start(
+    count: int, resets: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HEALTH_SECONDS", 0.1)
     ports = [free_port() for _ in range(count)]
     addresses = ",".join(f"{LOOPBACK.host}:{port}" for port in ports)
     notices = list[str]()

@@ -76,7 +76,7 @@ def test_an_order_and_candidates_may_follow_open_at_once(served: Served) -> None
     answer = stream.answer().tokens
     assert (answer.position, list(answer.ids), answer.nodes) == (3, [4, 5, 6], 4)
     assert list(answer.proposers) == [0, 0, 255]
-    assert (answer.known, answer.forwards, answer.lone, answer.sessions) == (3, 1, 0, 1)
+    assert (answer.known, answer.forwards, answer.lone) == (3, 1, 0)
     assert answer.share_microseconds <= answer.model_microseconds
     stream.cut()
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,14 @@ from inference.backends.neuron import runtime_error
 from inference.backends.neuron_loading import load_neuron
 from inference.backends.neuron_sdk import reserve_cores
 from inference.command import UNEQUAL_DEVICE
-from inference.errors import BadArtifact, Busy, InvalidRequest, OutriderError, Unavailable
+from inference.errors import (
+    BadArtifact,
+    Busy,
+    InvalidRequest,
+    MissingExtra,
+    OutriderError,
+    Unavailable,
+)
 from inference.model.noise import noise_in_limbs
 from inference.text import Tokenizer
 from outrider.cli import main
@@ -89,6 +97,22 @@ def test_what_keeps_an_artefact_from_running_is_said_with_its_remedy(
 ) -> None:
     spoil(neuron, packages, monkeypatch)
     assert_refused(loading, shown, error)
+
+
+@pytest.mark.parametrize("compiler", ["2.27.5334.0", None])
+def test_a_finished_artefact_loads_with_another_compiler_or_none(
+    loading: Loading, monkeypatch: pytest.MonkeyPatch, compiler: str | None
+) -> None:
+    versions = VERSIONS | {"torch": torch.__version__, "neuronx-cc": compiler}
+
+    def version(name: str) -> str:
+        if (number := versions.get(name)) is None:
+            raise PackageNotFoundError(name)
+        return number
+
+    monkeypatch.setattr(neuron_sdk, "version", version)
+    loading()
+    assert_refused(neuron_sdk.sdk_versions, ["neuronx-cc"], MissingExtra)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +201,7 @@ def test_the_check_passes_on_a_device_that_works(neuron: Neuron, checked: Check)
     code, printed = checked()
     assert code == 0
     assert "noise: all 16000 values as on the host" in printed
-    assert "greedy: 64 of 64 choices equal" in printed
+    assert "greedy: 48 of 48 choices equal" in printed
     assert "ms a call" in printed
 
 
@@ -197,7 +221,7 @@ def test_the_check_fails_on_a_device_that_chooses_otherwise(
     monkeypatch.setattr(check, "load_neuron", swapped)
     code, printed = checked()
     assert code == UNEQUAL_DEVICE
-    assert "first difference: tree 0" in printed
+    assert "first difference: call 0" in printed
 
 
 def test_the_check_wants_a_device(

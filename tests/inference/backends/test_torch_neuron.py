@@ -136,10 +136,10 @@ def test_only_the_rank_that_answers_brings_features_to_the_host(
 
 
 @pytest.mark.slow
-def test_features_in_bfloat16_come_through_the_processes_of_native_ranks(
+def test_features_in_bfloat16_come_through_the_process_of_a_native_rank(
     shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = replace(native_spec(2), features=(0, 1), dtype="bfloat16")
+    spec = replace(native_spec(1), features=(0, 1), dtype="bfloat16")
     manifest = prepared(tmp_path / "artefact", shallow, spec)
     monkeypatch.setenv("TORCH_NEURONX_NEFF_CACHE_DIR", str(tmp_path / "artefact" / GRAPHS))
     ranks = Ranks(RankPlan(tmp_path / "artefact", spec, CPU))

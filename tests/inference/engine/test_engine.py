@@ -103,7 +103,7 @@ def test_progress_tells_who_named_each_token_and_what_it_took() -> None:
     engine.step()
     later = engine.progress(session, len(PROMPT) + 4, own)
     assert (later.position, later.tokens, later.proposers) == (7, (TEXT[4],), (NOBODY,))
-    assert (later.nodes, later.forwards, later.lone, later.sessions) == (5, 2, 1, 1)
+    assert (later.nodes, later.forwards, later.lone) == (5, 2, 1)
     assert later.model_seconds == pytest.approx(0.020)
 
 

@@ -381,6 +381,7 @@ def own_text(last: int, params: SamplingParams = SAMPLINGS[0]) -> list[int]:
     return text_of(session)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("draft", [RIGHT, USELESS], ids=["right", "useless"])
 @pytest.mark.parametrize("drafted", [1, 3])

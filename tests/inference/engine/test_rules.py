@@ -124,7 +124,7 @@ def test_a_session_that_lost_its_row_goes_on_as_if_nothing_had_been(served: Engi
     single = engine(served.model.decoder, rows=1, rules=RULES)  # type: ignore[attr-defined]
     session = asked(single, PROMPT, 12, replace(RULED, prompt_logprobs=True))
     finish(single, session)
-    prompts = list(session.log_probs.prompt)
+    prompts = list(session.prompt_scores.logprobs)
     single.detach(session)
     other = asked(single, prompt_of(30), 5)
     finish(single, other)
@@ -136,7 +136,7 @@ def test_a_session_that_lost_its_row_goes_on_as_if_nothing_had_been(served: Engi
     finish(single, session)
     assert text_of(session) == text_of(whole)
     assert [one.ids for one in told(session, single)] == [one.ids for one in reports]
-    assert session.log_probs.prompt == prompts
+    assert session.prompt_scores.logprobs == prompts
 
 
 def test_a_text_that_is_opened_anew_goes_on_by_what_was_made(served: Engine) -> None:

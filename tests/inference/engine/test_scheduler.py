@@ -25,7 +25,7 @@ from inference.engine.scheduler import (
 from inference.engine.session import Session
 from inference.engine.tuning import TUNING
 from inference.order import Decode, Pace
-from inference.proposer import Nodes
+from inference.proposer import MODEL, Nodes
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED, Cost, Times
 from tests.support.clock import Clock
@@ -205,6 +205,7 @@ def test_a_deficit_is_what_root_only_forwards_give_back_before_the_text_ends() -
     for left, deficit in ((500, TUNING.most_deficit), (30, 30 * (1 - TUNING.least_rate)), (0, 0.0)):
         owing = session(0.9, length=3, end=4 + left)
         owing.candidates.commit([500])
+        owing.extend([500], [MODEL])
         assert allowed_deficit(owing) == pytest.approx(deficit)
 
 

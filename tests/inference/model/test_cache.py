@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compile.build.equality import random_inputs
+from compile.random_calls import random_segments
 from compile.spec import prefill_bucket, verify_bucket
 from inference.artifact import Bucket
-from inference.backends.graph_calls import unstacked
+from inference.backends.graph_calls import inputs_of, unstacked
 from inference.model.cache import KeysValues, copy_states, empty_cache, write_slots
 from inference.model.decoder import Decoder
 from inference.model.noise_window import empty_window
 from inference.model.verify_graph import StatefulGraph, VerifyGraph, copy_inputs, example_inputs
-from tests.support.buckets import fill, scattered
+from tests.support.buckets import fill
 from tests.support.models import tiny_decoder
 
 ROWS, JUNK, VOCABULARY = 5, 40, 61
@@ -34,8 +34,7 @@ def noise(decoder: Decoder, dtype: torch.dtype = torch.float32) -> KeysValues:
 
 def inputs_for(bucket: Bucket, seed: int) -> dict[str, torch.Tensor]:
     """Trees in distinct rows and slots."""
-    slots = scattered(bucket.rows, bucket.nodes, JUNK, seed)
-    return random_inputs(bucket, VOCABULARY, ROWS, 200, seed) | {"slots": slots}
+    return inputs_of(bucket, random_segments(bucket, VOCABULARY, ROWS, 200, seed))
 
 
 @pytest.mark.parametrize("seed", range(4))

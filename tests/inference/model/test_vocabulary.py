@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compile.build.equality import random_inputs
+from compile.random_calls import random_segments
 from inference.artifact import Bucket
+from inference.backends.graph_calls import inputs_of
 from inference.model.arithmetic import ENGINES, HOST
 from inference.model.config import parse_config
 from inference.model.decoder import Decoder, Head, Layers
@@ -97,7 +98,8 @@ def test_ranks_adjust_choose_and_score_as_a_rank_with_all_logits_does(kind: str)
     ids = torch.arange(vocabulary, dtype=torch.int32)
     drawn = noise_table(sampling, torch.full((len(PARAMS), 1), 9), NODES, ids)
     busy = Bucket(len(PARAMS), NODES, 40, NODES, NODES, True, 40, words=vocabulary // 32)
-    masks = MaskInputs(*(random_inputs(busy, vocabulary, 9, 40, 0)[n] for n in MaskInputs._fields))
+    inputs = inputs_of(busy, random_segments(busy, vocabulary, 9, 40, 3))  # 101 ids or more each
+    masks = MaskInputs(*(inputs[name] for name in MaskInputs._fields))
 
     def answer(part: Tensor, noise: Tensor, mine: Tensor, share: VocabularyShare) -> Tensor:
         adjusted = masks.adjusted(part, mine, share, ENGINES)

@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import decoders, models
 
 from inference.decode import TargetSession
-from inference.order import End, Progress
+from inference.order import Progress
 from inference.proposer import NOBODY
 from inference.stats import Traffic
 from inference.text_stream import TokenBytes
@@ -24,9 +24,7 @@ def test_each_token_keeps_its_leading_space() -> None:
     rules.decoder = decoders.Metaspace()
     rules.add_special_tokens(WORDS[3:])
     assert rules.decode([1]) == "f"
-    committed = Progress(
-        0, (0, 1, 2, 3), (NOBODY,) * 4, 0, 0, 4, 1, 1, 1, 0.0, 0.0, 0.0, 1, 0, End.NOT
-    )
+    committed = Progress(tokens=(0, 1, 2, 3), proposers=(NOBODY,) * 4)
     client: Any = SimpleNamespace(tokenizer=SimpleNamespace(token_bytes=TokenBytes(rules).of))
     session: Any = SimpleNamespace(traffic=Traffic(), receive=lambda _timeout: committed)
     events = list[TextEvent]()

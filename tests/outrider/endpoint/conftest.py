@@ -54,10 +54,9 @@ def http_server(
         yield f"http://127.0.0.1:{bound.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(WAIT)
-        server.force_exit = True  # a test may have left a connection open
-        thread.join(WAIT)
+        thread.join(WAIT)  # open answers end after GRACE_SECONDS
         bound.close()
+        assert not thread.is_alive(), "the server does not end"
 
 
 class Opened(NamedTuple):

@@ -13,7 +13,7 @@ from outrider.options.roles import ServeRole
 from tests.outrider.endpoint.conftest import http_server
 from tests.support.chat_page import IN_A_BROWSER, PATIENCE, ask_for, say
 
-pytestmark = IN_A_BROWSER
+pytestmark = [pytest.mark.extended, IN_A_BROWSER]
 
 SIZES = {"4K": (3840, 2160), "desktop": (1280, 800), "tablet": (820, 1100), "phone": (390, 844)}
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from tests.support.chat_page import IN_A_BROWSER, PATIENCE, ask_for, kept, put, say, until_idle
 
-pytestmark = IN_A_BROWSER
+pytestmark = [pytest.mark.extended, IN_A_BROWSER]
 
 
 def test_other_answers_and_edits_are_branches_and_no_text_goes(page: Page) -> None:

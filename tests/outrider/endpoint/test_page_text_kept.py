@@ -23,7 +23,7 @@ from tests.outrider.endpoint.conftest import http_server
 from tests.support.chat_page import IN_A_BROWSER, PATIENCE, kept, say, until_idle
 from tests.support.wire_fixtures import free_port
 
-pytestmark = IN_A_BROWSER
+pytestmark = [pytest.mark.extended, IN_A_BROWSER]
 
 SETTINGS = {"temperature": 0.8, "max_tokens": 400}
 

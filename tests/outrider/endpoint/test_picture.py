@@ -23,7 +23,7 @@ from tests.support.wire_fixtures import free_port
 
 PROMPT = "def main():"
 
-pytestmark = IN_A_BROWSER
+pytestmark = [pytest.mark.extended, IN_A_BROWSER]
 
 
 @pytest.fixture(scope="module")

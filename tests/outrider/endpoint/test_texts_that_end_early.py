@@ -21,6 +21,7 @@ import pytest
 
 from grpc_comm.server.server import BackgroundServer
 from inference.errors import InvalidRequest, OutriderError, Unavailable
+from outrider.client import connecting
 from outrider.endpoint.failures import ApiError
 from outrider.endpoint.run import SERVING
 from outrider.endpoint.target_manager import TargetManager
@@ -81,6 +82,20 @@ def test_a_defect_in_a_streams_thread_ends_its_iteration() -> None:
     with pytest.raises(OutriderError, match="error of this program"):
         next(stream)
     stream.close()
+
+
+def test_a_search_for_a_target_does_not_delay_the_end_of_a_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as mute, ThreadPoolExecutor(1) as pool:
+        options = ServeRole(port=mute.getsockname()[1], target_only=True, patience=600.0)
+        manager = TargetManager(options)
+        opening = pool.submit(manager.open)
+        connection, _ = mute.accept()
+        manager.close()
+        with connection, pytest.raises(Unavailable):
+            opening.result(WAIT)
 
 
 def test_prompts_that_wait_for_a_thread_are_dropped_when_their_callers_leave(

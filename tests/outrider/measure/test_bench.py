@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from inference.files import locked
-from outrider.measure.figures import AGAIN
+from outrider.measure.arms import AGAIN
 from outrider.measure.journal import NAME, TextKey, opened, plan_of, read_run
 from outrider.models.directories import find_tokenizer
 from outrider.target.spawn import role_environment, started
@@ -135,7 +135,7 @@ def test_a_second_turn_follows_the_arms_own_answer_and_a_long_prompt_is_left_out
     assert "1 of 3 prompts are left out" in " ".join(ended.out.split())
     assert "64 % of an answer repeats its prompt" in ended.out
     assert "Too few for a claim: 1 chat, 1 code" in ended.out
-    assert {path.name for path in directory.iterdir()} >= {"report.md", "report.csv"}
+    assert {path.name for path in directory.iterdir()} >= {"report.md", "report.json"}
 
 
 @pytest.mark.parametrize(
@@ -162,24 +162,6 @@ def test_a_run_of_other_prompts_or_models_is_refused(
     run(*again).assert_failed("other models", 'target "another", then')
     (tmp_path / "own.jsonl").write_text(json.dumps(PROMPTS[0]))
     run(*again).assert_failed("other prompts", "own.jsonl/chat/two turns")
-
-
-def test_two_runs_are_compared_text_by_text_with_what_differs(
-    measured: tuple[Path, Ended], words: list[str], tmp_path: Path, run: Run
-) -> None:
-    other = tmp_path / "other"
-    flags = ["--presets", "adaptive,suffix", "--num_runs", "1", "--out", other]
-    assert run(*words, *flags).code == 0
-    file = tmp_path / "pairs.json"
-    shown = run("bench", "compare", measured[0], other, "--json", file)
-    rows = json.loads(file.read_text())["rows"]
-    assert {row["arm"] for row in rows} == {"target-only", AGAIN, "suffix", "adaptive over hybrid"}
-    assert all(row["same"] == row["texts"] > 0 for row in rows)
-    assert 'differs: presets ["hybrid", "suffix"], then ["adaptive", "suffix"]' in shown.out
-    itself = run("bench", "compare", other, other)
-    assert itself.out.count("1.00 [1.00, 1.00]") == len(rows)
-    assert "differs" not in itself.out
-    run("bench", "compare", other, tmp_path).assert_failed("has no texts")
 
 
 def test_a_file_of_another_form_is_refused_with_its_line(tmp_path: Path) -> None:
@@ -245,13 +227,3 @@ def test_the_small_set_is_measured_on_the_embedded_pair(tmp_path: Path, run: Run
     assert all(row["equal"] == row["compared"] == row["texts"] for row in rows)
     scores = {(row["kind"], row["arm"]): row["right"] for row in summary(tmp_path)["rows"]}
     assert all(right == scores[kind, "target-only"] for (kind, _), right in scores.items())
-
-
-@pytest.mark.extended
-def test_a_first_start_is_told_from_the_second(words: list[str], tmp_path: Path, run: Run) -> None:
-    flags = ["--max_new_tokens", "6", "--fresh", "--num_runs", "2", "--out", tmp_path / "fresh"]
-    assert run("bench", *words[3:5], *flags).code == 0
-    kinds = {row["kind"] for row in made(tmp_path / "fresh")}
-    assert kinds == {f"{kind}, start {n}" for kind in ("code", "chat", "all") for n in (1, 2)}
-    assert len(summary(tmp_path / "fresh")["starts"]) == 2
-    assert (tmp_path / "fresh" / "cache" / "outrider").is_dir()

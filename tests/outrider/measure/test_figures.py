@@ -8,15 +8,10 @@ import pytest
 
 from inference.cost.billing import Billing
 from inference.cost.quantity import Figure, Quality
-from inference.planner.prices import Usage
-from inference.sampling import SamplingParams
-from outrider.measure.account import Account, read_meters
+from outrider.measure.arms import AGAIN, BASELINE, Arm
 from outrider.measure.figures import (
-    AGAIN,
-    BASELINE,
     first_difference,
-    marked,
-    span,
+    speed,
     speed_up,
     summarise,
 )
@@ -24,14 +19,12 @@ from outrider.measure.statistics import (
     bootstrap_median,
     geometric_interval,
     median_figure,
-    pareto,
     percentiles,
 )
-from outrider.text.completion import Request, new_completion
-from tests.outrider.measure.texts import PAYING, PRICED, UNREAD, key, record, rows
+from tests.outrider.measure.texts import PRICED, UNREAD, arm, key, record, rows
+from tests.support.completions import changed, completion
 
 READ = Figure.measured(8.0, "counter")
-USAGE = Usage(2.0, 0.2)
 HALF, OTHER = replace(PRICED, target_watts=None), replace(PRICED, draft_watts=None)
 DRAFTED = "hybrid"
 
@@ -62,36 +55,6 @@ def test_a_median_of_figures_is_as_good_as_the_worst_of_them() -> None:
     assert median_figure([*clock, UNREAD]) == (UNREAD, None, None)
 
 
-def test_the_pareto_set_is_what_nothing_dominates() -> None:
-    assert pareto([(1, 5), (2, 4), (3, 3), (3, 4), (1, 6)]) == [True, True, True, False, False]
-    assert pareto([(1, 1), (1, 1)]) == [True, True]
-    assert pareto([(2.0,), (1.0,), (1.0,)]) == [False, True, True]
-
-
-@pytest.mark.parametrize(
-    ("costs", "best"),
-    [
-        ([(10, 2.0, None), (20, 3.0, None), (15, 3.5, None)], [True, True, False]),
-        ([(10, 2.0, 9.0), (20, 3.0, 8.0), (15, 3.5, 1.0)], [True, True, True]),
-        ([(10, 2.0, 1.0), (20, 1.0, None)], [False, True]),  # joules are known of one alone
-        ([(10, None, None), (20, None, None)], [False, True]),
-    ],
-)
-def test_rows_are_marked_by_speed_and_by_what_is_known_of_all(
-    costs: list[tuple[float, float | None, float | None]], best: list[bool]
-) -> None:
-    (made, _) = rows({DRAFTED: 0.5})
-    found = []
-    for speed, *known in costs:
-        figures = (UNREAD if value is None else Figure.measured(value, "hand") for value in known)
-        usd, joules = (median_figure([figure]) for figure in figures)
-        priced = {**made.costs, "usd_per_million": usd, "joules_per_million": joules}
-        found.append(replace(made, tokens_per_second=bootstrap_median([speed]), costs=priced))
-    assert [row.pareto for row in marked(found)] == best
-    assert not any(row.pareto for row in marked([replace(row, texts=5) for row in found]))
-    assert not any(row.pareto for row in marked([replace(row, device="") for row in found]))
-
-
 def test_a_speed_up_is_the_ratio_of_seconds_of_the_same_text() -> None:
     alone, drafted = rows({DRAFTED: 0.5})
     assert alone.speed_up is None
@@ -105,7 +68,7 @@ def test_a_speed_up_is_the_ratio_of_seconds_of_the_same_text() -> None:
 def test_turns_and_repetitions_of_a_prompt_count_as_one_text_in_a_mean() -> None:
     def pair(ratio: float, name: str, turn: int = 0):  # type: ignore[no-untyped-def]
         ours, theirs = record(1, 1, 0), record(1, 1, 0)
-        return (key(DRAFTED, name, turn=turn), ours | {"seconds": 1 / ratio}), theirs
+        return key(DRAFTED, name, turn=turn), ours | {"seconds": 1 / ratio}, theirs
 
     found = speed_up([pair(8.0, "a"), pair(2.0, "a", 1), pair(1.0, "b")])
     assert found is not None
@@ -148,18 +111,16 @@ def test_a_text_that_was_cut_continues_as_it_did_behind_its_middle() -> None:
         "limit": 16,
         "finish_reason": "cancelled",
     }
-    assert span(cut) == (16, 8.0)
-    assert span(cut | {"finish_reason": "stop"}) == (8, 6.0)
+    assert speed(cut) == 16 / 8.0
+    assert speed(cut | {"finish_reason": "stop"}) == 8 / 6.0
 
 
-def test_cost_is_charged_with_the_target_held_and_by_its_forward_passes() -> None:
+def test_a_text_is_charged_for_the_time_that_it_holds_the_target() -> None:
     counts = {"draft_seconds": 0.2, "share_seconds": 0.6, "prefill_seconds": 0.2}
-    (row,) = summarise({key(DRAFTED): record(4, 2, 0.5, PAYING, **counts)})
+    (row,) = summarise({key(DRAFTED): record(4, 2, 0.5, PRICED, **counts)})
     draft = 0.2 * 10.0  # joules
-    electricity = draft * 0.36 / 3.6e6
     expected = {
-        "usd_per_million": 2.5 * 0.001 + electricity,
-        "usd_per_million_by_forwards": 0.8 * 0.001 + electricity,
+        "usd_per_million": 2.5 * 0.001 + draft * 0.36 / 3.6e6,
         "joules_per_million": draft + 2.5 * 100,
     }
     for name, value in expected.items():
@@ -169,39 +130,31 @@ def test_cost_is_charged_with_the_target_held_and_by_its_forward_passes() -> Non
 def test_what_is_not_known_is_unavailable_and_never_zero() -> None:
     (row,) = summarise({key(DRAFTED): record(4, 2, 0.5)})
     assert all(cost.median.value is None for cost in row.costs.values())
-    bare = Account(Billing(3.6), whole=True)
-    (row,) = summarise({key(DRAFTED): record(4, 2, 0.5, bare)})
+    (row,) = summarise({key(DRAFTED): record(4, 2, 0.5, Billing(3.6))})
     assert row.costs["usd_per_million"].median.value == pytest.approx(0.001 * 2.5 / 8 * 1e6)
     assert row.costs["usd_per_million"].median.lower_bound
-    request = Request(0, "p", [1], SamplingParams(), 8, frozenset())
-    assert read_meters([], lambda: new_completion(request)).joules.value is None
-
-
-def test_a_target_on_the_users_own_machine_is_not_rented() -> None:
-    own = PAYING.at_home()
-    assert own.usd_per_million(4, USAGE, READ).value is None
-    assert own.joules_per_million(4, USAGE, READ).value == pytest.approx(2e6)
 
 
 @pytest.mark.parametrize(
-    ("account", "read", "told"),
+    ("paid", "read", "told"),
     [
-        (PAYING, READ, 8.0),  # this machine as a whole is draft and target
-        (PAYING, UNREAD, 202.0),
-        (replace(PAYING, whole=False), READ, 208.0),  # the target is elsewhere
-        (replace(PAYING, emulated=True), READ, 202.0),
-        (Account(HALF, whole=True), READ, 8.0),
-        (Account(OTHER, whole=False), READ, 208.0),
-        (Account(HALF, whole=True), UNREAD, ("counter", "watts of the target")),
-        (Account(OTHER, whole=True), UNREAD, ("counter", "watts of the draft")),
-        (Account(HALF, whole=False), READ, ("watts of the target",)),
-        (Account(OTHER, whole=True, emulated=True), READ, ("emulated", "watts of the draft")),
+        (arm(), READ, 8.0),  # this machine as a whole is draft and target
+        (arm(), UNREAD, 202.0),
+        (arm(whole=False), READ, 208.0),  # the target is elsewhere
+        (arm(emulated=True), READ, 202.0),
+        (arm(HALF), READ, 8.0),
+        (arm(OTHER, whole=False), READ, 208.0),
+        (arm(HALF), UNREAD, ("counter", "watts of the target")),
+        (arm(OTHER), UNREAD, ("counter", "watts of the draft")),
+        (arm(HALF, whole=False), READ, ("watts of the target",)),
+        (arm(OTHER, emulated=True), READ, ("emulated", "watts of the draft")),
     ],
 )
-def test_joules_are_read_or_counted_from_stated_watts_and_of_one_side_alone_they_are_none(
-    account: Account, read: Figure, told: float | tuple[str, ...]
+def test_joules_are_read_or_counted_from_stated_watts_and_never_of_one_side_alone(
+    paid: Arm, read: Figure, told: float | tuple[str, ...]
 ) -> None:
-    found = account.joules_per_million(4, USAGE, read)
+    made = changed(completion(4, seconds=2.0), draft_seconds=0.2)
+    found = paid.costs(made, read)["joules_per_million"]
     if isinstance(told, float):
         assert found.value == pytest.approx(told / 4 * 1e6)
     else:

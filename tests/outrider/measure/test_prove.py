@@ -10,8 +10,9 @@ import pytest
 
 from inference.backends import Model
 from inference.times_file import find_profile
+from outrider.measure.arms import BASELINE
 from outrider.measure.commands import prove
-from outrider.measure.figures import BASELINE, summarise
+from outrider.measure.figures import summarise
 from outrider.measure.graph_times import GraphTime, fit, time_graphs, times_table
 from outrider.measure.prove import DRAFTED, REPEATS, TEMPERATURES, verdict
 from outrider.measure.statistics import Interval

@@ -14,7 +14,7 @@ from inference.errors import InvalidRequest
 from inference.grammar import is_whole
 from inference.sampling import Grammar, GrammarKind
 from outrider.measure.published_sets import find
-from outrider.measure.sets import ANSWER, Item, read_file, read_sets
+from outrider.measure.sets import Item, read_file, read_sets
 
 KINDS = ("agent", "chat", "code", "edits", "json", "maths", "summaries")
 
@@ -25,17 +25,11 @@ FORMATS: dict[str, tuple[dict[str, Any], Item]] = {
     ),
     "HumanEval": (
         {"task_id": "H/1", "prompt": "def f():\n", "test": "def check(f): f()", "entry_point": "f"},
-        Item(
-            *("f", "code", "H/1", ("def f():\n",)),
-            tests=f"def f():\n\n{ANSWER}\ndef check(f): f()\ncheck(f)\n",
-        ),
+        Item("f", "code", "H/1", ("def f():\n",)),
     ),
     "MBPP": (
         {"task_id": 7, "text": "Add.", "test_list": ["assert f()"], "test_setup_code": "x = 1"},
-        Item(
-            *("f", "code", "7", ("Add. Your code should pass these tests:\n\nassert f()",)),
-            tests=f"{ANSWER}\nx = 1\nassert f()\n",
-        ),
+        Item("f", "code", "7", ("Add. Your code should pass these tests:\n\nassert f()",)),
     ),
     "MT-bench": (
         {"question_id": 3, "category": "writing", "turns": ["Write.", "Shorten."]},
@@ -65,11 +59,6 @@ FORMATS: dict[str, tuple[dict[str, Any], Item]] = {
     "MATH-500": (
         {"problem": "1+1", "solution": "", "answer": "2", "unique_id": "t"},
         Item("f", "maths", "t", ("1+1\n\nPut the final answer within \\boxed{}.",), answer="2"),
-    ),
-    "GPQA": (
-        {"Question": "Why?", "Correct Answer": "so\n"}
-        | {f"Incorrect Answer {n}": text for n, text in enumerate(("no", " as", "or"), start=1)},
-        Item("f", "science", "1", ("Why?\n\nA) as\nB) no\nC) or\nD) so",)),
     ),
 }
 

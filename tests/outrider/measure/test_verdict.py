@@ -8,47 +8,33 @@ from typing import Any
 
 import pytest
 
-from inference.drafters.round_proposer import BestFirst, Chain
-from outrider.measure.architectures import (
+from outrider.measure.arms import (
+    AGAIN,
     ARCHITECTURES,
+    BASELINE,
     CHAIN,
     FUSED,
     GROWING,
     HYBRID,
     TREE,
     Choice,
-    Setting,
-    read_setting,
+    choices,
 )
-from outrider.measure.figures import AGAIN, BASELINE, Row
+from outrider.measure.compare import describe_commands
+from outrider.measure.figures import Row
 from outrider.measure.journal import RunRecord
+from outrider.measure.options import CompareOptions
 from outrider.measure.plots import draw
 from outrider.measure.report import WIDTH, Report, speeds
-from outrider.measure.verdict import Choices, commands, leader, verdict
-from outrider.money.goal import Goal
-from tests.outrider.measure.texts import PAYING, rows
+from outrider.measure.verdict import leader, verdict
+from tests.outrider.measure.texts import PRICED, rows
 
 RUN = RunRecord({"settings": {}, "prompts": {}})
-POLICIES = {CHAIN: Chain(2), TREE: BestFirst(8, 4)}
-
-
-def choices(*settings: Setting) -> Choices:
-    """Every architecture in one setting, and growing in these."""
-    known = {one.name: Choice(one, Setting()) for one in ARCHITECTURES}
-    growing = known[GROWING].architecture
-    named = [Choice(growing, setting) for setting in settings]
-    return known | {one.name: one for one in named}
+CHOICES = [Choice(name, "", {}) for name in ARCHITECTURES]
 
 
 def report(found: list[Row], **parts: Any) -> Report:
     return Report("a title", [], found, RUN, **parts)
-
-
-def test_settings_are_written_as_they_are_read() -> None:
-    for policy in (Chain(4), BestFirst(16, 6)):
-        assert read_setting(Setting(policy).label) == policy
-    assert Setting(goal=Goal(weight=0.5)).knob == 50
-    assert Setting().label == ""
 
 
 def test_the_leader_is_faster_than_target_only_or_target_only_itself_or_nobody() -> None:
@@ -62,15 +48,12 @@ def test_the_leader_is_faster_than_target_only_or_target_only_itself_or_nobody()
     assert name({AGAIN: 0.4, CHAIN: 0.5}) is None, "the A/A pair is further apart"
 
 
-def test_the_verdict_is_two_lines_that_agree() -> None:
+def test_the_verdict_names_the_fastest_over_each_link() -> None:
     found = rows({CHAIN: 0.5, GROWING: 0.6}) + rows({CHAIN: 3.0, GROWING: 3.0}, rtt_ms=40)
-    lines = verdict(found, choices())
-    assert len(lines) == 2
-    assert f"0 ms: {CHAIN} is fastest, 1.80x" in lines[0]
-    assert "40 ms: target-only is fastest" in lines[0]
-    assert "is faster at 0 ms" in lines[1]
-    assert "slower than target-only at 40 ms" in lines[1]
-    assert len(verdict(rows({CHAIN: 0.5})[1:], choices())) == 1, "there is no baseline"
+    (line,) = verdict(found, CHOICES)
+    assert f"0 ms: {CHAIN} is fastest, 1.80 [" in line
+    assert "40 ms: target-only is fastest" in line
+    assert len(verdict(rows({CHAIN: 0.5})[1:], CHOICES)) == 1, "there is no baseline"
 
 
 def test_where_the_default_is_not_faster_the_verdict_says_what_to_do_instead() -> None:
@@ -80,20 +63,17 @@ def test_where_the_default_is_not_faster_the_verdict_says_what_to_do_instead() -
         *rows({HYBRID: 3.0, CHAIN: 0.5}, rtt_ms=40),
         *rows({HYBRID: 3.0}, rtt_ms=80),
     ]
-    assert (
+    assert verdict(found, CHOICES)[1] == (
         "hybrid is the default of `outrider run`; faster here: `outrider run --draft beside, with "
         "outrider fused_target` at 20 ms; `outrider run --preset classic_sd` at 40 ms; "
-        "`outrider run --preset vanilla` at 80 ms. For a target elsewhere give --emulate PROFILE"
-    ) in verdict(found, choices())[1]
-    assert "--emulate" not in verdict(found, choices(), shared=False)[1]
-    assert "outrider run" not in verdict(rows({HYBRID: 0.5}), choices())[1]
+        "`outrider run --preset vanilla` at 80 ms."
+    )
+    assert len(verdict(rows({HYBRID: 0.5}), CHOICES)) == 1
 
 
 def test_each_arm_has_its_command() -> None:
-    known = {one.name: one for one in ARCHITECTURES}
-    named = [Choice(known[name], Setting(policy)) for name, policy in POLICIES.items()]
-    named.append(Choice(known[HYBRID], Setting()))
-    shown = {" ".join(line.split()) for line in commands({one.name: one for one in named})}
+    chosen = choices(CompareOptions(settings="2,8x4"))
+    shown = {" ".join(line.split()) for line in describe_commands([*chosen])}
     assert {
         "hybrid outrider run",
         "synchronous chain 2 outrider run --preset classic_sd --gamma 2",
@@ -110,17 +90,15 @@ def test_the_default_is_the_first_row_over_each_link_and_doubts_are_marked() -> 
     ]
     assert "(default)" in lines[1]
     assert [line.split()[1] for line in lines if " ? " in line] == ["target-only", "synchronous"]
-    assert "within" in report(found).noise
-    assert report(rows({CHAIN: 0.5})).noise == ""
+    assert any(one.startswith("Noise") for one in report(found).notes)
+    assert not any(one.startswith("Noise") for one in report(rows({CHAIN: 0.5})).notes)
 
 
 def test_the_cheapest_position_is_named_only_where_it_can_be_told() -> None:
     def line(first: float, second: float) -> str:
-        at = [Setting(goal=Goal(weight=weight)) for weight in (0.0, 0.5)]
-        known = choices(*at)
-        names = [name for name, one in known.items() if one.setting in at]
-        found = rows(dict(zip(names, (first, second), strict=True)), account=PAYING)
-        return verdict(found, known, curve=True)[2]
+        at = [Choice(GROWING, f"--cs {knob}", {"cs": knob}) for knob in ("0", "50")]
+        seconds = dict(zip((one.name for one in at), (first, second), strict=True))
+        return verdict(rows(seconds, billing=PRICED), at)[-1]
 
     assert "--cs 50" in line(0.6, 0.3)
     assert "cannot be told" not in line(0.6, 0.3)
@@ -130,13 +108,13 @@ def test_the_cheapest_position_is_named_only_where_it_can_be_told() -> None:
 def test_costs_and_columns_that_say_nothing_are_hidden() -> None:
     heads = speeds(report(rows({CHAIN: 0.5})))[0]
     assert not {"$/1M", "RTT", "kind", "right"} & set(heads.split())
-    assert "$/1M" in speeds(report(rows({CHAIN: 0.5}, account=PAYING)))[0]
+    assert "$/1M" in speeds(report(rows({CHAIN: 0.5}, billing=PRICED)))[0]
 
 
 def test_the_widest_table_of_the_terminal_is_no_wider_than_a_hundred_columns() -> None:
     tree = f"{TREE} 16x12"
-    found = rows({tree: 0.5}, account=PAYING) + rows({tree: 0.5}, rtt_ms=1000, account=PAYING)
-    assert max(map(len, report(found).told().splitlines())) <= WIDTH
+    found = rows({tree: 0.5}, billing=PRICED) + rows({tree: 0.5}, rtt_ms=1000, billing=PRICED)
+    assert max(map(len, report(found).text().splitlines())) <= WIDTH
 
 
 def test_titles_of_plots_are_whole_and_bars_stand_apart(
@@ -145,8 +123,8 @@ def test_titles_of_plots_are_whole_and_bars_stand_apart(
     figure = pytest.importorskip("matplotlib.figure")
     agg, drawn = pytest.importorskip("matplotlib.backends.backend_agg"), list[Any]()
     monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
-    found = rows({"a": 0.5, "b": 0.6, "c": 0.7}, account=PAYING)
-    draw(tmp_path, "a draft for a target on a device; " * 8, found)
+    found = rows({"a": 0.5, "b": 0.6, "c": 0.7}, billing=PRICED)
+    draw(tmp_path, "a draft for a target on a device; " * 8, found, [{"times": [[1, 1, 0.1]]}])
     assert len(drawn) == 2
     for picture in drawn:
         canvas = agg.FigureCanvasAgg(picture)

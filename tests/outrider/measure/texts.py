@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from inference.cost.billing import Billing
 from inference.cost.quantity import Figure
-from outrider.measure.account import Account, Reading
-from outrider.measure.figures import BASELINE, Row, summarise
+from outrider.measure.arms import BASELINE, Arm
+from outrider.measure.figures import Row, summarise
 from outrider.measure.journal import TextKey, Values
+from outrider.money.budget import RunBudget
+from outrider.text.completion import Completion
 from tests.support.completions import changed, completion
 
 UNREAD = Figure.unavailable("no counter here")
 PRICED = Billing(3.6, 0.36, 0.0, 0.0, draft_watts=10.0, target_watts=100.0, source="given")
-PAYING, FREE = Account(PRICED, whole=True), Account(Billing(), whole=True)
+FREE = Billing()
+
+
+def arm(billing: Billing = PRICED, *, whole: bool = True, emulated: bool = False) -> Arm:
+    """An arm that generates nothing and charges by these prices."""
+
+    def fail(*_: object) -> Completion:
+        raise NotImplementedError
+
+    return Arm("hybrid", fail, fail, billing, whole, emulated)
 
 
 def record(
-    rounds: int, per_round: int, seconds: float, account: Account = FREE, **fields: Any
+    rounds: int, per_round: int, seconds: float, billing: Billing = FREE, **fields: Any
 ) -> Values:
     """A text of rounds that all bring the same, the first one after one second.
 
@@ -39,8 +51,8 @@ def record(
         device="cpu",
     )
     made = changed(made, **fields)
-    charges = account.charges(Reading(made, UNREAD))
-    costs = {name: figure.record() for name, figure in charges.items()}
+    made = replace(made, cost=RunBudget(billing).cost(made.usage, len(made.token_ids)))
+    costs = {name: figure.record() for name, figure in arm(billing).costs(made, UNREAD).items()}
     return {**made.record(), "score": score, "limit": limit, **costs}
 
 
@@ -51,14 +63,14 @@ def key(
 
 
 def rows(
-    seconds: Mapping[str, float], texts: int = 6, rtt_ms: float = 0.0, account: Account = FREE
+    seconds: Mapping[str, float], texts: int = 6, rtt_ms: float = 0.0, billing: Billing = FREE
 ) -> list[Row]:
     """Rows of target-only at half a second a token, and of arms whose rounds of two tokens take so
     long.
     """
     made = {}
     for name in range(texts):
-        made[key(BASELINE, name, rtt_ms)] = record(8, 1, 0.5, account)
-        for arm, each in seconds.items():
-            made[key(arm, name, rtt_ms)] = record(4, 2, each, account)
+        made[key(BASELINE, name, rtt_ms)] = record(8, 1, 0.5, billing)
+        for one, each in seconds.items():
+            made[key(one, name, rtt_ms)] = record(4, 2, each, billing)
     return summarise(made, list(seconds))

@@ -13,12 +13,9 @@ import pytest
 import outrider.draft_methods
 from grpc_comm.client.connection import connect
 from grpc_comm.server.server import BackgroundServer
-from inference.drafters.round_proposer import BestFirst, Chain
 from inference.errors import InvalidRequest
 from outrider.endpoint.target_manager import TargetManager
-from outrider.measure.architectures import ARCHITECTURES, HYBRID, SUFFIX
-from outrider.measure.compare_options import parse as parse_comparison
-from outrider.measure.figures import BASELINE
+from outrider.measure.arms import ARCHITECTURES
 from outrider.options.draft_flags import METHODS, PRESETS
 from outrider.options.parsing import parse
 from outrider.options.roles import DraftRole, FusedTargetRole, ServeRole, TargetRole
@@ -182,15 +179,5 @@ def test_a_target_without_a_draft_makes_the_text_alone_and_the_client_says_so(ru
 # --- the comparison
 
 
-def test_every_preset_is_measured_by_one_architecture() -> None:
-    assert sorted(name for one in ARCHITECTURES for name in one.presets) == sorted(PRESETS)
-
-
-def test_a_comparison_names_architectures_by_preset_with_the_presets_own_settings() -> None:
-    options = parse_comparison(["--presets", "hybrid,vanilla,tree_sd,classic_sd,suffix"])
-    assert set(options.chosen) >= {BASELINE, HYBRID, SUFFIX}
-    assert len(options.chosen) == 5
-    assert options.settings == (Chain(4), BestFirst(16, 6))
-    assert parse_comparison(["--presets", "subspec_sd,vanilla"]).pair.method == "substitute"
-    swept = parse_comparison(["--presets", "classic_sd", "--settings", "3,5"])
-    assert swept.settings == (Chain(3), Chain(5))
+def test_every_preset_is_an_architecture_of_the_comparison_or_a_method_of_one() -> None:
+    assert {*ARCHITECTURES.values(), "subspec_sd"} == {*PRESETS, ""}

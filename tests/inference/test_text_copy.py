@@ -1,24 +1,26 @@
-"""A client believes what a target may say of its text, and measures how long it owes a token."""
+"""A client's copy of a text takes what a target may report, and nothing else."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from grpc_comm.client.patience import LONGEST_LINE, Patience, ProgressClock
-from grpc_comm.client.received import MOST_UNREAD, Received
 from inference.errors import Mismatch
 from inference.order import Decode, End, Pace, Progress, TokenLogProb
 from inference.proposer import NOBODY
 from inference.stats import Traffic
-from tests.support.clock import Clock
+from inference.text_copy import MAX_UNREAD, TextCopy
 from tests.support.wire_fixtures import progress
 
 PROMPT = [1, 2, 3]
 
 
-def text(most: int = 10, stop_ids: frozenset[int] = frozenset()) -> Received:
-    received = Received(PROMPT, 100, Traffic())
-    received.ask(most, stop_ids)
+def text(
+    end: int = 10, stop_ids: frozenset[int] = frozenset(), likeliest: int | None = None
+) -> TextCopy:
+    received = TextCopy(PROMPT, 100, Traffic(), likeliest)
+    received.set_order(Decode(end, stop_ids))
     return received
 
 
@@ -27,13 +29,14 @@ def test_what_comes_is_read_once_and_in_one_piece() -> None:
     assert received.read() is None
     received.take(progress(3, 4, 5, proposers=(0, NOBODY)))
     received.take(progress(5, 6))
-    assert received.unread == 3
     read = received.read()
     assert read is not None
     assert (read.position, read.tokens, read.proposers) == (3, (4, 5, 6), (0, NOBODY, NOBODY))
     assert received.read() is None
-    received.take(progress(6))
-    assert received.read() == progress(6)
+    received.take(progress(6, nodes=7))
+    alive = received.read()
+    assert alive is not None
+    assert (alive.position, alive.tokens, alive.nodes, alive.forwards) == (6, (), 2, 0)
 
 
 def test_tokens_that_are_there_already_are_passed_over() -> None:
@@ -51,8 +54,7 @@ def scored(position: int, *tokens: int, likeliest: int = 1) -> Progress:
 
 
 def test_log_probabilities_go_with_their_tokens_however_often_these_come() -> None:
-    received = Received(PROMPT, 100, Traffic(), likeliest=1)
-    received.ask(20, frozenset())
+    received = text(20, likeliest=1)
     received.take(scored(3, 4, 5))
     first = received.read()
     received.take(scored(3, 4, 5, 6))
@@ -72,15 +74,14 @@ def test_log_probabilities_go_with_their_tokens_however_often_these_come() -> No
         (0, progress(3, 4)),
         (0, scored(3, 4)),
         (1, scored(3, 4, likeliest=2)),
-        (1, scored(3, 4)._replace(tokens=(4, 5))),
-        (1, scored(3, 4)._replace(logprobs=(TokenLogProb(-1.0, (100,), (-1.0,)),))),
+        (1, replace(scored(3, 4, 5), logprobs=scored(3, 4).logprobs)),
+        (1, replace(scored(3, 4), logprobs=(TokenLogProb(-1.0, (100,), (-1.0,)),))),
     ],
 )
 def test_log_probabilities_that_nobody_asked_for_or_that_are_left_out_are_a_mismatch(
     asked: int | None, came: Progress
 ) -> None:
-    received = Received(PROMPT, 100, Traffic(), likeliest=asked)
-    received.ask(10, frozenset())
+    received = text(likeliest=asked)
     with pytest.raises(Mismatch, match="log-probabilit"):
         received.take(came)
     assert received.tokens == PROMPT
@@ -113,11 +114,11 @@ def test_what_no_target_says_is_a_mismatch_and_changes_nothing(wrong: str) -> No
 
 @pytest.mark.parametrize("end", [End.STOP_ID, End.MAX_TOKENS, End.LIMIT])
 def test_nothing_comes_after_an_end(end: End) -> None:
-    received = text(most=5, stop_ids=frozenset({5}))
+    received = text(5, stop_ids=frozenset({5}))
     received.take(progress(3, 4, 5, end=end))
     assert received.end is end
     received.take(progress(5, end=end))
-    received.ask(9, frozenset())
+    received.set_order(Decode(9))
     received.take(progress(5, 6))
     received.take(progress(6, end=End.LIMIT))
     with pytest.raises(Mismatch, match="after the end"):
@@ -125,9 +126,9 @@ def test_nothing_comes_after_an_end(end: End) -> None:
 
 
 def test_an_end_that_an_order_since_has_moved_is_none() -> None:
-    received = text(most=4)
+    received = text(4)
     received.take(progress(3, 4, end=End.MAX_TOKENS))
-    received.ask(9, frozenset({8}))
+    received.set_order(Decode(9, frozenset({8})))
     for late in (End.MAX_TOKENS, End.STOP_ID):
         received.take(progress(4, end=late))
         assert received.end is End.NOT
@@ -140,79 +141,38 @@ def test_a_session_that_stands_still_has_not_ended_nor_by_a_stop_id_of_its_promp
     assert received.end is End.NOT
 
 
-def test_sums_go_on_where_another_session_begins_anew() -> None:
+def test_costs_are_summed_over_sessions_and_read_once() -> None:
     traffic = Traffic()
-    received = Received(PROMPT, 100, traffic)
-    received.ask(10, frozenset())
+    received = TextCopy(PROMPT, 100, traffic)
+    received.set_order(Decode(10))
     received.take(progress(3, 4, nodes=8, forwards=3))
     received.begin_session()
     received.take(progress(4, 5, nodes=2, forwards=1))
     read = received.read()
     assert read is not None
-    assert (read.nodes, read.forwards, received.session.nodes) == (10, 4, 2)
-    assert (traffic.nodes, traffic.forwards, traffic.model_seconds) == (10, 4, 2.0)
+    assert (read.nodes, read.forwards, received.latest.nodes) == (10, 4, 2)
+    received.take(progress(5, 6, nodes=3, forwards=2))
+    read = received.read()
+    assert read is not None
+    assert (read.nodes, read.forwards) == (1, 1)
+    assert (traffic.nodes, traffic.forwards, traffic.model_seconds) == (11, 5, 2.0)
 
 
 def test_nothing_is_owed_without_an_order_or_a_reason_to_go_on() -> None:
-    received = Received(PROMPT, 9_999, Traffic())
-    assert not received.owes_token(None, 0)
-    received.ask(5_000, frozenset())
-    assert received.owes_token(Decode(5_000), 0)
-    assert not received.owes_token(Decode(3), 0)
-    assert not received.owes_token(Decode(5_000, pace=Pace.WAIT), 0)
-    assert received.owes_token(Decode(5_000, pace=Pace.WAIT), 3)
-    received.take(progress(3, *range(MOST_UNREAD + 1)))
+    received = TextCopy(PROMPT, 9_999, Traffic())
+    assert not received.owes_token(0)
+    for order, asked, owed in (
+        (Decode(3), 0, False),
+        (Decode(5_000, pace=Pace.WAIT), 0, False),
+        (Decode(5_000, pace=Pace.WAIT), 3, True),
+        (Decode(5_000), 0, True),
+    ):
+        received.set_order(order)
+        assert received.owes_token(asked) == owed
+    received.take(progress(3, *range(MAX_UNREAD + 1)))
     assert received.is_behind
-    assert not received.owes_token(Decode(5_000), 0)
+    assert not received.owes_token(0)
     received.read()
-    assert received.owes_token(Decode(5_000), 0)
-    received.take(progress(4 + MOST_UNREAD, end=End.LIMIT))
-    assert not received.owes_token(Decode(5_000), 0)
-
-
-BORNE = Patience(30.0)
-
-
-def test_only_seconds_in_which_a_token_is_owed_count() -> None:
-    at = Clock(0.0)
-    clock = ProgressClock(BORNE, at)
-    clock.note_opened()
-    at.now = 2 * BORNE.progress
-    assert not clock.advance(owes_token=False, opened=True)
-    at.now += BORNE.progress
-    assert not clock.advance(owes_token=True, opened=True)
-    clock.restart()
-    at.now += BORNE.progress + 1
-    assert clock.advance(owes_token=True, opened=True) == BORNE.progress
-    assert clock.stalled
-
-
-def test_a_target_that_was_left_has_its_time_of_silence_again() -> None:
-    at = Clock(0.0)
-    clock = ProgressClock(BORNE, at)
-    at.now = BORNE.progress + 1
-    assert clock.advance(owes_token=True, opened=True)
-    at.now += BORNE.silence
-    assert not clock.advance(owes_token=True, opened=True)
-    at.now += 1
-    assert clock.advance(owes_token=True, opened=True)
-    clock.restart()
-    assert not clock.stalled
-
-
-@pytest.mark.parametrize("evicted", [False, True])
-def test_a_line_may_be_long_and_who_comes_out_of_it_is_not_late(evicted: bool) -> None:
-    at = Clock(0.0)
-    clock = ProgressClock(BORNE, at)
-    clock.evicted = evicted
-    at.now = LONGEST_LINE
-    assert not clock.advance(owes_token=True, opened=evicted)
-    clock.note_opened()
-    assert not clock.advance(owes_token=True, opened=True)
-    at.now += BORNE.silence + 1
-    assert clock.advance(owes_token=True, opened=True)
-
-
-def test_the_clock_of_progress_is_slower_than_a_step_of_any_target() -> None:
-    assert Patience(0.001).progress >= 60
-    assert Patience().progress == 10 * Patience().silence
+    assert received.owes_token(0)
+    received.take(progress(4 + MAX_UNREAD, end=End.LIMIT))
+    assert not received.owes_token(0)

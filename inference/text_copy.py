@@ -1,0 +1,150 @@
+"""A client's copy of a text's log, made from what one target after another reports.
+
+Everything that a target reports is checked. Its owner guards it against other threads. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inference.errors import Mismatch
+from inference.order import Decode, End, Pace, Progress, Spent, TokenLogProb
+from inference.stats import Traffic
+from inference.text_log import TextLog
+
+MAX_UNREAD = 512
+"""Tokens that nobody has read. Beyond them none is acknowledged, and the target stops."""
+
+
+class TextCopy(TextLog):
+    """The copy, and which of its tokens its one reader has not read yet.
+
+    order: what the target was last asked for
+    latest: progress of the present session as it was reported; costs begin with the session
+    prompt_logprobs: of the prompt's tokens but the first, once they have come
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        vocabulary: int,
+        traffic: Traffic,
+        likeliest: int | None = None,
+    ) -> None:
+        """traffic: the costs of the text are added to it
+
+        likeliest: tokens that are reported beside each one's log-probability; None: no report
+        """
+        super().__init__(prompt)
+        self._vocabulary, self._traffic, self._likeliest = vocabulary, traffic, likeliest
+        self.prompt_logprobs: tuple[TokenLogProb, ...] = ()
+        self._cursor, self._unread = self.length, Spent()  # what the reader has; unread costs
+        self._news = False
+        self.order: Decode | None = None
+        self._limit, self._stop_ids = self.length, frozenset[int]()
+        self.begin_session()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether its reader is so far behind that nothing more is acknowledged."""
+        return self.length - self._cursor > MAX_UNREAD
+
+    def set_order(self, order: Decode) -> None:
+        """Let the text grow as far as the order allows."""
+        self.order, self.end = order, End.NOT
+        self._limit, self._stop_ids = order.end, order.stop_ids
+
+    def begin_session(self) -> None:
+        """Begin a new session, whose costs start at 0."""
+        self.latest = Progress()
+
+    def take_prompt_logprobs(self, logprobs: tuple[TokenLogProb, ...], made: int) -> None:
+        """Take those of the prompt but its last `made` tokens; raise Mismatch as take() does."""
+        self._check_logprobs(logprobs, self.prompt_length - made - 1)
+        self.prompt_logprobs = logprobs
+
+    def take(self, progress: Progress) -> None:
+        """Append what is new. Raises Mismatch, in words that follow the target's name."""
+        known = self.length - progress.position
+        self._check_known(progress, known)
+        fresh, spent = progress.tokens[known:], progress.beyond(self.latest)
+        self._check(fresh, spent)
+        self._check_logprobs(progress.logprobs, len(progress.tokens))
+        self.extend(fresh, progress.proposers[known:], progress.logprobs[known:])
+        self.end = self._ended(progress.end)
+        self._traffic.add(spent)
+        self._unread.add(spent)
+        self.latest, self._news = progress, True
+
+    def note_alive(self) -> None:
+        """Note that the target is there, and has nothing to report yet."""
+        self._news = True
+
+    def owes_token(self, asked: int) -> bool:
+        """Whether an open session has what it needs to make a token soon.
+
+        asked: with pace WAIT, the length below which a forward pass was last requested
+        """
+        order = self.order
+        if order is None or self.end is not End.NOT or self.is_behind:
+            return False
+        return self.length < order.end and (order.pace is Pace.GO_ON or asked >= self.length)
+
+    def read(self) -> Progress | None:
+        """What came since the last call, with the costs of that; None for nothing."""
+        if not self._news:
+            return None
+        progress, latest = self.since(self._cursor), self.latest
+        progress.add(self._unread)
+        progress.known, progress.held, progress.room = latest.known, latest.held, latest.room
+        self._cursor, self._unread, self._news = self.length, Spent(), False
+        return progress
+
+    def _check_known(self, progress: Progress, known: int) -> None:
+        """Raise Mismatch where known tokens differ, or some are left out.
+
+        known: tokens of the copy from the progress's position on
+        """
+        first = progress.position
+        if known < 0:
+            raise Mismatch(f"left out tokens {self.length} to {first - 1}")
+        if tuple(self.tokens[first : first + len(progress.tokens)]) != progress.tokens[:known]:
+            raise Mismatch(f"contradicts itself: tokens from {first} on were others before")
+
+    def _check(self, fresh: Sequence[int], spent: Spent) -> None:
+        if fresh and self.end is not End.NOT:
+            raise Mismatch(f"sent {len(fresh)} tokens after the end of the text")
+        if fresh and self.length + len(fresh) > self._limit:
+            raise Mismatch(f"made {self.length + len(fresh)} tokens, {self._limit} were asked")
+        if any(token >= self._vocabulary for token in fresh):
+            raise Mismatch(
+                f"sent token {max(fresh)}, which is outside its vocabulary of {self._vocabulary}"
+            )
+        if min(vars(spent).values()) < 0:
+            raise Mismatch("counts its work backwards")
+        if self._stop_ids & set(fresh[:-1]):
+            raise Mismatch("went on behind a stop id")
+
+    def _check_logprobs(self, logprobs: Sequence[TokenLogProb], tokens: int) -> None:
+        """Raise Mismatch unless there are as many as were requested, of existing tokens."""
+        due = 0 if self._likeliest is None else tokens
+        if len(logprobs) != due or any(len(token.ids) != self._likeliest for token in logprobs):
+            raise Mismatch(f"sent other log-probabilities than those of {due} tokens")
+        if any(likely >= self._vocabulary for token in logprobs for likely in token.ids):
+            raise Mismatch("sent the log-probability of a token outside its vocabulary")
+
+    def _ended(self, reported: End) -> End:
+        """The end of the text, if what was reported is one.
+
+        An end must show in the text, or be one that only the target can know. An order may have
+        been replaced while an earlier end was on its way.
+        """
+        if self.end is not End.NOT:
+            return self.end
+        if reported in (End.CREDIT, End.EVICTED):  # the text stands still for now
+            return End.NOT
+        if reported is End.MAX_TOKENS and self.length < self._limit:
+            return End.NOT
+        if reported is End.STOP_ID and not (self.made and self.tokens[-1] in self._stop_ids):
+            return End.NOT
+        return reported

@@ -1,0 +1,318 @@
+"""Flags of compare, bench, prove and recommend. Their help needs no model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self
+
+from annotated_types import Ge, Gt, Le
+from pydantic import AfterValidator, Field, model_validator
+
+from inference.errors import InvalidRequest
+from inference.flags.command_line import CommandOptions
+from inference.flags.group import FlagRule, Group, Shown, flags_of
+from inference.flags.values import (
+    Count,
+    Directory,
+    File,
+    ModelName,
+    Name,
+    NumberList,
+    Seconds,
+    Words,
+    among,
+)
+from outrider.measure.arms import ARCHITECTURES, BASELINE, GROWING, LOCAL_ARMS, STEERED, sizes
+from outrider.measure.sets import PROMPTS, Item, read_file, read_sets
+from outrider.measure.statistics import MIN_TEXTS
+from outrider.options.draft_flags import METHODS, PRESETS, SourceOptions
+from outrider.options.groups import (
+    BackendOptions,
+    DeviceOptions,
+    MeasureOptions,
+    ObjectiveOptions,
+    PriceOptions,
+    PromptOptions,
+    QuantizationOptions,
+    SamplingOptions,
+    Seed,
+    TargetOptions,
+    read_knob,
+)
+from outrider.options.network import ConnectionOptions
+from outrider.options.roles import RULES, ClientRole
+from outrider.text.prompts import read_prompts
+
+
+class RunOptions(
+    SourceOptions, BackendOptions, MeasureOptions, QuantizationOptions, TargetOptions,
+    CommandOptions, title="measurement",
+):  # fmt: skip
+    """The pair that a command measures."""
+
+    RULES: ClassVar = RULES
+    prices: PriceOptions = PriceOptions()
+
+    @property
+    def plan_settings(self) -> dict[str, Any]:
+        """The values that decide what is measured."""
+        return {name: one for name, one in self.values().items() if name not in _OF_THE_CALL}
+
+    def role(self, connection: ConnectionOptions, flags: Mapping[str, Any]) -> ClientRole:
+        """The options of a client with these flags, and those given here that all clients share."""
+        own = flags_of(ClientRole).keys() - flags_of(ConnectionOptions).keys() - {"cs", "objective"}
+        if "model" not in str(flags.get("draft", self.draft)):
+            own -= {"draft_quantization"}
+        stated = {name: value for name, value in self.stated().items() if name in own}
+        return ClientRole(connection=connection, **{**stated, **flags})
+
+
+_OF_THE_CALL = ("out", "yes", "debug")
+"""Flags that change nothing of what is measured."""
+
+
+class LinkOptions(Group, title="target and link"):
+    """The device that a started target emulates, and the links over which texts are generated."""
+
+    emulate: Name | None = None
+    """emulate forward-pass times of this profile"""
+    rtt: Annotated[NumberList, Shown("MS,...")] = (0.0,)
+    """emulated round trips in ms, added to the real one"""
+    bandwidth: Annotated[float, Gt(0), Shown("MBIT")] | None = None
+    """bandwidth of the emulated link each way, in Mbit/s (default: unlimited)"""
+
+    @model_validator(mode="after")
+    def _can_be_emulated(self) -> Self:
+        if not self.rtt or not all(0 <= trip < 60_000 for trip in self.rtt) or _twice(self.rtt):
+            raise ValueError(
+                f"--rtt {','.join(f'{trip:g}' for trip in self.rtt)}: different milliseconds from "
+                "0 to 60000 are needed"
+            )
+        return self
+
+
+class LinkedOptions(LinkOptions, RunOptions, title="measurement"):
+    """A pair whose target is started here unless it is named, and the links to it."""
+
+    RULES: ClassVar = (
+        *RULES,
+        FlagRule(
+            "target_host port target",
+            excludes="emulate artifact target_model",
+            why="those are for a target that is started here",
+        ),
+    )
+    connection: ConnectionOptions = ConnectionOptions()
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the options name a running target."""
+        return bool({"target", "target_host", "port"} & self.stated().keys())
+
+
+class ComparedTexts(PromptOptions):
+    """The texts that every architecture generates."""
+
+    temperature: Annotated[float, Ge(0), Le(1000)] = 0.0
+    """sampling temperature; 0 is greedy"""
+    max_new_tokens: Count = 48
+    """maximum new tokens"""
+    seed: Seed | None = 0
+    """seed of the sampling noise; prompt i uses seed + i"""
+
+
+def _each_size(words: tuple[str, ...]) -> tuple[str, ...]:
+    for word in words:
+        sizes(word)
+    return words
+
+
+class CompareOptions(LinkedOptions, title="comparison"):
+    """Compare architectures on the same prompts, seeds and limits, interleaved, each against the
+    target alone. With --cs, measure the curve of speed against cost.
+    """
+
+    COMMON: ClassVar = (
+        *("architectures", "settings", "rtt", "emulate", "num_runs", "out", "cs"),
+        *("target_model", "draft_model", "device", "prompt_text", "max_new_tokens", "temperature"),
+        *("target_host", "usd_per_hour"),
+    )
+    RULES: ClassVar = (
+        *LinkedOptions.RULES,
+        FlagRule("objective", needs="cs", why="it is what --cs weighs speed against"),
+    )
+
+    architectures: Annotated[Words, among(tuple(ARCHITECTURES)), Shown("NAME,...")] = ()
+    """architectures to compare (default: all that use a link)"""
+    settings: Annotated[Words, AfterValidator(_each_size), Shown("N,NxD,...")] = Field(
+        default=("2", "4", "8", "8x4", "16x6", "32x8")
+    )
+    """sizes of synchronous rounds, each an arm: chains of N tokens, trees of N nodes and depth D"""
+    cs: Annotated[Words, Shown("KNOB,...")] = ()
+    """positions of the knob for the adaptive draft: tps, balanced, cost or 0 to 100"""
+    num_runs: Count = 2
+    """repetitions of each prompt and architecture"""
+    rtt: Annotated[NumberList, Shown("MS,...")] = (0.0, 40.0)
+    """emulated round trips in ms, added to the real one (with --cs: 0)"""
+    out: Directory | None = None
+    """directory of the run, with its texts and report"""
+    text: ComparedTexts = ComparedTexts()
+    prices: ObjectiveOptions = ObjectiveOptions()
+
+    def __init__(self, /, **given: Any) -> None:
+        """With --cs one link is enough, where no other is given."""
+        super().__init__(**({"rtt": (0.0,)} if given.get("cs") else {}) | given)
+
+    @model_validator(mode="after")
+    def _can_be_compared(self) -> Self:
+        weights = [read_knob(knob) for knob in self.cs]
+        if _twice(weights) or not all(0 <= weight <= 1 for weight in weights):
+            raise ValueError(
+                f"--cs {','.join(self.cs)}: different positions are needed, each tps, balanced, "
+                "cost or 0 to 100"
+            )
+        if self.cs and not set(STEERED) & set(self.chosen):
+            raise ValueError(
+                f"--cs steers {', '.join(STEERED)}: name one of them in --architectures"
+            )
+        if self.method is None:
+            raise ValueError(
+                f"--draft {self.draft}: a comparison needs a model that drafts; its "
+                "architectures say who copies"
+            )
+        return self
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """Architectures to run, in the order of the table."""
+        across = (BASELINE, GROWING) if self.cs else set(ARCHITECTURES) - set(LOCAL_ARMS)
+        return tuple(name for name in ARCHITECTURES if name in (self.architectures or across))
+
+    def prompts(self) -> list[str]:
+        """The prompts. Raises InvalidRequest where they make fewer texts than tell another
+        architecture from target-only.
+        """
+        named = self.text.prompt is not None or self.text.prompt_text is not None
+        prompts = read_prompts(self.text) if named else list(PROMPTS)
+        texts = len(prompts) * self.num_runs
+        if BASELINE in self.chosen and len(self.chosen) > 1 and texts < MIN_TEXTS:
+            raise InvalidRequest(
+                f"{texts} texts of each architecture are too few to tell, {MIN_TEXTS} are needed: "
+                f"give more prompts, or --num_runs {-(-MIN_TEXTS // len(prompts))}"
+            )
+        return prompts
+
+
+def _twice(values: tuple[float, ...] | list[float]) -> bool:
+    return len(set(values)) < len(values)
+
+
+class BenchTexts(SamplingOptions):
+    """Parameters of all texts."""
+
+    temperature: Annotated[float, Ge(0), Le(1000)] = 0.0
+    """sampling temperature; 0 is greedy"""
+    seed: Seed = 0
+    """seed of the sampling noise and of --samples; text i uses seed + i"""
+
+
+class BenchOptions(LinkedOptions, title="measurement"):
+    """Measure drafting methods on public prompt sets, each against the target alone. Run the same
+    command again to resume an interrupted run.
+    """
+
+    COMMON: ClassVar = (
+        *("set", "file", "samples", "presets", "num_runs", "rtt", "emulate", "out"),
+        *("target_model", "draft_model", "device", "max_new_tokens", "temperature", "target_host"),
+    )
+    RULES: ClassVar = (
+        *LinkedOptions.RULES,
+        FlagRule("file", excludes="set", why="both name prompts"),
+        FlagRule("presets", excludes="draft", why="both choose drafting methods"),
+    )
+
+    sets: Annotated[Words, Shown("NAME,...")] = Field(default=("small",), alias="set")
+    """prompt sets"""
+    file: File | None = None
+    """JSON lines file of prompts"""
+    samples: Count | None = None
+    """number of prompts of each kind (default: all)"""
+    presets: Annotated[Words, among(PRESETS), Shown("NAME,...")] = ()
+    """presets to measure (default: the method of --draft)"""
+    num_runs: Count = 1
+    """repetitions of each prompt and drafting method"""
+    yes: bool = False
+    """do not ask for confirmation of a run without --set or --file"""
+    out: Directory = "bench"
+    """directory of the run, with its texts and report"""
+    text: BenchTexts = BenchTexts()
+
+    @property
+    def arms(self) -> dict[str, dict[str, Any]]:
+        """The flags of a client by the name of each drafting method."""
+        return {name: PRESETS[name] for name in self.presets} or {self.draft: {}}
+
+    def items(self) -> list[Item]:
+        """The prompts, kinds in turn."""
+        if self.file is not None:
+            return read_file(Path(self.file), self.samples)
+        return read_sets(self.sets, self.samples, self.text.seed)
+
+
+class ProveOptions(RunOptions, title="check"):
+    """Check a target on this machine: texts with a draft equal the target's own at three
+    temperatures, forward-pass times by nodes, and speed from a cold start.
+    """
+
+    COMMON: ClassVar = (
+        *("model", "target_model", "draft_model", "artifact", "device", "dtype", "batch", "draft"),
+        *("prompt_text", "chat", "max_new_tokens", "out"),
+    )
+
+    prompt_text: File | None = None
+    """file with one prompt a line (default: embedded prompts)"""
+    chat: bool = False
+    """apply the model's chat template to the prompts"""
+    max_new_tokens: Count = 64
+    """maximum new tokens"""
+    out: Directory = "proof"
+    """directory for report.json, report.md and profile.json"""
+
+    @model_validator(mode="after")
+    def _drafts_here(self) -> Self:
+        if self.method is not None and not METHODS[self.method].here:
+            raise ValueError(
+                f"--draft {self.draft}: {self.method} drafts beside the target; this checks a "
+                "draft on this machine"
+            )
+        return self
+
+
+class RecommendOptions(CommandOptions, title="drafting"):
+    """Find the best draft for this machine and a target: run each fitting draft, n-gram copying
+    alone, and no draft, in turn. The last line is the command to use.
+    """
+
+    COMMON: ClassVar = (
+        *("draft_model", "download", "seconds", "max_new_tokens", "json", "device", "threads"),
+        *("target_host", "target", "tls_ca", "token_file", "usd_per_hour"),
+    )
+    RULES: ClassVar = RULES
+    draft_model: ModelName | None = None
+    """further directories and GGUF files to search for drafts: A,B"""
+    download: bool = False
+    """offer to download the two smallest published drafts that fit"""
+    seconds: Seconds = 120.0
+    """maximum time for loading and measuring"""
+    max_new_tokens: Count = 128
+    """maximum new tokens of a text"""
+    as_json: File | None = Field(default=None, alias="json")
+    """JSON file for all figures"""
+    connection: ConnectionOptions = ConnectionOptions()
+    device: DeviceOptions = DeviceOptions()
+    prices: PriceOptions = PriceOptions()
+
+    def of_run(self, **flags: Any) -> dict[str, Any]:
+        """Flags of `outrider run`: those of a way of drafting, and those given here."""
+        return {**self.connection.stated(), **self.device.stated(), **self.prices.stated(), **flags}
