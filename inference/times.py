@@ -71,11 +71,6 @@ class Times:
             self.trust(self.prior)
 
     @property
-    def known(self) -> bool:
-        """Whether there is a prior or a sample."""
-        return bool(self.prior or self._samples)
-
-    @property
     def widest(self) -> int:
         """Nodes, of all rows, of the widest shape with a prior or a sample."""
         return max(map(math.prod, (*self.prior, *self._samples)), default=0)

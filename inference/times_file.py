@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -27,7 +29,9 @@ PROFILES = Path(__file__).parent / "data" / "profiles"
 
 @dataclass(frozen=True)
 class Profile(Record):
-    """Seconds of a call by rows and by nodes of each row, which calls are padded to."""
+    """Seconds of a call by rows and by nodes of each row, which calls are padded to. A pair of
+    sizes without seconds lies between the others by the nodes of all rows.
+    """
 
     name: Line
     source: Line  # where the seconds come from
@@ -56,11 +60,13 @@ class Profile(Record):
         context: cache slots that each row reads
         """
         rows, nodes = self.padded(rows, nodes)
-        return self._law.seconds(rows, nodes) + rows * context * self.slot_seconds
+        part = min(rows, self.rows[-1]), min(nodes, self.nodes[-1])
+        calls = rows * nodes // math.prod(part)
+        return calls * self._known.seconds(*part) + rows * context * self.slot_seconds
 
     def table(self, context: int) -> dict[Shape, float]:
-        """Seconds by shape beside so many cache slots of each row."""
-        return {(rows, nodes): self.seconds(rows, nodes, context) for rows, nodes, _ in self.times}
+        """Seconds by shape beside so many cache slots of each row, for all pairs of sizes."""
+        return {shape: self.seconds(*shape, context) for shape in product(self.rows, self.nodes)}
 
     def slower(self, factor: float) -> Profile:
         """The profile of a device that takes so many times as long."""
@@ -72,8 +78,10 @@ class Profile(Record):
         return f"emulated: {self.name} (choices by {choices_by})"
 
     @cached_property
-    def _law(self) -> Times:
-        return Times({(rows, nodes): seconds for rows, nodes, seconds in self.times})
+    def _known(self) -> Times:
+        times = Times()
+        times.trust({(rows, nodes): seconds for rows, nodes, seconds in self.times})
+        return times
 
 
 def _padded(count: int, sizes: Sequence[int]) -> int:
@@ -141,7 +149,7 @@ class StoredTimes(NamedTuple):
         except InvalidRequest as error:
             tell(f"stored times are not used ({error}): they are measured again")
             return None
-        return profile.table(0)
+        return {(rows, nodes): seconds for rows, nodes, seconds in profile.times}
 
     def store(self, table: Table) -> bool:
         """Write the seconds; False if the directory cannot be written to."""
