@@ -46,7 +46,7 @@ TIMES = {(1, 1): 0.011, (1, 64): 0.02, (4, 64): 0.1 + 0.2}
 class Clocked:
     """A Model on a clock of its own. first: factor of the first call of a shape"""
 
-    rows, capacity, max_nodes, copies_rows = 4, 1_000, 256, False
+    rows, capacity, max_nodes = 4, 1_000, 256
     masks, branches = False, True
 
     def __init__(
