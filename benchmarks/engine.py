@@ -146,13 +146,11 @@ def measure(sessions: int, nodes: int, forwards: int) -> dict[str, float]:
         passes.append(time.thread_time() - began - model.inside[-1])
     engine.run(stopped)
     waits = model.between[1 - forwards :]
+    figures = {"forward pass, ms": passes, "device waits, ms": waits, "message, ms": messages}
     return {
         "sessions": sessions,
-        "forward pass, ms": 1e3 * statistics.median(passes),
-        "quickest tenth": 1e3 * statistics.quantiles(passes, n=10)[0],
-        "device waits, ms": 1e3 * statistics.median(waits),
-        "waits, quickest tenth": 1e3 * statistics.quantiles(waits, n=10)[0],
-        "message, ms": 1e3 * statistics.median(messages),
+        **{name: 1e3 * statistics.median(seconds) for name, seconds in figures.items()},
+        "quickest tenth of passes": 1e3 * statistics.quantiles(passes, n=10)[0],
         "garbage collections": garbage_collections() - collections,
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -65,13 +65,6 @@ def write_json(path: Path | None, figures: object) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-
-
-def show(figures: Mapping[str, object], path: Path | None) -> None:
-    """Print the figures, one a line, and write them, if a file was asked for."""
-    for name, value in figures.items():
-        print(f"{name}: {value}")
-    write_json(path, figures)
 
 
 def table_lines(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

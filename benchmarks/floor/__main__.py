@@ -24,8 +24,8 @@ from functools import cache, partial
 from itertools import product
 from typing import Annotated, NamedTuple
 
-from benchmarks.floor.laws import LAWS, PROFILES, Law, Machine, Profile, shapes
-from benchmarks.floor.race import MOST_NODES, SKILLS, Made, race
+from benchmarks.floor.laws import LAWS, PROFILES, Law, Machine, Profile, profile_of
+from benchmarks.floor.race import MOST_NODES, SKILLS, race, tokens_by
 from benchmarks.floor.worlds import WORLDS, lines
 from benchmarks.harness import Flags, run
 from inference.flags.group import Shown
@@ -70,11 +70,6 @@ class Cell(NamedTuple):
     sessions: int
 
 
-def profile_of(law: Law, sessions: int) -> dict[Shape, float]:
-    """Return the right seconds of all shapes that a profile tells."""
-    return {shape: law.seconds(*shape) for shape in shapes(sessions, MOST_NODES)}
-
-
 def _checked(law: Law, kept: Profile | None = None) -> LatencyModel:
     """Times of a start that measures a forward pass of one node and one of 16.
 
@@ -87,8 +82,8 @@ def _checked(law: Law, kept: Profile | None = None) -> LatencyModel:
 
 def _kept(wrong: Callable[[Shape, float], float], law: Law, sessions: int) -> LatencyModel:
     """Times with a profile that an earlier start kept."""
-    seconds = profile_of(law, sessions).items()
-    return _checked(law, {shape: wrong(shape, right) for shape, right in seconds})
+    right = profile_of(law, sessions, MOST_NODES)
+    return _checked(law, {shape: wrong(shape, seconds) for shape, seconds in right.items()})
 
 
 BELIEFS: dict[str, Callable[[Law, int], LatencyModel]] = {
@@ -99,7 +94,7 @@ BELIEFS: dict[str, Callable[[Law, int], LatencyModel]] = {
 
 
 @cache
-def root_only(law: str, sessions: int, seed: int) -> list[Made]:
+def root_only(law: str, sessions: int, seed: int) -> list[list[float]]:
     """Return the texts of root-only forwards, which are as quick whatever is believed."""
     machine = LAWS[law]
     return race(Machine(machine, seed), LatencyModel(), None, sessions, TOKENS, seed)
@@ -111,7 +106,7 @@ def figures(cell: Cell, times: LatencyModel, seed: int) -> tuple[float, ...]:
     texts = race(Machine(law, seed), times, SKILLS[cell.skill], cell.sessions, TOKENS, seed)
     return tuple(
         min(
-            mark / other.tokens_by(text.at[mark - 1])
+            mark / tokens_by(other, text[mark - 1])
             for text, other in zip(texts, alone, strict=True)
         )
         for mark in MARKS
@@ -121,7 +116,7 @@ def figures(cell: Cell, times: LatencyModel, seed: int) -> tuple[float, ...]:
 @cache
 def possible(cell: Cell, seed: int) -> float:
     """Return the figure over 256 tokens of an engine that knows the law."""
-    right = LatencyModel(profile_of(LAWS[cell.law], cell.sessions), measured=True)
+    right = LatencyModel(profile_of(LAWS[cell.law], cell.sessions, MOST_NODES), measured=True)
     return figures(cell, right, seed)[MARKS.index(256)]
 
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TypeAlias
 
 from inference.times import Shape
@@ -17,10 +17,6 @@ Units = Callable[[int], float]
 
 Slowed = Callable[[float], float]
 """Factor on a forward that begins at this time, in forwards of one node."""
-
-
-def _nodes(cost: float, least: float = 1.0) -> Units:
-    return lambda nodes: max(1.0, cost * nodes + least - cost)
 
 
 def _points(points: Mapping[int, float]) -> Units:
@@ -153,8 +149,8 @@ class Machine:
 
 
 @cache
-def shapes(rows: int, most: int) -> tuple[Shape, ...]:
-    """The shapes of a profile."""
-    widths = [1 << power for power in range(most.bit_length()) if 1 << power <= most]
-    counts = [1 << power for power in range(rows.bit_length()) if 1 << power <= rows]
-    return tuple((count, width) for count in counts for width in widths)
+def profile_of(law: Law, sessions: int, nodes: int) -> Profile:
+    """The right seconds of all shapes up to so many rows and nodes that a profile has."""
+    widths = [1 << power for power in range(nodes.bit_length())]
+    counts = [1 << power for power in range(sessions.bit_length())]
+    return {shape: law.seconds(*shape) for shape in product(counts, widths)}

@@ -121,8 +121,8 @@ class ScriptedDraft:
         self._stream, self._numbers = engine.join(session), count()
         self._free_at, self._heard = now, list[tuple[float, int]]()
         self._on_way = list[tuple[float, Nodes]]()
-        self._order = count()
-        self._begin(session.length)
+        self._children, self._unranked = list[_Node](), list[tuple[float, int, _Node]]()
+        self._hear(session.length)
 
     def committed(self, now: float) -> None:
         """The target has committed tokens: the draft hears of them half a round trip later."""
@@ -138,52 +138,43 @@ class ScriptedDraft:
         while self._on_way and self._on_way[0][0] <= now:
             self._engine.append(self._session, self._stream, self._on_way.pop(0)[1])
 
-    def _begin(self, length: int) -> None:
-        root = _Node(length - 1, self._session.tokens[length - 1], -1, 1.0, True)
-        self._base, self._unranked, self._children = length - 1, [(-1.0, 0, root)], [root]
-        self._values = {length - 1: 1.0}
-
     def _hear(self, length: int) -> None:
         """Re-root where the text went on by the draft's own nodes; else begin anew."""
-        known = {(one.position, one.token): one for one in self._children if one.true}
-        root = known.get((length - 1, self._session.tokens[length - 1]))
-        if root is None:
-            self._begin(length)
-            return
-        self._base = length - 1
-        kept = [one for one in self._children if one.position >= length - 1 and one.true]
-        self._children = kept
+        base, token = length - 1, self._session.tokens[length - 1]
+        self._children = [one for one in self._children if one.true and one.position >= base]
         self._unranked = [
-            (value, order, one)
-            for value, order, one in self._unranked
-            if one.true and one.position >= length - 1
+            one for one in self._unranked if one[-1].true and one[-1].position >= base
         ]
         heapq.heapify(self._unranked)
-        self._values = {length - 1: root.value}
+        nodes = (one for one in self._children if (one.position, one.token) == (base, token))
+        root = next(nodes, None)
+        if root is None:
+            root = _Node(base, token, -1, 1.0, True)
+            self._children, self._unranked = [root], [(-1.0, 0, root)]
+        self._base, self._floor = base, LEAST_VALUE * root.value
 
     def _call(self) -> bool:
-        floor = LEAST_VALUE * next(iter(self._values.values()))
         chosen = list[_Node]()
-        while self._unranked and len(chosen) < RANKED and -self._unranked[0][0] >= floor:
+        while self._unranked and len(chosen) < RANKED and -self._unranked[0][0] >= self._floor:
             chosen.append(heapq.heappop(self._unranked)[2])
         if not chosen or chosen[0].position - self._base > 24:
             return False
         self._free_at += self._law.one * CALL * (1 + CALL_NODE * (len(chosen) - 1))
-        numbers, parents, tokens, chances = list[int](), list[int](), list[int](), list[float]()
+        columns, first = list[tuple[int, int, float]](), -1
         for node in chosen:
             for token, chance, true in self._guesses(node):
                 value = node.value * chance
-                if value < floor:
+                if value < self._floor:
                     continue
                 child = _Node(node.position + 1, token, next(self._numbers), value, true)
-                numbers.append(child.number)
-                parents.append(0 if node.position == self._base else child.number - node.number)
-                tokens.append(token)
-                chances.append(chance)
-                heapq.heappush(self._unranked, (-value, next(self._order), child))
+                back = 0 if node.position == self._base else child.number - node.number
+                first = child.number if not columns else first
+                columns.append((back, token, chance))
+                heapq.heappush(self._unranked, (-value, child.number, child))
                 self._children.append(child)
-        if numbers:
-            nodes = Nodes(self._base, numbers[0], parents, tokens, chances)
+        if columns:
+            parents, tokens, chances = zip(*columns, strict=True)
+            nodes = Nodes(self._base, first, parents, tokens, chances)
             self._on_way.append((self._free_at + ROUND_TRIP / 2, nodes))
         return True
 
@@ -209,21 +200,16 @@ class ScriptedDraft:
         ]
 
 
-class Made(NamedTuple):
-    """When each token of a text came.
+def tokens_by(at: Sequence[float], seconds: float) -> float:
+    """Tokens of a text that had come after so many seconds, parts of a token included.
 
-    at: [tokens] seconds since the first order, without pauses of the machine
+    at: [tokens] seconds since the first order
     """
-
-    at: list[float]
-
-    def tokens_by(self, seconds: float) -> float:
-        """Tokens that had come after so many seconds, parts of a token included."""
-        index = bisect_right(self.at, seconds)
-        if index == len(self.at):  # at the same rate
-            return index * seconds / self.at[-1]
-        before = self.at[index - 1] if index else 0.0
-        return index + (seconds - before) / max(self.at[index] - before, 1e-12)
+    index = bisect_right(at, seconds)
+    if index == len(at):  # at the same rate
+        return index * seconds / at[-1]
+    before = at[index - 1] if index else 0.0
+    return index + (seconds - before) / max(at[index] - before, 1e-12)
 
 
 def race(
@@ -233,8 +219,9 @@ def race(
     sessions: int,
     tokens: int,
     seed: int,
-) -> list[Made]:
-    """Generate one text in each session.
+) -> list[list[float]]:  # [sessions, tokens]
+    """Generate one text in each session. Returns when each token came, in seconds since the first
+    order without pauses of the machine.
 
     times: what the engine believes at the start
     skill: of the draft; None for root-only forward passes
@@ -277,4 +264,4 @@ def race(
             engine.acknowledge(session, session.length)
             if fresh and drafts:
                 drafts[index].committed(clock.now())
-    return [Made(at) for at in arrivals]
+    return arrivals

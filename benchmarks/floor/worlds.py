@@ -10,7 +10,7 @@ from itertools import product
 from typing import NamedTuple
 
 from benchmarks.floor.laws import Law, Machine
-from benchmarks.floor.race import SKILLS, Made, Skill, race
+from benchmarks.floor.race import SKILLS, Skill, race, tokens_by
 from benchmarks.floor.shared import Sharing, play
 from inference.times import LatencyModel
 
@@ -120,13 +120,13 @@ def shares(name: str, belief: Belief, seed: int) -> tuple[float, float, float]:
     """
     world = WORLDS[name]
     if isinstance(world, Sharing):
-        one, other = (Made(play(world, TOKENS, seed, drafts=drafts)) for drafts in (True, False))
+        one, other = (play(world, TOKENS, seed, drafts=drafts) for drafts in (True, False))
     else:
         one, other = (
             race(machine, belief(machine.law, 1), skill, 1, TOKENS, seed)[0]
             for machine, skill in ((world.machine(seed), world.skill), (world.machine(seed), None))
         )
-    by = [0.0, *(other.tokens_by(at) for at in one.at)]
+    by = [0.0, *(tokens_by(other, at) for at in one)]
     windows = (64 / max(by[end] - by[end - 64], 1e-9) for end in range(64, TOKENS + 1))
     return 64 / by[64], TOKENS / by[TOKENS], min(windows)
 

@@ -10,25 +10,18 @@ that many settings can be tried on the same texts.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from copy import copy
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.regret.prefixes import EMPTY, Prefixes
 from inference.backends import Chosen, Ranked, Segment
-from inference.model.sampler import (
-    Sampling,
-    choose_greedy,
-    choose_open,
-    choose_truncated,
-    rank,
-    rank_greedy,
-)
+from inference.model.sampler import Sampling, choose_greedy, choose_open, rank, rank_greedy
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 
@@ -128,10 +121,8 @@ class PrefixModel(PathModel):
         super().__init__(prefixes.child, 1)
         self._prefixes, self._level = prefixes, level
         self._target = PrefixModel(prefixes) if level.misses else None
-        self._chosen: dict[SamplingParams, dict[int, int]] = {}
-        self._ranked: dict[
-            tuple[SamplingParams, int], dict[int, tuple[IntArray, NDArray[np.float32]]]
-        ] = {}
+        self._chosen = defaultdict[SamplingParams, dict[int, int]](dict)
+        self._ranked = defaultdict[tuple[SamplingParams, int], dict[int, Ranked]](dict)
 
     def apart(self) -> PrefixModel:
         """A copy of this model with rows of its own. Both remember what either has answered."""
@@ -143,93 +134,67 @@ class PrefixModel(PathModel):
         return [Chosen(self.choices(self._picked(segment), segment.params)) for segment in segments]
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        return [self.guesses(self._picked(segment), segment.params, k) for segment in segments]
-
-    def guesses(self, prefixes: Sequence[int], params: SamplingParams, k: int) -> Ranked:  # [n, k]
-        """The k likeliest choices after these prefixes."""
-        most = max(k, _RANKED)
-        known = self._ranked.setdefault((params, most), {})
-        if missing := list(dict.fromkeys(prefix for prefix in prefixes if prefix not in known)):
-            logits, sampling, positions = self._asked(missing, params)
-            found = (
-                rank_greedy(logits, most)
-                if params.greedy
-                else rank(logits, sampling, positions, most)
+        width, answers = max(k, _RANKED), list[Ranked]()
+        for params, prefixes in ((one.params, self._picked(one)) for one in segments):
+            known = self._ranked[params, width]
+            if missing := [one for one in dict.fromkeys(prefixes) if one not in known]:
+                logits, sampling, positions = self._computed(missing, params)
+                ranked = (
+                    rank_greedy(logits, width)
+                    if params.greedy
+                    else rank(logits, sampling, positions, width)
+                )
+                ids, scores = (part[0].numpy() for part in ranked)
+                known.update(zip(missing, map(Ranked, ids, scores), strict=True))
+            rows = [known[prefix] for prefix in prefixes]
+            ids, scores = (
+                np.stack([row.ids for row in rows]),
+                np.stack([row.scores for row in rows]),
             )
-            ids, scores = (part[0].numpy() for part in found)
-            known.update(
-                (prefix, (ids[index], scores[index])) for index, prefix in enumerate(missing)
-            )
-        rows = [known[prefix] for prefix in prefixes]
-        return Ranked(
-            np.stack([ids[:k] for ids, _ in rows]), np.stack([scores[:k] for _, scores in rows])
-        )
-
-    def logits(self, prefixes: Sequence[int], params: SamplingParams) -> Tensor:  # [n, V] float32
-        """After these prefixes, with noise and misses, for a text with these parameters."""
-        logits, level = self._prefixes.logits(prefixes), self._level
-        if level.noise:
-            logits = level.knows * logits + level.noise * self._disturbance(prefixes)
-        if self._target is None:
-            return logits
-        missed = [at for at, prefix in enumerate(prefixes) if self._misses(prefix)]
-        if missed:
-            tokens = self._target.choices([prefixes[at] for at in missed], params)
-            least = logits[missed].amin(-1) - OUT_OF_REACH
-            logits[missed, torch.from_numpy(tokens).long()] = least
-        return logits
-
-    def _misses(self, prefix: int) -> bool:
-        """Whether it has no idea after this prefix."""
-        return drawn(self._prefixes.key(prefix) + _SALT) < self._level.misses
-
-    def _disturbance(self, prefixes: Sequence[int]) -> Tensor:  # [n, vocabulary]
-        drawn = np.stack(
-            [
-                np.random.Generator(
-                    np.random.Philox(key=self._prefixes.key(prefix))
-                ).standard_normal(self._prefixes.vocabulary, np.float32)
-                for prefix in prefixes
-            ]
-        )
-        return torch.from_numpy(drawn)
+            answers.append(Ranked(ids[:, :k], scores[:, :k]))
+        return answers
 
     def choices(self, prefixes: Sequence[int], params: SamplingParams) -> IntArray:  # [n]
         """Choices after each of these."""
-        known = self._chosen.setdefault(params, {})
-        if missing := list(dict.fromkeys(prefix for prefix in prefixes if prefix not in known)):
-            logits, sampling, positions = self._asked(missing, params)
-            if params.greedy:
-                chosen = choose_greedy(logits)
-            elif params.truncated:
-                chosen = choose_truncated(logits, sampling, positions)
-            else:
-                chosen = choose_open(
-                    logits, sampling, positions, 1 + int(positions.max() - positions.min())
-                )
+        known = self._chosen[params]
+        if missing := [one for one in dict.fromkeys(prefixes) if one not in known]:
+            logits, sampling, positions = self._computed(missing, params)
+            span = 1 + int(positions.max() - positions.min())
+            chosen = (
+                choose_greedy(logits)
+                if params.greedy
+                else choose_open(logits, sampling, positions, span)
+            )
             known.update(zip(missing, chosen[0].tolist(), strict=True))
         return np.array([known[prefix] for prefix in prefixes], dtype=np.int32)
 
-    def _asked(
-        self, prefixes: list[int], params: SamplingParams
+    def _computed(
+        self, prefixes: Sequence[int], params: SamplingParams
     ) -> tuple[Tensor, Sampling, Tensor]:
-        """Logits [1, n, vocabulary], sampling, and positions [1, n] of what is chosen after
-        these.
-        """
-        positions = torch.tensor(
-            [[self._prefixes.length(prefix) for prefix in prefixes]], dtype=torch.int32
-        )
-        logits = self.logits(prefixes, params)[None]
-        return logits, Sampling.of([params], torch.device("cpu")), positions
+        """Logits [1, n, V] with noise and misses, sampling, and positions [1, n] of the choices."""
+        logits, level = self._prefixes.logits(prefixes), self._level
+        if level.noise:
+            logits = level.knows * logits + level.noise * self._disturbance(prefixes)
+        if self._target is not None:
+            shares = [drawn(self._prefixes.key(prefix) + _SALT) for prefix in prefixes]
+            if missed := [at for at, share in enumerate(shares) if share < level.misses]:
+                tokens = self._target.choices([prefixes[at] for at in missed], params)
+                least = logits[missed].amin(-1) - OUT_OF_REACH
+                logits[missed, torch.from_numpy(tokens).long()] = least
+        lengths = [[self._prefixes.length(prefix) for prefix in prefixes]]
+        positions = torch.tensor(lengths, dtype=torch.int32)
+        return logits[None], Sampling.of([params], torch.device("cpu")), positions
+
+    def _disturbance(self, prefixes: Sequence[int]) -> Tensor:  # [n, V]
+        keys = (np.random.Philox(key=self._prefixes.key(prefix)) for prefix in prefixes)
+        noise = (np.random.Generator(key) for key in keys)
+        size = self._prefixes.vocabulary
+        return torch.from_numpy(np.stack([one.standard_normal(size, np.float32) for one in noise]))
 
 
 def drawn(key: int) -> float:
-    """A number from 0 to 1, evenly spread, that depends on the key alone."""
-    return _mixed(key % _WORD) / _WORD
-
-
-def _mixed(key: int) -> int:
-    """64 bits, evenly spread, whatever keys are asked for (the last steps of SplitMix64)."""
-    key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9 % _WORD
-    key = (key ^ (key >> 27)) * 0x94D049BB133111EB % _WORD
-    return key ^ (key >> 31)
+    """A number from 0 to 1, evenly spread whatever keys there are (SplitMix64's last steps)."""
+    word = key % _WORD
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % _WORD
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB % _WORD
+    return (word ^ (word >> 31)) / _WORD

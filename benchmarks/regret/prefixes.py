@@ -4,7 +4,7 @@ study share prefixes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -43,25 +43,15 @@ class Prefixes:
 
     def child(self, prefix: int, token: int) -> int:
         """The prefix that goes on with this token."""
-        found = self._children.get((prefix, token))
-        if found is None:
-            found = self._children[prefix, token] = len(self._tokens)
+        number = self._children.setdefault((prefix, token), len(self._tokens))
+        if number == len(self._tokens):
+            key = (self._keys[prefix] ^ (token + 1)) * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03
             self._tokens.append(token)
             self._parents.append(prefix)
             self._depths.append(self._depths[prefix] + 1)
-            self._keys.append(
-                ((self._keys[prefix] ^ (token + 1)) * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03)
-                & _MASK
-            )
+            self._keys.append(key & _MASK)
             self._computed.append(False)
-        return found
-
-    def after(self, tokens: Iterable[int]) -> int:
-        """The prefix of these tokens."""
-        prefix = EMPTY
-        for token in tokens:
-            prefix = self.child(prefix, token)
-        return prefix
+        return number
 
     def length(self, prefix: int) -> int:
         """Tokens in it, which is also the position of the token after it."""
@@ -89,22 +79,18 @@ class Prefixes:
 
     @torch.no_grad()
     def _compute(self, missing: list[int]) -> None:
-        """One forward for prefixes whose beginnings are computed, or among them."""
+        """One forward pass for prefixes whose beginnings are computed, or among them."""
         seen = [EMPTY, *self._beginnings(missing)]
         mask = torch.from_numpy(self._sees([*seen, *missing])[len(seen) :].astype(np.int32))[None]
-        context, tree = mask[:, :, : len(seen)], mask[:, :, len(seen) :]
-        nodes = (
-            [*missing, *missing] if len(missing) == 1 else missing
-        )  # one node runs as two: alone it would round differently
-        if len(missing) == 1:
+        context, tree, nodes = mask[:, :, : len(seen)], mask[:, :, len(seen) :], missing
+        if len(missing) == 1:  # one node runs as two: alone it would round differently
+            nodes = [*missing, *missing]
             context, tree = context.expand(1, 2, -1), torch.eye(2, dtype=torch.int32)[None]
         past = KeysValues.of(self._cache[torch.tensor(seen)].transpose(0, 1)[:, None].unbind())
-        tokens = torch.tensor([[self._tokens[prefix] for prefix in nodes]], dtype=torch.int32)
-        positions = torch.tensor(
-            [[self._depths[prefix] - 1 for prefix in nodes]], dtype=torch.int32
-        )
-        row = torch.zeros(1, dtype=torch.int32)
-        out = self._decoder(tokens, row, positions, context, tree, None, past)
+        tokens, depths = ([[own[node] for node in nodes]] for own in (self._tokens, self._depths))
+        positions = torch.tensor(depths, dtype=torch.int32) - 1
+        inputs = torch.tensor(tokens, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+        out = self._decoder(*inputs, positions, context, tree, None, past)
         self._make_room()
         places = torch.tensor(missing)
         made = torch.cat(out.new.tensors)  # [2 * layers, n, width]
@@ -124,14 +110,13 @@ class Prefixes:
         return sorted(found - own)
 
     def _sees(self, prefixes: Sequence[int]) -> NDArray[np.bool_]:  # [n, n]
-        """Which of these each one begins with, itself included; beginnings stand before."""
+        """Which of these each one begins with, itself included. Beginnings stand before; the empty
+        prefix is first, and no other one sees it.
+        """
         place = {prefix: index for index, prefix in enumerate(prefixes)}
         sees = np.eye(len(prefixes), dtype=np.bool_)
         for index, prefix in enumerate(prefixes):
-            parent = place.get(
-                self._parents[prefix], 0
-            )  # the empty prefix stands first, and nobody sees it
-            if parent:
+            if parent := place.get(self._parents[prefix], 0):
                 sees[index, :index] |= sees[parent, :index]
         return sees
 

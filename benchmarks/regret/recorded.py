@@ -17,7 +17,6 @@ prompt to the last token.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -27,15 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.harness import (
-    FileName,
-    Flags,
-    JsonFile,
-    PairNames,
-    run,
-    table_lines,
-    write_json,
-)
+from benchmarks.harness import FileName, Flags, JsonFile, PairNames, run, table_lines, write_json
 from benchmarks.own_texts import Text, load_model, own_texts, read_prompts
 from benchmarks.regret.clock import Signal
 from benchmarks.regret.pair import PathModel
@@ -44,6 +35,7 @@ from benchmarks.regret.stage import ALONE, HYBRID, PROFILES, Arm, Profiles, Stag
 from benchmarks.regret.study import Reading, Result, read
 from inference.backends import Chosen, Model, Ranked, Segment
 from inference.backends.timed import find_profile
+from inference.command import say
 from inference.draft_thread import inline
 from inference.flags.values import Counts, Words
 from outrider.measure.statistics import geometric_interval
@@ -126,27 +118,21 @@ def play(
     return Played(Result(tuple(made[index] for index in range(len(texts)))), clock.now())
 
 
-HEADS = (
-    *("profile", "users", "arm", "tokens/s", "of target-only", "least of a text"),
-    *("ms a token", "tokens a pass", "nodes a pass", "draft calls a token"),
-)
-
-
-def row(profile: str, users: int, arm: Arm, played: Played, alone: Played) -> list[str]:
+def row(profile: str, users: int, arm: Arm, played: Played, alone: Played) -> dict[str, str]:
     """A line of the table. ms a token: behind the first round"""
     result = played.result
-    return [
-        profile,
-        f"{users}",
-        arm.name,
-        f"{played.rate:.1f}",
-        f"{played.rate / alone.rate:.2f}x",
-        f"{min(speeds(played, alone)):.2f}x",
-        f"{result.token_ms:.1f}",
-        f"{1 / result.each('forwards'):.2f}",
-        f"{result.total('nodes') / result.total('forwards'):.1f}",
-        f"{result.each('calls'):.2f}",
-    ]
+    return {
+        "profile": profile,
+        "users": f"{users}",
+        "arm": arm.name,
+        "tokens/s": f"{played.rate:.1f}",
+        "of target-only": f"{played.rate / alone.rate:.2f}x",
+        "least of a text": f"{min(speeds(played, alone)):.2f}x",
+        "ms a token": f"{result.token_ms:.1f}",
+        "tokens a pass": f"{1 / result.each('forwards'):.2f}",
+        "nodes a pass": f"{result.total('nodes') / result.total('forwards'):.1f}",
+        "draft calls a token": f"{result.each('calls'):.2f}",
+    }
 
 
 def speeds(played: Played, alone: Played) -> list[float]:
@@ -155,12 +141,11 @@ def speeds(played: Played, alone: Played) -> list[float]:
     return [slow.whole_seconds / fast.whole_seconds for slow, fast in pairs]
 
 
-def kinds(texts: Sequence[Text], played: Played, alone: Played) -> Iterator[list[str]]:
+def kinds(texts: Sequence[Text], speeds: Sequence[float]) -> Iterator[list[str]]:
     """A line for each kind of text: its geometric mean, with the interval of 95 %."""
-    found = speeds(played, alone)
     for kind in dict.fromkeys(text.kind for text in texts):
-        mine = [speed for text, speed in zip(texts, found, strict=True) if text.kind == kind]
-        low, high = geometric_interval([[one] for one in mine])
+        mine = [speed for text, speed in zip(texts, speeds, strict=True) if text.kind == kind]
+        low, high = geometric_interval([[speed] for speed in mine])
         yield [kind, f"{len(mine)}", f"{geometric_mean(mine):.2f}x ({low:.2f} to {high:.2f})"]
 
 
@@ -187,25 +172,24 @@ class Options(Flags):
 
 
 def main(given: Options) -> None:
-    rows, told = list[list[str]](), dict[str, list[Reading]]()
+    rows, readings = list[dict[str, str]](), dict[str, list[Reading]]()
     target, name = given.pair
     found, draft = load_model(name, max(given.users), given.draft_quantization)
     prompts = read_prompts(found.tokenizer, given.file, given.each)
     texts = own_texts(target, prompts, given.temperature, given.tokens, given.texts)
     for name, users in product(given.profiles, given.users):
         profiles, trip = PROFILES._replace(target=find_profile(name)), given.round_trip / 1e3
-        alone, hybrid = (
-            play(arm, texts, users, draft, found.tokenizer.vocabulary, profiles, trip)
-            for arm in (ALONE, HYBRID)
-        )
-        for arm, played in ((ALONE, alone), (HYBRID, hybrid)):
-            rows.append(row(name, users, arm, played, alone))
-            told[f"{name}, {users}, {arm.name}"] = list(played.result.readings)
-            print(*rows[-1], sep=", ", file=sys.stderr, flush=True)
+        pair = draft, found.tokenizer.vocabulary, profiles, trip
+        by_arm = {arm: play(arm, texts, users, *pair) for arm in (ALONE, HYBRID)}
+        for arm, played in by_arm.items():
+            rows.append(row(name, users, arm, played, by_arm[ALONE]))
+            readings[f"{name}, {users}, {arm.name}"] = list(played.result.readings)
+            say(", ".join(rows[-1].values()))
         if users == 1:
-            print(*table_lines(("kind", name, "speed"), kinds(texts, hybrid, alone)), "", sep="\n")
-    print(*table_lines(HEADS, rows), sep="\n")
-    write_json(given.json_file, told)
+            lines = kinds(texts, speeds(by_arm[HYBRID], by_arm[ALONE]))
+            print(*table_lines(("kind", name, "speed"), lines), "", sep="\n")
+    print(*table_lines(list(rows[0]), [list(one.values()) for one in rows]), sep="\n")
+    write_json(given.json_file, readings)
 
 
 if __name__ == "__main__":

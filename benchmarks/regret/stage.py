@@ -32,9 +32,6 @@ BYTE_TIME = 8 / 50e6
 MOST_NODES = 255
 """Nodes below the root that a forward may have."""
 
-PROBES = 9
-"""Exchanges by which a client measures the link before its first text."""
-
 SEQUENCE_LENGTH = 1024
 _DESCRIPTION_BYTES = 400
 

@@ -129,35 +129,31 @@ class VirtualSession:
         self.traffic, self.proposed = Traffic(), 0
         self._clock, self._server, self._link = server.clock, server, link
         self._there: _Served | None = None
-        self._received, self._news = self._copy(()), Signal()
+        self._received, self._news = self._copy((), SamplingParams()), Signal()
         self.next_number = self._acknowledged = 0
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
         self.close()
-        self._received, self._news = self._copy(prompt), Signal()
+        self._received, self._news = self._copy(prompt, params), Signal()
         self.next_number, self._acknowledged = 0, len(prompt)
         self._up = _Way(self._clock, self._link)
-        self._there = there = _Served(self._server, self._link, self._hear)
+        self._there = _Served(self._server, self._link, self._hear)
         message = pb.Open(prompt=prompt, temperature=params.temperature, seed=params.seed)
-        self._send(pb.ClientMessage(open=message), lambda: there.open(prompt, params))
-        self._server.admit(there)
+        self._send(pb.ClientMessage(open=message))
+        self._server.admit(self._there)
 
     def decode(self, order: Decode) -> None:
-        there = self._live
         self._received.set_order(order)
-        message = messages.write_decode(order)
-        self._send(pb.ClientMessage(decode=message), lambda: there.decode(order))
+        self._send(pb.ClientMessage(decode=messages.write_decode(order)))
 
     def propose(self, nodes: Nodes) -> None:
-        there = self._live
         self.proposed += len(nodes.tokens)
         self.next_number = nodes.end
         for message in messages.write_nodes(nodes):
-            self._send(pb.ClientMessage(nodes=message), partial(there.append, message))
+            self._send(pb.ClientMessage(nodes=message))
 
     def go(self, base: int) -> None:
-        there = self._live
-        self._send(pb.ClientMessage(go=pb.Go(base=base)), lambda: there.go(base))
+        self._send(pb.ClientMessage(go=pb.Go(base=base)))
 
     def receive(self, timeout: float) -> Progress | None:
         progress = self._received.read()
@@ -180,17 +176,16 @@ class VirtualSession:
         self.traffic.messages_down += 1
         received.take(messages.read_tokens(message.tokens))
         if received.length - self._acknowledged >= ACKNOWLEDGED_AT_ONCE:
-            length = self._acknowledged = received.length
-            there = self._live
-            ack = pb.ClientMessage(ack=pb.Ack(length=length))
-            self._send(ack, lambda: there.acknowledge(length))
+            self._acknowledged = received.length
+            self._send(pb.ClientMessage(ack=pb.Ack(length=received.length)))
         self._clock.notify(self._news)
 
-    def _copy(self, prompt: Sequence[int]) -> TextCopy:
-        return TextCopy(prompt, self._server.engine.vocabulary, self.traffic)
+    def _copy(self, prompt: Sequence[int], params: SamplingParams) -> TextCopy:
+        return TextCopy(prompt, params, self._server.engine.vocabulary, self.traffic)
 
-    def _send(self, message: Message, arrive: Callable[[], None]) -> None:
-        self.traffic.bytes_up += self._up.send(message, arrive) + FRAMING_BYTES
+    def _send(self, message: pb.ClientMessage) -> None:
+        size = self._up.send(message, partial(self._live.hear, message))
+        self.traffic.bytes_up += size + FRAMING_BYTES
         self.traffic.messages_up += 1
 
     @property
@@ -227,32 +222,26 @@ class _Served:
             self._engine.close(self._session)
         self._clock.notify(self._done)
 
-    # What comes from the client.
-
-    def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        session, _ = self._engine.open(prompt, params)
-        self._session, self._cursor = session, len(prompt)
-        self._own = self._engine.join(session)
-        self._engine.listen(session, self._own, self._tell)
+    def hear(self, message: pb.ClientMessage) -> None:
+        """A message of the client has come."""
+        kind = message.WhichOneof("kind")
+        if kind == "open":
+            params = SamplingParams(message.open.temperature, seed=message.open.seed)
+            session, _ = self._engine.open(message.open.prompt, params)
+            self._session, self._cursor = session, session.length
+            self._own = self._engine.join(session)
+            self._engine.listen(session, self._own, self._tell)
+        elif self.closing or self._session is None:
+            return
+        elif kind == "decode":
+            self._engine.decode(self._session, messages.read_decode(message.decode))
+        elif kind == "nodes":
+            self._engine.append(self._session, self._own, messages.read_nodes(message.nodes))
+        elif kind == "go":
+            self._engine.go(self._session, message.go.base)
+        else:
+            self._engine.acknowledge(self._session, message.ack.length)
         self._server.notify()
-
-    def decode(self, order: Decode) -> None:
-        self._change(lambda session: self._engine.decode(session, order))
-
-    def go(self, base: int) -> None:
-        self._change(lambda session: self._engine.go(session, base))
-
-    def acknowledge(self, length: int) -> None:
-        self._change(lambda session: self._engine.acknowledge(session, length))
-
-    def append(self, message: pb.Nodes) -> None:
-        nodes = messages.read_nodes(message)
-        self._change(lambda session: self._engine.append(session, self._own, nodes))
-
-    def _change(self, change: Callable[[Session], object]) -> None:
-        if not self.closing and self._session is not None:
-            change(self._session)
-            self._server.notify()
 
     def _tell(self) -> None:
         """Send what the client has not been sent."""

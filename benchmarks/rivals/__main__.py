@@ -92,7 +92,7 @@ def _llama(options: Options, names: Sequence[str]) -> Iterator[Plays]:
 
 
 ENGINES: dict[str, tuple[Engine, Sequence[str]]] = {
-    library.PLAIN: (_transformers, tuple(library.HELPS)),
+    library.PLAIN: (_transformers, library.ARMS),
     openvino.PLAIN: (_openvino, openvino.ARMS),
     llama.PLAIN: (_llama, llama.ARMS),
 }

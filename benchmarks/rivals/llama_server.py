@@ -9,11 +9,11 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import NamedTuple
 
-from benchmarks.rivals.arm import Hear, Plays
+from benchmarks.rivals.arm import Hear, Play, Plays
 from inference.command import say
 from inference.errors import Unavailable
 from outrider.processes import end
@@ -46,33 +46,28 @@ ARMS = tuple(arm_flags(""))
 """Names of all arms."""
 
 
-class LlamaServer(NamedTuple):
-    """A server that listens on this machine."""
-
-    port: int
-
-    def play(self, request: Request, hear: Hear) -> int:
-        """Stream a greedy text; the prompt is computed anew. Raises Unavailable where the server
-        refuses.
-        """
-        body = {
-            "prompt": list(request.ids),
-            "n_predict": request.max_new_tokens,
-            "temperature": 0,
-            "top_k": 1,
-            "samplers": ["top_k", "temperature"],
-            "cache_prompt": False,
-            "stream": True,
-            "return_tokens": True,
-        }
-        with closing(HTTPConnection(HOST, self.port, timeout=ANSWER_SECONDS)) as line:
-            kind = {"Content-Type": "application/json"}
-            line.request("POST", "/completion", json.dumps(body), kind)
-            answer = line.getresponse()
-            if answer.status != 200:
-                reason = answer.read().decode(errors="replace").strip()
-                raise Unavailable(f"llama-server refuses a text: {reason}")
-            return read_events(answer, hear)
+def play(port: int, request: Request, hear: Hear) -> int:
+    """Stream a greedy text from the server at this port; the prompt is computed anew. Raises
+    Unavailable where the server refuses.
+    """
+    body = {
+        "prompt": list(request.ids),
+        "n_predict": request.max_new_tokens,
+        "temperature": 0,
+        "top_k": 1,
+        "samplers": ["top_k", "temperature"],
+        "cache_prompt": False,
+        "stream": True,
+        "return_tokens": True,
+    }
+    with closing(HTTPConnection(HOST, port, timeout=ANSWER_SECONDS)) as line:
+        headers = {"Content-Type": "application/json"}
+        line.request("POST", "/completion", json.dumps(body), headers)
+        answer = line.getresponse()
+        if answer.status != 200:
+            reason = answer.read().decode(errors="replace").strip()
+            raise Unavailable(f"llama-server refuses a text: {reason}")
+        return read_events(answer, hear)
 
 
 def read_events(lines: Iterable[bytes], hear: Hear) -> int:
@@ -94,7 +89,7 @@ def read_events(lines: Iterable[bytes], hear: Hear) -> int:
 
 
 @contextmanager
-def llama_server(binary: Path, flags: Sequence[str]) -> Iterator[LlamaServer]:
+def llama_server(binary: Path, flags: Sequence[str]) -> Iterator[Play]:
     """Start a server on a free port, and stop it with this context. Raises Unavailable, with its
     last lines, where it does not start.
     """
@@ -109,7 +104,7 @@ def llama_server(binary: Path, flags: Sequence[str]) -> Iterator[LlamaServer]:
                 log.seek(0)
                 last = log.read().decode(errors="replace").strip().splitlines()[-5:]
                 raise Unavailable(f"{binary} does not start: {' / '.join(last)}")
-            yield LlamaServer(port)
+            yield partial(play, port)
         finally:
             end(process)
 
@@ -140,7 +135,7 @@ def llama_servers(
     flags += ["-t", str(threads), "-tb", str(threads)]
     with ExitStack() as stack:
         yield {
-            name: stack.enter_context(llama_server(binary, [*flags, *more])).play
+            name: stack.enter_context(llama_server(binary, [*flags, *more]))
             for name, more in arm_flags(draft).items()
             if name in names
         }

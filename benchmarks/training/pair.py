@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,12 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 from benchmarks.harness import Folder, run
 from benchmarks.training.corpus import TrainingFlags, prepared, read_texts
 from benchmarks.training.trainer import (
-    BATCH_TOKENS,
     BEGIN_ID,
     END_ID,
     Trainer,
     batches,
-    cut_windows,
     token_stream,
 )
-from inference.flags.values import Counts
 from outrider.models.directories import EMBEDDED
 
 BEGIN, END = "<|begin|>", "<|end|>"
@@ -111,73 +107,25 @@ def train_target(stream: torch.Tensor, steps: int, seed: int) -> LlamaForCausalL
     return model
 
 
-def draft_batches(
-    stream: torch.Tensor, offset: int, generator: torch.Generator
-) -> list[torch.Tensor]:
-    """Cut the stream into shuffled batches of inputs: every fourth of full windows, the others
-    of half ones.
-    """
-    size = BATCH_TOKENS // CONTEXT
-    _, labels = cut_windows(stream, offset, CONTEXT)
-    order = torch.randperm(len(labels), generator=generator)
-    groups = [labels[rows] for rows in order[: len(order) // size * size].view(-1, size)]
-    lengths = [CONTEXT if index % 4 == 0 else CONTEXT // 2 for index in range(len(groups))]
-    return [
-        cut_windows(group.flatten(), 0, length)[0]
-        for group, length in zip(groups, lengths, strict=True)
-    ]
-
-
-@torch.no_grad()
-def ask_teacher(
-    target: LlamaForCausalLM, inputs: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The target's most likely tokens after every input position, and their probabilities (which
-    sum to one).
-    """
-    with torch.autocast("cpu", torch.bfloat16):
-        logits = target(input_ids=inputs, use_cache=False).logits
-    best = logits.float().topk(TEACHER_TOP)
-    return best.indices.to(torch.int16), best.values.softmax(-1).to(torch.float16)
-
-
-def draft_round(
-    target: LlamaForCausalLM,
-    model: LlamaForCausalLM,
-    sources: list[torch.Tensor],
-    steps: int,
-    generator: torch.Generator,
-) -> None:
-    """Ask the target about every batch once, then train the draft on its answers, pass after
-    pass.
-    """
-    answers = [ask_teacher(target, inputs) for inputs in sources]
-    trainer = Trainer(model.named_parameters(), "draft", steps)
-    order: list[int] = []
-    for _ in range(steps):
-        order = order or torch.randperm(len(sources), generator=generator).tolist()
-        index = order.pop()
-        tokens, shares = answers[index]
-        with torch.autocast("cpu", torch.bfloat16):
-            logits = model(input_ids=sources[index], use_cache=False).logits
-        chosen = logits.float().log_softmax(-1).gather(-1, tokens.long())
-        trainer.update(-(shares.float() * chosen).sum(-1).mean())
-
-
 def train_draft(
-    target: LlamaForCausalLM, stream: torch.Tensor, rounds: Sequence[int], seed: int
+    target: LlamaForCausalLM, stream: torch.Tensor, steps: int, seed: int
 ) -> LlamaForCausalLM:
-    """Distil the target into the draft: cross-entropy with the target's probabilities on the
-    training text.
-
-    Every round cuts the text elsewhere, asks about half as many batches as it has steps, and
-    restarts the rates.
+    """Distil the target into the draft: cross-entropy with the probabilities of the target's most
+    likely tokens, on full windows in every fourth step and on half ones in the others.
     """
     model = make_model(DRAFT_SHAPE, seed + 1)
-    for index, steps in enumerate(rounds):
-        generator = torch.Generator().manual_seed(seed + 1 + index)
-        sources = draft_batches(stream, index * CONTEXT // 2, generator)[: max(1, steps // 2)]
-        draft_round(target, model, sources, steps, generator)
+    trainer = Trainer(model.named_parameters(), "draft", steps)
+    generator = torch.Generator().manual_seed(seed + 1)
+    whole, half = (batches(stream, length, generator) for length in (CONTEXT, CONTEXT // 2))
+    for step in range(steps):
+        inputs, _ = next(half if step % 4 else whole)
+        with torch.autocast("cpu", torch.bfloat16):
+            with torch.no_grad():
+                wanted = target(input_ids=inputs, use_cache=False).logits
+            logits = model(input_ids=inputs, use_cache=False).logits
+        best = wanted.float().topk(TEACHER_TOP)
+        chosen = logits.float().log_softmax(-1).gather(-1, best.indices)
+        trainer.update(-(best.values.softmax(-1) * chosen).sum(-1).mean())
     model.train(False)
     return model
 
@@ -213,8 +161,7 @@ class Options(TrainingFlags):
     """of the pair"""
     steps: int = 2200
     """training steps of the target"""
-    draft_steps: Counts = (2600, 2800)
-    """the draft's steps, by round"""
+    draft_steps: int = 5400
 
 
 def main(options: Options) -> None:

@@ -18,34 +18,24 @@ class Trainer:
     """Muon for the hidden matrices, AdamW for the rest, warm-up and then linear decay to zero.
 
     learning: parameters by name
-    rate: of the usual rates; less for a model that was trained before
     """
 
-    def __init__(
-        self, learning: Iterable[tuple[str, Tensor]], name: str, steps: int, rate: float = 1.0
-    ) -> None:
+    def __init__(self, learning: Iterable[tuple[str, Tensor]], name: str, steps: int) -> None:
         named = list(learning)
         hidden = [value for key, value in named if value.ndim == 2 and not _speaks(key)]
         other = [value for key, value in named if value.ndim != 2 or _speaks(key)]
         self.learning = [value for _, value in named]
         self.name, self.steps, self.step = name, steps, 0
-        self._rate = rate
         self.warm_up = max(1, min(50, steps // 10))
-        self.optimizers: list[tuple[torch.optim.Optimizer, float]] = [
-            (torch.optim.Muon(hidden, lr=MUON_RATE, weight_decay=0.05), MUON_RATE),
-            (
-                torch.optim.AdamW(other, lr=ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0),
-                ADAM_RATE,
-            ),
-        ]
+        muon = torch.optim.Muon(hidden, lr=MUON_RATE, weight_decay=0.05)
+        adam = torch.optim.AdamW(other, lr=ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0)
+        self.optimizers = [(muon, MUON_RATE), (adam, ADAM_RATE)]
         self.started = time.monotonic()
 
     def update(self, loss: Tensor) -> None:
         """One step of both optimizers down the gradient of the loss."""
-        scale = self._rate * min(
-            (self.step + 1) / self.warm_up,
-            (self.steps - self.step) / (self.steps - self.warm_up + 1),
-        )
+        left = (self.steps - self.step) / (self.steps - self.warm_up + 1)
+        scale = min((self.step + 1) / self.warm_up, left)
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self.learning, 1.0)
         for optimizer, rate in self.optimizers:
@@ -56,10 +46,8 @@ class Trainer:
         self.step += 1
         if self.step % 20 == 0 or self.step == self.steps:
             seconds = time.monotonic() - self.started
-            print(
-                f"{self.name} step {self.step}/{self.steps} loss {loss.item():.3f} {seconds:.0f} s",
-                flush=True,
-            )
+            place = f"{self.name} step {self.step}/{self.steps}"
+            print(f"{place} loss {loss.item():.3f} {seconds:.0f} s", flush=True)
 
 
 def _speaks(name: str) -> bool:
@@ -69,33 +57,22 @@ def _speaks(name: str) -> bool:
 
 def token_stream(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> Tensor:
     """All documents in one row: begin token, text, end token."""
-    return torch.tensor(
-        [
-            token
-            for text in texts
-            for token in [*tokenizer(text, verbose=False)["input_ids"], END_ID]
-        ]
-    )
-
-
-def cut_windows(stream: Tensor, offset: int, length: int) -> tuple[Tensor, Tensor]:
-    """Cut inputs (a begin token, then length - 1 tokens) and the tokens to predict, from an
-    offset on.
-    """
-    count = (len(stream) - offset) // length
-    labels = stream[offset : offset + count * length].view(count, length)
-    inputs = torch.cat([torch.full((count, 1), BEGIN_ID), labels[:, :-1]], dim=1)
-    return inputs, labels
+    ids = (tokenizer(text, verbose=False)["input_ids"] for text in texts)
+    return torch.tensor([token for text in ids for token in (*text, END_ID)])
 
 
 def batches(
     stream: Tensor, length: int, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Endless shuffled batches of windows; every pass over the stream is cut at another offset."""
+    """Endless shuffled batches of inputs (a begin token, then length - 1 tokens) and the tokens to
+    predict; every pass over the stream is cut at another offset.
+    """
     size = BATCH_TOKENS // length
     while True:
         offset = int(torch.randint(length, (1,), generator=generator))
-        inputs, labels = cut_windows(stream, offset, length)
-        order = torch.randperm(len(inputs), generator=generator)
-        for rows in order[: len(order) // size * size].view(-1, size):
+        count = (len(stream) - offset) // length
+        labels = stream[offset : offset + count * length].view(count, length)
+        inputs = torch.cat([torch.full((count, 1), BEGIN_ID), labels[:, :-1]], dim=1)
+        order = torch.randperm(count, generator=generator)
+        for rows in order[: count // size * size].view(-1, size):
             yield inputs[rows], labels[rows]

@@ -132,7 +132,7 @@ def prefilled(
 ) -> list[int]:
     session, opened = engine.open(prompt, params, tenant=tenant)
     engine.finish(opened)
-    assert opened.result().reused == 0
+    assert opened.result().reused_tokens == 0
     text = generate(engine, session, tokens)
     engine.close(session)
     engine.step()
@@ -176,7 +176,7 @@ def shares(engine: Engine, params: SamplingParams) -> int:
     engine.close(first)
     engine.close(second)
     engine.step()
-    return opened.result().reused
+    return opened.result().reused_tokens
 
 
 @each_temperature
