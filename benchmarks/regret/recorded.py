@@ -34,10 +34,10 @@ from benchmarks.regret.prefixes import EMPTY
 from benchmarks.regret.stage import ALONE, HYBRID, PROFILES, Arm, Profiles, Stage, virtual_server
 from benchmarks.regret.study import Reading, Result, read
 from inference.backends import Chosen, Model, Ranked, Segment
-from inference.backends.timed import find_profile
 from inference.command import say
 from inference.draft_thread import inline
 from inference.flags.values import Counts, Words
+from inference.times_file import find_profile
 from outrider.measure.statistics import geometric_interval
 from outrider.options.groups import Quantization
 

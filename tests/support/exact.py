@@ -23,7 +23,7 @@ from inference.grammar import Grammars
 from inference.order import Decode, End
 from inference.proposer import Nodes
 from inference.sampling import SamplingParams
-from inference.times import LatencyModel
+from inference.times import Times
 from inference.tree import IntArray
 from tests.support.clock import Clock
 from tests.support.scripted_grammar import allowed_at, nearest
@@ -190,7 +190,7 @@ def exact_engine(
         max_tree_nodes=max_tree_nodes,
         vocabulary=VOCABULARY,
         waiting=waiting,
-        times=times and LatencyModel({one: times(*one) for one in shapes}, measured=True),
+        times=times and Times({one: times(*one) for one in shapes}, measured=True),
         drafter=drafter,
         grammars=grammars,
         clock=clock,
