@@ -73,7 +73,7 @@ class Exact:
     calls: rows of each forward, and nodes of the largest of them.
     """
 
-    max_nodes, copies_rows, masks, branches = 64, True, True, True
+    max_nodes, masks, branches = 64, True, True
 
     def __init__(
         self,
