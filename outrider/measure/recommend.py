@@ -30,7 +30,8 @@ from outrider.measure.figures import ALL, Row, summarise
 from outrider.measure.journal import Journal, RunRecord
 from outrider.measure.options import RecommendOptions
 from outrider.measure.report import Report
-from outrider.measure.run import WARM_UP_TOKENS, Run, Task
+from outrider.measure.run import WARM_UP_TOKENS, Run
+from outrider.measure.tasks import Task
 from outrider.models.models_here import ModelHere, find_models
 from outrider.models.published_models import fetch_agreed, judged, published_for
 from outrider.options.roles import DraftRole

@@ -22,7 +22,6 @@ from inference.times import Times
 from outrider.client.client import Client, open_client
 from outrider.client.connecting import connect_target, target_tokenizer
 from outrider.client.watching import Watcher
-from outrider.draft_methods import FoundDraft
 from outrider.models.directories import find_tokenizer
 from outrider.options.groups import TextOptions
 from outrider.options.roles import DraftRole, FusedClientRole, TextRole
@@ -135,11 +134,6 @@ def fused_client(options: FusedClientRole) -> int:
             return done
 
         return run(options, requests, make, workers=min(options.batch, len(requests)))
-
-
-def session_length(asked: int | None, draft: FoundDraft, target: Connection) -> int:
-    """The sequence length, prompt and output together, that draft, target and user allow."""
-    return min(draft.sequence_length(asked), target.description.sequence_length)
 
 
 def with_baseline(
