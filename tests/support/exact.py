@@ -150,7 +150,7 @@ class Recorder:
             case Forward():
                 self.forwards.append(event)
             case Prefilled(_, opened):
-                self.reused.append(opened.reused)
+                self.reused.append(opened.reused_tokens)
             case Commit():
                 self.commits.append((event.session, event))
             case Evicted(session):
