@@ -25,7 +25,7 @@ PREFIX = "OUTRIDER_"
 
 Elsewhere = Callable[[str], str]
 """Explains a flag that a command lacks, such as `is for run`; empty where no command has it."""
-Options = TypeVar("Options", bound=Group)
+Options = TypeVar("Options", bound="CommandOptions")
 
 
 class ValueSource(NamedTuple):
@@ -110,14 +110,14 @@ def parse_flags(
     elsewhere: explains flags that the model lacks
     """
     words = [underscored(word) for word in (sys.argv[1:] if arguments is None else arguments)]
-    flags, bare = flags_of(model), str(getattr(model, "BARE", ""))
+    flags = flags_of(model)
     if {"-h", "--help", "--help_all"} & {*words}:
         print(help_text(model, command, examples, every="--help_all" in words), flush=True)
         raise SystemExit(0)
     parser = Parser(command)
     parser.add_flags(flags.values())
     try:
-        sources = [parser.read(words, bare.split(), elsewhere)]
+        sources = [parser.read(words, model.BARE.split(), elsewhere)]
         if "config" in flags:
             sources.append(environment(model))
             if path := ChainMap(*(source.values for source in sources)).get("config"):
@@ -143,12 +143,12 @@ def fail(command: str, message: str) -> NoReturn:
     raise SystemExit(USAGE)
 
 
-def help_text(model: type[Group], command: str, examples: str, *, every: bool) -> str:
+def help_text(model: type[CommandOptions], command: str, examples: str, *, every: bool) -> str:
     """The help of a command: its common flags in their groups, or every flag, common ones first."""
-    flags, common = flags_of(model), tuple(getattr(model, "COMMON", ()))
+    flags, common = flags_of(model), model.COMMON
     shown = common if common and not every else dict.fromkeys((*common, *flags))
     more = f"`{command} --help-all` lists all {len(flags)} flags." if shown is common else ""
-    bare = "".join(f" [{name}]" for name in str(getattr(model, "BARE", "")).upper().split())
+    bare = "".join(f" [{name}]" for name in model.BARE.upper().split())
     parser = Parser(
         command,
         usage=f"{command}{bare} [FLAG VALUE ...]",
