@@ -21,6 +21,11 @@ LONGEST_LINE = 3600.0
 """Seconds that a session stands in line for a row at most."""
 
 
+def _new_event() -> threading.Event:
+    """Looked up when it is called: the simulator replaces threading.Event."""
+    return threading.Event()
+
+
 @dataclass(frozen=True)
 class Patience:
     """Time for which a lost target is looked for.
@@ -30,7 +35,7 @@ class Patience:
 
     seconds: float = 0.0  # 0: it is not looked for
     notice: Callable[[str], None] = lambda line: None  # is told what happens meanwhile
-    given_up: threading.Event = field(default_factory=threading.Event, compare=False)
+    given_up: threading.Event = field(default_factory=_new_event, compare=False)
 
     @property
     def silence(self) -> float:
