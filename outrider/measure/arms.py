@@ -6,7 +6,7 @@ run the target in this process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event
@@ -16,16 +16,13 @@ from inference.cost.billing import PER_MILLION, Billing
 from inference.cost.quantity import Figure
 from inference.draft_thread import inline
 from inference.errors import InvalidRequest
-from inference.flags.group import flags_of
 from outrider.client.client import Client
-from outrider.options.draft_flags import PRESETS
-from outrider.options.network import ConnectionOptions
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion, Request, complete
 
 if TYPE_CHECKING:
     from inference.text import Tokenizer
-    from outrider.measure.options import CompareOptions
+    from outrider.options.roles import FusedTargetRole
 
 BASELINE, AGAIN = "target-only", "target-only again"
 """The arm that all others are compared with, and the same arm once more: an A/A pair, whose
@@ -176,35 +173,12 @@ def sizes(text: str) -> dict[str, int]:
         ) from error
 
 
-def choices(options: CompareOptions) -> Iterator[Choice]:
-    """Each architecture that these options choose, in each of its settings."""
-    for name in options.chosen:
-        flags = dict(PRESETS.get(ARCHITECTURES[name], {}))
-        if "draft" in flags and options.method is not None:
-            flags["draft"] = str(flags["draft"]).replace("model", options.method)
-        settings: list[tuple[str, dict[str, Any]]] = [("", {})]
-        if name in (CHAIN, TREE):
-            rounds = {text: sizes(text) for text in options.settings}
-            settings = [one for one in rounds.items() if ("gamma" in one[1]) == (name == CHAIN)]
-        elif name in STEERED and options.cs:
-            goal = {"objective": options.prices.objective} if options.prices.objective else {}
-            settings = [(f"--cs {knob}", {"cs": knob, **goal}) for knob in options.cs]
-        yield from (Choice(name, label, flags | more) for label, more in settings)
-
-
-def local_arms(options: CompareOptions, tokenizer: Tokenizer) -> list[Arm]:
-    """The chosen arms with the target in this process, alone or with a draft beside it."""
-    chosen = [name for name in options.chosen if name in LOCAL_ARMS]
-    if not chosen:
-        return []
+def local_arms(names: Sequence[str], role: FusedTargetRole, tokenizer: Tokenizer) -> list[Arm]:
+    """Arms of LOCAL_ARMS: the target in this process, alone or with a draft beside it."""
     from inference.engine.local_session import LocalSession
-    from outrider.options.roles import FusedTargetRole
     from outrider.target.colocated_draft import with_draft
     from outrider.target.target import load_served
 
-    own = flags_of(FusedTargetRole).keys() - flags_of(ConnectionOptions).keys() - {"emulate", "rtt"}
-    given = {name: value for name, value in options.stated().items() if name in own}
-    role = FusedTargetRole(**given | {"batch": 1})
     engine = load_served(role, partial(with_draft, role)).engine
 
     def make(request: Request, cut: Event, *, colocated: bool) -> Completion:
@@ -215,5 +189,5 @@ def local_arms(options: CompareOptions, tokenizer: Tokenizer) -> list[Arm]:
     alone = partial(make, colocated=False)
     return [
         Arm(name, partial(make, colocated=name == FUSED_LOCAL), alone, Billing(), whole=True)
-        for name in chosen
+        for name in names
     ]

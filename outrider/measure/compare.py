@@ -14,7 +14,7 @@ from inference.command import say
 from inference.errors import InvalidRequest
 from outrider.client.client import Client
 from outrider.client.connecting import connect_target
-from outrider.measure.arms import FUSED, HYBRID, Arm, Choice, choices, local_arms
+from outrider.measure.arms import FUSED, HYBRID, LOCAL_ARMS, Arm, Choice, local_arms
 from outrider.measure.environment import environment
 from outrider.measure.figures import summarise
 from outrider.measure.journal import opened, plan_of
@@ -47,8 +47,9 @@ def compare(options: CompareOptions) -> Report:
     tasks = partial(tasks_of, items, options.text)
 
     def in_process(client: Client, arms: list[Arm]) -> AbstractContextManager[list[Arm]]:
-        if not local:
-            local.extend(local_arms(options, client.tokenizer))
+        names = [name for name in options.chosen if name in LOCAL_ARMS]
+        if names and not local:
+            local.extend(local_arms(names, options.local_role(), client.tokenizer))
         return nullcontext([*arms, *local])
 
     fused = {"draft_model": options.stated().get("draft_model"), "draft": options.draft}
@@ -58,7 +59,7 @@ def compare(options: CompareOptions) -> Report:
         with target_of(options, role, **more) as (there, started):
             with connect_target(there) as target:
                 beside = target.description.draft_model
-            chosen = [one for one in choices(options) if one.architecture != FUSED or beside]
+            chosen = [one for one in options.choices() if one.architecture != FUSED or beside]
             arms = {one.name: one.flags for one in chosen if one.preset}
             if not arms:
                 raise InvalidRequest("--architectures: one that uses the link is needed")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -23,7 +23,17 @@ from inference.flags.values import (
     Words,
     among,
 )
-from outrider.measure.arms import ARCHITECTURES, BASELINE, GROWING, LOCAL_ARMS, STEERED, sizes
+from outrider.measure.arms import (
+    ARCHITECTURES,
+    BASELINE,
+    CHAIN,
+    GROWING,
+    LOCAL_ARMS,
+    STEERED,
+    TREE,
+    Choice,
+    sizes,
+)
 from outrider.measure.sets import Item, read_file, read_lines, read_sets
 from outrider.measure.statistics import MIN_TEXTS
 from outrider.options.draft_flags import METHODS, PRESETS, SourceOptions
@@ -40,7 +50,7 @@ from outrider.options.groups import (
     read_knob,
 )
 from outrider.options.network import ConnectionOptions
-from outrider.options.roles import RULES, ClientRole
+from outrider.options.roles import RULES, ClientRole, FusedTargetRole
 
 
 class RunOptions(
@@ -186,6 +196,27 @@ class CompareOptions(LinkedOptions, title="comparison"):
         """Architectures to run, in the order of the table."""
         across = (BASELINE, GROWING) if self.cs else set(ARCHITECTURES) - set(LOCAL_ARMS)
         return tuple(name for name in ARCHITECTURES if name in (self.architectures or across))
+
+    def choices(self) -> Iterator[Choice]:
+        """Each chosen architecture, in each of its settings."""
+        for name in self.chosen:
+            flags = dict(PRESETS.get(ARCHITECTURES[name], {}))
+            if "draft" in flags and self.method is not None:
+                flags["draft"] = str(flags["draft"]).replace("model", self.method)
+            settings: list[tuple[str, dict[str, Any]]] = [("", {})]
+            if name in (CHAIN, TREE):
+                rounds = {text: sizes(text) for text in self.settings}
+                settings = [one for one in rounds.items() if ("gamma" in one[1]) == (name == CHAIN)]
+            elif name in STEERED and self.cs:
+                goal = {"objective": self.prices.objective} if self.prices.objective else {}
+                settings = [(f"--cs {knob}", {"cs": knob, **goal}) for knob in self.cs]
+            yield from (Choice(name, label, flags | more) for label, more in settings)
+
+    def local_role(self) -> FusedTargetRole:
+        """The target in this process, with a draft beside it."""
+        own = flags_of(FusedTargetRole).keys() - flags_of(ConnectionOptions).keys()
+        given = {name: value for name, value in self.stated().items() if name in own}
+        return FusedTargetRole(**given | {"batch": 1, "emulate": None, "rtt": None})
 
     def items(self) -> list[Item]:
         """The prompts. Raises InvalidRequest where they make fewer texts than tell another

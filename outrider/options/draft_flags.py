@@ -2,7 +2,7 @@
 
 To add a model that drafts, add its row to METHODS, and its file in outrider/draft_methods. To add a
 preset, add its row to PRESETS, and name it at the architecture that measures it
-(outrider/measure/architectures.py).
+(outrider/measure/arms.py).
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from outrider.measure.arms import (
     FUSED,
     GROWING,
     TREE,
-    choices,
 )
 from outrider.measure.commands import compare as main
 from outrider.measure.commands import parse
@@ -217,7 +216,7 @@ def test_its_flags_stand_beside_those_of_a_draft() -> None:
 
 def test_each_size_and_position_is_an_arm_and_a_kind_of_draft_model_is_that_of_the_flags() -> None:
     options = CompareOptions(settings="5,16x6", draft="substitute,copy")
-    arms = {one.name: dict(one.flags) for one in choices(options)}
+    arms = {one.name: dict(one.flags) for one in options.choices()}
     assert arms[f"{CHAIN} 5"] == {"draft": "substitute", "gamma": 5}
     assert arms[f"{TREE} 16x6"] == {"draft": "substitute", "tree_nodes": 16, "tree_depth": 6}
     assert arms["hybrid"]["draft"] == "substitute,copy"
