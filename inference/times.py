@@ -18,8 +18,10 @@ MIN_SECONDS = 1e-9
 TRUSTED = 3
 """Samples from which a median is used. With fewer, one disturbed call could be all there is."""
 
-CHANGED = 1.2
-"""Factor in seconds by which a time is another one."""
+STALE, CHANGED = 16, 1.2
+"""Calls after which samples of a shape may be out of date, and the factor by which the next sample
+shows that they are.
+"""
 
 LATEST = 7
 """Latest samples of one shape that count. A change of the machine is believed after four."""
@@ -229,6 +231,9 @@ class _Samples:
         return self.middle * (narrowest.middle / before) if before else self.middle
 
     def add(self, seconds: float, at: int) -> None:
+        changed = self.latest and not 1 / CHANGED < seconds / self.middle < CHANGED
+        if changed and at - self.at > STALE:
+            self.latest.clear()  # the machine has changed since
         self.latest.append(seconds)
         self.at, self.trusted = at, len(self.latest) >= TRUSTED
         self.middle = median(self.latest) if self.trusted else min(self.latest)

@@ -52,7 +52,7 @@ class ScriptedTarget:
     """
 
     capacity, max_nodes = LENGTH + MOST_NODES, CHUNK
-    copies_rows, masks, branches = True, False, True
+    masks, branches = False, True
 
     def __init__(self, rows: int, spend: Callable[[int, int], None] = lambda rows, nodes: None):
         self.rows, self._spend = rows, spend

@@ -71,8 +71,6 @@ class SharedClock(VirtualClock):
 class SharedDraft(ScriptedTarget):
     """A draft's Model: sure of its first child, which is the target's token once the draft pays."""
 
-    copies_rows = False
-
     def __init__(self, clock: SharedClock, sharing: Sharing) -> None:
         super().__init__(1)
         self._clock, self._sharing, self._beside = clock, sharing, 0

@@ -47,8 +47,7 @@ class MeteredModel:
 
     def __init__(self, model: Model, profile: Profile, spend: Callable[[float], None]) -> None:
         self.rows, self.capacity = model.rows, model.capacity
-        self.max_nodes, self.copies_rows = model.max_nodes, model.copies_rows
-        self.masks, self.branches = model.masks, model.branches
+        self.max_nodes, self.masks, self.branches = model.max_nodes, model.masks, model.branches
         self.calls = 0
         self._model, self._profile, self._spend = model, profile, spend
 

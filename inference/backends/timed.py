@@ -32,7 +32,7 @@ class TimedModel:
 
     def __init__(self, model: Model, profile: Profile) -> None:
         self.rows, self.capacity, self.max_nodes = model.rows, model.capacity, model.max_nodes
-        self.copies_rows, self.masks, self.branches = model.copies_rows, model.masks, model.branches
+        self.masks, self.branches = model.masks, model.branches
         self.real, self.profile = model, profile
         self.forwards = self.overruns = 0
         self.emulated_seconds = self.late_seconds = 0.0

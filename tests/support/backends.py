@@ -176,12 +176,6 @@ def recorded_library(machine: Machine) -> Model:
     )
 
 
-def uncopied(machine: Machine) -> Model:
-    model = eager_of(machine.checkpoint)
-    model.copies_rows = False
-    return model
-
-
 class Backend(NamedTuple):
     """How a backend joins.
 
@@ -211,7 +205,6 @@ BACKENDS = {
     "batched": Backend(
         lambda machine: DynamicBatcher(eager_of(machine.checkpoint)), drafts=True, marks=SLOW
     ),
-    "rows that are not copied": Backend(uncopied, drafts=True, marks=SLOW),
     "compiled": Backend(compiled, marks=(pytest.mark.extended, NO_COMPILER)),
     "neuron": Backend(neuron, marks=SLOW),
     "native PyTorch": Backend(lambda machine: machine.native(), marks=SLOW),

@@ -73,7 +73,7 @@ class Exact:
     calls: rows of each forward, and nodes of the largest of them.
     """
 
-    max_nodes, copies_rows, masks, branches = 64, True, True, True
+    max_nodes, masks, branches = 64, True, True
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Recorder:
             case Forward():
                 self.forwards.append(event)
             case Prefilled(_, opened):
-                self.reused.append(opened.reused)
+                self.reused.append(opened.reused_tokens)
             case Commit():
                 self.commits.append((event.session, event))
             case Evicted(session):

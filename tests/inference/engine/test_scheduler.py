@@ -237,7 +237,7 @@ def test_after_many_wide_forwards_one_is_made_without_candidates() -> None:
 
 def test_a_wrong_profile_is_set_right_for_good_by_what_is_measured() -> None:
     profiled = turns(flat)
-    for _ in range(4):
+    for _ in range(3):
         profiled.record((1, 1), 0.080)
     for _ in range(100):
         profiled.record((1, 8), 0.100)

@@ -34,7 +34,7 @@ LENGTH = 500
 class Clocked:
     """A Model on a clock of its own. first: factor of the first call of a shape"""
 
-    rows, capacity, max_nodes, copies_rows = 4, 1_000, 256, False
+    rows, capacity, max_nodes = 4, 1_000, 256
     masks, branches = False, True
 
     def __init__(
