@@ -181,7 +181,7 @@ def test_what_is_kept_is_what_the_row_learned_that_learned_most(
 
 
 def test_a_target_is_measured_once(capsys: pytest.CaptureFixture[str]) -> None:
-    options = TargetRole(port=0, batch=1, max_tree_nodes=4)
+    options = TargetRole(port=0, batch=1, max_tree_nodes=4, measure_first=True)
     first = load_target(options).description.times
     capsys.readouterr()
     assert dict(load_target(options).description.times).keys() == dict(first).keys()
@@ -227,6 +227,6 @@ def test_a_profile_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> N
     options, told = DraftRole(), list[str]()
     found = find_draft(options)
     draft = found.load(options, Capacity(1, 64, 8, 8))
-    profiles = Profiles(tmp_path / "profiles", told.append)
+    profiles = Profiles(tmp_path / "profiles", told.append, whole=True)
     assert set(found.times(profiles, draft, 64)) == {(1, 1), (1, 2), (1, 4), (1, 8)}
     assert "not stored" in told[-1]
