@@ -14,7 +14,15 @@ from benchmarks.own_texts import Text, generate
 from benchmarks.regret.pair import LEVELS, TARGET, PrefixModel
 from benchmarks.regret.prefixes import Prefixes
 from benchmarks.regret.settings import Series, Setting
-from benchmarks.regret.stage import ARMS, SEQUENCE_LENGTH, Arm, Stage, serve, virtual_server
+from benchmarks.regret.stage import (
+    ARMS,
+    SEQUENCE_LENGTH,
+    Arm,
+    Reading,
+    Stage,
+    serve,
+    virtual_server,
+)
 from benchmarks.regret.texts import PROMPTS, SEED, TOKENS
 from inference.decode import Loop
 from inference.draft_thread import Drafter, inline
@@ -26,27 +34,6 @@ from outrider.models.directories import EMBEDDED
 
 _TOGETHER = 1e-3
 """Tokens that come within so many seconds of each other are of one round."""
-
-
-class Reading(NamedTuple):
-    """A text as an arm generated it. Seconds, tokens and counts begin behind the first round.
-
-    length: tokens of the whole text
-    whole_seconds: seconds from the prompt on
-    calls: the last fields are those of Counts
-    """
-
-    seconds: float
-    tokens: int
-    length: int
-    whole_seconds: float
-    calls: int
-    proposed: int
-    bytes_up: int
-    bytes_down: int
-    forwards: int
-    lone: int
-    nodes: int
 
 
 @dataclass(frozen=True)
