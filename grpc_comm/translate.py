@@ -18,7 +18,7 @@ from grpc_comm.messages import read_logprobs, read_tokens, write_logprobs
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.sampling_fields import PROTOCOL_VERSION, check_protocol, read_params, write_params
 from inference.errors import InvalidRequest, Mismatch
-from inference.order import Progress, TokenLogProb
+from inference.order import Opened, Progress
 from inference.proposer import MOST_CANDIDATES
 from inference.sampling import SamplingParams
 
@@ -93,10 +93,7 @@ class SessionTerms(NamedTuple):
     tree_nodes: int  # in one forward, the root included
     resume_key: bytes  # the secret with which the session can be resumed
     candidates: int = MOST_CANDIDATES  # that are kept
-    queue_seconds: float = 0.0  # waited for a row and for forwards
-    prefill_seconds: float = 0.0  # of the prompt's forwards
-    reused_tokens: int = 0  # of the prompt, whose keys were there already
-    logprobs: tuple[TokenLogProb, ...] = ()  # of the prompt's tokens but the first, where asked for
+    opened: Opened = Opened()
 
 
 def write_description(description: Description, models: Sequence[str]) -> pb.Description:
@@ -209,7 +206,9 @@ def most_scored(likeliest: int) -> int:
 
 
 def write_opened(terms: SessionTerms) -> pb.Opened:
-    return pb.Opened(**{**terms._asdict(), **write_logprobs(terms.logprobs)})
+    fields = terms._asdict() | terms.opened._asdict() | write_logprobs(terms.opened.logprobs)
+    del fields["opened"]
+    return pb.Opened(**fields)
 
 
 def read_opened(message: pb.Opened) -> SessionTerms:
@@ -223,10 +222,12 @@ def read_opened(message: pb.Opened) -> SessionTerms:
         message.tree_nodes,
         message.resume_key,
         min(message.candidates or MOST_CANDIDATES, MOST_CANDIDATES),
-        max(message.queue_seconds, 0.0),
-        max(message.prefill_seconds, 0.0),
-        message.reused_tokens,
-        read_logprobs(message),
+        Opened(
+            message.reused_tokens,
+            max(message.queue_seconds, 0.0),
+            max(message.prefill_seconds, 0.0),
+            read_logprobs(message),
+        ),
     )
 
 

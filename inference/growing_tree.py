@@ -65,7 +65,8 @@ class GrowingTree:
         return depths
 
     def rank(self, node: Mark) -> float:
-        return self.ranks.item(node & PLACE)
+        rank: float = self.ranks.item(node & PLACE)
+        return rank
 
     def token(self, node: Mark) -> int:
         return self.tokens.item(node & PLACE)

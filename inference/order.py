@@ -122,7 +122,7 @@ class Progress(Spent):
 class Opened(NamedTuple):
     """The prompt is prefilled and the session may decode."""
 
-    reused: int  # prompt tokens whose keys were in the prefix cache
-    queue_seconds: float  # time spent waiting for a row and for forwards
-    prefill_seconds: float  # time of the prompt's forwards
-    logprobs: tuple[TokenLogProb, ...] = ()  # of the prompt's tokens but the first, where asked for
+    reused_tokens: int = 0  # prompt tokens whose keys were in the prefix cache
+    queue_seconds: float = 0.0  # time spent waiting for a row and for forward passes
+    prefill_seconds: float = 0.0  # time of the prompt's forward passes
+    logprobs: tuple[TokenLogProb, ...] = ()  # of the prompt's tokens but the first, if requested

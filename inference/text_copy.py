@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inference.errors import Mismatch
-from inference.order import Decode, End, Pace, Progress, Spent, TokenLogProb
+from inference.order import Decode, End, Opened, Pace, Progress, Spent, TokenLogProb
+from inference.sampling import SamplingParams
 from inference.stats import Traffic
 from inference.text_log import TextLog
 
@@ -19,28 +20,25 @@ MAX_UNREAD = 512
 class TextCopy(TextLog):
     """The copy, and which of its tokens its one reader has not read yet.
 
-    order: what the target was last asked for
+    order: the latest order
+    requested: with pace WAIT, the length below which a forward pass was last requested
+    awaits_prompt: log-probabilities of the prompt were requested, and have not come
     latest: progress of the present session as it was reported; costs begin with the session
     prompt_logprobs: of the prompt's tokens but the first, once they have come
     """
 
     def __init__(
-        self,
-        prompt: Sequence[int],
-        vocabulary: int,
-        traffic: Traffic,
-        likeliest: int | None = None,
+        self, prompt: Sequence[int], params: SamplingParams, vocabulary: int, traffic: Traffic
     ) -> None:
-        """traffic: the costs of the text are added to it
-
-        likeliest: tokens that are reported beside each one's log-probability; None: no report
-        """
+        """traffic: the costs of the text are added to it"""
         super().__init__(prompt)
-        self._vocabulary, self._traffic, self._likeliest = vocabulary, traffic, likeliest
+        self._params, self._vocabulary, self._traffic = params, vocabulary, traffic
         self.prompt_logprobs: tuple[TokenLogProb, ...] = ()
+        self.awaits_prompt = params.prompt_logprobs
         self._cursor, self._unread = self.length, Spent()  # what the reader has; unread costs
         self._news = False
         self.order: Decode | None = None
+        self.requested = 0
         self._limit, self._stop_ids = self.length, frozenset[int]()
         self.begin_session()
 
@@ -51,17 +49,21 @@ class TextCopy(TextLog):
 
     def set_order(self, order: Decode) -> None:
         """Let the text grow as far as the order allows."""
-        self.order, self.end = order, End.NOT
+        self.order, self.requested, self.end = order, 0, End.NOT
         self._limit, self._stop_ids = order.end, order.stop_ids
 
     def begin_session(self) -> None:
         """Begin a new session, whose costs start at 0."""
         self.latest = Progress()
 
-    def take_prompt_logprobs(self, logprobs: tuple[TokenLogProb, ...], made: int) -> None:
-        """Take those of the prompt but its last `made` tokens; raise Mismatch as take() does."""
-        self._check_logprobs(logprobs, self.prompt_length - made - 1)
-        self.prompt_logprobs = logprobs
+    def take_opened(self, opened: Opened) -> None:
+        """Take what a prompt cost, and its log-probabilities; raise Mismatch as take() does."""
+        if self.awaits_prompt:
+            self._check_logprobs(opened.logprobs, self.prompt_length - self._params.made - 1)
+            self.prompt_logprobs, self.awaits_prompt = opened.logprobs, False
+        self._traffic.queue_seconds += opened.queue_seconds
+        self._traffic.prefill_seconds += opened.prefill_seconds
+        self._traffic.reused_tokens += opened.reused_tokens
 
     def take(self, progress: Progress) -> None:
         """Append what is new. Raises Mismatch, in words that follow the target's name."""
@@ -80,15 +82,15 @@ class TextCopy(TextLog):
         """Note that the target is there, and has nothing to report yet."""
         self._news = True
 
-    def owes_token(self, asked: int) -> bool:
-        """Whether an open session has what it needs to make a token soon.
-
-        asked: with pace WAIT, the length below which a forward pass was last requested
-        """
+    @property
+    def owes_token(self) -> bool:
+        """Whether an open session has what it needs to make a token soon."""
         order = self.order
         if order is None or self.end is not End.NOT or self.is_behind:
             return False
-        return self.length < order.end and (order.pace is Pace.GO_ON or asked >= self.length)
+        return self.length < order.end and (
+            order.pace is Pace.GO_ON or self.requested >= self.length
+        )
 
     def read(self) -> Progress | None:
         """What came since the last call, with the costs of that; None for nothing."""
@@ -127,8 +129,9 @@ class TextCopy(TextLog):
 
     def _check_logprobs(self, logprobs: Sequence[TokenLogProb], tokens: int) -> None:
         """Raise Mismatch unless there are as many as were requested, of existing tokens."""
-        due = 0 if self._likeliest is None else tokens
-        if len(logprobs) != due or any(len(token.ids) != self._likeliest for token in logprobs):
+        likeliest = self._params.logprobs
+        due = 0 if likeliest is None else tokens
+        if len(logprobs) != due or any(len(token.ids) != likeliest for token in logprobs):
             raise Mismatch(f"sent other log-probabilities than those of {due} tokens")
         if any(likely >= self._vocabulary for token in logprobs for likely in token.ids):
             raise Mismatch("sent the log-probability of a token outside its vocabulary")

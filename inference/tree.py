@@ -132,7 +132,8 @@ def sight(tree: TreeNodes, nodes: Sequence[int]) -> NDArray[np.bool_]:  # [n, n]
     among them, its parent must be, too.
     """
     places = {node: index for index, node in enumerate(nodes)}
-    parents = [places.get(tree.parents[node], -1) for node in nodes]
+    above = np.asarray(tree.parents)[list(nodes)].tolist()
+    parents = [places.get(parent, -1) for parent in above]
     return _sight(np.array(parents, dtype=np.int32))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from inference.flags.command_line import parse_flags
 from outrider.aws_verbs import DEPLOY_VERBS
 from outrider.measure import commands as measuring
 from outrider.measure.compare import read_positions
-from outrider.measure.runs import RunsOptions
 from outrider.options import parsing as running
 from outrider.options.verbs import OTHER_VERBS, ROLES, VERBS
 from outrider.terminal.demo import DemoOptions
@@ -29,19 +29,18 @@ HELP = [
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "deploy/commands").glob("*.py")),
     "outrider/measure/commands.py",
     "outrider/options/parsing.py",
-    "outrider/measure/runs.py",
     "outrider/target/ray_fleet.py",
 ]
 
 
 COMMANDS: dict[str, Callable[[list[str]], object]] = {
     "compile": compiling.parse,
-    "bench": measuring.parse_bench,
-    "compare": measuring.parse_compare,
+    "bench": partial(measuring.parse, "bench"),
+    "compare": partial(measuring.parse, "compare"),
     "deploy": lambda words: deploying.parse(words, DEPLOY_VERBS),
-    "runs": lambda words: parse_flags(RunsOptions, "outrider runs", words),
-    "prove": measuring.parse_prove,
-    "recommend": measuring.parse_recommend,
+    "runs": partial(measuring.parse, "runs"),
+    "prove": partial(measuring.parse, "prove"),
+    "recommend": partial(measuring.parse, "recommend"),
     "demo": lambda words: parse_flags(DemoOptions, "outrider demo", words),
 }
 """Parsers of the verbs that are commands of their own; the others are roles."""
@@ -49,7 +48,7 @@ COMMANDS: dict[str, Callable[[list[str]], object]] = {
 PARSERS: dict[str, Callable[[list[str]], object]] = {
     "outrider": lambda words: COMMANDS.get(words[0], lambda _: running.parse(words))(words[1:]),
     "main.py": running.parse,
-    "compare_architectures.py": measuring.parse_compare,
+    "compare_architectures.py": partial(measuring.parse, "compare"),
     "-m compile": compiling.parse,
     "-m deploy": deploying.parse,
 }
@@ -141,5 +140,5 @@ def test_a_documented_command_is_understood(page: str, command: str) -> None:
     "command", sorted({command for _, command in DOCUMENTED if "outrider compare --cs" in command})
 )
 def test_a_documented_curve_states_the_prices_that_it_weighs(command: str) -> None:
-    options = measuring.parse_compare(split(command)[1][1:])
+    options = partial(measuring.parse, "compare")(split(command)[1][1:])
     assert len(read_positions(options)) == len(options.cs)

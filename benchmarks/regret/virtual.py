@@ -130,12 +130,12 @@ class VirtualSession:
         self.traffic, self.proposed = Traffic(), 0
         self._clock, self._server, self._link = server.clock, server, link
         self._there: _Served | None = None
-        self._received, self._news = self._copy(()), Signal()
+        self._received, self._news = self._copy((), SamplingParams()), Signal()
         self.next_number = self._acknowledged = 0
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
         self.close()
-        self._received, self._news = self._copy(prompt), Signal()
+        self._received, self._news = self._copy(prompt, params), Signal()
         self.next_number, self._acknowledged = 0, len(prompt)
         self._up = _Way(self._clock, self._link)
         self._there = _Served(self._server, self._link, self._hear)
@@ -181,8 +181,8 @@ class VirtualSession:
             self._send(pb.ClientMessage(ack=pb.Ack(length=received.length)))
         self._clock.notify(self._news)
 
-    def _copy(self, prompt: Sequence[int]) -> TextCopy:
-        return TextCopy(prompt, self._server.engine.vocabulary, self.traffic)
+    def _copy(self, prompt: Sequence[int], params: SamplingParams) -> TextCopy:
+        return TextCopy(prompt, params, self._server.engine.vocabulary, self.traffic)
 
     def _send(self, message: pb.ClientMessage) -> None:
         size = self._up.send(message, partial(self._live.hear, message))

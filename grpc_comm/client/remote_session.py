@@ -60,7 +60,6 @@ class RemoteSession(WireSession):
         self._replicas, self._key, self._patience = replicas, key, patience
         self._closed = threading.Event()
         self._params = SamplingParams()
-        self._asked = 0  # with pace WAIT, the length below which a forward was asked for last
         # where the session is, and the call goes
         self._at = self._candidate = replicas.order(key)[0]
         self._resuming = self._is_opened = False  # the call is a Resume; it has been answered
@@ -92,8 +91,8 @@ class RemoteSession(WireSession):
             self._search.join()
         self._check_opening(prompt, params)
         with self._changed:
-            self._received = self._copy(prompt, params.logprobs)
-            self._params, self._asked = params, 0
+            self._received = self._copy(prompt, params)
+            self._params = params
             self._held = self._failure = self._search = self._deadline = None
             self._closed = threading.Event()
             self._progress = ProgressClock(self._patience)
@@ -105,7 +104,6 @@ class RemoteSession(WireSession):
         """Let the target decode by this order, which replaces an earlier one."""
         with self._changed:
             self._received.set_order(order)
-            self._asked = 0
             self._send_order()
 
     def go(self, base: int) -> None:
@@ -114,7 +112,7 @@ class RemoteSession(WireSession):
             call = self._open_call()
             if call is not None and not self.lost:
                 call.send(go=pb.Go(base=base))
-                self._asked = base + 1
+                self._received.requested = base + 1
 
     def close(self) -> None:
         """End the session, waiting a moment for the target's confirmation. Idempotent."""
@@ -139,7 +137,7 @@ class RemoteSession(WireSession):
             call.heartbeat((LEAST_LEASE if held is None else held.lease_seconds) / 3)
             call.give_up_after(self._patience.silence)
             with self._changed:
-                owed = self._received.owes_token(self._asked) or not self._is_opened
+                owed = self._received.owes_token or not self._is_opened
                 seconds = self._progress.advance(owes_token=owed, opened=self._is_opened)
             if seconds:
                 call.give_up(f"has made no token for {seconds:.0f} s")
@@ -152,8 +150,6 @@ class RemoteSession(WireSession):
             raise Mismatch(f"counts {terms.length} tokens at the start, and there are {length}")
         if not self._is_opened:
             self._progress.note_opened()
-        if self._awaits_prompt:
-            self._received.take_prompt_logprobs(terms.logprobs, self._params.made)
         super()._handle_opened(call, terms)
         if self._held is not None:
             self.traffic.resumes += resumed
@@ -171,7 +167,7 @@ class RemoteSession(WireSession):
                 self._deadline = None
             return self._received.note_alive()
         length = self._received.length
-        owed = self._received.owes_token(self._asked)
+        owed = self._received.owes_token
         self._progress.evicted = progress.end is End.EVICTED
         super()._handle_tokens(call, progress)
         came = self._received.length > length
@@ -319,13 +315,8 @@ class RemoteSession(WireSession):
     def _opening(self) -> pb.Open:
         """Return the message that opens a session with all tokens of the text."""
         tokens, made = self._received.tokens, self._params.made + self._received.made
-        params = replace(self._params, made=made, prompt_logprobs=self._awaits_prompt)
+        params = replace(self._params, made=made, prompt_logprobs=self._received.awaits_prompt)
         return translate.write_open(uuid.uuid4().hex, self._description, tokens, params)
-
-    @property
-    def _awaits_prompt(self) -> bool:
-        """Whether the log-probabilities of the prompt are asked for, and have not come."""
-        return self._params.prompt_logprobs and self._held is None
 
     def _send_order(self) -> None:
         """Send the present order."""

@@ -40,7 +40,7 @@ class WireSession:
         self._changed = threading.Condition()  # guards everything; a call's own lock lies within
         self._call: Call | None = None
         self._failure: OutriderError | None = None
-        self._received = self._copy(())
+        self._received = self._copy((), SamplingParams())
         self._leaving = ""  # why the target goes away, in its own words
         self.next_number, self._tree_nodes = 0, description.max_tree_nodes
 
@@ -115,9 +115,7 @@ class WireSession:
         """Take note that the target holds the session."""
         self._tree_nodes = terms.tree_nodes or self._tree_nodes
         self.candidates = terms.candidates
-        self.traffic.queue_seconds += terms.queue_seconds
-        self.traffic.prefill_seconds += terms.prefill_seconds
-        self.traffic.reused_tokens += terms.reused_tokens
+        self._received.take_opened(terms.opened)
 
     def _handle_tokens(self, call: Call, progress: Progress) -> None:
         """Take tokens, or the target's sign of life."""
@@ -126,8 +124,8 @@ class WireSession:
     def _on_read(self) -> None:
         """Called when nothing is unread any more."""
 
-    def _copy(self, prompt: Sequence[int], likeliest: int | None = None) -> TextCopy:
-        return TextCopy(prompt, self._description.vocabulary, self.traffic, likeliest)
+    def _copy(self, prompt: Sequence[int], params: SamplingParams) -> TextCopy:
+        return TextCopy(prompt, params, self._description.vocabulary, self.traffic)
 
     def _open_call(self) -> Call | None:
         """Return the call while it is alive, else None."""

@@ -88,7 +88,7 @@ def _opened(record: SessionRecord, session: Session) -> dict[str, Any]:
         **_who(record),
         "model": record.model,
         "prompt_tokens": session.prompt_length,
-        "reused_tokens": record.opened.reused,
+        "reused_tokens": record.opened.reused_tokens,
         "queue_seconds": _round(record.opened.queue_seconds),
         "prefill_seconds": _round(record.opened.prefill_seconds),
     }

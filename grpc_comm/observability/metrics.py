@@ -210,7 +210,7 @@ class Metrics:
             case Prefilled(session, opened):
                 self._add(model, "vllm:prompt_tokens", session.length)
                 self._add(model, "vllm:prefix_cache_queries", session.length)
-                self._add(model, "vllm:prefix_cache_hits", opened.reused)
+                self._add(model, "vllm:prefix_cache_hits", opened.reused_tokens)
                 self._observe(model, "vllm:request_queue_time_seconds", opened.queue_seconds)
                 self._observe(model, "vllm:request_prefill_time_seconds", opened.prefill_seconds)
             case Evicted():

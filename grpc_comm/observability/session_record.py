@@ -19,7 +19,7 @@ from inference.engine.session import Session
 from inference.order import End, Opened
 
 _ID_CHARACTERS = 8  # of a session's id that are shown
-_NOT_OPENED = Opened(0, 0.0, 0.0)
+_NOT_OPENED = Opened()
 
 
 @dataclass(kw_only=True)

@@ -46,7 +46,7 @@ from inference.token_rule import TokenRule
 
 T = TypeVar("T")
 
-_NOTHING_NEW = Opened(0, 0.0, 0.0)
+_NOTHING_NEW = Opened()
 _CANCEL_SECONDS = 0.05
 
 
@@ -202,10 +202,7 @@ class Stream:
             lease_seconds=self._sessions.lease_seconds,
             tree_nodes=session.tree_nodes or record.engine.max_tree_nodes,
             resume_key=record.resume_key,
-            queue_seconds=opened.queue_seconds,
-            prefill_seconds=opened.prefill_seconds,
-            reused_tokens=opened.reused,
-            logprobs=opened.logprobs,
+            opened=opened,
         )
 
     # Reading what the client says.

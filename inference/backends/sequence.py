@@ -143,8 +143,7 @@ class ModelSequence:
             )
         context, mask = self._context(tree, nodes), sight(tree, nodes)
         tokens, depths = (
-            np.array([part[node] for node in nodes], dtype=np.int32)
-            for part in (tree.tokens, tree.depths)
+            np.asarray(part, dtype=np.int32)[list(nodes)] for part in (tree.tokens, tree.depths)
         )
         if above:
             tokens, depths, mask = _under_chain(self._pending, tokens, depths, mask)
@@ -166,21 +165,22 @@ class ModelSequence:
         committed = self.slots.committed[None, : self.slots.high_water].copy()
         if not self._node_slots:
             return committed
+        parents = np.asarray(tree.parents).tolist()
         lines = {
-            parent: self._line(tree, parent) for parent in {tree.parents[node] for node in nodes}
+            parent: self._line(parents, parent) for parent in {parents[node] for node in nodes}
         }
         seen = np.repeat(committed, len(nodes), axis=0)
         for row, node in enumerate(nodes):
-            seen[row, lines[tree.parents[node]]] = True
+            seen[row, lines[parents[node]]] = True
         return seen
 
-    def _line(self, tree: TreeNodes, node: int) -> list[int]:
+    def _line(self, parents: Sequence[int], node: int) -> list[int]:
         """The slots of a node and its ancestors, those that were evaluated."""
         slots = list[int]()
         while node >= 0:
             if node in self._node_slots:
                 slots.append(self._node_slots[node])
-            node = tree.parents[node]
+            node = parents[node]
         return slots
 
 

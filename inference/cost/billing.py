@@ -47,7 +47,7 @@ class Billing:
     source: who states the target's price, with the day where it is known; None where nobody does
     """
 
-    target_usd_per_hour: float | None = None  # of the whole machine
+    usd_per_hour: float | None = None  # of the whole machine
     usd_per_kwh: float | None = None
     usd_per_gb_up: float | None = None  # to the target
     usd_per_gb_down: float | None = None
@@ -68,7 +68,7 @@ class Billing:
     @property
     def priced(self) -> bool:
         """Whether somebody has stated the target's price."""
-        return self.target_usd_per_hour is not None
+        return self.usd_per_hour is not None
 
     def described(self, usd_per_hour: float) -> Billing:
         """These prices, and the target's own of itself where nobody has stated another.
@@ -78,7 +78,7 @@ class Billing:
         if self.priced or not usd_per_hour:
             return self
         source = f"${usd_per_hour:g} an hour, as the target says"
-        return replace(self, target_usd_per_hour=usd_per_hour, source=source)
+        return replace(self, usd_per_hour=usd_per_hour, source=source)
 
     def figures(
         self, tokens: float, usage: Usage, draft_joules: Figure | None = None
@@ -99,8 +99,8 @@ class Billing:
         draft_energy = drafting.times(1 / tokens)
         target_energy = _joules(self.target_watts, usage.wall, "target").times(share)
         api_cost = Figure.unavailable("no price of the target was given")
-        if self.target_usd_per_hour is not None:
-            api_cost = wall.times(hire_usd(self.target_share, self.target_usd_per_hour))
+        if self.usd_per_hour is not None:
+            api_cost = wall.times(hire_usd(self.target_share, self.usd_per_hour))
         electricity = Figure.unavailable("no price of electricity was given")
         if self.usd_per_kwh is not None:
             electricity = draft_energy.times(self.usd_per_kwh / JOULES_PER_KWH)

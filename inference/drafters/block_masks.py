@@ -19,17 +19,33 @@ from inference.backends import Masks, Ranked
 from inference.draft_tuning import TUNING
 from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_rule import DraftRule
-from inference.drafters.draft_tree import Block, DraftNode, DraftTree, Mask, Named
+from inference.drafters.draft_tree import DraftTree, Named
+from inference.growing_tree import NOBODY, PLACE, Mark
 from inference.planner.acceptance import AcceptanceModel
 from inference.planner.child_features import EXCLUDED, mask_features, rank_features, said_by
 from inference.planner.prices import Prices, widths_of
+
+
+class Mask(NamedTuple):
+    """Tokens that a block draft names at a mask, and what its scores say of each."""
+
+    ids: list[int]
+    said: list[list[float]]  # [k, SAID]
+
+
+class Block(NamedTuple):
+    """Masks that one call put behind a node whose token it knew, the nearest first."""
+
+    position: int  # of that node
+    rank: float  # that it had
+    masks: list[Mask]
 
 
 class _CallPlan(NamedTuple):
     """A call: how many of the likeliest nodes it ranks, and behind which of them masks stand."""
 
     width: int
-    masked: list[DraftNode]
+    masked: list[Mark]
     depth: int  # masks behind each of these
 
 
@@ -42,7 +58,9 @@ class BlockMasks:
     _tree: DraftTree
     _rule: DraftRule
     _plan: _CallPlan
-    _behind: list[tuple[DraftNode, list[int]]]  # of the call: masked nodes, their masks' indices
+    _behind: list[tuple[Mark, list[Mark]]]  # of the call: masked nodes, and their masks
+    _blocks: dict[Mark, Block]  # of masked nodes, and of the root
+    _offsets: dict[Mark, int]  # positions from the block's to the mask that named a node's children
 
     def __init__(self, masks: Masks, row: DraftRow, learned: AcceptanceModel) -> None:
         self._masks, self._row, self._learned = masks, row, learned
@@ -51,6 +69,7 @@ class BlockMasks:
     def open(self, tree: DraftTree, rule: DraftRule) -> None:
         """Begin a text. Masks name nothing that its rule excludes."""
         self._tree, self._rule, self._plan, self._behind = tree, rule, _NO_CALL, []
+        self._blocks, self._offsets = tree.table(), tree.table()
 
     def look(self, floor: float) -> None:
         """Forget what masks were worth. floor: least value of a node that is sent"""
@@ -59,23 +78,27 @@ class BlockMasks:
 
     # --- masks in a call
 
-    def put(self) -> list[int]:
-        """Return indices of the planned masks, each below the one before it."""
+    def put(self) -> list[Mark]:
+        """Return the planned masks, each below the one before it. No order of the tree has them."""
         plan, self._plan = self._plan, _NO_CALL
         for node in plan.masked:
-            above, indices = node.index, list[int]()
-            assert above is not None, "a masked node is ranked in the same call"
-            for depth in range(node.depth + 1, node.depth + 1 + self._fitting(node, plan.depth)):
-                above = self._row.nodes.put(self._masks.token, above, depth)
-                indices.append(above)
-            self._behind.append((node, indices))
-        return [index for _, indices in self._behind for index in indices]
+            line, start = [node], self._tree.position_of(node) + 1
+            for position in range(start, start + self._fitting(node, plan.depth)):
+                above = line[-1] & PLACE
+                line.append(self._tree.put(self._masks.token, above, position, NOBODY))
+            self._behind.append((node, line[1:]))
+        return self._called
 
     def release(self) -> None:
-        """Free the keys of the call's masks."""
-        self._row.release([index for _, indices in self._behind for index in indices])
+        """Remove the call's masks, and free their keys."""
+        self._row.release(self._called)
+        self._tree.drop(self._called)
 
-    def take(self, ranked: Ranked, greedy: bool) -> Iterator[DraftNode]:
+    @property
+    def _called(self) -> list[Mark]:
+        return [mask for _, masks in self._behind for mask in masks]
+
+    def take(self, ranked: Ranked, greedy: bool) -> Iterator[Mark]:
         """Read what the call's masks name. Yields the nodes whose children are to be named anew:
         those below, where no nearer call has spoken.
         """
@@ -87,58 +110,74 @@ class BlockMasks:
         tables = rank_features(scores, depths, greedy)
         allowed = (scores > EXCLUDED).sum(axis=1).tolist()
         row = 0
-        for node, indices in behind:
-            rows = range(row, row + len(indices))
-            row += len(indices)
-            node.block = Block(
-                node,
+        tree = self._tree
+        for node, masks in behind:
+            rows = range(row, row + len(masks))
+            row += len(masks)
+            self._blocks[node] = Block(
+                tree.position_of(node),
+                tree.rank(node),
                 [Mask(ids[at][: allowed[at]], said_by(tables[at, : allowed[at]])) for at in rows],
             )
-            yield from self._hand_down(node, greedy)
+            yield from self._name_below(node, greedy)
 
-    def _hand_down(self, node: DraftNode, greedy: bool) -> Iterator[DraftNode]:
-        below = list(node.children.values())
+    def _name_below(self, node: Mark, greedy: bool) -> Iterator[Mark]:
+        tree = self._tree
+        below = list(tree.children.get(node, {}).values())
         for one in below:  # the list grows during the loop
-            if one.block is not None and one.block.node.position > node.position:
+            if one in self._blocks:
                 continue
-            one.block, one.masked = node.block, None
+            tree.masked.pop(one, None)
             self.name(one, greedy)
-            if one.masked is not None and one.ranked is None:  # a ranked one was told better
+            if one in tree.masked and one not in tree.ranked:  # a ranked one was told better
                 yield one
-            below.extend(one.children.values())
+            below.extend(tree.children.get(one, {}).values())
 
     # --- what masks name
 
-    def name(self, node: DraftNode, greedy: bool) -> None:
+    def name(self, node: Mark, greedy: bool) -> None:
         """Let the node have the children that the mask at its place names, if one stood there."""
-        block = node.block
-        if block is None or node.forced or not node.alive:
+        tree, block = self._tree, self._block_of(node)
+        if block is None or node in tree.forced:
             return
-        offset = node.position - block.node.position
+        offset = tree.position_of(node) - block.position
         if not 1 <= offset <= len(block.masks):
             return
         mask = block.masks[offset - 1]
-        kept = self._rule.allows(node, mask.ids)
+        kept = self._rule.allows(tree, node, mask.ids)
         ids, said = list(compress(mask.ids, kept)), list(compress(mask.said, kept))
         if not ids:
             return
-        again = ids.index(node.token) if node.token in ids else None
-        table = mask_features(said, offset, block.node.log - node.log, again)
-        node.masked = Named(ids, table, self._learned.masked(table, greedy))
-        node.offset = offset
+        token = tree.token(node)
+        again = ids.index(token) if token in ids else None
+        table = mask_features(said, offset, tree.rank(node) - block.rank, again)
+        tree.masked[node] = Named(ids, table, self._learned.masked(table, greedy))
+        self._offsets[node] = offset
 
-    def learn(self, root: DraftNode, token: int, greedy: bool) -> None:
-        """Learn whether the target took what a mask named at the root."""
-        if root.masked is not None:
-            ids, table, _ = root.masked
-            taken = ids.index(token) if token in ids else None
-            self._learned.observe_masked(table, greedy, root.offset, taken)
+    def _block_of(self, node: Mark) -> Block | None:
+        """The masks of the nearest call at the node or above it."""
+        while node and node not in self._blocks:
+            node = self._tree.parent(node)
+        return self._blocks.get(node)
+
+    def learn(self, node: Mark, token: int, greedy: bool) -> None:
+        """Learn whether the target took what a mask named at this node."""
+        named = self._tree.masked.get(node)
+        if named is not None:
+            taken = named.place_of(token)
+            self._learned.observe_masked(named.table, greedy, self._offsets[node], taken)
+
+    def hand_down(self, root: Mark) -> None:
+        """Let the node that will be the root keep the masks of the call above it."""
+        block = self._block_of(root)
+        if block is not None:
+            self._blocks[root] = block
 
     # --- what is worth it
 
     def plan(
         self,
-        nodes: Sequence[DraftNode],
+        nodes: Sequence[Mark],
         gains: Sequence[float],
         hits: float,
         prices: Prices,
@@ -160,7 +199,7 @@ class BlockMasks:
         return self._plan.width
 
     def _plans(
-        self, nodes: Sequence[DraftNode], gains: Sequence[float], hits: float
+        self, nodes: Sequence[Mark], gains: Sequence[float], hits: float
     ) -> Iterator[tuple[_CallPlan, int, float]]:
         """Calls that may be made, with their nodes, masks counted, and their expected tokens.
 
@@ -188,39 +227,39 @@ class BlockMasks:
                         gain = gains[width - 1] + sum(worth[at] for at in masked)
                         yield _CallPlan(width, [nodes[at] for at in masked], depth), size, gain
 
-    def _fitting(self, node: DraftNode, most: int) -> int:
+    def _fitting(self, node: Mark, most: int) -> int:
         """The number of masks behind the node name tokens that may still be wanted."""
-        return max(min(most, self._tree.end - 3 - node.position), 0)
+        return max(min(most, self._tree.end - 3 - self._tree.position_of(node)), 0)
 
-    def _unfollowed(self, nodes: Sequence[DraftNode]) -> list[list[float]]:
+    def _unfollowed(self, nodes: Sequence[Mark]) -> list[list[float]]:
         """For the first node, the first two, ...: each one's chance that the text comes to it and
         to none of its children among these.
         """
-        root, place = self._tree.root.log, dict[DraftNode, int]()
+        tree, place = self._tree, dict[Mark, int]()
         mass, all_masses = list[float](), list[list[float]]()
         for at, node in enumerate(nodes):
             place[node] = at
-            mass.append(math.exp(node.log - root))
-            if node.parent in place:
-                above = place[node.parent]
+            mass.append(math.exp(tree.rank(tree.root) - tree.rank(node)))
+            if tree.parent(node) in place:
+                above = place[tree.parent(node)]
                 mass[above] = max(mass[above] - mass[at], 0.0)
             all_masses.append(mass[:])
         return all_masses
 
-    def _gain(self, node: DraftNode, depth: int, hits: float) -> float:
+    def _gain(self, node: Mark, depth: int, hits: float) -> float:
         """Expected tokens that so many masks behind this node find and nothing else names, once
         the text comes to it.
         """
         if not self._fitting(node, depth):
             return 0.0
-        block = node.block
-        held = 0 if block is None else node.position - block.node.position
+        block, copied = self._block_of(node), self._tree.copied.get(node)
+        held = 0 if block is None else self._tree.position_of(node) - block.position
         left = 0 if block is None else len(block.masks) - held
         more = self._reached(0, depth, hits)
         if left > 0:
             more -= self._reached(held, min(left, depth), hits)
-        if node.copied is not None:
-            more *= 1 - min(sum(node.copied.chances), 1.0)
+        if copied is not None:
+            more *= 1 - min(sum(copied.chances), 1.0)
         return max(more, 0.0)
 
     def _reached(self, offset: int, depth: int, hits: float) -> float:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 from inference.draft_tuning import TUNING
 from inference.drafters.draft_rule import DraftRule
-from inference.drafters.draft_tree import DraftNode, Named
+from inference.drafters.draft_tree import DraftTree, Named
+from inference.growing_tree import NOWHERE, Mark
 from inference.planner.acceptance import AcceptanceModel
 from inference.planner.child_features import Following, copy_features
 
@@ -195,42 +196,49 @@ class CopiedText:
     """
 
     _rule: DraftRule
+    _tree: DraftTree
+    _contexts: dict[Mark, Any]  # of the source, up to a node
 
     def __init__(self, source: TextSource, learned: AcceptanceModel) -> None:
         self._source, self._learned = source, learned
 
-    def open(self, prompt: Sequence[int], rule: DraftRule) -> None:
+    def open(self, prompt: Sequence[int], rule: DraftRule, tree: DraftTree) -> None:
         """Begin a text. What its rule excludes is not copied."""
-        self._rule = rule
+        self._rule, self._tree, self._contexts = rule, tree, tree.table()
         self._source.open(prompt)
 
     def close(self) -> None:
         """End the text."""
         self._source.close()
 
-    def name(self, node: DraftNode) -> Named | None:
-        """Return the children that followed the same words before, if some did."""
+    def name(self, node: Mark) -> None:
+        """Let the node have the children that followed the same words before, if some did."""
         length, following = self._source.following(self._context(node))
-        allowed = self._rule.allows(node, [one.token for one in following])
+        allowed = self._rule.allows(self._tree, node, [one.token for one in following])
         following = list(compress(following, allowed))
-        if not following:
-            return None
-        table = copy_features(length, following)
-        return Named([one.token for one in following], table, self._learned.copied(table))
+        if following:
+            ids, table = [one.token for one in following], copy_features(length, following)
+            self._tree.copied[node] = Named(ids, table, self._learned.copied(table))
 
-    def hear(self, root: DraftNode, token: int) -> None:
-        """Append a committed token, and learn whether it was copied at the root before it."""
-        if root.copied is not None:
-            ids, table, _ = root.copied
-            self._learned.observe_copied(table, ids.index(token) if token in ids else None)
-        self._source.extend(token)
+    def learn(self, node: Mark, token: int) -> None:
+        """Learn whether the token that the target chose at this node was copied."""
+        named = self._tree.copied.get(node)
+        if named is not None:
+            self._learned.observe_copied(named.table, named.place_of(token))
 
-    def _context(self, node: DraftNode) -> Any:
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append committed tokens to the text."""
+        for token in tokens:
+            self._source.extend(token)
+
+    def _context(self, node: Mark) -> Any:
         """The context behind this node's token."""
-        if node.context is None:
-            above, source = node.parent, self._source
-            if above is None:
-                node.context = source.end
+        context = self._contexts.get(node)
+        if context is None:
+            above, source = self._tree.parent(node), self._source
+            if above == NOWHERE:
+                context = source.end
             else:
-                node.context = source.step(self._context(above), node.token)
-        return node.context
+                context = source.step(self._context(above), self._tree.token(node))
+            self._contexts[node] = context
+        return context

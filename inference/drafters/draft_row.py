@@ -1,4 +1,4 @@
-"""One row of a draft model: the keys of one text, and of the nodes that were ranked below it."""
+"""One row of a draft model: the keys of one text, and of nodes below it."""
 
 from __future__ import annotations
 
@@ -10,36 +10,12 @@ from typing import Protocol
 from inference.backends import Masks, Model, Ranked, Segment
 from inference.draft_tuning import TUNING
 from inference.drafters.draft_rule import DraftRule, no_rule
-from inference.drafters.draft_tree import DraftNode
+from inference.drafters.draft_tree import DraftTree
+from inference.growing_tree import PLACE, Mark
 from inference.proposer import DraftUsage
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel
-
-
-class RankedNodes:
-    """The nodes that hold a KV slot, as a ModelSequence sees them: small indices that are
-    reused.
-    """
-
-    def __init__(self) -> None:
-        self.tokens, self.parents, self.depths = list[int](), list[int](), list[int]()
-        self._free: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self.tokens) - len(self._free)
-
-    def put(self, token: int, parent: int, depth: int) -> int:
-        """Return a free index for this token, below the token at another one (-1: none)."""
-        if not self._free:
-            self._free.append(len(self.tokens))
-            for column in (self.tokens, self.parents, self.depths):
-                column.append(-1)
-        index = self._free.pop()
-        self.tokens[index], self.parents[index], self.depths[index] = token, parent, depth
-        return index
-
-    def free(self, indices: Sequence[int]) -> None:
-        self._free += indices
+from inference.tree import TreeNodes
 
 
 class RowSequence(Protocol):
@@ -50,7 +26,7 @@ class RowSequence(Protocol):
     @property
     def length(self) -> int: ...
     def extend(self, tokens: Sequence[int]) -> None: ...
-    def prepare_nodes(self, tree: RankedNodes, nodes: Sequence[int]) -> Segment: ...
+    def prepare_nodes(self, tree: TreeNodes, nodes: Sequence[int]) -> Segment: ...
     def advance(self, nodes: Sequence[int], tokens: Sequence[int], gone: Sequence[int]) -> None: ...
 
 
@@ -80,11 +56,13 @@ class DraftRow:
         self._call_seconds: dict[int, float] = {}
         self.usage = DraftUsage()
         nothing = [0], SamplingParams()
-        self.open(*nothing, DraftRule(no_rule, *nothing))
+        self.open(*nothing, DraftRule(no_rule, *nothing), DraftTree(0, 0, 1))
 
-    def open(self, prompt: Sequence[int], params: SamplingParams, rule: DraftRule) -> None:
+    def open(
+        self, prompt: Sequence[int], params: SamplingParams, rule: DraftRule, tree: DraftTree
+    ) -> None:
         """Begin a text, whose tokens are chosen by this rule. Nothing is computed."""
-        self.params, self.nodes, self._rule = params, RankedNodes(), rule
+        self._rule, self._tree = rule, tree
         self._sequence = self._begin(params)
         # fed in parts: the prompt without its last token, with what came meanwhile
         self._prompt = list(prompt[:-1]) if len(prompt) <= self.longest else []
@@ -97,7 +75,7 @@ class DraftRow:
     @property
     def free(self) -> int:
         """Number of nodes that the next call may rank."""
-        slots = min(self._room, self.model.capacity - self._sequence.length) - len(self.nodes)
+        slots = min(self._room, self.model.capacity - self._sequence.length) - len(self._tree.keyed)
         return min(TUNING.widest, self.model.max_nodes, slots)
 
     @property
@@ -112,20 +90,14 @@ class DraftRow:
             self._sequence.extend(self._prompt[start : start + self._part])
         return not self.is_fed
 
-    def put(self, nodes: Sequence[DraftNode], root: DraftNode) -> list[int]:
-        """Return indices for these nodes, with their present depths below the root."""
-        for node in nodes:
-            above = None if node.parent is None else node.parent.index
-            node.depth = node.position - root.position
-            node.index = self.nodes.put(node.token, -1 if above is None else above, node.depth)
-        return [node.index for node in nodes if node.index is not None]
-
-    def segment(self, indices: Sequence[int]) -> Segment:
+    def segment(self, nodes: Sequence[Mark]) -> Segment:
         """Return this row's share of a call that ranks these nodes. It has their keys then."""
-        segment = self._sequence.prepare_nodes(self.nodes, indices)
+        tree, places = self._tree, _places(nodes)
+        tree.keyed.update(nodes)
+        segment = self._sequence.prepare_nodes(tree, places)
         if not (self._rule.adjusts and self.model.masks):
             return segment
-        return segment._replace(rule=partial(self._rule.adjust, self.nodes, indices))
+        return segment._replace(rule=partial(self._rule.adjust, tree, places))
 
     def rank(self, segment: Segment, k: int) -> tuple[Ranked, float]:
         """Make the call of one segment; returns the k likeliest children, and its seconds."""
@@ -140,29 +112,25 @@ class DraftRow:
         self.usage = self.usage.plus(used)
         return used
 
-    def advance(
-        self, passed: Sequence[DraftNode], gone: Sequence[DraftNode], root: DraftNode
-    ) -> None:
-        """Commit the roots that were passed: keep their keys where they have some.
+    def advance(self, tokens: Sequence[int], passed: Sequence[Mark], gone: Sequence[Mark]) -> None:
+        """Commit the tokens below the root, and keep their keys where they have some. To be called
+        before the tree has further nodes, which may have the places of these.
 
-        gone: pruned nodes, whose keys are freed
-        root: the new one
+        passed: the nodes of the first tokens
+        gone: other nodes that are gone, whose keys are freed
         """
-        line = [node.index for node in passed if node.index is not None]
-        freed = [node.index for node in gone if node.index is not None]
-        tokens = [node.token for node in passed]
+        keyed = self._tree.keyed
+        line, freed = ([node for node in nodes if node in keyed] for nodes in (passed, gone))
         if self.is_fed:
-            self._sequence.advance(line, tokens, freed)
+            self._sequence.advance(_places(line), tokens, _places(freed))
         else:
             self._prompt += tokens
-        self.nodes.free(line + freed)
-        if root.index is not None:
-            self.nodes.parents[root.index] = -1
+        keyed.difference_update(line, freed)
 
-    def release(self, indices: Sequence[int]) -> None:
-        """Free the keys of indices that no node has."""
-        self._sequence.advance([], [], indices)
-        self.nodes.free(indices)
+    def release(self, nodes: Sequence[Mark]) -> None:
+        """Free the keys of these nodes."""
+        self._sequence.advance([], [], _places(nodes))
+        self._tree.keyed.difference_update(nodes)
 
     # --- what calls take
 
@@ -198,3 +166,8 @@ class DraftRow:
         while part > 1 and self.seconds(part) > most:
             part //= 2
         return part
+
+
+def _places(nodes: Sequence[Mark]) -> list[int]:
+    """By which a sequence knows these nodes of the tree."""
+    return [node & PLACE for node in nodes]

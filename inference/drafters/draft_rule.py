@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
 
-from inference.drafters.draft_tree import DraftNode
 from inference.errors import InvalidRequest
+from inference.growing_tree import GrowingTree, Mark
 from inference.sampling import SamplingParams
 from inference.token_rule import Adjustment, TokenRule
 from inference.tree import TreeNodes
@@ -54,16 +54,15 @@ class DraftRule:
         """Return what adjusts the logits at these nodes of a tree; see TokenRule.adjust()."""
         return self._ask(lambda rule: rule.adjust(tree, nodes), Adjustment.none(len(nodes)))
 
-    def forced(self, node: DraftNode) -> Sequence[int]:
-        """Return the tokens that have to follow a node of the draft's tree: a brace or a key that
-        the grammar leaves no choice about. A chain of them is asked for once, at its beginning.
+    def forced(self, tree: GrowingTree, node: Mark) -> Sequence[int]:
+        """Return the tokens that have to follow a node: a brace or a key that the grammar leaves no
+        choice about.
         """
-        above = () if node.parent is None else node.parent.forced[1:]
-        return above or self._ask(lambda rule: rule.forced(node.path), ())
+        return self._ask(lambda rule: rule.forced(tree.path(node)), ())
 
-    def allows(self, node: DraftNode, tokens: Sequence[int]) -> list[bool]:
-        """Return for each token whether it may follow a node of the draft's tree."""
-        return self._ask(lambda rule: rule.allows(node.path, tokens), [True] * len(tokens))
+    def allows(self, tree: GrowingTree, node: Mark, tokens: Sequence[int]) -> list[bool]:
+        """Return for each token whether it may follow a node."""
+        return self._ask(lambda rule: rule.allows(tree.path(node), tokens), [True] * len(tokens))
 
     def _ask(self, question: Callable[[TokenRule], T], otherwise: T) -> T:
         if self._rule is None:

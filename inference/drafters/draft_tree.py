@@ -1,9 +1,9 @@
 """The draft's candidates below the committed text, ordered by the chance that the target reaches
 them.
 
-Values are logarithms from the text's beginning, so a new root changes no number and no order.
-Children become nodes when they are valuable enough. A new root costs time for pruned nodes only.
-Pure: no model, no clock, no network.
+Children become nodes when they are valuable enough, and nodes are sent once, with those above them,
+when their value is above the floor. A new root costs time for pruned nodes only. Pure: no model, no
+clock, no network.
 """
 
 from __future__ import annotations
@@ -11,11 +11,18 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Container, Sequence
+from itertools import count
 from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from inference.growing_tree import PLACE, GrowingTree, Mark
+from inference.proposer import Nodes
 
 _NEVER = 1e-300  # least chance, whose logarithm is finite
 _SPARE = 64  # entries of an order that may be out of date before it is looked through
+_ROUNDING = 1e-9  # tolerance for ranks
 
 
 class Named(NamedTuple):
@@ -25,102 +32,46 @@ class Named(NamedTuple):
     table: Any  # [k, F] what the source says of each child, as its law reads it: array or lists
     chances: Sequence[float]  # [k]
 
-
-class Mask(NamedTuple):
-    """Tokens that a block draft names at a mask, and what its scores say of each."""
-
-    ids: list[int]
-    said: list[list[float]]  # [k, SAID]
+    def place_of(self, token: int) -> int | None:
+        """The place of a child among these; None where it is not named."""
+        return self.ids.index(token) if token in self.ids else None
 
 
-class Block(NamedTuple):
-    """Masks that one call put behind a node whose token it knew, the nearest first."""
+class Listing:
+    """The named children of a node, and their ranks, likeliest first; then an infinite rank.
 
-    node: DraftNode
-    masks: list[Mask]
-
-
-class DraftNode:
-    """A node of the draft's tree.
-
-    log: logarithm of its value, from the text's beginning
-    ids, logs: its named children and the logarithms of their values, likeliest first
-    listed: how many of the named children are nodes
-    context: the text source's context up to it; None before it was asked for
-    copied, masked, ranked: its children as the text source, the nearest mask and the model name
-        them; None where they name nothing
-    joint: the children that model and text source name, and what both say of each
-    offset: positions between the last token that its mask's call knew and the mask
-    block: masks of the nearest call at it or above it; None without a block draft
-    forced: tokens that a grammar forces behind it; its children are of no other source then
-    covered: chance that the target takes a child that was named before it was ranked
-    is_copy: whether no model had named it when it was made
-    depth: below the root, when it was ranked
-    index: its place among the nodes with keys, None where it has no keys
-    number: the number it was sent under, None before
+    listed: how many of them are nodes
     """
 
-    __slots__ = (
-        "alive", "block", "children", "context", "copied", "covered", "depth", "forced", "ids",
-        "index", "is_copy", "joint", "listed", "log", "logs",
-        "masked", "number", "offset", "parent", "position", "ranked", "serial", "token",
-    )  # fmt: skip
+    __slots__ = ("ids", "listed", "ranks")
 
-    def __init__(
-        self, token: int, position: int, log: float, serial: int, parent: DraftNode | None
-    ) -> None:
-        self.token, self.position, self.log, self.serial = token, position, log, serial
-        self.parent = parent
-        self.children: dict[int, DraftNode] = {}
-        self.ids: list[int] = []
-        self.logs: list[float] = []
-        self.context: object = None
-        self.copied: Named | None = None
-        self.masked: Named | None = None
-        self.ranked: Named | None = None
-        self.joint: Named | None = None
-        self.block: Block | None = None if parent is None else parent.block
-        self.forced: Sequence[int] = ()
-        self.covered, self.is_copy = 0.0, False
-        self.listed = self.depth = self.offset = 0
-        self.alive = True
-        self.index: int | None = None
-        self.number: int | None = None
-
-    @property
-    def path(self) -> list[int]:
-        """Tokens behind the root, up to its own."""
-        line, node = list[int](), self
-        while node.parent is not None:
-            line.append(node.token)
-            node = node.parent
-        return line[::-1]
+    def __init__(self, ids: list[int], ranks: list[float]) -> None:
+        self.ids, self.ranks, self.listed = ids, ranks, 0
 
 
-OrderEntry: TypeAlias = tuple[float, int, DraftNode]
-"""Negative logarithm of a value, serial number, node. Entries sort by falling value."""
+RankedNode: TypeAlias = tuple[float, Mark]
 
 
 class Order:
-    """Nodes by value. A node is dropped when it was pruned, or `wanted` no longer holds for it.
+    """Nodes by rank. A node is dropped when it was pruned, or when it is done.
 
-    A node whose value changed is added again; its older entries no longer count.
+    A node whose rank changed is added again; its older entries no longer count.
     """
 
-    def __init__(self, wanted: Callable[[DraftNode], bool]) -> None:
-        self._wanted = wanted
-        self._entries: list[OrderEntry] = []
+    def __init__(self, tree: GrowingTree, done: Container[Mark]) -> None:
+        self._tree, self._done = tree, done
+        self._entries: list[RankedNode] = []
         self._sound = 0  # entries after they were last looked through
 
-    def add(self, node: DraftNode) -> None:
-        insort(self._entries, (-node.log, node.serial, node))
+    def add(self, node: Mark, rank: float) -> None:
+        insort(self._entries, (rank, node))
         if len(self._entries) > 2 * self._sound + _SPARE:
             self._entries = [entry for entry in self._entries if self._counts(entry)]
             self._sound = len(self._entries)
 
-    def first(self, most: int) -> list[DraftNode]:
+    def first(self, most: int) -> list[Mark]:
         """Return the `most` most valuable nodes."""
-        sound, seen = list[OrderEntry](), 0
+        sound, seen = list[RankedNode](), 0
         for entry in self._entries:
             if len(sound) >= most:
                 break
@@ -129,154 +80,204 @@ class Order:
                 sound.append(entry)
         if seen > len(sound):
             self._entries[:seen] = sound
-        return [entry[2] for entry in sound]
+        return [node for _, node in sound]
 
-    def take(self, least: float) -> list[DraftNode]:
-        """Remove and return nodes whose logarithm is at least `least`, the most valuable first."""
-        end = bisect_right(self._entries, (-least, math.inf))
-        nodes = [entry[2] for entry in self._entries[:end] if self._counts(entry)]
+    def take(self, rank: float) -> list[Mark]:
+        """Remove and return nodes of at most this rank, the most valuable first."""
+        end = bisect_right(self._entries, (rank, math.inf))
+        nodes = [entry[1] for entry in self._entries[:end] if self._counts(entry)]
         del self._entries[:end]
         return nodes
 
-    def _counts(self, entry: OrderEntry) -> bool:
-        node = entry[2]
-        return -entry[0] == node.log and node.alive and self._wanted(node)
+    def _counts(self, entry: RankedNode) -> bool:
+        rank, node = entry
+        place = node & PLACE
+        tree = self._tree
+        lives = tree.marks[place] == node and tree.ranks.item(place) == rank
+        return lives and node not in self._done
 
 
-class DraftTree:
-    """Nodes below the last committed token.
+class DraftTree(GrowingTree):
+    """Nodes below the last committed token, and what sources say of them.
 
     end: length of the text beyond which no token is wanted
-    sent: nodes that the target has or will have, by number
+    keyed: nodes whose keys the draft's row has; only the row changes it
     fresh: nodes that may have children, made since somebody emptied this list
+
+    Tables of nodes:
+    sent: number of a node that the target has or will have
+    listings: named children
+    forced: tokens that a grammar forces behind it; its children are of no other source then
+    copied, masked, ranked: its children as the text source, the nearest mask and the model name
+        them
+    joint: the children that model and text source name, and what both say of each
+    covered: chance that the target takes a child that was named before it was ranked
+    copies: nodes that no model had named when they were made
     """
 
     def __init__(self, token: int, position: int, end: int) -> None:
-        self.end, self._serial = end, 0
-        self.root = DraftNode(token, position, 0.0, 0, None)
-        self.unranked = Order(lambda node: node.index is None)
-        self.unsent = Order(lambda node: node.number is None and node.parent is not None)
-        self.sent: dict[int, DraftNode] = {}
-        self.fresh: list[DraftNode] = []
-        self._unlisted: list[OrderEntry] = []  # by the likeliest child that is not listed
+        super().__init__(token, position)
+        self.end = end
+        self.keyed, self.fresh = set[Mark](), list[Mark]()
+        self.sent: dict[Mark, int] = self.table()
+        self.listings: dict[Mark, Listing] = self.table()
+        self.forced: dict[Mark, Sequence[int]] = self.table()
+        self.copied: dict[Mark, Named] = self.table()
+        self.masked: dict[Mark, Named] = self.table()
+        self.ranked: dict[Mark, Named] = self.table()
+        self.joint: dict[Mark, Named] = self.table()
+        self.covered: dict[Mark, float] = self.table()
+        self.copies: dict[Mark, bool] = self.table()
+        self.unranked = Order(self, self.keyed)
+        self.unsent = Order(self, self.sent)
+        self._unlisted: list[RankedNode] = []  # by the likeliest child that is not listed
         self._sound = 0
-        self._rankable(self.root)
+        self._rankable(self.root, 0.0)
 
     def unheard(self, position: int, tokens: Sequence[int]) -> Sequence[int]:
         """Return those of the committed tokens from this position on that are behind the root.
 
         Raises ValueError for a gap.
         """
-        expected = self.root.position + 1
+        expected = self.position + 1
         if position > expected:
             raise ValueError(f"tokens are heard in order: got position {position}, not {expected}")
         return tokens[expected - position :]
 
-    def log_of(self, value: float) -> float:
-        """Return the `log` of a node with this value."""
-        return self.root.log + math.log(value)
+    def rank_of(self, value: float) -> float:
+        """Return the rank of a node with this value."""
+        return self.rank(self.root) - math.log(value)
 
-    def name(self, node: DraftNode, ids: Sequence[int], chances: Sequence[float]) -> None:  # [k]
+    def name(self, node: Mark, ids: Sequence[int], chances: Sequence[float]) -> None:  # [k]
         """Name the node's children, each with its chance. They become nodes when they are worth it.
 
         Naming them anew replaces what was named before; children that are nodes stay.
         """
         order = sorted(range(len(ids)), key=chances.__getitem__, reverse=True)
-        node.ids, node.listed = [ids[child] for child in order], 0
-        node.logs = [node.log + math.log(max(chances[child], _NEVER)) for child in order]
-        for token, log in zip(node.ids, node.logs, strict=True) if node.children else ():
-            child = node.children.get(token)
-            if child is not None and child.log != log:
-                self._shift(child, log - child.log)
+        rank, children = self.rank(node), self.children.get(node)
+        ranks = [rank - math.log(max(chances[child], _NEVER)) for child in order]
+        ranks.append(math.inf)
+        listing = self.listings[node] = Listing([ids[child] for child in order], ranks)
+        for token, rank in zip(listing.ids, ranks, strict=False) if children else ():
+            child = children.get(token) if children else None
+            if child is not None and self.rank(child) != rank:
+                self._shift(child, rank - self.rank(child))
         if ids:
-            heapq.heappush(self._unlisted, (-node.logs[0], node.serial, node))
+            heapq.heappush(self._unlisted, (ranks[0], node))
 
-    def add(self, node: DraftNode, token: int, log: float) -> DraftNode:
+    def add(self, node: Mark, token: int, rank: float) -> Mark:
         """Make a child of the node at once, whatever its value."""
-        self._serial += 1
-        made = node.children[token] = DraftNode(token, node.position + 1, log, self._serial, node)
-        self._rankable(made)
-        self.unsent.add(made)
-        return made
+        child = self.hang(node, token, rank)
+        self._rankable(child, rank)
+        self.unsent.add(child, rank)
+        return child
 
     def list_children(self, least: float) -> None:
         """Make nodes of all named children of at least this value."""
-        bound, heap = -self.log_of(least), self._unlisted
+        bound, heap = self.rank_of(least), self._unlisted
         while heap and heap[0][0] <= bound:
-            node = heap[0][2]
-            if node.alive and node.listed < len(node.ids) and -node.logs[node.listed] <= bound:
-                token, node.listed = node.ids[node.listed], node.listed + 1
-                if token not in node.children:
-                    made = self.add(node, token, node.logs[node.listed - 1])
-                    drafted = [one for one in (node.ranked, node.masked) if one is not None]
-                    made.is_copy = all(token not in one.ids for one in drafted)
-            if node.alive and node.listed < len(node.ids):
-                heapq.heapreplace(heap, (-node.logs[node.listed], node.serial, node))
+            node = heap[0][1]
+            listing = self.listings.get(node)
+            rank = math.inf if listing is None else listing.ranks[listing.listed]
+            if listing is not None and rank <= bound:
+                token = listing.ids[listing.listed]
+                listing.listed += 1
+                if token not in self.children.get(node, ()):
+                    child = self.add(node, token, rank)
+                    drafted = self.ranked.get(node) or self.masked.get(node)
+                    if drafted is None or token not in drafted.ids:
+                        self.copies[child] = True
+                rank = listing.ranks[listing.listed]
+            if rank < math.inf:
+                heapq.heapreplace(heap, (rank, node))
             else:
                 heapq.heappop(heap)
         if len(heap) > 2 * self._sound + _SPARE:
-            self._unlisted = [entry for entry in heap if entry[2].alive]
+            self._unlisted = [entry for entry in heap if entry[1] in self.listings]
             heapq.heapify(self._unlisted)
             self._sound = len(self._unlisted)
 
-    def advance(self, token: int) -> list[DraftNode]:
-        """Commit a token: its node becomes the root. Returns the nodes that were pruned."""
-        before = self.root
-        after = before.children.pop(token, None)
-        if after is None:
-            self._serial += 1
-            after = DraftNode(token, before.position + 1, before.log, self._serial, None)
-            self._rankable(after)
-        elif after.number is not None:
-            del self.sent[after.number]
-            after.number = None
-        before.alive, after.parent, self.root = False, None, after
-        return list(self._prune(before))
+    def advance(self, tokens: Sequence[int]) -> tuple[list[Mark], list[Mark]]:
+        known = len(self.walk(tokens)) > len(tokens)
+        passed, gone = super().advance(tokens)
+        self.fresh.clear()  # it was the former root
+        self.sent.pop(self.root, None)
+        if not known:
+            self._rankable(self.root, self.rank(self.root))
+        return passed, gone
 
-    def clear(self) -> list[DraftNode]:
-        """Remove all nodes below the root, and return them."""
-        return list(self._prune(self.root))
+    # --- what is sent
 
-    def number(self, nodes: Sequence[DraftNode], first: int) -> None:
+    def take_unsent(self, least: float, most: int, first: int) -> list[Mark]:
+        """Return the nodes to send now: unsent ones of at least the value `least`, and those above
+        them. They are sent with the numbers from `first` on.
+
+        most: nodes that the target may hold of all that were sent
+        """
+        taken = list[Mark]()
+        if len(self.sent) >= most:
+            return taken
+        waiting = self.unsent.take(self.rank_of(least) + _ROUNDING)
+        for index, node in enumerate(waiting):
+            if node in self.sent or node == self.root:
+                continue  # it was sent as the ancestor of another node, or is committed
+            line = self._unsent_line(node)
+            if len(self.sent) + len(line) > most:
+                for one in waiting[index:]:
+                    self.unsent.add(one, self.rank(one))
+                break
+            self.number(line, first + len(taken))
+            taken += line
+        return taken
+
+    def number(self, nodes: Sequence[Mark], first: int) -> None:
         """Number the nodes from `first` on: they are sent now."""
-        for number, node in enumerate(nodes, first):
-            node.number = number
-            self.sent[number] = node
+        self.sent.update(zip(nodes, count(first), strict=False))
+
+    def message(self, nodes: Sequence[Mark], proposer: int) -> Nodes:
+        """Return the message that sends these nodes, whose numbers are consecutive."""
+        first, places = self.sent[nodes[0]], np.array(nodes) & PLACE
+        above, tokens = self.parents[places], self.tokens[places].tolist()
+        chances = np.exp(self.ranks[above] - self.ranks[places]).tolist()
+        parents = [
+            number - self.sent.get(self.marks[place], number)
+            for number, place in enumerate(above.tolist(), first)
+        ]
+        return Nodes(self.position, first, parents, tokens, chances, proposer)
 
     def recall(self) -> None:
-        """Mark every sent node as unsent."""
-        sent, self.sent = list(self.sent.values()), {}
+        """Forget all numbers: everything that was sent is lost."""
+        sent = list(self.sent)
+        self.sent.clear()
         for node in sent:
-            node.number = None
-            self.unsent.add(node)
+            self.unsent.add(node, self.rank(node))
 
-    def _rankable(self, node: DraftNode) -> None:
-        if node.position < self.end - 2:  # the last token is the target's own in any case
-            self.unranked.add(node)
+    def _unsent_line(self, node: Mark) -> list[Mark]:
+        """Return the node and its unsent ancestors, ancestors first."""
+        line = [node]
+        while (above := self.parent(line[-1])) != self.root and above not in self.sent:
+            line.append(above)
+        return line[::-1]
+
+    # --- orders
+
+    def _rankable(self, node: Mark, rank: float) -> None:
+        if self.position_of(node) < self.end - 2:  # the last token is the target's own in any case
+            self.unranked.add(node, rank)
             self.fresh.append(node)
 
-    def _shift(self, node: DraftNode, by: float) -> None:
-        """Change the value of a node and of all nodes below it."""
+    def _shift(self, node: Mark, by: float) -> None:
+        """Change the rank of a node and of all nodes below it."""
         below = [node]
         for one in below:  # the list grows during the loop
-            one.log += by
-            one.logs = [log + by for log in one.logs]
-            if one.index is None and one.position < self.end - 2:
-                self.unranked.add(one)
-            if one.number is None:
-                self.unsent.add(one)
-            if one.listed < len(one.ids):
-                heapq.heappush(self._unlisted, (-one.logs[one.listed], one.serial, one))
-            below.extend(one.children.values())
-
-    def _prune(self, node: DraftNode) -> Iterator[DraftNode]:
-        below = list(node.children.values())
-        node.children = {}
-        while below:
-            dead = below.pop()
-            dead.alive = False
-            if dead.number is not None:
-                del self.sent[dead.number]
-            below.extend(dead.children.values())
-            dead.children, dead.parent = {}, None
-            yield dead
+            rank = self.ranks[one & PLACE] = self.rank(one) + by
+            if one not in self.keyed and self.position_of(one) < self.end - 2:
+                self.unranked.add(one, rank)
+            if one not in self.sent:
+                self.unsent.add(one, rank)
+            listing = self.listings.get(one)
+            if listing is not None:
+                listing.ranks = [rank + by for rank in listing.ranks]
+                if (rank := listing.ranks[listing.listed]) < math.inf:
+                    heapq.heappush(self._unlisted, (rank, one))
+            below.extend(self.children.get(one, {}).values())

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from inference.backends import Ranked, Segment
 from inference.draft_tuning import TUNING
 from inference.drafters.block_masks import BlockMasks
-from inference.drafters.candidate_sender import CandidateSender, message_of
 from inference.drafters.copied_text import CopiedText, TextSource
 from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_rule import DraftRule, MakeRule, no_rule
-from inference.drafters.draft_tree import DraftNode, DraftTree, Named
+from inference.drafters.draft_tree import DraftTree, Named
+from inference.growing_tree import PLACE, Mark
 from inference.planner.acceptance import Knowledge
 from inference.planner.child_features import joint_features, rank_features
 from inference.planner.prices import Prices, Usage
@@ -57,13 +57,12 @@ class GrowingProposer:
     _params: SamplingParams
     _rule: DraftRule
     _tree: DraftTree
-    _sender: CandidateSender
-    _runs: list[Nodes]  # taken from the sender, not handed over yet
+    _runs: list[Nodes]  # numbered, not handed over yet
     _accounted: tuple[float, float] | None  # when, and seconds drafted by then
     _bytes_up: float
     _floor: float  # least value of a node that is sent
-    _chosen: Sequence[DraftNode]
-    _calling: Sequence[DraftNode]  # in the call that is under way
+    _chosen: Sequence[Mark]
+    _calling: Sequence[Mark]  # in the call that is under way
     _silent: int  # committed tokens since the last call
     _hits: float  # how often the draft named the target's token lately
 
@@ -94,15 +93,14 @@ class GrowingProposer:
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
         self._params, self._rule = params, DraftRule(self._make_rule, prompt, params)
         self._tree = DraftTree(prompt[-1], len(prompt) - 1, ENDLESS if end is None else end)
-        self._sender, self._runs = CandidateSender(self._tree), []
-        self._accounted, self._bytes_up = None, 0.0
+        self._runs, self._accounted, self._bytes_up = [], None, 0.0
         self._forward = self._known.target.seconds(1, 1)
         self._chosen, self._calling = [], []
         self._silent, self._hits = 0, 1.0
         if self._copied is not None:
-            self._copied.open(prompt, self._rule)
+            self._copied.open(prompt, self._rule, self._tree)
         if self._row is not None:
-            self._row.open(prompt, params, self._rule)
+            self._row.open(prompt, params, self._rule, self._tree)
         if self._masks is not None:
             self._masks.open(self._tree, self._rule)
         self._look()
@@ -115,11 +113,12 @@ class GrowingProposer:
             self._advance(fresh)
         if notice is None:
             self._runs = []
-            self._sender.recall()
+            self._tree.recall()
             return
         weight = TUNING.forward_forgetting if self._forward else 1.0
         self._forward += weight * (notice.model_seconds - self._forward)
-        self._sender.hear(notice)
+        if notice.held < sum(number < notice.known for number in self._tree.sent.values()):
+            self._tree.recall()  # some that had arrived are not there
 
     def work(self, now: float) -> DraftUsage | None:
         if self._row is None:
@@ -134,10 +133,11 @@ class GrowingProposer:
     def flush(self, now: float, first: int) -> Nodes | None:
         if not self._runs:
             self._list_children()
-            nodes = self._sender.take(self._floor, MOST_CANDIDATES, first)
+            tree = self._tree
+            nodes = tree.take_unsent(self._floor, MOST_CANDIDATES, first)
             self._runs = [
-                message_of(self._tree, list(run), COPY if copied else self._kind)
-                for copied, run in groupby(nodes, lambda node: node.is_copy)
+                tree.message(list(run), COPY if copied else self._kind)
+                for copied, run in groupby(nodes, tree.copies.__contains__)
             ]
             self.proposed += len(nodes)
             self._bytes_up += MESSAGE_BYTES * len(self._runs) + NODE_BYTES * len(nodes)
@@ -154,26 +154,25 @@ class GrowingProposer:
         """Compute the keys of the next part of the prompt in one call; False when all are there."""
         return self._row is not None and self._row.feed()
 
-    def choose(self, now: float, most_seconds: float = math.inf) -> Sequence[DraftNode]:
+    def choose(self, now: float, most_seconds: float = math.inf) -> Sequence[Mark]:
         """Return the nodes that the next call ranks; none if no call is worth its price.
 
         A call takes at most `most_seconds`. segment() and take() follow, or another choose().
         """
-        row = self._row
+        row, tree = self._row, self._tree
         if row is None:
             return []
         self._list_children()
-        nodes = self._tree.unranked.first(row.free)
-        nodes = [node for node in nodes if node.position < row.longest]
+        nodes, longest = tree.unranked.first(row.free), row.longest
+        nodes = [node for node in nodes if tree.position_of(node) < longest]
         while nodes and row.whole_seconds(len(nodes)) > most_seconds:
             nodes = nodes[: len(nodes) // 2]
-        again = self._silent >= TUNING.tries_again and nodes[:1] == [self._tree.root]
+        again = self._silent >= TUNING.tries_again and nodes[:1] == [tree.root]
         slow = not self.prices.holds_target and row.seconds(1) >= self._forward > 0
         if slow and row.usage.calls >= TRUSTED:
             nodes = []  # a draft this slow never catches up with a target that is ahead
-        root = self._tree.root.log
-        values = np.exp([node.log - root for node in nodes])
-        uncovered = values * (1 - np.array([node.covered for node in nodes]))
+        values = np.exp(tree.rank(tree.root) - tree.ranks[[node & PLACE for node in nodes]])
+        uncovered = values * (1 - np.array([tree.covered.get(node, 0.0) for node in nodes]))
         gains: list[float] = np.cumsum(self._gains(uncovered)).tolist()
         if self._masks is None:
             width = self.prices.width(gains, row.seconds)
@@ -181,7 +180,7 @@ class GrowingProposer:
             width = self._masks.plan(nodes, gains, self._hits, self.prices, most_seconds)
         self._chosen = nodes[:width]
         if again and not self._chosen:
-            self._chosen = [self._tree.root]
+            self._chosen = [tree.root]
         return self._chosen
 
     def segment(self) -> Segment:
@@ -190,14 +189,13 @@ class GrowingProposer:
         """
         assert self._row is not None, "choose() found nodes"
         self._calling = self._chosen
-        indices = self._row.put(self._calling, self._tree.root)
         masks = [] if self._masks is None else self._masks.put()
-        return self._row.segment([*indices, *masks])
+        return self._row.segment([*self._calling, *masks])
 
     def take(self, ranked: Ranked, seconds: float) -> DraftUsage:
         """Take the result of the call, which took `seconds`."""
         assert self._row is not None, "segment() made a call"
-        nodes, self._calling, self._chosen = self._calling, [], []
+        tree, nodes, self._calling, self._chosen = self._tree, self._calling, [], []
         used = self._row.count(ranked, seconds)
         self._silent = 0
         calls = self._row.usage.calls
@@ -207,11 +205,12 @@ class GrowingProposer:
         if self._masks is not None:
             self._masks.release()
         ids, scores, greedy = ranked.ids[:own], ranked.scores[:own], self._params.greedy
-        tables = rank_features(scores, [node.depth for node in nodes], greedy)
+        depths = [tree.position_of(node) - tree.position for node in nodes]
+        tables = rank_features(scores, depths, greedy)
         edges = self._known.acceptance.edges_of(tables, scores, greedy).tolist()
         for node, named, table, row in zip(nodes, ids.tolist(), tables, edges, strict=True):
-            if not node.forced:
-                node.ranked = Named(named, table, row)
+            if node not in tree.forced:
+                tree.ranked[node] = Named(named, table, row)
                 self._name(node)
         if self._masks is not None:
             said = Ranked(ranked.ids[own:], ranked.scores[own:])
@@ -242,25 +241,27 @@ class GrowingProposer:
                 self._name_early(node)
             tree.list_children(least)
 
-    def _name_early(self, node: DraftNode) -> None:
+    def _name_early(self, node: Mark) -> None:
         """Name the node's children before a model ranks it."""
-        if not node.alive:
+        tree = self._tree
+        # a chain of forced tokens is asked for once, at its beginning
+        forced = tree.forced.get(tree.parent(node), ())[1:] or self._rule.forced(tree, node)
+        if forced:
+            tree.forced[node], tree.covered[node] = forced, 1.0  # no other source is asked
+            tree.name(node, forced[:1], [1.0])
             return
-        node.forced = self._rule.forced(node)
-        if node.forced:
-            node.covered = 1.0  # no other source is asked
-            self._tree.name(node, node.forced[:1], [node.covered])
-            return
-        if self._copied is not None and node.copied is None:
-            node.copied = self._copied.name(node)
-        if self._masks is not None and node.masked is None:
+        if self._copied is not None and node not in tree.copied:
+            self._copied.name(node)
+        if self._masks is not None and node not in tree.masked:
             self._masks.name(node, self._params.greedy)
-        if node.copied is not None or node.masked is not None:
+        if node in tree.copied or node in tree.masked:
             self._name(node)
 
-    def _name(self, node: DraftNode) -> None:
+    def _name(self, node: Mark) -> None:
         """Name the node's children by all that sources say of them."""
-        drafted, copied = node.ranked or node.masked, node.copied
+        tree = self._tree
+        ranked, copied = tree.ranked.get(node), tree.copied.get(node)
+        drafted = ranked or tree.masked.get(node)
         named = drafted or copied
         assert named is not None, "a source has named children"
         ids, chances = named.ids, named.chances
@@ -268,47 +269,51 @@ class GrowingProposer:
             said = dict(zip(ids, chances, strict=True))
             ids, table = joint_features(said, dict(zip(copied.ids, copied.chances, strict=True)))
             chances = self._known.acceptance.together(table).tolist()
-            if node.ranked is not None:
-                node.joint = Named(ids, table, chances)
-        if node.ranked is None:
-            node.covered = min(sum(chances), 1.0)
-        self._tree.name(node, ids, chances)
+            if ranked is not None:
+                tree.joint[node] = Named(ids, table, chances)
+        if ranked is None:
+            tree.covered[node] = min(sum(chances), 1.0)
+        tree.name(node, ids, chances)
 
     # --- what the target says
 
     def _advance(self, tokens: Sequence[int]) -> None:
-        """Re-root: learn from the roots that are passed, and keep the keys of committed tokens."""
-        passed, gone = list[DraftNode](), list[DraftNode]()
+        """Re-root: learn from the nodes that are passed, and keep the keys of committed tokens."""
+        tree, path = self._tree, self._tree.walk(tokens)
         self._rule.commit(tokens)
-        for token in tokens:
-            root = self._tree.root
+        for node, token in zip(path, tokens, strict=False):
             if self._copied is not None:
-                self._copied.hear(root, token)
+                self._copied.learn(node, token)
             if self._masks is not None:
-                self._masks.learn(root, token, self._params.greedy)
-            passed.append(root)
-            gone += self._tree.advance(token)
+                self._masks.learn(node, token, self._params.greedy)
+        self._learn_ranks(list(zip(path, tokens, strict=False)))
+        if self._copied is not None:
+            self._copied.extend(tokens)
+        if self._masks is not None and len(path) > len(tokens):
+            self._masks.hand_down(path[-1])
+        below = [tree.token(tree.root), *tokens[:-1]]
+        passed, gone = tree.advance(tokens)
         if self._row is not None:
-            self._row.advance(passed, gone, self._tree.root)
+            self._row.advance(below, passed, gone)
             self._silent += len(tokens)
-            self._learn_ranks(list(zip(passed, tokens, strict=True)))
 
-    def _learn_ranks(self, path: Sequence[tuple[DraftNode, int]]) -> None:
+    def _learn_ranks(self, path: Sequence[tuple[Mark, int]]) -> None:
         """Learn which children the target took at nodes that the draft has ranked."""
         acceptance, tables, ranks = self._known.acceptance, [], list[int | None]()
+        tree = self._tree
         for node, token in path:
-            if node.ranked is None:
+            ranked, joint = tree.ranked.get(node), tree.joint.get(node)
+            if ranked is None:
                 continue
-            tables.append(node.ranked.table)
-            ranks.append(_rank_of(token, node.ranked))
+            tables.append(ranked.table)
+            ranks.append(ranked.place_of(token))
             chance = 0.0
             if ranks[-1] is not None:
-                chance = math.exp(node.logs[node.ids.index(token)] - node.log)
+                listing = tree.listings[node]
+                chance = math.exp(tree.rank(node) - listing.ranks[listing.ids.index(token)])
             self._hits += ((chance >= self._floor) - self._hits) / TUNING.hits_remembered
-            if node.joint is not None:
-                acceptance.observe_together(
-                    np.asarray(node.joint.table), _rank_of(token, node.joint)
-                )
+            if joint is not None:
+                acceptance.observe_together(np.asarray(joint.table), joint.place_of(token))
         if ranks:
             acceptance.observe_path(np.array(tables), self._params.greedy, ranks)
 
@@ -329,7 +334,3 @@ class GrowingProposer:
             began, before = self._accounted
             self.prices.committed(tokens, Usage(now - began, drafted - before, self._bytes_up))
         self._accounted, self._bytes_up = (now, drafted), 0.0
-
-
-def _rank_of(token: int, named: Named) -> int | None:
-    return named.ids.index(token) if token in named.ids else None

@@ -21,16 +21,16 @@ from numpy.typing import NDArray
 
 from inference.backends import Model, Ranked
 from inference.backends.sequence import ModelSequence
-from inference.drafters.candidate_sender import message_of
 from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_rule import DraftRule, MakeRule, no_rule
-from inference.drafters.draft_tree import DraftNode, DraftTree
+from inference.drafters.draft_tree import DraftTree
 from inference.errors import InvalidRequest
+from inference.growing_tree import Mark
 from inference.proposer import MODEL, DraftUsage, Nodes, Notice
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel
 
-RankChildren: TypeAlias = Callable[[Sequence[DraftNode], int], Ranked]
+RankChildren: TypeAlias = Callable[[Sequence[Mark], int], Ranked]
 """rank(nodes, k) returns the k likeliest children of these nodes. Every ancestor of a node must
 have been ranked before it.
 """
@@ -51,7 +51,7 @@ class Policy(Protocol):
         """Most nodes ranked while growing one tree. Each holds a KV slot of the draft."""
         ...
 
-    def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[DraftNode]: ...
+    def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[Mark]: ...
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,11 @@ class Chain:
     def most_ranked(self) -> int:
         return self.length
 
-    def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[DraftNode]:
+    def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[Mark]:
         line = [tree.root]
         for _ in range(min(self.length, budget.nodes, budget.depth)):
             token = int(rank(line[-1:], 1).ids[0, 0])
-            line.append(tree.add(line[-1], token, tree.root.log))
+            line.append(tree.add(line[-1], token, tree.rank(tree.root)))
         return line[1:]
 
 
@@ -98,24 +98,24 @@ class BestFirst:
     def most_ranked(self) -> int:
         return self.nodes * self.depth + 1
 
-    def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[DraftNode]:
-        limit, grown, level = min(self.nodes, budget.nodes), list[DraftNode](), [tree.root]
+    def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[Mark]:
+        limit, grown, level = min(self.nodes, budget.nodes), list[Mark](), [tree.root]
         for _ in range(min(self.depth, budget.depth)):
             if not level or limit < 1:
                 break
             ids, scores = rank(level, min(self.width, limit))
-            above = np.array([node.log for node in level])
+            above = np.array([tree.rank(node) for node in level])
             with np.errstate(divide="ignore"):  # excluded tokens have no chance
-                logs = (above[:, None] + np.log(edge_values(scores))).ravel()
-            worth = sorted([*(node.log for node in grown), *logs.tolist()], reverse=True)
-            least = worth[limit - 1] if limit <= len(worth) else -math.inf
+                ranks = (above[:, None] - np.log(edge_values(scores))).ravel()
+            worth = sorted([*map(tree.rank, grown), *ranks.tolist()])
+            bound = worth[limit - 1] if limit <= len(worth) else math.inf
             level = [
-                tree.add(level[index // ids.shape[1]], int(ids.flat[index]), float(logs[index]))
-                for index in np.argsort(-logs, kind="stable")[:limit].tolist()
-                if logs[index] >= least and logs[index] > -math.inf
+                tree.add(level[index // ids.shape[1]], int(ids.flat[index]), float(ranks[index]))
+                for index in np.argsort(ranks, kind="stable")[:limit].tolist()
+                if ranks[index] <= bound and ranks[index] < math.inf
             ]
             grown += level
-        return sorted(grown, key=lambda node: node.log, reverse=True)[:limit]
+        return sorted(grown, key=tree.rank)[:limit]
 
 
 def edge_values(scores: NDArray[np.float32]) -> NDArray[np.float64]:  # [m, k] -> [m, k]
@@ -136,7 +136,7 @@ class RoundProposer:
 
     _rule: DraftRule
     _tree: DraftTree
-    _grown: list[DraftNode] | None  # nodes that are sent, parents before children
+    _grown: list[Mark] | None  # nodes that are sent, parents before children
     _sent: bool
     _used: DraftUsage  # by the tree that grows
 
@@ -161,8 +161,10 @@ class RoundProposer:
 
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
         longest, self._rule = self._row.longest, DraftRule(self._make_rule, prompt, params)
-        self._row.open(prompt, params, self._rule)
-        self._root(prompt[-1], len(prompt) - 1, longest if end is None else min(end, longest))
+        end = longest if end is None else min(end, longest)
+        self._tree = DraftTree(prompt[-1], len(prompt) - 1, end)
+        self._grown, self._sent = None, False
+        self._row.open(prompt, params, self._rule, self._tree)
 
     def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
         """Take in committed tokens. Raises ValueError for a gap."""
@@ -175,13 +177,11 @@ class RoundProposer:
         if not fresh:
             return
         self._rule.commit(fresh)
-        passed, gone = list[DraftNode](), list[DraftNode]()
-        for token in fresh:
-            passed.append(tree.root)
-            gone += tree.advance(token)
+        below = [tree.token(tree.root), *fresh[:-1]]
+        passed, gone = tree.advance(fresh)
         gone += [tree.root, *tree.clear()]  # a round begins with no node ranked
-        self._root(fresh[-1], tree.root.position, tree.end)
-        self._row.advance(passed, gone, self._tree.root)
+        self._row.advance(below, passed, gone)
+        self._grown, self._sent = None, False
 
     def work(self, now: float) -> DraftUsage | None:
         if self._row.feed():
@@ -189,7 +189,7 @@ class RoundProposer:
         if self._grown is not None:
             return None
         tree, self._used = self._tree, DraftUsage()
-        depth = max(tree.end - 2 - tree.root.position, 0)  # the target adds a token of its own
+        depth = max(tree.end - 2 - tree.position, 0)  # the target adds a token of its own
         self._grown = self._policy.grow(tree, Budget(self.room if depth else 0, depth), self._rank)
         return self._used
 
@@ -198,17 +198,12 @@ class RoundProposer:
             return None
         self._sent = True
         self._tree.number(self._grown, first)
-        return message_of(self._tree, self._grown, MODEL)
+        return self._tree.message(self._grown, MODEL)
 
     def close(self) -> None:
         self.open([0], SamplingParams(), 1)
 
-    def _root(self, token: int, position: int, end: int) -> None:
-        """Begin a tree."""
-        self._tree, self._grown, self._sent = DraftTree(token, position, end), None, False
-
-    def _rank(self, nodes: Sequence[DraftNode], k: int) -> Ranked:
-        indices = self._row.put(nodes, self._tree.root)
-        ranked, seconds = self._row.rank(self._row.segment(indices), k)
+    def _rank(self, nodes: Sequence[Mark], k: int) -> Ranked:
+        ranked, seconds = self._row.rank(self._row.segment(nodes), k)
         self._used = self._used.plus(self._row.count(ranked, seconds))
         return ranked

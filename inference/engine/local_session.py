@@ -32,22 +32,22 @@ class LocalSession:
         self._session: Session | None = None
         self._woken = threading.Event()
         self.next_number = self._own = 0
-        self._text = TextCopy((), engine.vocabulary, self.traffic)
-        self.prompt_logprobs: tuple[TokenLogProb, ...] = ()
+        self._text = TextCopy((), SamplingParams(), engine.vocabulary, self.traffic)
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Open the session and wait for the prefill. Raises the error that refuses the session."""
         self.close()
         session, future = self._engine.open(prompt, params, tenant=self._tenant)
         self._session, self.next_number = session, 0
-        self._text = TextCopy(prompt, self._engine.vocabulary, self.traffic, params.logprobs)
+        self._text = TextCopy(prompt, params, self._engine.vocabulary, self.traffic)
         self._own = self._engine.join(session)
         self._engine.listen(session, self._own, self._woken.set)
         self._engine.finish(future)
-        opened = future.result()
-        self.prompt_logprobs = opened.logprobs
-        self.traffic.queue_seconds += opened.queue_seconds
-        self.traffic.prefill_seconds += opened.prefill_seconds
+        self._text.take_opened(future.result())
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogProb, ...]:
+        return self._text.prompt_logprobs
 
     def decode(self, order: Decode) -> None:
         self._engine.decode(self._live, order)

@@ -1,35 +1,29 @@
-"""Bounds of the server's use: keys, hosts that it may be called by, origins of pages, sizes of
-requests, and the number and patience of connections.
-"""
+"""Who may call the server, and with how much: keys, hosts, origins of pages, sizes of requests."""
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-import h11
 from fastapi import Request
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from grpc_comm.permissions import read_secret
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest
-from outrider.endpoint.chat_messages import MOST_BYTES
+from outrider.endpoint.chat_messages import MAX_BODY_BYTES
 from outrider.endpoint.failures import ApiError
 
-LEAST_KEY = 16
-"""Characters of a key at least."""
+MIN_KEY = 16
+"""Minimum length of a key."""
 
-MOST_HEAD = 64 * 2**10
-"""Bytes of a request's head at most."""
+MAX_HEAD_BYTES = 64 * 2**10
+"""Maximum size of a request's head."""
 
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:@/\[\]]+)(:[0-9]*)?", re.IGNORECASE)
@@ -50,10 +44,10 @@ def read_keys(path: Path | None, flag: str = "--api_keys") -> tuple[str, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{flag} {path} cannot be read: {error}") from error
     keys = tuple(line for line in lines if line and not line.startswith("#"))
-    short = [key for key in keys if len(key) < LEAST_KEY]
+    short = [key for key in keys if len(key) < MIN_KEY]
     if not keys or short:
         raise InvalidRequest(
-            f"{flag} {path}: one key a line of {LEAST_KEY} characters or more is needed, got "
+            f"{flag} {path}: one key a line of {MIN_KEY} characters or more is needed, got "
             + (f"one of {len(short[0])}" if short else "none")
         )
     return keys
@@ -72,7 +66,7 @@ def allowed_hosts(host: str, origins: Sequence[str] = ()) -> list[str]:
 
 
 class KeyCheck:
-    """Lets requests pass that carry one of the keys; all of them where there are no keys.
+    """Accepts requests with one of the keys; without keys, every request.
 
     admin_keys: are keys, too, and the only ones that admin() lets pass where there are any keys
 
@@ -84,7 +78,7 @@ class KeyCheck:
         self._closed = bool(keys)
 
     def _key(self, request: Request) -> str:
-        """The key that a request carries; empty for none that is known."""
+        """The request's key; empty without a valid one."""
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         bearer = given.strip() if scheme.lower() == "bearer" else ""
         sent = (bearer or request.headers.get("x-api-key", "")).encode()
@@ -92,7 +86,7 @@ class KeyCheck:
         return self._keys[known.index(True)] if any(known) else ""
 
     async def admin(self, request: Request) -> None:
-        """Let administrators pass: who may change what everybody uses."""
+        """Accept administrators only, who may change the target for everybody."""
         if self._keys and self._key(request) not in self._admins:
             raise ApiError(
                 403,
@@ -114,7 +108,7 @@ class KeyCheck:
 
 
 class OriginCheck:
-    """Refuses requests that a page of another origin makes, except for the origins given.
+    """Refuses requests from pages of other origins, except for the allowed ones.
 
     A browser names the origin of the page. Programs name none.
     """
@@ -130,8 +124,8 @@ class OriginCheck:
 
 
 class HeadCheck:
-    """Middleware that refuses a request for its head, and closes the connection: a foreign name
-    of the server, a length said in two ways (request smuggling), too many bytes.
+    """Middleware that checks a request's head, and closes the connection if it refuses one: an
+    unknown host, two kinds of length (request smuggling), too many bytes.
 
     names: by which the server may be called, in lower case; empty for any
     """
@@ -160,13 +154,13 @@ class HeadCheck:
             scope["query_string"],
             *(b": ".join(one) for one in headers.raw),
         ]
-        if sum(map(len, lines)) > MOST_HEAD:
-            return ApiError(431, f"a request's head has {MOST_HEAD} bytes at most")
+        if sum(map(len, lines)) > MAX_HEAD_BYTES:
+            return ApiError(431, f"a request's head has {MAX_HEAD_BYTES} bytes at most")
         return None
 
 
 class BodyBound:
-    """Middleware that reads MOST_BYTES of a request's body at most, and refuses larger ones."""
+    """Middleware that refuses request bodies of more than MAX_BODY_BYTES."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -178,93 +172,8 @@ class BodyBound:
             nonlocal read
             message = await receive()
             read += len(message.get("body", b""))
-            if read > MOST_BYTES:
-                raise HTTPException(413, f"a request's body has {MOST_BYTES} bytes at most")
+            if read > MAX_BODY_BYTES:
+                raise HTTPException(413, f"a request's body has {MAX_BODY_BYTES} bytes at most")
             return message
 
         await self._app(scope, bounded, send)
-
-
-HEAD_SECONDS, BODY_SECONDS = 10.0, 60.0
-"""Time for a request's head, from the connection or its first byte on, and for its body."""
-
-
-class BoundedConnection(H11Protocol):
-    """A connection of uvicorn's that ends where a request does not come in time.
-
-    most: connections at the same time. Beyond them the one that has waited longest for a request
-    makes room; where all are being answered, the new one is refused.
-    waiting_since: when it began to wait for what it waits for, by the loop's clock
-    """
-
-    def __init__(self, most: int, *args: Any, **named: Any) -> None:
-        super().__init__(*args, **named)
-        self._most, self.waiting_since = most, 0.0
-        self._awaited: object = None  # the client's state, as h11 names it
-        self._clock: asyncio.TimerHandle | None = None
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a request, or the rest of one, is still to come."""
-        return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        others = set(self.connections)
-        super().connection_made(transport)
-        if len(others) >= self._most and not self.make_room(others):
-            return self._refuse()
-        self._watch()
-
-    @staticmethod
-    def make_room(connections: Iterable[Any]) -> bool:
-        """End the connection that has waited longest for a request. Returns whether there was
-        one.
-        """
-        waiting = [one for one in connections if isinstance(one, BoundedConnection) and one.waiting]
-        if waiting:
-            min(waiting, key=lambda one: one.waiting_since).end()
-        return bool(waiting)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if self._clock is not None:
-            self._clock.cancel()
-
-    def end(self) -> None:
-        """Close the connection at once."""
-        self.connections.discard(self)  # connection_lost() comes later
-        self.transport.abort()
-
-    def _watch(self) -> None:
-        """Start the clock when something else is awaited; stop it when a request has come."""
-        state = self.conn.their_state
-        if state is self._awaited:
-            return
-        self._awaited, self.waiting_since = state, self.loop.time()
-        if self._clock is not None:
-            self._clock.cancel()
-        if self.waiting:
-            seconds = HEAD_SECONDS if state is h11.IDLE else BODY_SECONDS
-            self._clock = self.loop.call_later(seconds, self.end)
-
-    def _refuse(self) -> None:
-        body = (
-            ApiError(
-                503,
-                f"all of {self._most} connections are in use: ask again later",
-                "server_error",
-                code="too_many_connections",
-            )
-            .response()
-            .body
-        )
-        self.transport.write(
-            b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
-            b"Retry-After: 1\r\nConnection: close\r\n"
-            b"Content-Length: %d\r\n\r\n%b" % (len(body), bytes(body))
-        )
-        self.transport.close()

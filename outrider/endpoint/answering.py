@@ -1,4 +1,4 @@
-"""The way of a request from its texts to its answer, whole or as events, for every interface."""
+"""From a request to its answer, whole or streamed, for every interface."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from outrider.text.prompts import make_request
 
 Result = TypeVar("Result")
 TEMPERATURE = 1.0
-"""Temperature where neither request nor model gives one, as OpenAI and Anthropic define it."""
+"""Temperature of a request without one, unless the model has its own default."""
 
 STREAM = "text/event-stream"
-"""Content type of answers that are streamed."""
+"""Content type of streamed answers."""
 
 PING_SECONDS = 15
-"""Silence after which a stream sends a comment, so that proxies keep it open."""
+"""Seconds of silence after which a stream sends a comment, so that proxies keep it open."""
 
 GRACE_SECONDS = 5
-"""Seconds that open answers may go on after the first signal."""
+"""Seconds that open answers may continue after the first signal."""
 
 LEFT = 499
-"""Status of an answer that nobody waits for any more."""
+"""Status of the answer to a client that has disconnected."""
 
 StreamEvent: TypeAlias = "str | dict[str, str]"
 """The data of an event, or its name and its data."""
 
 
 class Answer(Protocol):
-    """An interface's way to say texts. Texts are known by the index of their request."""
+    """Writes texts in the format of one interface. Texts have the index of their request."""
 
     def whole(self, texts: Sequence[Completion]) -> dict[str, Any]:
         """The answer to a request that is not streamed."""
@@ -57,7 +57,7 @@ class Answer(Protocol):
     def add(self, index: int, piece: Piece) -> Iterable[StreamEvent]: ...
 
     def finish(self, index: int, text: Completion) -> Iterable[StreamEvent]:
-        """The events behind the last piece of a text."""
+        """The events after the last piece of a text."""
         ...
 
     def end(self, texts: Sequence[Completion]) -> Iterable[StreamEvent]: ...
@@ -71,14 +71,14 @@ MakeAnswer: TypeAlias = Callable[[Sequence[Request]], Answer]
 
 
 def event_stream(events: AsyncGenerator[Any, None]) -> EventSourceResponse:
-    """The answer that sends events as they come."""
+    """A streamed answer."""
     return EventSourceResponse(
         events, ping=PING_SECONDS, sep="\n", shutdown_grace_period=GRACE_SECONDS
     )
 
 
 def check_model(texts: TextRunner, name: str | None) -> None:
-    """Raise ApiError for another model than the one that is served."""
+    """Raise ApiError unless this model is served."""
     if name not in (None, "", texts.client.model):
         raise ApiError(
             404,
@@ -91,12 +91,13 @@ def check_model(texts: TextRunner, name: str | None) -> None:
 async def answer_request(
     texts: TextRunner, asked: ChatRequest | CompletionRequest, http: HttpRequest, make: MakeAnswer
 ) -> Response:
-    """Make the texts of a request, and answer as its interface does."""
+    """Generate the texts of a request, and answer in the format of its interface."""
     check_model(texts, asked.model)
     caller = http.state.caller
     texts.check_room(len(asked.prompts) * asked.choices, caller)
     requests = await _unless_gone(http, texts.read(partial(read_requests, texts, asked)))
-    answer, parts = make(requests), texts.generate(requests, caller)
+    answer, tasks = make(requests), [partial(texts.client.complete, one) for one in requests]
+    parts = texts.run(tasks, caller, requests[0].params.grammar if requests else None)
     if asked.stream:
         events = _events(parts, len(requests), answer)
         first = await _unless_gone(http, _begun(events))
@@ -110,7 +111,7 @@ def read_requests(
 ) -> list[Request]:
     """The texts of a request: n of each prompt, with seeds s, s + 1 and so on.
 
-    left: set when nobody wants them any more, which ends the work
+    left: set when the client has disconnected, which ends the work
     """
     given = asked.parameters()
     seed = random_seed() // 2 if given.seed is None else given.seed
@@ -136,7 +137,7 @@ async def completions(parts: Parts[Piece], count: int) -> list[Completion]:
 async def _events(
     parts: Parts[Piece], count: int, answer: Answer
 ) -> AsyncGenerator[StreamEvent, None]:
-    """The stream's events."""
+    """The events of a stream."""
     made = dict[int, Completion]()
     async with aclosing(parts) as pieces:
         begun = False
@@ -157,7 +158,7 @@ async def _events(
 
 
 async def _begun(events: AsyncGenerator[StreamEvent, None]) -> asyncio.Future[StreamEvent]:
-    """The first event, once it came or a ping is due. An error before that has its own status."""
+    """The first event, once it is there or a ping is due. An earlier error has its own status."""
     first = asyncio.ensure_future(anext(events))
     try:
         await asyncio.wait((first,), timeout=PING_SECONDS)
@@ -172,7 +173,7 @@ async def _begun(events: AsyncGenerator[StreamEvent, None]) -> asyncio.Future[St
 async def _after(
     first: asyncio.Future[StreamEvent], events: AsyncGenerator[StreamEvent, None], answer: Answer
 ) -> AsyncGenerator[StreamEvent, None]:
-    """All events. An error in the middle of the text becomes one."""
+    """All events. An error in the middle of a text becomes an event."""
     async with aclosing(events):
         try:
             yield await first

@@ -1,4 +1,4 @@
-"""Texts as the OpenAI interface says them: messages of a chat, and texts that follow prompts."""
+"""Answers of OpenAI's chat and completions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DONE = "[DONE]"
 
 
 class _Writer:
-    """The frame of an answer, and what ends it."""
+    """What answers of both kinds have in common."""
 
     PREFIX: ClassVar[str]
     WHOLE: ClassVar[str]
@@ -41,7 +41,7 @@ class _Writer:
         yield self._chunk(index, self._delta(""), finish_reason(text))
 
     def end(self, texts: Sequence[Completion]) -> Iterable[str]:
-        """The chunk of counts where it was asked for, and the mark of the end."""
+        """The chunk with the counts, if it was requested, and the end mark."""
         if self._asked.include_usage:
             yield json.dumps(self._frame(self.CHUNK, []) | self._counts(texts))
         yield DONE
@@ -69,7 +69,7 @@ class _Writer:
 
 
 class ChatWriter(_Writer):
-    """Says the next message of a chat."""
+    """Writes the next message of a chat."""
 
     PREFIX, WHOLE, CHUNK = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -110,7 +110,7 @@ class ChatWriter(_Writer):
 def scored(
     tokenizer: Tokenizer, tokens: Sequence[int], told: Sequence[TokenLogProb]
 ) -> list[JsonObject]:
-    """Log-probabilities of tokens with their bytes, as a chat tells them."""
+    """Log-probabilities of tokens with their bytes, in the format of a chat."""
 
     def described(token: int, logprob: float) -> JsonObject:
         raw = tokenizer.token_bytes(token)
@@ -135,7 +135,7 @@ def _call(call_id: str, name: str, arguments: str) -> JsonObject:
 
 
 class TextWriter(_Writer):
-    """Says texts that follow prompts, with their prompts where it was asked for."""
+    """Writes continuations of prompts, with the prompts if `echo` is set."""
 
     PREFIX, WHOLE, CHUNK = "cmpl", "text_completion", "text_completion"
 
@@ -144,7 +144,7 @@ class TextWriter(_Writer):
     ) -> None:
         super().__init__(client, asked, requests)
         self._echo, self._nothing = bool(asked.echo), asked.max_tokens == 0
-        self._offsets = [0] * len(requests)  # characters of each text that were told of
+        self._offsets = [0] * len(requests)  # characters of each text so far
         self._streams = [client.tokenizer.stream(() if asked.echo else one.ids) for one in requests]
 
     def whole(self, texts: Sequence[Completion]) -> JsonObject:
@@ -184,7 +184,7 @@ class TextWriter(_Writer):
     def _logprobs(
         self, index: int, tokens: Sequence[int], told: Sequence[TokenLogProb | None]
     ) -> JsonObject | None:
-        """Log-probabilities of tokens. A token that nothing stands before has none."""
+        """Log-probabilities of tokens; the first token of a prompt has none."""
         if not self._scored:
             return None
         words, offsets = [self._word(token) for token in tokens], list[int]()
@@ -205,7 +205,7 @@ class TextWriter(_Writer):
         }
 
     def _word(self, token: int) -> str:
-        """A token as this interface tells it: a part of a character by its bytes."""
+        """A token as text; a part of a character as its bytes."""
         raw = self._client.tokenizer.token_bytes(token)
         try:
             return raw.decode()

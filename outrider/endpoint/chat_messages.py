@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from annotated_types import Len
 from pydantic import BaseModel, Field, model_validator
 
-from outrider.text.tool_calls import MOST_TOOLS, THOUGHTS, Message
+from outrider.text.tool_calls import MAX_TOOLS, THOUGHTS, Message
 
-MOST_BYTES = 8 * 2**20
-"""Bytes of a request's body at most."""
+MAX_BODY_BYTES = 8 * 2**20
+"""Maximum size of a request's body."""
 
-Text: TypeAlias = Annotated[str, Len(max_length=MOST_BYTES)]
-"""A string that is Unicode: without a bound half of a surrogate pair would pass."""
+Text: TypeAlias = Annotated[str, Len(max_length=MAX_BODY_BYTES)]
+"""Valid Unicode: without a bound half of a surrogate pair would be accepted."""
 
 JsonObject: TypeAlias = dict[str, Any]
 
@@ -25,7 +25,7 @@ _UNREAD = {
     **dict.fromkeys(("video", "video_url"), "videos are"),
     **dict.fromkeys(("file", "input_file", "document"), "files are"),
 }
-"""Parts of a message that have no text, and their names."""
+"""Parts of a message without text, and their names."""
 
 
 class TextPart(BaseModel):
@@ -69,7 +69,7 @@ class ChatMessage(BaseModel):
     reasoning_content: Any = None
     reasoning: Any = None
     thinking: Any = None
-    tool_calls: Annotated[list[JsonObject], Len(max_length=MOST_TOOLS)] | None = None
+    tool_calls: Annotated[list[JsonObject], Len(max_length=MAX_TOOLS)] | None = None
     tool_call_id: Text | None = None
     function_call: JsonObject | None = None  # an older name of a call
 

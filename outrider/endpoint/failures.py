@@ -1,4 +1,4 @@
-"""Errors in the shape of their interface, with the status code that clients expect."""
+"""Errors in the format of their interface, with the status code that clients expect."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from outrider.endpoint.requests import UnservedField
 from outrider.text.prompts import PromptTooLong
 
 _TYPE = re.compile(r"body|str|list\[.*\]")
-"""Parts of an error's place that name no field: pydantic tells which type of a union it tried."""
+"""Parts of an error's location that are no fields: pydantic adds the member of a union it tried."""
 
 
-MOST_SIGNS = 1000
-"""Characters of a message. What a request has sent is not sent back without a bound."""
+MAX_MESSAGE = 1000
+"""Maximum length of an error message, which may quote the request."""
 
 
 class ApiError(Exception):
-    """An error that a client is told.
+    """An error for a client.
 
     param: the field that is wrong, where it is one
     retry_after: seconds after which asking again may help
@@ -47,7 +47,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The error as clients read it."""
+        """The error in OpenAI's format."""
         return {
             "error": {
                 "message": self.message,
@@ -59,7 +59,7 @@ class ApiError(Exception):
 
     @property
     def of_messages(self) -> dict[str, Any]:
-        """The error as clients of Anthropic's interface read it."""
+        """The error in Anthropic's format."""
         kind = {500: "api_error", 503: "overloaded_error", 404: "not_found_error"}
         error = {"type": kind.get(self.status, self.kind), "message": self.message}
         return {"type": "error", "error": error}
@@ -74,15 +74,15 @@ class ApiError(Exception):
 
 
 def _sayable(text: str) -> str:
-    """The text as UTF-8 can carry it, cut to MOST_SIGNS."""
-    return text[:MOST_SIGNS].encode(errors="replace").decode()
+    """The text as UTF-8 can carry it, cut to MAX_MESSAGE."""
+    return text[:MAX_MESSAGE].encode(errors="replace").decode()
 
 
 UNFORESEEN = ApiError(500, "an error of this program: its log has it", "server_error")
 
 
 def api_error(error: OutriderError) -> ApiError:
-    """The error of a text as a client is told it."""
+    """The error of a text as one for a client."""
     message = str(error)
     if isinstance(error, Busy):
         return ApiError(
@@ -98,7 +98,7 @@ def api_error(error: OutriderError) -> ApiError:
 
 
 def add_failures(app: FastAPI) -> None:
-    """Answer every error of this application in the shape of its interface."""
+    """Answer every error of this application in the format of its interface."""
 
     @app.exception_handler(ApiError)
     async def told(request: Request, error: ApiError) -> JSONResponse:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from outrider.client.client import Client
 from outrider.endpoint.chat_messages import JsonObject, Text
 from outrider.endpoint.failures import ApiError
-from outrider.endpoint.requests import MOST_MESSAGES, ChatRequest
+from outrider.endpoint.requests import MAX_MESSAGES, ChatRequest
 from outrider.text.completion import Completion, Request
 from outrider.text.json_values import read_object
 from outrider.text.pieces import Piece
@@ -28,7 +28,7 @@ class MessagesRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    messages: Annotated[list[JsonObject], Len(max_length=MOST_MESSAGES)]
+    messages: Annotated[list[JsonObject], Len(max_length=MAX_MESSAGES)]
     system: Text | list[JsonObject] | None = None
     tool_choice: JsonObject | None = None
     stop_sequences: list[Text] | None = None
@@ -53,7 +53,7 @@ class MessagesRequest(BaseModel):
 
 
 def _turn_messages(turn: JsonObject) -> Iterable[JsonObject]:
-    """A turn as messages of a chat: results of calls are messages of their own, before the text."""
+    """A turn as messages of a chat. Results of calls are messages of their own before the text."""
     content = turn.get("content")
     if not isinstance(content, list):
         yield {"role": turn.get("role"), "content": content}
@@ -74,7 +74,7 @@ def _turn_messages(turn: JsonObject) -> Iterable[JsonObject]:
 
 
 class MessageWriter:
-    """Says a text as blocks: texts, and uses of tools."""
+    """Writes a text as blocks: text, and uses of tools."""
 
     def __init__(self, client: Client, requests: Sequence[Request]) -> None:
         self._client, self._requests, self._id = client, requests, f"msg_{uuid4().hex}"
@@ -149,7 +149,7 @@ def _ended(text: Completion) -> JsonObject:
 
 
 def _usage(text: Completion) -> dict[str, int]:
-    """Tokens of the prompt that were computed, those that had been before, and of the text."""
+    """Tokens of the prompt, apart from cached ones, and of the text."""
     cached = min(text.traffic.reused_tokens, text.prompt_tokens)
     return {
         "input_tokens": text.prompt_tokens - cached,

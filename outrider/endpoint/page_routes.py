@@ -31,7 +31,7 @@ from outrider.endpoint.answering import STREAM, TEMPERATURE, event_stream
 from outrider.endpoint.answers import TargetState, responses
 from outrider.endpoint.chat_messages import ChatMessage, Text
 from outrider.endpoint.failures import UNFORESEEN, ApiError, api_error
-from outrider.endpoint.requests import MOST_MESSAGES
+from outrider.endpoint.requests import MAX_MESSAGES
 from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import TextRunner
 from outrider.terminal.live_text import silent
@@ -57,7 +57,7 @@ HEADERS = {
 
 
 class TargetSettings(BaseModel):
-    """A target as the page names it. Empty fields keep what the server was started with."""
+    """A target that the page chooses. Empty fields keep the server's own options."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -91,7 +91,7 @@ class PageText(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    messages: Annotated[list[ChatMessage], Len(max_length=MOST_MESSAGES)]
+    messages: Annotated[list[ChatMessage], Len(max_length=MAX_MESSAGES)]
     max_tokens: Annotated[int, Ge(1)] = 512
     temperature: Annotated[float, Ge(0), Le(1000)] | None = None  # the model's default
     top_p: Annotated[float, Ge(0), Le(1)] = 1.0
@@ -144,7 +144,7 @@ def page_routes(manager: TargetManager, admin: Sequence[Depends]) -> APIRouter:
 
 
 class _PageFiles(StaticFiles):
-    """The page's files, each with HEADERS. It is the last route: what it lacks is not served."""
+    """The page's files, each with HEADERS. The last route: other paths are not found."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         try:
@@ -160,12 +160,12 @@ class _PageFiles(StaticFiles):
 
 
 def add_page(app: FastAPI) -> None:
-    """Serve the page's files, which are part of the package. They hold no secret: no key needed."""
+    """Serve the page's files, which are part of the package and need no key."""
     app.mount("/", _PageFiles(packages=[("outrider.endpoint", "page")], html=True), name="page")
 
 
 def _state(manager: TargetManager) -> dict[str, Any]:
-    """The target in use, or why there is none; the prices, and the position of the knob."""
+    """The target in use, or why there is none, with its prices."""
     texts, options = manager.texts, manager.options
     if texts is None:
         where = options.connection.target_host
@@ -218,7 +218,7 @@ async def _events(
 
 
 def _task(texts: TextRunner, asked: PageText, _left: Event) -> Task[TextEvent]:
-    """Makes the text of a page, and tells everything that can be watched."""
+    """The task that generates a text of the page, and reports its events."""
     client = texts.client
     seed = random_seed() if asked.seed is None else asked.seed
     given = Parameters(asked.max_tokens, asked.temperature, 0, asked.top_p, seed, asked.stop)

@@ -197,4 +197,4 @@ def _draft_flags(options: UpRole, short: str, size: str, machine: MachineFacts) 
             f"no draft and no tokenizer is known for {there.model}: outrider serve --model DIR"
         )
     say(f"draft: copied text alone, since no model can be computed here; {WITHOUT_LLAMA_CPP}")
-    return {"draft": "copy", **tokenizers[0]}
+    return {"draft": "copy,beside", **tokenizers[0]}

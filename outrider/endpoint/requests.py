@@ -1,5 +1,5 @@
-"""Requests of the OpenAI interface: fields that are read, with their bounds, and fields that are
-refused, with the reason.
+"""Requests of the OpenAI interface: the fields that are served, with their bounds, and those that
+are refused, with the reason.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from outrider.endpoint.chat_messages import ChatMessage, First, JsonObject, Text
 from outrider.text.json_values import MAX_DEPTH, nests_deeply
 from outrider.text.parameters import Parameters, schema_of
 from outrider.text.prompts import Prompt
-from outrider.text.tool_calls import MOST_TOOLS
+from outrider.text.tool_calls import MAX_TOOLS
 
-MOST_CHOICES = 8
-"""Texts of one prompt in one request."""
+MAX_CHOICES = 8
+"""Maximum texts per prompt (n)."""
 
 COMPLETION_TOKENS = 16
-"""Tokens of a completion that names no max_tokens, as the interface defines it."""
+"""Default max_tokens of a completion, as OpenAI defines it."""
 
-SEEDS = 2**SEED_BITS - MOST_CHOICES
-"""Seeds that a request's first text may have. Others are taken modulo this."""
+SEEDS = 2**SEED_BITS - MAX_CHOICES
+"""Number of seeds for the first text of a request. Others are taken modulo this."""
 
-MOST_KEY = 256
-"""Characters of a prompt_cache_key."""
+MAX_CACHE_KEY = 256
+"""Maximum length of a prompt_cache_key."""
 
-MOST_PROMPTS, MOST_MESSAGES = 1024, 4096
-"""Prompts, and messages of a chat, that a request may list. MAX_REQUESTS bounds its texts."""
+MAX_PROMPTS, MAX_MESSAGES = 1024, 4096
+"""Maximum number of prompts, and of messages. MAX_REQUESTS limits the texts."""
 
 
 def _some(tokens: int) -> int:
@@ -39,7 +39,7 @@ def _some(tokens: int) -> int:
 
 
 Length: TypeAlias = Annotated[int, Ge(-1), AfterValidator(_some)]
-TokenId: TypeAlias = Annotated[int, Field(strict=True)]  # true is none
+TokenId: TypeAlias = Annotated[int, Field(strict=True)]  # not true or false
 Ids: TypeAlias = Annotated[list[TokenId], First]
 
 
@@ -85,7 +85,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "top_n_sigma": (-1, 0),
 }
-"""Values that ask for nothing. Of other fields these are null, false, zero and what is empty."""
+"""No-op values. For other fields these are null, false, zero and empty values."""
 
 
 PASSED = (
@@ -104,35 +104,21 @@ class UnservedField(ValueError):
         self.param = param
 
 
-class ServedFields(BaseModel):
-    """A part of a request. A field that would change the text and is not served is refused.
-
-    Other unknown fields are ignored, since every client sends some.
-    """
-
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
-
-    @model_validator(mode="after")
-    def _is_served(self) -> Self:
-        for name, value in (self.model_extra or {}).items():
-            asks = value is not None and name in UNSERVED
-            if asks and (value not in NEUTRAL[name] if name in NEUTRAL else value):
-                raise UnservedField(name)
-        return self
-
-
 class StreamOptions(BaseModel):
     """Parts of a stream besides the text."""
 
     include_usage: bool | None = None
 
 
-class TextRequest(ServedFields):
-    """Fields of both kinds of request.
+class TextRequest(BaseModel):
+    """Fields of both kinds of request. UNSERVED fields are refused, other unknown ones are ignored,
+    since every client sends some.
 
     Fields beyond OpenAI's are as in other servers of this interface. There max_tokens -1 is
     unbounded, seed -1 is random, top_k -1 is off, and an empty stop string is none.
     """
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
     model: Text | None = None
     max_tokens: Annotated[int, Ge(-1)] | None = None
@@ -149,10 +135,10 @@ class TextRequest(ServedFields):
     logit_bias: dict[int, Annotated[float, Ge(-100), Le(100)]] | None = None
     seed: Annotated[int, Ge(-(2**63)), Lt(2**64)] | None = None
     stop: Text | Annotated[list[Text], First] | None = None
-    n: Annotated[int, Ge(1), Le(MOST_CHOICES)] | None = None
+    n: Annotated[int, Ge(1), Le(MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    prompt_cache_key: Annotated[str, Len(max_length=MOST_KEY)] | None = None
+    prompt_cache_key: Annotated[str, Len(max_length=MAX_CACHE_KEY)] | None = None
     response_format: JsonObject | None = None
     structured_outputs: dict[Literal["json", "regex", "choice"], Any] | None = None
 
@@ -162,6 +148,14 @@ class TextRequest(ServedFields):
         if nests_deeply(fields):
             raise ValueError(f"objects and lists nest deeper than {MAX_DEPTH}")
         return fields
+
+    @model_validator(mode="after")
+    def _is_served(self) -> Self:
+        for name, value in (self.model_extra or {}).items():
+            asks = value is not None and name in UNSERVED
+            if asks and (value not in NEUTRAL[name] if name in NEUTRAL else value):
+                raise UnservedField(name)
+        return self
 
     @model_validator(mode="after")
     def _has_one_form(self) -> Self:
@@ -181,7 +175,7 @@ class TextRequest(ServedFields):
 
     @property
     def most_tokens(self) -> int | None:
-        """Tokens of a text at most; None for as many as fit."""
+        """Maximum tokens of a text; None for as many as fit."""
         return None if self.max_tokens == -1 else self.max_tokens
 
     def parameters(self, **own: Any) -> Parameters:
@@ -208,7 +202,7 @@ class TextRequest(ServedFields):
 class ChatRequest(TextRequest):
     """A request for the next message of a chat."""
 
-    messages: Annotated[list[ChatMessage], First, Len(max_length=MOST_MESSAGES)]
+    messages: Annotated[list[ChatMessage], First, Len(max_length=MAX_MESSAGES)]
     max_tokens: Length | None = None
     max_completion_tokens: Length | None = None
     chat_template_kwargs: JsonObject | None = None
@@ -217,7 +211,7 @@ class ChatRequest(TextRequest):
     reasoning_effort: Text | None = None
     reasoning: JsonObject | None = None
     thinking: JsonObject | None = None
-    tools: Annotated[list[JsonObject], Len(max_length=MOST_TOOLS)] | None = None
+    tools: Annotated[list[JsonObject], Len(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
@@ -243,8 +237,8 @@ class ChatRequest(TextRequest):
 
     @property
     def variables(self) -> JsonObject:
-        """Variables of the chat template. What other interfaces say of thinking has the names by
-        which templates know it; chat_template_kwargs come last.
+        """Variables of the chat template. Reasoning fields of other interfaces get the templates'
+        names; chat_template_kwargs take precedence.
         """
         reasoning, kind = self.reasoning or {}, (self.thinking or {}).get("type")
         effort = self.reasoning_effort or reasoning.get("effort")
@@ -280,17 +274,17 @@ class ChatRequest(TextRequest):
 
 
 class CompletionRequest(TextRequest):
-    """A request for texts that go on after prompts: text or token ids, one or several.
+    """A request to continue prompts: text or token ids, one or several.
 
     logprobs: false is off, too
-    echo: the prompt stands before the text; with max_tokens 0 it stands alone
+    echo: the answer includes the prompt; with max_tokens 0 it is the prompt alone
     """
 
     prompt: (
         Text
         | Ids
-        | Annotated[list[Text], First, Len(max_length=MOST_PROMPTS)]
-        | Annotated[list[Ids], First, Len(max_length=MOST_PROMPTS)]
+        | Annotated[list[Text], First, Len(max_length=MAX_PROMPTS)]
+        | Annotated[list[Ids], First, Len(max_length=MAX_PROMPTS)]
     )
     logprobs: Annotated[int, Ge(0), Le(MOST_LOGPROBS)] | Literal[False] | None = None
     echo: bool | None = None

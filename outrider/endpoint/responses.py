@@ -21,12 +21,12 @@ from outrider.endpoint.answers import usage
 from outrider.endpoint.chat_answers import scored
 from outrider.endpoint.chat_messages import JsonObject, Text, joined_text
 from outrider.endpoint.failures import ApiError
-from outrider.endpoint.requests import MOST_MESSAGES, ChatRequest
+from outrider.endpoint.requests import MAX_MESSAGES, ChatRequest
 from outrider.text.completion import Completion, Request
 from outrider.text.pieces import Piece
 
 LOGPROBS = "message.output_text.logprobs"
-"""Name in `include` that asks for log-probabilities."""
+"""Value of `include` that requests log-probabilities."""
 
 
 class ResponseRequest(BaseModel):
@@ -34,11 +34,11 @@ class ResponseRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    input: Text | Annotated[list[JsonObject], Len(max_length=MOST_MESSAGES)]
+    input: Text | Annotated[list[JsonObject], Len(max_length=MAX_MESSAGES)]
     instructions: Text | None = None
     text: JsonObject | None = None  # its `format` is the form of the answer
     max_output_tokens: int | None = None
-    include: list[str] | None = None  # LOGPROBS are told, other parts are never there
+    include: list[str] | None = None  # other values than LOGPROBS are ignored
 
     def chat(self) -> ChatRequest:
         """The request as one for a chat."""
@@ -57,8 +57,8 @@ class ResponseRequest(BaseModel):
 
 
 def _item_messages(items: Iterable[Any]) -> list[JsonObject]:
-    """Items as messages of a chat. Thoughts belong to what the assistant says behind them, and
-    calls to what it said before them.
+    """Items as messages of a chat. Reasoning joins the assistant's message after it, a call the one
+    before it.
     """
     messages = list[JsonObject]()
     for item in items:
@@ -88,7 +88,7 @@ def _item_messages(items: Iterable[Any]) -> list[JsonObject]:
 
 
 class ResponseWriter:
-    """Says a text as items: messages, and calls of functions."""
+    """Writes a text as items: messages, and calls of functions."""
 
     def __init__(self, client: Client, chat: ChatRequest, _requests: Sequence[Request]) -> None:
         self._client, self._chat = client, chat
@@ -110,7 +110,7 @@ class ResponseWriter:
         if call is not None and call.name:
             yield from self._begin_item(_call(call.id, call.name, ""))
         elif call is None and not (self._open and self._items[-1]["type"] == "message"):
-            if not piece.text:  # it only tells of the tokens of a call
+            if not piece.text:  # tokens of a call
                 return
             yield from self._begin_item(_message("", []))
             part = _part("", [])
@@ -173,7 +173,7 @@ class ResponseWriter:
         return {"event": name, "data": json.dumps(told)}
 
     def _frame(self, items: Sequence[JsonObject], text: Completion | None) -> JsonObject:
-        """The answer with these items. text: None while it is being made"""
+        """The answer with these items. text: None while it is generated"""
         chat = self._chat
         cut = text is not None and text.finish_reason != "stop"
         ended = "incomplete" if cut else "completed"

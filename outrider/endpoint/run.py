@@ -1,4 +1,4 @@
-"""Role serve: connects, loads the draft, and listens for HTTP until a signal.
+"""`outrider serve`: connect, load the draft, and listen for HTTP until a signal.
 
 The application is the OpenAI interface, the page, health, metrics and version, behind one check of
 keys.
@@ -28,7 +28,6 @@ from inference.draft_thread import take_short_turns
 from inference.errors import InvalidRequest, OutriderError, Unavailable
 from outrider.endpoint.access import (
     BodyBound,
-    BoundedConnection,
     HeadCheck,
     KeyCheck,
     OriginCheck,
@@ -37,7 +36,13 @@ from outrider.endpoint.access import (
 )
 from outrider.endpoint.answering import GRACE_SECONDS
 from outrider.endpoint.answers import Health, Release, responses
-from outrider.endpoint.descriptors import ACCEPTED, QUEUED, OutOfDescriptors, bounded
+from outrider.endpoint.connections import (
+    ACCEPTED,
+    QUEUED,
+    BoundedConnection,
+    OutOfDescriptors,
+    bounded,
+)
 from outrider.endpoint.failures import ApiError, add_failures
 from outrider.endpoint.page_routes import add_page, page_routes
 from outrider.endpoint.target_manager import TargetManager
@@ -46,7 +51,7 @@ from outrider.options.roles import ServeRole
 from outrider.version import outrider_version
 
 SERVING = "serving "
-"""Start of the stderr line with the server's address. It is printed once requests are taken."""
+"""Start of the stderr line with the server's address, printed once it accepts requests."""
 
 
 MAX_CONNECTIONS = 512
@@ -58,7 +63,7 @@ def serve_http(
 ) -> int:
     """Serve until a signal. Returns 0.
 
-    when_ready: is given the page's address once requests are taken
+    when_ready: receives the page's address once the server accepts requests
     """
     keys, admin_keys = (
         read_keys(Path(path) if path else None, flag)
@@ -92,7 +97,7 @@ def serve_http(
 
 
 def http_config(app: FastAPI, connections: int, **more: Any) -> uvicorn.Config:
-    """Configuration of the server, with so many connections at the same time."""
+    """Configuration of the server, with this maximum of concurrent connections."""
     return uvicorn.Config(
         app,
         http=partial(BoundedConnection, connections),  # type: ignore[arg-type]
@@ -137,11 +142,11 @@ def _said(manager: TargetManager, address: str) -> str:
 
 
 def _ended(_number: int, _frame: object) -> None:
-    """Hear a signal again that ended the server: uvicorn raises it anew at its end."""
+    """Ignore the signal that ended the server: uvicorn raises it again at its end."""
 
 
 class _Server(uvicorn.Server):
-    """A server that says a line once it takes requests, and tells whoever waits for it."""
+    """A server that prints a line and calls a function once it accepts requests."""
 
     def __init__(self, config: uvicorn.Config, line: str, when_ready: Callable[[], object]) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""The target that the server uses. It may be changed, stopped and started while requests come."""
+"""The target that the server uses. It may be changed, stopped and started while serving."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from outrider.options.draft_flags import DEFAULT_SOURCES, NONE
 from outrider.options.roles import ServeRole
 
 RETRY_SECONDS = 2.0
-"""Seconds after which to ask again for a target that was not there."""
+"""Retry-After while there is no target, in seconds."""
 
 MAX_REQUESTS = 64
-"""Concurrent texts of a server, unless another number is given."""
+"""Default of the maximum of concurrent texts."""
 
 
 class TargetManager:
@@ -74,7 +74,7 @@ class TargetManager:
             return texts
 
     def close(self, reason: str = "the target was stopped", *, wanted: bool = False) -> None:
-        """End all texts and let the draft go. Requests are refused with the reason.
+        """End all texts and release the draft. Requests are refused with the reason.
 
         A target that is being looked for is not waited for.
         """
@@ -85,7 +85,7 @@ class TargetManager:
             self._secrets.close()
 
     async def get(self) -> TextRunner:
-        """The runner of texts. A target that was not there is looked for again.
+        """The runner of texts. Connects again if there was no target.
 
         Raises ApiError without one.
         """
@@ -115,7 +115,7 @@ class TargetManager:
         self._stack.close()
 
     def _take(self, settings: Mapping[str, Any]) -> None:
-        """Use these settings from now on. What is in use goes on where they are not allowed."""
+        """Use these settings from now on. Invalid settings change nothing."""
         with ExitStack() as stack:
             options = self._first.but(**self._changed(settings, stack))
             secrets = stack.pop_all()
@@ -124,8 +124,8 @@ class TargetManager:
         self.options, self._secrets, self.wanted = options, secrets, True
 
     def _changed(self, settings: Mapping[str, Any], stack: ExitStack) -> dict[str, Any]:
-        """The settings as options. Secrets that came as text are in private files until the stack
-        ends. Those that the server was started with are for its own target only.
+        """The settings as options. Secrets are in private files until the stack closes. Those of
+        the server itself are for its own target only.
         """
         changed = {"preset": None, **settings}  # its flags stay, and may be changed one by one
         alone = changed.pop("target_only", None)

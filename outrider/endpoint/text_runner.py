@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from threading import Event, Lock
 from typing import Any, TypeAlias, TypeVar
 
@@ -19,18 +18,17 @@ from inference.sampling import Grammar
 from outrider.client.client import Client
 from outrider.endpoint.grammar_turns import GrammarTurns
 from outrider.endpoint.text_metrics import TextMetrics
-from outrider.text.completion import Completion, Request
-from outrider.text.pieces import Piece
+from outrider.text.completion import Completion
 from outrider.text.runner import Part, Task, TextRun
 
 RETRY_SECONDS = 1.0
-"""Seconds after which a client may ask again while no text may begin."""
+"""Retry-After of a request that was refused since too many texts are running."""
 
 SHARE = 3
-"""Ratio of the texts of a caller among several to those that stay free for others."""
+"""Maximum ratio of a caller's texts to those that stay free for others."""
 
 READERS = 2
-"""Prompts that are cut into tokens at the same time. Others wait, so that memory is bounded."""
+"""Prompts tokenized at a time. Others wait, which limits memory."""
 
 Read = TypeVar("Read")
 """The result of work on prompts."""
@@ -42,7 +40,7 @@ Queue: TypeAlias = asyncio.Queue[tuple[int, Part | Completion | OutriderError]]
 
 
 class TextRunner:
-    """Makes texts with a client, up to `most` at the same time. To be used on one event loop."""
+    """Generates texts with a client, up to `most` at a time. To be used on one event loop."""
 
     def __init__(self, client: Client, most: int) -> None:
         self.client, self.most, self.running = client, most, 0
@@ -57,8 +55,8 @@ class TextRunner:
         self._beginning = Lock()  # of texts, and of the end of all
 
     def check_room(self, count: int, caller: str = "") -> None:
-        """Raise LimitExceeded for more texts than are ever made at once, and Busy where there is
-        no room for so many more at present.
+        """Raise LimitExceeded for more texts than ever run at once, and Busy for more than may
+        start now.
 
         caller: one of several; each leaves room for others, by a threshold that moves with what is
         free (Choudhury and Hahne, 1998)
@@ -78,8 +76,8 @@ class TextRunner:
             )
 
     async def read(self, work: Callable[[Event], Read]) -> Read:
-        """Run work on prompts on a thread. Its event is set, and work that has not begun is
-        dropped, when the caller is cancelled.
+        """Run work on prompts on a thread. If the caller is cancelled, its event is set, or it
+        never starts.
         """
         left = Event()
         try:
@@ -147,26 +145,21 @@ class TextRunner:
         return run, queue
 
     def _check(self, made: Completion) -> None:
-        """Refuse a part of a text that would look like all of it."""
+        """Raise Unavailable or LimitExceeded for a text that was cut off."""
         if made.finish_reason == "cancelled":
             raise Unavailable(self._over)
         if made.finish_reason == "spent" and not made.token_ids:
             raise LimitExceeded("no text is begun: what texts may cost (--max_usd) is spent")
 
-    def generate(self, requests: Sequence[Request], caller: str = "") -> Parts[Piece]:
-        """Generate the texts of requests with one grammar, as run() does."""
-        grammar = requests[0].params.grammar if requests else None
-        return self.run([partial(self.client.complete, one) for one in requests], caller, grammar)
-
     def end_all(self, reason: str) -> None:
-        """End all texts in the making, and make none any more. Those who wait are told why."""
+        """End all texts and refuse new ones, with this reason."""
         with self._beginning:
             self._over = reason
             for run in self._runs:
                 run.end()
 
     def close(self) -> None:
-        """Wait for the texts that were ended."""
+        """Wait until no text is running."""
         self._readers.shutdown(cancel_futures=True)
         for run in self._runs:
             run.join()

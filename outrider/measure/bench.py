@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -10,15 +9,14 @@ from functools import partial
 from pathlib import Path
 
 from inference.draft_thread import take_short_turns
-from inference.errors import InvalidRequest
 from inference.text import Tokenizer
 from outrider.client.client import Client
-from outrider.measure.arms import AGAIN, BASELINE
+from outrider.measure.arms import BASELINE
 from outrider.measure.environment import environment
 from outrider.measure.figures import summarise
 from outrider.measure.journal import RunRecord, opened, plan_of
 from outrider.measure.options import BenchOptions
-from outrider.measure.report import Report, operating_point
+from outrider.measure.report import Report
 from outrider.measure.run import Task
 from outrider.measure.scoring import score
 from outrider.measure.sets import Item
@@ -28,9 +26,6 @@ from outrider.text.completion import Request
 from outrider.text.parameters import Parameters
 from outrider.text.prompts import Prompt, make_request
 
-TOKEN_SECONDS = 0.03
-"""Seconds a token that the estimate before a run assumes."""
-
 MIN_PROMPTS, MIN_TOKENS = 30, 128
 """Prompts of a kind, and the limit of their texts, from which a figure may be claimed."""
 
@@ -39,12 +34,6 @@ def run(options: BenchOptions, beside: Beside = lambda client, arms: nullcontext
     """Generate the texts that the run lacks, and write and print its report in any case."""
     items, out = options.items(), Path(options.out)
     arms = {BASELINE: PRESETS["vanilla"], **options.arms}
-    if not (options.yes or {"set", "file"} & options.stated().keys()):
-        print(_summary(options, items, [*arms]), flush=True)
-        if not sys.stdin.isatty():
-            raise InvalidRequest("no terminal to ask on: start it with `outrider bench --yes`")
-        if input("run this? [y/N] ").strip().lower() not in ("y", "yes"):
-            return 1
     take_short_turns()
     prompts = {f"{one.set}/{one.kind}/{one.name}": one for one in items}
     with opened(out, plan_of(options.plan_settings, prompts)) as journal:
@@ -62,24 +51,6 @@ def run(options: BenchOptions, beside: Beside = lambda client, arms: nullcontext
             if journal.known.texts:
                 _report(journal.known, [*arms]).publish(out)
     return 0
-
-
-def _summary(options: BenchOptions, items: Sequence[Item], arms: Sequence[str]) -> str:
-    """Describe a run in three lines."""
-    kinds = Counter(item.kind for item in items)
-    arms, most = [arms[0], AGAIN, *arms[1:]], options.text.max_new_tokens
-    texts = sum(len(item.turns) for item in items) * len(arms) * options.num_runs
-    texts *= len(options.rtt)
-    return "\n".join(
-        (
-            f"prompts  {', '.join(options.sets)}: {len(items)} ("
-            + ", ".join(f"{kind} {count}" for kind, count in kinds.items())
-            + ")",
-            f"texts    {texts}: each turn by {', '.join(arms)}, up to {most} tokens",
-            f"time     up to {texts * most * TOKEN_SECONDS / 60:.0f} min at "
-            f"{TOKEN_SECONDS * 1000:.0f} ms a token; --samples N takes N prompts of each kind",
-        )
-    )
 
 
 def _tasks(options: BenchOptions, items: Sequence[Item], client: Client) -> list[Task]:
@@ -119,7 +90,7 @@ def _prompt(item: Item, answers: Sequence[str], tokenizer: Tokenizer) -> Prompt:
 def _report(run: RunRecord, arms: Sequence[str]) -> Report:
     models, rows = run.starts[0]["models"], summarise(run.texts, arms)
     title = f"{', '.join(arms[1:])} on {models['target']}, {models['device']}"
-    return Report(title, [], rows, run, remarks=[*operating_point(run), *_remarks(run)])
+    return Report(title, [], rows, run, remarks=[*_remarks(run)])
 
 
 def _remarks(run: RunRecord) -> Iterator[str]:

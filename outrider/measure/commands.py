@@ -4,7 +4,7 @@ what runs it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -29,8 +29,8 @@ examples:
     --usd_per_kwh 0.3 --usd_per_gb_up 0 --usd_per_gb_down 0.09 --draft_watts 30"""
 
 BENCH = """examples:
-  outrider bench --yes                                    the embedded pair and prompts
-  outrider bench --yes --target_model DIR --draft_model DIR --out real
+  outrider bench                                          the embedded pair and prompts
+  outrider bench --target_model DIR --draft_model DIR --out real
   outrider bench --set small --presets hybrid,suffix --rtt 40 --samples 5
   outrider bench --target_host HOST --draft_model DIR --file prompts.jsonl --out server"""
 
@@ -41,55 +41,44 @@ PROVE = """examples:
                                                          sampling of the device are checked first"""
 
 
-def parse_compare(words: Words = None) -> flags.CompareOptions:
+RUNS = """examples:
+  outrider runs runs.yaml --dry_run       the runs that the file asks for
+  outrider runs runs.yaml --out results
+  outrider runs experiment.xml            an experiment of AutoDraft
+  outrider --config results/NAME/outrider-options.json
+                                          one of them again"""
+
+COMMANDS: dict[str, tuple[type[CommandOptions], str]] = {
+    "compare": (flags.CompareOptions, COMPARE),
+    "bench": (flags.BenchOptions, BENCH),
+    "prove": (flags.ProveOptions, PROVE),
+    "recommend": (flags.RecommendOptions, ""),
+    "runs": (flags.RunsOptions, RUNS),
+}
+"""The options of each command, and the end of its help."""
+
+
+def parse(command: str, words: Words = None) -> Any:
     """The options of a command line. Prints help or an error in one line, and exits."""
-    return parse_flags(flags.CompareOptions, "outrider compare", words, COMPARE)
+    model, examples = COMMANDS[command]
+    return parse_flags(model, f"outrider {command}", words, examples)
 
 
-def parse_bench(words: Words = None) -> flags.BenchOptions:
-    return parse_flags(flags.BenchOptions, "outrider bench", words, BENCH)
+def _command(name: str) -> Callable[[Words], int]:
+    def run(words: Words = None) -> int:
+        """Run the command. Returns 0 when it did what was asked."""
+        options = parse(name, words)
+
+        def work() -> int:
+            if name in ("compare", "prove"):
+                require("torch", f"outrider {name}")
+            module: Any = import_module(f"outrider.measure.{name}")
+            return int(module.run(options))
+
+        return run_command(work, debug=options.debug)
+
+    return run
 
 
-def parse_prove(words: Words = None) -> flags.ProveOptions:
-    return parse_flags(flags.ProveOptions, "outrider prove", words, PROVE)
-
-
-def parse_recommend(words: Words = None) -> flags.RecommendOptions:
-    return parse_flags(flags.RecommendOptions, "outrider recommend", words)
-
-
-def compare(words: Words = None) -> int:
-    """Run `outrider compare`. Returns 0 when the comparison was made."""
-    return _run(parse_compare(words), "compare", needs_torch=True)
-
-
-def bench(words: Words = None) -> int:
-    """Run `outrider bench`. Returns 0 when all was measured."""
-    return _run(parse_bench(words), "bench")
-
-
-def prove(words: Words = None) -> int:
-    """Run `outrider prove`. Returns 0 if all texts are equal, else 1."""
-    return _run(parse_prove(words), "prove", needs_torch=True)
-
-
-def recommend(words: Words = None) -> int:
-    """Run `outrider recommend`. Returns 0 when it recommends a command."""
-    return _run(parse_recommend(words), "recommend")
-
-
-def runs(words: Words = None) -> int:
-    """Run `outrider runs`. Returns 0 when all texts of all runs were generated."""
-    from outrider.measure.runs import EXAMPLES, RunsOptions
-
-    return _run(parse_flags(RunsOptions, "outrider runs", words, EXAMPLES), "runs")
-
-
-def _run(options: CommandOptions, command: str, *, needs_torch: bool = False) -> int:
-    def work() -> int:
-        if needs_torch:
-            require("torch", f"outrider {command}")
-        module: Any = import_module(f"outrider.measure.{command}")
-        return int(module.run(options))
-
-    return run_command(work, debug=options.debug)
+compare, bench, prove = _command("compare"), _command("bench"), _command("prove")
+recommend, runs = _command("recommend"), _command("runs")

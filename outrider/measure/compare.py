@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from inference.command import say
+from inference.errors import InvalidRequest
 from outrider.client.client import Client
 from outrider.client.connecting import connect_target
 from outrider.measure.arms import FUSED, HYBRID, Arm, Choice, choices, local_arms
@@ -67,6 +68,8 @@ def compare(options: CompareOptions) -> Report:
                 beside = target.description.draft_model
             chosen = [one for one in choices(options) if one.architecture != FUSED or beside]
             arms = {one.name: one.flags for one in chosen if one.preset}
+            if not arms:
+                raise InvalidRequest("--architectures: one that uses the link is needed")
             for trip in options.rtt:
                 say(f"round trip {trip:g} ms: {', '.join(one.name for one in chosen)}")
                 clients = measure(
@@ -119,11 +122,6 @@ def _remarks(
     if options.emulate:
         how = (started and started.emulation) or "it did not say how well it kept them"
         yield f"The target's passes take emulated times ({how}); drafts run on this machine."
-    if started is not None:
-        yield (
-            "Draft and target share this machine's cores: forward passes of synchronous rounds, "
-            "acceptance and bytes carry over to other machines; times do not."
-        )
     if FUSED in options.chosen and all(one.architecture != FUSED for one in chosen):
         yield "fused was not run: the target has no draft beside it (--role fused_target)"
     if options.out is None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -119,16 +118,14 @@ def profile(name: str, source: str, times: Sequence[GraphTime]) -> TimeProfile |
     """The profile of these times, for --emulate: the longer of the weights' time and the nodes'.
     None where nothing was measured.
 
-    The time of a node is the one that comes nearest to all measured passes.
+    The time of a node is that of the largest measured pass.
     """
     known = {one.padded: one.seconds.median for one in times if one.seconds is not None}
     if not known:
         return None
-    least = known[min(known)]
-    counts = {rows * nodes: seconds for (rows, nodes), seconds in known.items()}
-    errors = {one: _error(least, one, counts) for one in (s / n for n, s in counts.items())}
-    node = min(errors, key=errors.__getitem__)
-    worst = max(abs(max(least, n * node) / seconds - 1) for n, seconds in counts.items())
+    least, counts = known[min(known)], {rows * nodes: one for (rows, nodes), one in known.items()}
+    node = counts[max(counts)] / max(counts)
+    worst = max(abs(max(least, count * node) / one - 1) for count, one in counts.items())
     return TimeProfile(
         name,
         source,
@@ -142,11 +139,6 @@ def profile(name: str, source: str, times: Sequence[GraphTime]) -> TimeProfile |
         nodes=tuple(sorted({nodes for _, nodes in known})),
         slot_step=1,
     )
-
-
-def _error(least: float, node: float, counts: Mapping[int, float]) -> float:
-    """Sum of squared logarithms of computed over measured seconds."""
-    return sum(math.log(max(least, n * node) / seconds) ** 2 for n, seconds in counts.items())
 
 
 def times_table(times: Sequence[GraphTime], fitted: Fit | None, device: str) -> list[str]:

@@ -163,14 +163,10 @@ def opened(
         yield journal
 
 
-def differences(before: Values, after: Values) -> list[str]:
-    """Each value that differs, by its name, as it is before and after."""
-    pairs = [(name, before.get(name), after.get(name)) for name in {**before, **after}]
-    return [f"{name} {json.dumps(a)}, then {json.dumps(b)}" for name, a, b in pairs if a != b]
-
-
 def _check_same(what: str, before: Values, after: Values, path: str) -> None:
-    if differ := differences(before, after):
+    pairs = [(name, before.get(name), after.get(name)) for name in {**before, **after}]
+    differ = [f"{name} {json.dumps(a)}, then {json.dumps(b)}" for name, a, b in pairs if a != b]
+    if differ:
         more = f" and {len(differ) - 3} more" * (len(differ) > 3)
         raise InvalidRequest(
             f"{path} is a run with other {what}: {'; '.join(differ[:3])}{more}: give what it was "

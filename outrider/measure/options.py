@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions
-from inference.flags.group import FlagRule, Group, Shown, flags_of
+from inference.flags.group import FlagRule, Shown, flags_of
 from inference.flags.values import (
     Count,
     Directory,
@@ -68,31 +68,11 @@ class RunOptions(
         return ClientRole(connection=connection, **{**stated, **flags})
 
 
-_OF_THE_CALL = ("out", "yes", "debug")
+_OF_THE_CALL = ("out", "debug")
 """Flags that change nothing of what is measured."""
 
 
-class LinkOptions(Group, title="target and link"):
-    """The device that a started target emulates, and the links over which texts are generated."""
-
-    emulate: Name | None = None
-    """emulate forward-pass times of this profile"""
-    rtt: Annotated[NumberList, Shown("MS,...")] = (0.0,)
-    """emulated round trips in ms, added to the real one"""
-    bandwidth: Annotated[float, Gt(0), Shown("MBIT")] | None = None
-    """bandwidth of the emulated link each way, in Mbit/s (default: unlimited)"""
-
-    @model_validator(mode="after")
-    def _can_be_emulated(self) -> Self:
-        if not self.rtt or not all(0 <= trip < 60_000 for trip in self.rtt) or _twice(self.rtt):
-            raise ValueError(
-                f"--rtt {','.join(f'{trip:g}' for trip in self.rtt)}: different milliseconds from "
-                "0 to 60000 are needed"
-            )
-        return self
-
-
-class LinkedOptions(LinkOptions, RunOptions, title="measurement"):
+class LinkedOptions(RunOptions, title="measurement"):
     """A pair whose target is started here unless it is named, and the links to it."""
 
     RULES: ClassVar = (
@@ -103,7 +83,22 @@ class LinkedOptions(LinkOptions, RunOptions, title="measurement"):
             why="those are for a target that is started here",
         ),
     )
+    emulate: Name | None = None
+    """emulate forward-pass times of this profile"""
+    rtt: Annotated[NumberList, Shown("MS,...")] = (0.0,)
+    """emulated round trips in ms, added to the real one"""
+    bandwidth: Annotated[float, Gt(0), Shown("MBIT")] | None = None
+    """bandwidth of the emulated link each way, in Mbit/s (default: unlimited)"""
     connection: ConnectionOptions = ConnectionOptions()
+
+    @model_validator(mode="after")
+    def _can_be_emulated(self) -> Self:
+        if not self.rtt or not all(0 <= trip < 60_000 for trip in self.rtt) or _twice(self.rtt):
+            raise ValueError(
+                f"--rtt {','.join(f'{trip:g}' for trip in self.rtt)}: different milliseconds from "
+                "0 to 60000 are needed"
+            )
+        return self
 
     @property
     def elsewhere(self) -> bool:
@@ -242,8 +237,6 @@ class BenchOptions(LinkedOptions, title="measurement"):
     """presets to measure (default: the method of --draft)"""
     num_runs: Count = 1
     """repetitions of each prompt and drafting method"""
-    yes: bool = False
-    """do not ask for confirmation of a run without --set or --file"""
     out: Directory = "bench"
     """directory of the run, with its texts and report"""
     text: BenchTexts = BenchTexts()
@@ -295,7 +288,7 @@ class RecommendOptions(CommandOptions, title="drafting"):
     """
 
     COMMON: ClassVar = (
-        *("draft_model", "download", "seconds", "max_new_tokens", "json", "device", "threads"),
+        *("draft_model", "download", "seconds", "max_new_tokens", "out", "device", "threads"),
         *("target_host", "target", "tls_ca", "token_file", "usd_per_hour"),
     )
     RULES: ClassVar = RULES
@@ -307,8 +300,8 @@ class RecommendOptions(CommandOptions, title="drafting"):
     """maximum time for loading and measuring"""
     max_new_tokens: Count = 128
     """maximum new tokens of a text"""
-    as_json: File | None = Field(default=None, alias="json")
-    """JSON file for all figures"""
+    out: Directory | None = None
+    """directory for the report"""
     connection: ConnectionOptions = ConnectionOptions()
     device: DeviceOptions = DeviceOptions()
     prices: PriceOptions = PriceOptions()
@@ -316,3 +309,15 @@ class RecommendOptions(CommandOptions, title="drafting"):
     def of_run(self, **flags: Any) -> dict[str, Any]:
         """Flags of `outrider run`: those of a way of drafting, and those given here."""
         return {**self.connection.stated(), **self.device.stated(), **self.prices.stated(), **flags}
+
+
+class RunsOptions(CommandOptions, title="general"):
+    """Run the experiments and sweeps of a file, and store options and results of each."""
+
+    BARE: ClassVar = "file"
+    file: File
+    """YAML file of runs, or XML of an AutoDraft experiment (docs/runs.md)"""
+    out: Directory = "runs"
+    """directory for the results, with a subdirectory for each run"""
+    dry_run: bool = False
+    """list the runs of the file without running them"""

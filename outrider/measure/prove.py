@@ -15,7 +15,6 @@ from dataclasses import asdict
 from functools import partial
 from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from inference.artifact import read_manifest
 from inference.backends.neuron_sdk import has_device, instance_family
@@ -32,15 +31,15 @@ from outrider.measure.figures import ALL, Row, summarise
 from outrider.measure.graph_times import SHAPES, GraphTime, fit, profile, time_graphs, times_table
 from outrider.measure.journal import RunRecord, opened, plan_of
 from outrider.measure.options import ProveOptions
-from outrider.measure.report import Report, operating_point
+from outrider.measure.report import Report
 from outrider.measure.run import Task
 from outrider.measure.sets import PROMPTS
-from outrider.measure.testbed import measure
+from outrider.measure.testbed import measure, start
 from outrider.options.draft_flags import PRESETS
-from outrider.options.groups import PromptOptions, TargetOptions
+from outrider.options.groups import PromptOptions
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import TargetRole
-from outrider.target.spawn import first_start, flag_words, role_environment, started, target_words
+from outrider.target.spawn import cold_start, flag_words, role_environment
 from outrider.target.target import load_served
 from outrider.text.completion import Request
 from outrider.text.prompts import read_prompts
@@ -69,16 +68,12 @@ def run(options: ProveOptions) -> int:
     plan = plan_of(options.plan_settings, {str(number): text for number, text in enumerate(texts)})
     arms = {BASELINE: PRESETS["vanilla"], DRAFTED: {}}
     with opened(out, plan, replace_finished=True) as journal:
-        with TemporaryDirectory(prefix="outrider-") as cache, first_start(Path(cache)):
-            words = target_words(options, batch=1, usd_per_hour=options.prices.usd_per_hour)
-            with started("target", words) as target:
-                there, tasks = (
-                    ConnectionOptions(target_host=target.address),
-                    partial(_tasks, options, texts),
-                )
-                alone, drafted = measure(
-                    options, journal, there, arms, tasks, repeats=REPEATS, warm=False
-                )
+        with cold_start(), start(options) as target:
+            there = ConnectionOptions(target_host=target.address)
+            tasks = partial(_tasks, options, texts)
+            alone, drafted = measure(
+                options, journal, there, arms, tasks, repeats=REPEATS, warm=False
+            )
         journal.write("end", {"load": environment()["load"]})
     times = measured_graphs(options)
     name = f"{alone.model} on {alone.target.description.device}, drafted by {drafted.draft}"
@@ -97,11 +92,8 @@ def _tasks(options: ProveOptions, texts: Sequence[str], client: Client) -> list[
 
     def request(number: int, temperature: float, answers: Sequence[str]) -> Request:
         ids = client.tokenizer.encode(texts[number], chat=options.chat)
-        params, stop_ids = (
-            SamplingParams(temperature, seed=number),
-            client.target.description.stop_ids,
-        )
-        return Request(number, "", ids, params, options.max_new_tokens, stop_ids)
+        params, there = SamplingParams(temperature, seed=number), client.target.description
+        return Request(number, "", ids, params, options.max_new_tokens, there.stop_ids)
 
     return [
         Task("", f"temperature {one:g}", str(number), partial(request, number, one))
@@ -114,7 +106,7 @@ def measured_graphs(options: ProveOptions) -> list[GraphTime]:
     They are measured with as many rows as the shapes need, unless an artefact has its own.
     """
     stated = options.stated()
-    given = {name: stated[name] for name in flags_of(TargetOptions) if name in stated}
+    given = {name: stated[name] for name in flags_of(TargetRole) if name in stated}
     if options.artifact is None:
         given["batch"] = max(rows for rows, _ in SHAPES)
     served = load_served(TargetRole(**given))
@@ -133,7 +125,7 @@ def _report(
         verdict(rows),
         rows,
         run,
-        remarks=[*operating_point(run), "With one machine for both, speed-ups are no promise."],
+        remarks=["With one machine for both, speed-ups are no promise."],
         sections={
             **device,
             "Forward passes": times_table(times, fitted, instance_family() or ""),

@@ -19,7 +19,6 @@ from grpc_comm.translate import Description
 from inference.command import printable, say
 from inference.draft_thread import take_short_turns
 from inference.errors import InvalidRequest, OutriderError
-from inference.files import write_whole
 from inference.sampling import SamplingParams
 from inference.times import LatencyModel
 from outrider.client.client import Client, open_client
@@ -90,13 +89,10 @@ def run(options: RecommendOptions) -> int:
         [*rows.values()],
         known,
         remarks,
+        data={"left_out": left_out, "published": published, "command": line},
     )
-    report.publish(None)
+    report.publish(None if options.out is None else Path(options.out))
     print(line)
-    if options.as_json is not None:
-        record = report.record() | {"round_trip": trip, "left_out": left_out}
-        record |= {"published": published, "reason": why, "command": line}
-        write_whole(Path(options.as_json), json.dumps(record, indent=1) + "\n")
     return 0
 
 

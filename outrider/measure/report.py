@@ -64,8 +64,10 @@ class Report:
 
     @property
     def notes(self) -> list[str]:
-        """The remarks, the noise of the A/A pair, and why costs are not known."""
-        notes = list(self.remarks)
+        """Where it was measured, the remarks, the noise of the A/A pair, and why costs are not
+        known.
+        """
+        notes = [*(_operating_point(self.run) if self.run.starts else ()), *self.remarks]
         again = [row.noise for row in self.rows if row.arm == AGAIN and row.noise]
         if again:
             low, high = min(one.low for one in again), max(one.high for one in again)
@@ -198,7 +200,7 @@ def waits(rows: Sequence[Row]) -> list[str]:
     return _table(cells)
 
 
-def operating_point(run: RunRecord) -> Iterator[str]:
+def _operating_point(run: RunRecord) -> Iterator[str]:
     """Yield machine, load and link in words, with the link in forward passes of the target."""
     where = run.starts[0]["environment"]
     loads = [*(start["environment"]["load"] for start in run.starts)]
@@ -219,7 +221,10 @@ def operating_point(run: RunRecord) -> Iterator[str]:
         f"; commit {', then '.join(commits)}"
     )
     if run.starts[0]["shared"]:
-        yield "Draft and target share this machine: their speed is not that of two machines."
+        yield (
+            "Draft and target share this machine: forward passes of synchronous rounds, acceptance "
+            "and bytes carry over to others; times do not."
+        )
 
 
 def _table(cells: Sequence[Mapping[str, str]]) -> list[str]:

@@ -4,34 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import ClassVar
 
 from inference.command import FAILED, INTERRUPTED, printable, say
 from inference.errors import OutriderError
-from inference.flags.command_line import CommandOptions
-from inference.flags.values import Directory, File
+from outrider.measure.options import RunsOptions
 from outrider.measure.sweeps import NamedRun, read_runs
 from outrider.terminal.summary import PROFILE
 from outrider.terminal.tables import aligned
-
-EXAMPLES = """examples:
-  outrider runs runs.yaml --dry_run       the runs that the file asks for
-  outrider runs runs.yaml --out results
-  outrider runs experiment.xml            an experiment of AutoDraft
-  outrider --config results/NAME/outrider-options.json
-                                          one of them again"""
-
-
-class RunsOptions(CommandOptions, title="general"):
-    """Run the experiments and sweeps of a file, and store options and results of each."""
-
-    BARE: ClassVar = "file"
-    file: File
-    """YAML file of runs, or XML of an AutoDraft experiment (docs/runs.md)"""
-    out: Directory = "runs"
-    """directory for the results, with a subdirectory for each run"""
-    dry_run: bool = False
-    """list the runs of the file without running them"""
 
 
 def run(options: RunsOptions) -> int:

@@ -112,12 +112,6 @@ def _own(row: Row) -> Item:
     return Item("", kind, row["name"], row["turns"], row.get("system"), schema, row.get("answer"))
 
 
-def _mbpp(row: Row) -> Item:
-    tests = "\n".join(row["test_list"])
-    asked = f"{row['text']} Your code should pass these tests:\n\n{tests}"
-    return Item("", "code", str(row["task_id"]), (asked,))
-
-
 def _question(row: Row) -> Item:
     """Read a question of MT-bench or Spec-Bench: MT-bench is of the kind chat in both."""
     category = row["category"]
@@ -135,7 +129,6 @@ _FORMATS: Sequence[tuple[set[str], Callable[[Row], Item]]] = (
         {"task_id", "prompt", "entry_point"},  # HumanEval
         lambda row: Item("", "code", row["task_id"], (row["prompt"],)),
     ),
-    ({"task_id", "text", "test_list"}, _mbpp),
     ({"question_id", "category", "turns"}, _question),
     ({"name", "turns"}, _own),
     (
@@ -149,14 +142,6 @@ _FORMATS: Sequence[tuple[set[str], Callable[[Row], Item]]] = (
             (f"{row['problem']}\n\nPut the final answer within \\boxed{{}}.",),
             answer=row["answer"],
         ),
-    ),
-    (
-        {"article", "highlights", "id"},  # CNN/DailyMail
-        lambda row: Item("", "summaries", row["id"], (f"Summarize: {row['article']}",)),
-    ),
-    (
-        {"instruction", "input", "output"},  # Alpaca
-        lambda row: Item("", "chat", "", (f"{row['instruction']}\n\n{row['input']}".strip(),)),
     ),
 )
 """Keys of a format, and what reads a row that has them."""

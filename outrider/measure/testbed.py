@@ -27,21 +27,28 @@ from outrider.options.roles import ClientRole
 from outrider.target.spawn import StartedTarget, started, target_words
 
 
+def start(
+    options: RunOptions, role: str = "target", **flags: object
+) -> AbstractContextManager[StartedTarget]:
+    """Start the target of these options. It has one row unless --batch says otherwise.
+
+    flags: of the target, beside those given
+    """
+    stated = {"batch": 1} | options.stated()
+    names = ("batch", "backend", "emulate", "measure_first", "usd_per_hour")
+    words = target_words(options, **{name: stated.get(name) for name in names}, **flags)
+    return started(role, words)
+
+
 @contextmanager
 def target_of(
     options: LinkedOptions, role: str = "target", **flags: object
 ) -> Iterator[tuple[ConnectionOptions, StartedTarget | None]]:
-    """The target that the options name; where they name none, one of this role is started.
-
-    flags: of the started target, beside those given
-    """
+    """The target that the options name; where they name none, one of this role is started."""
     if options.elsewhere:
         yield options.connection, None
         return
-    stated = {"batch": 1} | options.stated()  # one row unless --batch says otherwise
-    of_target = ("batch", "backend", "emulate", "measure_first", "usd_per_hour")
-    words = target_words(options, **{name: stated.get(name) for name in of_target}, **flags)
-    with started(role, words) as target:
+    with start(options, role, **flags) as target:
         yield options.connection.but(target_host=target.address), target
 
 

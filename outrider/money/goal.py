@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from inference.command import say
 from inference.cost.billing import ENERGIES, OBJECTIVES, PER_MILLION, Billing, blend
 from inference.errors import InvalidRequest, Unavailable
+from inference.flags.group import flags_of
 from inference.planner.prices import SPEED, Prices, UnitPrices, Usage
 from inference.proposer import MESSAGE_BYTES
 from outrider.options.groups import GoalOptions, PriceOptions, read_knob
@@ -182,14 +183,8 @@ def read_billing(options: PriceOptions) -> Billing:
 
     Raises Unavailable where no source has that instance.
     """
-    billing = Billing(
-        usd_per_kwh=options.usd_per_kwh,
-        usd_per_gb_up=options.usd_per_gb_up,
-        usd_per_gb_down=options.usd_per_gb_down,
-        target_share=options.target_share,
-        draft_watts=options.draft_watts,
-        target_watts=options.target_watts,
-    )
+    stated = flags_of(PriceOptions).keys() & vars(Billing())
+    billing = Billing(**{name: getattr(options, name) for name in stated})
     if options.instance is not None:
         from deploy.instance_kind import Market
         from deploy.instance_price import InstancePrices
@@ -201,11 +196,10 @@ def read_billing(options: PriceOptions) -> Billing:
         except Unavailable as error:
             flag = "--usd_per_hour, in place of --instance,"
             raise Unavailable(f"{error}; {flag} states one") from error
-        return replace(billing, target_usd_per_hour=price.usd_per_hour, source=str(price))
+        return replace(billing, usd_per_hour=price.usd_per_hour, source=str(price))
     if options.usd_per_hour is None:
         return billing
-    source = f"${options.usd_per_hour:g} an hour, as given"
-    return replace(billing, target_usd_per_hour=options.usd_per_hour, source=source)
+    return replace(billing, source=f"${options.usd_per_hour:g} an hour, as given")
 
 
 def read_goal(options: GoalOptions, billing: Billing) -> Goal:

@@ -154,38 +154,21 @@ class PresetOptions(SourceOptions, TreeOptions, title="drafting"):
     subspec_sd (docs/runs.md)"""
 
     def __init__(self, /, **given: Any) -> None:
-        """The preset's flags stand where none is given. Raises InvalidRequest for a contradiction,
-        and says what the preset stands for.
-        """
-        meant = self._flags_of(given.get("preset"))
+        """Add the preset's flags. Raises InvalidRequest for flags that contradict them."""
+        preset = given.get("preset")
+        meant = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
+        flags = " ".join(f"--{name} {value}" for name, value in meant.items())
         missing = {name: value for name, value in meant.items() if given.get(name) is None}
+        for name in ("draft", *SIZES) if meant else ():
+            value = given.get(name)
+            same = name in meant and (name in SIZES or value == meant[name])
+            if value is not None and not same:
+                raise InvalidRequest(
+                    f"--preset {preset} stands for {flags}, got --{name} {value}: give one of them"
+                )
         try:
             super().__init__(**given | missing)
         except InvalidRequest as error:
-            if missing and self._allowed(given | {"preset": None}):
-                raise InvalidRequest(f"{_words(given['preset'])}: {error}") from error
+            if any(f"--{name}" in str(error) for name in missing):
+                raise InvalidRequest(f"--preset {preset} stands for {flags}: {error}") from error
             raise
-        sizes = dict.fromkeys(SIZES if meant else ())
-        for name, value in (sizes | meant).items():
-            if vars(self)[name] != value and (name not in SIZES or value is None):
-                raise InvalidRequest(
-                    f"{_words(given['preset'])}, got --{name} {given[name]}: give one of them"
-                )
-
-    @staticmethod
-    def _flags_of(preset: object) -> dict[str, Any]:
-        return PRESETS.get(preset, {}) if isinstance(preset, str) else {}
-
-    @classmethod
-    def _allowed(cls, given: dict[str, Any]) -> bool:
-        try:
-            cls(**given)
-        except InvalidRequest:
-            return False
-        return True
-
-
-def _words(preset: str) -> str:
-    """A sentence with the flags that the preset stands for, as a user writes them."""
-    flags = [f"--{name} {value}" for name, value in PRESETS[preset].items()]
-    return f"--preset {preset} stands for {' '.join(flags)}"

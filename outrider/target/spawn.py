@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from inference.backends.timed import EMULATED
@@ -53,16 +54,17 @@ def target_words(options: TargetOptions, **more: object) -> list[str]:
 
 
 @contextmanager
-def first_start(cache: Path) -> Iterator[None]:
-    """Let this process, and those that it starts, keep times here and find no others."""
+def cold_start() -> Iterator[None]:
+    """Let this process, and those that it starts, find no stored times, and store none."""
     before = os.environ.get("XDG_CACHE_HOME")
-    os.environ["XDG_CACHE_HOME"] = str(cache)
-    try:
-        yield
-    finally:
-        del os.environ["XDG_CACHE_HOME"]
-        if before is not None:
-            os.environ["XDG_CACHE_HOME"] = before
+    with TemporaryDirectory(prefix="outrider-") as cache:
+        os.environ["XDG_CACHE_HOME"] = cache
+        try:
+            yield
+        finally:
+            del os.environ["XDG_CACHE_HOME"]
+            if before is not None:
+                os.environ["XDG_CACHE_HOME"] = before
 
 
 class StartedTarget(NamedTuple):

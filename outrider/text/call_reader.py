@@ -1,4 +1,4 @@
-"""Reads calls of functions out of a text while the text comes."""
+"""Separates calls of functions from streamed text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.text.json_values import read_object
 from outrider.text.stop_strings import begun
 
 MAX_HEAD = 256
-"""Characters in which a call begins its arguments, if these are to be streamed."""
+"""Maximum characters before the arguments of a call whose arguments are streamed."""
 
 MAX_HELD = 2**16
 """Maximum characters that wait for the end of what may be a call; more are text."""
@@ -22,12 +22,12 @@ _NAME = re.compile(r'\s*\[?\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:
 _HEAD = re.compile(_NAME.pattern + r'\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _MEMBER = re.compile(r'\s*,\s*("|$)')
 _KEYS = tuple(f'"{key}"' for key in ("name", "arguments", "parameters", "function", "type", "id"))
-"""Keys of which a call's first one is."""
+"""Possible first keys of a call."""
 
 
 @dataclass(frozen=True)
 class CallForm:
-    """The way in which a family of models writes calls.
+    """How a family of models writes calls.
 
     mark: part of a chat template that has this form
     opening: announces a call, or a list of calls
@@ -46,7 +46,7 @@ class CallForm:
 
 
 class CallPiece(NamedTuple):
-    """A part of a call as it comes. The first part has the id and the name."""
+    """A streamed part of a call. The first part has the id and the name."""
 
     number: int
     arguments: str
@@ -55,7 +55,7 @@ class CallPiece(NamedTuple):
 
 
 class ToolCall(NamedTuple):
-    """A call of a function. arguments: JSON, as far as it was made"""
+    """A call of a function. arguments: JSON, perhaps cut off"""
 
     id: str
     name: str
@@ -70,7 +70,7 @@ def add_piece(calls: list[ToolCall], piece: CallPiece) -> None:
 
 
 class CallReader:
-    """Separates calls from the text beside them, piece by piece. What is no call is text.
+    """Separates calls from the text around them, piece by piece.
 
     A call is a JSON object, with its keys in any order. Its arguments are passed on as they come
     where the name stands before them, else when the object is whole.
@@ -87,7 +87,7 @@ class CallReader:
         self._state: Callable[[], str | CallPiece | None] = self._begin if form.bare else self._say
 
     def push(self, text: str) -> list[str | CallPiece]:
-        """The parts that are certain with this piece of the text."""
+        """Add a piece of text. Returns the parts that are complete with it."""
         self._held += text
         parts = list[str | CallPiece]()
         while (part := self._state()) is not None:
@@ -100,7 +100,7 @@ class CallReader:
         return parts
 
     def finish(self) -> str:
-        """The rest of the text, with a call that is not whole and has not begun its arguments."""
+        """The rest of the text, including a call that was cut off before its arguments."""
         rest, self._held = self._opened + self._held, ""
         return "" if self._state in (self._tail, self._between) else rest
 
@@ -164,7 +164,7 @@ class CallReader:
         return CallPiece(self._calls - 1, piece) if piece else None
 
     def _tail(self) -> str | None:
-        """Members of a call behind its arguments, which are passed over."""
+        """Skip the members of a call after its arguments."""
         rest = self._held.lstrip()
         if not rest:
             return None
@@ -200,14 +200,14 @@ class CallReader:
         return ""
 
     def _read_head(self, opened: str) -> str:
-        """Go on with what may be a call. opened: what announced it, which is text if it is none"""
+        """Continue with a possible call. opened: its opening, which is text if it is no call"""
         self._opened, self._end, self._scanned = opened, _ObjectEnd(), 0
         return self._go_on(self._head)
 
     def _call(
         self, name: str, arguments: str, listed: bool, state: Callable[[], str | CallPiece | None]
     ) -> CallPiece:
-        """Begin a call, and go on with a state behind its head."""
+        """Start a call, and continue with this state."""
         self._opened, self._listed, self._unclosed = "", listed, True
         self._end, self._state = _ObjectEnd(), state
         self._calls += 1
@@ -215,7 +215,7 @@ class CallReader:
 
 
 def _may_begin(first: str) -> bool:
-    """Whether an object that begins so may be a call."""
+    """Whether an object with this beginning may be a call."""
     return any(first.startswith(key) or key.startswith(first) for key in _KEYS)
 
 
@@ -244,7 +244,7 @@ def new_call_id() -> str:
 
 
 class _ObjectEnd:
-    """Finds the end of a JSON object that comes in pieces.
+    """Finds the end of a streamed JSON object.
 
     depth: of the first piece, in objects and lists
     """
@@ -253,7 +253,7 @@ class _ObjectEnd:
         self._depth, self._quoted, self._escaped = depth, False, False
 
     def find(self, piece: str) -> int | None:
-        """The place behind the object's end in this piece; None while the object goes on."""
+        """The position after the object's end in this piece; None if it continues."""
         for place, sign in enumerate(piece):
             if self._escaped:
                 self._escaped = False

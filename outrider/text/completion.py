@@ -1,4 +1,4 @@
-"""Generates the text of one prompt, and the record of it: end, times, counts and cost."""
+"""Generates the text of one prompt, with a record of its end, times, counts and cost."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Request:
     tools: Tools | None = None  # functions that the text may call
 
     def order(self, pace: Pace = Pace.GO_ON, *, colocated: bool = False) -> Decode:
-        """The order that a target is given for this request.
+        """The order for the target.
 
         colocated: whether the draft at the target proposes, too
         """
@@ -58,12 +58,12 @@ class Request:
 
 
 SHOWN = 60
-"""Characters of a text in its repr."""
+"""Maximum characters of a text in its repr."""
 
 
 @dataclass(repr=False)
 class Completion:
-    """The record of one text. All roles that make text use the same names. Times are in seconds."""
+    """The record of one text. Times are in seconds."""
 
     index: int
     prompt: str
@@ -110,13 +110,13 @@ class Completion:
 
     @property
     def speedup(self) -> float | None:
-        """Speed over that of the target alone; None without that, and where no draft took part."""
+        """Speed relative to the target alone; None without a baseline, or if no draft took part."""
         base = self.baseline if self.drafted else None
         return None if base is None else base.seconds / self.seconds
 
     @property
     def num_draft_tokens(self) -> int:
-        """Candidates among the nodes that were computed."""
+        """Candidates that the target computed."""
         return max(self.traffic.candidates, 0)
 
     @property
@@ -130,12 +130,12 @@ class Completion:
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens a forward."""
+        """Tokens per forward pass."""
         return _ratio(len(self.token_ids), self.traffic.forwards)
 
     @property
     def acceptance_length_drafted(self) -> float:
-        """Tokens a forward with candidates."""
+        """Tokens per forward pass with candidates."""
         drafted = self.traffic.drafted
         return _ratio(drafted + self.num_accepted_tokens, drafted)
 
@@ -195,7 +195,7 @@ class Completion:
 
 _PARTS = ("failure", "traffic", "accepted", "cost", "energy")
 _ASKED = ("tool_calls", "logprobs", "prompt_logprobs", "stopped_by")
-"""Fields of a record that are there only where there is something in them."""
+"""Fields of a record that are left out if empty."""
 _DERIVED = (
     "num_draft_tokens", "num_accepted_tokens", "accepted_by", "acceptance_length",
     "acceptance_length_drafted", "tokens_per_second", "speedup",
@@ -231,14 +231,8 @@ class _Generation:
         self.done = new_completion(request)
         self._request, self._show, self._session = request, show, session
         self._special_stops = tokenizer.special_tokens(request.stop) if request.stop else {}
-        least, tools = max(request.params.min_tokens - request.params.made, 0), request.tools
-        self._pieces = PieceMaker(
-            tokenizer.stream(request.ids),
-            request.stop,
-            least,
-            {} if tools is None else tools.shown(tokenizer),
-            None if tools is None else tools.reader(tokenizer),
-        )
+        least = max(request.params.min_tokens - request.params.made, 0)
+        self._pieces = PieceMaker(tokenizer, request.ids, request.stop, least, request.tools)
         self._start = time.perf_counter()
 
     def take(self, step: Step, drafting: Drafting) -> bool:

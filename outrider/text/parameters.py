@@ -1,4 +1,4 @@
-"""Parameters of a text, and the form that it keeps to."""
+"""Parameters of a text, and its grammar."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ GREEDY_TEMPERATURE = 1e-5
 class Parameters:
     """Parameters of a text. Raises InvalidRequest for values out of bounds.
 
-    max_tokens: tokens at most; None for as many as fit
-    temperature: 0 is greedy, and so is less than 1e-5; None is the model's own default, else 0
-    top_k: 0 is off, and so is the whole vocabulary; above 256 it is 256
+    max_tokens: maximum tokens; None for as many as fit
+    temperature: 0 is greedy, as are values below 1e-5; None is the model's own default, else 0
+    top_k: 0 is off, as is the whole vocabulary; above 256 it is 256
     top_p: 1 is off; 0 leaves the most likely token
-    seed: of the noise; None takes a random one
-    stop: strings that end the text and are left out of it, special tokens among them; None is the
-        model's own default where the temperature is None, too
-    prompt_cache_key: texts of one key go to one replica, which may have their beginning computed
-    min_p: tokens below this part of the likeliest one's chance are left out; 0 is off
+    seed: of the sampling noise; None takes a random one
+    stop: strings that end the text and are left out of it, including special tokens; None is the
+        model's own default if the temperature is None, too
+    prompt_cache_key: requests of one key go to one replica, which may have cached their beginning
+    min_p: minimum probability of a token relative to the most likely one; 0 is off
     repetition_penalty: divides the logits of tokens of prompt and text; 1 is off
-    presence_penalty, frequency_penalty: taken from the logits of tokens of the text; 0 is off
+    presence_penalty, frequency_penalty: subtracted from the logits of tokens of the text; 0 is off
     logit_bias: added to the logits of these token ids
-    schema: JSON schema that the text keeps to, as a mapping or as JSON
+    schema: JSON schema of the text, as a mapping or as JSON
     regex: regular expression that the text matches
-    choice: strings of which the text is one
-    grammar: grammar of the text, as llguidance's Lark syntax has it
-    logprobs: likeliest tokens whose log-probabilities are told beside each token's; None for none
-    prompt_logprobs: whether those of the prompt's tokens are told, too
-    min_tokens: the text does not end before it has so many, unless max_tokens are fewer
-    stop_token_ids: tokens that end the text, beside those of the model
-    ignore_eos: whether the model's own tokens that end a text do not
+    choice: strings, one of which is the text
+    grammar: grammar of the text in llguidance's Lark syntax
+    logprobs: number of most likely tokens listed with each token's log-probability; None for none
+    prompt_logprobs: whether the prompt's tokens get log-probabilities, too
+    min_tokens: minimum tokens, unless max_tokens is less
+    stop_token_ids: tokens that end the text, in addition to the model's own
+    ignore_eos: whether the model's own end tokens are ignored
     chat_template_kwargs: variables of the chat template, such as enable_thinking
     continue_final_message: whether a chat's last message is continued
-    tools: functions that a chat may call, as OpenAI's or Anthropic's interface describes them
-    tool_choice: auto, none, required, the name of a function, or as an interface says it
+    tools: functions that a chat may call, in OpenAI's or Anthropic's format
+    tool_choice: auto, none, required, the name of a function, or an interface's own format
     parallel_tool_calls: whether a text may have several calls
     """
 
@@ -97,7 +97,7 @@ class Parameters:
 
     def settled(self, model: str, temperature: float = 0.0) -> Parameters:
         """The parameters with a temperature and stop strings, which default to the model's own. A
-        text with a form, tools or a length has no stop strings by default: they could cut it.
+        text with a grammar, tools or a length has no stop strings by default.
 
         temperature: where the model has no default
         """
@@ -113,9 +113,7 @@ class Parameters:
         )
 
     def sampling(self, seed: int) -> SamplingParams:
-        """The sampling parameters with this seed. Values beyond what is computed mean the nearest
-        one that is.
-        """
+        """The sampling parameters with this seed. Values out of range become valid ones."""
         temperature, top_p = self.temperature or 0.0, self.top_p
         if 0 <= temperature < LEAST_TEMPERATURE:
             temperature = 0.0 if temperature < GREEDY_TEMPERATURE else LEAST_TEMPERATURE
@@ -149,7 +147,7 @@ class Parameters:
 
 
 RESERVED_VARIABLES = {"messages", "tools", "chat_template", "tokenize", "continue_final_message"}
-"""Names that are none of a template's own variables."""
+"""Variables that the caller of a template sets."""
 
 
 def text_form(**given: Any) -> Grammar | None:

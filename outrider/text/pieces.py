@@ -1,4 +1,4 @@
-"""Pieces of a text, made of its tokens as they are committed."""
+"""Pieces of a text, from its tokens as they are committed."""
 
 from __future__ import annotations
 
@@ -10,43 +10,45 @@ import numpy as np
 
 from inference.order import TokenLogProb
 from inference.proposer import NOBODY
-from inference.text_stream import TextStream
-from outrider.text.call_reader import CallPiece, CallReader
+from inference.text import Tokenizer
+from outrider.text.call_reader import CallPiece
 from outrider.text.stop_strings import StopStrings
+from outrider.text.tool_calls import Tools
 
 
 class Piece(NamedTuple):
-    """A part of a text, as the target has committed it."""
+    """A part of a text that the target has committed."""
 
     text: str
-    proposer: int = NOBODY  # kind of the proposer that had named its last token
-    call: CallPiece | None = None  # part of a call in place of text
+    proposer: int = NOBODY  # kind of the proposer of its last token
+    call: CallPiece | None = None  # part of a call instead of text
     tokens: tuple[int, ...] = ()  # committed since the last piece
-    logprobs: tuple[TokenLogProb, ...] = ()  # [tokens] where they were asked for
+    logprobs: tuple[TokenLogProb, ...] = ()  # [tokens] if requested
 
     @property
     def accepted(self) -> bool:
-        """Whether a proposer had named its last token."""
+        """Whether a draft proposed its last token."""
         return self.proposer != NOBODY
 
 
 class PieceMaker:
-    """Turns tokens into pieces: whole characters, up to a stop string, with calls told from text.
+    """Turns tokens into pieces: whole characters, up to a stop string, with calls apart from text.
 
-    least: tokens of which no stop string ends the text
-    shown: special tokens that stand in the text with these letters
-    calls: tells calls from text; None where there are none
+    least: number of first tokens in which no stop string ends the text
+    tools: functions that the text may call; None for none
     """
 
     def __init__(
         self,
-        text: TextStream,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
         stop: Sequence[str],
         least: int,
-        shown: Mapping[int, str],
-        calls: CallReader | None,
+        tools: Tools | None,
     ) -> None:
-        self._text, self._stop, self._shown, self._calls = text, StopStrings(stop), shown, calls
+        self._text, self._stop = tokenizer.stream(prompt), StopStrings(stop)
+        self._shown: Mapping[int, str] = {} if tools is None else tools.shown(tokenizer)
+        self._calls = None if tools is None else tools.reader(tokenizer)
         self._least, self._pushed = least, 0
         self._tokens, self._logprobs = list[int](), list[TokenLogProb]()
 
@@ -56,13 +58,13 @@ class PieceMaker:
         return self._stop.found
 
     def count(self, token: int, logprob: TokenLogProb | None) -> None:
-        """Let the next piece have this token. A stop id is counted and not pushed."""
+        """Add a token to the next piece. A stop id is counted, but not pushed."""
         self._tokens.append(token)
         if logprob is not None:
             self._logprobs.append(logprob)
 
     def push(self, token: int, proposer: int) -> Iterator[Piece]:
-        """The pieces that are certain with this token."""
+        """The pieces that are complete with this token."""
         mark = self._shown.get(token)
         text = self._text.push(token) if mark is None else self._text.finish() + mark
         self._pushed += 1
@@ -70,7 +72,7 @@ class PieceMaker:
         return self._pieces(certain, proposer)
 
     def finish(self) -> Iterator[Piece]:
-        """The rest of the text, and of what is told of its tokens."""
+        """The rest of the text and of its tokens."""
         yield from self._pieces(self._stop.push(self._text.finish()) + self._stop.finish(), NOBODY)
         rest = self._calls.finish() if self._calls is not None else ""
         if rest or self._logprobs:

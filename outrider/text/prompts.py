@@ -1,4 +1,4 @@
-"""Makes requests of prompts: text, messages of a chat or token ids, and the flags of a command."""
+"""Requests from prompts (text, messages of a chat or token ids) and from a command's flags."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from outrider.client.client import Client
 
 Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int]"
-"""Text to go on with, the messages of a chat, or token ids."""
+"""Text to continue, the messages of a chat, or token ids."""
 
 
 SLICE = 2**16
-"""Characters of a long prompt that are counted at a time."""
+"""Characters of a long prompt that are tokenized at a time."""
 
 
 class PromptTooLong(LimitExceeded):
@@ -106,7 +106,7 @@ def _check_ids(client: Client, ids: Iterable[int]) -> None:
 
 
 def going_on(client: Client, request: Request, made: Sequence[int]) -> tuple[Request, str, int]:
-    """The rest of a text that broke off: its request, the text so far, and the tokens of that.
+    """The rest of an interrupted text: its request, the text so far, and its number of tokens.
 
     With the same seed the rest is what it would have been. Tokens at the end are made again where
     they are no whole character, or may begin a stop string. Raises InvalidRequest for ids out of
@@ -130,7 +130,7 @@ def going_on(client: Client, request: Request, made: Sequence[int]) -> tuple[Req
 
 
 def _check_kind(prompt: object) -> None:
-    """Raise InvalidRequest for what is neither text, messages nor token ids."""
+    """Raise InvalidRequest unless this is text, messages or token ids."""
     if isinstance(prompt, str):
         return
     if isinstance(prompt, Sequence):
@@ -144,7 +144,7 @@ def _check_kind(prompt: object) -> None:
 
 
 def _check_size(client: Client, prompt: Prompt, tools: Sequence[Mapping[str, Any]]) -> None:
-    """Raise PromptTooLong where a prompt far beyond the sequence length shows this.
+    """Raise PromptTooLong for a prompt far beyond the sequence length.
 
     Long text is counted slice by slice, up to a quarter more tokens than fit: a cut makes a few
     more tokens than the whole has.

@@ -13,7 +13,7 @@ from outrider.text.completion import Completion
 from outrider.text.pieces import Piece
 
 Part = TypeVar("Part")
-"""A part of a text that a task hands over, such as a piece of it."""
+"""A part of a text that a task reports, such as a Piece."""
 
 Task: TypeAlias = Callable[[Callable[[Part], None], Event], Completion]
 """Generates a text: passes its parts on, and ends when the event is set. Client.complete() of a
@@ -27,7 +27,7 @@ prevented one. Called on the threads of the texts.
 
 
 class TextRun(Generic[Part]):
-    """Texts that are generated on `workers` daemon threads, in the order of their tasks.
+    """Texts generated on `workers` daemon threads, in the order of their tasks.
 
     Iterate over their parts as they come, each with the index of its task; the Completion is the
     last of a text. An error that prevents a text ends the iteration, which may be resumed. As a
@@ -72,7 +72,7 @@ class TextRun(Generic[Part]):
         return [found[index] for index in sorted(found)]
 
     def end(self) -> None:
-        """End all texts where they are. The iteration goes on to their last parts."""
+        """End all texts now. The iteration continues to their last parts."""
         self._end.set()
 
     @property
@@ -103,7 +103,7 @@ class TextRun(Generic[Part]):
 
 
 class CompletionStream(Iterator[Piece]):
-    """The pieces of one text while it is made.
+    """The pieces of one text while it is generated.
 
     Iterate to the end, or leave the context: that ends the text at once. `result` has the whole
     text afterwards. An error that ends the text is raised by the iteration.
@@ -125,7 +125,7 @@ class CompletionStream(Iterator[Piece]):
         return self._ended
 
     def end(self) -> None:
-        """End the text where it is. The iteration goes on to its last piece."""
+        """End the text now. The iteration continues to its last piece."""
         self._run.end()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Ends a text at the first of some strings, wherever the pieces of the text are cut."""
+"""Ends a text at the first stop string, across pieces of text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST, LONGEST = 16, 1024
 
 
 class StopStrings:
-    """Passes on the pieces of a text up to the first stop string, which is left out.
+    """Returns the pieces of a text up to the first stop string, without it.
 
     A piece's end is held back while it may be the beginning of a stop string. Raises InvalidRequest
     for an empty string, or beyond the bounds.
@@ -28,7 +28,7 @@ class StopStrings:
         self._strings, self._held, self.found = tuple(strings), "", ""
 
     def push(self, piece: str) -> str:
-        """The text that is certain to stand before a stop string. Empty once one was found."""
+        """The text that is certainly before a stop string. Empty once one was found."""
         if self.found or not self._strings:
             return "" if self.found else piece
         text = self._held + piece

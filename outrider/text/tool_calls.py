@@ -1,4 +1,4 @@
-"""Functions that a text may call: how the model is told of them, and how it writes its calls."""
+"""Functions that a text may call: how the prompt lists them, and how the model writes calls."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ Message: TypeAlias = Mapping[str, Any]
 one of THOUGHTS; one of role tool has the result of the call `tool_call_id`.
 """
 
-MOST_TOOLS = 128
-"""Functions of one text."""
+MAX_TOOLS = 128
+"""Maximum functions of a text."""
 
 NAME = r"[a-zA-Z0-9_-]{1,64}"
-"""Names that a function may have."""
+"""Valid names of functions."""
 
 TAGGED = CallForm("<tool_call>", "<tool_call>", "</tool_call>")
 LLAMA = CallForm("ipython", "<|python_tag|>", key="parameters", bare=True)
 MISTRAL = CallForm("[TOOL_CALLS]", "[TOOL_CALLS]", listed=True)
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Names of what the assistant has thought, in messages of servers and in chat templates."""
+"""Names of the assistant's reasoning in messages and chat templates."""
 
 _OTHER_FORMS = ("<function=", "[ARGS]")
-"""Marks of templates whose calls are not read: they are used as if they knew no functions."""
+"""Marks of templates whose format of calls is unknown: they are used as if without functions."""
 
 _PLAIN = {"type", "properties", "required", "title", "description", "$defs", "$schema"}
-"""Keywords of a schema that takes no properties but its own, unless it says that it does."""
+"""Keywords of a schema that allows no other properties unless it says so."""
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as chat templates write it, which is what a model learned."""
@@ -103,14 +103,14 @@ class Tools:
 
     def __post_init__(self) -> None:
         names = [function.name for function in self.functions]
-        if len(names) > MOST_TOOLS or len(set(names)) < len(names):
-            raise InvalidRequest(f"up to {MOST_TOOLS} functions with different names are allowed")
+        if len(names) > MAX_TOOLS or len(set(names)) < len(names):
+            raise InvalidRequest(f"up to {MAX_TOOLS} functions with different names are allowed")
         if self.choice not in ("auto", "none", *(names and ["required"]), *names):
             raise InvalidRequest(f"tool_choice {self.choice} names no function: {names} are there")
 
     @property
     def callable(self) -> tuple[Function, ...]:
-        """The functions that the choice leaves."""
+        """The functions that the choice allows."""
         if self.choice in ("auto", "required"):
             return self.functions
         return tuple(one for one in self.functions if one.name == self.choice)
@@ -136,7 +136,7 @@ class Tools:
         return {} if token is None or tokenizer.decode([token]) else {token: mark}
 
     def grammar(self, tokenizer: Tokenizer, answer: Grammar | None) -> Grammar | None:
-        """The grammar that a text is held to; `answer` where no function may be called.
+        """The grammar of a text; `answer` if no function may be called.
 
         Calls are held to their schemas where the choice demands one, where the answer has a form,
         and where a function is strict.
@@ -171,6 +171,8 @@ class Tools:
         """The messages and tools as the model's chat template takes them. A template without
         functions gets them spelled out in the messages.
         """
+        if not self.functions and not any(map(_has_calls, messages)):
+            return [_with_thoughts(message) for message in messages], []
         described = [] if self.choice == "none" else [one.described for one in self.functions]
         read = [_with_thoughts(_read_calls(message)) for message in messages]
         if call_form(tokenizer.template) is not None:
@@ -233,6 +235,12 @@ def _calls(form: CallForm, opening: str, closing: str, several: bool) -> str:
     return rf'calls: begin "\n" call "\n" {closing} {more}'
 
 
+def _has_calls(message: Message) -> bool:
+    """Whether a message has calls, or the result of one, or calls in place of content."""
+    called = message.get("tool_calls") or message.get("content") is None
+    return bool(called) or message.get("role") == "tool"
+
+
 def _read_calls(message: Message) -> Message:
     """The message with the arguments of its calls as objects, which chat templates want."""
     past = message.get("tool_calls")
@@ -253,15 +261,15 @@ def _read_calls(message: Message) -> Message:
 
 
 def _with_thoughts(message: Message) -> Message:
-    """The message with its thoughts by all names that templates know them by."""
+    """The message with its reasoning under all names that templates use."""
     told = [thought for name in THOUGHTS if isinstance(thought := message.get(name), str)]
     thoughts = next(filter(None, told), "")
     return {**message, **dict.fromkeys(THOUGHTS, thoughts)} if thoughts else message
 
 
 def _arguments(given: Any) -> Mapping[str, Any]:
-    """The arguments of a past call as an object, which every template can write. What a model wrote
-    and is no object, such as a call that was cut off, stands in it as text.
+    """The arguments of a past call as an object, which every template can write. Other text, such
+    as a call that was cut off, becomes a member of it.
     """
     if given is None or given == "":
         return {}

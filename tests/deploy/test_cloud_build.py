@@ -28,7 +28,7 @@ from deploy.host_job import cost
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
 from deploy.stack import StackState
 from inference.artifact import write_manifest
-from outrider.measure.commands import parse_prove as parse_proof
+from outrider.measure.commands import parse as parse_measuring
 from tests.support.artifacts import build, trn1_manifest
 from tests.support.aws_server import REGION, AwsServer
 from tests.support.hub_server import COMMIT, TOKEN, hub_server
@@ -338,7 +338,7 @@ def test_a_proof_on_an_instance_is_a_command_that_the_instance_understands(
     assert [" ".join(command[2:]) for command in given.values()] == words
     assert [command[:2] for command in given.values()] == [("outrider", "prove")] * len(words)
     for command in given.values():
-        parse_proof(command[2:])
+        parse_measuring("prove", command[2:])
 
 
 @pytest.mark.extended

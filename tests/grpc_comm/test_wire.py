@@ -27,7 +27,7 @@ from inference.errors import (
     OutriderError,
     Unavailable,
 )
-from inference.order import Decode, End, Pace, Progress, TokenLogProb
+from inference.order import Decode, End, Opened, Pace, Progress, TokenLogProb
 from inference.proposer import COLOCATED, COPY, MOST_CANDIDATES, NOBODY, Nodes
 from inference.sampling import MOST_GRAMMAR, Grammar, GrammarKind, SamplingParams
 from tests.support.exact import chain
@@ -245,7 +245,7 @@ def test_log_probabilities_arrive_as_they_were_sent_and_cost_their_bytes() -> No
         assert messages.read_tokens(pb.Tokens.FromString(message.SerializeToString())) == scored
         sizes.append(message.ByteSize())
     assert [after - before for before, after in itertools.pairwise(sizes)] == [15, 21, 17]
-    terms = translate.SessionTerms("s", 4, 1.0, 32, b"k", logprobs=LOGPROBS)
+    terms = translate.SessionTerms("s", 4, 1.0, 32, b"k", opened=Opened(logprobs=LOGPROBS))
     assert translate.read_opened(translate.write_opened(terms)) == terms
 
 

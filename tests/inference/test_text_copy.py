@@ -9,6 +9,7 @@ import pytest
 from inference.errors import Mismatch
 from inference.order import Decode, End, Pace, Progress, TokenLogProb
 from inference.proposer import NOBODY
+from inference.sampling import SamplingParams
 from inference.stats import Traffic
 from inference.text_copy import MAX_UNREAD, TextCopy
 from tests.support.wire_fixtures import progress
@@ -19,7 +20,7 @@ PROMPT = [1, 2, 3]
 def text(
     end: int = 10, stop_ids: frozenset[int] = frozenset(), likeliest: int | None = None
 ) -> TextCopy:
-    received = TextCopy(PROMPT, 100, Traffic(), likeliest)
+    received = TextCopy(PROMPT, SamplingParams(logprobs=likeliest), 100, Traffic())
     received.set_order(Decode(end, stop_ids))
     return received
 
@@ -143,7 +144,7 @@ def test_a_session_that_stands_still_has_not_ended_nor_by_a_stop_id_of_its_promp
 
 def test_costs_are_summed_over_sessions_and_read_once() -> None:
     traffic = Traffic()
-    received = TextCopy(PROMPT, 100, traffic)
+    received = TextCopy(PROMPT, SamplingParams(), 100, traffic)
     received.set_order(Decode(10))
     received.take(progress(3, 4, nodes=8, forwards=3))
     received.begin_session()
@@ -159,20 +160,21 @@ def test_costs_are_summed_over_sessions_and_read_once() -> None:
 
 
 def test_nothing_is_owed_without_an_order_or_a_reason_to_go_on() -> None:
-    received = TextCopy(PROMPT, 9_999, Traffic())
-    assert not received.owes_token(0)
-    for order, asked, owed in (
+    received = TextCopy(PROMPT, SamplingParams(), 9_999, Traffic())
+    assert not received.owes_token
+    for order, requested, owed in (
         (Decode(3), 0, False),
         (Decode(5_000, pace=Pace.WAIT), 0, False),
         (Decode(5_000, pace=Pace.WAIT), 3, True),
         (Decode(5_000), 0, True),
     ):
         received.set_order(order)
-        assert received.owes_token(asked) == owed
+        received.requested = requested
+        assert received.owes_token == owed
     received.take(progress(3, *range(MAX_UNREAD + 1)))
     assert received.is_behind
-    assert not received.owes_token(0)
+    assert not received.owes_token
     received.read()
-    assert received.owes_token(0)
+    assert received.owes_token
     received.take(progress(4 + MAX_UNREAD, end=End.LIMIT))
-    assert not received.owes_token(0)
+    assert not received.owes_token

@@ -83,7 +83,7 @@ PLANTS: dict[str, Edit] = {
     "candidates never sent": Edit(WireSession, "propose", "call.backlog < MOST_BACKLOG", "False"),
     "recall lost on a new stream": Edit(GrowingProposer, "hear", "self._sender.recall()", "pass"),
     "a width for one session's gain": Edit(
-        scheduler, "plan_width", "needed)).all()", "needed)).any()"
+        scheduler, "plan_width", "needed).all()", "needed).any()"
     ),
     "replicas that do not serve first": Edit(
         Replicas, "order", "not one.serves", "bool(one.serves)"

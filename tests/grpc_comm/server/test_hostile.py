@@ -133,22 +133,6 @@ OTHER_OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
 """What does not go with this target."""
 
 
-@pytest.mark.parametrize("other", OTHER_OPENINGS)
-def test_an_opening_for_another_target_is_refused(other: str, served: BackgroundServer) -> None:
-    changes, named = OTHER_OPENINGS[other]
-    said = say(served.address, [opening(**changes), decode_to(5)])
-    said.check(CODES.FAILED_PRECONDITION, named)
-    assert not said.answers
-
-
-@pytest.mark.parametrize("bad", BAD_OPENINGS)
-def test_an_opening_that_cannot_be_served_is_refused(bad: str, served: BackgroundServer) -> None:
-    changes, named = BAD_OPENINGS[bad]
-    said = say(served.address, [opening(**changes), decode_to(5)])
-    said.check(CODES.INVALID_ARGUMENT, named)
-    assert not said.answers
-
-
 @pytest.mark.parametrize("first", [chain_of(), pb.ClientMessage()], ids=["nodes", "nothing"])
 def test_what_opens_no_session_must_not_come_first(
     first: pb.ClientMessage, served: BackgroundServer
@@ -177,14 +161,29 @@ BAD_REQUESTS: dict[str, tuple[pb.ClientMessage, str]] = {
 """What is wrong within a session, and what the refusal names."""
 
 
-@pytest.mark.parametrize("bad", BAD_REQUESTS)
-def test_a_request_that_cannot_be_served_ends_the_session_that_made_it(
-    bad: str, served: BackgroundServer
-) -> None:
-    message, named = BAD_REQUESTS[bad]
-    said = say(served.address, [opening(), message, decode_to(5)])
-    said.check(CODES.INVALID_ARGUMENT, named)
+REFUSED: dict[str, tuple[list[pb.ClientMessage], grpc.StatusCode, str]] = {
+    **{
+        name: ([opening(**changes)], CODES.FAILED_PRECONDITION, named)
+        for name, (changes, named) in OTHER_OPENINGS.items()
+    },
+    **{
+        name: ([opening(**changes)], CODES.INVALID_ARGUMENT, named)
+        for name, (changes, named) in BAD_OPENINGS.items()
+    },
+    **{
+        f"in a session: {name}": ([opening(), message], CODES.INVALID_ARGUMENT, named)
+        for name, (message, named) in BAD_REQUESTS.items()
+    },
+}
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+def test_what_cannot_be_served_is_refused_by_name(refused: str, served: BackgroundServer) -> None:
+    messages, code, named = REFUSED[refused]
+    said = say(served.address, [*messages, decode_to(5)])
+    said.check(code, named)
     assert not said.tokens
+    assert len(said.answers) < len(messages)  # that a session is open, at most
 
 
 HINTS: dict[str, pb.ClientMessage] = {

@@ -133,7 +133,7 @@ def prefilled(
 ) -> list[int]:
     session, opened = engine.open(prompt, params, tenant=tenant)
     engine.finish(opened)
-    assert opened.result().reused == 0
+    assert opened.result().reused_tokens == 0
     text = generate(engine, session, tokens)
     engine.close(session)
     engine.step()
@@ -177,7 +177,7 @@ def shares(engine: Engine, params: SamplingParams) -> int:
     engine.close(first)
     engine.close(second)
     engine.step()
-    return opened.result().reused
+    return opened.result().reused_tokens
 
 
 @each_temperature
@@ -199,7 +199,7 @@ def test_a_free_row_gives_its_prefix_where_rows_are_not_copied(checkpoint: Path)
     engine.step()
     _, opened = engine.open([*PROMPT[:12], 1], SamplingParams())
     engine.finish(opened)
-    assert opened.result().reused == 12
+    assert opened.result().reused_tokens == 12
 
 
 # --- calls

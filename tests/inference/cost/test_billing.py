@@ -84,7 +84,7 @@ def test_an_hour_is_hired_by_the_second() -> None:
         (RENTED.figures, (-1.0, USAGE), "-1.0"),
         (RENTED.figures, (float("inf"), USAGE), "inf"),
         (Billing, (1.0, -0.1), "usd_per_kwh"),
-        (Billing, (float("nan"),), "target_usd_per_hour"),
+        (Billing, (float("nan"),), "usd_per_hour"),
         (Billing, (1.0, None, float("inf")), "usd_per_gb_up"),
         (Billing, (1.0, None, None, None, 0.0), "target_share"),
         (Billing, (1.0, None, None, None, 1.5), "target_share"),
@@ -154,7 +154,7 @@ def test_unit_prices_by_hand() -> None:
 @pytest.mark.parametrize(
     ("unstated", "objective", "missing"),
     [
-        ("target_usd_per_hour", "api_cost", "no price of the target"),
+        ("usd_per_hour", "api_cost", "no price of the target"),
         ("usd_per_kwh", "total_cost", "no price of electricity"),
         ("usd_per_gb_up", "total_cost", "no price of traffic to the target"),
         ("usd_per_gb_down", "total_cost", "no price of traffic from the target"),

@@ -10,23 +10,25 @@ import pytest
 
 from inference.backends import Ranked
 from inference.draft_tuning import TUNING
-from inference.drafters.draft_tree import DraftNode, DraftTree
+from inference.drafters.draft_tree import DraftTree
 from inference.drafters.round_proposer import BestFirst, Budget, Chain, Policy, edge_values
 from inference.errors import InvalidRequest
+from inference.growing_tree import NOWHERE, Mark
 from inference.planner.prices import Prices, Usage
 
 
 class Ranker:
     """A draft whose children of a node are 10 * token + rank."""
 
-    def __init__(self) -> None:
-        self.ranked = set[DraftNode]()
+    def __init__(self, of: DraftTree) -> None:
+        self.tree, self.ranked = of, {NOWHERE}
 
-    def __call__(self, nodes: Sequence[DraftNode], k: int) -> Ranked:
-        assert all(node.parent is None or node.parent in self.ranked for node in nodes)
+    def __call__(self, nodes: Sequence[Mark], k: int) -> Ranked:
+        assert self.ranked.issuperset(map(self.tree.parent, nodes))
         self.ranked |= set(nodes)
-        ids = np.array([[10 * node.token + rank for rank in range(k)] for node in nodes])
-        sharp = np.array([1.0 + node.token % 3 for node in nodes], dtype=np.float32)
+        tokens = [self.tree.token(node) for node in nodes]
+        ids = np.array([[10 * token + rank for rank in range(k)] for token in tokens])
+        sharp = np.array([1.0 + token % 3 for token in tokens], dtype=np.float32)
         return Ranked(ids.astype(np.int32), -sharp[:, None] * np.arange(k, dtype=np.float32))
 
 
@@ -43,26 +45,28 @@ POLICIES = [Chain(4), BestFirst(12, 4)]
     [Budget(0, 5), Budget(5, 0), Budget(1, 1), Budget(3, 9), Budget(40, 2), Budget(40, 40)],
 )
 def test_policies_keep_their_budgets_and_make_trees(policy: Policy, budget: Budget) -> None:
-    grown = policy.grow(tree(), budget, Ranker())
+    whole = tree()
+    grown = policy.grow(whole, budget, Ranker(whole))
     assert len(grown) <= min(budget.nodes, 12)
-    assert all(node.position <= budget.depth for node in grown)
-    sent = set[DraftNode]()
+    assert all(whole.position_of(node) <= budget.depth for node in grown)
+    sent = {whole.root}
     for node in grown:
-        assert node.parent is not None
-        assert node.parent.parent is None or node.parent in sent
+        assert whole.parent(node) in sent
         sent.add(node)
-    values = [node.log for node in grown]
-    assert values == sorted(values, reverse=True)
+    ranks = [whole.rank(node) for node in grown]
+    assert ranks == sorted(ranks)
 
 
 def test_a_chain_is_the_likeliest_token_again_and_again() -> None:
-    grown = Chain(3).grow(tree(), Budget(9, 9), Ranker())
-    assert [node.token for node in grown] == [10, 100, 1000]
-    assert [node.position for node in grown] == [1, 2, 3]
+    whole = tree()
+    grown = Chain(3).grow(whole, Budget(9, 9), Ranker(whole))
+    assert [whole.token(node) for node in grown] == [10, 100, 1000]
+    assert [whole.position_of(node) for node in grown] == [1, 2, 3]
 
 
 def test_a_dynamic_tree_holds_the_most_probable_nodes() -> None:
-    grown = BestFirst(nodes=8, depth=3, width=3).grow(tree(), Budget(8, 3), Ranker())
+    whole = tree()
+    grown = BestFirst(nodes=8, depth=3, width=3).grow(whole, Budget(8, 3), Ranker(whole))
     values = {(): 1.0}
     tokens = {(): 1}
     for depth in range(3):
@@ -73,25 +77,26 @@ def test_a_dynamic_tree_holds_the_most_probable_nodes() -> None:
                 values[(*path, rank)] = values[path] * weights[rank] / weights.sum()
                 tokens[(*path, rank)] = 10 * tokens[path] + rank
     expected = sorted((value for path, value in values.items() if path), reverse=True)[:8]
-    assert [math.exp(node.log) for node in grown] == pytest.approx(expected)
+    assert [math.exp(-whole.rank(node)) for node in grown] == pytest.approx(expected)
 
 
 def test_a_dynamic_tree_leaves_out_what_cannot_be_chosen_and_ranks_no_more_than_it_sends() -> None:
     """A nucleus of one token makes a chain; of equal tokens no more are expanded than fit."""
 
-    def one_of_eight(nodes: Sequence[DraftNode], k: int) -> Ranked:
+    def one_of_eight(nodes: Sequence[Mark], k: int) -> Ranked:
         ids = np.arange(k, dtype=np.int32)[None].repeat(len(nodes), 0)
         return Ranked(ids, np.where(ids == 0, 0, -1e9).astype(np.float32))
 
-    def all_equal(nodes: Sequence[DraftNode], k: int) -> Ranked:
+    def all_equal(nodes: Sequence[Mark], k: int) -> Ranked:
         assert len(nodes) <= 16
         return Ranked(
             np.arange(k, dtype=np.int32)[None].repeat(len(nodes), 0),
             np.zeros((len(nodes), k), dtype=np.float32),
         )
 
-    chain = BestFirst(16, 6).grow(tree(), Budget(16, 6), one_of_eight)
-    assert [node.position for node in chain] == [1, 2, 3, 4, 5, 6]
+    whole = tree()
+    chain = BestFirst(16, 6).grow(whole, Budget(16, 6), one_of_eight)
+    assert [whole.position_of(node) for node in chain] == [1, 2, 3, 4, 5, 6]
     assert len(BestFirst(16, 6).grow(tree(), Budget(16, 6), all_equal)) == 16
 
 

@@ -26,7 +26,7 @@ from inference.artifact import (
 from inference.backends import Segment
 from inference.backends.eager import EagerModel
 from inference.decode import Step, decode
-from inference.drafters.draft_tree import DraftNode, DraftTree
+from inference.drafters.draft_tree import DraftTree
 from inference.drafters.round_proposer import Budget, RankChildren, RoundProposer
 from inference.engine.engine import Engine
 from inference.engine.graph_rounds import GraphRounds, blank_tree, read_answer
@@ -34,6 +34,7 @@ from inference.engine.local_session import LocalSession
 from inference.engine.session import Session
 from inference.engine.tuning import TUNING
 from inference.errors import BadArtifact, InvalidRequest
+from inference.growing_tree import Mark
 from inference.model.decoder import Decoder
 from inference.model.drafted_tree import accept_in_graph
 from inference.order import Decode, End, Pace
@@ -148,12 +149,12 @@ class Branching:
     def most_ranked(self) -> int:
         return self.shape.inner
 
-    def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[DraftNode]:
-        grown, level = list[DraftNode](), [tree.root]
+    def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[Mark]:
+        grown, level = list[Mark](), [tree.root]
         for branch in self.shape.branches[: budget.depth]:
             ids = rank(level, branch).ids.tolist()
             level = [
-                tree.add(parent, token, tree.root.log)
+                tree.add(parent, token, tree.rank(tree.root))
                 for parent, tokens in zip(level, ids, strict=True)
                 for token in tokens
             ]

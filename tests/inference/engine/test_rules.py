@@ -111,7 +111,7 @@ def test_a_prompts_own_tokens_are_reported_when_it_is_opened(
     session, future = served.open(prompt, params)
     served.finish(future)
     said = future.result(0)
-    assert said.reused == 0 or length == 1
+    assert said.reused_tokens == 0 or length == 1
     logits = full_logits(target, prompt)[: length - 1] / params.temperature
     assert_log_probs(said.logprobs, logits, prompt[1:length], 2)
     assert told(session, served) == ()

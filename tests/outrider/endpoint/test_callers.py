@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from threading import Event, Thread
 
 import httpx
@@ -13,7 +14,7 @@ import pytest
 
 from inference.errors import Busy, LimitExceeded, Unavailable
 from inference.sampling import Grammar, GrammarKind, SamplingParams
-from outrider.endpoint.access import MOST_HEAD
+from outrider.endpoint.access import MAX_HEAD_BYTES
 from outrider.endpoint.answering import completions
 from outrider.endpoint.grammar_turns import MAX_WAITING, GrammarTurns
 from outrider.endpoint.target_manager import TargetManager
@@ -97,7 +98,7 @@ def test_a_length_said_in_two_ways_ends_the_connection(server: str) -> None:
 
 def test_a_whole_head_has_the_same_bound_as_one_in_pieces(server: str) -> None:
     with suppress(httpx.TransportError):  # it closes with bytes unread, which may lose its answer
-        answer = httpx.get(f"{server}/version", headers={"x": "y" * MOST_HEAD})
+        answer = httpx.get(f"{server}/version", headers={"x": "y" * MAX_HEAD_BYTES})
         assert answer.status_code in (400, 431)
     assert httpx.get(f"{server}/version").is_success
 
@@ -185,6 +186,12 @@ def test_a_caller_has_one_new_grammar_at_the_target_and_known_ones_wait_for_nobo
     asyncio.run(scene())
 
 
+async def text_of(texts: TextRunner, request: Request, caller: str) -> Completion:
+    task = partial(texts.client.complete, request)
+    (done,) = await completions(texts.run([task], caller, request.params.grammar), 1)
+    return done
+
+
 def test_a_text_with_a_new_grammar_waits_for_its_callers_turn(target: str) -> None:
     gate = Event()
 
@@ -194,11 +201,11 @@ def test_a_text_with_a_new_grammar_waits_for_its_callers_turn(target: str) -> No
         params = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "y{3}"))
         order = Request(0, "", [5], params, 4, frozenset())
         plain = replace(order, params=SamplingParams(presence_penalty=1.0))
-        waiting = asyncio.create_task(completions(texts.generate([order], ALICE), 1))
-        (done,) = await completions(texts.generate([plain], ALICE), 1)
+        waiting = asyncio.create_task(text_of(texts, order, ALICE))
+        done = await text_of(texts, plain, ALICE)
         assert len(done.token_ids) == 4
         assert not waiting.done()
-        (done,) = await completions(texts.generate([order], BOB), 1)
+        done = await text_of(texts, order, BOB)
         gate.set()
         assert await waiting
         await first

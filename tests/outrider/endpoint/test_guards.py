@@ -13,11 +13,11 @@ import pytest
 
 from inference.text import Tokenizer
 from outrider.endpoint.access import read_keys
-from outrider.endpoint.chat_messages import MOST_BYTES
-from outrider.endpoint.failures import MOST_SIGNS
+from outrider.endpoint.chat_messages import MAX_BODY_BYTES
+from outrider.endpoint.failures import MAX_MESSAGE
 from outrider.endpoint.requests import (
-    MOST_MESSAGES,
-    MOST_PROMPTS,
+    MAX_MESSAGES,
+    MAX_PROMPTS,
     NEUTRAL,
     UNSERVED,
     ChatRequest,
@@ -39,7 +39,7 @@ SHORT: dict[str, dict[str, Any]] = {
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:,"}}]
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
 CALLED = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
-LONG = "def f(x): " * (MOST_BYTES // 20)
+LONG = "def f(x): " * (MAX_BODY_BYTES // 20)
 """Half of what a body may hold."""
 
 UNPAIRED = b"\\ud800"
@@ -192,18 +192,18 @@ def test_a_body_without_its_header_is_told_which_one_is_missing(server: str) -> 
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("path", SHORT)
 def test_a_body_beyond_the_bound_is_refused(server: str, path: str, chunked: bool) -> None:
-    body = b" " * (MOST_BYTES + 1)
-    content = iter([body[: MOST_BYTES // 2], body[MOST_BYTES // 2 :]]) if chunked else body
+    body = b" " * (MAX_BODY_BYTES + 1)
+    content = iter([body[: MAX_BODY_BYTES // 2], body[MAX_BODY_BYTES // 2 :]]) if chunked else body
     answer = httpx.post(f"{server}{path}", content=content, headers=JSON)
     assert answer.status_code == 413
-    assert str(MOST_BYTES) in answer.json()["error"]["message"]
+    assert str(MAX_BODY_BYTES) in answer.json()["error"]["message"]
 
 
 def test_what_was_sent_is_not_sent_back_without_a_bound(server: str) -> None:
     for more in ({"stop": ["y" * 4_000_000]}, {"model": "y" * 4_000_000}):
         answer = httpx.post(f"{server}{TEXT}", json={"prompt": "abc"} | more)
         assert 400 <= answer.status_code < 500
-        assert len(answer.content) < 2 * MOST_SIGNS
+        assert len(answer.content) < 2 * MAX_MESSAGE
 
 
 def test_a_flood_of_headers_ends_the_connection(server: str) -> None:
@@ -284,9 +284,9 @@ def test_a_long_prompt_of_few_tokens_is_made(texts: TextRunner) -> None:
     ("path", "body", "shown"),
     [
         (TEXT, {"prompt": ["a"] * 200, "n": 8}, 1600),
-        (TEXT, {"prompt": ["a"] * (MOST_PROMPTS + 1), "n": 8}, MOST_PROMPTS),
-        (TEXT, {"prompt": ["a"] * 40_000, "n": 8}, MOST_PROMPTS),
-        (CHAT, {"messages": [SAID] * (MOST_MESSAGES + 1)}, MOST_MESSAGES),
+        (TEXT, {"prompt": ["a"] * (MAX_PROMPTS + 1), "n": 8}, MAX_PROMPTS),
+        (TEXT, {"prompt": ["a"] * 40_000, "n": 8}, MAX_PROMPTS),
+        (CHAT, {"messages": [SAID] * (MAX_MESSAGES + 1)}, MAX_MESSAGES),
     ],
 )
 def test_too_many_texts_or_messages_are_refused_before_any_is_read(

@@ -200,28 +200,9 @@ def test_a_damaged_line_costs_itself_alone(
     assert_refused(lambda: read_run(path), [f"{NAME} line 1 is not JSON"])
 
 
-def test_a_run_without_chosen_prompts_says_what_it_would_do_and_asks(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "bench"
-    command = ("bench", "--max_new_tokens", "100", "--presets", "hybrid,suffix", "--out", out)
-    ended = run(*command)
-    ended.assert_failed("outrider bench --yes")
-    assert "prompts  small: 70 (" in ended.out
-    assert (
-        "texts    292: each turn by target-only, target-only again, hybrid, suffix, up to 100"
-        in ended.out
-    )
-    assert "time     up to 15 min at 30 ms a token" in ended.out
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", lambda shown: "n")
-    assert run(*command).code == 1
-    assert not out.exists()
-
-
 @pytest.mark.extended
 def test_the_small_set_is_measured_on_the_embedded_pair(tmp_path: Path, run: Run) -> None:
-    assert run("bench", "--yes", "--max_new_tokens", "12", "--out", tmp_path).code == 0
+    assert run("bench", "--max_new_tokens", "12", "--out", tmp_path).code == 0
     rows = made(tmp_path)
     assert len({row["kind"] for row in rows}) == 8  # all together, too
     assert all(row["equal"] == row["compared"] == row["texts"] for row in rows)

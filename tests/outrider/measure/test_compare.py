@@ -23,7 +23,7 @@ from outrider.measure.arms import (
     choices,
 )
 from outrider.measure.commands import compare as main
-from outrider.measure.commands import parse_compare as parse
+from outrider.measure.commands import parse
 from outrider.measure.compare import compare, read_positions
 from outrider.measure.journal import NAME
 from outrider.measure.options import CompareOptions
@@ -205,12 +205,12 @@ def test_flags_that_mean_nothing_are_refused_by_name(flags: str, run: Run) -> No
 
 
 def test_its_flags_stand_beside_those_of_a_draft() -> None:
-    options = parse(["--cs", "tps,80", "--usd_per_hour", "1.5", "--max_new_tokens", "9"])
+    options = parse("compare", ["--cs", "tps,80", "--usd_per_hour", "1.5", "--max_new_tokens", "9"])
     given = (options.prices.usd_per_hour, options.text.max_new_tokens)
     assert (*given, options.text.seed) == (1.5, 9, 0)
     assert options.chosen == (BASELINE, GROWING)
     assert options.rtt == (0.0,)
-    assert parse([]) == CompareOptions()
+    assert parse("compare", []) == CompareOptions()
     assert_refused(lambda: CompareOptions(settings="four"), ["four", "16x6"])
 
 

@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shlex
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from huggingface_hub import constants, file_download
 
 import outrider
 from grpc_comm.translate import Description
-from inference.errors import InvalidRequest, Mismatch
 from inference.text import Tokenizer
 from inference.times import LatencyModel
-from inference.tokenizer_settings import TokenizerIdentity
 from outrider.cli import main
 from outrider.measure.arms import AGAIN, BASELINE
 from outrider.measure.link import LinkShape, shaped_link
 from outrider.measure.options import RecommendOptions
 from outrider.measure.recommend import choose, command, loaded, measure, reason
 from outrider.models.directories import EMBEDDED
-from outrider.models.models_here import ModelHere, find_models
+from outrider.models.models_here import find_models
 from outrider.models.published_models import (
     PublishedModel,
-    fetch,
-    fetch_agreed,
     judged,
-    published_for,
 )
 from outrider.options.parsing import parse
 from outrider.options.roles import DraftRole
 from outrider.text.completion import Completion
 from tests.outrider.measure.texts import rows
-from tests.support.hub_server import hub_server
 from tests.support.wire_fixtures import background, describe, successor_engine
 
 EMBEDDED_TOKENIZER = Tokenizer(EMBEDDED / "target").identity
@@ -57,33 +47,6 @@ def target() -> Iterator[str]:
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A hub with two models; yields the cache, which is not there before something is fetched."""
-    (tmp_path / "gguf").mkdir()
-    (tmp_path / "gguf" / "draft.gguf").write_bytes(b"GGUF")
-    models = {OPEN.repository: EMBEDDED / "draft", "acme/gguf": tmp_path / "gguf"}
-    with hub_server(models) as address:
-        monkeypatch.setattr(constants, "ENDPOINT", address)
-        template = address + "/{repo_id}/resolve/{revision}/{filename}"
-        for module in (constants, file_download):
-            monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-        yield tmp_path / "hub"
-
-
-def answer(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    """Let a user at a terminal answer with this line."""
-    stdin = io.StringIO(line)
-    monkeypatch.setattr(stdin, "isatty", lambda: True)
-    monkeypatch.setattr("sys.stdin", stdin)
-
-
-def here(name: str = "draft", **changes: Any) -> ModelHere:
-    """A model on this machine."""
-    return ModelHere(name, Path(name), 1000, 500_000_000, "t0")._replace(**changes)
-
-
-@pytest.fixture
 def served() -> Description:
     """The description of a target that is called acme-7b."""
     engine = successor_engine()
@@ -94,9 +57,8 @@ def served() -> Description:
 def test_what_fits_is_measured_and_the_command_runs(
     target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "figures.json"
-    assert main(["recommend", "--target_host", target, *BRIEF, "--json", str(file)]) == 0
-    told, figures = capsys.readouterr().out, json.loads(file.read_text(encoding="utf-8"))
+    assert main(["recommend", "--target_host", target, *BRIEF, "--out", str(tmp_path)]) == 0
+    told, figures = capsys.readouterr().out, json.loads((tmp_path / "report.json").read_text())
     assert {row["arm"] for row in figures["rows"]} == {*WAYS, AGAIN}
     assert len({row["texts"] for row in figures["rows"]}) == 1
     assert "half of the target's" in figures["left_out"]["outrider-embedded-target"]
@@ -124,37 +86,10 @@ def test_a_draft_that_cannot_be_loaded_is_listed_with_what_it_needs(
     assert ".[gguf]" in line.partition("draft.gguf")[2]
 
 
-def test_a_draft_of_another_tokenizer_or_of_the_targets_size_is_left_out(
-    served: Description,
-) -> None:
-    assert judged(here(), served).refusal == ""
-    assert "tokenizer" in judged(here(family="other"), served).refusal
-    assert "half" in judged(here(parameters=4_000_000_000), served).refusal
-    assert judged(here("acme-7b"), served).refusal
-    assert "memory" in judged(here(size=2**50), served).refusal
-    assert judged(here(refusal="it has no weights"), served).refusal == "it has no weights"
-
-
-def test_published_drafts_are_of_the_targets_family_and_smaller() -> None:
-    found = published_for("Qwen/Qwen2.5-Coder-7B-Instruct", [])
-    assert [one.megabytes for one in found] == sorted(one.megabytes for one in found)
-    assert found[0].repository == "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"
-    assert all(one.millions <= 3500 for one in found)
-    assert published_for("Qwen/Qwen2.5-Coder-0.5B", []) == []
-    assert published_for("acme/acme-7b", []) == []
-    for model in ("Qwen3-32B", "Llama-3.1-8B", "Mistral-Small-3.1-24B", "gemma-3-27b-it"):
-        assert published_for(model, []), model
-
-
-def test_a_published_draft_that_is_here_is_not_offered_again() -> None:
-    first, *others = published_for("Qwen2.5-Coder-7B", [])
-    again = here(str(Path("cache") / first.file), directory=Path("cache") / first.file)
-    assert published_for("Qwen2.5-Coder-7B", [again]) == others
-
-
 def test_nothing_is_fetched_that_was_not_asked_for(
-    hub: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     named = tmp_path / "qwen2.5-coder-7b"
     named.symlink_to(EMBEDDED / "target", target_is_directory=True)
     with outrider.serve(port=0, batch=1, model=str(named)) as served:
@@ -162,50 +97,7 @@ def test_nothing_is_fetched_that_was_not_asked_for(
     told = capsys.readouterr()
     assert "published, not here: Qwen/Qwen2.5-Coder-0.5B-Instruct" in told.out
     assert "--seconds: too few" in told.err
-    assert not hub.exists()
-
-
-@pytest.mark.parametrize("line", ["n\n", "\n"])
-def test_nothing_is_fetched_without_a_yes(
-    line: str, hub: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer(monkeypatch, line)
-    fetch_agreed([OPEN], EMBEDDED_TOKENIZER)
-    assert not hub.exists()
-
-
-def test_nothing_is_fetched_where_nobody_can_be_asked(
-    hub: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    with pytest.raises(InvalidRequest, match="nobody can be asked"):
-        fetch_agreed([OPEN], EMBEDDED_TOKENIZER)
-    assert not hub.exists()
-
-
-def test_a_yes_fetches_what_has_the_targets_tokenizer(
-    hub: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer(monkeypatch, "y\n")
-    fetch_agreed([OPEN], EMBEDDED_TOKENIZER)
-    assert list(hub.glob("**/*.safetensors"))
-
-
-@pytest.mark.usefixtures("hub")
-def test_a_gguf_file_is_fetched_with_its_checkpoints_tokenizer_beside() -> None:
-    draft = replace(OPEN, repository="acme/gguf", file="draft.gguf", tokenizer=OPEN.repository)
-    assert {"draft.gguf", "tokenizer.json"} <= {
-        path.name for path in fetch(draft, EMBEDDED_TOKENIZER).parent.iterdir()
-    }
-
-
-def test_no_weights_of_another_tokenizer_are_fetched(
-    hub: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer(monkeypatch, "y\n")
-    with pytest.raises(Mismatch, match="acme/open is not fetched"):
-        fetch_agreed([OPEN], TokenizerIdentity("another"))
-    assert not list(hub.glob("**/*.safetensors"))
+    assert not (tmp_path / "hub").exists()
 
 
 def texts_over(address: str, target: Description) -> dict[str, list[list[int]]]:

@@ -27,10 +27,6 @@ FORMATS: dict[str, tuple[dict[str, Any], Item]] = {
         {"task_id": "H/1", "prompt": "def f():\n", "test": "def check(f): f()", "entry_point": "f"},
         Item("f", "code", "H/1", ("def f():\n",)),
     ),
-    "MBPP": (
-        {"task_id": 7, "text": "Add.", "test_list": ["assert f()"], "test_setup_code": "x = 1"},
-        Item("f", "code", "7", ("Add. Your code should pass these tests:\n\nassert f()",)),
-    ),
     "MT-bench": (
         {"question_id": 3, "category": "writing", "turns": ["Write.", "Shorten."]},
         Item("f", "chat", "writing/3", ("Write.", "Shorten.")),
@@ -47,14 +43,6 @@ FORMATS: dict[str, tuple[dict[str, Any], Item]] = {
     "GSM8K": (
         {"question": "How many?", "answer": "Many.\n#### 1,200"},
         Item("f", "maths", "1", ("How many?",), answer="1,200"),
-    ),
-    "CNN/DailyMail": (
-        {"article": "It rained.", "highlights": "Rain.", "id": "9f"},
-        Item("f", "summaries", "9f", ("Summarize: It rained.",)),
-    ),
-    "Alpaca": (
-        {"instruction": "Sort.", "input": "b a", "output": "a b"},
-        Item("f", "chat", "1", ("Sort.\n\nb a",)),
     ),
     "MATH-500": (
         {"problem": "1+1", "solution": "", "answer": "2", "unique_id": "t"},

@@ -1,0 +1,163 @@
+"""Connections of the server: bounded in number and time, within what the process may open."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from inference.command import say
+from inference.errors import InvalidRequest
+from outrider.endpoint.failures import ApiError
+
+ACCEPTED = 16
+"""Connections accepted in a row. If no descriptor is free, asyncio tries all of them, and sets a
+timer for each.
+"""
+
+QUEUED = 512
+"""Connections that the system queues."""
+
+SPARE = 64
+"""Descriptors reserved for models, logs and the target."""
+
+_ENOUGH = 10_240  # macOS allows no more
+_NOTE_SECONDS = 60.0
+
+HEAD_SECONDS, BODY_SECONDS = 10.0, 60.0
+"""Time for a request's head, from the connection or its first byte on, and for its body."""
+
+
+class BoundedConnection(H11Protocol):
+    """A connection of uvicorn that is closed if its request does not arrive in time.
+
+    most: connections at the same time. Beyond them the one that has waited longest for a request
+    makes room; where all are being answered, the new one is refused.
+    waiting_since: when it began to wait for what it waits for, by the loop's clock
+    """
+
+    def __init__(self, most: int, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._most, self.waiting_since = most, 0.0
+        self._awaited: object = None  # the client's state, as h11 names it
+        self._clock: asyncio.TimerHandle | None = None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a request, or the rest of one, has not arrived yet."""
+        return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        others = set(self.connections)
+        super().connection_made(transport)
+        if len(others) >= self._most and not self.make_room(others):
+            return self._refuse()
+        self._watch()
+
+    @staticmethod
+    def make_room(connections: Iterable[Any]) -> bool:
+        """End the connection that has waited longest for a request. Returns whether there was
+        one.
+        """
+        waiting = [one for one in connections if isinstance(one, BoundedConnection) and one.waiting]
+        if waiting:
+            min(waiting, key=lambda one: one.waiting_since).end()
+        return bool(waiting)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._clock is not None:
+            self._clock.cancel()
+
+    def end(self) -> None:
+        """Close the connection at once."""
+        self.connections.discard(self)  # connection_lost() comes later
+        self.transport.abort()
+
+    def _watch(self) -> None:
+        """Restart the clock when the awaited part changes; stop it when a request is complete."""
+        state = self.conn.their_state
+        if state is self._awaited:
+            return
+        self._awaited, self.waiting_since = state, self.loop.time()
+        if self._clock is not None:
+            self._clock.cancel()
+        if self.waiting:
+            seconds = HEAD_SECONDS if state is h11.IDLE else BODY_SECONDS
+            self._clock = self.loop.call_later(seconds, self.end)
+
+    def _refuse(self) -> None:
+        body = (
+            ApiError(
+                503,
+                f"all of {self._most} connections are in use: ask again later",
+                "server_error",
+                code="too_many_connections",
+            )
+            .response()
+            .body
+        )
+        self.transport.write(
+            b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
+            b"Retry-After: 1\r\nConnection: close\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(body), bytes(body))
+        )
+        self.transport.close()
+
+
+def bounded(connections: int) -> int:
+    """Raise the limit of open files as far as the system allows. Returns `connections`, or fewer
+    where more would leave less than SPARE descriptors.
+
+    Raises InvalidRequest where there is no room for ACCEPTED connections.
+    """
+    if sys.platform == "win32":  # sockets are no files there
+        return connections
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    if soft == resource.RLIM_INFINITY:
+        return connections
+    room = soft - len(os.listdir("/dev/fd")) - SPARE
+    if room < ACCEPTED:
+        raise InvalidRequest(
+            f"this process may open {soft} files, which leaves no room for connections: "
+            f"{soft - room + ACCEPTED} or more are needed (ulimit -n)"
+        )
+    return min(connections, room)
+
+
+class OutOfDescriptors:
+    """Handles errors of an event loop. Where no descriptor is free for a new connection, the one
+    that has waited longest for a request makes room, and a line says so, once a minute at most.
+
+    state: has the connections of the server
+    """
+
+    def __init__(self, state: ServerState) -> None:
+        self._state, self._next_note = state, 0.0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            return loop.default_exception_handler(context)
+        BoundedConnection.make_room(self._state.connections)
+        if time.monotonic() >= self._next_note:
+            self._next_note = time.monotonic() + _NOTE_SECONDS
+            say(f"note: {error.strerror}: new connections wait or replace idle ones (ulimit -n)")
