@@ -42,11 +42,6 @@ class Profiles(NamedTuple):
     target: TimeProfile
     here: TimeProfile
 
-    @property
-    def draft_times(self) -> dict[int, float]:
-        """Seconds of a call of the draft by width, as measuring it would find."""
-        return {width: self.here.seconds(1, width, CONTEXT) for width in self.here.nodes}
-
     def target_times(self, most: int = 1) -> dict[Shape, float]:
         """Seconds of a forward by rows (so many at most) and nodes, as measuring it would find."""
         return {
@@ -121,7 +116,8 @@ class Stage:
         target told them, and nothing learned of the pair.
         """
         round_trip = self._link.crossing(0) + self._link.crossing(_DESCRIPTION_BYTES)
-        draft = self._profiles.draft_times
+        here = self._profiles.here
+        draft = {width: here.seconds(1, width, CONTEXT) for width in here.nodes}
         target = self._profiles.target_times(self._server.engine.model.rows)
         return Knowledge(times_by_width(draft), LatencyModel(target), read_acceptance(), round_trip)
 
