@@ -33,7 +33,7 @@ from inference.flags.values import Counts
 from inference.order import MOST_CREDIT, Decode
 from inference.proposer import Nodes
 from inference.sampling import SamplingParams
-from inference.times import LatencyModel
+from inference.times import Times
 
 CAPACITY, PROMPT, VOCABULARY = 2048, 600, 100_000
 MESSAGE, LEVELS, CANDIDATES = 32, 64, 900
@@ -123,7 +123,7 @@ def measure(sessions: int, nodes: int, forwards: int) -> dict[str, float]:
         sequence_length=CAPACITY - nodes,
         max_tree_nodes=nodes,
         vocabulary=VOCABULARY,
-        times=LatencyModel({(sessions, width): 0.03 for width in (1, nodes)}, measured=True),
+        times=Times({(sessions, width): 0.03 for width in (1, nodes)}, measured=True),
     )
     records = SessionRecords()
     listeners = Listeners([records, Metrics(records)])  # which a server may have

@@ -27,12 +27,9 @@ Sizes = Annotated[Counts, AfterValidator(lambda sizes: tuple(sorted(set(sizes)))
 Store = Annotated[str, Shown("STORE")]
 
 
-class InstanceOptions(Group, title=_ON):
-    """The machine that builds the artefact: this one, unless `on` names an instance type."""
+class JobOptions(Group, title=_ON):
+    """The instance of a job."""
 
-    on: Annotated[str, Shown("TYPE")] | None = None
-    """instance type, such as r7i.4xlarge or trn1.32xlarge; with --dry_run only its price and memory
-    are printed"""
     region: Region | None = None
     """AWS region (default: that of boto3's configuration, else us-east-1)"""
     spot: bool = False
@@ -40,9 +37,17 @@ class InstanceOptions(Group, title=_ON):
     lifetime_hours: Annotated[float, Gt(0), Le(24 * 7), Shown("HOURS")] = 6.0
     """maximum lifetime of the instance"""
     image: Annotated[str, Shown("PARAMETER")] | None = None
-    """public SSM parameter of the machine image (default: by --target)"""
+    """public SSM parameter of the machine image (default: by --target or --instance)"""
     wheel: File | None = None
     """Outrider wheel to install on the instance (default: built from this checkout)"""
+
+
+class InstanceOptions(JobOptions, title=_ON):
+    """The machine that builds the artefact: this one, unless `on` names an instance type."""
+
+    on: Annotated[str, Shown("TYPE")] | None = None
+    """instance type, such as r7i.4xlarge or trn1.32xlarge; with --dry_run only its price and memory
+    are printed"""
 
 
 class FusedOptions(Group, title=_FUSED):

@@ -62,6 +62,8 @@ def beside(segments: Sequence[Segment], other: Sequence[Segment]) -> list[Segmen
     )
     if one.rule is not None and two.rule is not None:
         mine, theirs = one.rule(), two.rule()
+        assert mine.allowed is not None, "_ruled allows some ids"
+        assert theirs.allowed is not None, "_ruled allows some ids"
         biases = mine.biases.copy()
         biases[1:, 0] += 1
         allowed = np.append(mine.allowed[:1], theirs.allowed[1:], axis=0)

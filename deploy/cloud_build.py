@@ -1,13 +1,11 @@
 """Builds an artefact on an instance of EC2: `outrider compile --on TYPE`.
 
-It is a job of an instance (deploy/host_job.py), which pushes artefact and graphs to the bucket.
+It is a job of an instance (deploy/job.py), which pushes artefact and graphs to the bucket.
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,11 @@ from compile.plan.memory import build_memory
 from compile.request import find_checkpoint, make_request, names_layers
 from compile.store import open_store, pull
 from deploy.aws import Aws
-from deploy.deployment import Deployment
+from deploy.deployment import own_bucket
 from deploy.host.user_data import ARTEFACT
-from deploy.host_job import HostJob, end_lines, prepare, run_job
-from deploy.instance_kind import NEURON_IMAGE, NEURON_VENV, InstanceKind, check_image
-from deploy.places import SubnetInZone, find_image, host_size, places_for
+from deploy.instance_kind import NEURON_IMAGE, NEURON_VENV, check_image
+from deploy.job import HostJob, job_host, prepare, run_job
+from deploy.places import host_size
 from inference.command import say
 from inference.errors import InvalidRequest
 from inference.flags.group import flags_of
@@ -36,61 +34,31 @@ _LARGER = {"r7i.xlarge": 32, "r7i.2xlarge": 64, "r7i.4xlarge": 128, "r7i.8xlarge
 """Types that are named where another has too little memory, with their GiB."""
 
 
-@dataclass(frozen=True)
-class CloudBuild:
-    """A build on an instance: what is built, on what, and where it goes."""
-
-    options: CompileOptions
-    deployment: Deployment
-    bucket: str
-    store: str  # s3://BUCKET/PREFIX of artefacts
-    need: int  # bytes of memory
-    needs_token: bool = False  # of the hub, for one of its models
-
-    @property
-    def graphs(self) -> str:
-        """The store of compiled graphs, in the same bucket."""
-        return self.options.graph_store or f"s3://{self.bucket}/graphs"
-
-    @property
-    def job(self) -> HostJob:
-        return HostJob(
-            "build",
-            self.deployment,
-            self.bucket,
-            (("compile", *host_arguments(self)),),
-            wheel=self.options.where.wheel,
-            venv=None if self.options.device == "cpu" else NEURON_VENV,
-            needs_token=self.needs_token,
-        )
-
-
 def build_on(options: CompileOptions) -> int:
     """Build on an instance; with --dry_run, say how. Returns 0."""
     check(options)
     aws = Aws(options.where.region)
-    build = plan(aws, options)
-    places = places_for(aws, build.deployment.instance, None)
-    find_image(aws, build.deployment.image_parameter)
-    print(*plan_lines(build, places), sep="\n", flush=True)
-    if options.dry_run:
+    job, store = plan(aws, options)
+    start = prepare(aws, job, dry_run=options.dry_run, confirmed=True)
+    if start is None:
         return 0
-    digest = run_job(aws, build.job, places, prepare(aws, build.job))
-    print(f"built and pushed: {build.store}, digest {digest}")
-    print(f"serve it: {up_command(build, digest)}")
+    digest = run_job(aws, job, start)
+    print(f"built and pushed: {store}, digest {digest}")
+    print(f"serve it: {up_command(options, store, digest)}")
     if options.out is not None:
-        pull(open_store(build.store), digest, Path(options.out), say)
+        pull(open_store(store), digest, Path(options.out), say)
         print(f"{options.out}: every file checked")
     return 0
 
 
-def up_command(build: CloudBuild, digest: str) -> str:
+def up_command(options: CompileOptions, store: str, digest: str) -> str:
     """The command that serves what was built, on the smallest instance that can."""
-    options, instance = build.options, "c7i.2xlarge"
+    instance: str | None = "c7i.2xlarge"
     if options.device != "cpu":
-        instance = device_of(options.device).instance(options.tensor_parallel or 1) or "TYPE"
+        instance = device_of(options.device).instance(options.tensor_parallel or 1)
     return (
-        f"outrider deploy up NAME --instance {instance} --artifact {build.store} --digest {digest}"
+        f"outrider deploy up NAME --instance {instance or 'TYPE'} --artifact {store} "
+        f"--digest {digest}"
     )
 
 
@@ -116,12 +84,47 @@ def pinned(options: CompileOptions) -> tuple[CompileOptions, bool]:
     return options.but(**names), any(model.needs_token for model in models.values())
 
 
-def plan(aws: Aws, options: CompileOptions) -> CloudBuild:
-    """The build. Raises InvalidRequest where the instance has too little memory for it."""
-    on = options.where.on or ""
+def plan(aws: Aws, options: CompileOptions) -> tuple[HostJob, str]:
+    """The build, and the store that it pushes to. Raises InvalidRequest where the instance has too
+    little memory for it.
+    """
     options, needs_token = pinned(options)
+    need, neuron, on = _memory(aws, options), options.device != "cpu", options.where
+    host = job_host(
+        aws,
+        "build",
+        on.on or "",
+        on,
+        image=NEURON_IMAGE if neuron else None,
+        disk_gib=_NEURON_DISK_GIB if neuron else _CPU_DISK_GIB,
+    )
+    bucket = own_bucket(aws.account, aws.region)
+    if options.push is not None:
+        bucket = options.push.removeprefix("s3://").partition("/")[0]
+    store = options.push or f"s3://{bucket}/artefacts"
+    graphs = options.graph_store or f"s3://{bucket}/graphs"
+    writes = {"Store": _prefix(bucket, store), "Graphs": _prefix(bucket, graphs)}
+    job = HostJob(
+        "build",
+        replace(host, parameters={**host.parameters, **writes}),
+        bucket,
+        (("compile", *host_arguments(options, store, graphs)),),
+        wheel=on.wheel,
+        venv=NEURON_VENV if neuron else None,
+        needs_token=needs_token,
+        notes=(
+            f"memory      this build needs about {need / GIB:.0f} GiB",
+            f"store       {store}; it is kept",
+        ),
+    )
+    return job, store
+
+
+def _memory(aws: Aws, options: CompileOptions) -> int:
+    """Bytes that the build needs. Raises InvalidRequest where the instance has less."""
     checkpoint = find_checkpoint(options.but(dry_run=True))
     need = build_memory(checkpoint.config, make_request(options, checkpoint).spec)
+    on = options.where.on or ""
     has = host_size(aws, on).memory_gib * GIB
     if need > has:
         larger = (name for name, gib in _LARGER.items() if gib * GIB >= need)
@@ -129,52 +132,20 @@ def plan(aws: Aws, options: CompileOptions) -> CloudBuild:
             f"--on {on} has {has / GIB:g} GiB of memory, and this build needs about "
             f"{need / GIB:.0f}: {next(larger, 'a larger type')} has enough"
         )
-    neuron = options.device != "cpu"
-    deployment = Deployment(
-        name=f"build-{secrets.token_hex(4)}",
-        region=aws.region,
-        instance=InstanceKind(on),
-        purpose="build",
-        market="spot" if options.where.spot else "on-demand",
-        image=options.where.image or (NEURON_IMAGE if neuron else None),
-        disk_gib=_NEURON_DISK_GIB if neuron else _CPU_DISK_GIB,
-        lifetime_hours=options.where.lifetime_hours,
-    )
-    bucket = deployment.bucket_name(aws.account)
-    if options.push is not None:
-        bucket = options.push.removeprefix("s3://").partition("/")[0]
-    store = options.push or f"s3://{bucket}/artefacts"
-    build = CloudBuild(options, deployment, bucket, store, need, needs_token)
-    writes = replace(deployment, store=_prefix(build, store), graphs=_prefix(build, build.graphs))
-    return replace(build, deployment=writes)
+    return need
 
 
-def _prefix(build: CloudBuild, store: str) -> str:
+def _prefix(bucket: str, store: str) -> str:
     """The prefix of a store in the build's bucket, which is all that its instance may write to."""
-    bucket, _, key = store.removeprefix("s3://").partition("/")
-    if bucket != build.bucket or not store.startswith("s3://"):
-        raise InvalidRequest(f"--graph_store {store}: with --on it is s3://{build.bucket}/PREFIX")
+    name, _, key = store.removeprefix("s3://").partition("/")
+    if name != bucket or not store.startswith("s3://"):
+        raise InvalidRequest(f"--graph_store {store}: with --on it is s3://{bucket}/PREFIX")
     return f"{key.rstrip('/')}/" if key else ""
 
 
-def plan_lines(build: CloudBuild, places: list[SubnetInZone]) -> Iterator[str]:
-    """The plan, line by line: what is going to be started, and what it costs."""
-    deployment = build.deployment
-    yield f"instance    {deployment.instance.name}, {deployment.market}, in {places[0].zone}"
-    yield f"memory      this build needs about {build.need / GIB:.0f} GiB"
-    yield f"image       {deployment.image_parameter}"
-    yield f"volume      {deployment.volume_gib} GiB gp3, encrypted, deleted with the instance"
-    yield f"builds      python -m compile {' '.join(host_arguments(build))}"
-    if build.needs_token:
-        yield "token       yours of the hub: a SecureString, which the instance reads and deletes"
-    yield f"store       {build.store}; it is kept"
-    yield f"stack       {deployment.stack}: removed after the build, whatever comes of it"
-    yield from end_lines(deployment)
-
-
-def host_arguments(build: CloudBuild) -> tuple[str, ...]:
+def host_arguments(options: CompileOptions, store: str, graphs: str) -> tuple[str, ...]:
     """The words after `python -m compile` on the instance: the user's own, and where to."""
-    options, words = build.options, list[str]()
+    words = list[str]()
     for name, flag in flags_of(CompileOptions).items():
         if name in _NOT_FOR_THE_HOST or (value := options.values()[name]) == flag.field.default:
             continue
@@ -182,5 +153,5 @@ def host_arguments(build: CloudBuild) -> tuple[str, ...]:
             text = ",".join(map(str, one)) if isinstance(one, tuple) else one
             words.append(f"--{name}" if one is True else f"--{name}={text}")
     if options.device != "cpu":
-        words.append(f"--graph_store={build.graphs}")
-    return (*words, f"--out={ARTEFACT}", f"--push={build.store}")
+        words.append(f"--graph_store={graphs}")
+    return (*words, f"--out={ARTEFACT}", f"--push={store}")

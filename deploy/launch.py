@@ -1,4 +1,4 @@
-"""Starts a deployment's stack: in the first zone that has the instance, or goes on with one that
+"""Starts a host's stack: in the first zone that has the instance, or goes on with one that
 stands already.
 """
 
@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from deploy.aws import Aws
-from deploy.deployment import Deployment
+from deploy.deployment import Host
 from deploy.places import SubnetInZone, host_size
 from deploy.running_instance import describe_instance
 from deploy.stack import (
-    Cause,
     LaunchFailure,
     StackState,
     TargetStack,
@@ -31,11 +30,11 @@ _OTHER_WAYS = {
 
 
 class Launch:
-    """The start of one deployment."""
+    """The start of one host."""
 
-    def __init__(self, aws: Aws, deployment: Deployment) -> None:
-        self._aws, self._deployment = aws, deployment
-        self._stack = TargetStack(aws, deployment.stack)
+    def __init__(self, aws: Aws, host: Host) -> None:
+        self._aws, self._host = aws, host
+        self._stack = TargetStack(aws, host.stack)
 
     def standing(self) -> StackState | None:
         """The stack of an earlier `up`, where its instance runs; what is left of any other is
@@ -56,7 +55,7 @@ class Launch:
         return None
 
     def may_stand(self) -> bool:
-        """Whether a stack of this deployment may be there; true where AWS does not say."""
+        """Whether a stack of this host may be there; true where AWS does not say."""
         try:
             return self._stack.state() is not None
         except OutriderError:
@@ -64,11 +63,11 @@ class Launch:
 
     def start(self, places: Sequence[SubnetInZone], user_data: str, bucket: str) -> StackState:
         """Start the stack in the first of these places that takes it."""
-        body, instance = template_body(user_data), self._deployment.instance.name
+        body, instance = template_body(user_data), self._host.instance.name
         for place in places:
             say(f"starting {instance} in {place.zone}")
-            ends_at = datetime.now(UTC) + timedelta(hours=self._deployment.lifetime_hours)
-            parameters = stack_parameters(self._deployment) | {
+            ends_at = datetime.now(UTC) + timedelta(hours=self._host.lifetime_hours)
+            parameters = stack_parameters(self._host) | {
                 "VpcId": place.vpc,
                 "SubnetId": place.subnet,
                 "Bucket": bucket,
@@ -78,10 +77,10 @@ class Launch:
             if state.whole:
                 return state
             failure = self._stack.failure(state)
-            if failure.cause is not Cause.NO_CAPACITY:
+            if failure.cause != "capacity":
                 raise self._refusal(failure)
             say(f"{place.zone} has no {instance} free")
-        market = self._deployment.market
+        market = self._host.market
         raise Unavailable(
             f"AWS has no {instance} free ({market}) in "
             f"{', '.join(place.zone for place in places)}. Try again later, another --region, or "
@@ -90,10 +89,10 @@ class Launch:
 
     def _refusal(self, failure: LaunchFailure) -> InvalidRequest | Unavailable:
         """The error that says why the stack was not made, and what to do."""
-        deployment, reason = self._deployment, failure.reason
-        if failure.cause is Cause.NO_QUOTA:
-            instance, region = deployment.instance, deployment.region
-            quota = instance.quota(deployment.market)
+        host, reason = self._host, failure.reason
+        if failure.cause == "quota":
+            instance, region = host.instance, host.region
+            quota = instance.quota(host.market)
             cpus = host_size(self._aws, instance.name).vcpus
             return InvalidRequest(
                 f"the account may not run {instance.name} in {region}: its quota {quota.name!r} "
@@ -102,25 +101,25 @@ class Launch:
                 f"--quota-code {quota.code} --desired-value {cpus} --region {region} "
                 f"(AWS said: {reason})"
             )
-        if failure.cause is Cause.DENIED:
+        if failure.cause == "denied":
             return InvalidRequest(
                 f"AWS denies {failure.resource} to these credentials: {reason}; docs/deploy.md "
                 "lists what they must be allowed"
             )
-        if failure.cause is Cause.NO_IMAGE:
+        if failure.cause == "image":
             return InvalidRequest(
-                f"the machine image of {deployment.image_parameter} cannot be used: {reason}"
+                f"the machine image of {host.image_parameter} cannot be used: {reason}"
             )
-        return Unavailable(f"{deployment.stack} could not be made: {failure.resource}: {reason}")
+        return Unavailable(f"{host.stack} could not be made: {failure.resource}: {reason}")
 
     def _check_same(self, state: StackState) -> None:
-        """Raise InvalidRequest where the stack was made for another deployment."""
-        asked = stack_parameters(self._deployment)
+        """Raise InvalidRequest where the stack was made for another host."""
+        asked = stack_parameters(self._host)
         for key in ("InstanceType", "Port", "AllowCidr", "Private", "Market", "Served"):
-            stands, value = state.parameters.get(key), asked[key]
+            stands, value = state.parameters.get(key), asked.get(key, "")
             if stands != value:
                 raise InvalidRequest(
                     f"{self._stack.name} stands with {key} {stands or 'none'}, and "
                     f"{value or 'none'} is asked for: `outrider deploy down "
-                    f"{self._deployment.name}` first, or choose another name"
+                    f"{self._host.name}` first, or choose another name"
                 )

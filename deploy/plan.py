@@ -1,133 +1,179 @@
-"""What `outrider deploy up` creates, and what that costs. Nothing is created here."""
+"""What `outrider deploy up` creates and serves, checked against the account and the instance, and
+what that costs. Nothing is created here.
+"""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-from deploy.aws import DEFAULT_REGION, Aws
+from compile.plan.device import device_of
+from compile.spec import CompileSpec
+from compile.store import fetch_manifest, open_store
+from deploy.aws import Aws
 from deploy.commands.options import DeploymentOptions
-from deploy.deployment import Deployment, secret_parameters
+from deploy.deployment import Host, secret_parameters
 from deploy.instance_price import InstancePrices, NoPrice, Price, bundled_prices
 from deploy.places import SubnetInZone, find_image, places_for
-from deploy.served import Speed, computed_speed, read_served
 from deploy.stack import created_resources
-from inference.artifact import Manifest
-from inference.command import say
+from inference.artifact import Manifest, read_manifest
 from inference.cost.billing import hire_usd
-from inference.errors import MissingExtra, Unavailable
+from inference.errors import InvalidRequest
+from inference.model.config import parse_config
 
 _ROLE = "what AWS's AmazonSSMManagedInstanceCore allows (Session Manager)"
 
 
 class AccountView(NamedTuple):
-    """The account's answer to a deployment: its number, places to start in, and the image's id."""
+    """The account's answer to a plan: its number, places to start in, and the image's id."""
 
     number: str
     places: Sequence[SubnetInZone]
     image_id: str
 
 
-def dry_run(options: DeploymentOptions) -> Iterator[str]:
-    """The plan, line by line. Without credentials AWS is not asked, and the price is the bundled
-    one.
+class Plan(NamedTuple):
+    """A target and its host, with what is known of them."""
+
+    options: DeploymentOptions
+    host: Host
+    manifest: Manifest | None  # of the artefact; None for a model, and for one on S3 without AWS
+    account: AccountView | None  # None where there are no credentials
+    price: Price | NoPrice  # of an hour, or the reason why it is not known
+
+    def lines(self) -> Iterator[str]:
+        """The plan, line by line."""
+        options, host, account, instance = self.options, self.host, self.account, self.host.instance
+        image = f" = {account.image_id}" if account else ""
+        bundled = bundled_prices().types.get(instance.name)
+        device = bundled.accelerators if bundled else instance.kind
+        bucket = options.bucket_name(account.number if account else "ACCOUNT", host.region)
+        told = {
+            "target": f"{host.name}, stack {host.stack} in {host.region}",
+            "instance": f"{instance.name} ({device}), {host.market}",
+            "zones": ", ".join(place.zone for place in account.places) if account else "",
+            "image": f"{host.image_parameter}{image}",
+            "volume": f"{host.volume_gib} GiB gp3, encrypted, deleted with the instance",
+            "artefact": _served(options, self.manifest),
+            "bucket": f"s3://{bucket} for Outrider's wheel and artefacts; it is kept at `down`",
+            "role": f"{_ROLE}; reads s3://{bucket} and its own secrets",
+            "ports": _ports(options),
+            "secrets": (
+                f"{', '.join(secret_parameters(host.name))}: deleted when the host has them"
+            ),
+            "ends": (
+                f"after {options.idle_minutes} min without a session (--idle_minutes), "
+                f"after {options.lifetime_hours:g} h in any case (--lifetime_hours)"
+            ),
+            "creates": ", ".join(created_resources()),
+            **_costs(self),
+        }
+        yield from (f"{label:<12}{text}" for label, text in told.items() if text)
+        if account is None:
+            yield (
+                "AWS was not asked: zones, image, artefact on S3 and prices of today are not "
+                "checked"
+            )
+
+
+def make_plan(options: DeploymentOptions, host: Host, aws: Aws | None) -> Plan:
+    """Ask the account about a target, where there are credentials. Without, the price is the
+    bundled one. Raises InvalidRequest for what cannot be started or served.
     """
-    aws = None
+    account = None
+    if aws is not None:
+        places = places_for(aws, host.instance, options.subnet)
+        account = AccountView(aws.account, places, find_image(aws, host.image_parameter))
+    manifest = read_served(options) if account or options.own_artifact else None
     try:
-        aws = options.aws()
-    except (MissingExtra, Unavailable) as error:
-        say(str(error))
-    deployment = options.deployment(aws.region if aws else options.region or DEFAULT_REGION)
-    here = aws is not None or deployment.own_artifact is not None
-    manifest = read_served(deployment) if here else None
-    account = None if aws is None else ask_account(aws, deployment)
-    price = find_price(deployment, live=aws is not None)
-    yield from plan_lines(deployment, manifest, account, price)
-
-
-def ask_account(aws: Aws, deployment: Deployment) -> AccountView:
-    """Ask the account about the deployment. Raises InvalidRequest where it cannot be started."""
-    places = places_for(aws, deployment.instance, deployment.subnet)
-    return AccountView(aws.account, places, find_image(aws, deployment.image_parameter))
-
-
-def find_price(deployment: Deployment, *, live: bool) -> Price | NoPrice:
-    """The price of an hour of the instance, or the reason why it is not known."""
-    try:
-        prices = InstancePrices(live=live)
-        return prices.find(deployment.instance.name, deployment.region, deployment.market)
+        prices = InstancePrices(live=aws is not None)
+        price: Price | NoPrice = prices.find(host.instance.name, host.region, host.market)
     except NoPrice as error:
-        return error
+        price = error
+    return Plan(options, host, manifest, account, price)
 
 
-def plan_lines(
-    deployment: Deployment,
-    manifest: Manifest | None,
-    account: AccountView | None,
-    price: Price | NoPrice,
-) -> Iterator[str]:
-    """The plan, line by line.
-
-    account: None where there are no credentials, so that nothing could be asked
-    """
-    instance, number = deployment.instance, account.number if account else "ACCOUNT"
-    image = f" = {account.image_id}" if account else ""
-    bundled = bundled_prices().types.get(instance.name)
-    device, bucket = (
-        bundled.accelerators if bundled else instance.kind,
-        deployment.bucket_name(number),
-    )
-    told = {
-        "target": f"{deployment.name}, stack {deployment.stack} in {deployment.region}",
-        "instance": f"{instance.name} ({device}), {deployment.market}",
-        "zones": ", ".join(place.zone for place in account.places) if account else "",
-        "image": f"{deployment.image_parameter}{image}",
-        "volume": f"{deployment.volume_gib} GiB gp3, encrypted, deleted with the instance",
-        "artefact": _served(deployment, manifest),
-        "bucket": f"s3://{bucket} for Outrider's wheel and artefacts; it is kept at `down`",
-        "role": f"{_ROLE}; reads s3://{bucket} and its own secrets",
-        "ports": _ports(deployment),
-        "secrets": (
-            f"{', '.join(secret_parameters(deployment.name))}: deleted when the host has them"
-        ),
-        "ends": (
-            f"after {deployment.idle_minutes} min without a session (--idle_minutes), "
-            f"after {deployment.lifetime_hours:g} h in any case (--lifetime_hours)"
-        ),
-        "creates": ", ".join(created_resources()),
-        **_costs(deployment, price, computed_speed(manifest) if manifest else None),
-    }
-    yield from (f"{label:<12}{text}" for label, text in told.items() if text)
-    if account is None:
-        yield "AWS was not asked: zones, image, artefact on S3 and prices of today are not checked"
-
-
-def _served(deployment: Deployment, manifest: Manifest | None) -> str:
+def _served(options: DeploymentOptions, manifest: Manifest | None) -> str:
     if manifest is not None:
         return f"{manifest.model} for {manifest.target}, digest {manifest.digest()}"
-    if deployment.artifact is not None:
-        return f"{deployment.artifact}, digest {deployment.digest}"
-    return f"none; the host serves {deployment.model or 'the embedded target'}"
+    if options.artifact is not None:
+        return f"{options.artifact}, digest {options.digest}"
+    return f"none; the host serves {options.model or 'the embedded target'}"
 
 
-def _ports(deployment: Deployment) -> str:
-    if deployment.allow_cidr is None:
-        address = ", which has no public address" if deployment.private else ""
-        return f"none; a tunnel leads to {deployment.port} on the host{address}"
-    return f"{deployment.port} for {deployment.allow_cidr}, with TLS and a key; no SSH"
+def _ports(options: DeploymentOptions) -> str:
+    if options.allow_cidr is None:
+        address = ", which has no public address" if options.private else ""
+        return f"none; a tunnel leads to {options.port} on the host{address}"
+    return f"{options.port} for {options.allow_cidr}, with TLS and a key; no SSH"
 
 
-def _costs(deployment: Deployment, price: Price | NoPrice, speed: Speed | None) -> dict[str, str]:
-    if isinstance(price, NoPrice):
-        return {"$/h": str(price)}
-    usd = price.usd_per_hour
-    most = usd * deployment.lifetime_hours
-    tokens = ""
+def _costs(plan: Plan) -> dict[str, str]:
+    if isinstance(plan.price, NoPrice):
+        return {"$/h": str(plan.price)}
+    usd, tokens = plan.price.usd_per_hour, ""
+    speed = computed_speed(plan.manifest) if plan.manifest else None
     if speed is not None:
         million = hire_usd(1e6 / speed.tokens_per_second, usd)
         tokens = f"{million:.4f} at {speed.tokens_per_second:.4g} tokens/s ({speed.source})"
+    most = usd * plan.host.lifetime_hours
     return {
-        "$/h": f"{price}; volume, address and traffic are not in it",
+        "$/h": f"{plan.price}; volume, address and traffic are not in it",
         "at most": f"${most:.2f} for the instance until its lifetime ends",
         "$/M tokens": tokens,
     }
+
+
+class Speed(NamedTuple):
+    """Tokens a second of all rows together, and where the figure is from."""
+
+    tokens_per_second: float
+    source: str
+
+
+def read_served(options: DeploymentOptions) -> Manifest | None:
+    """The manifest of the target's artefact; None where it serves a model. Of an artefact on S3
+    no other file is fetched.
+
+    Raises InvalidRequest where the instance cannot serve it.
+    """
+    if options.artifact is None:
+        return None
+    if options.own_artifact is not None:
+        manifest = read_manifest(options.own_artifact)
+    else:
+        with tempfile.TemporaryDirectory(prefix="outrider-") as directory:
+            store, digest = open_store(options.artifact), options.digest or ""
+            manifest = fetch_manifest(store, digest, Path(directory))
+    instance = options.kind
+    if manifest.target != instance.compile_target:
+        raise InvalidRequest(
+            f"the artefact of {manifest.model} is for {manifest.target}, {instance.name} is "
+            f"{instance.compile_target}"
+        )
+    ranks = device_of(manifest.target).instances.get(instance.name)
+    if ranks is not None and manifest.tensor_parallel > ranks:
+        raise InvalidRequest(
+            f"the artefact of {manifest.model} takes {manifest.tensor_parallel} cores, "
+            f"{instance.name} has {ranks}"
+        )
+    return manifest
+
+
+def computed_speed(manifest: Manifest) -> Speed | None:
+    """Tokens a second without any candidate taken, from the artefact's widest graph of root-only
+    forward passes. None for a CPU, and where published passes allow a range of times alone.
+    """
+    from compile.plan.pass_seconds import pass_seconds
+    from compile.plan.plan_report import basis
+
+    graphs = [bucket for bucket in manifest.buckets if bucket.everywhere]
+    bucket = max(graphs, key=lambda bucket: (-bucket.nodes, bucket.rows, -bucket.slots))
+    spec = CompileSpec.of(manifest)
+    time = pass_seconds(parse_config(manifest.config), spec, bucket)
+    if time is None or time.seconds is None:
+        return None
+    load = f"{bucket.rows} texts at once, nothing drafted, {time} a forward pass"
+    return Speed(bucket.rows / time.seconds, f"{load}; {basis(spec)}")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import yaml
 
 from deploy.aws import Aws, aws_refusals, error_code
-from deploy.deployment import Deployment
+from deploy.deployment import Host
 from inference.command import glance
 from inference.errors import InvalidRequest, Unavailable
 
@@ -24,35 +24,17 @@ TAG = "outrider:target"
 """Key of a tag on everything that was made for a target; its value is the target's name."""
 
 
-class Cause(Enum):
-    """The cause of a failed launch."""
+Cause = Literal["capacity", "quota", "denied", "image", "other"]
+"""The cause of a failed launch."""
 
-    NO_CAPACITY = "no capacity"
-    NO_QUOTA = "no quota"
-    DENIED = "denied"
-    NO_IMAGE = "no image"
-    OTHER = "other"
-
-
-_SIGNS = {
-    Cause.NO_QUOTA: (
-        "VcpuLimitExceeded",
-        "vCPU limit",
-        "InstanceLimitExceeded",
-        "MaxSpotInstanceCountExceeded",
-        "Max spot instance count exceeded",
+_SIGNS: Mapping[Cause, str] = {
+    "quota": "VcpuLimit|vCPU limit|InstanceLimitExceeded|MaxSpotInstanceCount|Max spot instance",
+    "capacity": (
+        "Insufficient(Instance|Host)Capacity|not have sufficient|no Spot capacity|SpotMaxPriceToo"
+        "Low|not supported in your requested Availability Zone|ReservationCapacityExceeded"
     ),
-    Cause.NO_CAPACITY: (
-        "InsufficientInstanceCapacity",
-        "not have sufficient",
-        "no Spot capacity",
-        "SpotMaxPriceTooLow",
-        "InsufficientHostCapacity",
-        "not supported in your requested Availability Zone",
-        "ReservationCapacityExceeded",
-    ),
-    Cause.DENIED: ("not authorized", "AccessDenied", "UnauthorizedOperation"),
-    Cause.NO_IMAGE: ("InvalidAMIID", "The image id", "Unable to fetch parameters"),
+    "denied": "not authorized|AccessDenied|UnauthorizedOperation",
+    "image": "InvalidAMIID|The image id|Unable to fetch parameters",
 }
 """Codes of EC2 and parts of its messages; events of CloudFormation hold either."""
 
@@ -65,10 +47,8 @@ class LaunchFailure(NamedTuple):
 
     @property
     def cause(self) -> Cause:
-        for cause, signs in _SIGNS.items():
-            if any(sign in self.reason for sign in signs):
-                return cause
-        return Cause.OTHER
+        signs = _SIGNS.items()
+        return next((cause for cause, sign in signs if re.search(sign, self.reason)), "other")
 
 
 @dataclass(frozen=True)
@@ -222,22 +202,15 @@ def template_body(user_data: str) -> str:
     return json.dumps(template)
 
 
-def stack_parameters(deployment: Deployment) -> dict[str, str]:
+def stack_parameters(host: Host) -> dict[str, str]:
     """The template's parameters, but for place, bucket and end."""
     return {
-        "TargetName": deployment.name,
-        "Purpose": deployment.purpose,
-        "InstanceType": deployment.instance.name,
-        "ImageId": deployment.image_parameter,
-        "Store": deployment.store,
-        "Graphs": deployment.graphs,
-        "DiskGiB": str(deployment.volume_gib),
-        "Port": str(deployment.port),
-        "AllowCidr": deployment.allow_cidr or "",
-        "Private": str(deployment.private).lower(),
-        "Market": deployment.market,
-        "CapacityReservation": deployment.capacity_block or "",
-        "Served": deployment.served,
+        "TargetName": host.name,
+        "InstanceType": host.instance.name,
+        "ImageId": host.image_parameter,
+        "DiskGiB": str(host.volume_gib),
+        "Market": host.market,
+        **host.parameters,
     }
 
 

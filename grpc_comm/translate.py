@@ -54,7 +54,7 @@ class Description:
     draft_model: str = ""  # the draft that runs beside it, if any
     times: tuple[
         tuple[Shape, float], ...
-        # seconds of a forward by rows and nodes of each: dict(times) is a profile for LatencyModel
+        # seconds of a forward by rows and nodes of each: dict(times) is a prior of Times
     ] = ()
     usd_per_hour: float = 0.0  # price of its machine; 0: not stated
     sessions: int = 0  # open now

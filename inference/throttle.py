@@ -19,10 +19,13 @@ class Silence:
     All texts of a client share it, so a draft of no use costs them its loan once.
 
     seconds: of the latest root-only forwards in silence, as the texts' readers see them
+    owes: whether the draft has used up its loan and not yet earned it back. So it is tried again
+        rarely, for several forward passes in a row.
     """
 
     def __init__(self) -> None:
         self.seconds = deque[float](maxlen=LATEST)
+        self.owes = False
         self._settled = 0.0  # tokens ahead of the silent target, up to the last silence
         self._tokens, self._drafted = 0.0, 0.0  # since then: tokens allowed for, and seconds
         self._was_timed = False  # since the last tokens that came beside the draft
@@ -42,6 +45,7 @@ class Silence:
         self.seconds.append(seconds)
         self._tokens += TUNING.loss
         self._was_timed = True
+        self._judge()
 
     def count(self, tokens: int, seconds: float) -> None:
         """Record tokens that came beside the draft, and what they took. What came before the last
@@ -54,6 +58,10 @@ class Silence:
             self._was_timed = False
         self._tokens += (1 + TUNING.loss) * tokens
         self._drafted += seconds
+        self._judge()
+
+    def _judge(self) -> None:
+        self.owes = self.ahead < (0.0 if self.owes else -TUNING.loan)
 
 
 class Throttle:
@@ -70,7 +78,7 @@ class Throttle:
     @property
     def allows(self) -> bool:
         """Whether the next call may be made."""
-        return not self._needed and self._silence.ahead > -TUNING.loan
+        return not self._needed and not self._silence.owes
 
     def hear(self, seconds: float, tokens: int, forwards: int, *, lone: bool, silent: bool) -> None:
         """Record what came after the last time.

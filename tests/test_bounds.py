@@ -13,7 +13,7 @@ from inference.candidates import REMEMBERED_NUMBERS, CandidateTree
 from inference.grammar import Grammars
 from inference.proposer import Nodes
 from inference.sampling import Grammar, GrammarKind
-from inference.times import REMEMBERED, LatencyModel
+from inference.times import REMEMBERED, Times
 from outrider.endpoint import grammar_turns
 from outrider.endpoint.grammar_turns import GrammarTurns
 from outrider.text import call_reader
@@ -67,7 +67,7 @@ def grammars_of_callers(count: int) -> object:
 
 
 def measured_shapes(count: int) -> object:
-    times = LatencyModel()
+    times = Times()
     for nodes in range(2, count + 2):
         times.observe(1, 1, 0.1)
         times.observe(1, nodes, 0.1)

@@ -24,14 +24,13 @@ from inference.artifact import (
     read_manifest,
     write_manifest,
 )
-from inference.backends.timed import PROFILES, find_profile
 from inference.errors import BadArtifact, InvalidRequest, OutriderError
 from inference.json_file import read_json
 from inference.model.config import parse_config, read_config
 from inference.model.weight_files import weight_files
 from inference.planner.acceptance_file import SHIPPED, read_acceptance
-from inference.planner.profile_files import Subject, keep_profile, load_profile
 from inference.text import Tokenizer
+from inference.times_file import PROFILES, StoredTimes, find_profile
 from inference.tree_shape import Branches
 from outrider.cli import main
 from outrider.models.directories import EMBEDDED
@@ -95,7 +94,6 @@ def places(content: Any) -> Iterator[Steps]:
 LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64} | {
     f"{name}_freq_factor": factor for name, factor in (("low", 1.0), ("high", 4.0))
 }
-SUBJECT = Subject("draft", "cpu", "f0", "float32", 1, 256, 1, 64, "1")
 
 
 class Kind(NamedTuple):
@@ -243,7 +241,7 @@ NAMED: list[tuple[str, Steps, str, str]] = [
     ("index", ("weight_map", "x"), '"../a.safetensors"', "weight_map.x is '../a.safetensors'"),
     ("manifest", ("rows",), "[]", "rows is []"),
     ("manifest", ("buckets", 0, "sampled"), "1", "buckets[0].sampled is 1"),
-    ("time profile", ("rows", 0), "1.5", "rows[0] is 1.5"),
+    ("time profile", ("times", 0, 0), "1.5", "times[0][0] is 1.5"),
     ("acceptance", ("rates", "tries", 0), "9" * 400, "rates.tries[0] is 9999"),
 ]
 
@@ -287,8 +285,9 @@ def test_a_spoilt_tokenizer_is_one_line(name: str, tmp_path: Path) -> None:
 
 
 def test_a_spoilt_profile_is_told_of_once_and_measured_again(tmp_path: Path) -> None:
-    keep_profile(tmp_path, SUBJECT, {(1, 1): 0.5})
-    path = SUBJECT.path(tmp_path)
+    stored = StoredTimes(tmp_path, "draft", "a draft", {"device": "cpu"})
+    stored.store({(1, 1): 0.5})
+    path = stored.path
     sound = _sound(path)
     for content in [
         *WHOLE,
@@ -296,10 +295,10 @@ def test_a_spoilt_profile_is_told_of_once_and_measured_again(tmp_path: Path) -> 
     ]:
         path.write_bytes(content)
         told: list[str] = []
-        times = load_profile(tmp_path, SUBJECT, told.append)
+        times = stored.load(told.append)
         assert [len(line.splitlines()) for line in told] == [1] * (times is None)
         assert times is not None or (
-            path.name in told[0] and told[0].endswith("it is measured again")
+            path.name in told[0] and told[0].endswith("they are measured again")
         )
 
 

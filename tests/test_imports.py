@@ -28,10 +28,10 @@ IMPURE = {
     "file_model",
     "grammar",
     "grammar_check",
-    "planner/profile_files",
     "chat_template",
     "text",
     "text_stream",
+    "times_file",
 }
 """Files within inference/ that need nothing but the standard library and numpy, and the others."""
 

@@ -14,7 +14,7 @@ from inference.artifact import read_manifest, write_manifest
 from inference.command import FAILED, run_command
 from inference.files import replacing, write_whole
 from inference.planner.acceptance_file import read_acceptance, write_acceptance
-from inference.planner.profile_files import Subject, keep_profile
+from inference.times_file import StoredTimes
 from tests.support.artifacts import build
 
 ROOM = 50
@@ -40,9 +40,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def keep_times(directory: Path) -> None:
-    keep_profile(
-        directory, Subject("draft", "cpu", "f0", "float32", 1, 256, 1, 64, "1"), {(1, 1): 0.5}
-    )
+    StoredTimes(directory, "draft", "a draft", {"device": "cpu"}).store({(1, 1): 0.5})
 
 
 def keep_learned(directory: Path) -> None:

@@ -30,7 +30,7 @@ from benchmarks.floor.worlds import WORLDS, lines
 from benchmarks.harness import Flags, run
 from inference.flags.group import Shown
 from inference.flags.values import Counts, Words, among
-from inference.times import LatencyModel, Shape
+from inference.times import Shape, Times
 
 MARKS = 64, 256, 1_024
 """Tokens over which a text is judged."""
@@ -70,24 +70,24 @@ class Cell(NamedTuple):
     sessions: int
 
 
-def _checked(law: Law, kept: Profile | None = None) -> LatencyModel:
+def _checked(law: Law, kept: Profile | None = None) -> Times:
     """Times of a start that measures a forward pass of one node and one of 16.
 
     kept: by an earlier start
     """
-    times = LatencyModel(kept)
+    times = Times(kept)
     times.trust({shape: law.seconds(*shape) for shape in ((1, 1), (1, 16))})
     return times
 
 
-def _kept(wrong: Callable[[Shape, float], float], law: Law, sessions: int) -> LatencyModel:
+def _kept(wrong: Callable[[Shape, float], float], law: Law, sessions: int) -> Times:
     """Times with a profile that an earlier start kept."""
     right = profile_of(law, sessions, MOST_NODES)
     return _checked(law, {shape: wrong(shape, seconds) for shape, seconds in right.items()})
 
 
-BELIEFS: dict[str, Callable[[Law, int], LatencyModel]] = {
-    "none": lambda law, sessions: LatencyModel(),
+BELIEFS: dict[str, Callable[[Law, int], Times]] = {
+    "none": lambda law, sessions: Times(),
     "first": lambda law, sessions: _checked(law),
     **{name: partial(_kept, wrong) for name, wrong in PROFILES.items()},
 }
@@ -97,10 +97,10 @@ BELIEFS: dict[str, Callable[[Law, int], LatencyModel]] = {
 def root_only(law: str, sessions: int, seed: int) -> list[list[float]]:
     """Return the texts of root-only forwards, which are as quick whatever is believed."""
     machine = LAWS[law]
-    return race(Machine(machine, seed), LatencyModel(), None, sessions, TOKENS, seed)
+    return race(Machine(machine, seed), Times(), None, sessions, TOKENS, seed)
 
 
-def figures(cell: Cell, times: LatencyModel, seed: int) -> tuple[float, ...]:
+def figures(cell: Cell, times: Times, seed: int) -> tuple[float, ...]:
     """Return tokens per token of root-only forwards over each of MARKS, of the worst session."""
     law, alone = LAWS[cell.law], root_only(cell.law, cell.sessions, seed)
     texts = race(Machine(law, seed), times, SKILLS[cell.skill], cell.sessions, TOKENS, seed)
@@ -116,7 +116,7 @@ def figures(cell: Cell, times: LatencyModel, seed: int) -> tuple[float, ...]:
 @cache
 def possible(cell: Cell, seed: int) -> float:
     """Return the figure over 256 tokens of an engine that knows the law."""
-    right = LatencyModel(profile_of(LAWS[cell.law], cell.sessions, MOST_NODES), measured=True)
+    right = Times(profile_of(LAWS[cell.law], cell.sessions, MOST_NODES), measured=True)
     return figures(cell, right, seed)[MARKS.index(256)]
 
 

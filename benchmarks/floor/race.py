@@ -20,7 +20,7 @@ from inference.engine.session import Session
 from inference.order import Decode, End
 from inference.proposer import Nodes
 from inference.sampling import SamplingParams
-from inference.times import LatencyModel
+from inference.times import Times
 from inference.tree import IntArray
 
 VOCABULARY, MOST_NODES, CHUNK = 32_000, 64, 256
@@ -52,7 +52,7 @@ class ScriptedTarget:
     """
 
     capacity, max_nodes = LENGTH + MOST_NODES, CHUNK
-    copies_rows, masks, branches = True, False, True
+    masks, branches = False, True
 
     def __init__(self, rows: int, spend: Callable[[int, int], None] = lambda rows, nodes: None):
         self.rows, self._spend = rows, spend
@@ -214,7 +214,7 @@ def tokens_by(at: Sequence[float], seconds: float) -> float:
 
 def race(
     machine: Machine,
-    times: LatencyModel,
+    times: Times,
     skill: Skill | None,
     sessions: int,
     tokens: int,

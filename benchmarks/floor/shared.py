@@ -14,24 +14,21 @@ from benchmarks.floor.race import VOCABULARY, ScriptedTarget, next_tokens
 from benchmarks.regret.clock import VirtualClock
 from benchmarks.regret.stage import GROWING, Profiles, Stage, virtual_server
 from inference.backends import Chosen, Ranked, Segment
-from inference.backends.timed import TimeProfile
 from inference.decode import Loop
 from inference.draft_thread import Drafting, inline
 from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.throttle import Silence, Throttle
+from inference.times_file import Profile
 
 SLICES = 16
 """Slices of a call, each of which sees whether the other model works."""
 
 
-def _profile(first: float, more: float) -> TimeProfile:
+def _profile(first: float, more: float) -> Profile:
     """Times of a model of one row: seconds of a call of one node, and of each further node."""
-    sizes, zero = tuple(range(1, 257)), 0.0
-    return TimeProfile(
-        *("shared", "scripted", "all"), first - more, zero, zero, zero, (1,), sizes, 1,
-        serial_node_seconds=more,
-    )  # fmt: skip
+    times = tuple((1, nodes, first + more * (nodes - 1)) for nodes in range(1, 257))
+    return Profile("shared", "scripted", "all", times)
 
 
 PROFILES = Profiles(_profile(0.6, 0.012), _profile(0.075, 0.0075))
@@ -73,8 +70,6 @@ class SharedClock(VirtualClock):
 
 class SharedDraft(ScriptedTarget):
     """A draft's Model: sure of its first child, which is the target's token once the draft pays."""
-
-    copies_rows = False
 
     def __init__(self, clock: SharedClock, sharing: Sharing) -> None:
         super().__init__(1)

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from benchmarks.floor.laws import Law, Machine
 from benchmarks.floor.race import SKILLS, Skill, race, tokens_by
 from benchmarks.floor.shared import Sharing, play
-from inference.times import LatencyModel
+from inference.times import Times
 
-Belief = Callable[[Law, int], LatencyModel]
+Belief = Callable[[Law, int], Times]
 """What the engine believes of a law's times at the start, with so many sessions."""
 
 TOKENS = 256

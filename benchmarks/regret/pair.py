@@ -44,7 +44,7 @@ class PathModel:
     child: the number of the prefix that goes on with a token
     """
 
-    capacity, max_nodes, copies_rows, masks, branches = CAPACITY, MOST_NODES, True, False, True
+    capacity, max_nodes, masks, branches = CAPACITY, MOST_NODES, False, True
 
     def __init__(self, child: Callable[[int, int], int], rows: int) -> None:
         self.rows, self._child = rows, child

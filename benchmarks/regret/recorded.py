@@ -43,10 +43,10 @@ from benchmarks.regret.stage import (
 )
 from benchmarks.regret.study import Result, read
 from inference.backends import Chosen, Model, Ranked, Segment
-from inference.backends.timed import find_profile
 from inference.command import say
 from inference.draft_thread import inline
 from inference.flags.values import Counts, Words
+from inference.times_file import find_profile
 from outrider.measure.statistics import geometric_interval
 from outrider.options.groups import Quantization
 

@@ -5,15 +5,13 @@ stage of an arm, which has a target across a link, on a virtual clock.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from itertools import product
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.regret.clock import VirtualClock
 from benchmarks.regret.virtual import Link, MeteredModel, VirtualServer, VirtualSession
 from inference.backends import Model
-from inference.backends.timed import TimeProfile, find_profile
 from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.engine.engine import Engine
@@ -21,7 +19,8 @@ from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
-from inference.times import LatencyModel, Shape, times_by_width
+from inference.times import Table, Times
+from inference.times_file import Profile, find_profile
 
 CONTEXT = 256
 """Slots at which the profiles are read where one number is needed."""
@@ -39,16 +38,8 @@ _DESCRIPTION_BYTES = 400
 class Profiles(NamedTuple):
     """Times of the target, and of the draft on the user's machine."""
 
-    target: TimeProfile
-    here: TimeProfile
-
-    def target_times(self, most: int = 1) -> dict[Shape, float]:
-        """Seconds of a forward by rows (so many at most) and nodes, as measuring it would find."""
-        return {
-            (rows, nodes): self.target.seconds(rows, nodes, CONTEXT)
-            for rows, nodes in product(self.target.rows, self.target.nodes)
-            if rows <= most
-        }
+    target: Profile
+    here: Profile
 
 
 PROFILES = Profiles(
@@ -86,7 +77,7 @@ def virtual_server(
     """A target on a clock of its own, or on this one, whose calls take what the profile says."""
     clock = clock or VirtualClock()
     metered = MeteredModel(target, profiles.target, clock.advance)
-    times = profiles.target_times(target.rows)
+    times = profiles.target.table(CONTEXT)
     engine = serve(metered, vocabulary, times=times, clock=clock.now)
     return VirtualServer(clock, engine)
 
@@ -116,10 +107,8 @@ class Stage:
         target told them, and nothing learned of the pair.
         """
         round_trip = self._link.crossing(0) + self._link.crossing(_DESCRIPTION_BYTES)
-        here = self._profiles.here
-        draft = {width: here.seconds(1, width, CONTEXT) for width in here.nodes}
-        target = self._profiles.target_times(self._server.engine.model.rows)
-        return Knowledge(times_by_width(draft), LatencyModel(target), read_acceptance(), round_trip)
+        draft, target = (Times(each.table(CONTEXT)) for each in reversed(self._profiles))
+        return Knowledge(draft, target, read_acceptance(), round_trip)
 
     def counts(self) -> tuple[int, ...]:
         """Costs of texts so far: the fields of a Reading from `calls` on."""
@@ -132,7 +121,7 @@ def serve(
     target: Model,
     vocabulary: int,
     *,
-    times: Mapping[Shape, float] | None = None,
+    times: Table | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Engine:
     """An engine for as many sessions at a time as the target has rows."""
@@ -141,7 +130,7 @@ def serve(
         sequence_length=SEQUENCE_LENGTH,
         max_tree_nodes=1 + MOST_NODES,
         vocabulary=vocabulary,
-        times=LatencyModel(times, measured=True),
+        times=Times(times, measured=True),
         clock=clock,
     )
 

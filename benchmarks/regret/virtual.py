@@ -21,7 +21,6 @@ from grpc_comm.client.remote_session import ACKNOWLEDGED_AT_ONCE
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.backends import Chosen, Model, Ranked, Segment
 from inference.backends.batch import BatchShape
-from inference.backends.timed import TimeProfile
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import Decode, End, Progress, TokenLogProb
@@ -29,6 +28,7 @@ from inference.proposer import FRAMING_BYTES, Nodes
 from inference.sampling import SamplingParams
 from inference.stats import Traffic
 from inference.text_copy import TextCopy
+from inference.times_file import Profile
 
 
 class Link(NamedTuple):
@@ -45,10 +45,9 @@ class Link(NamedTuple):
 class MeteredModel:
     """A Model each of whose calls takes what a profile says. calls: so far"""
 
-    def __init__(self, model: Model, profile: TimeProfile, spend: Callable[[float], None]) -> None:
+    def __init__(self, model: Model, profile: Profile, spend: Callable[[float], None]) -> None:
         self.rows, self.capacity = model.rows, model.capacity
-        self.max_nodes, self.copies_rows = model.max_nodes, model.copies_rows
-        self.masks, self.branches = model.masks, model.branches
+        self.max_nodes, self.masks, self.branches = model.max_nodes, model.masks, model.branches
         self.calls = 0
         self._model, self._profile, self._spend = model, profile, spend
 

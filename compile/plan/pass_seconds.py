@@ -1,7 +1,7 @@
 """Seconds of one call of a graph on a Neuron device, as far as published passes tell. Outrider has
 not yet run on this hardware.
 
-A graph of a model whose profile ships takes the profile's time. Every other takes
+A graph takes
 
     (weights + keys and values) / stream + layers x layer + call + nodes x node
 
@@ -12,13 +12,11 @@ passes, and others that nothing was fitted on: all are met within BAND.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from compile.plan.memory import passes_of
 from compile.spec import CompileSpec
 from inference.artifact import Bucket
-from inference.backends.timed import find_profile
 from inference.model.config import ModelConfig
 
 BAND = 0.2
@@ -44,12 +42,6 @@ _FITTED_RANKS = {"trn2": 4}
 """The only number of ranks that a target's constants hold for. Its other published pass (8B on 8
 ranks, 5.4 ms) is a quarter of what they say, so that a range is all that can be said of others.
 """
-_PROFILES = {
-    ("trn1", 2): "llama-3.1-8b-trn1.2xlarge-measured",
-    ("trn2", 4): "llama-3.1-8b-trn2.3xlarge-published",
-}
-_PROFILED = (32, 4096, 14_336, 128_256)
-"""Layers, hidden size, MLP and ids of Llama-3.1-8B, whose profiles ship."""
 
 
 class PassSeconds(NamedTuple):
@@ -74,14 +66,7 @@ def pass_seconds(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> Pass
         bare = rates._replace(layer=RATES["trn1"].layer, call=0.0, node=0.0)
         low, high = (_formula(config, spec, bucket, each) for each in (bare, rates))
         return PassSeconds(None, low, high)
-    sizes = (config.layers, config.hidden_size, config.intermediate_size, config.vocab_size)
-    name = _PROFILES.get((spec.target, ranks))
-    if name is not None and sizes == _PROFILED and spec.fused is None:
-        shipped = find_profile(name)  # padded to the graph's own sizes
-        profile = replace(shipped, rows=(bucket.rows,), nodes=(bucket.nodes,), slot_step=1)
-        seconds = profile.seconds(bucket.rows, bucket.nodes, bucket.slots)
-    else:
-        seconds = _formula(config, spec, bucket, rates)
+    seconds = _formula(config, spec, bucket, rates)
     return PassSeconds(seconds, seconds * (1 - BAND), seconds * (1 + BAND))
 
 

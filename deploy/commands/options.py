@@ -1,21 +1,32 @@
-"""Flags of several commands."""
+"""Flags of several commands, and what they mean together."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+import ipaddress
+import re
+from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
 from annotated_types import Ge, Gt, Le
 from pydantic import model_validator
 
-from deploy.aws import DEFAULT_REGION, Aws
-from deploy.deployment import Deployment
-from deploy.instance_kind import InstanceKind, Market
+from compile.plan.device import device_of
+from deploy.aws import Aws
+from deploy.deployment import Host, own_bucket
+from deploy.host.user_data import METRICS_PORT
+from deploy.instance_kind import InstanceKind, Market, check_image
 from grpc_comm.client.named_targets import check_name, find_target
+from inference.artifact import read_manifest
 from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions
-from inference.flags.group import FlagRule, Shown, flags_of
+from inference.flags.group import FlagRule, Shown
 from inference.flags.values import Count, ModelName, Name
+
+BUILDER = "r7i.4xlarge"
+"""Instance type with the memory that a compiler of a model of some billion parameters needs."""
+
+_PREFIX = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()/-]*)?")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class NamedOptions(CommandOptions, title="target"):
@@ -90,19 +101,116 @@ class DeploymentOptions(NamedOptions, title="instance"):
     lifetime_hours: Annotated[float, Gt(0), Le(24 * 365)] = 8.0
     """maximum lifetime of the instance"""
 
+    @model_validator(mode="after")
+    def _can_be(self) -> Self:
+        if self.on_s3 is not None and self.digest is None:
+            raise InvalidRequest(
+                f"{self.on_s3} needs --digest: of an artefact, the one that --push printed; of a "
+                "model, what the command of docs/deploy.md prints. Nothing is taken on trust"
+            )
+        if self.digest is not None and self.on_s3 is None:
+            raise InvalidRequest("--digest is of an --artifact or --model s3://BUCKET/PREFIX")
+        if self.on_s3 is not None and not _PREFIX.fullmatch(self.on_s3):
+            raise InvalidRequest(
+                f"{self.on_s3}: s3://BUCKET/PREFIX is needed, with a bucket of 3 to 63 lowercase "
+                "letters, digits, dots and hyphens"
+            )
+        if self.digest is not None and not _SHA256.fullmatch(self.digest):
+            raise InvalidRequest(f"--digest {self.digest}: 64 hexadecimal digits are needed")
+        if self.port == METRICS_PORT:
+            raise InvalidRequest(f"--port {self.port} is that of the metrics: take another one")
+        check_image(self.kind.compile_target, self.image)
+        if self.kind.kind == "neuron" and self.artifact is None:
+            raise InvalidRequest(
+                f"{self.instance} serves compiled targets only: give --artifact. `"
+                f"{build_command(self.kind, self.model)}` builds one on AWS and prints what "
+                "--artifact and --digest are (--dry_run says its price first). CPU and CUDA "
+                "instances need none: --instance c7i.2xlarge, --instance g6.xlarge"
+            )
+        _check_cidr(self.allow_cidr)
+        return self
+
+    @property
+    def kind(self) -> InstanceKind:
+        return InstanceKind(self.instance)
+
     @property
     def market(self) -> Market:
         if self.capacity_block:
             return "capacity-block"
         return "spot" if self.spot else "on-demand"
 
-    @model_validator(mode="after")
-    def _can_be(self) -> Self:
-        self.deployment(self.region or DEFAULT_REGION)
-        return self
+    @property
+    def on_s3(self) -> str | None:
+        """The artefact or model on S3 that is served."""
+        named = (self.artifact, self.model)
+        return next((url for url in named if url is not None and url.startswith("s3://")), None)
 
-    def deployment(self, region: str) -> Deployment:
-        same = {field.name for field in fields(Deployment)} & flags_of(type(self)).keys()
-        given = {name: value for name, value in self.values().items() if name in same}
-        instance = InstanceKind(self.instance)
-        return Deployment(**given | {"region": region, "instance": instance, "market": self.market})
+    @property
+    def own_artifact(self) -> Path | None:
+        """The directory of an artefact that lies here and is to be pushed."""
+        if self.artifact is None or self.artifact.startswith("s3://"):
+            return None
+        return Path(self.artifact)
+
+    @property
+    def served(self) -> str:
+        """Digest of the artefact, or name of the model. Raises BadArtifact for a directory without
+        an artefact.
+        """
+        if self.own_artifact is not None:
+            return read_manifest(self.own_artifact).digest()
+        return self.digest or self.model or "embedded target"
+
+    def bucket_name(self, account: str, region: str) -> str:
+        """The bucket that the host may read: the given one, that of what it serves, or the
+        account's.
+        """
+        if self.bucket is None and self.on_s3 is not None:
+            return self.on_s3.removeprefix("s3://").partition("/")[0]
+        return self.bucket or own_bucket(account, region)
+
+    def host(self, region: str) -> Host:
+        """The host to start. Raises BadArtifact for a directory without an artefact."""
+        parameters = {
+            "Port": str(self.port),
+            "AllowCidr": self.allow_cidr or "",
+            "Private": str(self.private).lower(),
+            "CapacityReservation": self.capacity_block or "",
+            "Served": self.served,
+        }
+        return Host(
+            self.name,
+            region,
+            self.kind,
+            self.market,
+            self.image,
+            self.disk_gib,
+            self.lifetime_hours,
+            parameters,
+        )
+
+
+def build_command(instance: InstanceKind, model: str | None) -> str:
+    """The command that builds an artefact for all cores of the instance, on AWS."""
+    cores = device_of(instance.compile_target).instances.get(instance.name, 1)
+    return (
+        f"outrider compile --on {BUILDER} --model {model or 'HUB_NAME'} "
+        f"--target {instance.compile_target} --tensor_parallel {cores}"
+    )
+
+
+def _check_cidr(cidr: str | None) -> None:
+    """Raises InvalidRequest for a network that cannot be opened to, or that is the whole world."""
+    if cidr is None:
+        return
+    try:
+        network = ipaddress.IPv4Network(cidr)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"--allow_cidr {cidr}: a network such as 203.0.113.7/32 is needed ({error})"
+        ) from error
+    if network.prefixlen == 0:
+        raise InvalidRequest(
+            f"--allow_cidr {cidr} opens the target to everybody: name the networks that call it"
+        )

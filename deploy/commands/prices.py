@@ -83,19 +83,15 @@ def _print_table(prices: list[Price]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    sources = list(dict.fromkeys(f"{price.source}, {price.as_of}" for price in prices))
-    marks = [f"({number})" if len(sources) > 1 else "" for number in range(1, len(sources) + 1)]
-    table = Table("instance", "accelerators", "$/h", *[""] * (len(sources) > 1))
-    table.box, table.pad_edge = box.SIMPLE_HEAD, False
-    known = bundled_prices().types
+    table = Table("instance", "accelerators", "$/h", box=box.SIMPLE_HEAD, pad_edge=False)
+    known, sources = bundled_prices().types, dict[str, list[str]]()
     for price in prices:
         name = price.instance_type
-        cells = [name, known[name].accelerators if name in known else ""]
-        cells.append(f"{price.usd_per_hour:.8g}")
-        if len(sources) > 1:
-            cells.append(marks[sources.index(f"{price.source}, {price.as_of}")])
-        table.add_row(*cells)
+        accelerators = known[name].accelerators if name in known else ""
+        table.add_row(name, accelerators, f"{price.usd_per_hour:.8g}")
+        sources.setdefault(f"{price.source}, {price.as_of}", []).append(name)
     print(f"{prices[0].region}, {prices[0].market}")
     Console(width=80).print(table)
-    for mark, source in zip(marks, sources, strict=True):
-        print(textwrap.fill(f"{mark or 'source:'} {source}", 80, subsequent_indent="    "))
+    for source, names in sources.items():
+        of = f" of {', '.join(names)}" if len(sources) > 1 else ""
+        print(textwrap.fill(f"source{of}: {source}", 80, subsequent_indent="    "))

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
 from compile.store import open_store, push
-from deploy.aws import Aws
+from deploy.aws import DEFAULT_REGION, Aws
 from deploy.bucket import HostBucket, put_wheel
 from deploy.commands.options import DeploymentOptions
 from deploy.commands.status import host_commands
-from deploy.deployment import Deployment, hub_token_parameter, secret_parameters
+from deploy.deployment import Host, hub_token_parameter, secret_parameters
 from deploy.handover import Handover, put_hub_token, withdraw_secrets
 from deploy.host.user_data import HostSettings, user_data
 from deploy.instance_price import NoPrice, Price
+from deploy.job import ask
 from deploy.launch import Launch
-from deploy.plan import ask_account, dry_run, find_price, plan_lines
+from deploy.plan import make_plan
 from deploy.running_instance import (
     InstanceEnded,
     RunningInstance,
     living_instance,
     progress,
 )
-from deploy.served import pinned_model, read_served
 from deploy.stack import StackState
 from grpc_comm.client.named_targets import (
     NamedTarget,
@@ -36,9 +35,9 @@ from grpc_comm.client.named_targets import (
     targets_directory,
 )
 from inference.command import FAILED, glance, say
-from inference.errors import InvalidRequest, OutriderError, Unavailable
+from inference.errors import InvalidRequest, MissingExtra, OutriderError, Unavailable
 from inference.flags.values import File
-from inference.model.hub import PinnedModel
+from inference.model.hub import PinnedModel, pin_model
 
 EXAMPLES = """examples:
   outrider deploy up demo --instance c7i.2xlarge             the embedded target on CPUs
@@ -77,8 +76,7 @@ class UpOptions(DeploymentOptions, title="start"):
 def run(options: UpOptions) -> int:
     """Start the target, wait until it serves, and say how to reach it. Returns 0."""
     if options.dry_run:
-        print(*dry_run(options), sep="\n")
-        return 0
+        return _dry_run(options)
     try:
         return _up(options)
     except KeyboardInterrupt:
@@ -89,22 +87,34 @@ def run(options: UpOptions) -> int:
         raise
 
 
+def _dry_run(options: UpOptions) -> int:
+    """Print the plan, also without credentials."""
+    aws = None
+    try:
+        aws = options.aws()
+    except (MissingExtra, Unavailable) as error:
+        say(str(error))
+    region = aws.region if aws else options.region or DEFAULT_REGION
+    print(*make_plan(options, options.host(region), aws).lines(), sep="\n")
+    return 0
+
+
 def _up(options: UpOptions) -> int:
     aws = options.aws()
-    deployment = options.deployment(aws.region)
-    launch = Launch(aws, deployment)
+    host = options.host(aws.region)
+    launch = Launch(aws, host)
     state = launch.standing()
     if state is None:
-        state = _start(options, aws, deployment, launch)
+        state = _start(options, aws, host, launch)
         if state is None:
             return FAILED
     try:
-        instance = _serve(options, aws, deployment, state)
+        instance = _serve(options, aws, host, state)
     except OutriderError as error:
         if not isinstance(error, InstanceEnded):
-            _say_that_it_is_paid(deployment.name)
+            _say_that_it_is_paid(options.name)
         raise
-    print(*_words(deployment, instance, state), sep="\n")
+    print(*_words(options, host.region, instance, state), sep="\n")
     return 0
 
 
@@ -115,125 +125,120 @@ def _say_that_it_is_paid(name: str) -> None:
     )
 
 
-def _serve(
-    options: UpOptions, aws: Aws, deployment: Deployment, state: StackState
-) -> RunningInstance:
+def _serve(options: UpOptions, aws: Aws, host: Host, state: StackState) -> RunningInstance:
     """The stack's instance, which has its credentials and, unless nobody waits, serves."""
-    if find_target(deployment.name) is None:
+    if find_target(options.name) is None:
         raise InvalidRequest(
-            f"{deployment.stack} was started from another machine, which has its credentials: "
-            f"copy {targets_directory() / deployment.name} from there"
+            f"{host.stack} was started from another machine, which has its credentials: "
+            f"copy {targets_directory() / options.name} from there"
         )
     instance = living_instance(aws, state.instance_id or "")
-    target = read_target(deployment.name)
-    handover = Handover(deployment.name, target.directory / "handover")
+    target = read_target(options.name)
+    handover = Handover(options.name, target.directory / "handover")
     if not target.complete:
-        _hand_over(aws, deployment, target, instance, handover)
+        _hand_over(aws, options, target, instance, handover)
     if not options.no_wait:
         _wait_until_serving(aws, instance)
-        withdraw_secrets(aws, deployment.name)
+        withdraw_secrets(aws, options.name)
         handover.end()
     return instance
 
 
-def _remember(deployment: Deployment) -> None:
+def _remember(host: Host) -> None:
     """Keep the target's name and region here, before anything is made there."""
-    forget_target(deployment.name)  # an earlier one, whose instance ended
+    forget_target(host.name)  # an earlier one, whose instance ended
     taken = {read_target(name).reached.port for name in named_targets()}
     port = next(port for port in range(_FIRST_LOCAL_PORT, 65536) if port not in taken)
-    NamedTarget(deployment.name, f"127.0.0.1:{port}", deployment.region).write()
+    NamedTarget(host.name, f"127.0.0.1:{port}", host.region).write()
 
 
-def _start(
-    options: UpOptions, aws: Aws, deployment: Deployment, launch: Launch
-) -> StackState | None:
+def _start(options: UpOptions, aws: Aws, host: Host, launch: Launch) -> StackState | None:
     """The stack, started; None where the user wants none."""
-    manifest, account = read_served(deployment), ask_account(aws, deployment)
-    model = pinned_model(deployment)
-    price = find_price(deployment, live=True)
-    print(*plan_lines(deployment, manifest, account, price), sep="\n", flush=True)
-    if not (options.yes or ask()):
+    plan, model = make_plan(options, host, aws), pinned_model(options)
+    print(*plan.lines(), sep="\n", flush=True)
+    if plan.account is None or not (options.yes or ask()):
         return None
-    bucket = HostBucket(aws, deployment.bucket_name(account.number))
+    bucket = HostBucket(aws, options.bucket_name(plan.account.number, host.region))
     bucket.make()
-    _remember(deployment)
+    _remember(host)
     try:
-        settings = _settings(options, deployment, bucket, price, model)
-        return launch.start(account.places, user_data(settings), bucket.name)
+        settings = _settings(options, host, bucket, plan.price, model)
+        return launch.start(plan.account.places, user_data(settings), bucket.name)
     except OutriderError:
         if launch.may_stand():
-            _say_that_it_is_paid(deployment.name)
+            _say_that_it_is_paid(options.name)
         else:
-            forget_target(deployment.name)
+            forget_target(options.name)
             say(
-                f"nothing of {deployment.name} runs. s3://{bucket.name} keeps what was uploaded; "
-                f"`outrider deploy down {deployment.name} --with_bucket --region {aws.region}` "
+                f"nothing of {options.name} runs. s3://{bucket.name} keeps what was uploaded; "
+                f"`outrider deploy down {options.name} --with_bucket --region {aws.region}` "
                 "removes Outrider's own bucket"
             )
         raise
 
 
-def ask() -> bool:
-    """Whether the user wants to pay for it. Raises InvalidRequest where nobody can be asked."""
-    if not sys.stdin.isatty():
-        raise InvalidRequest(
-            "nothing was started: stdin is no terminal, so nobody can be asked; --yes starts"
-        )
-    return input("start this? [y/N] ").strip().lower() in ("y", "yes")
+def pinned_model(options: UpOptions) -> PinnedModel | None:
+    """The commit of the hub's model that is to be served; None where it serves no such model.
+
+    Raises InvalidRequest for one that nobody here may read.
+    """
+    if options.model is None or options.model.startswith("s3://"):
+        return None
+    return pin_model(options.model)
 
 
 def _settings(
     options: UpOptions,
-    deployment: Deployment,
+    host: Host,
     bucket: HostBucket,
     price: Price | NoPrice,
     model: PinnedModel | None,
 ) -> HostSettings:
     """Upload Outrider's wheel and an artefact that lies here; return the settings of the host."""
     url, sha256 = put_wheel(bucket, options.wheel)
-    store, digest = deployment.artifact, deployment.digest
-    if deployment.own_artifact is not None:
+    store, digest = options.artifact, options.digest
+    if options.own_artifact is not None:
         store = f"s3://{bucket.name}/artefacts"
-        digest = push(deployment.own_artifact, open_store(store), say)
+        digest = push(options.own_artifact, open_store(store), say)
     flags: dict[str, str | int | float | bool] = {}
-    if deployment.instance.kind != "cpu":
-        flags["device"] = deployment.instance.kind
+    if host.instance.kind != "cpu":
+        flags["device"] = host.instance.kind
     if isinstance(price, Price):
         flags["usd_per_hour"] = price.usd_per_hour
     return HostSettings(
-        region=deployment.region,
+        region=host.region,
         wheel=url,
         wheel_sha256=sha256,
-        secrets=secret_parameters(deployment.name),
+        secrets=secret_parameters(options.name),
         artifact_store=store,
         digest=digest,
-        model=model.name if model else deployment.model,
-        hub_token=hub_token_parameter(deployment.name) if model and model.needs_token else None,
+        model=model.name if model else options.model,
+        hub_token=hub_token_parameter(options.name) if model and model.needs_token else None,
         flags=flags,
-        host="127.0.0.1" if deployment.allow_cidr is None else "0.0.0.0",  # noqa: S104
-        port=deployment.port,
-        venv=deployment.instance.venv,
-        idle_minutes=deployment.idle_minutes,
-        lifetime_hours=deployment.lifetime_hours,
+        host="127.0.0.1" if options.allow_cidr is None else "0.0.0.0",  # noqa: S104
+        port=options.port,
+        venv=host.instance.venv,
+        idle_minutes=options.idle_minutes,
+        lifetime_hours=options.lifetime_hours,
     )
 
 
 def _hand_over(
     aws: Aws,
-    deployment: Deployment,
+    options: UpOptions,
     target: NamedTarget,
     instance: RunningInstance,
     handover: Handover,
 ) -> None:
     """Give the host its credentials, and this machine what reaches it."""
     hosts = ["localhost", "127.0.0.1"]
-    if deployment.allow_cidr is not None:
+    if options.allow_cidr is not None:
         hosts.append(instance.address)
-        target = replace(target, address=f"{instance.address}:{deployment.port}")
+        target = replace(target, address=f"{instance.address}:{options.port}")
     credentials = handover.begin(hosts)
-    model = pinned_model(deployment)
+    model = pinned_model(options)
     if model and model.needs_token:
-        put_hub_token(aws, deployment.name)
+        put_hub_token(aws, options.name)
     handover.put(aws)
     target.write()
     target.write_secret("ca.pem", credentials.ca)
@@ -268,17 +273,19 @@ def _wait_until_serving(aws: Aws, instance: RunningInstance) -> None:
     )
 
 
-def _words(deployment: Deployment, instance: RunningInstance, state: StackState) -> Iterator[str]:
+def _words(
+    options: UpOptions, region: str, instance: RunningInstance, state: StackState
+) -> Iterator[str]:
     """Lines on what to do next, and on when the target ends."""
-    name = deployment.name
+    name = options.name
     yield f"{name} runs on {instance.type} in {instance.zone} ({instance.instance_id})"
-    commands = host_commands(name, deployment.region, instance, state)
+    commands = host_commands(name, region, instance, state)
     if "tunnel" in commands:
         yield "in a second shell, with AWS's CLI and its Session Manager plugin, keep this open:"
         yield f"  {commands['tunnel']}"
     yield f"  outrider chat --target {name}"
     yield (
-        f"it ends itself after {deployment.idle_minutes} min without a session, and at "
+        f"it ends itself after {options.idle_minutes} min without a session, and at "
         f"{instance.ends_at or 'the end of its lifetime'} in any case; "
         f"`outrider deploy down {name}` ends it now and removes all"
     )

@@ -9,8 +9,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from json import dumps
 from pathlib import Path
 from typing import NamedTuple
 from urllib.error import URLError
@@ -19,10 +17,7 @@ from urllib.request import urlopen
 from prometheus_client.parser import text_string_to_metric_families
 
 from inference.command import FAILED, run_command
-from inference.errors import InvalidRequest
-from inference.file_model import Number, Record, read_record
 from inference.files import write_whole
-from inference.json_file import read_json
 
 _ANSWER_SECONDS = 10.0
 
@@ -34,11 +29,10 @@ class Activity(NamedTuple):
     ended: int  # sessions, since the target started
 
 
-@dataclass(frozen=True)
-class Idleness(Record):
+class Idleness(NamedTuple):
     """Since when nobody has had a session, and how many had ended by then."""
 
-    since: Number  # seconds, of a clock that starts with the host
+    since: float  # seconds, of a clock that starts with the host
     ended: int
 
 
@@ -73,18 +67,19 @@ def main(arguments: Sequence[str]) -> int:
 
 def _check(minutes: float, state: Path, port: int) -> int:
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
-    found = idleness(_kept(state), _ask(port), now)
-    write_whole(state, dumps(asdict(found)))
+    found = idleness(_stored(state), _ask(port), now)
+    write_whole(state, f"{found.since} {found.ended}")
     idle = (now - found.since) / 60
     print(f"no session for {idle:.0f} of {minutes:g} minutes")
     return 0 if idle >= minutes else FAILED
 
 
-def _kept(state: Path) -> Idleness | None:
-    """The idleness that was seen last; None at first, and where the file is spoilt."""
+def _stored(state: Path) -> Idleness | None:
+    """The idleness that was seen last; None at first, and where the file is corrupt."""
     try:
-        return read_record(read_json(state, InvalidRequest), Idleness)
-    except InvalidRequest:
+        since, ended = state.read_text(encoding="ascii").split()
+        return Idleness(float(since), int(ended))
+    except (OSError, ValueError):
         return None
 
 

@@ -11,7 +11,7 @@ powers the host off, whatever came of them. In the bucket of a job lie:
     REPORTS/results/      the files that the commands left in RESULTS
 
 Every value reaches the shell quoted. Their forms were checked where users give them
-(deploy/deployment.py).
+(deploy/commands/options.py).
 """
 
 from __future__ import annotations

@@ -46,7 +46,6 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
             self._state.limited(description, key),
             tokenizer_settings=settings,
             sessions=len(served.engine.sessions),
-            times=tuple(served.engine.times.profile.items()) or description.times,
         )
         return translate.write_description(now, self._state.catalogue.names)
 

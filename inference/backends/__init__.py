@@ -5,7 +5,7 @@ host.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,27 +13,7 @@ from numpy.typing import NDArray
 from inference.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from inference.token_rule import Adjustment
-
-
-class Shared(NamedTuple):
-    """The part of another model's cache, a draft's target, that all nodes of a segment see."""
-
-    row: int
-    context: NDArray[np.bool_]  # [S] slots, up to the highest in use
-
-
-class KnownFeatures(NamedTuple):
-    """Features of the target, from which the nodes of a head's segment are computed.
-
-    known: how many tokens of the text have features, the first ones
-    at: returns the features at known positions [n], as [n, layers * hidden]
-    """
-
-    known: int
-    at: Callable[[NDArray[np.int32]], Tensor]
 
 
 class Scoring(NamedTuple):
@@ -61,9 +41,9 @@ class Segment(NamedTuple):
     tree_mask: NDArray[np.bool_]  # [n, n] which new nodes each new node sees, itself included
     pick: NDArray[np.int32]  # [p] the nodes to choose at
     params: SamplingParams
-    draft: Segment | None = None  # the draft's share, in a round that one graph drafts and verifies
-    shared: Shared | None = None  # for a model that reads another's cache, too
-    features: KnownFeatures | None = None  # for a head, which reads its target's features
+    # What the model reads beside these, of a type that it shares with its sequence alone. Such as
+    # the draft's share of a round, or what a draft sees of its target.
+    beside: Any = None
     # What the logits at the picked nodes are adjusted by. It is asked once a call, when the logits
     # are on their way: so it computes while a device computes. It may raise, which fails the call.
     rule: Callable[[], Adjustment] | None = None
@@ -98,7 +78,6 @@ class Model(Protocol):
     rows: int
     capacity: int
     max_nodes: int  # new nodes of one row in one call
-    copies_rows: bool  # whether copy_row may be called
     masks: bool  # whether a segment may have a rule or a scoring
     branches: bool  # whether trees are worth their time; else each session's likeliest chain is
 
@@ -121,7 +100,8 @@ class Model(Protocol):
         ...
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        """Copy keys and values of the first `slots` slots from row `source` to row `target`.
+        """Copy keys and values of the first `slots` slots from row `source` to row `target`. Only
+        a target's rows are copied.
 
         Slots of `target` behind these may change, too.
         """

@@ -61,7 +61,7 @@ class CompiledModel:
     returned: features that the graphs return
     """
 
-    copies_rows = branches = True
+    branches = True
 
     def __init__(
         self,

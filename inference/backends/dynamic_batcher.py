@@ -30,7 +30,7 @@ class DynamicBatcher:
 
     def __init__(self, model: Model) -> None:
         self.rows, self.capacity, self.max_nodes = model.rows, model.capacity, model.max_nodes
-        self.copies_rows, self.masks, self.branches = model.copies_rows, model.masks, model.branches
+        self.masks, self.branches = model.masks, model.branches
         self._model = model
         self._turn, self._queue_lock = threading.Lock(), threading.Lock()
         self.queue: dict[Hashable, list[_Asked[Any]]] = {}

@@ -46,7 +46,7 @@ class SlotModel(ABC):
     cache: keys and values of all layers
     """
 
-    copies_rows = masks = branches = True
+    masks = branches = True
 
     def __init__(self, cache: KeysValues, *, rows: int, capacity: int, max_nodes: int) -> None:
         self.rows, self.capacity, self.max_nodes = rows, capacity, max_nodes

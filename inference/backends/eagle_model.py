@@ -2,7 +2,7 @@
 
 A node whose preceding token's feature is known is computed from that, any other one from what the
 head returned for its parent. When the feature comes to be known, the node is computed again from
-it, in the next call of its row. A segment says what is known (`KnownFeatures`).
+it, in the next call of its row. What is known stands beside a segment (`KnownFeatures`).
 
 The first token of a text has no feature before it: no node sees it. Heads without embeddings share
 those of their target; of a compiled one they are read from its artefact.
@@ -55,7 +55,7 @@ class _HeadRow:
 
     def waves(self, segment: Segment) -> Iterator[_Wave]:
         """Yield the segment's nodes after their parents, with those that are computed again."""
-        new, known = segment.slots, segment.features.known if segment.features else 0
+        new, known = segment.slots, segment.beside.known if segment.beside else 0
         self._tokens[new], self._positions[new] = segment.tokens, segment.positions
         self._conditioned[new] = False
         again = self._to_recompute(segment.context, known)
@@ -130,7 +130,7 @@ def _after_parents(
 class EagleModel:
     """A head and its caches: `rows` rows of `capacity` slots. Its sequences are FeatureSequence."""
 
-    copies_rows, masks, branches = False, True, True
+    masks = branches = True
 
     def __init__(self, head: EagleHead, *, rows: int, capacity: int, max_nodes: int) -> None:
         self.rows, self.capacity, self.max_nodes = rows, capacity, max_nodes
@@ -195,8 +195,8 @@ class EagleModel:
             drafted = ~conditioned & (parents != FREE)
             above = self._tensor(parents[drafted]).long()
             features[row, self._indices(drafted)] = self._states[segment.row, above]
-            if segment.features is not None and conditioned.any():
-                given = segment.features.at(segment.positions[conditioned] - 1)
+            if segment.beside is not None and conditioned.any():
+                given = segment.beside.at(segment.positions[conditioned] - 1)
                 features[row, self._indices(conditioned)] = self._head.fc(given.to(features))
         return features
 

@@ -125,8 +125,8 @@ def fill_round(bucket: RoundBucket, segments: Sequence[Segment]) -> dict[str, Te
 
 def draft_of(segment: Segment) -> Segment:
     """Return the draft's share of a round."""
-    assert segment.draft is not None, "a segment of a round has the draft's beside it"
-    return segment.draft
+    assert isinstance(segment.beside, Segment), "a segment of a round has the draft's beside it"
+    return segment.beside
 
 
 def _lay(

@@ -65,7 +65,7 @@ class GgufModel:
     device: cpu, or cuda:N for the N-th GPU
     """
 
-    copies_rows = masks = True
+    masks = True
 
     def __init__(
         self,

@@ -51,7 +51,6 @@ class LegacyNeuronModel:
 
     rows = 1
     masks = branches = False
-    copies_rows = False  # there is no other one
 
     def __init__(
         self, model: Any, lengths: Sequence[int], positions: int, vocabulary: int, dtype: Any

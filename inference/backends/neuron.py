@@ -25,7 +25,7 @@ from inference.backends.compiled import CompiledModel
 from inference.backends.fused import fill_round, fused_part, in_rounds
 from inference.backends.graph_calls import inputs_of, picked
 from inference.backends.target_features import form_of
-from inference.errors import Busy, InvalidRequest, OutriderError, Unavailable
+from inference.errors import Busy, OutriderError, Unavailable
 from inference.model.cache import KeysValues, empty_cache
 from inference.model.checkpoint import DTYPES
 from inference.model.config import parse_config
@@ -40,16 +40,11 @@ PACKAGE = "graphs/nxd_model.pt"
 COPY = "copy_rows"
 """Name of the graph that copies rows of the caches. An artefact with several rows has it."""
 
-COPY_RECORD = f"graphs/{COPY}.json"
-"""File with the inputs of the copying graph. The manifest lists it where the package has that
-graph.
-"""
-
 FILL = "fill_noise"
 """Name of the graph that makes noise. An artefact with sampled graphs has it."""
 
 FILL_RECORD = f"graphs/{FILL}.json"
-"""File with the inputs of that graph, listed in the manifest as COPY_RECORD is."""
+"""File with the inputs of that graph. The manifest lists it where the package has that graph."""
 
 SHARD = "weights/tp{}_sharded_checkpoint.safetensors"
 """Weights of one tensor-parallel rank, by NxD's file name."""
@@ -135,7 +130,6 @@ class NeuronModel(CompiledModel):
         cache = shape_of_cache(manifest, manifest.config)
         super().__init__(graphs, cache, form_of(manifest))
         self.device = torch.device("xla")
-        self.copies_rows = COPY_RECORD in manifest.files
         self._fills = FILL_RECORD in manifest.files
         self._noise = NoiseAhead(self._fill)
         self._program = program
@@ -143,14 +137,7 @@ class NeuronModel(CompiledModel):
         self._warm(manifest.graphs, say)
 
     def _copy_cache(self, source: int, target: int, slots: int) -> None:
-        """Copy a whole row, junk slot included, by one call of the copying graph.
-
-        Raises InvalidRequest for an artefact without the graph.
-        """
-        if not self.copies_rows:
-            raise InvalidRequest(
-                "this artefact has no graph that copies rows: it has one row, which needs none"
-            )
+        """Copy a whole row, junk slot included, by one call of the copying graph."""
         self.run(COPY, copy_inputs(source, target))
 
     def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[Chosen]:
@@ -183,7 +170,7 @@ class NeuronModel(CompiledModel):
     def _warm(self, buckets: Sequence[Bucket], say: Say) -> None:
         """Call every graph once with idle inputs: the first call of a graph initialises it."""
         idle = {bucket.name: idle_inputs(bucket) for bucket in buckets}
-        idle |= {COPY: copy_inputs()} if self.copies_rows else {}
+        idle |= {COPY: copy_inputs()} if self.rows > 1 else {}
         idle |= {FILL: fill_inputs([NoisePlace(0, 0, 0)])} if self._fills else {}
         for index, (graph, inputs) in enumerate(idle.items(), 1):
             start = time.perf_counter()

@@ -13,7 +13,6 @@ from torch import Tensor
 from inference.artifact import Manifest
 from inference.backends.neuron import (
     COPY,
-    COPY_RECORD,
     FILL,
     FILL_RECORD,
     PACKAGE,
@@ -111,7 +110,7 @@ def _load_package(directory: Path, manifest: Manifest) -> Program:
             "with the version here"
         )
     named = {bucket.name for bucket in manifest.graphs}
-    named |= {COPY} if COPY_RECORD in manifest.files else set()
+    named |= {COPY} if manifest.rows > 1 else set()
     named |= {FILL} if FILL_RECORD in manifest.files else set()
     missing = named - set(model.get_available_keys())
     if missing:

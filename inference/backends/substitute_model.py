@@ -12,12 +12,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from inference.backends import Model, Segment, Shared
+from inference.backends import Model, Segment
 from inference.backends.batch import pad
 from inference.backends.eager import BatchTensors, EagerModel, context_slots
 from inference.backends.sequence import ModelSequence, TargetText
@@ -71,14 +73,21 @@ def load_substitute(
     return quantize(substitute_of(decoder), "int4")
 
 
+class Shared(NamedTuple):
+    """The part of the target's cache that all nodes of a segment see."""
+
+    row: int
+    context: NDArray[np.bool_]  # [S] slots, up to the highest in use
+
+
 _NOTHING = Shared(0, np.zeros(0, dtype=np.bool_))
 
 
 class SharedCacheModel(EagerModel):
     """A Decoder that sees the target's keys of committed tokens, and its own of candidates.
 
-    A segment's slots and context are of the draft's own cache, and `shared` says what it sees of
-    the target's. Its sequences are SharedSequence. `capacity` counts the slots of both.
+    A segment's slots and context are of the draft's own cache, and the Shared beside it says what
+    it sees of the target's. Its sequences are SharedSequence. `capacity` counts the slots of both.
 
     target: its cache holds keys and values of the decoder's layers, widths and precision
     own: slots of a row in the draft's own cache
@@ -110,7 +119,7 @@ class SharedCacheModel(EagerModel):
 
     def _committed(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor]:
         """Return the target's rows [B] int32, and the slots seen there [B, 1, S] int32."""
-        seen = [segment.shared or _NOTHING for segment in segments]
+        seen: list[Shared] = [segment.beside or _NOTHING for segment in segments]
         most = max(len(one.context) for one in seen)
         slots = min(context_slots(most), self.read.keys[0].shape[1])
         mask = np.zeros((len(seen), 1, slots), dtype=np.int32)
@@ -150,7 +159,7 @@ class SharedSequence(ModelSequence):
         target = self._target()
         assert self.cached == self._committed, "the target's row is of another length"
         seen = target.slots.committed[: target.slots.high_water].copy()
-        return super().prepare_nodes(tree, nodes)._replace(shared=Shared(target.row, seen))
+        return super().prepare_nodes(tree, nodes)._replace(beside=Shared(target.row, seen))
 
     def advance(self, nodes: Sequence[int], tokens: Sequence[int], gone: Sequence[int]) -> None:
         """Commit a root and tokens below it: the target has their keys, the draft's are freed."""

@@ -5,14 +5,14 @@ A target keeps them by slot, beside its keys. A sequence of a head reads those o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from inference.artifact import Manifest
-from inference.backends import KnownFeatures, Model, Segment
+from inference.backends import Model, Segment
 from inference.backends.sequence import ModelSequence, TargetText
 from inference.backends.timed import TimedModel
 from inference.model.cache import copy_states, write_states
@@ -103,8 +103,19 @@ def form_of(manifest: Manifest) -> FeatureForm:
     return FeatureForm(manifest.features, parse_config(manifest.config).hidden_size)
 
 
+class KnownFeatures(NamedTuple):
+    """Features of the target, from which the nodes of a head's segment are computed.
+
+    known: how many tokens of the text have features, the first ones
+    at: returns the features at known positions [n], as [n, layers * hidden]
+    """
+
+    known: int
+    at: Callable[[IntArray], Tensor]
+
+
 class FeatureSequence(ModelSequence):
-    """A ModelSequence of a head, whose segments read features that a target in this process keeps.
+    """A ModelSequence of a head, whose segments have KnownFeatures beside them.
 
     They lie by slot, beside the keys. So a cached prefix, a copied row and a row that is filled
     again have theirs. Known are those of all tokens that the row has at the time of a call.
@@ -134,7 +145,7 @@ class FeatureSequence(ModelSequence):
     def _with_features(self, segment: Segment, below: int) -> Segment:
         """The segment with the features of tokens that are committed here: of positions `below`."""
         known = int(self._beside().slots.committed.sum())
-        return segment._replace(features=KnownFeatures(min(known, below), self._features_at))
+        return segment._replace(beside=KnownFeatures(min(known, below), self._features_at))
 
     def _features_at(self, positions: IntArray) -> Tensor:
         """Return the features at known positions [n], as [n, layers * hidden]."""

@@ -14,7 +14,7 @@ from inference.drafters.draft_tree import DraftTree
 from inference.growing_tree import PLACE, Mark
 from inference.proposer import DraftUsage
 from inference.sampling import SamplingParams
-from inference.times import LatencyModel
+from inference.times import Times
 from inference.tree import TreeNodes
 
 
@@ -44,7 +44,7 @@ class DraftRow:
     def __init__(
         self,
         model: Model,
-        times: LatencyModel,
+        times: Times,
         begin: Callable[[SamplingParams], RowSequence],
         *,
         masks: Masks | None = None,

@@ -154,12 +154,12 @@ class DraftTree(GrowingTree):
         Naming them anew replaces what was named before; children that are nodes stay.
         """
         order = sorted(range(len(ids)), key=chances.__getitem__, reverse=True)
-        rank, children = self.rank(node), self.children.get(node)
+        rank, children = self.rank(node), self.children.get(node, {})
         ranks = [rank - math.log(max(chances[child], _NEVER)) for child in order]
         ranks.append(math.inf)
         listing = self.listings[node] = Listing([ids[child] for child in order], ranks)
         for token, rank in zip(listing.ids, ranks, strict=False) if children else ():
-            child = children.get(token) if children else None
+            child = children.get(token)
             if child is not None and self.rank(child) != rank:
                 self._shift(child, rank - self.rank(child))
         if ids:

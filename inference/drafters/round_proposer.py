@@ -28,7 +28,7 @@ from inference.errors import InvalidRequest
 from inference.growing_tree import Mark
 from inference.proposer import MODEL, DraftUsage, Nodes, Notice
 from inference.sampling import SamplingParams
-from inference.times import LatencyModel
+from inference.times import Times
 
 RankChildren: TypeAlias = Callable[[Sequence[Mark], int], Ranked]
 """rank(nodes, k) returns the k likeliest children of these nodes. Every ancestor of a node must
@@ -151,7 +151,7 @@ class RoundProposer:
     ) -> None:
         self.room, self._policy, self._make_rule = room, policy, make_rule
         begin = partial(ModelSequence, model, row)
-        self._row = DraftRow(model, LatencyModel(), begin, room=policy.most_ranked)
+        self._row = DraftRow(model, Times(), begin, room=policy.most_ranked)
         self.open([0], SamplingParams(), 1)
 
     @property

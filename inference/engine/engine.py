@@ -33,7 +33,7 @@ from inference.grammar import Grammars
 from inference.order import Decode, Opened, Progress
 from inference.proposer import Nodes
 from inference.sampling import SamplingParams
-from inference.times import LatencyModel
+from inference.times import Times
 from inference.token_rule import TokenRule
 
 MAX_QUEUED = 64
@@ -67,7 +67,7 @@ class Engine:
         max_tree_nodes: int,
         vocabulary: int,
         waiting: int = MAX_QUEUED,
-        times: LatencyModel | None = None,
+        times: Times | None = None,
         drafter: ColocatedDrafter | None = None,
         graphs: GraphRounds | None = None,
         grammars: Grammars | None = None,
@@ -83,7 +83,7 @@ class Engine:
         self._lock = self._admission.lock
         self._calibrations: defaultdict[str, Calibration] = defaultdict(Calibration)  # by tenant
         self.running = False
-        times = times or LatencyModel()
+        times = times or Times()
         self._scheduler = Scheduler(model, times, max_tree_nodes)
         self._runner = BatchRunner(
             model,
@@ -264,15 +264,6 @@ class Engine:
     def step_seconds(self) -> float:
         """Seconds that the current step has taken so far; 0 between steps."""
         return self._runner.step_seconds
-
-    @property
-    def times(self) -> LatencyModel:
-        """Seconds of forwards, as far as they are known."""
-        return self._scheduler.times
-
-    def take_times(self, times: LatencyModel) -> None:
-        """Expect these seconds of a forward from now on. On the thread of the forwards."""
-        self._scheduler.times = times
 
     @property
     def row_slots(self) -> list[Slots]:

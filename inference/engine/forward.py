@@ -72,7 +72,9 @@ class TreeItem(BatchItem):
         self._snapshot, self._step = snapshot, CommittedStep((), ())
         super().__init__(session, snapshot.tree, session.begin(snapshot))
 
-    def settle(self, answer: Walk, forward: CompletedForward, charge: float) -> Commit:
+    def settle(
+        self, answer: tuple[Verdict, LogProbs | None], forward: CompletedForward, charge: float
+    ) -> Commit:
         session, (verdict, scores) = self.session, answer
         queue = forward.charge(session, self.nodes, charge)
         session.record.observe(self._snapshot.expected, len(verdict.path))
@@ -84,15 +86,8 @@ class TreeItem(BatchItem):
             self.session.calibration.observe(claims)
 
 
-class Walk(NamedTuple):
-    """A session's walk in a forward, and log-probabilities at the nodes of its tree."""
-
-    verdict: Verdict
-    scores: LogProbs | None
-
-
 def read(items: Sequence[BatchItem], answers: Sequence[Any]) -> list[Any]:
-    """The answers of a forward, with walks in place of the tokens chosen in trees."""
+    """The answers of a forward, with the verdict in place of the tokens chosen in a tree."""
     found = list(answers)
     trees = [
         index
@@ -102,7 +97,7 @@ def read(items: Sequence[BatchItem], answers: Sequence[Any]) -> list[Any]:
     if trees:
         walked = accept_matches([items[i].tree for i in trees], [answers[i].tokens for i in trees])
         for index, verdict in zip(trees, walked, strict=True):
-            found[index] = Walk(verdict, answers[index].logprobs)
+            found[index] = verdict, answers[index].logprobs
     return found
 
 

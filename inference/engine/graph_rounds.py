@@ -53,8 +53,8 @@ class RoundModel(Model, Protocol):
         ...
 
     def rounds(self, segments: Sequence[Segment]) -> list[IntArray]:
-        """Make one round for each segment and return what read_answer() of
-        inference/engine/graph_rounds.py takes, one array a segment.
+        """Make one round for each segment, which has the draft's beside it. Return what
+        read_answer() of inference/engine/graph_rounds.py takes, one array a segment.
 
         Tokens below the roots are ignored: the draft replaces them. Rows of both models must be
         distinct.
@@ -224,7 +224,7 @@ class GraphRounds:
         tree = blank_tree(shape, session.root)
         part = _within(draft.prepare(tree.prefix(shape.inner)), draft.length + limit)
         segment = _within(session.prepare(tree), session.live.length + limit)
-        segment = segment._replace(draft=part)
+        segment = segment._replace(beside=part)
         call = DraftCall(draft, self._rounds, held_up)
         return RoundItem(session, tree, segment, call, limit)
 

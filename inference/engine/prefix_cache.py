@@ -81,11 +81,11 @@ class RowPool:
         source = max(self._rows, key=lambda row: (shared.get(row.index, 0), not row.held))
         length = shared.get(source.index, 0)
         oldest = min(free, key=lambda row: (bool(row.tokens), row.given_back))
-        copies, row = self._model.copies_rows, oldest
-        expendable = source is oldest or not copies or 2 * length >= len(source.tokens)
+        row = oldest
+        expendable = source is oldest or 2 * length >= len(source.tokens)
         if length and expendable and not source.held:
             row = source
-        elif copies and length >= WORTH_COPYING and row is not source:
+        elif length >= WORTH_COPYING and row is not source:
             self._copy(source, row)
         else:
             length = 0

@@ -19,23 +19,16 @@ from inference.engine.session import Session
 from inference.engine.snapshot import FloatArray, Selection, Snapshot, best_of, lines_of
 from inference.engine.tuning import TUNING
 from inference.order import Pace
-from inference.times import CHANGED, TRUSTED, LatencyModel, Shape
+from inference.times import CHANGED, TRUSTED, Cost, Shape, Times
 
 ForwardSeconds = Callable[[int, int], float]
 """Seconds(rows, nodes of each) -> seconds of a forward, padding included."""
 
 
-class ForwardCost(NamedTuple):
-    """Seconds of a forward: expected, and at most by what is known. Equal where it was measured."""
-
-    expected: float
-    most: float
-
-
 def plan_width(
     values: FloatArray,
     credit: FloatArray,
-    cost: Callable[[int], ForwardCost],
+    cost: Callable[[int], Cost],
     most: int,
     premium: float,
 ) -> int:
@@ -60,8 +53,8 @@ def plan_width(
     while width < last:
         width = min(2 * width, last)
         one, tokens = cost(width), expected[:, width - 1]
-        needed = TUNING.least_rate * one.most / root_only
-        measured = one.most <= one.expected
+        needed = TUNING.least_rate * one.maximum / root_only
+        measured = one.maximum <= one.expected
         if not (tokens + credit >= needed).all():
             continue
         rate = float(tokens.sum()) / max(one.expected, 1e-9)
@@ -92,7 +85,7 @@ class ForwardKind(Enum):
 
 
 TIMED = frozenset({ForwardKind.PREFILL, ForwardKind.TREES})
-"""Kinds of forwards whose times the LatencyModel of the target describes."""
+"""Kinds of forwards whose times the Times of the target describes."""
 
 ReadySets: TypeAlias = Mapping[ForwardKind, Sequence[Session]]
 """Sessions on rows that want a forward, by its kind. In order of preference."""
@@ -145,7 +138,7 @@ class Scheduler:
     most_nodes: nodes of one session in one forward, the root included.
     """
 
-    def __init__(self, model: Model, times: LatencyModel, most_nodes: int) -> None:
+    def __init__(self, model: Model, times: Times, most_nodes: int) -> None:
         self.times = times
         self._model, self._most = model, most_nodes
         self._last_made = dict.fromkeys(ForwardKind, 0)  # kind -> serial number of its last forward
@@ -232,10 +225,7 @@ class Scheduler:
         width = plan(cost=partial(self._cost, rows), premium=TUNING.premium)
         waited, wait = self._trials.get(rows, (0, TUNING.first_explore))
         if waited >= wait:
-            trial = plan(
-                cost=partial(self._hope, rows),
-                premium=TUNING.premium,
-            )
+            trial = plan(cost=partial(self._hope, rows), premium=TUNING.premium)
             if trial > width:
                 self._trials[rows] = 0, min(2 * wait, TUNING.explore)
                 return trial
@@ -254,16 +244,11 @@ class Scheduler:
             return False
         return self.times.seconds(*more) <= CHANGED * self.times.seconds(*fewer)
 
-    def _cost(self, rows: int, nodes: int) -> ForwardCost:
-        padded = self._padded(rows, nodes)
-        return ForwardCost(self.times.seconds(*padded), self.times.most(*padded))
+    def _cost(self, rows: int, nodes: int) -> Cost:
+        return self.times.cost(*self._padded(rows, nodes))
 
-    def _hope(self, rows: int, nodes: int) -> ForwardCost:
-        """The cost of a forward as a trial hopes where it was never measured."""
-        padded = self._padded(rows, nodes)
-        if self.times.samples(*padded):
-            return self._cost(rows, nodes)
-        return ForwardCost(*self.times.hoped(*padded))
+    def _hope(self, rows: int, nodes: int) -> Cost:
+        return self.times.hope(*self._padded(rows, nodes))
 
     def _useful_width(self, rows: int) -> int:
         """The widest forward that would pay if all candidates were accepted."""

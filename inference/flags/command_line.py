@@ -25,7 +25,7 @@ PREFIX = "OUTRIDER_"
 
 Elsewhere = Callable[[str], str]
 """Explains a flag that a command lacks, such as `is for run`; empty where no command has it."""
-Options = TypeVar("Options", bound=Group)
+Options = TypeVar("Options", bound="CommandOptions")
 
 
 class ValueSource(NamedTuple):
@@ -83,10 +83,6 @@ def resolve(model: type[Options], sources: list[ValueSource]) -> Options:
         raise
 
 
-def no_other(_name: str) -> str:
-    return ""
-
-
 class CommandOptions(Group, title="general"):
     """Base of a command's options. Its docstring is the first line of the command's help."""
 
@@ -104,28 +100,24 @@ def parse_flags(
     command: str,
     arguments: Sequence[str] | None,
     examples: str = "",
-    *,
-    titles: Iterable[str] = (),
-    elsewhere: Elsewhere = no_other,
+    elsewhere: Elsewhere = lambda name: "",
 ) -> Options:
     """The options that these words give; None stands for those of this process. Prints help or an
     error in one line, and exits. Environment and file count where the model has `config`.
 
     command: how the command is called, such as `outrider deploy up`
     examples: ends the help
-    titles: of groups, in the order of the full help; those that are missing follow
     elsewhere: explains flags that the model lacks
     """
     words = [underscored(word) for word in (sys.argv[1:] if arguments is None else arguments)]
-    flags, bare = flags_of(model), str(getattr(model, "BARE", ""))
+    flags = flags_of(model)
     if {"-h", "--help", "--help_all"} & {*words}:
-        text = help_text(model, command, examples, titles, every="--help_all" in words)
-        print(text, flush=True)
+        print(help_text(model, command, examples, every="--help_all" in words), flush=True)
         raise SystemExit(0)
     parser = Parser(command)
     parser.add_flags(flags.values())
     try:
-        sources = [parser.read(words, bare.split(), elsewhere)]
+        sources = [parser.read(words, model.BARE.split(), elsewhere)]
         if "config" in flags:
             sources.append(environment(model))
             if path := ChainMap(*(source.values for source in sources)).get("config"):
@@ -151,23 +143,19 @@ def fail(command: str, message: str) -> NoReturn:
     raise SystemExit(USAGE)
 
 
-def help_text(
-    model: type[Group], command: str, examples: str, titles: Iterable[str], *, every: bool
-) -> str:
-    """The help of a command: its common flags in their groups, or every flag."""
-    flags = flags_of(model)
-    common = () if every else getattr(model, "COMMON", ())
-    more = f"`{command} --help-all` lists all {len(flags)} flags." if common else ""
-    bare = "".join(f" [{name}]" for name in str(getattr(model, "BARE", "")).upper().split())
+def help_text(model: type[CommandOptions], command: str, examples: str, *, every: bool) -> str:
+    """The help of a command: its common flags in their groups, or every flag, common ones first."""
+    flags, common = flags_of(model), model.COMMON
+    shown = common if common and not every else dict.fromkeys((*common, *flags))
+    more = f"`{command} --help-all` lists all {len(flags)} flags." if shown is common else ""
+    bare = "".join(f" [{name}]" for name in model.BARE.upper().split())
     parser = Parser(
         command,
         usage=f"{command}{bare} [FLAG VALUE ...]",
         description=getdoc(model),
         epilog="\n".join(part for part in (examples, more) if part),
     )
-    for title in () if common else titles:
-        parser.titled(title)
-    parser.add_flags(flags[name] for name in common or flags)
+    parser.add_flags(flags[name] for name in shown)
     return parser.format_help().rstrip()
 
 
@@ -187,17 +175,13 @@ class Parser(argparse.ArgumentParser):
         self._titled: dict[str, argparse._ArgumentGroup] = {}
         self._flags: dict[str, Flag] = {}
 
-    def titled(self, title: str) -> argparse._ArgumentGroup:
-        """The group of flags of this title."""
-        if title not in self._titled:
-            self._titled[title] = self.add_argument_group(title)
-        return self._titled[title]
-
     def add_flags(self, flags: Iterable[Flag]) -> None:
         """Add flags, each in the group of its title."""
         for flag in flags:
             self._flags |= dict.fromkeys(flag.spellings, flag)
-            add_flag(self.titled(flag.title), flag)
+            if flag.title not in self._titled:
+                self._titled[flag.title] = self.add_argument_group(flag.title)
+            add_flag(self._titled[flag.title], flag)
 
     def read(self, words: Sequence[str], bare: Iterable[str], elsewhere: Elsewhere) -> ValueSource:
         """The values that the words give. Raises InvalidRequest for a flag that there is not.

@@ -23,7 +23,7 @@ from inference.planner.child_features import (
     SPAN,
     FloatArray,
 )
-from inference.times import LatencyModel
+from inference.times import Times
 
 MEMORY = 200
 """Verdicts after which evidence has faded to 1/e of its weight."""
@@ -327,7 +327,7 @@ class Knowledge:
     round_trip: seconds of an exchange with the target without work; 0 for a target beside the draft
     """
 
-    draft: LatencyModel  # of calls of one row
-    target: LatencyModel
+    draft: Times  # of calls of one row
+    target: Times
     acceptance: AcceptanceModel
     round_trip: float = 0.0

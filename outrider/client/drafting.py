@@ -16,6 +16,7 @@ from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import BestFirst, Chain, Policy
 from inference.grammar import Grammars
+from inference.times import Table
 from outrider.client.pools import AnyRows, GrowingRows, Pair, learned_file, rounds
 from outrider.draft_methods import FoundDraft
 from outrider.models.capacity import Capacity
@@ -64,7 +65,8 @@ def _in_rounds(options: ClientRole, sides: Sides, found: FoundDraft) -> Iterator
 @contextmanager
 def _growing(options: ClientRole, sides: Sides, goal: Goal) -> Iterator[AnyRows]:
     """Rows that never wait. What they learned about the pair is kept at the end."""
-    draft, times, called = Draft(None), dict[int, float](), "copy"
+    draft, called = Draft(None), "copy"
+    times: Table = {}
     if sides.found is not None:
         found = sides.found.settled(options)
         draft = load_draft(options, found, sides.rows, sides.length, TUNING.room, TUNING.widest)

@@ -21,7 +21,7 @@ from inference.files import cache_directory
 from inference.planner.acceptance import AcceptanceModel, Knowledge
 from inference.planner.acceptance_file import read_acceptance, write_acceptance
 from inference.proposer import Proposer
-from inference.times import LatencyModel, times_by_width
+from inference.times import Table, Times
 from outrider.client.probing import measure_round_trip
 from outrider.money.goal import UNSTEERED, Goal
 
@@ -102,13 +102,13 @@ def rounds(draft: Draft, policy: Policy, room: int) -> RoundRows:
 class Pair(NamedTuple):
     """A draft and a target, as a pool knows them.
 
-    times: seconds of a call of the draft, by its nodes; empty without a draft model
+    times: seconds of a call of the draft, by its shape; empty without a draft model
     learned: the file of what earlier runs learned; None begins with the shipped prior and keeps
     nothing
     """
 
     target: Connection
-    times: dict[int, float]
+    times: Table
     learned: Path | None
 
 
@@ -126,11 +126,10 @@ class GrowingRows(Rows[GrowingProposer]):
         self, draft: Draft, pair: Pair, goal: Goal, sources: Sequence[TextSource | None]
     ) -> None:
         self._learned = pair.learned
-        target = LatencyModel(dict(pair.target.description.times))
+        target = Times(dict(pair.target.description.times))
         self.round_trip: float = measure_round_trip(pair.target.probe, say)
-        known = Knowledge(
-            times_by_width(pair.times), target, _read_learned(pair.learned), self.round_trip
-        )
+        learned = _read_learned(pair.learned)
+        known = Knowledge(Times(pair.times), target, learned, self.round_trip)
         # texts are made at once: each row learns alone
         self.known = [deepcopy(known) for _ in sources]
         shared = None if draft.model is None else DynamicBatcher(draft.model)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, cast
 from inference.decode import TargetSession
 from inference.order import Progress
 from inference.proposer import NOBODY, Nodes
-from inference.times import LatencyModel
+from inference.times import Times
 from outrider.client.client import Client
 from outrider.text.completion import PROPOSERS, Completion, OnCommit, Request, Show
 from outrider.text.limits import dear_law, limit_of
@@ -119,7 +119,7 @@ def ended(client: Client, made: Completion) -> dict[str, Any]:
     """The figures of the whole text, why it ended, what limited its speed, and how good cost and
     energy are known.
     """
-    law = dear_law(LatencyModel(dict(client.target.description.times)))
+    law = dear_law(Times(dict(client.target.description.times)))
     return _figures(client, made) | {
         "reason": made.finish_reason,
         "seed": made.seed,

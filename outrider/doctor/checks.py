@@ -12,7 +12,7 @@ from inference.command import printable, say
 from inference.errors import MissingExtra, OutriderError
 from inference.extras import is_installed
 from inference.planner.profiling import survey_draft
-from inference.times import LatencyModel
+from inference.times import Times
 from outrider.client.connecting import connect_target, target_tokenizer
 from outrider.client.probing import measure_round_trip
 from outrider.doctor.finding import Finding, refused, warning
@@ -109,10 +109,10 @@ def _of_target(target: Connection, options: ConnectionOptions, call: float) -> I
     yield Finding("models", ", ".join(map(printable, models)))
     yield Finding("link", f"round trip {_ms(trip)} ms")
     if call:
-        yield from plan(LatencyModel(dict(description.times)), call, trip)
+        yield from plan(Times(dict(description.times)), call, trip)
 
 
-def plan(times: LatencyModel, call: float, round_trip: float) -> Iterator[Finding]:
+def plan(times: Times, call: float, round_trip: float) -> Iterator[Finding]:
     """Findings on whether drafting pays on a target with these times.
 
     call: seconds of a call of the draft

@@ -16,6 +16,7 @@ from inference.backends.known_tokens import KnownTokens
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import ENDLESS
 from inference.text import Tokenizer
+from inference.times import Table
 from outrider.models.capacity import Capacity
 from outrider.models.found_model import FoundModel, LoadedModel
 from outrider.models.profiles import Profiles
@@ -83,8 +84,8 @@ class FoundDraft:
         model = self.model.load(options, capacity._replace(ids=ids))
         return self.use(model if known >= ids else KnownTokens(model, known))
 
-    def times(self, profiles: Profiles, draft: Draft, length: int) -> dict[int, float]:
-        """Seconds of a call of the loaded draft by its nodes; empty without a model.
+    def times(self, profiles: Profiles, draft: Draft, length: int) -> Table:
+        """Seconds of a call of the loaded draft by its shape; empty without a model.
 
         length: the longest sequence that it was loaded for
         """

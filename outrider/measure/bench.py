@@ -9,22 +9,15 @@ from functools import partial
 from pathlib import Path
 
 from inference.draft_thread import take_short_turns
-from inference.text import Tokenizer
-from outrider.client.client import Client
 from outrider.measure.arms import BASELINE
 from outrider.measure.environment import environment
 from outrider.measure.figures import summarise
 from outrider.measure.journal import RunRecord, opened, plan_of
 from outrider.measure.options import BenchOptions
 from outrider.measure.report import Report
-from outrider.measure.run import Task
-from outrider.measure.scoring import score
-from outrider.measure.sets import Item
+from outrider.measure.tasks import tasks_of
 from outrider.measure.testbed import Beside, measure, target_of
 from outrider.options.draft_flags import PRESETS
-from outrider.text.completion import Request
-from outrider.text.parameters import Parameters
-from outrider.text.prompts import Prompt, make_request
 
 MIN_PROMPTS, MIN_TOKENS = 30, 128
 """Prompts of a kind, and the limit of their texts, from which a figure may be claimed."""
@@ -35,14 +28,14 @@ def run(options: BenchOptions, beside: Beside = lambda client, arms: nullcontext
     items, out = options.items(), Path(options.out)
     arms = {BASELINE: PRESETS["vanilla"], **options.arms}
     take_short_turns()
-    prompts = {f"{one.set}/{one.kind}/{one.name}": one for one in items}
+    prompts = {item.place: item for item in items}
     with opened(out, plan_of(options.plan_settings, prompts)) as journal:
         try:
             if not journal.known.ends:
                 with target_of(options) as (there, _):
                     for trip in options.rtt:
                         measure(
-                            options, journal, there, arms, partial(_tasks, options, items),
+                            options, journal, there, arms, partial(tasks_of, items, options.text),
                             repeats=options.num_runs, trip=trip, bandwidth=options.bandwidth,
                             beside=beside,
                         )  # fmt: skip
@@ -51,40 +44,6 @@ def run(options: BenchOptions, beside: Beside = lambda client, arms: nullcontext
             if journal.known.texts:
                 _report(journal.known, [*arms]).publish(out)
     return 0
-
-
-def _tasks(options: BenchOptions, items: Sequence[Item], client: Client) -> list[Task]:
-    """The prompts that the target takes: one with a schema needs a target that follows it."""
-    rules = client.target.description.rules
-    return [
-        Task(
-            *item[:3], partial(_request, options, client, index, item), len(item.turns),
-            partial(score, item),
-        )
-        for index, item in enumerate(items)
-        if item.schema is None or rules
-    ]  # fmt: skip
-
-
-def _request(
-    options: BenchOptions, client: Client, index: int, item: Item, answers: Sequence[str]
-) -> Request:
-    text, prompt = options.text, _prompt(item, answers, client.tokenizer)
-    parameters = Parameters(
-        max_tokens=text.max_new_tokens, temperature=text.temperature, top_k=text.top_k,
-        top_p=text.top_p, seed=text.seed + index, schema=item.schema,
-    )  # fmt: skip
-    return make_request(client, prompt, parameters, index)
-
-
-def _prompt(item: Item, answers: Sequence[str], tokenizer: Tokenizer) -> Prompt:
-    """The next turn's prompt: messages, or their texts where the model has no chat template."""
-    messages = [{"role": "system", "content": item.system}] if item.system else []
-    for asked, answer in zip(item.turns, answers, strict=False):
-        messages += [{"role": "user", "content": asked}]
-        messages += [{"role": "assistant", "content": answer}]
-    messages += [{"role": "user", "content": item.turns[len(answers)]}]
-    return messages if tokenizer.template else "\n\n".join(one["content"] for one in messages)
 
 
 def _report(run: RunRecord, arms: Sequence[str]) -> Report:

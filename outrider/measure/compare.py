@@ -20,14 +20,12 @@ from outrider.measure.figures import summarise
 from outrider.measure.journal import opened, plan_of
 from outrider.measure.options import CompareOptions
 from outrider.measure.report import Report
-from outrider.measure.run import Task
+from outrider.measure.tasks import tasks_of
 from outrider.measure.testbed import measure, target_of
 from outrider.measure.verdict import verdict
 from outrider.money.goal import Goal, read_billing, read_goal
 from outrider.options.groups import GoalOptions
 from outrider.target.spawn import StartedTarget
-from outrider.text.completion import Request
-from outrider.text.prompts import make_requests
 
 
 def run(options: CompareOptions) -> int:
@@ -40,19 +38,13 @@ def compare(options: CompareOptions) -> Report:
     """Run the comparison. A run that was ended before its last text is continued. Raises
     InvalidRequest before anything is loaded, for too few texts and for a cost without a price.
     """
-    prompts, local = options.prompts(), list[Arm]()
+    items, local = options.items(), list[Arm]()
     if not options.elsewhere:
         read_positions(options)
         if not options.emulate:
             options = options.but(measure_first=True)
-    plan = plan_of(options.plan_settings, {f"/text/{i}": text for i, text in enumerate(prompts)})
-
-    def tasks(client: Client) -> list[Task]:
-        requests = make_requests(
-            options.text, prompts, client.tokenizer, client.length,
-            client.target.description.stop_ids, client.model,
-        )  # fmt: skip
-        return [Task("", "text", str(one.index), partial(_same, one)) for one in requests]
+    plan = plan_of(options.plan_settings, {item.place: item for item in items})
+    tasks = partial(tasks_of, items, options.text)
 
     def in_process(client: Client, arms: list[Arm]) -> AbstractContextManager[list[Arm]]:
         if not local:
@@ -80,10 +72,10 @@ def compare(options: CompareOptions) -> Report:
         known = journal.known
     rows = summarise(known.texts, [one.name for one in chosen])
     where, text, draft = clients[0].target.description, options.text, clients[-1].draft
-    runs = f"{len(prompts) * options.num_runs} texts each"
+    runs = f"{len(items) * options.num_runs} texts each"
     return Report(
         f"{draft or 'no draft'} for {where.model} on {where.device}; {date.today().isoformat()}; "
-        f"temperature {text.temperature:g}; {runs} ({len(prompts)} prompts)",
+        f"temperature {text.temperature:g}; {runs} ({len(items)} prompts)",
         verdict(rows, chosen),
         rows,
         known,
@@ -92,10 +84,6 @@ def compare(options: CompareOptions) -> Report:
         labels={HYBRID: " (default)"},
         data={"arms": {one.name: one.record() for one in chosen}},
     )
-
-
-def _same(request: Request, answers: Sequence[str]) -> Request:
-    return request
 
 
 def read_positions(options: CompareOptions) -> list[Goal]:

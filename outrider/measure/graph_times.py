@@ -9,10 +9,10 @@ import numpy as np
 
 from compile.plan.pass_seconds import RATES
 from inference.backends import Model
-from inference.backends.timed import TimeProfile
 from inference.errors import OutriderError
 from inference.planner.profiling import CONTEXT, time_calls
 from inference.times import Shape
+from inference.times_file import Profile
 from outrider.measure.statistics import Interval, bootstrap_median
 from outrider.terminal.tables import aligned
 
@@ -114,31 +114,13 @@ def fit(times: Sequence[GraphTime]) -> Fit | None:
     return Fit(call, row, node, error)
 
 
-def profile(name: str, source: str, times: Sequence[GraphTime]) -> TimeProfile | None:
-    """The profile of these times, for --emulate: the longer of the weights' time and the nodes'.
-    None where nothing was measured.
-
-    The time of a node is that of the largest measured pass.
-    """
+def profile(name: str, source: str, times: Sequence[GraphTime]) -> Profile | None:
+    """The profile of these times, for --emulate. None if nothing was measured."""
     known = {one.padded: one.seconds.median for one in times if one.seconds is not None}
     if not known:
         return None
-    least, counts = known[min(known)], {rows * nodes: one for (rows, nodes), one in known.items()}
-    node = counts[max(counts)] / max(counts)
-    worst = max(abs(max(least, count * node) / one - 1) for count, one in counts.items())
-    return TimeProfile(
-        name,
-        source,
-        f"That context costs nothing, and rows cost as nodes do. A measured pass is off by "
-        f"{worst:.0%} at most.",
-        pass_seconds=least,
-        slot_seconds=0.0,
-        node_seconds=node,
-        node_slot_seconds=0.0,
-        rows=tuple(sorted({rows for rows, _ in known})),
-        nodes=tuple(sorted({nodes for _, nodes in known})),
-        slot_step=1,
-    )
+    shapes = tuple((*shape, seconds) for shape, seconds in sorted(known.items()))
+    return Profile(name, source, "That context costs nothing.", shapes)
 
 
 def times_table(times: Sequence[GraphTime], fitted: Fit | None, device: str) -> list[str]:

@@ -24,7 +24,7 @@ from inference.flags.values import (
     among,
 )
 from outrider.measure.arms import ARCHITECTURES, BASELINE, GROWING, LOCAL_ARMS, STEERED, sizes
-from outrider.measure.sets import PROMPTS, Item, read_file, read_sets
+from outrider.measure.sets import Item, read_file, read_lines, read_sets
 from outrider.measure.statistics import MIN_TEXTS
 from outrider.options.draft_flags import METHODS, PRESETS, SourceOptions
 from outrider.options.groups import (
@@ -33,7 +33,6 @@ from outrider.options.groups import (
     MeasureOptions,
     ObjectiveOptions,
     PriceOptions,
-    PromptOptions,
     QuantizationOptions,
     SamplingOptions,
     Seed,
@@ -42,7 +41,6 @@ from outrider.options.groups import (
 )
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import RULES, ClientRole
-from outrider.text.prompts import read_prompts
 
 
 class RunOptions(
@@ -106,15 +104,18 @@ class LinkedOptions(RunOptions, title="measurement"):
         return bool({"target", "target_host", "port"} & self.stated().keys())
 
 
-class ComparedTexts(PromptOptions):
-    """The texts that every architecture generates."""
+class MeasuredTexts(SamplingOptions):
+    """Sampling and length of all texts."""
 
     temperature: Annotated[float, Ge(0), Le(1000)] = 0.0
     """sampling temperature; 0 is greedy"""
+    seed: Seed = 0
+    """seed of the sampling noise and of --samples; text i uses seed + i"""
+
+
+class ComparedTexts(MeasuredTexts):
     max_new_tokens: Count = 48
     """maximum new tokens"""
-    seed: Seed | None = 0
-    """seed of the sampling noise; prompt i uses seed + i"""
 
 
 def _each_size(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -146,6 +147,8 @@ class CompareOptions(LinkedOptions, title="comparison"):
     """sizes of synchronous rounds, each an arm: chains of N tokens, trees of N nodes and depth D"""
     cs: Annotated[Words, Shown("KNOB,...")] = ()
     """positions of the knob for the adaptive draft: tps, balanced, cost or 0 to 100"""
+    prompt_text: File | None = None
+    """file with one prompt a line (default: embedded prompts)"""
     num_runs: Count = 2
     """repetitions of each prompt and architecture"""
     rtt: Annotated[NumberList, Shown("MS,...")] = (0.0, 40.0)
@@ -184,32 +187,22 @@ class CompareOptions(LinkedOptions, title="comparison"):
         across = (BASELINE, GROWING) if self.cs else set(ARCHITECTURES) - set(LOCAL_ARMS)
         return tuple(name for name in ARCHITECTURES if name in (self.architectures or across))
 
-    def prompts(self) -> list[str]:
+    def items(self) -> list[Item]:
         """The prompts. Raises InvalidRequest where they make fewer texts than tell another
         architecture from target-only.
         """
-        named = self.text.prompt is not None or self.text.prompt_text is not None
-        prompts = read_prompts(self.text) if named else list(PROMPTS)
-        texts = len(prompts) * self.num_runs
-        if BASELINE in self.chosen and len(self.chosen) > 1 and texts < MIN_TEXTS:
+        items = read_lines(self.prompt_text)
+        count = len(items) * self.num_runs
+        if BASELINE in self.chosen and len(self.chosen) > 1 and count < MIN_TEXTS:
             raise InvalidRequest(
-                f"{texts} texts of each architecture are too few to tell, {MIN_TEXTS} are needed: "
-                f"give more prompts, or --num_runs {-(-MIN_TEXTS // len(prompts))}"
+                f"{count} texts of each architecture are too few to tell, {MIN_TEXTS} are needed: "
+                f"give more prompts, or --num_runs {-(-MIN_TEXTS // len(items))}"
             )
-        return prompts
+        return items
 
 
 def _twice(values: tuple[float, ...] | list[float]) -> bool:
     return len(set(values)) < len(values)
-
-
-class BenchTexts(SamplingOptions):
-    """Parameters of all texts."""
-
-    temperature: Annotated[float, Ge(0), Le(1000)] = 0.0
-    """sampling temperature; 0 is greedy"""
-    seed: Seed = 0
-    """seed of the sampling noise and of --samples; text i uses seed + i"""
 
 
 class BenchOptions(LinkedOptions, title="measurement"):
@@ -239,7 +232,7 @@ class BenchOptions(LinkedOptions, title="measurement"):
     """repetitions of each prompt and drafting method"""
     out: Directory = "bench"
     """directory of the run, with its texts and report"""
-    text: BenchTexts = BenchTexts()
+    text: MeasuredTexts = MeasuredTexts()
 
     @property
     def arms(self) -> dict[str, dict[str, Any]]:
@@ -260,13 +253,11 @@ class ProveOptions(RunOptions, title="check"):
 
     COMMON: ClassVar = (
         *("model", "target_model", "draft_model", "artifact", "device", "dtype", "batch", "draft"),
-        *("prompt_text", "chat", "max_new_tokens", "out"),
+        *("prompt_text", "max_new_tokens", "out"),
     )
 
     prompt_text: File | None = None
     """file with one prompt a line (default: embedded prompts)"""
-    chat: bool = False
-    """apply the model's chat template to the prompts"""
     max_new_tokens: Count = 64
     """maximum new tokens"""
     out: Directory = "proof"

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 from inference.artifact import read_manifest
@@ -23,7 +22,6 @@ from inference.draft_thread import take_short_turns
 from inference.errors import BadArtifact, Unavailable
 from inference.files import write_whole
 from inference.flags.group import flags_of
-from inference.sampling import SamplingParams
 from outrider.client.client import Client
 from outrider.measure.arms import BASELINE
 from outrider.measure.environment import environment
@@ -32,17 +30,15 @@ from outrider.measure.graph_times import SHAPES, GraphTime, fit, profile, time_g
 from outrider.measure.journal import RunRecord, opened, plan_of
 from outrider.measure.options import ProveOptions
 from outrider.measure.report import Report
-from outrider.measure.run import Task
-from outrider.measure.sets import PROMPTS
+from outrider.measure.sets import Item, read_lines
+from outrider.measure.tasks import Task, tasks_of
 from outrider.measure.testbed import measure, start
 from outrider.options.draft_flags import PRESETS
-from outrider.options.groups import PromptOptions
+from outrider.options.groups import SamplingOptions
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import TargetRole
 from outrider.target.spawn import cold_start, flag_words, role_environment
 from outrider.target.target import load_served
-from outrider.text.completion import Request
-from outrider.text.prompts import read_prompts
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 """Temperatures of the texts. Above 0 the seed of a text is the number of its prompt."""
@@ -62,15 +58,13 @@ def run(options: ProveOptions) -> int:
         checks = _check_device(options, out / "artefact")
         options = options.but(artifact=str(out / "artefact"), model=None, target_model=None)
     take_short_turns()
-    texts: Sequence[str] = PROMPTS
-    if options.prompt_text is not None:
-        texts = read_prompts(PromptOptions(prompt_text=options.prompt_text))
-    plan = plan_of(options.plan_settings, {str(number): text for number, text in enumerate(texts)})
+    items = read_lines(options.prompt_text)
+    plan = plan_of(options.plan_settings, {item.place: item for item in items})
     arms = {BASELINE: PRESETS["vanilla"], DRAFTED: {}}
     with opened(out, plan, replace_finished=True) as journal:
         with cold_start(), start(options) as target:
             there = ConnectionOptions(target_host=target.address)
-            tasks = partial(_tasks, options, texts)
+            tasks = partial(_tasks, items, options.max_new_tokens)
             alone, drafted = measure(
                 options, journal, there, arms, tasks, repeats=REPEATS, warm=False
             )
@@ -87,17 +81,12 @@ def run(options: ProveOptions) -> int:
     return 0 if report.equal else FAILED
 
 
-def _tasks(options: ProveOptions, texts: Sequence[str], client: Client) -> list[Task]:
+def _tasks(items: Sequence[Item], most: int, client: Client) -> list[Task]:
     """Every prompt at every temperature."""
-
-    def request(number: int, temperature: float, answers: Sequence[str]) -> Request:
-        ids = client.tokenizer.encode(texts[number], chat=options.chat)
-        params, there = SamplingParams(temperature, seed=number), client.target.description
-        return Request(number, "", ids, params, options.max_new_tokens, there.stop_ids)
-
     return [
-        Task("", f"temperature {one:g}", str(number), partial(request, number, one))
-        for number, one in product(range(len(texts)), TEMPERATURES)
+        task._replace(kind=f"temperature {one:g}")
+        for one in TEMPERATURES
+        for task in tasks_of(items, SamplingOptions(max_new_tokens=most, temperature=one), client)
     ]
 
 

@@ -20,7 +20,7 @@ from inference.command import printable, say
 from inference.draft_thread import take_short_turns
 from inference.errors import InvalidRequest, OutriderError
 from inference.sampling import SamplingParams
-from inference.times import LatencyModel
+from inference.times import Times
 from outrider.client.client import Client, open_client
 from outrider.client.connecting import connect_target, full_description, tokenizer_identity
 from outrider.client.probing import measure_round_trip
@@ -30,7 +30,8 @@ from outrider.measure.figures import ALL, Row, summarise
 from outrider.measure.journal import Journal, RunRecord
 from outrider.measure.options import RecommendOptions
 from outrider.measure.report import Report
-from outrider.measure.run import WARM_UP_TOKENS, Run, Task
+from outrider.measure.run import WARM_UP_TOKENS, Run
+from outrider.measure.tasks import Task
 from outrider.models.models_here import ModelHere, find_models
 from outrider.models.published_models import fetch_agreed, judged, published_for
 from outrider.options.roles import DraftRole
@@ -77,7 +78,7 @@ def run(options: RecommendOptions) -> int:
     rows = {one.arm: one for one in summarise(known.texts, [way.name for way in ways])
             if one.kind == ALL}  # fmt: skip
     best = choose([*rows.values()])
-    why = "" if best != BASELINE else reason(LatencyModel(dict(there.times)), last, trip)
+    why = "" if best != BASELINE else reason(Times(dict(there.times)), last, trip)
     line = command(options.of_run(**next(way.flags for way in ways if way.name == best)))
     remarks = [f"left out: {name}: {refusal}" for name, refusal in left_out.items()]
     remarks += [
@@ -182,7 +183,7 @@ def choose(rows: Sequence[Row]) -> str:
     return max(worth, key=worth.__getitem__, default=BASELINE)
 
 
-def reason(times: LatencyModel, drafted: Completion, round_trip: float) -> str:
+def reason(times: Times, drafted: Completion, round_trip: float) -> str:
     """The reason why no draft pays: the target's times by nodes, else the limit of a text."""
     law = dear_law(times)
     limit = Limit.ARITHMETIC if law else limit_of(drafted, round_trip)

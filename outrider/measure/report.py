@@ -213,8 +213,8 @@ def _operating_point(run: RunRecord) -> Iterator[str]:
     forwards = sum(text["forwards"] for text in alone)
     seconds = sum(text["target_seconds"] for text in alone) / max(forwards, 1)
     for trip in (start["round_trip"] for start in run.starts):
-        passes = f", {trip / seconds:.2f} forward passes of the target ({seconds * 1e3:.1f} ms)"
-        yield f"round trip {trip * 1e3:.3g} ms{passes if seconds else ''}"
+        passes = f", {trip / seconds:.2f} forward passes of the target" if seconds else ""
+        yield f"round trip {trip * 1e3:.3g} ms{passes}"
     libraries = {name: where[name] for name in ("outrider", "torch", "transformers", "grpcio")}
     commits = dict.fromkeys(start["environment"]["commit"] for start in run.starts)
     yield ", ".join(f"{name} {version}" for name, version in libraries.items() if version) + (

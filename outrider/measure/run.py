@@ -15,7 +15,6 @@ from itertools import product
 from math import inf
 from random import Random
 from threading import Event, Timer
-from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -25,26 +24,12 @@ from inference.cost.energy import EnergyMeter, find_readers
 from inference.errors import Unavailable
 from outrider.measure.arms import Arm
 from outrider.measure.journal import Journal, TextKey, Values
+from outrider.measure.tasks import Task
 from outrider.text.completion import Completion, Request
 from outrider.text.prompts import PromptTooLong
 
 WARM_UP_TOKENS = 8
 """Tokens that each arm generates before anything counts."""
-
-
-class Task(NamedTuple):
-    """A prompt of a run, which may be a conversation.
-
-    request: the request of the next turn, after the answers to earlier ones. Raises PromptTooLong.
-    score: whether the last answer is right; None where it cannot be scored
-    """
-
-    set: str
-    kind: str
-    name: str
-    request: Callable[[Sequence[str]], Request]
-    turns: int = 1
-    score: Callable[[str], bool | None] = lambda text: None
 
 
 @dataclass

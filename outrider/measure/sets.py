@@ -17,6 +17,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from inference.errors import InvalidRequest
 from outrider.measure.published_sets import Row, find, json_lines
+from outrider.options.groups import PromptOptions
+from outrider.text.prompts import read_prompts
 
 SMALL = Path(__file__).parent / "small"
 """Files of the set that ships, one a kind."""
@@ -51,6 +53,17 @@ class Item(NamedTuple):
     system: str | None = None
     schema: str | None = None
     answer: str | None = None
+
+    @property
+    def place(self) -> str:
+        """The text's name among those of all sets."""
+        return f"{self.set}/{self.kind}/{self.name}"
+
+
+def read_lines(path: str | None) -> list[Item]:
+    """The lines of a file as prompts, by their numbers; without a file PROMPTS."""
+    lines = PROMPTS if path is None else read_prompts(PromptOptions(prompt_text=path))
+    return [Item("", "text", str(number), (text,)) for number, text in enumerate(lines)]
 
 
 def read_sets(names: Sequence[str], samples: int | None, seed: int) -> list[Item]:

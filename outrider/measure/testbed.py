@@ -19,7 +19,8 @@ from outrider.measure.environment import over_link, start_record
 from outrider.measure.journal import Journal
 from outrider.measure.link import LinkShape
 from outrider.measure.options import LinkedOptions, RunOptions
-from outrider.measure.run import Run, Task
+from outrider.measure.run import Run
+from outrider.measure.tasks import Task
 from outrider.models.capacity import Capacity
 from outrider.options.groups import DeviceOptions
 from outrider.options.network import ConnectionOptions

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from inference.command import say
 from inference.files import cache_directory
-from inference.planner.profile_files import Subject, keep_profile, load_profile
+from inference.times import Shape, Table
+from inference.times_file import StoredTimes
 from outrider.models.devices import conditions, pick_device, set_threads
 from outrider.models.machine import memory_size
 from outrider.options.groups import DeviceOptions, Quantization, QuantizationOptions
@@ -61,8 +62,8 @@ class ComputeType(NamedTuple):
         return f"{self.matrices} in {precision}" if self.matrices else precision
 
 
-Times = Mapping[ComputeType, Mapping[int, float]]
-"""Seconds of a forward's products by its nodes; the checkpoint's own compute type comes first."""
+Tables = Mapping[ComputeType, Table]
+"""Seconds of a forward pass's products; the checkpoint's own compute type comes first."""
 
 
 def find_compute_type(
@@ -120,22 +121,22 @@ def candidates(own: torch.dtype, room: float, *, drafts: bool, int8: bool) -> li
     return [ComputeType(own), *wide, *[ComputeType(own, "int8")] * packs]
 
 
-def pick(times: Times, counted: Sequence[int]) -> ComputeType:
+def pick(times: Tables, counted: Sequence[int]) -> ComputeType:
     """The compute type whose forwards of `counted` nodes are the quickest, in the geometric mean.
     The checkpoint's own stays unless another is quicker by MARGIN.
     """
-    cost = {one: math.prod(by_nodes[nodes] for nodes in counted) for one, by_nodes in times.items()}
+    cost = {one: math.prod(table[1, nodes] for nodes in counted) for one, table in times.items()}
     own, best = next(iter(times)), min(cost, key=cost.__getitem__)
     return best if cost[own] > MARGIN ** len(counted) * cost[best] else own
 
 
-def told(times: Times, picked: ComputeType, counted: Sequence[int]) -> str:
+def told(times: Tables, picked: ComputeType, counted: Sequence[int]) -> str:
     """Line with the compute type that was picked, and the reason."""
     own, all_nodes = next(iter(times)), ", ".join(map(str, NODES))
     why = "nothing is clearly quicker" if picked == own else f"quicker than its own {own}"
     figures = [
-        f"{one} {', '.join(f'{1e3 * by_nodes[nodes]:.4g}' for nodes in NODES)}"
-        for one, by_nodes in times.items()
+        f"{one} {', '.join(f'{1e3 * table[1, nodes]:.4g}' for nodes in NODES)}"
+        for one, table in times.items()
     ]
     return (
         f"--dtype auto takes {picked}: {why} for {' and '.join(map(str, counted))} nodes (ms of "
@@ -143,7 +144,7 @@ def told(times: Times, picked: ComputeType, counted: Sequence[int]) -> str:
     )
 
 
-def _kept_or_measured(model: Decoder, use: str, possible: Sequence[ComputeType]) -> Times:
+def _kept_or_measured(model: Decoder, use: str, possible: Sequence[ComputeType]) -> Tables:
     """Times that an earlier start kept, else measured now and kept; none on a busy machine.
 
     Only the model's sizes count: its weights may be anywhere. The candidates of a target and a
@@ -155,24 +156,33 @@ def _kept_or_measured(model: Decoder, use: str, possible: Sequence[ComputeType])
     weights = sum(size.numel() for size in sizes) * model.config.layers + head
     digest = hashlib.sha256(f"{weights} {[tuple(size) for size in sizes]}".encode()).hexdigest()
     device, threads = conditions("cpu")
-    directory, version = cache_directory("profiles"), outrider_version()
-    make = partial(Subject, f"{use}-arithmetic", device, digest[:32], context=0, rows=1)
-    subjects = {
-        one: make(dtype=str(one), threads=threads, nodes=NODES[-1], version=version)
+    stored = {
+        one: StoredTimes(
+            cache_directory("profiles"),
+            f"{use}-arithmetic",
+            f"products of a {use} in {one}",
+            {
+                "device": device,
+                "sizes": digest[:32],
+                "dtype": str(one),
+                "threads": threads,
+                "version": outrider_version(),
+            },
+        )
         for one in possible
     }
-    kept = {one: load_profile(directory, subjects[one], say) or {} for one in possible}
-    if all((1, nodes) in found for found in kept.values() for nodes in NODES):
-        return {one: {nodes: found[1, nodes] for nodes in NODES} for one, found in kept.items()}
+    tables = {one: stored[one].load(say) or {} for one in possible}
+    if all((1, nodes) in table for table in tables.values() for nodes in NODES):
+        return tables
     times = measured(sizes, weights, possible)  # all together: with the same neighbours
-    for one, found in times.items():
-        keep_profile(directory, subjects[one], {(1, nodes): found[nodes] for nodes in NODES})
+    for one, table in times.items():
+        stored[one].store(table)
     return times
 
 
 def measured(
     sizes: Sequence[torch.Size], weights: int, possible: Sequence[ComputeType]
-) -> dict[ComputeType, dict[int, float]]:
+) -> dict[ComputeType, dict[Shape, float]]:
     """Measure a layer's products in each compute type, for about a second, on random weights.
     Layers are repeated, or their outputs cut, until the weights are as many as can be timed.
     Returns nothing where even MOST_SECONDS are too short for ROUNDS.
@@ -185,7 +195,7 @@ def measured(
     cut *= max(1, min(_MEASURED, weights) // layer)
     scale = weights / sum(map(math.prod, cut))
     products = {one: [_product(one, *size) for size in cut] for one in possible}
-    best = {one: dict.fromkeys(NODES, math.inf) for one in possible}
+    best = {one: {(1, nodes): math.inf for nodes in NODES} for one in possible}
     begun, rounds = time.perf_counter(), 0
     while (took := time.perf_counter() - begun) < _SECONDS or rounds < ROUNDS:
         if took >= MOST_SECONDS:
@@ -197,7 +207,8 @@ def measured(
                 start = time.perf_counter()
                 for product, state in zip(layers, states, strict=True):
                     product(state)
-                best[one][nodes] = min(best[one][nodes], scale * (time.perf_counter() - start))
+                seconds = scale * (time.perf_counter() - start)
+                best[one][1, nodes] = min(best[one][1, nodes], seconds)
     return best
 
 

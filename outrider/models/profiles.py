@@ -1,18 +1,18 @@
-"""Profiles of a draft and a target: what their calls take on this machine. They are measured on
-first use and kept.
-"""
+"""Seconds of a draft's and a target's calls on this machine, measured on first use and stored."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from inference.command import say
 from inference.files import cache_directory
-from inference.planner.profile_files import Subject, keep_profile, load_profile
 from inference.planner.profiling import CONTEXT, Profiler, Tell, survey_draft, survey_target
-from inference.times import LatencyModel, Shape
+from inference.times import Table, Times
+from inference.times_file import StoredTimes
 from outrider.models.found_model import FoundModel, LoadedModel
 from outrider.options.groups import MeasureOptions
 from outrider.version import outrider_version
@@ -25,106 +25,89 @@ WIDEST = 64
 
 
 QUICK_SECONDS = 0.5
-"""Seconds of measuring before the first text, where nothing was kept and to check what was."""
+"""Seconds of measuring before the first request, if nothing was stored and to check what was."""
 
 IDLE_SECONDS = 20.0
 """Seconds of measuring while nobody has a session."""
 
 IDLE_CALL_SECONDS, IDLE_CALL_NODES = 1.0, 4.0
-"""Seconds that a call may take at most which is made while nobody has a session, or that many calls
-of one node where these are slow: a client that comes then waits for its end.
+"""Maximum seconds of a call that is made while nobody has a session, or that many calls of one node
+if these are slow: a client that connects then waits for its end.
 """
 
 
-class _Place(NamedTuple):
-    """A place to keep the profile of one subject, a draft or a target."""
+def _measure_idle(
+    survey: Profiler, store: Callable[[Profiler], None], nodes: int, engine: Engine
+) -> bool:
+    """Measure one call while nobody has a session, and store the times after the last one; False
+    if none can be measured.
 
-    directory: Path
-    subject: Subject
-    what: str  # the model, in words
-    tell: Tell
+    nodes: of the widest call
+    """
+    cached, call = engine.row_slots, survey.times.seconds(*survey.smallest)
+    survey.most, survey.longest = IDLE_SECONDS, max(IDLE_CALL_SECONDS, IDLE_CALL_NODES * call)
+    if survey.done or max(row.high_water for row in cached) + nodes > engine.model.capacity:
+        return False
+    survey.advance(cached)
+    if survey.done and survey.is_representative:  # else another start, less busy, measures more
+        store(survey)
+    return True
 
-    def keep(self, survey: Profiler) -> None:
-        path = keep_profile(self.directory, self.subject, survey.times())
-        kept = f"kept in {path}" if path else f"not kept: {self.directory} cannot be written to"
-        self.tell(f"measured {self.what} in {survey.spent:.1f} s, {kept}")
 
+class TargetTimes(NamedTuple):
+    """Times of a target's forward passes."""
 
-@dataclass
-class PendingProfile:
-    """Measurements of a target that are still to be made, while it serves."""
-
-    survey: Profiler
-    place: _Place
-    nodes: int  # of the widest call
-    over: bool = False  # all is measured, and the engine has the result
-
-    def advance(self, engine: Engine) -> bool:
-        """Measure one call while nobody has a session; False where none can be measured.
-
-        The engine takes the result once all is measured.
-        """
-        survey, kept = self.survey, engine.row_slots
-        full = max(one.high_water for one in kept) + self.nodes > engine.model.capacity
-        if self.over or full:
-            return False
-        survey.most = IDLE_SECONDS
-        one = survey.measured[survey.smallest]
-        survey.longest = max(IDLE_CALL_SECONDS, IDLE_CALL_NODES * one)
-        survey.advance(kept)
-        self.over = survey.done
-        if self.over:
-            engine.take_times(LatencyModel(survey.times(), measured=True))
-            if survey.telling:  # else another start, on a quieter machine, tells more
-                self.place.keep(survey)
-        return True
+    times: Times
+    table: Table  # for clients
+    when_idle: Callable[[Engine], bool] | None = None  # measures what is left
 
 
 @dataclass(frozen=True)
 class Profiles:
-    """The kept profiles, and how they are made."""
+    """The stored times, and how they are measured."""
 
     directory: Path
-    tell: Tell  # hears of progress, a line at a time
+    tell: Tell  # gets lines of progress
     whole: bool = False  # measure all before anything else is done
 
-    def draft(self, draft: FoundModel, model: LoadedModel, length: int) -> dict[int, float]:
-        """Seconds of a draft call by width, for times_by_width().
+    def draft(self, draft: FoundModel, model: LoadedModel, length: int) -> Table:
+        """Seconds of a draft's call by shape.
 
         length: the longest sequence that the model was loaded for
         """
         width, made_from = min(WIDEST, model.max_nodes), draft.fingerprint()
-        place = self._place("draft", draft, model, made_from, length, rows=1, nodes=width)
+        place = self._stored("draft", draft, model, made_from, length, rows=1, nodes=width)
+        if (stored := place.load(self.tell)) is not None:
+            return stored
         survey = survey_draft(model, length, width)
-        times = self._kept(place)
-        if times is None:
-            times = self._measured(place, survey)
-            if not survey.done:
-                self.tell(f"some times of {place.what} are estimated; --measure_first measures all")
-        return {nodes: seconds for (_, nodes), seconds in times.items()}
+        self._measure(place, survey)
+        if not survey.done:
+            self.tell(f"some times of {place.name} are estimated; --measure_first measures all")
+        return survey.table()
 
     def target(
         self, target: FoundModel, made_from: str, model: LoadedModel, length: int, nodes: int
-    ) -> tuple[LatencyModel, PendingProfile | None]:
-        """Seconds of a forward by rows and by nodes of each row, and what is left to measure.
+    ) -> TargetTimes:
+        """Seconds of a forward pass by rows and by nodes of each row.
 
         made_from: fingerprint of its weights, and of its artefact
         """
         rows = model.rows
-        place = self._place("target", target, model, made_from, length, rows=rows, nodes=nodes)
-        survey = survey_target(model, length, rows, nodes)
-        kept = self._kept(place)
-        if kept is None:
-            measured = LatencyModel(self._measured(place, survey), measured=True)
-            return measured, None if survey.done else PendingProfile(survey, place, nodes)
-        survey.run(lambda progress: None, QUICK_SECONDS, wide=2 * QUICK_SECONDS)
-        times = LatencyModel(kept)
-        times.trust(survey.measured)
-        return times, None
+        when_idle: Callable[[Engine], bool] | None = None
+        place = self._stored("target", target, model, made_from, length, rows=rows, nodes=nodes)
+        stored = place.load(self.tell)
+        survey = survey_target(model, length, rows, nodes, Times(stored))
+        if stored is not None:
+            survey.run(lambda progress: None, QUICK_SECONDS, wide=2 * QUICK_SECONDS)
+        else:
+            self._measure(place, survey)
+            if not survey.done:
+                when_idle = partial(_measure_idle, survey, partial(self._store, place), nodes)
+        return TargetTimes(survey.times, survey.table(), when_idle)
 
-    def _place(
+    def _stored(
         self,
-        part: str,
+        kind: str,
         found: FoundModel,
         model: LoadedModel,
         made_from: str,
@@ -132,35 +115,34 @@ class Profiles:
         *,
         rows: int,
         nodes: int,
-    ) -> _Place:
+    ) -> StoredTimes:
         device, threads = found.conditions(model)
-        subject = Subject(
-            part=part,
-            device=device,
-            model=made_from,
-            dtype=str(model.dtype).removeprefix("torch."),
-            threads=threads,
-            context=min(CONTEXT, length),
-            rows=rows,
-            nodes=nodes,
-            version=outrider_version(),
-        )
-        return _Place(self.directory, subject, f"the {part} {found.name}", self.tell)
+        conditions: dict[str, str | int] = {
+            "device": device,
+            "model": made_from,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "threads": threads,
+            "context": min(CONTEXT, length),
+            "rows": rows,
+            "nodes": nodes,
+            "version": outrider_version(),
+        }
+        return StoredTimes(self.directory, kind, f"the {kind} {found.name}", conditions)
 
-    def _kept(self, place: _Place) -> dict[Shape, float] | None:
-        """The times of an earlier start."""
-        return load_profile(self.directory, place.subject, self.tell)
-
-    def _measured(self, place: _Place, survey: Profiler) -> dict[Shape, float]:
-        """Seconds by shape, measured before all else: all if `whole`, else for QUICK_SECONDS."""
+    def _measure(self, place: StoredTimes, survey: Profiler) -> None:
+        """Measure before all else: all shapes if `whole`, else for QUICK_SECONDS."""
         if not self.whole:
-            times = survey.run(lambda progress: None, QUICK_SECONDS)
+            survey.run(lambda progress: None, QUICK_SECONDS)
         else:
-            self.tell(f"measuring {place.what} on {place.subject.device}")
-            times = survey.run(self.tell)
+            self.tell(f"measuring {place.name} on {place.conditions['device']}")
+            survey.run(self.tell)
         if survey.done:
-            place.keep(survey)
-        return times
+            self._store(place, survey)
+
+    def _store(self, place: StoredTimes, survey: Profiler) -> None:
+        is_stored = place.store(survey.table())
+        where = place.path if is_stored else f"not stored: {self.directory} is not writable"
+        self.tell(f"measured {place.name} in {survey.spent:.1f} s: {where}")
 
 
 def user_profiles(options: MeasureOptions) -> Profiles:

@@ -28,17 +28,6 @@ from outrider.options.verbs import OTHER_VERBS, ROLES, VERBS, overview, verb_of
 from outrider.version import outrider_version
 
 Roles = TypeVar("Roles", bound=Role)
-TITLES = (
-    "general",
-    "models and devices",
-    "text",
-    "drafting",
-    "prices and limits",
-    "network",
-    "security",
-    "observing",
-)
-"""Titles of the groups, in the order of docs/flags.md."""
 
 
 def parse(arguments: Sequence[str] | None = None) -> Role:
@@ -58,7 +47,7 @@ def parse(arguments: Sequence[str] | None = None) -> Role:
         print(lines, file=sys.stdout if words else sys.stderr, flush=True)
         raise SystemExit(0 if words else USAGE)
     command = f"outrider {verb_of(role)}"
-    return parse_flags(ROLES[role], command, words, titles=TITLES, elsewhere=_others_than(role))
+    return parse_flags(ROLES[role], command, words, elsewhere=_others_than(role))
 
 
 def _others_than(role: str) -> Elsewhere:

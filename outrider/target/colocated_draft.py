@@ -20,7 +20,7 @@ from inference.errors import InvalidRequest, Mismatch
 from inference.grammar import Grammars
 from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
-from inference.times import LatencyModel, times_by_width
+from inference.times import Table, Times
 from inference.tokenizer_settings import TokenizerSettings
 from outrider.draft_methods import find_draft
 from outrider.models.capacity import Capacity
@@ -69,10 +69,10 @@ def with_draft(
     return Drafts(replace(description, draft_model=found.name), drafter=drafter)
 
 
-def _knowledge(times: dict[int, float], description: Description) -> Knowledge:
+def _knowledge(times: Table, description: Description) -> Knowledge:
     """Knowledge for a draft that has no link between itself and its target."""
-    target = LatencyModel(dict(description.times))
-    return Knowledge(times_by_width(times), target, read_acceptance())
+    target = Times(dict(description.times))
+    return Knowledge(Times(times), target, read_acceptance())
 
 
 def _in_graph(options: FusedTargetRole, model: RoundModel, description: Description) -> Drafts:

@@ -22,15 +22,16 @@ from grpc_comm.translate import Description
 from grpc_comm.transport import Address, check_free, parse_address
 from inference.backends.gguf_model import GgufModel
 from inference.backends.neuron_sdk import has_device
-from inference.backends.timed import TimedModel, TimeProfile, find_profile
+from inference.backends.timed import TimedModel
 from inference.command import logged, say, told_to
 from inference.engine.batch_runner import collect_rarely
 from inference.engine.engine import Engine
 from inference.engine.graph_rounds import RoundModel
 from inference.errors import InvalidRequest
 from inference.grammar import Grammars
-from inference.planner.profiling import emulated_target
-from inference.times import LatencyModel
+from inference.planner.profiling import CONTEXT
+from inference.times import Times
+from inference.times_file import Profile, find_profile
 from outrider.measure.link import LinkShape, shaped_link
 from outrider.models.artifacts import (
     artifact_length,
@@ -42,7 +43,7 @@ from outrider.models.capacity import Capacity
 from outrider.models.devices import describe
 from outrider.models.found_model import FoundModel, LoadedModel
 from outrider.models.loading import PREFILL_NODES, find_target
-from outrider.models.profiles import PendingProfile, user_profiles
+from outrider.models.profiles import TargetTimes, user_profiles
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import FusedTargetRole, ServingRole, TargetRole
 from outrider.processes import end_with_input
@@ -159,7 +160,7 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
     if options.device == "auto" and str(loaded.model.device) == "cpu" and has_device():
         say("a Neuron device is here and is not used: --device neuron takes it")
     model, found = loaded.model, loaded.found
-    times, unfinished = _times(options, loaded, profile)
+    known = _times(options, loaded, profile)
     where = describe(model.device, found.conditions(model).threads)
     where += ", chains only" * (not model.branches)
     settings = found.tokenizer.settings
@@ -176,7 +177,7 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         dtype=loaded.dtype,
         device=_device(options, profile, f"{found.name} on {where}") if profile else where,
         stop_ids=found.stop_ids,
-        times=tuple(times.profile.items()),
+        times=tuple(known.table.items()),
         usd_per_hour=options.usd_per_hour or 0.0,
         rules=model.masks,
         emulated=profile is not None,
@@ -191,16 +192,16 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         sequence_length=loaded.sequence_length,
         max_tree_nodes=loaded.max_tree_nodes,
         vocabulary=description.vocabulary,
-        times=times,
+        times=known.times,
         drafter=drafts.drafter if drafts else None,
         graphs=drafts.graphs if drafts else None,
         grammars=grammars,
-        when_idle=unfinished.advance if unfinished is not None else None,
+        when_idle=known.when_idle,
     )
     return Served(engine, drafts.description if drafts else description)
 
 
-def _device(options: ServingRole, profile: TimeProfile, choices_by: str) -> str:
+def _device(options: ServingRole, profile: Profile, choices_by: str) -> str:
     """The description of an emulated device."""
     away = f", {options.rtt:g} ms away" if options.rtt else ""
     return profile.label(choices_by) + away
@@ -308,15 +309,11 @@ def _load_artifact(options: ServingRole) -> _LoadedTarget:
     )
 
 
-def _times(
-    options: ServingRole, loaded: _LoadedTarget, emulated: TimeProfile | None
-) -> tuple[LatencyModel, PendingProfile | None]:
-    """Seconds of a forward by shape, and what is left to measure of them. They are the profile of
-    an emulated device, else what an earlier start kept, else measured.
-    """
+def _times(options: ServingRole, loaded: _LoadedTarget, emulated: Profile | None) -> TargetTimes:
+    """Seconds of a forward pass: those of an emulated device, else stored or measured ones."""
     if emulated is not None:
-        shapes = emulated_target(emulated, loaded.model.rows, loaded.max_tree_nodes)
-        return LatencyModel(shapes, measured=True), None
+        table = emulated.table(CONTEXT)
+        return TargetTimes(Times(table, measured=True), table)
     if not loaded.model.branches or isinstance(loaded.model, RoundModel | GgufModel):
         options = options.but(measure_first=True)  # it keeps more than slots
     profiles = user_profiles(options)

@@ -18,11 +18,10 @@ from inference.decode import TargetSession
 from inference.draft_thread import inline, take_short_turns
 from inference.errors import InvalidRequest, OutriderError
 from inference.text import Tokenizer
-from inference.times import LatencyModel
+from inference.times import Times
 from outrider.client.client import Client, open_client
 from outrider.client.connecting import connect_target, target_tokenizer
 from outrider.client.watching import Watcher
-from outrider.draft_methods import FoundDraft
 from outrider.models.directories import find_tokenizer
 from outrider.options.groups import TextOptions
 from outrider.options.roles import DraftRole, FusedClientRole, TextRole
@@ -104,7 +103,7 @@ def _time_lines(client: Client, finished: Sequence[Completion]) -> list[str]:
     """Lines about time and limits, where a draft that never waits is loaded."""
     if not finished or client.round_trip is None:
         return []
-    times = LatencyModel(dict(client.target.description.times))
+    times = Times(dict(client.target.description.times))
     return time_lines(finished, client.round_trip, times)
 
 
@@ -135,11 +134,6 @@ def fused_client(options: FusedClientRole) -> int:
             return done
 
         return run(options, requests, make, workers=min(options.batch, len(requests)))
-
-
-def session_length(asked: int | None, draft: FoundDraft, target: Connection) -> int:
-    """The sequence length, prompt and output together, that draft, target and user allow."""
-    return min(draft.sequence_length(asked), target.description.sequence_length)
 
 
 def with_baseline(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 
-from inference.times import LatencyModel
+from inference.times import Times
 from outrider.text.completion import Completion
 
 BUSY, OFTEN_ALONE = 0.8, 0.25
@@ -45,7 +45,7 @@ class Limit(Enum):
     )
 
 
-def dear_law(times: LatencyModel) -> str:
+def dear_law(times: Times) -> str:
     """The reason in words why no good draft pays on a target with these times; empty where one
     does.
     """
@@ -61,9 +61,7 @@ def dear_law(times: LatencyModel) -> str:
     return f"a forward pass of {best} nodes takes {ratio[best]:.2g} times as long as of one node"
 
 
-def time_lines(
-    completions: Sequence[Completion], round_trip: float, times: LatencyModel
-) -> list[str]:
+def time_lines(completions: Sequence[Completion], round_trip: float, times: Times) -> list[str]:
     """Two lines about texts of a draft that never waits: what the time of a token consists of, and
     what limits the speed, by the slowest text.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inference.backends.timed import find_profile
+from inference.times_file import find_profile
 from tests.support.repository import run_module
 
 pytestmark = pytest.mark.extended

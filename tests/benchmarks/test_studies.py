@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.backends.timed import find_profile
+from inference.times_file import find_profile
 from tests.support.repository import ROOT, run_module
 
 pytestmark = pytest.mark.extended

@@ -20,12 +20,11 @@ from botocore.stub import Stubber
 from compile.compile_options import CompileOptions, parse
 from compile.store import open_store, push
 from deploy.aws import Aws
-from deploy.cloud_build import CloudBuild, check, host_arguments, pinned, plan
-from deploy.commands.prove import ProofOptions, commands
-from deploy.deployment import Deployment
+from deploy.cloud_build import check, host_arguments, pinned, plan
+from deploy.commands.prove import ProofOptions, words_on_host
 from deploy.host.user_data import RESULTS
-from deploy.host_job import cost
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
+from deploy.job import cost
 from deploy.stack import StackState
 from inference.artifact import write_manifest
 from outrider.measure.commands import parse as parse_measuring
@@ -45,16 +44,10 @@ QWEN = {
 """A config.json of the size of Qwen2.5-7B."""
 
 
-def of(*words: str) -> CloudBuild:
-    """A build on c7i.2xlarge with these flags, for which nobody was asked."""
-    options = parse(["--on", "c7i.2xlarge", *words])
-    deployment = Deployment("build-1", REGION, InstanceKind("c7i.2xlarge"), purpose="build")
-    return CloudBuild(options, deployment, "bucket", options.push or "s3://bucket/artefacts", 0)
-
-
 def test_the_instance_runs_the_users_own_command_which_it_understands_and_pushes() -> None:
     words = ["--target", "trn1", "--tp_degree", "2", "--flag=-O2", "--quick"]
-    given = host_arguments(of(*words, "--out", "here", "--spot"))
+    options = parse(["--on", "c7i.2xlarge", *words, "--out", "here", "--spot"])
+    given = host_arguments(options, "s3://bucket/artefacts", "s3://bucket/graphs")
     assert given == (
         "--target=trn1",
         "--tensor_parallel=2",
@@ -305,10 +298,10 @@ def test_the_host_of_a_neuron_build_has_its_image_and_may_write_to_its_stores(
     flags: list[str], store: str, graphs: str, aws: AwsServer
 ) -> None:
     words = ["--on", "r7i.2xlarge", "--target", "trn1", "--dry_run", *flags]
-    build = plan(Aws(REGION), parse(words))
-    assert (build.deployment.store, build.deployment.graphs) == (store, graphs)
-    assert build.deployment.image_parameter == NEURON_IMAGE, "whatever the instance is"
-    assert build.deployment.volume_gib == 250
+    host = plan(Aws(REGION), parse(words))[0].host
+    assert host.parameters == {"Purpose": "build", "Store": store, "Graphs": graphs}
+    assert host.image_parameter == NEURON_IMAGE, "whatever the instance is"
+    assert host.volume_gib == 250
     other = parse([*words, "--graph_store", "s3://other/g"])
     assert_refused(lambda: plan(Aws(REGION), other), ["--graph_store s3://other/g"])
 
@@ -320,25 +313,23 @@ def test_the_host_of_a_neuron_build_has_its_image_and_may_write_to_its_stores(
             {},
             "trn1.2xlarge",
             "acme/m@1",
-            [f"--target_model=acme/m@1 --draft=copy --device=neuron --out={RESULTS}/proof"],
+            f"--target_model=acme/m@1 --draft=copy --device=neuron --out={RESULTS}/proof",
         ),
-        ({}, "c7i.2xlarge", None, [f"--device=cpu --out={RESULTS}/proof"]),
+        ({}, "c7i.2xlarge", None, f"--device=cpu --out={RESULTS}/proof"),
         (
             {"draft_model": "acme/d"},
             "g6.xlarge",
             "acme/m@1",
-            [f"--target_model=acme/m@1 --draft_model=acme/d --device=cuda --out={RESULTS}/proof"],
+            f"--target_model=acme/m@1 --draft_model=acme/d --device=cuda --out={RESULTS}/proof",
         ),
     ],
 )
 def test_a_proof_on_an_instance_is_a_command_that_the_instance_understands(
-    flags: dict[str, Any], instance: str, model: str | None, words: list[str]
+    flags: dict[str, Any], instance: str, model: str | None, words: str
 ) -> None:
-    given = commands(ProofOptions(**flags), InstanceKind(instance), model)
-    assert [" ".join(command[2:]) for command in given.values()] == words
-    assert [command[:2] for command in given.values()] == [("outrider", "prove")] * len(words)
-    for command in given.values():
-        parse_measuring("prove", command[2:])
+    outrider, verb, *given = words_on_host(ProofOptions(**flags), InstanceKind(instance), model)
+    assert (outrider, verb, " ".join(given)) == ("outrider", "prove", words)
+    parse_measuring("prove", given)
 
 
 @pytest.mark.extended
@@ -362,5 +353,5 @@ def test_a_proof_is_brought_here_and_its_instance_is_gone(
     assert process.returncode == (0 if equal else 1), told
     assert "# m on cpu" in told
     assert "cost of the proof: not known" in told
-    assert {path.name for path in (tmp_path / "out/proof").iterdir()} == set(made)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == set(made)
     assert left() == []

@@ -15,12 +15,10 @@ from botocore.stub import Stubber
 from compile.compile_options import parse as parse_compile
 from deploy.aws import Aws
 from deploy.commands.up import UpOptions
-from deploy.deployment import Deployment
 from deploy.host.user_data import MOST_BYTES
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
 from deploy.stack import (
     TEMPLATE,
-    Cause,
     LaunchFailure,
     StackState,
     TargetStack,
@@ -72,7 +70,7 @@ def test_the_quota_is_named_as_aws_names_it() -> None:
 
 def test_accelerators_of_aws_need_an_artefact_and_one_on_s3_its_digest() -> None:
     with pytest.raises(InvalidRequest) as refused:
-        Deployment("demo", "us-east-1", InstanceKind("trn1.2xlarge"), model="some/model")
+        UpOptions(instance="trn1.2xlarge", model="some/model")
     _, command, _ = str(refused.value).split("`")
     options = parse_compile(command.removeprefix("outrider compile ").split())
     assert (options.model, options.target, options.tensor_parallel) == ("some/model", "trn1", 2)
@@ -109,18 +107,18 @@ def test_a_target_that_cannot_be_is_refused_with_the_flags_that_say_so(
 @pytest.mark.parametrize(
     ("reason", "cause"),
     [
-        ("We currently do not have sufficient trn1.2xlarge capacity in the", Cause.NO_CAPACITY),
-        ("InsufficientInstanceCapacity", Cause.NO_CAPACITY),
-        ("There is no Spot capacity available that matches your request", Cause.NO_CAPACITY),
-        ("more vCPU capacity than your current vCPU limit of 0 allows", Cause.NO_QUOTA),
-        ("MaxSpotInstanceCountExceeded", Cause.NO_QUOTA),
-        ("User: arn is not authorized to perform: iam:CreateRole", Cause.DENIED),
-        ("The image id '[ami-1]' does not exist", Cause.NO_IMAGE),
-        ("the wind blew", Cause.OTHER),
+        ("We currently do not have sufficient trn1.2xlarge capacity in the", "capacity"),
+        ("InsufficientInstanceCapacity", "capacity"),
+        ("There is no Spot capacity available that matches your request", "capacity"),
+        ("more vCPU capacity than your current vCPU limit of 0 allows", "quota"),
+        ("MaxSpotInstanceCountExceeded", "quota"),
+        ("User: arn is not authorized to perform: iam:CreateRole", "denied"),
+        ("The image id '[ami-1]' does not exist", "image"),
+        ("the wind blew", "other"),
     ],
 )
-def test_a_failed_launch_is_told_by_awss_words(reason: str, cause: Cause) -> None:
-    assert LaunchFailure("Instance", reason).cause is cause
+def test_a_failed_launch_is_told_by_awss_words(reason: str, cause: str) -> None:
+    assert LaunchFailure("Instance", reason).cause == cause
 
 
 def stack_of(*replies: tuple[str, dict[str, Any], dict[str, Any]]) -> TargetStack:
@@ -177,7 +175,7 @@ def test_the_first_failure_of_a_stack_is_its_cause() -> None:
         stack = stack_of(("describe_stack_events", asked, {"StackEvents": events}))
         found = stack.failure(StackState("arn:1", "DELETE_COMPLETE", NOW, {}, {}))
         assert found == LaunchFailure(*happened[1][::2])
-        assert found.cause is Cause.NO_CAPACITY
+        assert found.cause == "capacity"
 
 
 def test_the_host_is_closed_encrypted_and_leaves_nothing_when_it_ends() -> None:
@@ -221,14 +219,13 @@ def test_a_host_calls_out_for_packages_and_names_alone() -> None:
 def test_an_image_that_is_named_lets_trn2_serve() -> None:
     served: dict[str, Any] = {"artifact": "s3://bkt/p", "digest": "0" * 64}
     options = UpOptions(instance="trn2.3xlarge", **served, image="/own/image")
-    assert options.deployment("us-east-1").image_parameter == "/own/image"
+    assert options.host("us-east-1").image_parameter == "/own/image"
 
 
 def test_the_bucket_of_a_model_on_s3_is_read() -> None:
-    instance, model = InstanceKind("c7i.large"), "s3://models/qwen"
-    deployment = Deployment("demo", "us-east-1", instance, model=model, digest="0" * 64)
-    assert deployment.bucket_name("1") == "models"
-    assert deployment.served == "0" * 64
+    options = UpOptions(instance="c7i.large", model="s3://models/qwen", digest="0" * 64)
+    assert options.bucket_name("1", "us-east-1") == "models"
+    assert options.served == "0" * 64
 
 
 def test_a_schedule_outside_the_instance_ends_it_at_its_lifetime_and_can_do_nothing_else() -> None:

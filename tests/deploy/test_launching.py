@@ -171,10 +171,10 @@ def test_a_refusal_of_aws_says_what_to_do_and_leaves_no_instance(
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        (refusal("PutParameter", "AccessDenied"), "`outrider deploy down demo` ends it"),
-        (refusal("PutParameter", "ThrottlingException"), "`outrider deploy down demo` ends it"),
-        (refusal("SendCommand", "AccessDeniedException"), "`outrider deploy down demo` ends it"),
-        (refusal("DescribeStacks", "Throttling", "CreateStack"), "may be running"),
+        (refusal("PutParameter", "AccessDenied"), "`outrider deploy down demo` removes it"),
+        (refusal("PutParameter", "ThrottlingException"), "`outrider deploy down demo` removes it"),
+        (refusal("SendCommand", "AccessDeniedException"), "`outrider deploy down demo` removes it"),
+        (refusal("DescribeStacks", "Throttling", "CreateStack"), "may still be running"),
         (None, "FAILED at: model"),
     ],
     ids=str,
@@ -186,7 +186,7 @@ def test_a_failure_after_the_start_says_that_an_instance_is_paid_for_and_the_sam
     ended = deploy(*up)
     ended.assert_failed()
     assert told in ended.err
-    assert "it is paid for" in ended.err
+    assert "still be running and billed" in ended.err
     (before,) = instances()
     aws.control(faults=[], host=SERVING)
     assert main(up) == 0

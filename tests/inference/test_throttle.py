@@ -109,3 +109,14 @@ def test_a_noisy_pace_forgives_no_loss() -> None:
         text.forward()
     alone = 400 * (0.8 + 1.0 + 1.3) / 3
     assert text.seconds / alone < 1 / 0.96
+
+
+def test_a_useless_draft_is_silent_until_the_loan_that_it_lost_is_earned_back() -> None:
+    text, works = Text(2.0, 1.0), list[bool]()
+    for _ in range(300):
+        works.append(text.throttle.allows)
+        text.forward()
+    first = works.index(True)
+    silent = works.index(False, first)
+    again = works.index(True, silent)
+    assert again - silent >= TUNING.loan / TUNING.loss

@@ -7,29 +7,28 @@ import math
 import numpy as np
 import pytest
 
-from inference.times import REMEMBERED, LatencyModel, times_by_width
+from inference.times import REMEMBERED, Times
 
 PROFILE = {(1, 8): 0.030, (1, 32): 0.040, (4, 8): 0.050, (4, 32): 0.080}
 
 
 def test_a_forward_costs_what_the_cheapest_profiled_shape_that_holds_it_costs() -> None:
-    times = LatencyModel(PROFILE)
-    assert times.known
+    times = Times(PROFILE)
     assert [times.seconds(1, nodes) for nodes in (1, 8, 9, 32)] == [0.030, 0.030, 0.040, 0.040]
     assert [times.seconds(rows, 8) for rows in (1, 2, 4)] == [0.030, 0.050, 0.050]
 
 
 def test_a_larger_shape_that_was_measured_as_cheaper_holds_the_smaller_one_too() -> None:
-    assert LatencyModel({(1, 8): 0.031, (1, 16): 0.030}).seconds(1, 4) == 0.030
+    assert Times({(1, 8): 0.031, (1, 16): 0.030}).seconds(1, 4) == 0.030
 
 
 def test_a_forward_beyond_the_profile_takes_several_of_the_largest() -> None:
-    times = LatencyModel(PROFILE)
+    times = Times(PROFILE)
     assert times.seconds(4, 64) == times.seconds(8, 32) == pytest.approx(0.160)
 
 
 def test_a_target_slower_than_its_profile_is_so_at_every_shape_and_is_believed_to_recover() -> None:
-    times = LatencyModel(PROFILE)
+    times = Times(PROFILE)
     for factor in (2.0, 1.0, 0.5):
         for _ in range(10):
             times.observe(1, 5, factor * 0.030)
@@ -38,16 +37,16 @@ def test_a_target_slower_than_its_profile_is_so_at_every_shape_and_is_believed_t
 
 
 def test_one_sample_is_believed_upwards_at_once_by_all_wider_shapes() -> None:
-    times = LatencyModel()
+    times = Times()
     times.observe(1, 1, 0.1)
     times.observe(1, 4, 0.9)
     assert times.seconds(1, 4) == 0.9 < times.seconds(1, 8)
-    assert times.most(1, 4) == 0.9
+    assert times.cost(1, 4).maximum == 0.9
 
 
 @pytest.mark.parametrize("seen", [4, 8], ids=["the shape itself", "a wider one"])
 def test_a_hiccup_is_forgotten_once_the_shape_or_a_wider_one_is_seen_quicker(seen: int) -> None:
-    times = LatencyModel()
+    times = Times()
     for _ in range(3):
         times.observe(1, 1, 0.10)
     times.observe(1, 4, 5.0)
@@ -57,31 +56,31 @@ def test_a_hiccup_is_forgotten_once_the_shape_or_a_wider_one_is_seen_quicker(see
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_of_two_samples_the_slower_one_bounds_a_shape(order: int) -> None:
-    times = LatencyModel()
+    times = Times()
     for seconds in (0.011, 0.200)[::order]:
         times.observe(1, 8, seconds)
     assert times.seconds(1, 8) == 0.011
-    assert times.most(1, 8) == 0.200
+    assert times.cost(1, 8).maximum == 0.200
 
 
 def test_nothing_bounds_what_more_than_twice_the_measured_nodes_take() -> None:
-    times = LatencyModel({(1, 1): 0.1, (1, 4): 0.1}, measured=True)
-    assert times.most(1, 4) == times.seconds(1, 4) == 0.1
-    assert times.most(1, 8) == pytest.approx(0.2)
-    assert times.most(1, 9) == math.inf
+    times = Times({(1, 1): 0.1, (1, 4): 0.1}, measured=True)
+    assert times.cost(1, 4).maximum == times.seconds(1, 4) == 0.1
+    assert times.cost(1, 8).maximum == pytest.approx(0.2)
+    assert times.cost(1, 9).maximum == math.inf
 
 
 def test_a_wide_call_that_was_measured_bounds_all_narrower_ones() -> None:
-    times = LatencyModel()
+    times = Times()
     times.trust({(1, 1): 0.1, (1, 16): 0.3})
     assert all(0.1 <= times.seconds(1, nodes) <= 0.3 for nodes in range(2, 16))
-    assert times.most(1, 12) == 0.3
+    assert times.cost(1, 12).maximum == 0.3
 
 
 def test_time_never_falls_with_more_nodes_whatever_was_measured() -> None:
     rng = np.random.default_rng(8)
     for _ in range(50):
-        times = LatencyModel()
+        times = Times()
         for _ in range(rng.integers(3, 30)):
             times.observe(1, int(rng.integers(1, 65)), float(rng.exponential(0.1)))
         unmeasured = [nodes for nodes in range(1, 65) if times.samples(1, nodes) < 3]
@@ -90,23 +89,23 @@ def test_time_never_falls_with_more_nodes_whatever_was_measured() -> None:
 
 
 def test_what_was_not_seen_for_two_thousand_calls_counts_as_never_measured() -> None:
-    times = LatencyModel()
+    times = Times()
     times.trust({(1, 1): 0.03, (1, 32): 0.4})
     for _ in range(REMEMBERED + 4):
         times.observe(1, 1, 0.03)
     assert times.samples(1, 32) == 0
-    assert times.most(1, 32) == math.inf
+    assert times.cost(1, 32).maximum == math.inf
 
 
 def test_a_profile_that_is_wrong_about_wide_calls_gives_way_to_two_measured_ones() -> None:
-    times = LatencyModel({(1, 1): 0.1, (1, 2): 0.1, (1, 16): 0.1, (1, 32): 0.1})
+    times = Times({(1, 1): 0.1, (1, 2): 0.1, (1, 16): 0.1, (1, 32): 0.1})
     times.trust({(1, 1): 0.1, (1, 16): 1.6})
     assert times.seconds(1, 8) == pytest.approx(0.8)
     assert times.seconds(1, 32) > 1.6
 
 
 def test_a_machine_that_slows_down_slows_down_shapes_that_are_not_called_meanwhile() -> None:
-    times = LatencyModel({(1, 1): 0.1, (1, 4): 0.3}, measured=True)
+    times = Times({(1, 1): 0.1, (1, 4): 0.3}, measured=True)
     for _ in range(5):
         times.observe(1, 1, 0.2)
     assert times.seconds(1, 4) == pytest.approx(0.6)
@@ -116,7 +115,7 @@ def test_a_machine_that_slows_down_slows_down_shapes_that_are_not_called_meanwhi
 
 
 def test_one_disturbed_forward_is_not_believed() -> None:
-    times = LatencyModel(PROFILE)
+    times = Times(PROFILE)
     for seconds in (0.031, 0.030, 0.900, 0.030):
         times.observe(1, 8, seconds)
     assert times.seconds(1, 8) == pytest.approx(0.0305, abs=0.001)
@@ -124,25 +123,18 @@ def test_one_disturbed_forward_is_not_believed() -> None:
 
 
 def test_an_undescribed_target_is_learned_from_its_answers() -> None:
-    times = LatencyModel()
+    times = Times()
     for nodes in (4, 8, 4, 8, 4, 8):
         times.observe(1, nodes, 0.020 + 0.001 * nodes)
     assert times.seconds(1, 4) == pytest.approx(0.024)
     assert times.seconds(1, 16) == pytest.approx(0.036)
-    assert times.most(1, 32) > times.seconds(1, 32)
-
-
-def test_a_draft_call_lies_between_the_profiled_widths_next_to_it() -> None:
-    times = times_by_width({1: 0.010, 8: 0.017, 16: 0.033})
-    assert [times.seconds(1, width) for width in (1, 4, 8, 12, 24)] == pytest.approx(
-        [0.010, 0.013, 0.017, 0.025, 0.049]
-    )
+    assert times.cost(1, 32).maximum > times.seconds(1, 32)
 
 
 def test_a_draft_on_a_busy_machine_is_followed_up_and_down() -> None:
-    times = times_by_width({1: 0.010, 16: 0.020})
+    times = Times({(1, 1): 0.010, (1, 16): 0.020})
     for factor in (3.0, 1.0):
         for width in (1, 2, 4, 16) * 5:
             times.observe(1, width, factor * (0.010 + 0.010 * (width - 1) / 15))
         assert times.seconds(1, 1) == pytest.approx(factor * 0.010)
-        assert times.seconds(1, 12) == pytest.approx(factor * (0.010 + 0.010 * 11 / 15))
+        assert factor * 0.012 < times.seconds(1, 12) <= factor * 0.020

@@ -11,7 +11,7 @@ from pathlib import Path
 from grpc_comm.client.remote_session import REACH_SECONDS
 from inference.errors import InvalidRequest
 from inference.order import Pace
-from inference.planner.profile_files import read_profile
+from inference.times_file import read_profile
 from tests.simulate.client_process import Client, Text
 from tests.simulate.memory import reachable
 from tests.simulate.plan import LONG_PATIENCE, MOST_SESSIONS, Plan

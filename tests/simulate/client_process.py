@@ -20,10 +20,10 @@ from inference.drafters.round_proposer import BestFirst, RoundProposer
 from inference.errors import LimitExceeded, OutriderError
 from inference.order import Pace
 from inference.planner.prices import Prices
-from inference.planner.profile_files import Subject, keep_profile, load_profile
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.throttle import Silence, Throttle
+from inference.times_file import StoredTimes
 from outrider.client.pools import Rows
 from outrider.text.completion import Completion, Request, Show, complete
 from tests.simulate.endpoint_texts import LETTERS, Endpoint
@@ -39,9 +39,8 @@ from tests.support.scripted_models import skilled
 
 CONNECT_SECONDS = 60.0
 
-KEPT = Subject("draft", "simulated", "exact", "int32", 1, 512, 1, 16, "0")
 SECONDS = {(1, 1): 0.5, (1, 16): 0.75}
-"""A profile that clients keep."""
+"""Times that clients store."""
 
 
 @dataclass
@@ -150,10 +149,11 @@ class Client:
             thread.join()
 
     def _keep(self) -> None:
-        """Read the profile that others keep, and keep it anew: no disk makes it another one."""
-        if load_profile(self._folder, KEPT, self._kernel.tell) not in (None, SECONDS):
-            self._kernel.crashes.append("a kept profile is another one")
-        keep_profile(self._folder, KEPT, SECONDS)
+        """Read the times that others store, and store them anew: no disk changes them."""
+        stored = StoredTimes(self._folder, "draft", "a draft", {"device": "simulated"})
+        if stored.load(self._kernel.tell) not in (None, SECONDS):
+            self._kernel.crashes.append("stored times have changed")
+        stored.store(SECONDS)
 
     def _connected(self) -> Connection | None:
         """Connect; None where an error ended all texts."""

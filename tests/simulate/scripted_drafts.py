@@ -11,7 +11,7 @@ from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
 from inference.proposer import DraftUsage, Nodes, Notice, Proposer
 from inference.sampling import SamplingParams
-from inference.times import LatencyModel, times_by_width
+from inference.times import Times
 from tests.simulate.kernel import Kernel, kernel
 from tests.support.columns import BASE, candidates_of
 from tests.support.scripted_models import Says, ScriptedModel
@@ -21,8 +21,8 @@ LEARNED = read_acceptance()
 
 def knowledge(call: float, forward: float, round_trip: float = 0.0) -> Knowledge:
     """What a proposer believes of its draft, its target and the way between."""
-    times = LatencyModel({(1, 1): forward})
-    return Knowledge(times_by_width({1: call}), times, copy.deepcopy(LEARNED), round_trip)
+    times = Times({(1, 1): forward})
+    return Knowledge(Times({(1, 64): call}), times, copy.deepcopy(LEARNED), round_trip)
 
 
 class TimedDraft(ScriptedModel):

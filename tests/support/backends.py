@@ -30,7 +30,7 @@ from inference.backends.native.program import GRAPHS, RankPlan
 from inference.backends.native.ranks import Ranks
 from inference.backends.neuron import NeuronModel
 from inference.backends.sequence import ModelSequence
-from inference.backends.timed import TimedModel, TimeProfile
+from inference.backends.timed import TimedModel
 from inference.backends.transformers_loading import load_transformers
 from inference.backends.transformers_model import TransformersModel
 from inference.engine.local_session import LocalSession
@@ -38,6 +38,7 @@ from inference.model.config import read_config
 from inference.model.decoder import Decoder
 from inference.model.library_config import read_library_config
 from inference.sampling import SamplingParams
+from inference.times_file import Profile
 from inference.tree import TokenTree
 from tests.support import heads
 from tests.support.drafts import alone
@@ -92,7 +93,7 @@ def recorded(machine: Machine) -> Model:
     return CudaModel(decoder, rows=ROWS, capacity=JUNK, max_nodes=16, recorder=Reruns())
 
 
-INSTANT = TimeProfile("instant", "a test", "nothing", 0.0, 0.0, 0.0, 0.0, (ROWS,), (2, 16), 8)
+INSTANT = Profile("instant", "a test", "nothing", ((ROWS, 2, 1e-9), (ROWS, 16, 1e-9)))
 
 
 def compiled(machine: Machine) -> Model:
@@ -175,12 +176,6 @@ def recorded_library(machine: Machine) -> Model:
     )
 
 
-def uncopied(machine: Machine) -> Model:
-    model = eager_of(machine.checkpoint)
-    model.copies_rows = False
-    return model
-
-
 class Backend(NamedTuple):
     """How a backend joins.
 
@@ -210,7 +205,6 @@ BACKENDS = {
     "batched": Backend(
         lambda machine: DynamicBatcher(eager_of(machine.checkpoint)), drafts=True, marks=SLOW
     ),
-    "rows that are not copied": Backend(uncopied, drafts=True, marks=SLOW),
     "compiled": Backend(compiled, marks=(pytest.mark.extended, NO_COMPILER)),
     "neuron": Backend(neuron, marks=SLOW),
     "native PyTorch": Backend(lambda machine: machine.native(), marks=SLOW),

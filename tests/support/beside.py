@@ -27,7 +27,7 @@ from inference.model.decoder import Decoder
 from inference.model.eagle_head import OfTarget, read_head
 from inference.model.round_graph import RoundGraph
 from inference.model.verify_graph import VerifyGraph
-from inference.times import LatencyModel
+from inference.times import Times
 from inference.tree_shape import Branches
 from tests.support import heads, pairs
 from tests.support.clock import Clock
@@ -59,7 +59,7 @@ def engine_beside(
         sequence_length=pairs.SEQUENCE_LENGTH,
         max_tree_nodes=64,
         vocabulary=pairs.VOCABULARY,
-        times=LatencyModel(times, measured=True),
+        times=Times(times, measured=True),
         drafter=ColocatedDrafter(draft, known, room=room, clock=clock, copies=copies),
         clock=clock,
     )

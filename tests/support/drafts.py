@@ -25,7 +25,7 @@ from inference.planner.acceptance_file import read_acceptance
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
-from inference.times import LatencyModel, times_by_width
+from inference.times import Times
 from tests.support import pairs
 from tests.support.equality import NearTies, assert_same_text
 
@@ -73,8 +73,8 @@ def growing_and_copying(draft: Decoder, grammars: Grammars | None = None) -> Gro
 
 def knowledge(call: float = 0.002, nodes: int = 1) -> Knowledge:
     """Calls of so many seconds beside forwards of 10 ms, with up to so many nodes."""
-    target = LatencyModel({(1, 1): 0.01, (1, nodes): 0.01})
-    return Knowledge(times_by_width({1: call}), target, read_acceptance())
+    target = Times({(1, 1): 0.01, (1, nodes): 0.01})
+    return Knowledge(Times({(1, 64): call}), target, read_acceptance())
 
 
 def rounds(

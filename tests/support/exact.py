@@ -23,7 +23,7 @@ from inference.grammar import Grammars
 from inference.order import Decode, End
 from inference.proposer import Nodes
 from inference.sampling import SamplingParams
-from inference.times import LatencyModel
+from inference.times import Times
 from inference.tree import IntArray
 from tests.support.clock import Clock
 from tests.support.scripted_grammar import allowed_at, nearest
@@ -73,7 +73,7 @@ class Exact:
     calls: rows of each forward, and nodes of the largest of them.
     """
 
-    max_nodes, copies_rows, masks, branches = 64, True, True, True
+    max_nodes, masks, branches = 64, True, True
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Recorder:
             case Forward():
                 self.forwards.append(event)
             case Prefilled(_, opened):
-                self.reused.append(opened.reused)
+                self.reused.append(opened.reused_tokens)
             case Commit():
                 self.commits.append((event.session, event))
             case Evicted(session):
@@ -190,7 +190,7 @@ def exact_engine(
         max_tree_nodes=max_tree_nodes,
         vocabulary=VOCABULARY,
         waiting=waiting,
-        times=times and LatencyModel({one: times(*one) for one in shapes}, measured=True),
+        times=times and Times({one: times(*one) for one in shapes}, measured=True),
         drafter=drafter,
         grammars=grammars,
         clock=clock,

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from inference.flags.group import Flag
-from outrider.options.parsing import TITLES, all_flags, verbs_with
+from outrider.options.parsing import all_flags, verbs_with
 from outrider.options.verbs import ROLES, VERBS
+
+TITLES = (
+    "general",
+    "models and devices",
+    "text",
+    "drafting",
+    "prices and limits",
+    "network",
+    "security",
+    "observing",
+)
+"""Titles of the groups, in the order of docs/flags.md."""
 
 _HEAD = """# Flags
 

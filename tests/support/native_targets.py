@@ -10,7 +10,6 @@ from compile.build.build import Source
 from compile.native.builder import TorchNeuronBuilder
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, Manifest
-from inference.backends.neuron import COPY_RECORD
 from inference.model.config import read_raw_config
 from inference.model.weight_files import fingerprint
 from tests.support.artifacts import planned_manifest
@@ -39,4 +38,4 @@ def prepared(directory: Path, checkpoint: Path, spec: CompileSpec) -> Manifest:
     builder = native_builder(checkpoint, spec)
     builder.prepare(directory)
     planned = planned_manifest(spec, native_source(checkpoint), builder)
-    return replace(planned, files={COPY_RECORD: "0" * 64})
+    return planned

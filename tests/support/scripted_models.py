@@ -106,7 +106,7 @@ def ruled(
 class ScriptedModel:
     """A Model that says what a script says."""
 
-    copies_rows, masks, branches = False, True, True
+    masks, branches = True, True
 
     def __init__(
         self, says: Says, *, rows: int = 1, capacity: int = 1200, max_nodes: int = 64

@@ -17,7 +17,7 @@ from inference.planner.acceptance_file import read_acceptance
 from inference.planner.prices import Prices
 from inference.proposer import Nodes, Notice, Proposer
 from inference.sampling import SamplingParams
-from inference.times import LatencyModel, times_by_width
+from inference.times import Times
 from tests.support.exact import asked, exact_engine
 from tests.support.scripted_models import VOCABULARY, Says, ScriptedModel
 
@@ -31,8 +31,8 @@ QUIET = Notice(0.0, FORWARD, 0, 10**6, 64)
 def knowledge(times: float = 1.0) -> Knowledge:
     """times: how far all that is believed is off."""
     return Knowledge(
-        times_by_width({1: CALL * times}),
-        LatencyModel({(1, 1): FORWARD * times, (1, 64): FORWARD * times}),
+        Times({(1, 64): CALL * times}),
+        Times({(1, 1): FORWARD * times, (1, 64): FORWARD * times}),
         read_acceptance(),
         ROUND_TRIP * times,
     )

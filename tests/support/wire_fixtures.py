@@ -54,7 +54,7 @@ class Successor:
     `gate` holds it up.
     """
 
-    capacity, max_nodes, copies_rows, masks, branches = 60_000, 64, True, False, True
+    capacity, max_nodes, masks, branches = 60_000, 64, False, True
 
     def __init__(self, rows: int) -> None:
         self.rows = rows

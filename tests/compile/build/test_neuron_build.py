@@ -24,7 +24,7 @@ from compile.neuron.compiler import OVERRIDE, compiler_flags, render
 from compile.spec import prefill_bucket, verify_bucket
 from inference.artifact import check_files
 from inference.backends import neuron_sdk
-from inference.backends.neuron import COPY_RECORD, FILL_RECORD, PACKAGE
+from inference.backends.neuron import COPY, FILL_RECORD, PACKAGE
 from inference.errors import BadArtifact, MissingExtra
 from inference.text import Tokenizer
 from tests.support.commands import Run
@@ -42,7 +42,7 @@ def test_an_artefact_has_weights_by_rank_one_package_and_a_record_of_each_graph(
     manifest = build(tmp_path / "a", checkpoint, spec_of(2))
     check_files(tmp_path / "a", manifest)
     graphs = {f"graphs/{bucket.name}.{kind}" for bucket in FEW for kind in ("json", "log.txt")}
-    graphs |= {COPY_RECORD, FILL_RECORD, PACKAGE}
+    graphs |= {f"graphs/{COPY}.json", FILL_RECORD, PACKAGE}
     assert {name for name in manifest.files if name.startswith("graphs/")} == graphs
     ranks = [
         load_file(tmp_path / "a" / f"weights/tp{rank}_sharded_checkpoint.safetensors")
@@ -64,7 +64,7 @@ def test_an_artefact_has_weights_by_rank_one_package_and_a_record_of_each_graph(
     assert record["instructions"]["parameter"] == len(record["inputs"]) + len(weights)
     log = (tmp_path / "a" / f"graphs/{FEW[1].name}.log.txt").read_text()
     assert f"compiled {FEW[1].name} with" in log
-    assert json.loads((tmp_path / "a" / COPY_RECORD).read_text())["inputs"] == {
+    assert json.loads((tmp_path / "a" / f"graphs/{COPY}.json").read_text())["inputs"] == {
         "rows": ["int32", [ROWS]]
     }
 

@@ -56,8 +56,7 @@ def test_an_artefact_holds_what_was_compiled_and_loading_compiles_nothing(
     assert (manifest.target, manifest.host["interface"]) == ("trn2", "torch.compile")
     assert built(out, checkpoint, said) == manifest, "a complete build was begun again"
     told = list[str]()
-    model = load_native(out, manifest, told.append, CPU, pytest.fail)
-    assert model.copies_rows
+    load_native(out, manifest, told.append, CPU, pytest.fail)
     assert not [line for line in told if line.startswith("warning")], told
 
 

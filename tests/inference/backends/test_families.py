@@ -33,6 +33,7 @@ from inference.planner.prices import Prices
 from inference.planner.profiling import survey_target
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
+from inference.times import Times
 from inference.tree import TokenTree
 from tests.support.drafts import alone, knowledge, rounds, speculated
 from tests.support.fake_recorder import Traced
@@ -256,7 +257,7 @@ def test_no_bit_of_a_state_depends_on_other_rows_and_branches(family: str, tmp_p
 
 @each_with_states
 def test_a_model_with_states_is_timed_before_it_holds_a_text(family: str, tmp_path: Path) -> None:
-    survey = survey_target(loaded(saved(family, tmp_path)), LENGTH, 2, 4)
+    survey = survey_target(loaded(saved(family, tmp_path)), LENGTH, 2, 4, Times())
     assert (2, 4) in survey.run(lambda line: None)
 
 

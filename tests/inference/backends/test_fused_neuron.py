@@ -119,7 +119,7 @@ def both_rows(model: NeuronFusedModel, draft_rows: Sequence[int]) -> list[list[i
             sequence.extend([5, 17, 23 + row])
         tree = blank_tree(FUSED_SHAPE, 9)
         part = draft.prepare(tree.prefix(FUSED_SHAPE.inner))
-        segments.append(target.prepare(tree)._replace(draft=part))
+        segments.append(target.prepare(tree)._replace(beside=part))
     return [answer.tolist() for answer in model.rounds(segments)]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ from tests.support.backends import BACKENDS, Subject, eager_model, needs
 from tests.support.columns import BASE, Candidate, nodes_of
 from tests.support.drafts import alone, copying, growing, knowledge, nudged, rounds, speculated
 from tests.support.models import segment, tiny_decoder
-from tests.support.neuron_artifacts import LENGTH, TREE, VOCABULARY, eager_of, engine_of
+from tests.support.neuron_artifacts import LENGTH, TREE, VOCABULARY, engine_of
 from tests.support.row_independence import assert_rows_are_independent
 
 SAMPLINGS = [
@@ -184,22 +183,7 @@ def shares(engine: Engine, params: SamplingParams) -> int:
 def test_a_copy_of_a_row_serves_a_like_session(subject: Subject, params: SamplingParams) -> None:
     needs(subject.model.rows > 1)
     assert len(PROMPT) >= WORTH_COPYING
-    copied = len(PROMPT) + 8 if subject.model.copies_rows else 0
-    assert shares(engine_of(subject.model), params) == copied
-
-
-def test_a_free_row_gives_its_prefix_where_rows_are_not_copied(checkpoint: Path) -> None:
-    """Else a short beginning of a long text would be computed again beside it."""
-    model = eager_of(checkpoint)
-    model.copies_rows = False
-    engine = engine_of(model)
-    long, opened = engine.open([*PROMPT, *PROMPT[:20]], SamplingParams())
-    engine.finish(opened)
-    engine.close(long)
-    engine.step()
-    _, opened = engine.open([*PROMPT[:12], 1], SamplingParams())
-    engine.finish(opened)
-    assert opened.result().reused_tokens == 12
+    assert shares(engine_of(subject.model), params) == len(PROMPT) + 8
 
 
 # --- calls
@@ -284,10 +268,9 @@ def test_features_are_an_eager_targets_and_go_with_a_copied_row(subject: Subject
     for layers in (heads.KEPT, (0, 2)):
         ours, expected = (heads.kept_of_a_text(each, layers, 1) for each in (model, theirs))
         torch.testing.assert_close(ours, expected, atol=2e-5, rtol=1e-4)
-    if model.copies_rows:
-        model.copy_row(1, 0, 20)
-        slots = np.arange(20, dtype=np.int32)
-        assert model.features(0, slots).equal(model.features(1, slots))
+    model.copy_row(1, 0, 20)
+    slots = np.arange(20, dtype=np.int32)
+    assert model.features(0, slots).equal(model.features(1, slots))
 
 
 # --- ranking

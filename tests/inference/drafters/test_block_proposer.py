@@ -17,7 +17,7 @@ from inference.planner.child_features import mask_features
 from inference.planner.prices import Prices
 from inference.proposer import MODEL
 from inference.sampling import SamplingParams
-from inference.times import times_by_width
+from inference.times import Times
 from inference.tree import TokenTree
 from tests.support.drafts import knowledge
 from tests.support.pairs import perturbed, prompt_of
@@ -114,7 +114,7 @@ def test_a_draft_that_the_target_overtakes_ranks_no_node_without_those_above_it(
 
 def test_masks_that_are_never_right_are_given_up() -> None:
     model, masks, known = Watched(with_masks(perfect, useless)), list[int](), knowledge()
-    known.draft = times_by_width({1: 0.002, 33: 0.0052})
+    known.draft = Times({(1, width): 0.0019 + 0.0001 * width for width in range(1, 34)})
     proposer = proposer_of(model, known)
     proposer.open(PROMPT, SAMPLING)
     for step in range(300):
@@ -128,7 +128,7 @@ def test_masks_that_are_never_right_are_given_up() -> None:
 
 def test_no_mask_is_computed_where_a_wider_call_takes_longer_than_it_brings() -> None:
     known = knowledge()
-    known.draft = times_by_width({1: 0.002, 2: 0.02, 4: 0.2})
+    known.draft = Times({(1, 1): 0.002, (1, 2): 0.02, (1, 4): 0.2})
     model = Watched(with_masks(perfect, perfect))
     proposer = proposer_of(model, known)
     proposer.open(PROMPT, SAMPLING, end=200)
@@ -144,9 +144,8 @@ class Padded(Watched):
 
 
 def test_a_call_is_filled_up_to_its_padding_and_not_beyond_what_it_is_worth() -> None:
-    """By the line between 16 and 32, one node beyond 16 seems to cost next to nothing."""
     model, known = Padded(with_masks(disagreeing, disagreeing)), knowledge()
-    known.draft = times_by_width({16: 0.002, 32: 0.02})
+    known.draft = Times({(1, 16): 0.002, (1, 32): 0.02})
     proposer = proposer_of(model, known)
     proposer.open(PROMPT, SAMPLING, end=200)
     sizes, masks = list[int](), list[int]()

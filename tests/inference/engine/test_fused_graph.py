@@ -40,7 +40,7 @@ from inference.model.drafted_tree import accept_in_graph
 from inference.order import Decode, End, Pace
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
-from inference.times import LatencyModel
+from inference.times import Times
 from inference.tree import IntArray, TokenTree
 from inference.tree_shape import NONE, Branches
 from tests.support.beside import engine_of_rounds, fused
@@ -333,7 +333,7 @@ class Graph:
             sequence_length=LONG,
             max_tree_nodes=1 + DEPTH,
             vocabulary=VOCABULARY,
-            times=LatencyModel({shape: cost(*shape) for shape in shapes}, measured=True),
+            times=Times({shape: cost(*shape) for shape in shapes}, measured=True),
             graphs=GraphRounds(model),
             clock=self.clock,
         )

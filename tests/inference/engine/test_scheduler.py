@@ -15,7 +15,6 @@ from inference.engine.admission import Admission
 from inference.engine.calibration import Calibration
 from inference.engine.scheduler import (
     BatchPlan,
-    ForwardCost,
     ForwardKind,
     ForwardSeconds,
     ReadySets,
@@ -28,7 +27,7 @@ from inference.engine.tuning import TUNING
 from inference.order import Decode, Pace
 from inference.proposer import MODEL, Nodes
 from inference.sampling import SamplingParams
-from inference.times import TRUSTED, LatencyModel
+from inference.times import TRUSTED, Cost, Times
 from tests.support.clock import Clock
 from tests.support.exact import Exact, chain
 
@@ -66,8 +65,8 @@ def width_of(offers: Sequence[Bringing], seconds: ForwardSeconds, most: int) -> 
         row[: 1 + len(offer.rates)] = [1.0, *offer.rates]
     credit = np.array([offer.credit for offer in offers])
 
-    def cost(nodes: int) -> ForwardCost:
-        return ForwardCost(seconds(len(offers), nodes), seconds(len(offers), nodes))
+    def cost(nodes: int) -> Cost:
+        return Cost(seconds(len(offers), nodes), seconds(len(offers), nodes))
 
     return plan_width(values, credit, cost, most, premium=TUNING.least_gain)
 
@@ -140,7 +139,7 @@ def turns(curve: ForwardSeconds, rows: int = 4, sizes: Sequence[int] = ()) -> Sc
     model = Exact(rows, Clock(), sizes=sizes)
     nodes = sizes or (1, 2, 4, 8, 16, 32)
     known = {(row, node): curve(row, node) for row in range(1, rows + 1) for node in nodes}
-    return Scheduler(model, LatencyModel(known, measured=True), MOST)
+    return Scheduler(model, Times(known, measured=True), MOST)
 
 
 def trees(*ready: Session) -> ReadySets:

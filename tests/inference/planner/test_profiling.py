@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import combinations_with_replacement
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,35 +14,27 @@ from inference.backends.eager import EagerModel
 from inference.backends.gguf_trees import GgufTrees
 from inference.backends.sequence import ModelSequence
 from inference.backends.slots import Slots
-from inference.backends.timed import find_profile
 from inference.model.config import parse_config
-from inference.planner.profile_files import Subject, keep_profile, load_profile
 from inference.planner.profiling import (
     CONTEXT,
     MOST_SECONDS,
     Tell,
-    ascending,
-    emulated_target,
     survey_draft,
     survey_target,
 )
 from inference.sampling import SamplingParams
-from inference.times import LatencyModel, Shape
+from inference.times import Shape, Times
 from inference.tree import TokenTree
 from tests.support.fake_llama_cpp import Cells, model_of
 from tests.support.models import TINY, random_decoder, tiny_model
 
 LENGTH = 500
-SUBJECT = Subject(
-    "target", "cpu", "f0", "float32", threads=1, context=256, rows=4, nodes=64, version="1"
-)
-TIMES = {(1, 1): 0.011, (1, 64): 0.02, (4, 64): 0.1 + 0.2}
 
 
 class Clocked:
     """A Model on a clock of its own. first: factor of the first call of a shape"""
 
-    rows, capacity, max_nodes, copies_rows = 4, 1_000, 256, False
+    rows, capacity, max_nodes = 4, 1_000, 256
     masks, branches = False, True
 
     def __init__(
@@ -108,7 +96,7 @@ def draft_times(model: Model, length: int, width: int) -> dict[int, float]:
 def target_times(
     model: Model, length: int, rows: int, nodes: int, tell: Tell = ignored
 ) -> dict[Shape, float]:
-    return survey_target(model, length, rows, nodes).run(tell)
+    return survey_target(model, length, rows, nodes, Times()).run(tell)
 
 
 def test_a_draft_is_measured_without_its_first_calls(
@@ -123,15 +111,13 @@ def test_a_target_is_measured_by_rows_and_nodes(
 ) -> None:
     model = clocked(lambda rows, nodes: 0.010 + 0.001 * rows * nodes)
     times = target_times(model, LENGTH, 4, 16)
-    assert sorted({nodes for _, nodes in times}) == [1, 2, 3, 4, 6, 8, 12, 16]
     assert times == pytest.approx(
         {
             (rows, nodes): 0.010 + 0.001 * rows * nodes
             for rows in (1, 2, 4)
-            for nodes in (1, 2, 3, 4, 6, 8, 12, 16)
+            for nodes in (1, 2, 4, 8, 16)
         }
     )
-    assert not any(nodes in (3, 6, 12) for _, nodes in model.calls)
 
 
 def test_a_target_is_measured_at_the_shapes_it_computes(
@@ -141,37 +127,7 @@ def test_a_target_is_measured_at_the_shapes_it_computes(
         clocked(lambda rows, nodes: 0.001 * nodes, sizes=(8, 32)), LENGTH, 1, 32, ignored
     )
     assert times == pytest.approx({(1, 8): 0.008, (1, 32): 0.032})
-    assert LatencyModel(times).seconds(1, 9) == pytest.approx(0.032)
-
-
-def test_a_disturbance_makes_few_nodes_no_dearer(
-    clocked: Callable[..., Clocked],
-) -> None:
-    model = clocked(
-        lambda rows, nodes: 0.0207 if (rows, nodes) == (1, 2) else 0.010 * rows + 0.0003 * nodes
-    )
-    times = target_times(model, LENGTH, 2, 16)
-    assert [times[1, nodes] for nodes in (1, 2, 4, 8, 16)] == pytest.approx(
-        [0.0103, 0.0112, 0.0112, 0.0124, 0.0148]
-    )
-    assert [times[2, nodes] for nodes in (1, 2, 4, 8, 16)] == pytest.approx(
-        [0.0203, 0.0206, 0.0212, 0.0224, 0.0248]
-    )
-    assert list(draft_times(model, LENGTH, 16).values()) == pytest.approx(
-        [0.0103, 0.0112, 0.0112, 0.0124, 0.0148]
-    )
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_of_all_sequences_that_never_fall_none_is_nearer(seed: int) -> None:
-    values = np.random.default_rng(seed).integers(0, 9, size=5).tolist()
-    found = ascending(values)
-    assert found == sorted(found)
-    distances = [
-        np.abs(np.subtract(other, values)).sum()
-        for other in combinations_with_replacement(sorted(values), len(values))
-    ]
-    assert np.abs(np.subtract(found, values)).sum() == min(distances)
+    assert Times(times).seconds(1, 9) == pytest.approx(0.032)
 
 
 def test_a_slow_model_is_measured_while_there_is_time(
@@ -183,7 +139,7 @@ def test_a_slow_model_is_measured_while_there_is_time(
     assert model.now < MOST_SECONDS + 2
     assert (4, 64) not in model.calls
     assert max(map(math.prod, times)) == max(map(math.prod, model.calls))
-    assert 13.1 <= LatencyModel(times, measured=True).seconds(4, 64) < 18
+    assert 13.1 <= Times(times, measured=True).seconds(4, 64) < 18
     assert told[0].startswith("measured ")
 
 
@@ -210,7 +166,7 @@ def test_measuring_beside_what_is_kept_leaves_it_as_it_was(made: Callable[[], Mo
             sequence.extend(list(range(row, row + 20 + 40 * row)))
             sequence.choose(tree)
             sequence.commit(tree, [2])  # its slot is not its position
-        survey = survey_target(model, 40, 2, 8)  # reads a context of 32 tokens
+        survey = survey_target(model, 40, 2, 8, Times())  # reads a context of 32 tokens
         slots = [sequence.slots for sequence in sequences]
         while model is measured and not survey.done:
             survey.advance(slots)
@@ -225,17 +181,17 @@ def test_a_row_that_gave_its_text_up_is_measured_without_one() -> None:
     sequence.choose(tree)
     sequence.commit(tree, [2])  # its slot is not its position
     sequence.slots.trim(0)
-    survey, slots = survey_target(sequence.model, 40, 2, 8), [sequence.slots, Slots(128)]
+    survey, slots = survey_target(sequence.model, 40, 2, 8, Times()), [sequence.slots, Slots(128)]
     while not survey.done:
         survey.advance(slots)
-    assert (2, 8) in survey.times()
+    assert (2, 8) in survey.table()
 
 
 def test_a_broken_off_survey_goes_on_call_by_call(
     clocked: Callable[..., Clocked],
 ) -> None:
     model = clocked(lambda rows, nodes: 0.1 + 0.01 * rows * nodes, first=1.0)
-    survey = survey_target(model, LENGTH, 4, 64)
+    survey = survey_target(model, LENGTH, 4, 64, Times())
     early = survey.run(ignored, 0.3)
     assert not survey.done
     assert model.now < 1.0
@@ -248,7 +204,7 @@ def test_a_broken_off_survey_goes_on_call_by_call(
         survey.advance()
         assert model.now - now <= 0.5
     assert len(model.calls) > before
-    assert survey.times()[1, 16] == pytest.approx(0.26)
+    assert survey.table()[1, 16] == pytest.approx(0.26)
     assert (4, 64) not in model.calls
     survey.longest = 5.0
     assert not survey.done, "what took too long for then is left"
@@ -259,12 +215,14 @@ def test_one_node_and_a_wide_call_are_measured_first(
 ) -> None:
     """The first call of all, which brings the weights in, tells nothing."""
     model = clocked(lambda rows, nodes: 0.36 * nodes, first=1.0)
-    survey = survey_target(model, LENGTH, 1, 64)
+    survey = survey_target(model, LENGTH, 1, 64, Times())
     survey.run(ignored, 0.5)
-    assert survey.measured == pytest.approx({(1, 1): 0.36, (1, 16): 0.36 * 16})
-    assert (1, 64) not in survey.times()
+    sizes = 1, 2, 4, 8, 16
+    assert [size for size in sizes if survey.times.samples(1, size)] == [1, 16]
+    assert survey.table() == pytest.approx({(1, size): 0.36 * size for size in sizes})
+    assert (1, 64) not in survey.table()
     slow = clocked(lambda rows, nodes: 5.0 * nodes, first=1.0)
-    assert survey_target(slow, LENGTH, 1, 64).run(ignored, 0.5) == {(1, 1): 5.0}
+    assert survey_target(slow, LENGTH, 1, 64, Times()).run(ignored, 0.5) == {(1, 1): 5.0}
 
 
 @pytest.mark.parametrize(("capacity", "length"), [(20, 256), (200, 20), (10, 10)])
@@ -278,68 +236,3 @@ def test_a_small_model_is_measured_with_the_context_it_has(capacity: int, length
     )
     assert max(draft_times(model, length, 64)) == min(capacity, 16)
     assert max(target_times(model, length, 2, 64)) == (2, least)
-
-
-def test_an_emulated_target_is_described_by_its_profile() -> None:
-    profile = find_profile("llama-3.1-8b-trn1.2xlarge-measured")
-    times = LatencyModel(emulated_target(profile, rows=4, nodes=64))
-    for rows, nodes in ((1, 1), (1, 9), (3, 20), (4, 64)):
-        assert times.seconds(rows, nodes) == profile.seconds(rows, nodes, CONTEXT)
-
-
-def test_a_kept_profile_is_read_back_as_it_was(tmp_path: Path) -> None:
-    told: list[str] = []
-    directory = tmp_path / "profiles"
-    assert load_profile(directory, SUBJECT, told.append) is None
-    path = keep_profile(directory, SUBJECT, TIMES)
-    assert load_profile(directory, SUBJECT, told.append) == TIMES
-    assert list(directory.iterdir()) == [path]
-    assert not told
-
-
-OTHERS = [
-    replace(SUBJECT, part="draft"),
-    replace(SUBJECT, device="cuda"),
-    replace(SUBJECT, model="f1"),
-    replace(SUBJECT, dtype="bfloat16"),
-    replace(SUBJECT, threads=2),
-    replace(SUBJECT, context=100),
-    replace(SUBJECT, rows=8),
-    replace(SUBJECT, nodes=32),
-    replace(SUBJECT, version="2"),
-]
-
-
-@pytest.mark.parametrize("other", OTHERS, ids=str)
-def test_a_profile_serves_nothing_but_its_subject(tmp_path: Path, other: Subject) -> None:
-    keep_profile(tmp_path, SUBJECT, TIMES)
-    assert load_profile(tmp_path, other, ignored) is None
-
-
-GOOD = {"schema": 1, "subject": SUBJECT.__dict__, "seconds": [[1, 1, 0.5]]}
-DAMAGED: dict[str, str] = {
-    "half a file": json.dumps(GOOD)[:40],
-    "no JSON": "seconds",
-    "another schema": json.dumps(GOOD | {"schema": 2}),
-    "another subject": json.dumps(GOOD | {"subject": {**SUBJECT.__dict__, "model": "f1"}}),
-    "no times": json.dumps(GOOD | {"seconds": []}),
-    "a time of 0": json.dumps(GOOD | {"seconds": [[1, 1, 0.0]]}),
-    "no time": json.dumps(GOOD | {"seconds": [[1, 1, float("nan")]]}),
-    "no size": json.dumps(GOOD | {"seconds": [[0, 1, 0.5]]}),
-    "a list": "[1]",
-}
-
-
-@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_or_foreign_file_is_told_and_replaced(tmp_path: Path, content: str) -> None:
-    told: list[str] = []
-    SUBJECT.path(tmp_path).write_text(content, encoding="utf-8")
-    assert load_profile(tmp_path, SUBJECT, told.append) is None
-    assert [line.rpartition(": ")[2] for line in told] == ["it is measured again"]
-    keep_profile(tmp_path, SUBJECT, TIMES)
-    assert load_profile(tmp_path, SUBJECT, told.append) == TIMES
-
-
-def test_where_nothing_can_be_written_nothing_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "profiles").write_text("a file where the directory would be", encoding="utf-8")
-    assert keep_profile(tmp_path / "profiles", SUBJECT, TIMES) is None

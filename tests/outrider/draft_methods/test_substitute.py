@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inference.backends.substitute_model import SharedCacheModel
-from inference.backends.timed import PROFILES
+from inference.times_file import PROFILES
 from outrider.draft_methods import find_draft
 from outrider.models.capacity import Capacity
 from outrider.models.loading import find_target

@@ -89,7 +89,7 @@ def test_a_search_for_a_target_does_not_delay_the_end_of_a_server(
 ) -> None:
     monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as mute, ThreadPoolExecutor(1) as pool:
-        options = ServeRole(port=mute.getsockname()[1], target_only=True, patience=600.0)
+        options = ServeRole(port=mute.getsockname()[1], draft="none", patience=600.0)
         manager = TargetManager(options)
         opening = pool.submit(manager.open)
         connection, _ = mute.accept()

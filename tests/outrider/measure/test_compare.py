@@ -53,7 +53,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole comparison, of a target that it starts and stops itself."""
     directory = tmp_path_factory.mktemp("comparison")
     (directory / "prompts.txt").write_text("def f(x):\nimport os\nclass A:\n")
-    prompts = ["--prompt-file", str(directory / "prompts.txt"), "--seed", "5"]
+    prompts = ["--prompt-text", str(directory / "prompts.txt"), "--seed", "5"]
     texts = ["--num-runs", "2", "--max_new_tokens", "8", "--temperature", "0.8"]
     arms = ["--settings", "2,4,8x4", "--rtt", "0,6"]
     arms += ["--architectures", ",".join(ARCHITECTURES)]
@@ -107,7 +107,7 @@ def test_a_draft_beside_a_target_that_runs_is_compared_in_three_lines_and_a_narr
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # an extra that is not installed
     arms = ["--architectures", f"{BASELINE},{FUSED}", "--out", str(tmp_path)]
-    runs = ["--num_runs", "3", "--prompt_file", str(tmp_path / "prompts")]
+    runs = ["--num_runs", "3", "--prompt_text", str(tmp_path / "prompts")]
     (tmp_path / "prompts").write_text("def f(x):\nimport os\n")
     shown = run("compare", *SHORT, *runs, "--target_host", target, *arms)
     rows, verdict = read(tmp_path)["rows"], read(tmp_path)["verdict"]
@@ -133,9 +133,10 @@ def test_no_speed_up_is_given_without_a_target_only_run(target: str, tmp_path: P
 
 def test_the_curve_is_a_comparison_of_positions_of_the_knob(target: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
+    (tmp_path / "prompt").write_text("def f(")
     prices = ["--usd_per_hour", "1", "--usd_per_kwh", "0.3", "--usd_per_gb_up", "0"]
     watts = ["--usd_per_gb_down", "0", "--draft_watts", "30", "--target_watts", "50"]
-    texts = ["--prompt", "def f(", "--max_new_tokens", "5", "--num_runs", "6"]
+    texts = ["--prompt_text", str(tmp_path / "prompt"), "--max_new_tokens", "5", "--num_runs", "6"]
     flags = ["--target_host", target, "--cs", "tps,100", "--out", str(tmp_path)]
     assert main([*prices, *watts, *texts, *flags]) == 0
     found = read(tmp_path)
@@ -162,11 +163,11 @@ def test_what_is_known_to_be_missing_or_too_few_is_refused_before_anything_is_lo
     assert_refused(lambda: compare(priceless), ["--usd_per_hour", "--instance"])
     assert_refused(lambda: read_positions(unmeasured), ["watts of the draft"])
     for alone in ((BASELINE,), (CHAIN,)):  # nothing is told from anything
-        assert len(CompareOptions(**pair, architectures=alone).prompts()) == 2
+        assert len(CompareOptions(**pair, architectures=alone).items()) == 2
 
 
 MISSING = (
-    "--prompt-file /nowhere",
+    "--prompt-text /nowhere",
     "--target_host 127.0.0.1:1",
     "--target_model /nowhere/model",
     "--emulate nothing-known",

@@ -6,15 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from inference.backends import Model
-from inference.backends.timed import TimeProfile, find_profile
+from inference.times_file import find_profile
 from outrider.measure.arms import BASELINE
 from outrider.measure.commands import prove
 from outrider.measure.figures import summarise
-from outrider.measure.graph_times import GraphTime, fit, profile, time_graphs, times_table
+from outrider.measure.graph_times import GraphTime, fit, time_graphs, times_table
 from outrider.measure.prove import DRAFTED, REPEATS, TEMPERATURES, verdict
 from outrider.measure.statistics import Interval
 from tests.outrider.measure.texts import key, record, rows
@@ -54,7 +53,7 @@ def test_the_profile_of_a_proof_is_one_that_a_target_emulates(proved: Path) -> N
     times = [one for one in read(proved)["times"] if one["seconds"]]
     least = min(times, key=lambda one: (one["padded_rows"], one["padded_nodes"]))
     emulated = find_profile(str(proved / "profile.json"))
-    assert emulated.pass_seconds == least["seconds"]["median"]
+    assert emulated.seconds(1, 1, 0) == least["seconds"]["median"]
     assert set(emulated.nodes) == {one["padded_nodes"] for one in times}
 
 
@@ -128,12 +127,3 @@ def test_only_what_was_measured_is_called_measured() -> None:
     assert found[1, 64].failure == "no graph of 64 nodes"
     assert found[4, 16].failure == "the target was loaded with 1 rows"
     assert found[1, 128].failure == ""
-
-
-def test_times_of_a_profile_are_found_again() -> None:
-    real = TimeProfile("r", "s", "a", 0.030, 0.0, 0.002, 0.0, (1, 4), (1, 4, 16), 1)
-    shapes = [(a, b, real.seconds(a, b, 0)) for a in (1, 4) for b in (1, 4, 16)]
-    found = profile("f", "s", timed(*shapes))
-    assert found is not None
-    computed = [found.seconds(a, b, 128) for a, b, _ in shapes]
-    assert np.allclose(computed, [seconds for *_, seconds in shapes])

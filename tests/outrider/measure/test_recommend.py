@@ -15,7 +15,7 @@ import pytest
 import outrider
 from grpc_comm.translate import Description
 from inference.text import Tokenizer
-from inference.times import LatencyModel
+from inference.times import Times
 from outrider.cli import main
 from outrider.measure.arms import AGAIN, BASELINE
 from outrider.measure.link import LinkShape, shaped_link
@@ -143,10 +143,10 @@ def test_a_draft_is_recommended_where_it_is_clearly_faster_and_beyond_the_noise(
 
 
 def test_the_targets_times_are_the_reason_where_each_node_costs_as_much_as_the_first() -> None:
-    law = LatencyModel({(1, nodes): 0.03 * nodes for nodes in (1, 2, 4, 8, 16)})
+    law = Times({(1, nodes): 0.03 * nodes for nodes in (1, 2, 4, 8, 16)})
     told = reason(law, Completion(0, "", 0, 1), 0.02)
     assert "a forward pass of 2 nodes takes 2 times as long" in told
-    flat = LatencyModel({(1, nodes): 0.03 for nodes in (1, 2, 4, 8, 16)})
+    flat = Times({(1, nodes): 0.03 for nodes in (1, 2, 4, 8, 16)})
     assert "without accepted candidates" in reason(flat, Completion(0, "", 0, 1), 0.02)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inference.planner.profile_files import read_profile
+from inference.times_file import read_profile
 from outrider.models import precision
 from outrider.models.capacity import Capacity
 from outrider.models.directories import EMBEDDED
@@ -26,9 +26,9 @@ BF16, F32 = ComputeType(torch.bfloat16), ComputeType(torch.float32)
 INT8 = ComputeType(torch.bfloat16, "int8")
 ROOMY = 1e3
 AVX2 = {
-    BF16: {1: 0.107, 4: 0.64, 16: 2.35},
-    F32: {1: 0.118, 4: 0.17, 16: 0.39},
-    INT8: {1: 0.159, 4: 0.21, 16: 0.78},
+    BF16: {(1, 1): 0.107, (1, 4): 0.64, (1, 16): 2.35},
+    F32: {(1, 1): 0.118, (1, 4): 0.17, (1, 16): 0.39},
+    INT8: {(1, 1): 0.159, (1, 4): 0.21, (1, 16): 0.78},
 }
 
 
@@ -57,8 +57,8 @@ def keep(cache: Path, quick: str) -> dict[Path, bytes]:
     """Let the kept files say that this arithmetic is the quickest; return their bytes."""
     for path in cache.iterdir():
         kept = json.loads(path.read_text())
-        seconds = 0.1 if kept["subject"]["dtype"] == quick else 1.0
-        path.write_text(json.dumps(kept | {"seconds": [[1, nodes, seconds] for nodes in NODES]}))
+        seconds = 0.1 if kept["name"].endswith(f" in {quick}") else 1.0
+        path.write_text(json.dumps(kept | {"times": [[1, nodes, seconds] for nodes in NODES]}))
     return {path: path.read_bytes() for path in cache.iterdir()}
 
 
@@ -91,7 +91,7 @@ def test_the_quickest_is_taken_for_the_nodes_that_count() -> None:
 def test_the_checkpoints_own_stays_unless_another_is_clearly_quicker(
     factor: float, picked: ComputeType
 ) -> None:
-    own = {nodes: seconds * MARGIN * factor for nodes, seconds in AVX2[F32].items()}
+    own = {shape: seconds * MARGIN * factor for shape, seconds in AVX2[F32].items()}
     assert pick({BF16: own, F32: AVX2[F32]}, (1, 16)) == picked
 
 
@@ -110,7 +110,10 @@ def test_a_target_is_measured_once_and_computed_in_the_kept_choice(
 ) -> None:
     options = DeviceOptions(device="cpu", threads=1)
     large.settled(options, drafts=False)
-    assert {read_profile(path)[0].dtype for path in cache.iterdir()} == {"bfloat16", "float32"}
+    assert {read_profile(path).name.split()[-1] for path in cache.iterdir()} == {
+        "bfloat16",
+        "float32",
+    }
     assert capsys.readouterr().err.count("--dtype auto takes ") == 1
     kept = keep(cache, quick)
     chosen = large.settled(options, drafts=False)

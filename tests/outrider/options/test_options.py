@@ -15,11 +15,11 @@ from inference.cost.billing import OBJECTIVES
 from inference.flags.group import Flag, Group, flags_of, parts_of
 from outrider.measure.options import CompareOptions
 from outrider.options.groups import Objective
-from outrider.options.parsing import TITLES, all_flags, parse, verbs_with
+from outrider.options.parsing import all_flags, parse, verbs_with
 from outrider.options.roles import DraftRole, TargetRole
 from outrider.options.verbs import OTHER_VERBS, ROLES, VERBS
 from tests.support.commands import Run
-from tests.support.flags_page import reference
+from tests.support.flags_page import TITLES, reference
 from tests.support.repository import ROOT
 
 FLAGS = [flag for name, flag in all_flags().items() if name != "role"]

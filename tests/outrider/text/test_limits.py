@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inference.cost.billing import price_words
-from inference.times import LatencyModel
+from inference.times import Times
 from outrider.doctor.checks import plan
 from outrider.text.completion import Completion
 from outrider.text.limits import Limit, dear_law, limit_of, time_lines
@@ -67,9 +67,9 @@ def test_where_nodes_cost_nearly_as_much_as_forwards_no_good_draft_pays(
 ) -> None:
     said = f"a forward pass of 2 nodes takes {factor} times as long as of one node"
     words = said if factor else ""
-    times = LatencyModel({(1, 2**power): seconds for power, seconds in enumerate(law)})
+    times = Times({(1, 2**power): seconds for power, seconds in enumerate(law)})
     assert dear_law(times) == words
-    assert dear_law(LatencyModel()) == ""
+    assert dear_law(Times()) == ""
     useless, dear = changed(MADE, num_accepted_tokens=2), Limit.ARITHMETIC
     assert limit_of(useless, TRIP, words) is (dear if words else Limit.USELESS)
     silent = changed(useless, draft_calls=0)
@@ -82,10 +82,10 @@ def test_where_nodes_cost_nearly_as_much_as_forwards_no_good_draft_pays(
 
 def test_two_lines_have_the_times_of_target_draft_and_link_and_the_limit_of_the_slowest() -> None:
     slow = changed(MADE, seconds=2.8, draft_seconds=2.6)
-    assert time_lines([MADE, slow], TRIP, LatencyModel()) == [
+    assert time_lines([MADE, slow], TRIP, Times()) == [
         "a token takes 28 ms: target 0.40 x 30 ms, draft 1.10 x 23.6 ms, round trip 20 ms",
         Limit.DRAFT.value,
     ]
     copied = changed(MADE, draft_calls=0, draft_seconds=0.0)
-    assert "draft" not in time_lines([copied], TRIP, LatencyModel())[0]
-    assert time_lines([changed(MADE, token_ids=[])], TRIP, LatencyModel()) == []
+    assert "draft" not in time_lines([copied], TRIP, Times())[0]
+    assert time_lines([changed(MADE, token_ids=[])], TRIP, Times()) == []

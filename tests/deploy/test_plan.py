@@ -15,11 +15,10 @@ from moto import mock_aws
 from compile.plan.pass_seconds import pass_seconds
 from compile.request import find_checkpoint, make_request
 from deploy.aws import Aws
-from deploy.deployment import Deployment
-from deploy.instance_kind import InstanceKind
+from deploy.commands.up import UpOptions
 from deploy.instance_price import bundled_prices
 from deploy.places import host_size
-from deploy.served import computed_speed, read_served
+from deploy.plan import computed_speed, read_served
 from inference.artifact import Manifest, write_manifest
 from inference.errors import BadArtifact
 from tests.support.artifacts import TRN1, trn1_manifest
@@ -31,8 +30,8 @@ def manifest() -> Manifest:
     return trn1_manifest()
 
 
-def deployed(instance: str, artifact: str, digest: str | None = None) -> Deployment:
-    return Deployment("demo", "us-east-1", InstanceKind(instance), artifact=artifact, digest=digest)
+def deployed(instance: str, artifact: str, digest: str | None = None) -> UpOptions:
+    return UpOptions(instance=instance, artifact=artifact, digest=digest)
 
 
 def test_the_speed_is_that_of_the_widest_graph_without_candidates(manifest: Manifest) -> None:

@@ -1,0 +1,204 @@
+"""A job: commands that an instance of EC2 runs once. It is started, followed, and removed whatever
+comes of it.
+
+The instance has a stack of its own, as a target has, and writes its log, its state and its results
+to the bucket (deploy/host/user_data.py). If this machine is lost, the instance ends itself at the
+end of its commands, or of its lifetime.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from compile.compile_options import JobOptions
+from deploy.aws import Aws
+from deploy.bucket import HostBucket, put_wheel
+from deploy.deployment import Host, hub_token_parameter
+from deploy.handover import put_hub_token, withdraw_secrets
+from deploy.host.user_data import JobSettings, job_script
+from deploy.instance_kind import InstanceKind
+from deploy.instance_price import InstancePrices, NoPrice, cost_so_far
+from deploy.launch import Launch
+from deploy.places import SubnetInZone, find_image, places_for
+from deploy.running_instance import describe_instance, living_instance
+from deploy.stack import StackState, TargetStack
+from inference.command import glance, say
+from inference.errors import InvalidRequest, OutriderError, Unavailable
+
+POLL_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class HostJob:
+    """A job of an instance, and where its reports go."""
+
+    what: str  # build or proof, for messages
+    host: Host
+    bucket: str
+    commands: tuple[tuple[str, ...], ...]  # words behind `python -m`
+    wheel: str | None = None  # file of Outrider for the instance; None builds one
+    venv: str | None = None  # of the machine image
+    needs_token: bool = False  # of the hub, for one of its models
+    notes: tuple[str, ...] = ()  # lines of the plan that this job has beside those of every job
+
+    @property
+    def reports(self) -> str:
+        """The prefix of the bucket that the instance writes to."""
+        return f"builds-of/{self.host.name}"
+
+    def read(self, aws: Aws, name: str) -> bytes | None:
+        """A file that the instance has reported; None where there is none."""
+        return HostBucket(aws, self.bucket).read(f"{self.reports}/{name}")
+
+
+def job_host(
+    aws: Aws,
+    what: str,
+    instance: str,
+    options: JobOptions,
+    *,
+    image: str | None = None,
+    disk_gib: int | None = None,
+) -> Host:
+    """The host of a job on this instance type, which may write to the account's bucket.
+
+    image, disk_gib: where neither options nor the instance's kind decide
+    """
+    return Host(
+        f"{what}-{secrets.token_hex(4)}",
+        aws.region,
+        InstanceKind(instance),
+        "spot" if options.spot else "on-demand",
+        options.image or image,
+        disk_gib,
+        options.lifetime_hours,
+        {"Purpose": "build"},
+    )
+
+
+class Start(NamedTuple):
+    """Where the instance can be started, and with what user data."""
+
+    places: Sequence[SubnetInZone]
+    user_data: str
+
+
+def prepare(aws: Aws, job: HostJob, *, dry_run: bool, confirmed: bool) -> Start | None:
+    """Print the plan, ask unless it is confirmed, and put into the bucket what the instance needs.
+    Returns None where nothing is to be started.
+    """
+    places = places_for(aws, job.host.instance, None)
+    find_image(aws, job.host.image_parameter)
+    print(*_plan_lines(job, places[0].zone), sep="\n", flush=True)
+    if dry_run or not (confirmed or ask()):
+        return None
+    bucket, host = HostBucket(aws, job.bucket), job.host
+    bucket.make()
+    url, sha256 = put_wheel(bucket, job.wheel)
+    settings = JobSettings(
+        region=aws.region,
+        wheel=url,
+        wheel_sha256=sha256,
+        commands=job.commands,
+        reports=f"s3://{job.bucket}/{job.reports}",
+        hub_token=hub_token_parameter(host.name) if job.needs_token else None,
+        venv=job.venv,
+        lifetime_hours=host.lifetime_hours,
+    )
+    return Start(places, job_script(settings))
+
+
+def run_job(aws: Aws, job: HostJob, start: Start) -> str:
+    """Start the instance, wait for the end of its commands, and remove it. Returns the digest of
+    what it built; empty where it built nothing. Raises Unavailable where it failed.
+    """
+    try:
+        if job.needs_token:
+            put_hub_token(aws, job.host.name)
+        state = Launch(aws, job.host).start(start.places, start.user_data, job.bucket)
+        return _wait(aws, job, state)
+    finally:
+        _remove(aws, job)
+
+
+def ask() -> bool:
+    """Whether the user wants to pay for it. Raises InvalidRequest where nobody can be asked."""
+    if not sys.stdin.isatty():
+        raise InvalidRequest(
+            "nothing was started: stdin is no terminal, so nobody can be asked; --yes starts"
+        )
+    return input("start this? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _plan_lines(job: HostJob, zone: str) -> Iterator[str]:
+    """What is going to be started, when it ends itself, and what it costs at most."""
+    host = job.host
+    yield f"instance    {host.instance.name}, {host.market}, in {zone}"
+    yield f"image       {host.image_parameter}"
+    yield f"volume      {host.volume_gib} GiB gp3, encrypted, deleted with the instance"
+    yield from (f"runs        python -m {' '.join(words)}" for words in job.commands)
+    if job.needs_token:
+        yield "token       yours of the hub: a SecureString, which the instance reads and deletes"
+    yield from job.notes
+    yield f"stack       {host.stack}: removed after the {job.what}, whatever comes of it"
+    yield f"ends        itself after {host.lifetime_hours:g} h at most (--lifetime_hours)"
+    try:
+        price = InstancePrices().find(host.instance.name, host.region, host.market)
+    except NoPrice as error:
+        yield f"$/h         {error}"
+        return
+    most = price.usd_per_hour * host.lifetime_hours
+    yield f"$/h         {price}; at most ${most:.2f} in all, for the instance alone"
+
+
+def _remove(aws: Aws, job: HostJob) -> None:
+    """Remove the job's stack and secrets, and say what the instance has cost."""
+    stack = TargetStack(aws, job.host.stack)
+    try:
+        state = stack.state()
+        if state is not None:
+            say(f"removing {stack.name}")
+            stack.remove(state)
+        withdraw_secrets(aws, job.host.name)
+    except (OutriderError, KeyboardInterrupt):
+        say(
+            f"{stack.name} was not removed: `outrider deploy down {job.host.name}` "
+            f"does it; its instance ends itself after {job.host.lifetime_hours:g} h"
+        )
+        raise
+    if state is not None:
+        say(f"{stack.name} is removed; its log is s3://{job.bucket}/{job.reports}/log.txt")
+        say(f"cost of the {job.what}: {cost(aws, state)}")
+
+
+def cost(aws: Aws, state: StackState) -> str:
+    """The job's cost, or the reason why it is not known."""
+    try:
+        instance = describe_instance(aws, state.instance_id) if state.instance_id else None
+    except OutriderError as error:  # it must not hide what came of the job
+        return f"not known: {error}"
+    return cost_so_far(instance, aws.region) if instance else "nothing, it had no instance"
+
+
+def _wait(aws: Aws, job: HostJob, state: StackState) -> str:
+    """Wait for the end. Returns the digest that is reported. Raises Unavailable for a failure."""
+    began = time.monotonic()
+    while True:
+        status = {"state": "running", "step": "starting", "digest": ""}
+        status |= json.loads(job.read(aws, "status.json") or b"{}")
+        if status["state"] == "built":
+            return status["digest"]
+        if status["state"] == "failed":
+            log = (job.read(aws, "log.txt") or b"").decode("utf-8", "replace").splitlines()
+            raise Unavailable(
+                "\n".join([f"the {job.what} failed at: {status['step']}", *log[-15:]])
+            )
+        instance = living_instance(aws, state.instance_id or "")
+        glance(f"{instance.instance_id}: {status['step']}, {time.monotonic() - began:.0f} s")
+        time.sleep(POLL_SECONDS)
