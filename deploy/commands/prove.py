@@ -28,7 +28,7 @@ EXAMPLES = """examples:
 """
 """Commands that users type."""
 
-FILES = ("report.json", "report.md", "report.csv", "run.jsonl", "profile.json")
+FILES = ("report.json", "report.md", "run.jsonl", "profile.json")
 """Files of a proof. The first two are its report; profile.json needs times that were measured."""
 
 

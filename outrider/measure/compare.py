@@ -112,6 +112,6 @@ def _remarks(
         how = (started and started.emulation) or "it did not say how well it kept them"
         yield f"The target's passes take emulated times ({how}); drafts run on this machine."
     if FUSED in options.chosen and all(one.architecture != FUSED for one in chosen):
-        yield "fused was not run: the target has no draft beside it (--role fused_target)"
+        yield "fused was not run: the target has no draft beside it (outrider fused_target)"
     if options.out is None:
         yield "--out DIR: all figures, differing texts and plots."

@@ -116,7 +116,8 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
 def _origins(given: tuple[str, ...]) -> tuple[str, ...]:
     for origin in given:
         parts = urlsplit(origin)
-        if parts.scheme not in ("http", "https") or origin != f"{parts.scheme}://{parts.netloc}":
+        address = f"{parts.scheme}://{parts.netloc}"
+        if parts.scheme not in ("http", "https") or not parts.hostname or origin != address:
             raise ValueError(f"https://HOST or http://HOST:PORT is needed: got {origin}")
     return given
 

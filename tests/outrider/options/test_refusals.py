@@ -74,6 +74,7 @@ VALUES = {
 
 NEEDING: list[tuple[str, ...]] = [
     ("serve --origins a.example", "--origins", "https://HOST", "a.example"),
+    ("serve --origins https://", "--origins", "got https://"),
     ("run --temperature 1e-5", "temperature", "0.001", "1e-05"),  # float32 cannot tell it from 0
     ("run --target_host localhost:x", "HOST:PORT", "localhost:x"),
     ("run --tls_cert x", "--tls_key"),
