@@ -75,8 +75,8 @@ class Profiles:
 
         length: the longest sequence that the model was loaded for
         """
-        width, made_from = min(WIDEST, model.max_nodes), draft.fingerprint()
-        place = self._stored("draft", draft, model, made_from, length, rows=1, nodes=width)
+        width, identity = min(WIDEST, model.max_nodes), draft.fingerprint()
+        place = self._stored("draft", draft, model, identity, length, rows=1, nodes=width)
         if (stored := place.load(self.tell)) is not None:
             return stored
         survey = survey_draft(model, length, width)
@@ -86,15 +86,15 @@ class Profiles:
         return survey.table()
 
     def target(
-        self, target: FoundModel, made_from: str, model: LoadedModel, length: int, nodes: int
+        self, target: FoundModel, identity: str, model: LoadedModel, length: int, nodes: int
     ) -> TargetTimes:
         """Seconds of a forward pass by rows and by nodes of each row.
 
-        made_from: fingerprint of its weights, and of its artefact
+        identity: fingerprint of its weights, and of its artefact
         """
         rows = model.rows
         when_idle: Callable[[Engine], bool] | None = None
-        place = self._stored("target", target, model, made_from, length, rows=rows, nodes=nodes)
+        place = self._stored("target", target, model, identity, length, rows=rows, nodes=nodes)
         stored = place.load(self.tell)
         survey = survey_target(model, length, rows, nodes, Times(stored))
         if stored is not None:
@@ -110,7 +110,7 @@ class Profiles:
         kind: str,
         found: FoundModel,
         model: LoadedModel,
-        made_from: str,
+        identity: str,
         length: int,
         *,
         rows: int,
@@ -119,7 +119,7 @@ class Profiles:
         device, threads = found.conditions(model)
         conditions: dict[str, str | int] = {
             "device": device,
-            "model": made_from,
+            "model": identity,
             "dtype": str(model.dtype).removeprefix("torch."),
             "threads": threads,
             "context": min(CONTEXT, length),
