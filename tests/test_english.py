@@ -52,12 +52,8 @@ def test_strings_of_the_product_are_in_plain_english() -> None:
         match
         for package in PACKAGES
         for file in sorted((ROOT / package).rglob("*.py"))
-        for node, documents in _strings(file)
-        for match in _matches(
-            str(file.relative_to(ROOT)),
-            str(node.value),
-            node.lineno,
-            EVERYWHERE if documents else FOR_USERS,
-        )
+        for node, is_docstring in _strings(file)
+        for phrases in [EVERYWHERE if is_docstring else FOR_USERS]
+        for match in _matches(str(file.relative_to(ROOT)), str(node.value), node.lineno, phrases)
     ]
     assert not found, "\n".join(found)
