@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(
         lambda: _run(options, given),
         debug=options.debug,
-        interrupted="interrupted: the same command goes on from here",
+        interrupted="interrupted: run the same command to resume",
     )
 
 

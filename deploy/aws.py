@@ -103,8 +103,8 @@ def aws_refusals() -> Iterator[None]:
             ) from error
         if code in _THROTTLED:
             raise Busy(
-                f"AWS takes no more calls of {call} for now ({code}): the same command goes on "
-                "from here in a minute",
+                f"AWS takes no more calls of {call} for now ({code}): run the same "
+                "command in a minute to resume",
                 retry_after=60,
             ) from error
         raise Unavailable(f"AWS refuses {call} ({code}): {said}") from error

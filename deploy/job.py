@@ -128,10 +128,10 @@ def run_job(aws: Aws, job: HostJob, start: Start) -> str:
 
 
 def ask() -> bool:
-    """Whether the user wants to pay for it. Raises InvalidRequest where nobody can be asked."""
+    """Whether the user agrees to pay. Raises InvalidRequest if stdin is not a terminal."""
     if not sys.stdin.isatty():
         raise InvalidRequest(
-            "nothing was started: stdin is no terminal, so nobody can be asked; --yes starts"
+            "nothing was started: cannot ask, stdin is not a terminal; --yes starts"
         )
     return input("start this? [y/N] ").strip().lower() in ("y", "yes")
 
@@ -146,8 +146,8 @@ def _plan_lines(job: HostJob, zone: str) -> Iterator[str]:
     if job.needs_token:
         yield "token       yours of the hub: a SecureString, which the instance reads and deletes"
     yield from job.notes
-    yield f"stack       {host.stack}: removed after the {job.what}, whatever comes of it"
-    yield f"ends        itself after {host.lifetime_hours:g} h at most (--lifetime_hours)"
+    yield f"stack       {host.stack}: removed after the {job.what}, even if it fails"
+    yield f"ends        by itself within {host.lifetime_hours:g} h (--lifetime_hours)"
     try:
         price = InstancePrices().find(host.instance.name, host.region, host.market)
     except NoPrice as error:

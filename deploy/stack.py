@@ -151,7 +151,7 @@ class TargetStack:
             failed = self.failure(state)
             raise Unavailable(
                 f"{self.name} was not removed: {failed.resource}: {failed.reason}; "
-                "`outrider deploy down` again goes on from here"
+                "run `outrider deploy down` again to resume"
             )
 
     def resources(self, state: StackState) -> list[str]:

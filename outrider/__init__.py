@@ -5,7 +5,7 @@
     with outrider.connect("127.0.0.1:50051") as engine:
         print(engine.generate("def main():").text)
 
-The names in `__all__` are the public interface. docs/api.md describes it. All else may change.
+The names in `__all__` are the public interface (docs/api.md). Everything else may change.
 """
 
 from __future__ import annotations
@@ -90,19 +90,19 @@ def connect(
     draft: str | Literal[False] | None = None,
     **options: Unpack[ConnectKeywords],
 ) -> Engine:
-    """Connect to a target and load a draft for it. The result is a context manager.
+    """Connect to a target and load a draft. The result is a context manager.
 
-    target: HOST:PORT; several replicas: A,B; dns:///HOST:PORT has one at each address of HOST; or
-        the name of a target that `outrider deploy up` made
+    target: HOST:PORT; several replicas: A,B; dns:///HOST:PORT for one at each address of HOST; or
+        the name of a target that `outrider deploy up` created
     draft: directory or hub name of the draft model; None for the embedded one, or copied text where
         torch is not installed; False for none
     options: flags of `outrider serve` by name (docs/flags.md), such as tls_ca, token_file, cs
 
     Without a draft, `model` names the target's tokenizer (directory or hub name).
 
-    Raises MissingExtra where the draft's package is not installed, InvalidRequest for an option
-    that is not allowed, Unavailable when no target answers, and Mismatch when the two models'
-    tokenizers differ.
+    Raises MissingExtra if the draft's package is not installed, InvalidRequest for an option that
+    is not allowed, Unavailable if no target answers, and Mismatch if the two models' tokenizers
+    differ.
     """
     from grpc_comm.client.named_targets import named_targets
     from inference.command import check_names
@@ -111,17 +111,17 @@ def connect(
     from outrider.options.roles import SharedClientRole
 
     check_names(options, ConnectKeywords, "connect()")
-    given: dict[str, Any] = {**options}
-    given["target" if target in named_targets() else "target_host"] = target
+    flags: dict[str, Any] = {**options}
+    flags["target" if target in named_targets() else "target_host"] = target
     if draft:
-        given["draft_model"] = draft
+        flags["draft_model"] = draft
     if draft is False:
-        given["draft"] = "none"
-    return Engine(SharedClientRole(**given))
+        flags["draft"] = "none"
+    return Engine(SharedClientRole(**flags))
 
 
 def serve(model: str | None = None, **options: Unpack[ServeKeywords]) -> RunningTarget:
-    """Load a target model and serve it from this process, on threads of its own.
+    """Load a target model and serve it on threads of this process.
 
     model: directory or hub name; None for the embedded one
     options: flags of `outrider target` by name (docs/flags.md), such as port, device, artifact
@@ -135,9 +135,9 @@ def serve(model: str | None = None, **options: Unpack[ServeKeywords]) -> Running
     from outrider.options.roles import TargetRole
 
     check_names(options, ServeKeywords, "serve()")
-    given: dict[str, Any] = {**options, "model": model}
-    asked = TargetRole(**given)
-    asked.check_extra()
+    flags: dict[str, Any] = {**options, "model": model}
+    role = TargetRole(**flags)
+    role.check_extra()
     from outrider.target.target import RunningTarget
 
-    return RunningTarget(asked)
+    return RunningTarget(role)

@@ -24,8 +24,8 @@ from outrider.text.tool_calls import Message
 class Engine:
     """A connection to a target, with a draft that stays loaded. A context manager.
 
-    Any number of threads may call it. Concurrent texts share the draft. Messages, such as what was
-    loaded, go to the logger `outrider`.
+    Any number of threads may call it. Concurrent texts share the draft. Messages go to the logger
+    `outrider`.
     """
 
     def __init__(self, options: SharedClientRole) -> None:
@@ -104,7 +104,7 @@ class Engine:
         self.close()
 
     def _request(self, prompt: Any, given: Parameters, index: int = 0) -> Request:
-        """The request for a text; `index` is added to a seed that is given."""
+        """The request for a text; `index` is added to the seed, if there is one."""
         if given.seed is not None:
             given = replace(given, seed=given.seed + index)
         return make_request(self._client, prompt, given, index)
@@ -117,6 +117,6 @@ class Engine:
 
 
 def _parameters(given: Mapping[str, Any]) -> Parameters:
-    """The parameters of texts. Raises InvalidRequest for one that there is not, or its value."""
+    """The parameters of texts. Raises InvalidRequest for an unknown name or a bad value."""
     check_names(given, TextKeywords, "generate()")
     return Parameters(**given)

@@ -1,4 +1,4 @@
-"""Runs the role or verb that a command line asks for, with errors in one line each."""
+"""Runs the role or verb of a command line. Errors are reported in one line each."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ PROGRAMS = {
     "runs": "outrider.measure.commands:runs",
     "deploy": "outrider.aws_verbs:deploy",
 }
-"""The function of each verb that is no role. It takes words, and is imported when it is called."""
+"""The function of each verb that is not a role. It takes words, and is imported when called."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a role or a verb. Returns 0 when it did what was asked."""
+    """Run a role or a verb. Returns 0 on success."""
     if arguments is None:
         return leave(main(sys.argv[1:]))
     words = list(arguments)

@@ -1,4 +1,4 @@
-"""Commands that make credentials: cert (a self-signed pair for TLS) and keys (a token)."""
+"""Commands that create credentials: cert (self-signed, for TLS) and keys (a token)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def make_key(options: MakeKeyRole) -> int:
     """Add a key to --keys_file and print its token, which is stored nowhere."""
     token = keys_file.make_key(Path(options.keys_file), options.name)
     say(
-        f"{options.name} may call; the token is shown this once, limits can be added to the entry "
-        f"in {options.keys_file}:"
+        f"added {options.name}; its token is shown only once, limits can be added to the entry in "
+        f"{options.keys_file}:"
     )
     print(token)
     return 0

@@ -1,4 +1,4 @@
-"""The end of a process that was started here, and of one whose starter is gone."""
+"""Ends child processes, and this process when its parent is gone."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import threading
 STOP_SECONDS = 10.0
 
 BACKGROUND = "outrider load"
-"""Name of threads whose work nobody needs once the command has ended."""
+"""Name of threads whose work is discarded when the command ends."""
 
 
 def leave(code: int) -> int:
-    """Return the exit code of this process. Where a BACKGROUND thread still works, end the process
-    at once instead: Python cannot end such a thread, and may crash with it.
+    """Return the exit code of this process. If a BACKGROUND thread still runs, end the process at
+    once instead: Python cannot stop such a thread, and may crash with it.
     """
     if any(thread.name == BACKGROUND for thread in threading.enumerate()):
         sys.stdout.flush()
@@ -26,7 +26,7 @@ def leave(code: int) -> int:
 
 
 def end(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
-    """Ask the process to end, and kill it after STOP_SECONDS. It has ended then."""
+    """Terminate the process, kill it after STOP_SECONDS, and wait for its end."""
     process.terminate()
     try:
         process.wait(STOP_SECONDS)
@@ -38,13 +38,13 @@ def end(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
 
 
 def end_with_input() -> None:
-    """From here on, end this process as SIGTERM does once nobody holds the other end of its input.
+    """From now on, end this process as SIGTERM does when its standard input is closed.
 
-    The system closes that end when the program that started this one is killed.
+    The system closes it when the parent process is killed.
     """
 
     def wait() -> None:
-        while os.read(sys.stdin.fileno(), 1024):  # a buffer's lock would break the normal end
+        while os.read(sys.stdin.fileno(), 1024):  # a buffer's lock would break a normal exit
             pass
         os.kill(os.getpid(), signal.SIGTERM)
 

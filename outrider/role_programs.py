@@ -1,5 +1,5 @@
-"""Runs a role by its options. What it runs is imported when it is called: help needs no torch, a
-client no server.
+"""Runs a role by its options. Its code is imported when called: help needs no torch, a client no
+server.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PROGRAMS = {
     "cert": "outrider.credentials:make_cert",
     "keys": "outrider.credentials:make_key",
 }
-"""The function of each role, which takes its options."""
+"""The function of each role. It takes the role's options."""
 
 
 def run_role(options: Role) -> int:

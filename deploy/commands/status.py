@@ -44,7 +44,7 @@ def run(options: StatusOptions) -> int:
     print(f"stack       {stack_name(options.name)} in {aws.region}: {state.status}")
     instance = describe_instance(aws, state.instance_id) if state.instance_id else None
     if instance is None:
-        print("instance    none: `outrider deploy up` goes on, `outrider deploy down` removes all")
+        print("instance    none: `outrider deploy up` resumes, `outrider deploy down` removes all")
         return FAILED
     print(*_instance_lines(aws, options.name, instance), sep="\n")
     for label, command in host_commands(options.name, aws.region, instance, state).items():

@@ -30,7 +30,7 @@ class Activity(NamedTuple):
 
 
 class Idleness(NamedTuple):
-    """Since when nobody has had a session, and how many had ended by then."""
+    """Since when no session is open, and how many had ended by then."""
 
     since: float  # seconds, of a clock that starts with the host
     ended: int

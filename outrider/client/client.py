@@ -42,15 +42,15 @@ Watch: TypeAlias = Callable[[TargetSession], TargetSession]
 
 
 class Client:
-    """A target, and what drafts on this machine. See open_client().
+    """A target, and the draft on this machine. See open_client().
 
-    checkpoint: of the draft model; None for none
+    checkpoint: of the draft model; None without one
     tokenizer: the target's
-    length: longest text in tokens, prompt and output together
-    budget: counts the usage of all texts, and holds what they may cost
+    length: maximum tokens of a text, prompt and output together
+    budget: counts the usage of all texts, and limits their cost
     goal: of drafting
-    billing: prices that the options state; those of the target count where it is unpriced
-    shares_device: whether target and draft compute on this machine, and slow each other down
+    billing: prices from the options; without a target price the target's own is used
+    shares_device: whether target and draft run on this machine, and slow each other down
     """
 
     def __init__(
@@ -65,18 +65,18 @@ class Client:
         self.target, self.tokenizer = target, tokenizer
         self.shares_device = is_local and not target.description.emulated
         self._options, self._found = options, found
-        # name of the draft beside the target that texts ask for; empty for none
+        # name of the requested draft beside the target; empty without one
         self._colocated = target.description.draft_model if options.beside else ""
-        asked, self.length = options.sequence_length, target.description.sequence_length
-        self._drafted = self.length  # the longest text that a draft here drafts for
+        requested, self.length = options.sequence_length, target.description.sequence_length
+        self._drafted = self.length  # maximum length that a draft here drafts for
         if found is not None:
-            self._drafted = min(self.length, found.sequence_length(asked))
-        if asked is not None:
-            self.length = min(self.length, asked)
+            self._drafted = min(self.length, found.sequence_length(requested))
+        if requested is not None:
+            self.length = min(self.length, requested)
         billing = billing.described(target.description.usd_per_hour)
         self.budget = RunBudget(billing, options.goal.max_usd)
         self.goal = read_goal(options.goal, billing)
-        gc.freeze()  # what is loaded is not searched for garbage in the middle of a text: 0.2 s
+        gc.freeze()  # a garbage collection of all loaded objects takes 0.2 s within a text
         self._silence = Silence()
         self._loader = DraftLoader(self._load) if options.drafts_here else None
 
@@ -87,30 +87,30 @@ class Client:
 
     @property
     def draft(self) -> str | None:
-        """The name of the draft here, else of the one at the target; None without a draft."""
+        """The name of the draft here or beside the target; None without a draft."""
         if self._found is not None:
             return self._found.name
         return self._colocated or ("copied text" if self._options.copies else None)
 
     @property
     def round_trip(self) -> float | None:
-        """Seconds of the link; None without a draft that is loaded, and for synchronous rounds."""
+        """Round trip in seconds; None until a draft is loaded, and for synchronous rounds."""
         rows = None if self._loader is None else self._loader.loaded
         return None if rows is None else rows.round_trip
 
     @property
     def unsteered(self) -> str:
-        """Reason why steer() changes nothing here, or nothing worth a knob; empty where it does."""
+        """Reason why steer() would have no, or hardly any, effect; empty if it has one."""
         rows = None if self._loader is None else self._loader.loaded
         if rows is None:
             return UNSTEERED
         return rows.unsteered or self.goal.pointless
 
     def steer(self, knob: str) -> None:
-        """Weigh cost against speed as --cs does, also in texts that are being made.
+        """Weigh cost against speed as --cs does, also in running texts.
 
-        Raises InvalidRequest for no such position, without a price of the target, and where nothing
-        can be steered or all positions ask for the same.
+        Raises InvalidRequest for an unknown position, without a price of the target, and where
+        steering has no effect.
         """
         goal = read_goal(self._options.goal.but(cs=knob), self.budget.billing)
         rows = self.wait()
@@ -120,7 +120,7 @@ class Client:
         self.goal = goal
 
     def load(self, rows: int = 1) -> None:
-        """Begin to load the draft, where there is one. Idempotent; the first text does it, too.
+        """Start to load the draft, if any. Idempotent; the first text does it, too.
 
         Texts start without the draft, and use it once it is loaded. A load error is logged, and
         raised by wait() and check().
@@ -135,7 +135,7 @@ class Client:
         return None if self._loader is None else self._loader.wait()
 
     def check(self) -> None:
-        """Raise the error of loading, where it has failed by now."""
+        """Raise the error of loading, if it has failed by now."""
         if self._loader is not None:
             self._loader.check()
 
@@ -156,17 +156,17 @@ class Client:
             try:
                 loaded = stack.enter_context(draft_rows(self._options, sides, self.goal))
             except OutriderError as error:
-                say(f"note: nothing drafts here: {printable(str(error))}")
+                say(f"note: no draft here: {printable(str(error))}")
                 raise
             gc.freeze()
             yield loaded
 
     def _drafter(self) -> Drafter:
-        """The draft's thread; throttled where it shares a device with the target."""
+        """The draft's thread; throttled if it shares a device with the target."""
         return on_thread(self._lend, Throttle(self._silence) if self.shares_device else None)
 
     def _lend(self, wanted: Callable[[], bool]) -> AbstractContextManager[Sequence[Proposer]]:
-        """Lend a row of the draft, once it is loaded; none where loading failed."""
+        """Lend a row of the draft, once it is loaded; none if loading failed."""
         rows = None
         with suppress(OutriderError):
             rows = None if self._loader is None else self._loader.wait(wanted)
@@ -184,10 +184,10 @@ class Client:
     ) -> Completion:
         """Generate the text of a request, charged to the budget.
 
-        No text begins once the budget is empty. Other arguments are those of
+        No text starts once the budget is empty. Other arguments are those of
         outrider.text.completion.complete().
 
-        watch: wraps the session with the target, to see what passes
+        watch: wraps the session with the target, to observe its messages
         alone: target-only; no draft proposes anything
         """
         budget = self.budget
@@ -219,9 +219,9 @@ class Client:
         )
 
     def close(self) -> None:
-        """Let the draft go, and keep what it learned. No text may be in the making.
+        """Release the draft, and store its learned statistics. No text may be running.
 
-        Waits for the draft's call that is under way, but not for a draft that is still loading.
+        Waits for a running call of the draft, but not for a draft that is still loading.
         """
         if self._loader is not None:
             self._loader.close()
@@ -247,17 +247,17 @@ def open_client(
 ) -> Iterator[Client]:
     """Connect to the target that the options name. The draft is loaded by Client.load().
 
-    is_local: whether the target is on this machine; None: as its address says
+    is_local: whether the target is on this machine; None: judged by its address
     find: finds the draft
     given_up: ends the search for a target that does not answer, when it is set
 
-    Without a draft model only the tokenizer is read. Raises Mismatch where token ids of both sides
+    Without a draft model only the tokenizer is read. Raises Mismatch if token ids of both sides
     differ, and InvalidRequest for a device that this machine does not have.
     """
-    billing = read_billing(options.goal)  # errors in prices are told before anybody is asked
-    asked, options = options, options.computable
-    if options is not asked:
-        say(f"draft: copied text alone; a draft model needs {install('torch')}")
+    billing = read_billing(options.goal)  # price errors are reported before the target is called
+    requested, options = options, options.computable
+    if options is not requested:
+        say(f"draft: copied text only; a draft model needs {install('torch')}")
     found = find(options) if options.method is not None else None
     tokenizer = (
         found.tokenizer if found is not None else find_tokenizer(options.draft_name, "draft")

@@ -26,9 +26,8 @@ def connect_target(
 ) -> Iterator[Connection]:
     """Connect to the target at --target_host and --port.
 
-    A target that does not answer is retried for as long as --patience says. Without the flag a port
-    of this machine where nothing listens is refused at once. A model that is named may have to be
-    loaded there first.
+    A target that does not answer is retried for --patience seconds. Without the flag, a refused
+    connection on this machine fails at once. A named model may have to be loaded there first.
 
     given_up: ends the search when it is set
     """
@@ -47,14 +46,14 @@ def connect_target(
 
 
 def target_tokenizer(target: Connection, tokenizer: Tokenizer, name: str) -> Tokenizer:
-    """The target's tokenizer, made of the vocabulary of one here and the target's settings.
+    """The target's tokenizer: the vocabulary of a local one with the target's settings.
 
-    So prompts and texts are those of the target's files, whatever the draft's files say. A target
-    of an older version does not describe its settings: its tokenizer has to be the one here.
+    So prompts and texts follow the target's files, not the draft's. A target of an older version
+    does not describe its settings: its tokenizer has to equal the local one.
 
-    name: the model whose tokenizer is here
+    name: the model of the local tokenizer
 
-    Raises Mismatch where token ids do not mean the same on both sides.
+    Raises Mismatch if token ids do not mean the same on both sides.
     """
     there = target.description
     try:
@@ -90,7 +89,7 @@ def tokenizer_identity(there: Description) -> TokenizerIdentity:
 
 
 def _fetch_settings(target: Connection) -> TokenizerSettings:
-    """The settings of the target's tokenizer. They are fetched once, and cached."""
+    """The settings of the target's tokenizer, fetched once and cached."""
     digest = target.description.settings_digest
     path = cache_directory("tokenizer_settings") / f"{digest}.json"
     with suppress(OSError):
@@ -99,14 +98,14 @@ def _fetch_settings(target: Connection) -> TokenizerSettings:
             return TokenizerSettings.read(content)
     content = target.tokenizer_settings()
     settings = TokenizerSettings.read(content)
-    with suppress(OSError):  # they are fetched again where nothing can be cached
+    with suppress(OSError):  # without a cache they are fetched each time
         write_whole(path, content.decode())
     return settings
 
 
 def check_listening(options: ConnectionOptions) -> None:
-    """Raise Unavailable, with the command that helps, where the target would be on this machine and
-    nobody listens, unless the user stated --patience.
+    """Raise Unavailable, with a remedy, if the target is on this machine and the connection is
+    refused, unless the user set --patience.
     """
     if "patience" in options.stated():
         return

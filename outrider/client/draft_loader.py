@@ -1,4 +1,4 @@
-"""Loads the draft of a client on a thread of its own, which nobody has to wait for."""
+"""Loads the draft of a client on a background thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOOK_SECONDS = 0.1
 class DraftLoader(Generic[Rows]):
     """The rows of a draft, which are loaded once.
 
-    load: the context in which so many rows exist
+    load: context manager that provides so many rows
     """
 
     def __init__(self, load: Callable[[int], AbstractContextManager[Rows]]) -> None:
@@ -30,7 +30,7 @@ class DraftLoader(Generic[Rows]):
         self._closed = False
 
     def begin(self, rows: int = 1) -> None:
-        """Begin to load so many rows. Idempotent."""
+        """Start to load so many rows. Idempotent."""
         with self._lock:
             if self._begun is None and not self._closed:
                 self._begun = time.perf_counter()
@@ -38,26 +38,24 @@ class DraftLoader(Generic[Rows]):
 
     @property
     def loading_seconds(self) -> float | None:
-        """Seconds since loading began, while it goes on; None before and afterwards."""
+        """Seconds since loading began, while it runs; None before and afterwards."""
         if self._begun is None or self._rows.done():
             return None
         return time.perf_counter() - self._begun
 
     @property
     def loaded(self) -> Rows | None:
-        """The rows, where they are loaded by now."""
+        """The rows, if they are loaded by now."""
         done = self._rows.done() and self._rows.exception() is None
         return self._rows.result() if done else None
 
     def check(self) -> None:
-        """Raise the error of loading, where it has failed by now."""
+        """Raise the error of loading, if it has failed by now."""
         if self._rows.done():
             self._rows.result()
 
     def wait(self, wanted: Callable[[], bool] = lambda: True) -> Rows | None:
-        """The rows, once they are loaded; None as soon as nobody wants them any more. Raises the
-        error of loading.
-        """
+        """Wait for the rows; None once `wanted` returns False. Raises the error of loading."""
         self.begin()
         while not wait((self._rows,), _LOOK_SECONDS).done:
             if not wanted():
@@ -65,7 +63,7 @@ class DraftLoader(Generic[Rows]):
         return self._rows.result()
 
     def close(self) -> None:
-        """Let the rows go, where they are loaded by now; otherwise once they are."""
+        """Release the rows, now or as soon as they are loaded."""
         with self._lock:
             self._closed = True
             if self._begun is None:

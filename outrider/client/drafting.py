@@ -28,17 +28,17 @@ from outrider.options.groups import DeviceOptions
 from outrider.options.roles import ClientRole
 
 DEFAULT_TREE = BestFirst(nodes=16, depth=6)
-"""The tree of synchronous rounds where the command line names none."""
+"""The default tree of synchronous rounds."""
 
 
 class Sides(NamedTuple):
-    """The draft here, and the target there."""
+    """The local draft and the remote target."""
 
-    found: FoundDraft | None  # None copies alone
+    found: FoundDraft | None  # None: n-gram copying only
     target: Connection
-    rows: int  # texts that are made at once
-    length: int  # longest text, prompt and output together
-    grammars: Grammars  # of the tokenizer that both have
+    rows: int  # concurrent texts
+    length: int  # maximum tokens of a text, prompt and output together
+    grammars: Grammars  # of the tokenizer of both
 
 
 def draft_rows(options: ClientRole, sides: Sides, goal: Goal) -> AbstractContextManager[AnyRows]:
@@ -64,7 +64,7 @@ def _in_rounds(options: ClientRole, sides: Sides, found: FoundDraft) -> Iterator
 
 @contextmanager
 def _growing(options: ClientRole, sides: Sides, goal: Goal) -> Iterator[AnyRows]:
-    """Rows that never wait. What they learned about the pair is kept at the end."""
+    """Rows that never wait. Their statistics of the pair are stored at the end."""
     draft, called = Draft(None), "copy"
     times: Table = {}
     if sides.found is not None:
@@ -83,7 +83,7 @@ def _growing(options: ClientRole, sides: Sides, goal: Goal) -> Iterator[AnyRows]
 
 
 def _sources(options: ClientRole, rows: int) -> list[CopySource | None]:
-    """The text that each row copies from: its own."""
+    """The copy source of each row: its own text."""
     return [CopySource() if options.copies else None for _ in range(rows)]
 
 
@@ -92,14 +92,14 @@ def load_draft(
 ) -> Draft:
     """Load the draft.
 
-    room: nodes that a row may have ranked beyond its longest text
-    widest: most of these nodes in one call
+    room: nodes per row beyond its longest text
+    widest: maximum of these nodes in one call
     """
     return found.load(options, Capacity(rows, length, room, max(PREFILL_NODES, widest)))
 
 
 def read_policy(options: TreeOptions) -> Policy:
-    """The tree that --gamma, or --tree_nodes and --tree_depth ask for."""
+    """The tree of --gamma, or of --tree_nodes and --tree_depth."""
     if options.gamma is not None:
         return Chain(options.gamma)
     nodes = options.tree_nodes or DEFAULT_TREE.nodes

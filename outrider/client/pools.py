@@ -1,4 +1,4 @@
-"""Proposers, lent out to one text at a time each."""
+"""Pools of proposers. Each proposer serves one text at a time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from outrider.money.goal import UNSTEERED, Goal
 One = TypeVar("One", bound=Proposer)
 
 WANTED_SECONDS = 0.25
-"""Seconds between two looks whether a text that waits for a row still wants one."""
+"""Seconds between two checks whether a text that waits for a row still wants it."""
 
 
 class Rows(Generic[One]):
@@ -42,9 +42,9 @@ class Rows(Generic[One]):
 
     @contextmanager
     def lent(self, wanted: Callable[[], bool]) -> Iterator[Sequence[Proposer]]:
-        """Lend a proposer once a row is free; none where the text ends before.
+        """Lend a proposer once a row is free; none if the text ends before.
 
-        To be called on the draft's thread, since the text waits for nobody.
+        Call it on the draft's thread: it blocks, and the text must not wait.
         """
         proposer = self._next(wanted)
         if proposer is None:
@@ -57,7 +57,7 @@ class Rows(Generic[One]):
             self._free.put(proposer)
 
     def settle(self) -> None:
-        """Wait until no text has a row: for calls that were under way when their texts ended."""
+        """Wait until no text has a row: calls may still run when their texts have ended."""
         for proposer in [self._free.get() for _ in self.proposers]:
             self._free.put(proposer)
 
@@ -71,7 +71,7 @@ class Rows(Generic[One]):
 
 
 class RoundRows(Rows[RoundProposer]):
-    """Rows that draft a whole tree of a policy for each forward. They cannot be steered."""
+    """Rows that draft a whole tree of a policy for each forward pass. They cannot be steered."""
 
     round_trip = None
 
@@ -84,10 +84,10 @@ class RoundRows(Rows[RoundProposer]):
 
 
 def rounds(draft: Draft, policy: Policy, room: int) -> RoundRows:
-    """Rows that draft a whole tree of this policy for each forward.
+    """Rows that draft a whole tree of this policy for each forward pass.
 
     draft: has a model
-    room: candidates that a forward has
+    room: candidates per forward pass
     """
     assert draft.model is not None, "it ranks nodes"
     shared = DynamicBatcher(draft.model)
@@ -100,11 +100,10 @@ def rounds(draft: Draft, policy: Policy, room: int) -> RoundRows:
 
 
 class Pair(NamedTuple):
-    """A draft and a target, as a pool knows them.
+    """A draft and a target, for a pool.
 
     times: seconds of a call of the draft, by its shape; empty without a draft model
-    learned: the file of what earlier runs learned; None begins with the shipped prior and keeps
-    nothing
+    learned: the file of learned statistics; None starts from the shipped prior and stores nothing
     """
 
     target: Connection
@@ -113,11 +112,11 @@ class Pair(NamedTuple):
 
 
 class GrowingRows(Rows[GrowingProposer]):
-    """Proposers that never wait, against one target: one on each row of a draft.
+    """Proposers that never wait, one for each row of a draft, for the same target.
 
-    What a row learned in one text serves its next. All rows begin alike.
+    A row keeps its learned statistics between texts. All rows start alike.
 
-    sources: what each row copies from; None copies nothing
+    sources: copy source of each row; None copies nothing
     """
 
     unsteered = ""
@@ -130,7 +129,7 @@ class GrowingRows(Rows[GrowingProposer]):
         self.round_trip: float = measure_round_trip(pair.target.probe, say)
         learned = _read_learned(pair.learned)
         known = Knowledge(Times(pair.times), target, learned, self.round_trip)
-        # texts are made at once: each row learns alone
+        # texts run concurrently: each row learns separately
         self.known = [deepcopy(known) for _ in sources]
         shared = None if draft.model is None else DynamicBatcher(draft.model)
         draft = draft._replace(model=shared)
@@ -142,13 +141,13 @@ class GrowingRows(Rows[GrowingProposer]):
         )
 
     def steer(self, goal: Goal) -> None:
-        """Draft by this goal from now on, also in texts that are being made."""
+        """Draft by this goal from now on, also in running texts."""
         for proposer, known in zip(self.proposers, self.known, strict=True):
             proposer.prices = goal.prices(known)
 
     def keep(self) -> None:
-        """Write what was learned to its file, for the next run: that of the row which learned most.
-        Not to be called while texts are made.
+        """Write the learned statistics to their file, for the next run: those of the row that
+        learned most. Do not call it while texts run.
         """
         sent = [proposer.proposed for proposer in self.proposers]
         if self._learned is None or not any(sent):
@@ -156,7 +155,7 @@ class GrowingRows(Rows[GrowingProposer]):
         try:
             write_acceptance(self.known[sent.index(max(sent))].acceptance, self._learned)
         except OSError as error:
-            say(f"note: what was learned was not kept: {error}")
+            say(f"note: learned statistics were not stored: {error}")
 
 
 def _read_learned(file: Path | None) -> AcceptanceModel:
@@ -165,7 +164,7 @@ def _read_learned(file: Path | None) -> AcceptanceModel:
         if file is not None and file.exists():
             return read_acceptance(file)
     except (InvalidRequest, OSError) as error:
-        say(f"note: what was learned is not used: {error}")
+        say(f"note: learned statistics are not used: {error}")
     return read_acceptance()
 
 
@@ -174,5 +173,5 @@ AnyRows: TypeAlias = GrowingRows | RoundRows
 
 
 def learned_file(draft: str, target: str) -> Path:
-    """The file that keeps what was learned about this pair."""
+    """The file of this pair's learned statistics."""
     return cache_directory("acceptance") / f"{draft[:16]}-{target[:16]}.json"

@@ -1,4 +1,4 @@
-"""The link to a target, measured by exchanges without work."""
+"""Measures the link to a target by empty exchanges."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ TRUSTED.
 
 
 def measure_round_trip(probe: Callable[[], float], tell: Tell) -> float:
-    """Return the seconds of an empty exchange: the median of some, made one after the other.
+    """Return the seconds of an empty exchange: the median of several, one after the other.
 
-    tell: hears of a link on which exchanges take longer than PROBE_SECONDS
+    tell: receives a note if exchanges take longer than PROBE_SECONDS
     """
-    probes, told = [probe()], False
+    probes, noted = [probe()], False
     while len(probes) < PROBES:
         slow = sum(probes) + probes[-1] > PROBE_SECONDS
         if slow and len(probes) >= TRUSTED:
             break
-        if slow and not told:
-            told = True
+        if slow and not noted:
+            noted = True
             tell(
-                "measuring the link to the target: an exchange without work takes "
+                "measuring the link to the target: an empty exchange takes "
                 f"{probes[-1] * 1e3:.0f} ms"
             )
         probes.append(probe())

@@ -1,6 +1,6 @@
-"""Events of a text while it is generated: candidates as they leave, tokens as they come, figures.
+"""Events of a text while it is generated: candidates sent, tokens received, figures.
 
-The chat page shows them, and a recording keeps them.
+The chat page shows them, and a recording stores them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from outrider.text.limits import dear_law, limit_of
 from outrider.text.pieces import Piece
 
 MOST_DRAWN = 24
-"""Candidates of one message that are reported: the first, which are the likeliest."""
+"""Candidates reported per message: the first, which are the most likely."""
 
 TextEvent: TypeAlias = tuple[str, dict[str, Any]]
-"""An event: its name and its data. The field `at` has seconds since the text was asked for."""
+"""An event: its name and its data. The field `at` has seconds since the request."""
 
 
 class Watcher:
-    """Generates one text, and reports everything that can be watched of it.
+    """Generates one text, and reports its events.
 
     on_event: receives the events, on the threads of the text and of its draft
     """
@@ -50,7 +50,7 @@ class Watcher:
         return self._client.complete(request, show, cancelled, on_commit, self.watch, alone=alone)
 
     def shown(self, show: Show) -> Show:
-        """Reports pieces of the text, and passes them on."""
+        """A callback that reports pieces of the text, and passes them on."""
 
         def put(piece: Piece) -> None:
             self.report("piece", {"text": piece.text, "by": _name(piece.proposer)})
@@ -59,7 +59,7 @@ class Watcher:
         return put
 
     def committed(self, on_commit: OnCommit | None = None) -> OnCommit:
-        """Reports the figures whenever tokens were committed, and passes the record on."""
+        """A callback that reports the figures at each commit, and passes the record on."""
 
         def put(done: Completion) -> None:
             self.report("figures", _figures(self._client, done))
@@ -69,11 +69,11 @@ class Watcher:
         return put
 
     def report(self, name: str, data: dict[str, Any]) -> None:
-        """Report an event that happens now."""
+        """Report an event with the current time."""
         self._on_event((name, {"at": round(time.perf_counter() - self._start, 6), **data}))
 
     def watch(self, session: TargetSession) -> TargetSession:
-        """Reports candidates and tokens, and passes everything on to a session."""
+        """A session that reports candidates and tokens, and passes everything on."""
         watched = WatchedSession(
             session,
             lambda nodes: self.report("nodes", self._nodes(nodes)),
@@ -82,8 +82,8 @@ class Watcher:
         return cast(TargetSession, watched)
 
     def _nodes(self, nodes: Nodes) -> dict[str, Any]:
-        """Candidates as they are sent: number, parent (-1 is the token at `base`), text, claimed
-        chance, and id.
+        """The candidates sent: number, parent (-1 is the token at `base`), text, claimed
+        probability, and id.
         """
         columns = zip(nodes.parents, nodes.tokens, nodes.chances, strict=True)
         drawn = [
@@ -94,10 +94,10 @@ class Watcher:
         return {"base": nodes.base, "by": _name(nodes.proposer), "nodes": drawn, "more": more}
 
     def _tokens(self, progress: Progress, session: TargetSession) -> dict[str, Any]:
-        """Tokens that the target has committed, who had named each, and sums over the text.
+        """Tokens that the target has committed, the proposer of each, and sums over the text.
 
-        Candidates below the number `known` had arrived when the last forward began. model_seconds
-        are by the target's clock.
+        Candidates below the number `known` had arrived when the last forward pass began.
+        model_seconds are by the target's clock.
         """
         traffic = session.traffic
         return {
@@ -115,22 +115,22 @@ class Watcher:
         return self._client.tokenizer.token_bytes(token).decode(errors="replace")
 
 
-def ended(client: Client, made: Completion) -> dict[str, Any]:
-    """The figures of the whole text, why it ended, what limited its speed, and how good cost and
-    energy are known.
+def ended(client: Client, done: Completion) -> dict[str, Any]:
+    """The figures of the whole text, why it ended, what limited its speed, and the sources of cost
+    and energy.
     """
     law = dear_law(Times(dict(client.target.description.times)))
-    return _figures(client, made) | {
-        "reason": made.finish_reason,
-        "seed": made.seed,
-        "limit": limit_of(made, client.round_trip or 0.0, law).value.format(law=law),
-        "cost": made.cost.record(),
-        "energy": made.energy.record(),
+    return _figures(client, done) | {
+        "reason": done.finish_reason,
+        "seed": done.seed,
+        "limit": limit_of(done, client.round_trip or 0.0, law).value.format(law=law),
+        "cost": done.cost.record(),
+        "energy": done.energy.record(),
     }
 
 
 def _figures(client: Client, done: Completion) -> dict[str, Any]:
-    """Speed, acceptance, cost, and where time goes, in seconds."""
+    """Speed, acceptance, cost, and the time breakdown in seconds."""
     energy = client.budget.energy(done.usage, len(done.token_ids))
     return {
         "tokens": len(done.token_ids),

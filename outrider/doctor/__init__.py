@@ -1,1 +1,1 @@
-"""Verb doctor: findings about this machine, each with its remedy, and an exit code for scripts."""
+"""Verb doctor: findings about this machine with remedies, and an exit code for scripts."""

@@ -1,4 +1,4 @@
-"""Checks of this machine: its draft, the target, the link, and the credentials of AWS."""
+"""Checks of this machine: its draft, the target, the link, and AWS credentials."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from outrider.version import outrider_version
 
 
 def check_all(options: DoctorRole) -> Iterator[Finding]:
-    """Findings of the draft here, the target, the link, whether drafting ahead pays, and AWS."""
+    """Findings on the draft here, the target, the link, whether drafting pays, and AWS."""
     yield Finding("outrider", f"{outrider_version()}, Python {platform.python_version()}")
     yield Finding("machine", machine())
     yield from _check_draft_and_link(options)
@@ -41,7 +41,7 @@ def _check_draft_and_link(options: DoctorRole) -> Iterator[Finding]:
     try:
         draft = find_draft(options)
         call = _draft_call(options, draft)
-        speed = f"{_ms(call)} ms a call, {1 / call:.0f} tokens/s alone"
+        speed = f"{_ms(call)} ms per call, {1 / call:.0f} tokens/s alone"
         yield Finding("draft", f"{draft.name}: {speed}")
     except MissingExtra as error:
         yield Finding("draft", printable(str(error)))
@@ -59,7 +59,7 @@ def _check_draft_and_link(options: DoctorRole) -> Iterator[Finding]:
 
 
 def check_credentials() -> Finding:
-    """The account of AWS. Only `outrider deploy` needs one, so that none is no fault."""
+    """The AWS account. Only `outrider deploy` needs one, so a missing one is no fault."""
     from deploy.aws import Aws
 
     try:
@@ -80,7 +80,7 @@ def machine() -> str:
 
 
 def _gpus() -> list[str]:
-    """Names of the GPUs that torch finds."""
+    """Names of torch's GPUs."""
     if not is_installed("torch"):
         return ["without torch"]
     import torch
@@ -89,7 +89,7 @@ def _gpus() -> list[str]:
 
 
 def _draft_call(options: DoctorRole, draft: FoundDraft) -> float:
-    """Seconds of a call of the draft that ranks one node, measured now."""
+    """Measure the seconds of a draft call that ranks one node."""
     length = draft.sequence_length(options.sequence_length)
     loaded = draft.settled(options).load(options, Capacity(1, length, 1, PREFILL_NODES))
     assert loaded.model is not None, "a draft that is called has a model"
@@ -97,7 +97,7 @@ def _draft_call(options: DoctorRole, draft: FoundDraft) -> float:
 
 
 def _of_target(target: Connection, options: ConnectionOptions, call: float) -> Iterator[Finding]:
-    """Findings of the target with its models, of the link, and of a draft ahead of it.
+    """Findings on the target with its models, the link, and drafting.
 
     call: seconds of a call of the draft; 0 without one
     """
@@ -120,19 +120,19 @@ def plan(times: Times, call: float, round_trip: float) -> Iterator[Finding]:
     """
     forward = times.seconds(1, 1)
     if not forward:
-        yield Finding("plan", "the target does not say what its forwards take yet")
+        yield Finding("plan", "the target has not reported forward-pass times yet")
         return
-    share = f"a draft call takes {call / forward:.2f} of a forward"
+    share = f"a draft call takes {call / forward:.2f} of a forward pass"
     yield Finding("plan", f"target-only makes {1 / forward:.1f} tokens/s; {share}")
     if law := dear_law(times):
-        dear = f"hardly any draft pays: {law}"
+        dear = f"hardly any draft gives a speed-up: {law}"
         yield warning("plan", dear, "at the target: more --threads, another --dtype or a GPU")
     elif call < forward:
         ahead = math.ceil(round_trip / forward) + 1
         yield Finding("plan", f"the draft runs ahead: {ahead} tokens hide the round trip")
     else:
-        slow = "the draft cannot run ahead: its calls take longer than a forward"
-        yield warning("plan", slow, "take a smaller draft (--draft_model)")
+        slow = "the draft cannot run ahead: its calls take longer than a forward pass"
+        yield warning("plan", slow, "use a smaller draft (--draft_model)")
 
 
 def _ms(seconds: float) -> str:

@@ -1,7 +1,7 @@
-"""Runs the verb: all checks, or the target's health alone, as a container's
-or Kubernetes' check asks for it. Findings are shown as they come, and the exit code follows.
+"""Runs the verb: all checks, or only the target's health, for containers and Kubernetes. Findings
+are printed as they come, and decide the exit code.
 
-Health is gRPC's own health protocol, which needs no key. No model is loaded, torch neither.
+Health is gRPC's own health protocol, which needs no key. Neither torch nor a model is loaded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REMEDY = "wait while it loads or drains; else see its log"
 
 
 def show(findings: Iterable[Finding], *, as_json: bool) -> int:
-    """Print findings as they come. Returns 1 where one of them is a fault, else 0."""
+    """Print findings as they come. Returns 1 if one of them is a fault, else 0."""
     seen = []
     for finding in findings:
         seen.append(finding)
@@ -49,7 +49,7 @@ def _lines(finding: Finding) -> Iterator[str]:
 
 
 def doctor(options: DoctorRole) -> int:
-    """Print the findings. Returns 1 where one of them is a fault."""
+    """Print the findings. Returns 1 if one of them is a fault."""
     if options.health:
         return show(check_health(options.connection), as_json=options.as_json)
     checks = import_module("outrider.doctor.checks")  # needs a draft's packages; health does not
@@ -82,7 +82,7 @@ def ask_health(address: Address, options: ConnectionOptions) -> int:
     if trusted is own and own is not None:
         from grpc_comm.certificate import certificate_hosts
 
-        # whoever trusts this very certificate accepts any of its names
+        # a client that trusts this very certificate accepts any of its names
         settings.append(("grpc.ssl_target_name_override", certificate_hosts(own)[0]))
     if security.credentials is None:
         channel = grpc.insecure_channel(str(address), settings)

@@ -11,7 +11,7 @@ from inference.errors import OutriderError
 
 @dataclass(frozen=True)
 class Finding:
-    """A fact about this machine or the target, and a remedy where it is a fault."""
+    """A fact about this machine or the target, with a remedy if it is a fault."""
 
     subject: str
     text: str
@@ -28,5 +28,5 @@ def warning(subject: str, text: str, remedy: str) -> Finding:
 
 
 def refused(subject: str, error: OutriderError) -> Finding:
-    """The finding of an error, whose message says what is needed."""
+    """The finding for an error; the error's message has the remedy."""
     return Finding(subject, printable(str(error)), "fault")

@@ -1,7 +1,7 @@
-"""Ways to draft, by the name that --draft gives them: a file here for each.
+"""Draft methods: a file for each value of --draft.
 
-Such a file has find(). Its name has a row in outrider/options/draft_flags.py. What find() returns
-knows all of the method: pools, clients and targets ask it and know no kinds.
+Each file has find(), and a row in outrider/options/draft_flags.py. The result of find() implements
+the whole method, so pools, clients and targets do not depend on the method.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from outrider.options.groups import DeviceOptions, DraftModelOptions
 
 @dataclass(frozen=True)
 class FoundDraft:
-    """A draft that was found, and can be loaded.
+    """A draft before it is loaded.
 
     tokenizer: of its files; that of the target after for_target()
-    model: None for one that names the children of nodes without a model
-    use: makes the draft of the loaded model, if any
+    model: None if it proposes without a model
+    use: creates the draft from the loaded model, if any
     """
 
     name: str
@@ -48,14 +48,14 @@ class FoundDraft:
         """Whether a model ranks nodes, so that it can grow whole trees for synchronous rounds."""
         return self.model is not None
 
-    def sequence_length(self, asked: int | None) -> int:
-        """The longest text that it drafts for. Raises InvalidRequest beyond its limit."""
+    def sequence_length(self, requested: int | None) -> int:
+        """Maximum tokens of a text that it drafts for. Raises InvalidRequest beyond its limit."""
         if self.model is not None:
-            return self.model.sequence_length(asked)
-        return ENDLESS if asked is None else asked
+            return self.model.sequence_length(requested)
+        return ENDLESS if requested is None else requested
 
     def fingerprint(self) -> str:
-        """Tell the draft from every one that drafts differently."""
+        """An identifier; drafts that propose differently have different ones."""
         return self.name if self.model is None else self.model.fingerprint()
 
     def check(self, options: DeviceOptions) -> None:
@@ -64,30 +64,30 @@ class FoundDraft:
             self.model.check(options)
 
     def for_target(self, tokenizer: Tokenizer) -> FoundDraft:
-        """The draft for a target with this tokenizer, whose ids agree as far as both have them."""
+        """The draft for a target with this tokenizer. Shared ids have to agree."""
         return replace(self, tokenizer=tokenizer)
 
     def settled(self, options: DeviceOptions) -> FoundDraft:
-        """Pick what it is computed in, where the options leave that open."""
+        """Pick the precision if the options do not set it."""
         if self.model is None:
             return self
         return replace(self, model=self.model.settled(options, drafts=True))
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> Draft:
-        """Load it on the chosen device. Prints what was chosen on stderr.
+        """Load it on the chosen device, and print the device on stderr.
 
-        It proposes no id that its target lacks.
+        It proposes only ids that its target has.
         """
         if self.model is None:
             return self.use(None)
-        ids, known = self.tokenizer.vocabulary, self.model.tokenizer.vocabulary
+        ids, model_ids = self.tokenizer.vocabulary, self.model.tokenizer.vocabulary
         model = self.model.load(options, capacity._replace(ids=ids))
-        return self.use(model if known >= ids else KnownTokens(model, known))
+        return self.use(model if model_ids >= ids else KnownTokens(model, model_ids))
 
     def times(self, profiles: Profiles, draft: Draft, length: int) -> Table:
         """Seconds of a call of the loaded draft by its shape; empty without a model.
 
-        length: the longest sequence that it was loaded for
+        length: maximum sequence length of the loaded draft
         """
         if self.model is None:
             return {}
@@ -98,18 +98,18 @@ class DraftMethod(Protocol):
     """The module of one method."""
 
     def find(self, options: DraftModelOptions, target: Model | None) -> FoundDraft:
-        """Find what drafts. Raises InvalidRequest and UnsupportedModel.
+        """Find the draft. Raises InvalidRequest and UnsupportedModel.
 
-        target: the model beside which it is to draft; None for a draft on a client's machine
+        target: model in the same process; None for a draft on a client's machine
         """
         ...
 
 
 def find_draft(options: DraftModelOptions, target: Model | None = None) -> FoundDraft:
-    """Find what drafts: the method of --draft, else the checkpoint of --draft_model or --model, or
-    the embedded one. Raises MissingExtra where what computes it is not installed.
+    """Find the draft: by the method of --draft, else the checkpoint of --draft_model or --model, or
+    the embedded one. Raises MissingExtra if a package for it is not installed.
 
-    target: the model beside which it is to draft; None for a draft on a client's machine
+    target: model in the same process; None for a draft on a client's machine
     """
     check_method(options)
     method = cast(DraftMethod, import_module(f"{__name__}.{method_of(options)}"))

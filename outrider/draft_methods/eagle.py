@@ -33,18 +33,18 @@ from outrider.options.roles import FusedTargetRole
 
 @dataclass(frozen=True)
 class FoundHead(OfCheckpoint):
-    """A FoundModel whose target's checkpoint gives tokenizer and limits.
+    """A FoundModel with the tokenizer and limits of its target's checkpoint.
 
     called: the head's name
-    directory: where the head's files are
-    target: the model that keeps its features
-    given: what the head has of the target
+    directory: of the head's files
+    target: the model that stores features for it
+    inputs: the head's inputs from the target
     """
 
     called: str
     directory: Path
     target: FeatureModel
-    given: OfTarget
+    inputs: OfTarget
 
     @property
     def name(self) -> str:
@@ -54,9 +54,9 @@ class FoundHead(OfCheckpoint):
         return fingerprint(self.directory)
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> EagleModel:
-        """Load the head where its target is, in its precision."""
-        begun = time.perf_counter()
-        head = read_head(self.directory, self.given, capacity.sequence_length)
+        """Load the head on its target's device, in its precision."""
+        start = time.perf_counter()
+        head = read_head(self.directory, self.inputs, capacity.sequence_length)
         self.target.keep_features(head.config.kept)
         rows, slots, nodes = capacity.rows, capacity.slots, capacity.max_nodes
         model = EagleModel(head, rows=rows, capacity=slots, max_nodes=nodes)
@@ -65,13 +65,13 @@ class FoundHead(OfCheckpoint):
         say(
             f"{self.name}: a head of {parameters / 1e6:.1f} M parameters on inputs of "
             f"layers {layers} of {self.checkpoint.name}, on {describe(model.device)}, loaded in "
-            f"{time.perf_counter() - begun:.1f} s"
+            f"{time.perf_counter() - start:.1f} s"
         )
         return model
 
 
 def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
-    """The head of --draft_model. Raises UnsupportedModel for a target that keeps no features."""
+    """The head of --draft_model. Raises UnsupportedModel for a target without features."""
     assert isinstance(options, FusedTargetRole), "no other role has a draft beside its target"
     assert target is not None, "a head drafts beside its target"
     if options.draft_model is None:
@@ -84,22 +84,22 @@ def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
     if isinstance(real, CompiledModel) and options.artifact:
         manifest, checkpoint = artifact_checkpoint(Path(options.artifact))
         _check_features(manifest, checkpoint, name, directory)
-        given = _given(manifest, checkpoint)
+        inputs = _inputs(manifest, checkpoint)
     elif isinstance(real, EagerModel):
         checkpoint = find_checkpoint(options.target_name, "target")
-        given = OfTarget.of(real.decoder)
+        inputs = OfTarget.of(real.decoder)
     else:
         raise UnsupportedModel(
             "--draft eagle reads features of a target on cpu or cuda, or of an artefact that was "
             "built with --features"
         )
-    found = FoundHead(checkpoint, name, directory, real, given)
+    found = FoundHead(checkpoint, name, directory, real, inputs)
     return FoundDraft.of(found, partial(Draft, sequence=partial(FeatureSequence, real)))
 
 
 def _check_features(manifest: Manifest, target: Checkpoint, name: str, head: Path) -> None:
-    """Raise UnsupportedModel, with the command that mends it, unless the artefact's graphs return
-    what the head reads.
+    """Raise UnsupportedModel, with the command to rebuild, unless the artefact's graphs return the
+    features that the head reads.
     """
     reads = read_head_config(head, target.config).kept
     if not set(reads) <= set(manifest.features):
@@ -111,15 +111,15 @@ def _check_features(manifest: Manifest, target: Checkpoint, name: str, head: Pat
 
 
 def _command(manifest: Manifest) -> str:
-    """The command line that built the artefact, to which flags can be added."""
+    """The command line that built the artefact, without --features."""
     build = "outrider compile"
-    told = manifest.command.startswith(f"{build} ") and manifest.command.isprintable()
-    return manifest.command if told else build
+    is_complete = manifest.command.startswith(f"{build} ") and manifest.command.isprintable()
+    return manifest.command if is_complete else build
 
 
-def _given(manifest: Manifest, target: Checkpoint) -> OfTarget:
-    """Return a head's share of an artefact's target. It is computed on the host, in the precision
-    of the target's states.
+def _inputs(manifest: Manifest, target: Checkpoint) -> OfTarget:
+    """Return a head's inputs from an artefact's target. They are computed on the host, in the
+    precision of the target's states.
     """
     return OfTarget(
         target.config,

@@ -12,8 +12,8 @@ from outrider.options.groups import DraftModelOptions, QuantizationOptions, back
 
 
 def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
-    """The checkpoint or GGUF file of --draft_model or --model, or the embedded one, quantized as
-    asked. Raises InvalidRequest where another than a checkpoint of our decoder is to be quantized.
+    """The checkpoint or GGUF file of --draft_model or --model, or the embedded one, quantized by
+    --draft_quantization, which raises InvalidRequest unless it is a checkpoint of our decoder.
     """
     found = find_named(options.draft_name, "draft", backend_of(options))
     if not isinstance(options, QuantizationOptions):

@@ -19,7 +19,7 @@ from outrider.options.groups import DeviceOptions, DraftModelOptions, TargetMode
 
 @dataclass(frozen=True)
 class Substitute(OfCheckpoint):
-    """A FoundModel: the substitute of a checkpoint. It computes what --draft model computes with
+    """A FoundModel: the substitute of a checkpoint, equal to --draft model with
     --draft_quantization int4.
     """
 
@@ -35,7 +35,7 @@ class Substitute(OfCheckpoint):
 
 @dataclass(frozen=True)
 class BesideItsTarget(Substitute):
-    """The substitute of a target in this process. It shares what is not rounded, and the cache."""
+    """The substitute of a target in this process. It shares the cache and unquantized weights."""
 
     target: EagerModel
 
@@ -52,7 +52,7 @@ class BesideItsTarget(Substitute):
 
 
 def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
-    """The substitute of --draft_model or --model; beside a target without --draft_model that of the
+    """The substitute of --draft_model or --model; beside a target without --draft_model, of the
     target itself.
     """
     if target is None or options.draft_model is not None:

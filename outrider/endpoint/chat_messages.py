@@ -17,7 +17,7 @@ Text: TypeAlias = Annotated[str, Len(max_length=MAX_BODY_BYTES)]
 
 JsonObject: TypeAlias = dict[str, Any]
 
-First = Field(fail_fast=True)  # of a long list only the first error is told
+First = Field(fail_fast=True)  # reports only the first error of a long list
 
 _UNREAD = {
     **dict.fromkeys(("image", "image_url", "input_image"), "images are"),

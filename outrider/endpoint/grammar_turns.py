@@ -1,6 +1,6 @@
 """The turns of an endpoint's callers at having the target check a new grammar.
 
-The target sees one key, whoever calls the endpoint, and checks one new grammar of a key at a time.
+The target sees one key for all callers, and checks one new grammar of a key at a time.
 So each caller has one in the target's queue, and the others wait here.
 """
 

@@ -44,7 +44,7 @@ from outrider.text.runner import Task
 log = logging.getLogger(__name__)
 
 STATE_SECONDS = 1.0
-"""Seconds that the target has to answer before the page is told that it does not."""
+"""Seconds without an answer of the target before the page reports that."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "

@@ -137,7 +137,7 @@ def _address(options: ServeRole, bound: socket.socket) -> str:
 def _said(manager: TargetManager, address: str) -> str:
     """The line that names the address, for people and for programs that start this one."""
     client = manager.texts.client if manager.texts is not None else None
-    who = f"{client.model}, drafted by {client.draft or 'nobody'}" if client else "no target yet"
+    who = f"{client.model}, draft: {client.draft or 'none'}" if client else "no target yet"
     return f"{SERVING}{address}/v1 ({who}); Ctrl-C ends"
 
 

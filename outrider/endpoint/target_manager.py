@@ -99,7 +99,7 @@ class TargetManager:
             if opening is not None:
                 return await asyncio.shield(opening)
         except OutriderError:
-            pass  # the reason is told below; it is no fault of the request
+            pass  # reported below; not the request's fault
         raise ApiError(
             503,
             f"there is no target: {self.reason}",

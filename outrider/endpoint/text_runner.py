@@ -120,7 +120,7 @@ class TextRunner:
         loop, queue = asyncio.get_running_loop(), Queue[Part]()
 
         def put(index: int, item: Part | Completion | OutriderError) -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(deliver, index, item)
 
         silent = set(range(len(tasks)))  # texts without a part so far

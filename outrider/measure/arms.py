@@ -1,7 +1,7 @@
-"""Arms of a run: ways of generating a text, which the run's loop does not tell apart.
+"""Arms of a run: ways of generating a text, with one interface for the run's loop.
 
-An architecture that `outrider compare` knows is a preset, in as many settings as are asked for. Two
-run the target in this process.
+An architecture of `outrider compare` is a preset in each requested setting. Two run the target in
+this process.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def client_arm(name: str, client: Client) -> Arm:
     def drafted(request: Request, cancelled: Event) -> Completion:
         done = client.complete(request, silent, cancelled).raise_failure()
         if (rows := client.wait()) is not None:
-            rows.settle()  # its last call is not to slow the next text
+            rows.settle()  # a running call would slow the next text
         return done
 
     return Arm(
@@ -142,7 +142,7 @@ class Choice(NamedTuple):
 
     @property
     def command(self) -> str:
-        """The command by which a user decodes in this way."""
+        """The command to decode in this way."""
         if not self.preset:
             return "none: the target runs in the process of the comparison"
         if self.architecture == FUSED:

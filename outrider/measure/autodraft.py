@@ -1,5 +1,5 @@
-"""Reads the XML of an AutoDraft experiment as a file of runs. See docs/runs.md for what each tag
-becomes. The file's owner may be anybody, so definitions of entities are refused.
+"""Reads the XML of an AutoDraft experiment as a file of runs. docs/runs.md maps the tags to flags.
+The file is untrusted, so definitions of entities are rejected.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEFAULTS = {
     "FIXED_TREE_NODES": "150", "FIXED_TREE_DEPTH": "15", "OBJECTIVE_METRICS_CSV": "total_cost",
     "AUTODRAFT_CS_LIST": "0 0.5 1", "TARGET_QUANTIZATION": "none", "DRAFT_QUANTIZATION": "none",
 }  # fmt: skip
-"""Values that AutoDraft takes where a file says nothing; empty for none."""
+"""AutoDraft's defaults of missing tags; empty for none."""
 
 QUANTIZATIONS = {"none": None, "8bit": "int8", "4bit": "int4"}
 

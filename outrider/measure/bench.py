@@ -20,11 +20,11 @@ from outrider.measure.testbed import Beside, measure, target_of
 from outrider.options.draft_flags import PRESETS
 
 MIN_PROMPTS, MIN_TOKENS = 30, 128
-"""Prompts of a kind, and the limit of their texts, from which a figure may be claimed."""
+"""Minimum prompts of a kind, and tokens of their texts, for claiming a figure."""
 
 
 def run(options: BenchOptions, beside: Beside = lambda client, arms: nullcontext(arms)) -> int:
-    """Generate the texts that the run lacks, and write and print its report in any case."""
+    """Generate the run's missing texts, and write and print its report in any case."""
     items, out = options.items(), Path(options.out)
     arms = {BASELINE: PRESETS["vanilla"], **options.arms}
     take_short_turns()
@@ -40,7 +40,7 @@ def run(options: BenchOptions, beside: Beside = lambda client, arms: nullcontext
                             beside=beside,
                         )  # fmt: skip
                 journal.write("end", {"load": environment()["load"]})
-        finally:  # a run that was ended has a report of its texts, too
+        finally:  # an interrupted run gets a report, too
             if journal.known.texts:
                 _report(journal.known, [*arms]).publish(out)
     return 0
@@ -53,7 +53,7 @@ def _report(run: RunRecord, arms: Sequence[str]) -> Report:
 
 
 def _remarks(run: RunRecord) -> Iterator[str]:
-    """Yield what a reader needs to judge the figures."""
+    """Yield remarks on how to judge the figures."""
     settings, prompts = run.plan["settings"], run.plan["prompts"]
     most = settings["max_new_tokens"]
     counts = sorted(Counter(kind for _, kind, _ in {key[:3] for key in run.texts}).items())

@@ -1,6 +1,4 @@
-"""The commands that measure. Each reads its flags, whose help needs no models, and then imports
-what runs it.
-"""
+"""The commands that measure. Each parses its flags without models, and then imports its code."""
 
 from __future__ import annotations
 
@@ -66,7 +64,7 @@ def parse(command: str, words: Words = None) -> Any:
 
 def _command(name: str) -> Callable[[Words], int]:
     def run(words: Words = None) -> int:
-        """Run the command. Returns 0 when it did what was asked."""
+        """Run the command. Returns 0 on success."""
         options = parse(name, words)
 
         def work() -> int:

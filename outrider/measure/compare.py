@@ -1,6 +1,4 @@
-"""`outrider compare`: architectures side by side, and what follows. It claims nothing
-that was not measured in this call.
-"""
+"""`outrider compare`: architectures side by side, and a verdict, from this run's measurements."""
 
 from __future__ import annotations
 

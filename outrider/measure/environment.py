@@ -1,4 +1,4 @@
-"""What every run stands on: the emulated link to its target, and a record of models and machine."""
+"""The environment of a run: the emulated link to its target, and a record of models and machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LIBRARIES = ("outrider", "torch", "numpy", "grpcio", "transformers")
 
 
 def environment() -> dict[str, Any]:
-    """This machine and what ran on it."""
+    """This machine, its load and software."""
     versions = dict[str, str | None]()
     for name in _LIBRARIES:
         try:

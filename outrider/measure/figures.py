@@ -1,4 +1,4 @@
-"""The one meaning of each figure: rows over the records of a run's texts, by link, kind and arm.
+"""Definitions of all figures: rows over the records of a run's texts, by link, kind and arm.
 
 A speed-up is the ratio of seconds of two texts of one prompt that were generated in the same turn
 (by the token, where their lengths differ): geometric mean over prompts, with its 95 % interval.
@@ -45,7 +45,7 @@ _COUNTS = (
 
 Texts: TypeAlias = Mapping[TextKey, Values]
 Pair: TypeAlias = tuple[TextKey, Values, Values]
-"""A text with its key, and the one that it is compared with."""
+"""A text with its key, and its target-only reference."""
 
 
 class SpeedUp(NamedTuple):
@@ -75,8 +75,8 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
 
 
 def speed(text: Values) -> float:
-    """Tokens a second of a text. One that a time limit cut is taken to continue to its length as it
-    did behind the middle of its tokens.
+    """Tokens per second of a text. One cut by a time limit is extrapolated to its full length from
+    the second half of its tokens.
     """
     made, arrivals = np.cumsum(text["chunk_tokens"]), text["arrivals"]
     if text["finish_reason"] != "cancelled" or len(made) < 2:
@@ -124,7 +124,7 @@ class Row:
     differences: Sequence[Difference]
     scored: int
     right: int
-    device: str  # the target's, in its own words: an emulated one says so
+    device: str  # as described by the target, which includes emulation
 
     @property
     def equal(self) -> int:

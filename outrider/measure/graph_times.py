@@ -1,4 +1,4 @@
-"""Times of a few forward passes that tell their parts apart, each measured, and a fit of them."""
+"""Measured times of a few forward passes, and a fit that separates their parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider.measure.statistics import Interval, bootstrap_median
 from outrider.terminal.tables import aligned
 
 CHUNK = 256
-"""Nodes of the pass that stands for a chunk of a prompt, where the target takes so many."""
+"""Nodes of the pass that represents a prompt chunk, if the target takes so many."""
 
 SHAPES: tuple[Shape, ...] = ((1, 1), (1, 16), (1, 64), (4, 16))
 """Rows and nodes of each, beside the chunk. 1 node against 16 and 64 shows what a node costs, and 4
@@ -45,7 +45,7 @@ class GraphTime(NamedTuple):
 
 
 def time_graphs(model: Model, length: int) -> list[GraphTime]:
-    """Measure every shape that the model takes. A shape that fails keeps its own reason.
+    """Measure every shape that the model takes. A failed shape has a reason.
 
     length: positions of the model
     """
@@ -146,8 +146,8 @@ def times_table(times: Sequence[GraphTime], fitted: Fit | None, device: str) -> 
     if fitted is not None:
         lines.append(
             f"Fit: {fitted.call * 1e3:.2f} ms a call, {fitted.row * 1e3:.3f} ms a row, "
-            f"{fitted.node * 1e3:.4f} ms a node; off by {fitted.error:.0%} at most. One model "
-            "cannot tell weights, layers and the host's part of a call apart."
+            f"{fitted.node * 1e3:.4f} ms a node; max error {fitted.error:.0%}. One model "
+            "cannot separate weights, layers and the host's part of a call."
         )
     if (rates := RATES.get(device)) is not None:
         lines.append(

@@ -134,11 +134,11 @@ def verdict(rows: Sequence[Row]) -> list[str]:
     each = [row for row in drafted if row.kind != ALL]
     texts, equal = sum(row.compared for row in each), sum(row.equal for row in each)
     whole = drafted[-1]
-    told = "faster than" if whole.faster else "slower than" if whole.slower else "not told from"
+    versus = "faster than" if whole.faster else "slower than" if whole.slower else "no different to"
     return [
         f"{'proved' if equal == texts else 'NOT proved'}: {equal} of {texts} texts equal "
         f"target-only's, at temperatures {', '.join(f'{one:g}' for one in TEMPERATURES)}.",
-        f"With a draft {whole.speed_up} of target-only's speed, {told} target-only.",
+        f"With a draft {whole.speed_up} of target-only's speed, {versus} target-only.",
     ]
 
 

@@ -1,7 +1,7 @@
 """`outrider recommend`: measures the drafts that fit a target, and names the command to use.
 
-Texts of several kinds are generated in every way in turn. A text that the time cuts is taken to
-continue as it did in its later half, since a draft must take in the prompt first.
+Texts of several kinds are generated in every way in turn. A text cut by the time limit is
+extrapolated from its later half, since a draft has to process the prompt first.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from outrider.text.completion import Completion, Request
 from outrider.text.limits import Limit, dear_law, limit_of
 
 MAX_DRAFTS = 3
-"""Drafts that are measured: the smallest."""
+"""Maximum number of drafts measured: the smallest ones."""
 
 PLANNED = 0.9
 """Share of the time that texts take; prompts take the rest."""
 
 WORTH = 1.05
-"""Speed-up from which a way is recommended."""
+"""Minimum speed-up of a recommendation."""
 
 
 class Way(NamedTuple):
@@ -106,7 +106,7 @@ def loaded(
 ) -> Iterator[Way]:
     """Load the target alone, copied text alone, and the smallest drafts.
 
-    left_out: is given the reason of a draft that fails. Raises InvalidRequest without a tokenizer.
+    left_out: receives the reason of a draft that fails. Raises InvalidRequest without a tokenizer.
     """
     sources = [one for one in here if one.drafts_for(tokenizer_identity(target))]
     if not sources:
@@ -135,9 +135,9 @@ def loaded(
 
 
 def measure(ways: Sequence[Way], deadline: float, most: int) -> tuple[RunRecord, Completion]:
-    """Generate texts in every way in turn, until the prompts or the time end. Texts are cut rather
-    than that a kind is left out. Returns the texts, and the latest of the last way. Raises
-    InvalidRequest for too little time.
+    """Generate texts in every way in turn, until the prompts or the time end. Texts are cut so that
+    every kind is covered. Returns the texts, and the latest of the last way. Raises InvalidRequest
+    for too little time.
 
     most: tokens of a text
     """

@@ -37,8 +37,8 @@ class Run:
     """Texts of some arms over one link. A text that the journal holds is not generated again.
 
     warm: let every arm generate a few tokens first
-    deadline: of time.perf_counter(); no prompt is begun that would pass it
-    text_seconds: a text is cut after these
+    deadline: of time.perf_counter(); no prompt is started that would exceed it
+    text_seconds: time limit of a text
     """
 
     journal: Journal

@@ -1,4 +1,4 @@
-"""`outrider runs`: makes the runs of a file one after another, and stores the results of each."""
+"""`outrider runs`: executes the runs of a file one after another, and stores their results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.terminal.tables import aligned
 
 
 def run(options: RunsOptions) -> int:
-    """Make the runs. Returns 0 when all texts of all runs were generated."""
+    """Execute the runs. Returns 0 if all texts of all runs were generated."""
     runs = read_runs(Path(options.file))
     if options.dry_run:
         print(*(one.name for one in runs), sep="\n")

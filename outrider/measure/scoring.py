@@ -22,7 +22,7 @@ def score(item: Item, text: str) -> bool | None:
     """Return whether an answer is right; None where it cannot be scored.
 
     A number is what the last box holds, else what follows ####, else the last number. JSON is
-    compared with the schema as a grammar: properties stand in its order.
+    compared with the schema as a grammar: properties are in its order.
     """
     if item.schema is not None:
         block = _BLOCK.search(text)
@@ -41,7 +41,7 @@ def score(item: Item, text: str) -> bool | None:
 
 
 def _last_box(text: str) -> str | None:
-    r"""Return what stands in the last \boxed{} of a text, braces within included."""
+    r"""Return the content of the last \boxed{} of a text, inner braces included."""
     _, found, behind = text.rpartition("\\boxed{")
     depth = 1
     for at, letter in enumerate(behind if found else ""):

@@ -28,7 +28,7 @@ class Interval(NamedTuple):
 
 
 class Percentiles(NamedTuple):
-    """Percentiles: 50, 90, 99 and all of a hundred values are at most these."""
+    """Percentiles 50, 90, 99, and the maximum."""
 
     p50: float
     p90: float

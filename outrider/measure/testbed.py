@@ -1,4 +1,4 @@
-"""What a run stands on: a target, which is started here unless one is named, an emulated link to
+"""The test bed of a run: a target, which is started here unless one is named, an emulated link to
 it, and clients that share one loaded draft.
 """
 
@@ -45,7 +45,7 @@ def start(
 def target_of(
     options: LinkedOptions, role: str = "target", **flags: object
 ) -> Iterator[tuple[ConnectionOptions, StartedTarget | None]]:
-    """The target that the options name; where they name none, one of this role is started."""
+    """The target that the options name; without one, a target of this role is started."""
     if options.elsewhere:
         yield options.connection, None
         return
@@ -99,7 +99,7 @@ def measure(
     beside: Beside = lambda client, arms: nullcontext(arms),
     warm: bool = True,
 ) -> list[Client]:
-    """Generate the texts that the journal lacks, over one link. Returns the clients, closed.
+    """Generate the journal's missing texts, over one link. Returns the clients, closed.
 
     arms: flags of a client by the name of each arm, target-only first if it is among them
     trip: emulated round trip in milliseconds

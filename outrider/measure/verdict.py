@@ -1,4 +1,4 @@
-"""The verdict of a comparison, in three lines at most. It claims nothing that lies within an
+"""The verdict of a comparison, in up to three lines. It claims no difference within the confidence
 interval, or within that of target-only over itself.
 """
 
@@ -25,7 +25,7 @@ def verdict(rows: Sequence[Row], choices: Sequence[Choice]) -> list[str]:
 
 def leader(rows: Sequence[Row]) -> Row | None:
     """The fastest row over one link: an arm that is faster than target-only, or target-only where
-    every other arm is slower. None where neither can be told.
+    every other arm is slower. None if neither is certain.
     """
     faster = [row for row in _others(rows) if row.faster]
     if faster:
@@ -50,7 +50,7 @@ def _leader_words(rows: Sequence[Row]) -> str:
     first, link = leader(rows), f"{rows[0].rtt_ms:g} ms"
     if first is None:
         best = max(_others(rows), key=_mean)
-        words = f"no difference from target-only can be told (best: {best.arm} {best.speed_up})"
+        words = f"no significant difference from target-only (best: {best.arm} {best.speed_up})"
         return f"{link}: {words}"
     times = "" if first.arm == BASELINE else f", {first.speed_up} x target-only"
     return f"{link}: {first.arm} is fastest{times} ({first.tokens_per_second.median:.1f} tokens/s)"
@@ -76,10 +76,12 @@ def _cheapest(rows: Sequence[Row], choices: Sequence[Choice]) -> str:
         if any(cost.median.value is None for cost, _ in costs):
             continue
         least, label = min(costs, key=lambda one: one[0].median.value or 0.0)
-        told = all((least.high or 0) < (cost.low or 0) for cost, other in costs if other != label)
+        is_certain = all(
+            (least.high or 0) < (cost.low or 0) for cost, other in costs if other != label
+        )
         return (
             f"Cheapest: {label}, {unit}{least.median.value:.3g} a million tokens "
             f"[{least.low:.3g}, {least.high:.3g}]"
-            + ("." if told else ", but it cannot be told from the others.")
+            + ("." if is_certain else ", but the difference is not significant.")
         )
-    return "Nothing is known of the cost: no price and no joules."
+    return "The cost is unknown: no price and no joules."

@@ -1,6 +1,4 @@
-"""Loads the model of --artifact DIR on this machine. The manifest decides what other flags would
-decide for a plain model.
-"""
+"""Loads the model of --artifact DIR on this machine. Its manifest replaces other model flags."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ _DECIDED = ("model", "target_model", "dtype")
 
 def open_artifact(options: TargetOptions) -> tuple[Manifest, Checkpoint]:
     """The manifest and the checkpoint of --artifact, after its files were checked. Raises
-    BadArtifact, which names the file that is not what was built.
+    BadArtifact, naming the file that differs from the build.
     """
     for name in _DECIDED:
         if getattr(options, name) is not None:
@@ -55,15 +53,13 @@ def _checkpoint(directory: Path, manifest: Manifest, tokenizer: Tokenizer) -> Ch
 
 
 def _read(device: str, directory: Path) -> Manifest:
-    """The manifest of an artefact that may run on this device. `auto` is the device it was built
-    for.
-    """
+    """The manifest of an artefact for this device. `auto` is the device it was built for."""
     from inference.backends.compiled import read_compiled
 
     if device not in ("auto", "cpu", "neuron"):
         raise InvalidRequest(
-            f"--device {device}: artefacts are for cpu or neuron; leave --device out to take what "
-            "it was built for"
+            f"--device {device}: artefacts are for cpu or neuron; leave --device out to use the "
+            "one it was built for"
         )
     if device == "cpu" or (device == "auto" and read_manifest(directory).target == "cpu"):
         return read_compiled(directory)
@@ -81,7 +77,7 @@ def _read(device: str, directory: Path) -> Manifest:
 
 
 def load_artifact(options: TargetOptions, manifest: Manifest) -> CompiledModel:
-    """The artefact's model, loaded. Prints what was loaded on stderr."""
+    """Load the artefact's model, and print its properties on stderr."""
     directory = Path(options.artifact or "")
     if manifest.target in NATIVE:
         from inference.backends.native.loading import load_native
@@ -119,7 +115,7 @@ def _load_for_cpu(options: TargetOptions, directory: Path, manifest: Manifest) -
 def with_neuron_artifact(options: Served) -> Served:
     """The options with an artefact, for --device neuron without --artifact.
 
-    A matching artefact is taken from the cache. If there is none, one is announced and built.
+    A matching artefact is taken from the cache, or built after a notice.
     """
     if options.device != "neuron" or options.artifact:
         return options
@@ -139,12 +135,12 @@ def with_neuron_artifact(options: Served) -> Served:
     if isinstance(options, FusedTargetRole) and options.method == "eagle":
         head = options.draft_model
     same = ("sequence_length", "max_tree_nodes", "dtype")
-    given: dict[str, Any] = {name: getattr(options, name) for name in same}
-    given |= {"target": target, "batch": options.batch, "features": head}
-    asked = CompileOptions(model=options.target_name, **given)
-    checkpoint = find_checkpoint(asked)
+    flags: dict[str, Any] = {name: getattr(options, name) for name in same}
+    flags |= {"target": target, "batch": options.batch, "features": head}
+    build = CompileOptions(model=options.target_name, **flags)
+    checkpoint = find_checkpoint(build)
     directory = neuron_artifact(
-        make_request(asked, checkpoint).spec,
+        make_request(build, checkpoint).spec,
         checkpoint.directory,
         cache_directory("artifacts"),
         command="outrider target --device neuron",
@@ -154,13 +150,11 @@ def with_neuron_artifact(options: Served) -> Served:
 
 
 def artifact_length(options: TargetOptions, manifest: Manifest) -> int:
-    """The sequence length, prompt and output together. Raises InvalidRequest beyond what was
-    built.
-    """
-    asked = options.sequence_length or manifest.sequence_length
-    if not 2 <= asked <= manifest.sequence_length:
+    """The sequence length, prompt and output together. Raises InvalidRequest beyond the build's."""
+    length = options.sequence_length or manifest.sequence_length
+    if not 2 <= length <= manifest.sequence_length:
         raise InvalidRequest(
-            f"--sequence_length {asked}: the artefact was built for 2 to "
+            f"--sequence_length {length}: the artefact was built for 2 to "
             f"{manifest.sequence_length}; build one for more"
         )
-    return asked
+    return length

@@ -1,4 +1,4 @@
-"""Capacity of a loaded model: texts at once, and tokens of each."""
+"""Capacity of a loaded model: concurrent texts, and tokens of each."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 
 class Capacity(NamedTuple):
-    """Room of a loaded model: texts, and tokens of each."""
+    """Capacity of a loaded model: concurrent texts, and tokens of each."""
 
     rows: int
     sequence_length: int  # prompt and output together
     spare: int  # slots a row beyond the sequence, which hold trees
-    max_nodes: int  # of one call
-    ids: int | None = None  # ids that are proposed are below this; None: all of the tokenizer
+    max_nodes: int  # per call
+    ids: int | None = None  # only ids below this are proposed; None: all of the tokenizer
 
     def vocabulary(self, whole: int) -> int:
-        """Number of a tokenizer's ids that the model computes chances of."""
+        """Number of a tokenizer's ids that get probabilities."""
         return whole if self.ids is None else min(whole, self.ids)
 
     @property

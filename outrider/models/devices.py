@@ -1,4 +1,4 @@
-"""Torch devices: which one a --device names, and the CPU threads that compute."""
+"""Torch devices of --device, and the number of CPU threads."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from inference.errors import InvalidRequest
 from outrider.models.machine import Conditions, count_threads, processor
 from outrider.options.groups import DEVICES, is_device
 
-_SMALL = 32e6  # parameters; below, several threads cost more than they bring
-_THREADS = torch.get_num_threads()  # torch's choice
+_SMALL = 32e6  # parameters; a smaller model gains nothing from several threads
+_THREADS = torch.get_num_threads()  # torch's default
 
 
-def set_threads(asked: int | None, parameters: int) -> None:
-    """Set torch's threads: as asked, else one for a small model and torch's choice for others."""
-    torch.set_num_threads(asked or (1 if parameters < _SMALL else _THREADS))
+def set_threads(requested: int | None, parameters: int) -> None:
+    """Set torch's threads: as requested, else one for a small model and torch's default."""
+    torch.set_num_threads(requested or (1 if parameters < _SMALL else _THREADS))
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device of a --device. `auto` takes CUDA where there is one. cuda:1 and others are
-    not yet run on hardware.
+    """The torch device of a --device. `auto` prefers CUDA. cuda:1 and others are not yet run on
+    hardware.
     """
     if name == "neuron":
         raise InvalidRequest(
@@ -54,8 +54,8 @@ def describe(device: torch.device | str, threads: int | None = None) -> str:
 
 
 def conditions(device: torch.device | str) -> Conditions:
-    """Conditions of times on a device: of a CPU its name, its instructions and the library that
-    uses them, too.
+    """Conditions of times on a device. A CPU's include its name, its instructions and torch's
+    version.
     """
     words, threads = describe(device), torch.get_num_threads()
     if torch.device(device).type != "cpu":

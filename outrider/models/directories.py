@@ -15,10 +15,10 @@ EMBEDDED = Path(inference.__file__).parent / "data"
 
 
 def find_directory(name: str | None, embedded: str, *, weights: bool = True) -> Path:
-    """The directory of a model that is given as a directory or a hub name. Without a name it is
-    that of the embedded model of this kind.
+    """The directory of a model, by directory or hub name; without a name the embedded model of this
+    kind.
 
-    weights: whether they are needed, too
+    weights: whether weights are needed
     """
     if name is None:
         return EMBEDDED / embedded
@@ -31,13 +31,13 @@ def find_directory(name: str | None, embedded: str, *, weights: bool = True) -> 
 
 
 def note_unread(directory: Path) -> None:
-    """Name weight files of a model's directory that are not read."""
+    """Report weight files of a model's directory that are not read."""
     if names := unread_files(directory):
-        say(f"note: {directory}: no weights of the model, not read: {', '.join(names[:8])}")
+        say(f"note: {directory}: ignored, not weights of the model: {', '.join(names[:8])}")
 
 
 def find_tokenizer(name: str | None, embedded: str) -> Tokenizer:
-    """The tokenizer of a model, for a client that loads none."""
+    """The tokenizer of a model, for a client without a model."""
     if name is not None and is_gguf(name):
         from outrider.models.gguf_file import gguf_tokenizer
 

@@ -1,4 +1,4 @@
-"""Models before and after they are loaded, whatever file they come from."""
+"""Protocols of models before and after loading, for every file format."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class FoundModel(Protocol):
         """Ids that end a text."""
         ...
 
-    def sequence_length(self, asked: int | None) -> int:
+    def sequence_length(self, requested: int | None) -> int:
         """The sequence length, prompt and output together. Raises InvalidRequest beyond the model's
         limit.
         """
         ...
 
     def fingerprint(self) -> str:
-        """An identifier that differs for every model that computes differently."""
+        """An identifier; models that compute differently have different ones."""
         ...
 
     def check(self, options: DeviceOptions) -> None:
@@ -53,16 +53,16 @@ class FoundModel(Protocol):
         ...
 
     def settled(self, options: DeviceOptions, *, drafts: bool) -> FoundModel:
-        """Pick the precision where the options leave it open, and print it.
+        """Pick the precision if the options do not set it, and print it.
 
         drafts: the model drafts, so its weights may be rounded
         """
         ...
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> LoadedModel:
-        """Load the model on the device of the options, which is printed on stderr."""
+        """Load the model on the device of the options, and print the device on stderr."""
         ...
 
     def conditions(self, model: LoadedModel) -> Conditions:
-        """The conditions under which times of the loaded model are measured."""
+        """The conditions of the loaded model's measured times."""
         ...

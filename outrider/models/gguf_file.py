@@ -1,4 +1,4 @@
-"""Models in GGUF files, which llama.cpp computes: what is found, its tokenizer, and its device."""
+"""Models in GGUF files, which llama.cpp computes: the file, its tokenizer, and its device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class GgufFile:
     """A FoundModel in a GGUF file."""
 
-    name: str  # of the file, which clients are told
+    name: str  # of the file; clients see it
     directory: Path  # the file
     facts: GgufFacts
     tokenizer: Tokenizer
@@ -42,9 +42,9 @@ class GgufFile:
     def stop_ids(self) -> frozenset[int]:
         return self.facts.stop_ids | self.tokenizer.end_ids
 
-    def sequence_length(self, asked: int | None) -> int:
+    def sequence_length(self, requested: int | None) -> int:
         facts = self.facts
-        return allowed_length(asked, self.name, facts.max_positions, facts.limited_by)
+        return allowed_length(requested, self.name, facts.max_positions, facts.limited_by)
 
     def fingerprint(self) -> str:
         return fingerprint(self.directory)
@@ -56,7 +56,7 @@ class GgufFile:
         return self
 
     def conditions(self, model: Model) -> Conditions:
-        loaded = cast("GgufModel", model)  # load() made it
+        loaded = cast("GgufModel", model)  # by load()
         return Conditions(f"{loaded.device}, {processor()}, llama.cpp", loaded.threads)
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> GgufModel:
@@ -68,7 +68,7 @@ class GgufFile:
             )
         gpu = _gpu(options.device)
         threads = options.threads or cores()
-        begun = time.perf_counter()
+        start = time.perf_counter()
         model = load_gguf(
             self.directory,
             self.facts,
@@ -82,7 +82,7 @@ class GgufFile:
         where = f"cpu ({count_threads(threads)})" if gpu is None else f"GPU {gpu}"
         say(
             f"{self.name}: {self.facts.parameters / 1e6:.1f} M parameters, {self.facts.weights} by "
-            f"llama.cpp on {where}, loaded in {time.perf_counter() - begun:.1f} s"
+            f"llama.cpp on {where}, loaded in {time.perf_counter() - start:.1f} s"
         )
         return model
 
@@ -93,11 +93,11 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
 
 
 def _tokenizer(path: Path, facts: GgufFacts) -> Tokenizer:
-    """The tokenizer.json beside the file, else the file's own. Raises Mismatch where an id names
-    another token than in the file.
+    """The tokenizer.json beside the file, else the file's own. Raises Mismatch if an id is another
+    token than in the file.
 
-    A GGUF file names its rules for cutting text by a word, and leaves out the normaliser. So only
-    tokenizer.json is known to cut every text as a checkpoint in safetensors does.
+    A GGUF file names its pre-tokenizer in one word, and has no normaliser. So only tokenizer.json
+    is certain to split every text as a checkpoint in safetensors does.
     """
     beside = path.parent / "tokenizer.json"
     tokenizer = Tokenizer(path.parent if beside.is_file() else path)
@@ -111,21 +111,21 @@ def _tokenizer(path: Path, facts: GgufFacts) -> Tokenizer:
                 "the GGUF file; keep them in two directories"
             )
         raise Mismatch(
-            f"{path}: id {number} is {held!r}, and {token!r} in the tokenizer made from it; lay "
+            f"{path}: id {number} is {held!r}, and {token!r} in the tokenizer made from it; put "
             "the tokenizer.json of its checkpoint beside it"
         )
     return tokenizer
 
 
 def _gpu(device: str) -> int | None:
-    """The number of the GPU that computes, None for the CPU. `auto` takes a GPU where llama.cpp
-    was built for one: CUDA, Metal or another.
+    """The number of the GPU to use, None for the CPU. `auto` takes a GPU if llama.cpp was built for
+    one: CUDA, Metal or another.
     """
     if device == "cpu" or (device == "auto" and not supports_gpu()):
         return None
     if device.startswith("neuron"):
         raise UnsupportedModel(
-            f"--device {device}: llama.cpp computes a GGUF file on a CPU or a GPU; take --device "
+            f"--device {device}: llama.cpp computes a GGUF file on a CPU or a GPU; use --device "
             "cpu, cuda or auto, or a checkpoint in safetensors"
         )
     check_gpu()

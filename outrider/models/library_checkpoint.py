@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LibraryCheckpoint:
-    """A FoundModel in safetensors, of any causal architecture that keeps keys by token."""
+    """A FoundModel in safetensors, of any causal architecture with a key-value cache."""
 
     name: str
     directory: Path
@@ -42,9 +42,9 @@ class LibraryCheckpoint:
     def stop_ids(self) -> frozenset[int]:
         return self.config.stop_ids | self.tokenizer.end_ids
 
-    def sequence_length(self, asked: int | None) -> int:
+    def sequence_length(self, requested: int | None) -> int:
         config = self.config
-        return allowed_length(asked, self.name, config.max_positions, config.limited_by)
+        return allowed_length(requested, self.name, config.max_positions, config.limited_by)
 
     def fingerprint(self) -> str:
         from inference.model.weight_files import fingerprint
@@ -57,8 +57,8 @@ class LibraryCheckpoint:
 
         if options.device.startswith("neuron"):
             raise UnsupportedModel(
-                f"--device {options.device}: {self.name} is of type {self.config.model_type}, and "
-                f"compiled are {', '.join(FAMILIES)}; take --device cpu, cuda or auto"
+                f"--device {options.device}: {self.name} is of type {self.config.model_type}; only "
+                f"{', '.join(FAMILIES)} can be compiled: use --device cpu, cuda or auto"
             )
         pick_device(options.device)
 
@@ -68,7 +68,7 @@ class LibraryCheckpoint:
     def conditions(self, model: Model) -> Conditions:
         from outrider.models.devices import conditions
 
-        loaded = cast("TransformersModel", model)  # load() made it
+        loaded = cast("TransformersModel", model)  # by load()
         return conditions(loaded.device)
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> TransformersModel:
@@ -77,7 +77,7 @@ class LibraryCheckpoint:
         from outrider.models.devices import describe, pick_device, set_threads
 
         self.check(options)
-        device, begun = pick_device(options.device), time.perf_counter()
+        device, start = pick_device(options.device), time.perf_counter()
         note_unread(self.directory)
         model = load_transformers(
             self.directory,
@@ -95,6 +95,6 @@ class LibraryCheckpoint:
         say(
             f"{self.name}: {parameters / 1e6:.1f} M parameters, "
             f"{str(model.dtype).removeprefix('torch.')} by transformers on {describe(device)}, "
-            f"loaded in {time.perf_counter() - begun:.1f} s"
+            f"loaded in {time.perf_counter() - start:.1f} s"
         )
         return model

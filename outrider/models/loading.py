@@ -1,5 +1,5 @@
-"""Finds models, and loads them: device, precision and sequence length from the options. What is
-found needs no torch before it is loaded.
+"""Finds models, and loads them: device, precision and sequence length from the options. Only
+loading needs torch.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ class Checkpoint:
     embedded: bool
     config: ModelConfig
     tokenizer: Tokenizer
-    quantization: Quantization | None = None  # of its matrices; None: as they are stored
-    offload: Offload | None = None  # where the layers' weights stay, if not on the device
-    precision: torch.dtype | None = None  # computed in this without --dtype; None: in its own
+    quantization: Quantization | None = None  # of its matrices; None: as stored
+    offload: Offload | None = None  # where the layers' weights are, if not on the device
+    precision: torch.dtype | None = None  # default of --dtype; None: the checkpoint's own
 
     @property
     def stop_ids(self) -> frozenset[int]:
         return self.config.stop_ids | self.tokenizer.end_ids
 
-    def sequence_length(self, asked: int | None) -> int:
+    def sequence_length(self, requested: int | None) -> int:
         config = self.config
-        return allowed_length(asked, self.name, config.max_positions, config.limited_by)
+        return allowed_length(requested, self.name, config.max_positions, config.limited_by)
 
     def fingerprint(self) -> str:
         from inference.model.weight_files import fingerprint
@@ -140,8 +140,8 @@ class OfCheckpoint:
     def stop_ids(self) -> frozenset[int]:
         return self.checkpoint.stop_ids
 
-    def sequence_length(self, asked: int | None) -> int:
-        return self.checkpoint.sequence_length(asked)
+    def sequence_length(self, requested: int | None) -> int:
+        return self.checkpoint.sequence_length(requested)
 
     def fingerprint(self) -> str:
         return self.checkpoint.fingerprint()
@@ -181,30 +181,30 @@ def load_eager(
     from outrider.models.devices import describe, pick_device, set_threads
 
     device = pick_device(options.device)
-    asked = options.dtype or ("float32" if checkpoint.embedded else None)
-    begun = time.perf_counter()
+    requested = options.dtype or ("float32" if checkpoint.embedded else None)
+    start = time.perf_counter()
     note_unread(checkpoint.directory)
     with LoadingStatus(checkpoint.name) as tell:
         decoder = load(
             checkpoint.directory,
             positions=capacity.sequence_length,
             vocabulary=capacity.vocabulary(checkpoint.tokenizer.vocabulary),
-            dtype=DTYPES[asked] if asked else checkpoint.precision,
+            dtype=DTYPES[requested] if requested else checkpoint.precision,
             device=device,
             tell=tell,
         )
-    with torch.device("meta"):  # whole: wherever its numbers are, and however they are kept
+    with torch.device("meta"):  # all parameters, offloaded and quantized ones included
         whole = type(decoder)(decoder.config, 1, decoder.vocabulary)
     parameters = sum(parameter.numel() for parameter in whole.parameters())
     if device.type == "cpu":
         set_threads(options.threads, parameters)
-    kept = decoder.model.embed_tokens.weight.dtype
-    precision = str(kept).removeprefix("torch.")
+    stored = decoder.model.embed_tokens.weight.dtype
+    precision = str(stored).removeprefix("torch.")
     if checkpoint.quantization is not None:
         precision += f", {checkpoint.quantization} matrices"
     say(
         f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on "
-        f"{describe(device)}, loaded in {time.perf_counter() - begun:.1f} s"
+        f"{describe(device)}, loaded in {time.perf_counter() - start:.1f} s"
     )
     return _on_device(decoder, capacity)
 
@@ -213,14 +213,14 @@ Found: TypeAlias = "Checkpoint | GgufFile | LibraryCheckpoint"
 
 
 def find_target(options: TargetModelOptions) -> Found:
-    """The target that --target_model or --model names, or the embedded one. Raises InvalidRequest
-    where layers are to be offloaded of another than a checkpoint of our decoder.
+    """The target of --target_model or --model, or the embedded one. Raises InvalidRequest for
+    --layer_offload with any model but a checkpoint of our decoder.
     """
     found = find_named(options.target_name, "target", backend_of(options))
     if not isinstance(options, OffloadOptions) or options.layer_offload is None:
         return found
     if not isinstance(found, Checkpoint):
-        raise InvalidRequest(f"--layer_offload: {found.name} is {found.kind}, which stays whole")
+        raise InvalidRequest(f"--layer_offload: not supported: {found.name} is {found.kind}")
     return replace(found, offload=options.layer_offload)
 
 
@@ -229,9 +229,9 @@ def find_named(
 ) -> Found:
     """The checkpoint or GGUF file of this name, or the embedded model of this kind.
 
-    backend: what computes a checkpoint; None for the transformers library where our decoder does
-        not know the architecture
-    weights: whether they are needed, too
+    backend: what computes a checkpoint; None for the transformers library if our decoder does not
+        support the architecture
+    weights: whether weights are needed
     """
     if name is not None and is_gguf(name):
         from outrider.models.gguf_file import GgufFile
@@ -254,8 +254,8 @@ def find_named(
 def find_checkpoint(name: str | None, embedded: str, *, weights: bool = True) -> Checkpoint:
     """The checkpoint of this name, or the embedded model of this kind. See find_directory()."""
     directory = find_directory(name, embedded, weights=weights)
-    known, config = _known_as(name, embedded), read_config(directory)
-    return Checkpoint(known, directory, name is None, config, Tokenizer(directory))
+    label, config = _known_as(name, embedded), read_config(directory)
+    return Checkpoint(label, directory, name is None, config, Tokenizer(directory))
 
 
 def _known_as(name: str | None, embedded: str) -> str:
@@ -283,8 +283,8 @@ def _load_legacy(
 
 
 def _on_device(decoder: Decoder, capacity: Capacity) -> EagerModel:
-    """A model with this decoder. On CUDA its calls are recorded and replayed, unless layers come
-    and go; not yet run on a GPU.
+    """A model with this decoder. On CUDA its calls are recorded and replayed, unless layers are
+    offloaded; not yet run on a GPU.
     """
     from inference.model.layer_offload import OffloadedLayers
 

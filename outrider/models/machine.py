@@ -11,19 +11,19 @@ from typing import NamedTuple
 class Conditions(NamedTuple):
     """Conditions under which a model's times were measured."""
 
-    device: str  # in words
+    device: str  # description
     threads: int
 
 
 def memory_size() -> int:
-    """Bytes of this machine's memory; 0 where the system does not say."""
+    """Bytes of this machine's memory; 0 if unknown."""
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return 0
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def cores() -> int:
-    """Cores that this process may use. Linux tells which of its processors share one."""
+    """Cores that this process may use. On Linux, processors that share a core count once."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     shares = Path("/sys/devices/system/cpu")
@@ -37,17 +37,17 @@ def count_threads(threads: int) -> str:
 
 
 def processor() -> str:
-    """The processor's name where Linux tells it."""
+    """The processor's name, as reported by Linux."""
     return _processor_field("model name") or "unknown processor"
 
 
 def has_bfloat16() -> bool:
-    """Whether Linux tells that the processor has instructions for products in bfloat16."""
+    """Whether Linux reports instructions for products in bfloat16."""
     return bool({"avx512_bf16", "amx_bf16", "bf16"} & {*instructions()})
 
 
 def instructions() -> list[str]:
-    """The processor's instructions that matrix products use, where Linux tells them."""
+    """The processor's instructions for matrix products, as reported by Linux."""
     flags = {*_processor_field("flags").split(), *_processor_field("Features").split()}
     return [name for name in _OF_MATRICES if name in flags]
 
@@ -60,7 +60,7 @@ _OF_MATRICES = (
 
 @cache
 def _processor_field(name: str) -> str:
-    """A field of the first processor in /proc/cpuinfo; empty where it is not told."""
+    """A field of the first processor in /proc/cpuinfo; empty if missing."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -37,7 +37,7 @@ class ModelHere(NamedTuple):
     settings: TokenizerSettings | None = None
 
     def drafts_for(self, target: TokenizerIdentity) -> bool:
-        """Whether its tokenizer fits that of a target."""
+        """Whether its tokenizer matches that of a target."""
         mine = TokenizerIdentity(self.family, self.settings)
         return bool(self.family) and not mine.disagreement(target)
 
@@ -60,27 +60,27 @@ class ModelHere(NamedTuple):
 def pull(options: PullRole) -> int:
     """Download a model from the hub, or check a directory. An interrupted download is resumed."""
     if is_gguf(options.name):
-        found = _look_into(Path(options.name))
+        model = _look_into(Path(options.name))
     else:
-        found = _look(options.name, find_directory(options.name, "target"))
-    if found.refusal:
-        raise InvalidRequest(f"{options.name} is in {found.directory}, but: {found.refusal}")
-    say(f"{found.name}: {size_words(found.size)} in {found.directory}")
+        model = _look(options.name, find_directory(options.name, "target"))
+    if model.refusal:
+        raise InvalidRequest(f"{options.name} is in {model.directory}, but {model.refusal}")
+    say(f"{model.name}: {size_words(model.size)} in {model.directory}")
     return 0
 
 
 def list_here(options: ListRole) -> int:
-    """Print the models here, and which pairs fit."""
+    """Print the models on this machine, and the matching pairs."""
     paths = [Path(path) for path in (options.directory or "").split(",") if path]
-    found = list(find_models(paths))
-    pairs = list(fitting(found))
+    models = list(find_models(paths))
+    pairs = list(fitting(models))
     if options.as_json:
-        record = {"models": [one.record() for one in found], "pairs": pairs}
+        record = {"models": [one.record() for one in models], "pairs": pairs}
         print(json.dumps(record, default=list))
         return 0
-    for one in found:
-        about = one.refusal or count_words(one.parameters)
-        print(f"{one.name:44} {size_words(one.size):>9}  {about}")
+    for model in models:
+        about = model.refusal or count_words(model.parameters)
+        print(f"{model.name:44} {size_words(model.size):>9}  {about}")
     print("pairs, with matching tokenizers:" if pairs else "no pair fits: tokenizers differ")
     for draft, target in pairs:
         print(f"  {draft} drafts for {target}")
@@ -93,9 +93,9 @@ def count_words(parameters: float) -> str:
     return f"{parameters / scale:.2f} {unit} parameters"
 
 
-def fitting(found: Sequence[ModelHere]) -> Iterator[tuple[str, str]]:
+def fitting(models: Sequence[ModelHere]) -> Iterator[tuple[str, str]]:
     """Names of a draft and of a larger target whose tokenizers match."""
-    usable = [one for one in found if one.family]
+    usable = [model for model in models if model.family]
     for target in usable:
         identity = TokenizerIdentity(target.family, target.settings)
         for draft in usable:
@@ -112,12 +112,10 @@ def find_models(paths: Sequence[Path]) -> Iterator[ModelHere]:
 
 
 def models_below(paths: Sequence[Path]) -> Iterator[ModelHere]:
-    """Models below directories, and GGUF files. Raises InvalidRequest for a path without
-    anything.
-    """
+    """Models below directories, and GGUF files. Raises InvalidRequest for a missing path."""
     for path in paths:
         if not path.exists():
-            raise InvalidRequest(f"{path}: there is no such directory or file")
+            raise InvalidRequest(f"{path}: no such directory or file")
         for config in sorted(path.glob("**/config.json")):
             yield _look(str(config.parent), config.parent)
         for file in [path] if path.is_file() else sorted(path.glob("**/*.gguf")):

@@ -1,4 +1,4 @@
-"""Short names of pairs, and the choice of a target and its draft for a machine."""
+"""Short names of model pairs, and the choice of a target and its draft for a machine."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ PROCESSOR_SHARE, GPU_SHARE = 0.6, 0.7
 """Estimated shares of memory that a pair's weights may take. Keys and programs take the rest."""
 
 BYTES_PER_CORE = 1e9
-"""Estimated bytes of a target's weights that a core reads in the time of a token, at most."""
+"""Estimated maximum bytes of a target's weights that a core reads in the time of a token."""
 
 Model = ModelHere | PublishedModel
-"""A model that may be taken. Models of one family have one tokenizer."""
+"""A candidate model. Models of a family share a tokenizer."""
 
 M = TypeVar("M", ModelHere, PublishedModel)
 
 
 class MachineFacts(NamedTuple):
-    """Facts about a machine by which a pair is chosen. `memory` is the GPU's where one computes."""
+    """Facts about a machine that decide the pair. `memory` is the GPU's, if one is used."""
 
     memory: int  # bytes
     cores: int
     gpu: bool = False
-    bfloat16: bool = False  # it has instructions for it
+    bfloat16: bool = False  # has instructions for it
     torch: bool = True  # which computes checkpoints in safetensors
     llama_cpp: bool = True  # which computes GGUF files
 
@@ -51,7 +51,7 @@ class MachineFacts(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """The reason for the kind of files that it prefers."""
+        """The reason for the preferred kind of files."""
         if not self.prefers_gguf:
             what = "GPU" if self.gpu else "processor"
             has = f"this {what} computes bfloat16: checkpoints by torch"
@@ -82,10 +82,10 @@ def this_machine() -> MachineFacts:
 
 
 def choose_pair(models: Sequence[M], machine: MachineFacts, size: str = "") -> tuple[M, M] | None:
-    """The largest target that a machine holds and computes at some speed, and its smallest draft.
-    None where no pair fits.
+    """The largest target that fits the machine at a usable speed, and its smallest draft. None if
+    no pair fits.
 
-    size: parameters of the target, such as 7b, whatever its speed; empty for any
+    size: parameters of the target, such as 7b, at any speed; empty for any
     """
     fit = [
         (target, draft)
@@ -109,12 +109,12 @@ def choose_pair(models: Sequence[M], machine: MachineFacts, size: str = "") -> t
 
 
 def has_size(model: str, size: str) -> bool:
-    """Whether a model's name states this size; every one does where it is empty."""
+    """Whether a model's name states this size; True for an empty size."""
     return not size or stated_parameters(model) == stated_parameters(size)
 
 
 def choose_draft(models: Sequence[M], machine: MachineFacts) -> M | None:
-    """The smallest model that a machine computes, if possible of the kind that it prefers."""
+    """The smallest model that the machine can run, if possible of its preferred kind."""
     fit = [one for one in models if machine.computes(one) and one.size <= machine.room]
     return min(
         fit, key=lambda one: (one.gguf != machine.prefers_gguf, one.parameters), default=None
@@ -148,7 +148,7 @@ def targets_of(models: Sequence[PublishedModel]) -> list[str]:
 
 
 def read_name(name: str) -> tuple[str, str]:
-    """The short name and the size of NAME or NAME:SIZE. Raises InvalidRequest for another one."""
+    """The short name and the size of NAME or NAME:SIZE. Raises InvalidRequest for unknown ones."""
     known = short_names()
     short, _, size = name.lower().partition(":")
     if short not in (*known, EMBEDDED_PAIR):
@@ -162,7 +162,7 @@ def read_name(name: str) -> tuple[str, str]:
 
 
 def is_called(model: str, short: str, size: str = "") -> bool:
-    """Whether a model's name is one of this short name and size: the longest family in it is."""
+    """Whether a model belongs to this short name, by the longest family in its name, and size."""
     if short == EMBEDDED_PAIR:
         return model.startswith("outrider-embedded")
     name = Path(model).name.lower()

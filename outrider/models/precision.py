@@ -1,5 +1,5 @@
-"""Picks the compute type of a checkpoint on a CPU, where --dtype leaves it open: products of its
-own sizes are measured in each compute type that its use allows, and kept.
+"""Picks the compute type of a checkpoint on a CPU for --dtype auto: matrix products of its sizes
+are measured in each compute type that its use allows, and the times are stored.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
     from inference.model.decoder import Decoder
 
 NODES = (1, 4, 16)
-"""Nodes of the forwards that are measured."""
+"""Nodes of the measured forward passes."""
 
 COUNTED = {"target": (1, 16), "draft": (1, 4)}
-"""Nodes of the forwards that count, by the use of a model."""
+"""Nodes of the forward passes that decide, by the use of a model."""
 
 MARGIN = 1.15
-"""Factor by which another compute type has to be quicker than the checkpoint's own."""
+"""Minimum speed-up of another compute type over the checkpoint's own."""
 
 LEAST_BYTES = 64_000_000
-"""Size of a checkpoint below which nothing is measured: such a model is quick in anything."""
+"""Size of a checkpoint below which nothing is measured: such a model is fast in any type."""
 
 MEMORY_SHARE = 0.5
 """Share of the machine's memory that widened weights may take."""
 
 ROUNDS = 3
-"""Products of each kind below which a machine is too busy for its times to say anything."""
+"""Minimum products of each kind; with fewer a machine is too busy for meaningful times."""
 
-_MEASURED, _SECONDS = 32_000_000, 1.0  # weights, more than caches hold, and for how long
+_MEASURED, _SECONDS = 32_000_000, 1.0  # weights, more than caches hold; seconds of measuring
 MOST_SECONDS = 10.0
-"""Seconds of measuring at most, where ROUNDS take longer than usual."""
+"""Maximum seconds of measuring, if ROUNDS take longer than usual."""
 
 
 class ComputeType(NamedTuple):
@@ -74,8 +74,8 @@ def find_compute_type(
     *,
     drafts: bool,
 ) -> ComputeType | None:
-    """The compute type of a checkpoint that is for a CPU; None where it is its own without a
-    choice. Prints on stderr what was picked, and why.
+    """The compute type of a checkpoint for a CPU; None if only its own is possible. Prints the
+    choice and its reason on stderr.
 
     A target keeps its weights exactly. A draft may have them rounded, also to int8 unless
     --draft_quantization says otherwise.
@@ -100,16 +100,16 @@ def find_compute_type(
         say(f"{name}: --dtype auto stays at {possible[0]}: this machine is too busy to compare")
         return possible[0]
     picked = pick(times, COUNTED[use])
-    say(f"{name}: {told(times, picked, COUNTED[use])}")
+    say(f"{name}: {choice_line(times, picked, COUNTED[use])}")
     return picked
 
 
 def candidates(own: torch.dtype, room: float, *, drafts: bool, int8: bool) -> list[ComputeType]:
     """Compute types that a checkpoint may have, its own precision first.
 
-    float16 is only for checkpoints of its own: others' states may go beyond its range.
+    float16 is only for float16 checkpoints: states of others may exceed its range.
 
-    room: the machine's memory in bytes a weight
+    room: the machine's memory in bytes per weight
     int8: whether matrices may be rounded to it
     """
     others = [torch.float32, torch.bfloat16] if drafts else [torch.float32]
@@ -122,33 +122,33 @@ def candidates(own: torch.dtype, room: float, *, drafts: bool, int8: bool) -> li
 
 
 def pick(times: Tables, counted: Sequence[int]) -> ComputeType:
-    """The compute type whose forwards of `counted` nodes are the quickest, in the geometric mean.
-    The checkpoint's own stays unless another is quicker by MARGIN.
+    """The compute type with the fastest forward passes of `counted` nodes, in the geometric mean.
+    The checkpoint's own is kept unless another is faster by MARGIN.
     """
     cost = {one: math.prod(table[1, nodes] for nodes in counted) for one, table in times.items()}
     own, best = next(iter(times)), min(cost, key=cost.__getitem__)
     return best if cost[own] > MARGIN ** len(counted) * cost[best] else own
 
 
-def told(times: Tables, picked: ComputeType, counted: Sequence[int]) -> str:
-    """Line with the compute type that was picked, and the reason."""
+def choice_line(times: Tables, picked: ComputeType, counted: Sequence[int]) -> str:
+    """Line with the chosen compute type, and the reason."""
     own, all_nodes = next(iter(times)), ", ".join(map(str, NODES))
-    why = "nothing is clearly quicker" if picked == own else f"quicker than its own {own}"
+    why = "nothing is clearly faster" if picked == own else f"faster than its own {own}"
     figures = [
         f"{one} {', '.join(f'{1e3 * table[1, nodes]:.4g}' for nodes in NODES)}"
         for one, table in times.items()
     ]
     return (
-        f"--dtype auto takes {picked}: {why} for {' and '.join(map(str, counted))} nodes (ms of "
-        f"a forward's products at {all_nodes} nodes: {'; '.join(figures)})"
+        f"--dtype auto takes {picked}: {why} for {' and '.join(map(str, counted))} nodes (ms of a "
+        f"forward pass's products at {all_nodes} nodes: {'; '.join(figures)})"
     )
 
 
 def _kept_or_measured(model: Decoder, use: str, possible: Sequence[ComputeType]) -> Tables:
-    """Times that an earlier start kept, else measured now and kept; none on a busy machine.
+    """Stored times, or times measured and stored now; none on a busy machine.
 
-    Only the model's sizes count: its weights may be anywhere. The candidates of a target and a
-    draft differ, so each has its own.
+    Only the model's sizes matter, not its path. A target and a draft have different candidates, so
+    each has its own times.
     """
     layer = next(iter(model.model.layers))
     sizes = [one.weight.shape for one in layer.modules() if isinstance(one, nn.Linear)]
@@ -174,7 +174,7 @@ def _kept_or_measured(model: Decoder, use: str, possible: Sequence[ComputeType])
     tables = {one: stored[one].load(say) or {} for one in possible}
     if all((1, nodes) in table for table in tables.values() for nodes in NODES):
         return tables
-    times = measured(sizes, weights, possible)  # all together: with the same neighbours
+    times = measured(sizes, weights, possible)  # all in one process: under equal load
     for one, table in times.items():
         stored[one].store(table)
     return times
@@ -184,11 +184,11 @@ def measured(
     sizes: Sequence[torch.Size], weights: int, possible: Sequence[ComputeType]
 ) -> dict[ComputeType, dict[Shape, float]]:
     """Measure a layer's products in each compute type, for about a second, on random weights.
-    Layers are repeated, or their outputs cut, until the weights are as many as can be timed.
-    Returns nothing where even MOST_SECONDS are too short for ROUNDS.
+    Layers are repeated, or their outputs cut, to a number of weights that can be timed. Returns
+    nothing if even MOST_SECONDS are too short for ROUNDS.
 
     sizes: of a layer's matrices, [outputs, inputs]
-    weights: of the matrices of a whole forward, whose seconds are returned
+    weights: number in a whole forward pass, whose seconds are returned
     """
     layer = sum(size.numel() for size in sizes)
     cut = [(math.ceil(min(1, _MEASURED / layer) * outs / 16) * 16, ins) for outs, ins in sizes]
@@ -222,6 +222,6 @@ def _product(kind: ComputeType, outputs: int, inputs: int) -> Callable[[Tensor],
 
 
 def _random(rows: int, columns: int) -> Tensor:  # [rows, columns] float32
-    """Random numbers: a few, which take no time to make, repeated."""
+    """Random numbers: a few, repeated, because many take long to generate."""
     few = torch.rand(1 << 16) - 0.5
     return few.repeat(rows * columns // len(few) + 1)[: rows * columns].view(rows, columns)

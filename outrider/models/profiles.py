@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from inference.engine.engine import Engine
 
 WIDEST = 64
-"""Nodes of the widest call of a draft that is profiled."""
+"""Maximum nodes of a profiled draft call."""
 
 
 QUICK_SECONDS = 0.5
-"""Seconds of measuring before the first request, if nothing was stored and to check what was."""
+"""Seconds of measuring before the first request, without stored times and to check them."""
 
 IDLE_SECONDS = 20.0
-"""Seconds of measuring while nobody has a session."""
+"""Seconds of measuring while no session is open."""
 
 IDLE_CALL_SECONDS, IDLE_CALL_NODES = 1.0, 4.0
-"""Maximum seconds of a call that is made while nobody has a session, or that many calls of one node
-if these are slow: a client that connects then waits for its end.
+"""Maximum seconds of a measured call while no session is open, or that many calls of one node if
+these are slow: a client that connects meanwhile has to wait for it.
 """
 
 
 def _measure_idle(
     survey: Profiler, store: Callable[[Profiler], None], nodes: int, engine: Engine
 ) -> bool:
-    """Measure one call while nobody has a session, and store the times after the last one; False
-    if none can be measured.
+    """Measure one call while no session is open, and store the times after the last one; False if
+    none can be measured.
 
     nodes: of the widest call
     """
@@ -49,7 +49,7 @@ def _measure_idle(
     if survey.done or max(row.high_water for row in cached) + nodes > engine.model.capacity:
         return False
     survey.advance(cached)
-    if survey.done and survey.is_representative:  # else another start, less busy, measures more
+    if survey.done and survey.is_representative:  # else a later, less busy start measures more
         store(survey)
     return True
 
@@ -59,24 +59,24 @@ class TargetTimes(NamedTuple):
 
     times: Times
     table: Table  # for clients
-    when_idle: Callable[[Engine], bool] | None = None  # measures what is left
+    when_idle: Callable[[Engine], bool] | None = None  # measures the rest
 
 
 @dataclass(frozen=True)
 class Profiles:
-    """The stored times, and how they are measured."""
+    """Stored times, and their measurement."""
 
     directory: Path
-    tell: Tell  # gets lines of progress
+    tell: Tell  # receives lines of progress
     whole: bool = False  # measure all before anything else is done
 
     def draft(self, draft: FoundModel, model: LoadedModel, length: int) -> Table:
         """Seconds of a draft's call by shape.
 
-        length: the longest sequence that the model was loaded for
+        length: maximum sequence length of the loaded model
         """
-        width, made_from = min(WIDEST, model.max_nodes), draft.fingerprint()
-        place = self._stored("draft", draft, model, made_from, length, rows=1, nodes=width)
+        width, identity = min(WIDEST, model.max_nodes), draft.fingerprint()
+        place = self._stored("draft", draft, model, identity, length, rows=1, nodes=width)
         if (stored := place.load(self.tell)) is not None:
             return stored
         survey = survey_draft(model, length, width)
@@ -86,15 +86,15 @@ class Profiles:
         return survey.table()
 
     def target(
-        self, target: FoundModel, made_from: str, model: LoadedModel, length: int, nodes: int
+        self, target: FoundModel, identity: str, model: LoadedModel, length: int, nodes: int
     ) -> TargetTimes:
         """Seconds of a forward pass by rows and by nodes of each row.
 
-        made_from: fingerprint of its weights, and of its artefact
+        identity: fingerprint of its weights, and of its artefact
         """
         rows = model.rows
         when_idle: Callable[[Engine], bool] | None = None
-        place = self._stored("target", target, model, made_from, length, rows=rows, nodes=nodes)
+        place = self._stored("target", target, model, identity, length, rows=rows, nodes=nodes)
         stored = place.load(self.tell)
         survey = survey_target(model, length, rows, nodes, Times(stored))
         if stored is not None:
@@ -110,7 +110,7 @@ class Profiles:
         kind: str,
         found: FoundModel,
         model: LoadedModel,
-        made_from: str,
+        identity: str,
         length: int,
         *,
         rows: int,
@@ -119,7 +119,7 @@ class Profiles:
         device, threads = found.conditions(model)
         conditions: dict[str, str | int] = {
             "device": device,
-            "model": made_from,
+            "model": identity,
             "dtype": str(model.dtype).removeprefix("torch."),
             "threads": threads,
             "context": min(CONTEXT, length),
@@ -130,7 +130,7 @@ class Profiles:
         return StoredTimes(self.directory, kind, f"the {kind} {found.name}", conditions)
 
     def _measure(self, place: StoredTimes, survey: Profiler) -> None:
-        """Measure before all else: all shapes if `whole`, else for QUICK_SECONDS."""
+        """Measure first: all shapes if `whole`, else for QUICK_SECONDS."""
         if not self.whole:
             survey.run(lambda progress: None, QUICK_SECONDS)
         else:

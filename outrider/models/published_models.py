@@ -1,4 +1,4 @@
-"""Models that may fit: those on this machine, and the table of published ones by family."""
+"""Models that may fit a target: on this machine, and from the table of published ones."""
 
 from __future__ import annotations
 
@@ -25,20 +25,18 @@ from outrider.models.machine import memory_size
 from outrider.models.models_here import ModelHere
 
 LARGEST_DRAFT = 3500e6
-"""Parameters of a published draft, at most."""
+"""Maximum parameters of a published draft."""
 
 
 @dataclass(frozen=True)
 class PublishedModel(Record):
-    """A row of families.json: a model on the hub. A draft's tokenizer is compared when it is
-    fetched.
-    """
+    """A row of families.json: a model on the hub. Its tokenizer is compared before download."""
 
-    family: Text  # targets have this in their names, in lower case
+    family: Text  # part of the targets' names, in lower case
     repository: Text
     millions: Positive  # of parameters
     precision: Text
-    megabytes: Positive  # to fetch; some are computed from the parameters
+    megabytes: Positive  # to download; some are computed from the parameters
     licence: Text
     context: Count  # tokens
     file: Text = ""  # a GGUF file of the repository; empty for a checkpoint in safetensors
@@ -50,7 +48,7 @@ class PublishedModel(Record):
 
     @property
     def size(self) -> int:
-        """Bytes to fetch."""
+        """Bytes to download."""
         return int(self.megabytes * 1e6)
 
     @property
@@ -70,21 +68,21 @@ class PublishedModel(Record):
         )
 
 
-def judged(one: ModelHere, target: Description) -> ModelHere:
-    """A model here; its refusal also says why it is no draft for a target."""
-    itself = target.model in (one.name, one.directory.name)
-    larger = itself or one.parameters > stated_parameters(target.model) / 2
+def judged(model: ModelHere, target: Description) -> ModelHere:
+    """A local model; its refusal includes reasons why it cannot draft for the target."""
+    itself = target.model in (model.name, model.directory.name)
+    larger = itself or model.parameters > stated_parameters(target.model) / 2
     reasons = {
-        one.refusal: bool(one.refusal),
-        "its tokenizer is not the target's": not one.drafts_for(tokenizer_identity(target)),
+        model.refusal: bool(model.refusal),
+        "its tokenizer is not the target's": not model.drafts_for(tokenizer_identity(target)),
         "it has more than half of the target's parameters": larger,
-        "it takes more than half of this machine's memory": 2 * one.size > memory_size() > 0,
+        "it takes more than half of this machine's memory": 2 * model.size > memory_size() > 0,
     }
-    return one._replace(refusal=next((why for why, holds in reasons.items() if holds), ""))
+    return model._replace(refusal=next((why for why, holds in reasons.items() if holds), ""))
 
 
 def stated_parameters(name: str) -> float:
-    """Parameters that a model's name states, such as 7B; infinite where it states none."""
+    """Parameters that a model's name states, such as 7B; infinite without one."""
     found = re.search(r"(?<![\d.])(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", Path(name).name.lower())
     return float(found[1]) * {"b": 1e9, "m": 1e6}[found[2]] if found else math.inf
 
@@ -97,8 +95,8 @@ def published_models() -> tuple[PublishedModel, ...]:
 
 
 def published_for(model: str, here: Sequence[ModelHere]) -> list[PublishedModel]:
-    """Published drafts of at most half of a target's parameters that are not here, the smallest
-    file first.
+    """Published drafts up to half of a target's parameters that are not here, the smallest file
+    first.
     """
     name, most = Path(model).name.lower(), min(stated_parameters(model) / 2, LARGEST_DRAFT)
     known = {part for one in here if one.family for part in (one.name, one.directory.name)}
@@ -108,30 +106,31 @@ def published_for(model: str, here: Sequence[ModelHere]) -> list[PublishedModel]
 
 
 def fetch_agreed(published: Sequence[PublishedModel], tokenizer: TokenizerIdentity) -> None:
-    """Fetch the two smallest drafts that this installation can load, if the user agrees.
+    """Download the two smallest drafts that this installation can load, if the user agrees.
 
-    Raises InvalidRequest where there is none or nobody can be asked. See fetch().
+    Raises InvalidRequest if there is none, or no terminal to ask on. See fetch().
     """
-    known = [one for one in published if is_installed("llama_cpp" if one.gguf else "torch")][:2]
-    if not known or not sys.stdin.isatty():
-        why = "stdin is no terminal, so nobody can be asked" if known else "no draft is known"
-        raise InvalidRequest(f"--download: nothing is fetched: {why}")
-    say("\n".join(map(str, known)))
-    if input("fetch these? [y/N] ").strip().lower() in ("y", "yes"):
-        say("\n".join(f"fetched {fetch(one, tokenizer)}" for one in known))
+    packages = {True: "llama_cpp", False: "torch"}
+    loadable = [model for model in published if is_installed(packages[model.gguf])][:2]
+    if not loadable or not sys.stdin.isatty():
+        why = "cannot ask, stdin is not a terminal" if loadable else "no draft fits"
+        raise InvalidRequest(f"--download: nothing is downloaded: {why}")
+    say("\n".join(map(str, loadable)))
+    if input("download these? [y/N] ").strip().lower() in ("y", "yes"):
+        say("\n".join(f"downloaded {fetch(model, tokenizer)}" for model in loadable))
 
 
 def fetch(model: PublishedModel, tokenizer: TokenizerIdentity | None = None) -> Path:
     """Download a model. Returns its directory, or the GGUF file, which gets its checkpoint's
     tokenizer beside it.
 
-    tokenizer: the target's, which its own has to match; None for any
+    tokenizer: the target's, which the model's has to match; None for any
 
-    Raises Mismatch where they do not match, before any weights are fetched.
+    Raises Mismatch if they differ, before any weights are downloaded.
     """
     source = find_model(model.tokenizer or model.repository, weights=False)
     if tokenizer is not None and Tokenizer(source).identity.disagreement(tokenizer):
-        raise Mismatch(f"{model.repository} is not fetched: its tokenizer is not the target's")
+        raise Mismatch(f"{model.repository} is not downloaded: its tokenizer is not the target's")
     place = find_model(model.repository, file=model.file)
     for path in source.glob("tokenizer*.json") if model.gguf else ():
         shutil.copy(path, place)

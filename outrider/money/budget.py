@@ -1,4 +1,4 @@
-"""Charges of the texts of a run, and the most that they may cost."""
+"""Charges of the texts of a run, and their maximum cost."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from outrider.money.goal import UNPRICED
 
 
 class _Meter:
-    """Counts the seconds in which texts are made, from any thread.
+    """Counts the seconds in which texts are generated, from any thread.
 
-    `held` counts a second once, however many texts are made in it. `each` counts what one text is
-    charged, where texts that are made together share a second evenly.
+    `held` counts a second once, for any number of concurrent texts. `each` is the charge of one
+    text: concurrent texts share a second evenly.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -27,9 +27,7 @@ class _Meter:
         self._clock, self._texts, self._at, self._lock = clock, 0, 0.0, threading.Lock()
 
     def read(self, more: int = 0) -> tuple[float, float]:
-        """The values of `held` and `each` now. Then `more` texts begin, or end if it is
-        negative.
-        """
+        """Return `held` and `each`, and add `more` to the number of running texts."""
         with self._lock:
             now = self._clock()
             if self._texts:
@@ -40,7 +38,7 @@ class _Meter:
 
 
 class Charge:
-    """Usage of one text, counted from now until the charge is closed."""
+    """Usage of one text, counted until the charge is closed."""
 
     def __init__(self, budget: RunBudget, meter: _Meter) -> None:
         self.budget, self._meter = budget, meter
@@ -48,9 +46,7 @@ class Charge:
         self._ended: float | None = None
 
     def take(self, drafting: float, traffic: Traffic) -> None:
-        """Set the text's seconds of drafting and the session's bytes, both counted from the
-        beginning.
-        """
+        """Set the text's total seconds of drafting and the session's total bytes."""
         self._taken = Usage(0.0, drafting, traffic.bytes_up, traffic.bytes_down)
 
     def close(self) -> None:
@@ -60,23 +56,23 @@ class Charge:
 
     @property
     def usage(self) -> Usage:
-        """The text's usage, with its share of the seconds in which it was made beside others."""
+        """The text's usage, with its share of seconds with concurrent texts."""
         until = self._meter.read()[1] if self._ended is None else self._ended
         return self._taken._replace(wall=until - self._began)
 
     @property
     def usd(self) -> float | None:
-        """US dollars of the text, as far as prices are known; None where nobody has stated one."""
+        """US dollars of the text, as far as prices are known; None for an unpriced target."""
         return self.budget.price(self.usage)
 
 
 class RunBudget:
-    """Counts the usage of all texts of a run. One user holds one target: seconds in which several
-    texts are made are paid once.
+    """Counts the usage of all texts of a run. Seconds of the target with several concurrent texts
+    are paid once.
 
-    limit: US dollars; None where only the count is wanted
+    limit: US dollars; None for no limit
 
-    Raises InvalidRequest for a limit that is not above 0, or that could not be counted.
+    Raises InvalidRequest for a limit that is not above 0, or without a price of the target.
     """
 
     def __init__(
@@ -86,7 +82,7 @@ class RunBudget:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if limit is not None and not limit > 0:
-            raise InvalidRequest(f"--max_usd is above 0: got {limit}")
+            raise InvalidRequest(f"--max_usd must be above 0: got {limit}")
         if limit is not None and not billing.priced:
             raise InvalidRequest(f"--max_usd needs a price of the target: {UNPRICED}")
         self.billing, self._limit = billing, limit
@@ -95,7 +91,7 @@ class RunBudget:
 
     @contextmanager
     def charge(self) -> Iterator[Charge]:
-        """The charge of one text, which is counted while it is made, also if it fails."""
+        """The charge of one text, counted until the context ends, also on failure."""
         charge = Charge(self, self._meter)
         with self._lock:
             self._open.append(charge)
@@ -112,10 +108,10 @@ class RunBudget:
         return self.billing.known_prices.of(usage) if self.billing.priced else None
 
     def cost(self, usage: Usage, tokens: int) -> Figure:
-        """US dollars of a text: a lower bound where only some prices are known."""
+        """US dollars of a text: a lower bound if only some prices are known."""
         usd, source = self.price(usage), self.billing.source or ""
         if usd is None:
-            return Figure.unavailable("nobody has stated a price of the target")
+            return Figure.unavailable("the target has no price")
         if not tokens:
             return Figure.measured(usd, source)
         total = self.billing.figures(tokens, usage)["total_cost"]
@@ -125,9 +121,9 @@ class RunBudget:
         return Figure(usd, total.quality, source or total.source)
 
     def energy(self, usage: Usage, tokens: int) -> Figure:
-        """Joules of this machine while it drafted a text, by the watts that the user states."""
+        """Joules of this machine for drafting a text, by --draft_watts."""
         if not tokens:
-            return Figure.measured(0.0, "no tokens were made")
+            return Figure.measured(0.0, "no tokens were generated")
         return self.billing.figures(tokens, usage)["draft_energy"].times(tokens)
 
     @property

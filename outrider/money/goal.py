@@ -1,7 +1,7 @@
 """The user's goal for drafting (speed, cost or a limit on one), and the prices that steer to it.
 
-A limit is kept by moving the weight of cost every few tokens. More weight goes on cost while there
-is speed to spare or a token is too dear, less otherwise. No clock is read.
+A limit is met by adjusting the weight of cost every few tokens: up while there is speed to spare or
+a token is too expensive, down otherwise. No clock is read.
 """
 
 from __future__ import annotations
@@ -21,75 +21,75 @@ from outrider.options.groups import GoalOptions, PriceOptions, read_knob
 if TYPE_CHECKING:
     from inference.planner.acceptance import Knowledge
 
-UNPRICED = "give --usd_per_hour or --instance, or ask a target that was started with --usd_per_hour"
+UNPRICED = "give --usd_per_hour or --instance, or use a target started with --usd_per_hour"
 
 OF_TOTAL = ("usd_per_kwh", "draft_watts", "usd_per_gb_up", "usd_per_gb_down")
-"""Prices that total_cost needs beside that of the target's hours."""
+"""Prices that total_cost needs besides the target's hourly price."""
 
 EVERY = 8
 """Tokens between two changes of the weight."""
 
 STEP = 0.2
-"""Change of the weight when the measured value is e times the wanted one."""
+"""Change of the weight when the measured value is e times the limit."""
 
 LEAST_SAVED = 0.25
-"""Ratio of the price of drafting to that of waiting from which on the cost end of --cs was measured
-to be cheaper (docs/cost.md).
+"""Minimum ratio of the prices of drafting and waiting at which the cost end of --cs was measured to
+be cheaper (docs/cost.md).
 """
 
 SENT_BYTES = 20_000.0
-"""Bytes that a busy draft sends to its target in a second."""
+"""Bytes per second that a busy draft sends to its target."""
 
-UNSTEERED = "--cs steers a draft on this machine that never waits: here is none"
-"""Reason why a client cannot be steered that drafts otherwise, or not at all."""
+UNSTEERED = "--cs needs an adaptive draft on this machine"
+"""Reason why a client with another draft, or none, cannot be steered."""
 
 
 @dataclass(frozen=True)
 class Goal:
     """A weight of cost against speed, or a limit on one of them, for every text of a run.
 
-    With a limit, the other is made as good as it can be. Raises InvalidRequest for values out of
-    bounds, and for two limits.
+    With a limit on one, the other is optimised. Raises InvalidRequest for values out of bounds, and
+    for two limits.
     """
 
     objective: str = "total_cost"
-    weight: float = 0.0  # 0 is speed alone, 1 cost alone
-    min_tps: float | None = None  # tokens a second to keep, at least cost
-    max_per_token: float | None = None  # US dollars or joules to keep, at most speed
+    weight: float = 0.0  # 0: only speed, 1: only cost
+    min_tps: float | None = None  # minimum tokens per second, at minimum cost
+    max_per_token: float | None = None  # maximum US dollars or joules, at maximum speed
     billing: Billing = field(default_factory=Billing)
-    # drafting has a small price of its own, since nobody says what its energy costs
+    # drafting has a small price of its own, since the price of its energy is unknown
     battery: bool = True
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
             raise InvalidRequest(
-                f"an objective is one of {', '.join(OBJECTIVES)}: got {self.objective!r}"
+                f"the objective must be one of {', '.join(OBJECTIVES)}: got {self.objective!r}"
             )
         if not 0 <= self.weight <= 1:
             raise InvalidRequest(
-                f"--cs is tps, balanced, cost or 0 to 100: got {self.weight * 100:g}"
+                f"--cs must be tps, balanced, cost or 0 to 100: got {self.weight * 100:g}"
             )
         if self.min_tps is not None and self.max_per_token is not None:
-            raise InvalidRequest("one limit at a time: tokens a second, or what a token may cost")
+            raise InvalidRequest("only one limit is allowed: on tokens/s, or on cost per token")
         for limit in (self.min_tps, self.max_per_token):
             if limit is not None and not 0 < limit < float("inf"):
-                raise InvalidRequest(f"a limit is above 0: got {limit}")
+                raise InvalidRequest(f"a limit must be above 0: got {limit}")
 
     @property
     def speed_alone(self) -> bool:
-        """Whether nothing but time has a price."""
+        """Whether only time has a price."""
         return self.weight == 0 and self.min_tps is None and self.max_per_token is None
 
     @property
     def unpriced(self) -> bool:
-        """Whether the objective is in dollars, and nobody has stated the target's price."""
+        """Whether the objective is in dollars, and the target has no price."""
         return not self.billing.priced and self.objective not in (*ENERGIES, "latency")
 
     @property
     def unsteered(self) -> str:
-        """The reason why all positions of --cs ask for the same; empty where they differ."""
+        """The reason why all positions of --cs are equivalent; empty if they differ."""
         if self.unpriced:
-            return f"without a price of the target there is only speed: {UNPRICED}"
+            return f"without a price of the target only speed counts: {UNPRICED}"
         try:
             prices = self.billing.unit_prices(self.objective)
         except InvalidRequest as error:
@@ -97,15 +97,15 @@ class Goal:
         if prices != SPEED.times(prices.wall):
             return ""
         return (
-            f"{self.objective} is proportional to time here, so every position of --cs asks "
-            "for the same: prices of electricity and traffic would tell them apart"
+            f"{self.objective} is proportional to time here, so all positions of --cs are "
+            "equivalent: they differ only with prices of electricity or traffic"
         )
 
     @property
     def pointless(self) -> str:
-        """The reason why a knob would save nothing; empty where it saves.
+        """The reason why --cs would save nothing; empty if it saves.
 
-        Drafting and its bytes are all that a position of --cs can save.
+        --cs can save only the cost of drafting and of its bytes.
         """
         if self.unsteered:
             return self.unsteered
@@ -115,21 +115,21 @@ class Goal:
             return ""
         return (
             f"a second of drafting costs {saved / prices.wall:.1%} of a second of waiting "
-            f"({self.objective}): too little for a knob, since it saves more at every position"
+            f"({self.objective}): too little to trade, since drafting saves more at every position"
         )
 
     @property
     def fallback(self) -> str:
-        """A note for a user who stated other prices, although only the target's hours are weighed.
-        Empty where there is nothing to say.
+        """A note that only the target's hourly price is weighed, although the user stated others;
+        else empty.
         """
         unstated = _unstated(self.billing)
         weighs_hours = self.billing.priced and self.objective == "api_cost"
         if self.speed_alone or not weighs_hours or len(unstated) == len(OF_TOTAL):
             return ""
         return (
-            f"cost is what the target's hours cost (api_cost): total_cost also needs "
-            f"{' and '.join(unstated)} (0 for what costs nothing)"
+            f"cost is that of the target's hours (api_cost): total_cost also needs "
+            f"{' and '.join(unstated)} (0 if free)"
         )
 
     def prices(self, known: Knowledge) -> Prices:
@@ -148,7 +148,7 @@ class SteeredPrices(Prices):
 
     goal: Goal = field(default_factory=Goal)
     cost: UnitPrices = SPEED  # by the goal's objective
-    # what a token may take, until one was measured
+    # the limit per token, until one was measured
     expected: Usage = field(default_factory=lambda: Usage(wall=1.0))
 
     def __post_init__(self) -> None:
@@ -163,8 +163,8 @@ class SteeredPrices(Prices):
             self._steer(self.effort.times(1 / self.tokens))
 
     def _steer(self, measured: Usage) -> None:
-        """Move the weight by the usage of a recent token."""
-        spare = 0.0  # above 0: cost may count more
+        """Adjust the weight by the usage of a recent token."""
+        spare = 0.0  # above 0: more weight on cost
         if self.goal.min_tps is not None:
             spare = _log(1.0, measured.wall * self.goal.min_tps)
         elif self.goal.max_per_token is not None:
@@ -174,14 +174,14 @@ class SteeredPrices(Prices):
 
 
 def _log(more: float, less: float) -> float:
-    """Logarithm of a ratio, bounded, so that a single stall has no long effect."""
+    """Logarithm of a ratio, bounded so that a single stall has no long effect."""
     return min(max(math.log(max(more, 1e-12) / max(less, 1e-12)), -1.0), 1.0)
 
 
 def read_billing(options: PriceOptions) -> Billing:
     """The prices of --usd_per_hour or of --instance. Without either the target is unpriced.
 
-    Raises Unavailable where no source has that instance.
+    Raises Unavailable if no source has that instance.
     """
     stated = flags_of(PriceOptions).keys() & vars(Billing())
     billing = Billing(**{name: getattr(options, name) for name in stated})
@@ -194,8 +194,7 @@ def read_billing(options: PriceOptions) -> Billing:
             market: Market = "spot" if options.spot else "on-demand"
             price = prices.find(options.instance, options.region, market)
         except Unavailable as error:
-            flag = "--usd_per_hour, in place of --instance,"
-            raise Unavailable(f"{error}; {flag} states one") from error
+            raise Unavailable(f"{error}; give --usd_per_hour instead of --instance") from error
         return replace(billing, usd_per_hour=price.usd_per_hour, source=str(price))
     if options.usd_per_hour is None:
         return billing
@@ -203,11 +202,11 @@ def read_billing(options: PriceOptions) -> Billing:
 
 
 def read_goal(options: GoalOptions, billing: Billing) -> Goal:
-    """The goal that --cs, --objective and the limits express.
+    """The goal of --cs, --objective and the limits.
 
-    Cost is what --objective says. By default it is the total where all its prices are stated, else
-    the price of the target's hours. Raises InvalidRequest where the goal needs a price that nobody
-    has stated, and for a position of --cs where all ask for the same.
+    The default objective is total_cost if all its prices are stated, else api_cost. Raises
+    InvalidRequest if the goal needs a missing price, and for a position of --cs if all are
+    equivalent.
     """
     cost = "total_cost" if billing.priced and not _unstated(billing) else "api_cost"
     limit = options.max_joules_per_token
@@ -224,12 +223,12 @@ def read_goal(options: GoalOptions, billing: Billing) -> Goal:
     if not goal.speed_alone:
         if goal.unpriced:
             raise InvalidRequest(f"{goal.objective} needs a price of the target: {UNPRICED}")
-        billing.unit_prices(goal.objective)  # before anything is loaded: can it be computed?
+        billing.unit_prices(goal.objective)  # raises before anything is loaded
     if goal.weight and goal.unsteered:
         raise InvalidRequest(goal.unsteered)
     return goal
 
 
 def _unstated(billing: Billing) -> list[str]:
-    """Flags of the prices that are missing for the total."""
+    """Flags of the prices missing for total_cost."""
     return [f"--{name}" for name in OF_TOTAL if getattr(billing, name) is None]

@@ -91,5 +91,5 @@ def overview() -> Iterator[str]:
     yield '  outrider run "def main():" --baseline  generate with it, from another shell'
     yield ""
     yield "`outrider COMMAND --help` shows a command's common flags, `--help-all` all of them."
-    yield "Flags may also stand in a YAML file (--config FILE) or in the environment"
+    yield "Flags may also be set in a YAML file (--config FILE) or in the environment"
     yield "(OUTRIDER_BATCH=8); --no_NAME turns a switch off."

@@ -1,5 +1,5 @@
-"""Role fused_target: a draft on the target's own host. It is a model of its own, or it is compiled
-into the target's graphs.
+"""Role fused_target: a draft on the target's own host. It is a separate model, or compiled into the
+target's graphs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from outrider.options.roles import FusedTargetRole
 
 
 class Drafts(NamedTuple):
-    """A drafter or graphs that draft beside a target, and the description for its clients."""
+    """A drafter or graphs that draft beside a target, and its description for clients."""
 
     description: Description
     drafter: ColocatedDrafter | None = None
@@ -41,11 +41,11 @@ class Drafts(NamedTuple):
 def with_draft(
     options: FusedTargetRole, model: Model, description: Description, grammars: Grammars | None
 ) -> Drafts:
-    """Add a draft with as many rows as the target. Raises Mismatch where token ids differ.
+    """Add a draft with as many rows as the target. Raises Mismatch if token ids differ.
 
-    Where the target's graphs hold a draft, that draft is taken.
+    If the target's graphs contain a draft, that draft is used.
 
-    grammars: of the target's tokenizer; None for a target that takes none
+    grammars: of the target's tokenizer; None for a target without grammars
     """
     if isinstance(model, RoundModel):
         return _in_graph(options, model, description)
@@ -63,27 +63,25 @@ def with_draft(
     length, found = description.sequence_length, found.settled(options)
     draft = found.load(options, Capacity(model.rows, length, TUNING.room, PREFILL_NODES))
     times = found.times(user_profiles(options), draft, length)
-    known = partial(_knowledge, times, description)
+    make_knowledge = partial(_knowledge, times, description)
     draft = draft._replace(grammars=grammars)
-    drafter = ColocatedDrafter(draft, known, room=TUNING.room, copies=options.copies)
+    drafter = ColocatedDrafter(draft, make_knowledge, room=TUNING.room, copies=options.copies)
     return Drafts(replace(description, draft_model=found.name), drafter=drafter)
 
 
 def _knowledge(times: Table, description: Description) -> Knowledge:
-    """Knowledge for a draft that has no link between itself and its target."""
+    """Knowledge for a draft without a link to its target."""
     target = Times(dict(description.times))
     return Knowledge(Times(times), target, read_acceptance())
 
 
 def _in_graph(options: FusedTargetRole, model: RoundModel, description: Description) -> Drafts:
-    """Use the draft that is compiled into the target's graphs. A round has the shape that they were
-    built for.
-    """
+    """Use the draft in the target's graphs. The shape of a round is fixed by the build."""
     manifest = read_manifest(Path(options.artifact or ""))
     named = [*options.given(DraftModelOptions), *options.given(QuantizationOptions)]
     if named:
         raise InvalidRequest(
-            f"--artifact holds a draft, too ({fused_part(manifest).model}): leave out {named[0]}"
+            f"--artifact contains a draft ({fused_part(manifest).model}): leave out {named[0]}"
         )
     if model.shape.nodes > description.max_tree_nodes:
         raise InvalidRequest(

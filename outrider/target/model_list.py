@@ -1,8 +1,8 @@
 """The models that an operator lists in a file. They are checked at the start and loaded when a
-client first names one.
+client first requests one.
 
-A client names a model by its name in the file. The operator alone decides where the model lies and
-how it is loaded. Why a model could not be loaded is told to the operator's log, not to clients.
+A client requests a model by its name in the file. Only the operator decides where the model is and
+how it is loaded. The reason of a failed load is logged, not sent to clients.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ LONGEST_NAME = 80
 log = logging.getLogger(__name__)
 
 LoadModel = Callable[[ServingRole], Served]
-"""Loads the model of a command line."""
+"""Loads the model that options describe."""
 
 
 @dataclass(frozen=True)
 class _ListedModel(Record):
-    """A listed model. Fields that are None are as on the command line."""
+    """A listed model. Fields that are None default to the command line."""
 
     name: Annotated[Line, Field(max_length=LONGEST_NAME)]
     model: Line | None = None
@@ -51,16 +51,16 @@ class _ListedModel(Record):
         if (self.model is None) == (self.artifact is None):
             raise ValueError('give one of "model" and "artifact"')
         if self.artifact is not None and self.rows is not None:
-            raise ValueError('"rows" was decided when the artefact was built: leave it out')
+            raise ValueError('"rows" is fixed by the artefact: leave it out')
 
     def options(self, options: ServingRole) -> ServingRole:
         """The command line's options, changed by this entry."""
-        given = {name: value for name, value in asdict(self).items() if value is not None}
-        given |= dict.fromkeys(("target_model", "models"))
-        given |= {"model": self.model, "artifact": self.artifact}
-        given |= {"dtype": None} if self.artifact is not None else {}
-        del given["name"]
-        return options.but(**given | ({"batch": given.pop("rows")} if self.rows else {}))
+        changes = {name: value for name, value in asdict(self).items() if value is not None}
+        changes |= dict.fromkeys(("target_model", "models"))
+        changes |= {"model": self.model, "artifact": self.artifact}
+        changes |= {"dtype": None} if self.artifact is not None else {}
+        del changes["name"]
+        return options.but(**changes | ({"batch": changes.pop("rows")} if self.rows else {}))
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class _List(Record):
 def read_listed(path: Path, options: ServingRole) -> dict[str, ServingRole]:
     """The options of each listed model, by name, in the file's order.
 
-    What an entry leaves out is as on the command line. Raises InvalidRequest, naming entry and
-    field, for what cannot be served. Weights are not looked at before first use.
+    Missing fields default to the command line. Raises InvalidRequest, naming entry and field, for a
+    model that cannot be served. Weights are not read before first use.
     """
     listed: dict[str, ServingRole] = {}
     for entry in read_record(read_json(path, InvalidRequest), _List).models:
@@ -109,7 +109,7 @@ def lazily(name: str, options: ServingRole, load: LoadModel) -> Callable[[], Ser
             RuntimeError,
             ValueError,
             MemoryError,
-        ) as error:  # loading may fail in weights, devices and memory
+        ) as error:  # weights, devices and memory may all fail
             log.error("%s could not be loaded: %s: %s", name, type(error).__name__, error)
             raise Unavailable(f"{name} could not be loaded: its target's log says why") from error
 

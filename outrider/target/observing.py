@@ -1,5 +1,5 @@
-"""What a target reports: always a log, and metrics on request. The service manager that started
-the process, such as systemd, is notified of its state.
+"""Observability of a target: a log, and metrics on request. The service manager that started the
+process, such as systemd, is notified of its state.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def observed(options: ObservingOptions) -> Iterator[Listeners]:
 
 
 def notify(*states: str) -> None:
-    """Send states such as READY=1. Does nothing without a service manager that wants to know."""
+    """Send states such as READY=1 to the service manager, if there is one."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
@@ -49,4 +49,4 @@ def notify(*states: str) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.sendto("\n".join(states).encode(), address)
     except OSError as error:
-        say(f"the service manager cannot be told {states[0]}: {error.strerror or error}")
+        say(f"cannot notify the service manager of {states[0]}: {error.strerror or error}")

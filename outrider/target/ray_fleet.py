@@ -1,10 +1,10 @@
 """`outrider deploy ray`: targets as a deployment of Ray Serve, behind one address. There is one
 replica for each group of NeuronCores.
 
-Ray places and restarts the replicas, counts open sessions, and starts more or fewer. Its HAProxy
-carries each session's stream to one replica. What a replica answers, and to whom, is the target's
-own code (grpc_comm/server/hosted.py). A client that loses its replica goes on at another one, as it
-does anywhere: at the cost of a prefill.
+Ray places and restarts the replicas, counts open sessions, and scales. Its HAProxy routes each
+session's stream to one replica. A replica runs the target's own code, authentication included
+(grpc_comm/server/hosted.py). A client that loses its replica continues at another one, at the cost
+of a prefill.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from outrider.options import groups, network
 from outrider.options.roles import TargetRole
 
 EXAMPLES = """examples:
-  outrider deploy ray --replicas 2 --insecure                  two targets here, for a try
+  outrider deploy ray --replicas 2 --insecure                  two targets here, to try it
   outrider deploy ray --replicas 2 --most_replicas 8 --artifact DIR --neuron_cores 2 \\
       --keys_file keys.json                                    on Trainium, two cores for each
 
-Ctrl-C ends the fleet. The ingress speaks no TLS: keep its port to this machine's network, and let a
-load balancer with a certificate, or a tunnel, stand in front of it."""
+Ctrl-C stops the fleet. The ingress has no TLS: keep its port on this machine's network, behind a
+load balancer with a certificate, or a tunnel."""
 
 
 class RayOptions(
@@ -50,7 +50,7 @@ class RayOptions(
     replicas: Count = 1
     """minimum number of replicas"""
     most_replicas: Count | None = None
-    """maximum number of replicas, started while there are more open sessions than rows"""
+    """maximum number of replicas, added while open sessions exceed the rows"""
     neuron_cores: Natural = 0
     """NeuronCores of each replica"""
     cpus: Annotated[float, Ge(0)] = 1.0
@@ -62,7 +62,7 @@ class RayOptions(
     lease: Seconds = 15.0
     """how long to keep a disconnected client's session"""
     grace: Seconds = 60.0
-    """how long a stopping replica may finish its texts; longer ones move to another replica"""
+    """grace period for texts of a stopping replica; longer ones move to another replica"""
     cluster: Name | None = None
     """running Ray cluster to use, such as auto; the fleet then outlives this command"""
     insecure: bool = False
@@ -94,11 +94,11 @@ class RayOptions(
 
 
 def run(options: RayOptions) -> int:
-    """Start the fleet; in a cluster of its own, serve until a signal."""
+    """Start the fleet. Without --cluster, serve until a signal."""
     from outrider.target.target import READY
 
     start(options)
-    say(f"{READY}{options.ingress} ({options.replicas} replicas); Ctrl-C ends")
+    say(f"{READY}{options.ingress} ({options.replicas} replicas); Ctrl-C stops")
     if options.cluster is not None:
         return 0
     signalled = threading.Event()
@@ -114,21 +114,19 @@ NAME = "outrider"
 
 _SERVICER = "grpc_comm.proto.verifier_pb2_grpc.add_TargetServicer_to_server"
 _DEREGISTERED_SECONDS = 5.0
-"""Seconds in which the ingress learns that a replica ends, before that one refuses streams."""
+"""Seconds for the ingress to learn that a replica stops, before the replica refuses streams."""
 SCALE_UP_SECONDS, SCALE_DOWN_SECONDS = 10.0, 300.0
-"""How long there must be too many sessions before a replica is added, and too few before one is
-drained.
-"""
+"""Seconds of too many sessions before a replica is added, and of too few before one is drained."""
 
 ENVIRONMENT = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # a message would change threads twice
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # else a message changes threads twice
     "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(MAX_MESSAGE_BYTES),  # Ray's own is 2 GB
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(_DEREGISTERED_SECONDS),
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_raylet_start_wait_time_s": "180",  # a busy machine needs more than Ray's own 30 s
 }
-"""Settings that Ray's processes read when they start. A cluster that runs already must have it."""
+"""Settings that Ray's processes read at start. A running cluster must already have them."""
 
 
 class RayTarget:
@@ -137,7 +135,7 @@ class RayTarget:
     def __init__(self, options: Mapping[str, Any]) -> None:
         """options: those of a target, by name
 
-        Ray sets NEURON_RT_VISIBLE_CORES to this replica's cores before it is made.
+        Ray sets NEURON_RT_VISIBLE_CORES to this replica's cores before it calls this.
         """
         from outrider.target.target import load_target  # needs torch, which help does not
 
@@ -156,21 +154,21 @@ class RayTarget:
             yield message
 
     async def check_health(self) -> None:
-        """Raise where the engine hangs: Ray then puts another replica in place of this one."""
+        """Raise if the engine hangs: Ray then replaces this replica."""
         if self._hosted.hung:
             raise RuntimeError("the engine is in a step that does not end")
 
     async def __del__(self) -> None:
-        """End what is left once Ray has drained the replica."""
+        """Close the target once Ray has drained the replica."""
         await self._hosted.end()
 
 
 def start(options: RayOptions) -> None:
-    """Start the fleet and return when its replicas answer. Without --cluster it is in a cluster on
-    this machine, for this process.
+    """Start the fleet and return when its replicas answer. Without --cluster it runs in a local
+    cluster that ends with this process.
 
-    Raises MissingExtra without Ray, InvalidRequest where this machine is too small, and Unavailable
-    where the ingress does not find the replicas.
+    Raises MissingExtra without Ray, InvalidRequest if this machine is too small, and Unavailable
+    if the ingress does not find the replicas.
     """
     os.environ.update(ENVIRONMENT)
     cluster = options.cluster
@@ -189,14 +187,14 @@ def start(options: RayOptions) -> None:
             port=options.port, grpc_servicer_functions=[_SERVICER], enable_reflection=False
         ),
     )
-    given = dict(sorted(options.target.stated().items()))
-    serve.run(_deployment(options).bind(given), name=NAME, route_prefix=f"/{NAME}")
+    flags = dict(sorted(options.target.stated().items()))
+    serve.run(_deployment(options).bind(flags), name=NAME, route_prefix=f"/{NAME}")
     if cluster is None:
         await_routes(options.ingress)
 
 
 def stop() -> None:
-    """End the fleet, and the cluster where it was started here. Texts have their grace."""
+    """Stop the fleet, and the cluster if it was started here, after the texts' grace period."""
     import ray
     from ray import serve
 
@@ -205,7 +203,7 @@ def stop() -> None:
 
 
 def _check_room(options: RayOptions) -> None:
-    """Raise InvalidRequest where Ray would wait for ever for what this machine does not have."""
+    """Raise InvalidRequest if Ray would wait forever for processors or devices it lacks."""
     have, need = os.cpu_count() or 1, options.replicas * options.cpus
     if need > have:
         raise InvalidRequest(
@@ -220,21 +218,21 @@ def _check_room(options: RayOptions) -> None:
 
 
 def _unused_port() -> int:
-    """A port for the ingress's HTTP, which has nothing to serve and cannot be left out."""
+    """A port for the ingress's HTTP server, which is unused but required by Ray."""
     with socket.create_server(("127.0.0.1", 0)) as unused:
         return int(unused.getsockname()[1])
 
 
 def _deployment(options: RayOptions) -> Any:
-    """The deployment of one replica, and how many of them there are."""
+    """The deployment: a replica, and their number."""
     from ray import serve
 
     from inference.engine.engine import MAX_QUEUED
 
-    most = options.most_replicas or options.replicas
+    max_replicas = options.most_replicas or options.replicas
     scaling = {
         "min_replicas": options.replicas,
-        "max_replicas": most,
+        "max_replicas": max_replicas,
         "target_ongoing_requests": options.batch,
         "upscale_delay_s": SCALE_UP_SECONDS,
         "downscale_delay_s": SCALE_DOWN_SECONDS,
@@ -243,7 +241,7 @@ def _deployment(options: RayOptions) -> Any:
     }
     count: dict[str, Any] = (
         {"autoscaling_config": scaling}
-        if most > options.replicas
+        if max_replicas > options.replicas
         else {"num_replicas": options.replicas}
     )
     actor: dict[str, Any] = {"num_cpus": options.cpus}

@@ -1,5 +1,5 @@
-"""Runs a target as a process of its own on this machine, for the demo, measurements and tests. It
-ends with its context, and with this process where that is killed.
+"""Runs a target as a separate process on this machine, for the demo, measurements and tests. It
+ends with its context, and also if this process is killed.
 """
 
 from __future__ import annotations
@@ -22,24 +22,22 @@ from outrider.options.groups import TargetOptions
 from outrider.processes import STOP_SECONDS, end
 from outrider.target.target import READY
 
-_LINES = 50  # lines that are kept of what a target says
+_LINES = 50  # latest log lines kept per target
 
 
 def role_command(role: str, *arguments: str) -> list[str]:
-    """The command line of another role of this installation, or this checkout."""
+    """The command line of a role of this installation or checkout."""
     return [sys.executable, "-m", "outrider", "--role", role, *arguments]
 
 
 def role_environment() -> dict[str, str]:
-    """The environment in which role_command finds the packages, also from a checkout that is not
-    installed.
-    """
+    """The environment for role_command, so that packages are found also without an installation."""
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def flag_words(values: Mapping[str, object]) -> list[str]:
-    """The values as a command line, by the names of their flags. None and False are left out."""
+    """The values as command-line flags. None and False are left out."""
     words = list[str]()
     for name, value in values.items():
         if value is not None and value is not False:
@@ -48,14 +46,14 @@ def flag_words(values: Mapping[str, object]) -> list[str]:
 
 
 def target_words(options: TargetOptions, **more: object) -> list[str]:
-    """The command line of a target of these options, with more of its flags."""
+    """The command line of a target with these options, and further flags."""
     stated = options.stated()
     return flag_words({name: stated.get(name) for name in flags_of(TargetOptions)} | more)
 
 
 @contextmanager
 def cold_start() -> Iterator[None]:
-    """Let this process, and those that it starts, find no stored times, and store none."""
+    """Run without stored times, neither reading nor writing them, child processes included."""
     before = os.environ.get("XDG_CACHE_HOME")
     with TemporaryDirectory(prefix="outrider-") as cache:
         os.environ["XDG_CACHE_HOME"] = cache
@@ -72,14 +70,14 @@ class StartedTarget(NamedTuple):
 
     address: str  # HOST:PORT
     pid: int
-    said: deque[str]  # its latest lines; after the context also those of its end
+    log_lines: deque[str]  # its latest log lines; after the context also the last ones
 
     @property
     def emulation(self) -> str | None:
-        """Report of how well the target kept emulated times. None before its end, and where it
-        emulates nothing.
+        """Report of how well the target kept emulated times. None before its end, and if it does
+        not emulate.
         """
-        return next((line.strip() for line in self.said if line.startswith(EMULATED)), None)
+        return next((line.strip() for line in self.log_lines if line.startswith(EMULATED)), None)
 
 
 @contextmanager
@@ -87,24 +85,24 @@ def started(
     role: str, arguments: Sequence[str] = (), hear: Callable[[str], object] = lambda line: None
 ) -> Iterator[StartedTarget]:
     """Start a role that serves on a free port, and stop it with this context. Raises Unavailable,
-    with the process's last lines, when it does not start.
+    with the process's last lines, if it does not start.
 
-    hear: is given each line that the process says before it listens
+    hear: receives each log line before the process listens
     """
     command = role_command(role, "--port", "0", "--end_with_input", *arguments)
     process = subprocess.Popen(  # noqa: S603
         command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=role_environment()
     )
-    said: deque[str] = deque(maxlen=_LINES)
+    log_lines: deque[str] = deque(maxlen=_LINES)
     listener = None
     try:
-        address = _address(process, said, hear)
+        address = _address(process, log_lines, hear)
         assert process.stderr is not None
         listener = threading.Thread(
-            target=said.extend, args=(process.stderr,), daemon=True
+            target=log_lines.extend, args=(process.stderr,), daemon=True
         )  # a full pipe would stop the target
         listener.start()
-        yield StartedTarget(address, process.pid, said)
+        yield StartedTarget(address, process.pid, log_lines)
     finally:
         end(process)
         if listener is not None:
@@ -112,15 +110,13 @@ def started(
 
 
 def _address(
-    process: subprocess.Popen[str], said: deque[str], hear: Callable[[str], object]
+    process: subprocess.Popen[str], log_lines: deque[str], hear: Callable[[str], object]
 ) -> str:
-    """The address on the line that says the target listens. Earlier lines are kept for the
-    error.
-    """
+    """The address on the target's READY line. Earlier lines are stored for the error message."""
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith(READY):
             return line.removeprefix(READY).split()[0]
-        said.append(line)
+        log_lines.append(line)
         hear(line.rstrip())
-    raise Unavailable(f"the target did not start: {''.join(said).strip() or 'it said nothing'}")
+    raise Unavailable(f"the target did not start: {''.join(log_lines).strip() or 'no output'}")

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     MakeDraft = Callable[[Model, Description, Grammars | None], Drafts]
 
 READY = "listening on "
-"""Start of the stderr line that names the bound address. It is printed once sessions are taken."""
+"""Prefix of the stderr line with the bound address. It is printed once sessions are accepted."""
 
 
 def serve(options: ServingRole) -> int:
@@ -71,8 +71,8 @@ def serve(options: ServingRole) -> int:
     check_free(Address(options.host, options.port))
     if options.metrics_port is not None:
         check_free(Address(options.metrics_host, options.metrics_port))
-    begun, target = time.perf_counter(), load_target(options)
-    description, seconds = target.description, time.perf_counter() - begun
+    start, target = time.perf_counter(), load_target(options)
+    description, seconds = target.description, time.perf_counter() - start
 
     stack = ExitStack()
 
@@ -81,7 +81,7 @@ def serve(options: ServingRole) -> int:
             bound = stack.enter_context(emulated_distance(options, bound))
         length = description.sequence_length
         limits = f"rows {description.rows}, sequence length {length}, {description.device}"
-        say(f"{READY}{bound} ({limits}); ready in {seconds:.1f} s, Ctrl-C ends")
+        say(f"{READY}{bound} ({limits}); ready in {seconds:.1f} s, Ctrl-C stops")
         say(f"try it: {chat_command(options, bound)}")
         notify("READY=1", f"STATUS={description.model} on {bound}")
 
@@ -95,7 +95,7 @@ def serve(options: ServingRole) -> int:
 
 
 def chat_command(options: ServingRole, bound: Address) -> str:
-    """Return the command that chats with a target that listens here."""
+    """Return the command that chats with this target."""
     flags = []
     if str(bound) != ConnectionOptions().addresses:
         anywhere = bound.host in ("0.0.0.0", "::")  # noqa: S104  # such a target is reached by name
@@ -113,10 +113,10 @@ def _tell_of_end(event: Event) -> None:
 
 
 def load_target(options: ServingRole) -> Target:
-    """The target with its first model, loaded, and those of --models, loaded on first use.
+    """The target with its default model, and those of --models, which are loaded on first use.
 
-    Without a model on the command line, the first of the list is the first. With role fused_target
-    the first has a draft beside it.
+    Without a model on the command line, the first of the list is the default. With role
+    fused_target it has a draft.
     """
     load_first = _load_with_draft if isinstance(options, FusedTargetRole) else load_served
     listed = read_listed(Path(options.models), options) if options.models else {}
@@ -150,17 +150,17 @@ def _load_with_draft(options: ServingRole) -> Served:
 
 
 def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Served:
-    """A target model in an engine, described for its clients.
+    """A target model in an engine, with its description for clients.
 
-    make_draft: makes the colocated draft
+    make_draft: creates the colocated draft
     """
     profile = find_profile(options.emulate) if options.emulate else None
     options = with_neuron_artifact(options)
     loaded = _load_artifact(options) if options.artifact else _load_checkpoint(options)
     if options.device == "auto" and str(loaded.model.device) == "cpu" and has_device():
-        say("a Neuron device is here and is not used: --device neuron takes it")
+        say("this machine has an unused Neuron device: --device neuron uses it")
     model, found = loaded.model, loaded.found
-    known = _times(options, loaded, profile)
+    times = _times(options, loaded, profile)
     where = describe(model.device, found.conditions(model).threads)
     where += ", chains only" * (not model.branches)
     settings = found.tokenizer.settings
@@ -177,7 +177,7 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         dtype=loaded.dtype,
         device=_device(options, profile, f"{found.name} on {where}") if profile else where,
         stop_ids=found.stop_ids,
-        times=tuple(known.table.items()),
+        times=tuple(times.table.items()),
         usd_per_hour=options.usd_per_hour or 0.0,
         rules=model.masks,
         emulated=profile is not None,
@@ -192,11 +192,11 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         sequence_length=loaded.sequence_length,
         max_tree_nodes=loaded.max_tree_nodes,
         vocabulary=description.vocabulary,
-        times=known.times,
+        times=times.times,
         drafter=drafts.drafter if drafts else None,
         graphs=drafts.graphs if drafts else None,
         grammars=grammars,
-        when_idle=known.when_idle,
+        when_idle=times.when_idle,
     )
     return Served(engine, drafts.description if drafts else description)
 
@@ -219,8 +219,7 @@ def emulated_distance(options: ServingRole, bound: Address) -> Iterator[Address]
 
 
 class RunningTarget:
-    """A target that is served on threads of this process. A context manager. Messages go to the
-    logger `outrider`.
+    """A target on threads of this process. A context manager. Messages go to the logger `outrider`.
 
     address: HOST:PORT, with the port that was bound
     """
@@ -245,7 +244,7 @@ class RunningTarget:
         return f"RunningTarget(address={self.address!r})"
 
     def close(self) -> None:
-        """End the target. Open sessions may run on for `grace` seconds. Idempotent."""
+        """Stop the target. Open sessions may continue for `grace` seconds. Idempotent."""
         self._stack.close()
 
     def __enter__(self) -> RunningTarget:
@@ -256,19 +255,19 @@ class RunningTarget:
 
 
 class _LoadedTarget(NamedTuple):
-    """A model on its device, and what its clients are told of it."""
+    """A model on its device, and its description for clients."""
 
     model: LoadedModel
     found: FoundModel
     fingerprint: str
-    made_from: str  # tells it from what takes other times: weights, artefact where there is one
+    identity: str  # key of its stored times: the weights, and the artefact if any
     sequence_length: int
     max_tree_nodes: int
     dtype: str
 
 
 def _grammars(found: FoundModel) -> Grammars:
-    """Grammars of the model's tokenizer, which is read now: reading it lets no other thread run."""
+    """Grammars of the model's tokenizer. It is read now, because that blocks all threads."""
     tokenizer = found.tokenizer
     grammars = Grammars(tokenizer.to_json(), tokenizer.vocabulary, sorted(found.stop_ids))
     if grammars.ends_texts:
@@ -286,9 +285,9 @@ def _load_checkpoint(options: ServingRole) -> _LoadedTarget:
         Capacity(options.batch, length, nodes, max(nodes, PREFILL_NODES)),
     )
     weights, offload = found.fingerprint(), options.layer_offload
-    made_from = f"{weights}, layers on {offload}" if offload else weights
+    identity = f"{weights}, layers on {offload}" if offload else weights
     return _LoadedTarget(
-        model, found, weights, made_from, length, nodes, str(model.dtype).removeprefix("torch.")
+        model, found, weights, identity, length, nodes, str(model.dtype).removeprefix("torch.")
     )
 
 
@@ -315,7 +314,7 @@ def _times(options: ServingRole, loaded: _LoadedTarget, emulated: Profile | None
         table = emulated.table(CONTEXT)
         return TargetTimes(Times(table, measured=True), table)
     if not loaded.model.branches or isinstance(loaded.model, RoundModel | GgufModel):
-        options = options.but(measure_first=True)  # it keeps more than slots
+        options = options.but(measure_first=True)  # its state is more than slots
     profiles = user_profiles(options)
     length, nodes = loaded.sequence_length, loaded.max_tree_nodes
-    return profiles.target(loaded.found, loaded.made_from, loaded.model, length, nodes)
+    return profiles.target(loaded.found, loaded.identity, loaded.model, length, nodes)

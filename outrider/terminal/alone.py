@@ -1,5 +1,5 @@
-"""Roles verify_target and verify_draft: one model alone, in this process. Texts of the other roles
-are compared with these.
+"""Roles verify_target and verify_draft: one model alone, in this process: the
+reference for texts of the other roles.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from outrider.text.prompts import make_requests, read_prompts
 
 
 def verify(options: VerifyTargetRole | VerifyDraftRole) -> int:
-    """Make the texts of one model alone. Returns 0 when all were made."""
+    """Generate the texts with one model alone. Returns 0 when all succeeded."""
     prompts = read_prompts(options.text)
     found, length, load = (
         _draft_alone(options) if isinstance(options, VerifyDraftRole) else _target_alone(options)
@@ -53,8 +53,8 @@ def verify(options: VerifyTargetRole | VerifyDraftRole) -> int:
 
 
 Alone = tuple[FoundModel, int, Callable[[], Model]]
-"""A model, the length of its longest text, and a function that loads the model once all
-prompts are known to fit.
+"""A model, its maximum text length, and a function that loads the model once all prompts have been
+checked to fit.
 """
 
 
@@ -73,10 +73,14 @@ def _target_alone(options: VerifyTargetRole) -> Alone:
         return checkpoint, length, partial(load_artifact, options, manifest)
     found = find_target(options)
     length = found.sequence_length(options.sequence_length)
-    return found, length, partial(_load_alone, found, options, length, options.max_tree_nodes)
+    return (
+        found,
+        length,
+        partial(_load_alone, found, options, length, options.max_tree_nodes),
+    )
 
 
 def _load_alone(found: FoundModel, options: DeviceOptions, length: int, nodes: int) -> Model:
-    """Load a model whose text is its own: it keeps its weights exactly."""
+    """Load a model with its exact weights, since its text is the reference."""
     chosen = found.settled(options, drafts=False)
     return chosen.load(options, Capacity(1, length, 1, nodes))

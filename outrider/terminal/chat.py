@@ -1,8 +1,8 @@
 """`outrider chat`: a chat in the terminal.
 
-A line is a message, or a command that begins with /. The text stands on stdout. What is said about
-it stands in a status line below, and afterwards in one line on stderr. Ctrl-C ends the text that is
-being made, and not the program.
+A line is a message, or a command that begins with /. The answer is written to stdout. Progress is
+shown in a status line below it, and afterwards in one line on stderr. Ctrl-C stops the current
+answer, not the program.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from outrider.text.parameters import Parameters
 from outrider.text.prompts import make_request
 from outrider.text.runner import CompletionStream
 
-HELP = """/stats          what the texts so far took
+HELP = """/stats          statistics of the texts so far
 /cs POSITION    cost against speed from now on: tps, balanced, cost or 0 to 100
 /system TEXT    the system message; without TEXT it is removed
 /save FILE      write the conversation
 /load FILE      continue a saved conversation
-/reset          begin anew; the system message stays
-/exit           end, as Ctrl-D does
-Alt-Enter begins a new line within a message. Ctrl-C ends the text that is being made."""
+/reset          start a new conversation; the system message stays
+/exit           exit, as Ctrl-D does
+Alt-Enter begins a new line within a message. Ctrl-C stops the current answer."""
 
 
 def chat(options: ChatRole) -> int:
@@ -45,14 +45,14 @@ def chat(options: ChatRole) -> int:
     with open_client(options) as client:
         client.wait()
         chatting = Chat(client, options, conversation)
-        for line in _lines(f"{client.model}, drafted by {client.draft or 'nobody'}"):
+        for line in _lines(f"{client.model}, draft: {client.draft or 'none'}"):
             if not chatting.take(line):
                 break
     return 0
 
 
 class Chat:
-    """A chat with a client's target. `take` hears what the user types."""
+    """A chat with a client's target. `take` handles each line that the user types."""
 
     def __init__(self, client: Client, options: ChatRole, conversation: Conversation) -> None:
         self.conversation, self._client, self._options = conversation, client, options
@@ -60,7 +60,7 @@ class Chat:
         self._colour = in_colour()
         self._commands: Mapping[str, Callable[[str], None]] = {
             "help": lambda _: say(HELP),
-            "stats": lambda _: say(self._all_told()),
+            "stats": lambda _: say(self._statistics()),
             "cs": self._steer,
             "system": lambda text: self.conversation.say("system", text),
             "save": self._save,
@@ -69,7 +69,7 @@ class Chat:
         }
 
     def take(self, line: str) -> bool:
-        """Do what a line says. Errors are said in one line. Returns False for /exit."""
+        """Handle a line. Errors are reported in one line. Returns False for /exit."""
         if line.strip() in ("/exit", "/quit"):
             return False
         try:
@@ -85,30 +85,30 @@ class Chat:
         name, _, rest = line.partition(" ")
         if name not in self._commands:
             known = " ".join(f"/{command}" for command in (*self._commands, "exit"))
-            raise InvalidRequest(f"/{name} is no command; there are {known}")
+            raise InvalidRequest(f"unknown command /{name}: there are {known}")
         self._commands[name](rest.strip())
 
     def _load(self, path: str) -> None:
         if not path:
-            raise InvalidRequest("/load FILE: the name of a file is needed")
+            raise InvalidRequest("/load needs a file: /load FILE")
         self.conversation = Conversation.read(Path(path).expanduser())
 
     def _answer(self, message: str) -> None:
-        """Answer a message. One that an error ended is taken back, so that it may be sent again."""
+        """Answer a message. After an error it is removed again, so that it can be resent."""
         conversation = self.conversation
         conversation.say("user", message)
         try:
-            made = self._make()
+            done = self._make()
         except OutriderError:
             conversation.take_back()
             raise
-        conversation.say("assistant", made.text)
-        self._texts.append(made)
-        say(told(made))
+        conversation.say("assistant", done.text)
+        self._texts.append(done)
+        say(text_line(done))
 
     def _make(self) -> Completion:
         options = self._options.text
-        given = Parameters(
+        parameters = Parameters(
             options.max_new_tokens,
             options.temperature,
             options.top_k,
@@ -116,7 +116,7 @@ class Chat:
             options.seed,
             prompt_cache_key=self._key,
         )
-        request = make_request(self._client, self.conversation.messages, given)
+        request = make_request(self._client, self.conversation.messages, parameters)
         glancing = _glance if sys.stderr.isatty() else None
         with LiveText(self._colour) as show:
 
@@ -143,29 +143,27 @@ class Chat:
         self.conversation.write(Path(name).expanduser())
         say(f"saved in {name}")
 
-    def _all_told(self) -> str:
+    def _statistics(self) -> str:
         """The figures of all texts: counts add up, rates are ratios of sums."""
         if not self._texts:
-            return "no text was made yet"
+            return "no text has been generated yet"
         return f"texts {len(self._texts)}, {figures(self._texts)}"
 
 
-def told(made: Completion) -> str:
-    """One line about a text, which stands below it."""
-    reason = {"length": "cut at its length, ", "cancelled": "ended here, "}
-    cost = "" if made.cost.value is None else f", ${made.cost.value:.6f}"
-    return f"[{reason.get(made.finish_reason, '')}{figures([made])}{cost}]"
+def text_line(done: Completion) -> str:
+    """One line about a text, to be shown below it."""
+    reason = {"length": "cut at the maximum length, ", "cancelled": "stopped, "}
+    cost = "" if done.cost.value is None else f", ${done.cost.value:.6f}"
+    return f"[{reason.get(done.finish_reason, '')}{figures([done])}{cost}]"
 
 
 def figures(texts: Sequence[Completion]) -> str:
-    """Tokens, speed and acceptance length of these texts, as far as they are made."""
+    """Tokens, speed and acceptance length of these texts, finished or not."""
     tokens = sum(len(done.token_ids) for done in texts)
     forwards = sum(done.traffic.forwards for done in texts)
     seconds = sum(done.seconds for done in texts)
     speed = tokens / seconds if seconds else 0.0
-    return (
-        f"{tokens} tokens, {speed:.1f} tokens/s, {tokens / max(forwards, 1):.2f} tokens a forward"
-    )
+    return f"{tokens} tokens, {speed:.1f} tokens/s, {tokens / max(forwards, 1):.2f} tokens a pass"
 
 
 def _glance(done: Completion) -> None:
@@ -173,7 +171,7 @@ def _glance(done: Completion) -> None:
 
 
 def _lines(who: str) -> Iterator[str]:
-    """Messages and commands: typed, where standard input is a terminal, else its lines."""
+    """Messages and commands: typed on a terminal, else the lines of standard input."""
     if not sys.stdin.isatty():
         yield from (line.rstrip("\n") for line in sys.stdin)
         return
@@ -188,20 +186,20 @@ def _lines(who: str) -> Iterator[str]:
         event.current_buffer.insert_text("\n")
 
     session = PromptSession[str](history=FileHistory(str(history_file())), key_bindings=keys)
-    say(f"{who}; /help lists the commands, Ctrl-D ends")
+    say(f"{who}; /help lists the commands, Ctrl-D exits")
     while True:
         try:
             yield session.prompt("> ")
-        except KeyboardInterrupt:  # clears what was typed
+        except KeyboardInterrupt:  # clears the typed line
             continue
         except EOFError:
             return
 
 
 def history_file() -> Path:
-    """The file of what was typed in chats, which only this user may read."""
+    """The history file of chats, readable by this user only."""
     history = cache_directory("chat") / "history"
     history.parent.mkdir(parents=True, exist_ok=True)
     history.touch(mode=0o600)
-    history.chmod(0o600)  # of a file from before, too
+    history.chmod(0o600)  # also where the file existed
     return history

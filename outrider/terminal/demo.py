@@ -43,13 +43,13 @@ PROMPT = '''class Cache:
 
     def get(self, key'''
 SEED, MAX_TOKENS = 10, 200
-"""Chosen by reading what the tiny pair makes of prompts: this text does not loop."""
+"""Chosen by trying prompts on the tiny pair: this text does not loop."""
 
 WARM_UP_TOKENS = 8
 MAX_PACE = 1.15
-"""Seconds of a forward pass over those asked for, from which the machine was too busy."""
+"""Seconds of a forward pass over the emulated ones, from which the machine was too busy."""
 MIN_PROCESSOR = 0.8
-"""Share of a processor that the draft's calls must have got."""
+"""Minimum share of a processor for the draft's calls."""
 
 
 class DemoOptions(CommandOptions):
@@ -62,7 +62,7 @@ class DemoOptions(CommandOptions):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Returns 0 when both texts were the same."""
+    """Run the command. Returns 0 when both texts are equal."""
     options = parse_flags(DemoOptions, "outrider demo", arguments)
     return run_command(replay_real if options.real else _demonstrate, debug=options.debug)
 
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class Texts(NamedTuple):
     """The text of the target alone, and the one with a draft.
 
-    busy: why no figure would be fair; empty where it is
+    busy: why the measured speed-up would not be fair; empty if it is
     """
 
     alone: Completion
@@ -91,9 +91,7 @@ def _demonstrate() -> int:
 
 @contextmanager
 def _clients() -> Iterator[tuple[Client, Client]]:
-    """A client of each target, which has the target's emulated times to itself. The second client
-    has a draft, which is loaded.
-    """
+    """A client of each emulated target. The second client has a draft, which is loaded."""
     from outrider.client.client import open_client
     from outrider.options.network import ConnectionOptions
     from outrider.options.roles import SharedClientRole
@@ -113,31 +111,35 @@ def _clients() -> Iterator[tuple[Client, Client]]:
 
 
 def _race(alone: Client, drafted: Client, lanes: Sequence[Lane], load: float) -> Texts:
-    """Make both texts at the same time. They are shown where the terminal has room for them."""
+    """Generate both texts at the same time. They are shown if the terminal has room for them."""
     from inference.draft_thread import take_short_turns
     from outrider.terminal.live_text import silent
     from outrider.text.parameters import Parameters
     from outrider.text.prompts import make_request
 
     take_short_turns()
-    clients, asked = (alone, drafted), Parameters(MAX_TOKENS, seed=SEED)
-    requests = [make_request(client, PROMPT, asked) for client in clients]
+    clients, parameters = (alone, drafted), Parameters(MAX_TOKENS, seed=SEED)
+    requests = [make_request(client, PROMPT, parameters) for client in clients]
     for client, request in zip(clients, requests, strict=True):
         warm_up = replace(request, max_new_tokens=WARM_UP_TOKENS)
         client.complete(warm_up, silent, Event()).raise_failure()
-    made: dict[int, Completion] = {}
-    worked = time.process_time()
-    arrivals = _arrivals(clients, requests, made)
+    records: dict[int, Completion] = {}
+    cpu_seconds = time.process_time()
+    arrivals = _arrivals(clients, requests, records)
     show_race(lanes, arrivals)
-    worked = time.process_time() - worked
+    cpu_seconds = time.process_time() - cpu_seconds
     pass_seconds = dict(alone.target.description.times)[1, 1]
-    return Texts(made[0], made[1], busy_reason(load, made[0], made[1], pass_seconds, worked))
+    return Texts(
+        records[0],
+        records[1],
+        busy_reason(load, records[0], records[1], pass_seconds, cpu_seconds),
+    )
 
 
 def _arrivals(
-    clients: Sequence[Client], requests: Sequence[Request], made: dict[int, Completion]
+    clients: Sequence[Client], requests: Sequence[Request], records: dict[int, Completion]
 ) -> Iterator[Arrival]:
-    """Make the texts at the same time, and yield what comes of them. Their records go to `made`."""
+    """Generate the texts at the same time, and yield their pieces. Completions go to `records`."""
     from outrider.text.completion import PROPOSERS, Completion
     from outrider.text.runner import TextRun
 
@@ -155,7 +157,7 @@ def _arrivals(
     with TextRun([partial(task, lane) for lane in range(2)], workers=2) as texts:
         for lane, item in texts:
             if isinstance(item, Completion):
-                made[lane] = item.raise_failure()
+                records[lane] = item.raise_failure()
                 hidden = len(item.token_ids) - shown[lane]  # of the string that ends the text
                 yield Arrival(lane, item.seconds, tokens=hidden, last=True)
             else:
@@ -164,21 +166,25 @@ def _arrivals(
 
 
 def busy_reason(
-    load: float, alone: Completion, drafted: Completion, asked: float, worked: float
+    load: float,
+    alone: Completion,
+    drafted: Completion,
+    pass_seconds: float,
+    cpu_seconds: float,
 ) -> str:
-    """The reason why this machine was too busy for a fair figure; empty where it was not.
+    """Why this machine was too busy for a fair figure; empty if it was not.
 
     load: its load average before the start
-    asked: emulated seconds of a forward pass of the target alone
-    worked: seconds of a processor that this process has had
+    pass_seconds: emulated seconds of a forward pass of the target alone
+    cpu_seconds: CPU seconds of this process
     """
     if load > (processors := os.cpu_count() or 1):
         return f"its load average was {load:.1f} on {processors} processors before the start"
     pace = alone.traffic.model_seconds / max(alone.traffic.forwards, 1)
-    if pace > MAX_PACE * asked:
-        return f"a forward pass took {pace * 1e3:.0f} ms in place of {asked * 1e3:.0f} ms"
-    if worked < MIN_PROCESSOR * drafted.draft_seconds:
-        share = worked / drafted.draft_seconds
+    if pace > MAX_PACE * pass_seconds:
+        return f"a forward pass took {pace * 1e3:.0f} ms instead of {pass_seconds * 1e3:.0f} ms"
+    if cpu_seconds < MIN_PROCESSOR * drafted.draft_seconds:
+        share = cpu_seconds / drafted.draft_seconds
         return f"the draft got {share:.0%} of a processor"
     return ""
 
@@ -189,11 +195,11 @@ def conclusion(texts: Texts) -> list[str]:
     same = "yes" if alone.token_ids == drafted.token_ids else "no, which is an error of Outrider"
     speed = f"speed-up {alone.seconds / drafted.seconds:.1f}"
     if texts.busy:
-        speed = f"no speed-up, since this machine is too busy for a fair one: {texts.busy}"
+        speed = f"no speed-up: this machine is too busy for a fair one: {texts.busy}"
     return [
         f"same text: {same}; {len(drafted.token_ids)} tokens in {drafted.traffic.forwards} forward "
         f"passes with Outrider, {alone.traffic.forwards} without",
-        f"{drafted.seconds:.1f} s in place of {alone.seconds:.1f} s: {speed}",
+        f"{drafted.seconds:.1f} s instead of {alone.seconds:.1f} s: {speed}",
         EMULATED,
         *NEXT,
     ]

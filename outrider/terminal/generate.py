@@ -1,5 +1,5 @@
-"""Roles that make text with a target elsewhere: draft (drafts here), fused_client (by a target and
-the draft beside it). A role reads the prompts, turns them into requests, and runs these.
+"""Roles that generate text with a remote target: draft (the draft is here) and fused_client (the
+draft is beside the target). A role reads the prompts, turns them into requests, and runs these.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def draft(options: DraftRole) -> int:
     """Role draft: draft here, verify at --target_host."""
     prompts = read_prompts(options.text)
     if options.record is not None and len(prompts) != 1:
-        raise InvalidRequest(f"--record keeps one text: got {len(prompts)} prompts")
+        raise InvalidRequest(f"--record needs exactly one prompt: got {len(prompts)}")
     take_short_turns()
     with open_client(options) as client:
         stop_ids = client.target.description.stop_ids
@@ -55,7 +55,7 @@ def draft(options: DraftRole) -> int:
             options.text, prompts, client.tokenizer, client.length, stop_ids, client.model
         )
 
-        def told(finished: Sequence[Completion]) -> str:
+        def more_lines(finished: Sequence[Completion]) -> str:
             lines = [*_time_lines(client, finished), account(finished, client.budget, client.goal)]
             return "\n".join(line for line in lines if line)
 
@@ -75,8 +75,8 @@ def draft(options: DraftRole) -> int:
 
         client.load(rows)
         if options.baseline or options.record is not None:
-            client.wait()  # a comparison without the draft would say nothing of it
-        code = run(options, requests, make, workers=rows, told=told)
+            client.wait()  # otherwise the comparison could miss the draft
+        code = run(options, requests, make, workers=rows, more_lines=more_lines)
         client.check()  # an error of the draft fails the command, not its texts
         return code
 
@@ -84,7 +84,7 @@ def draft(options: DraftRole) -> int:
 def _alone(
     target: Connection, tokenizer: Tokenizer, recording: TextRecording | None = None
 ) -> Complete:
-    """Makes texts with the target alone, which a recording keeps where there is one."""
+    """Generates texts with the target alone, and records them if asked to."""
 
     def make(request: Request, show: Show, cancelled: Event) -> Completion:
         session: TargetSession = target.session()
@@ -100,7 +100,7 @@ def _alone(
 
 
 def _time_lines(client: Client, finished: Sequence[Completion]) -> list[str]:
-    """Lines about time and limits, where a draft that never waits is loaded."""
+    """Lines about time and limits, if a draft that never waits is loaded."""
     if not finished or client.round_trip is None:
         return []
     times = Times(dict(client.target.description.times))
@@ -108,8 +108,8 @@ def _time_lines(client: Client, finished: Sequence[Completion]) -> list[str]:
 
 
 def fused_client(options: FusedClientRole) -> int:
-    """Role fused_client: ask the target, and the draft at it where there is one. Only the tokenizer
-    is loaded here, no model.
+    """Role fused_client: generate with the target and the draft beside it, if any. Only the
+    tokenizer is loaded here, no model.
     """
     prompts, tokenizer = read_prompts(options.text), find_tokenizer(options.target_name, "target")
     with connect_target(options.connection) as target:
@@ -147,10 +147,10 @@ def with_baseline(
         return done
     if not done.whole:
         request = replace(request, max_new_tokens=len(done.token_ids))
-    made = alone(request, silent, cancelled)
-    if made.failure is not None:
-        return replace(done, finish_reason="error", failure=made.failure)
-    return replace(done, baseline=made)
+    baseline = alone(request, silent, cancelled)
+    if baseline.failure is not None:
+        return replace(done, finish_reason="error", failure=baseline.failure)
+    return replace(done, baseline=baseline)
 
 
 def run(
@@ -159,12 +159,12 @@ def run(
     make: Complete,
     *,
     workers: int,
-    told: Callable[[Sequence[Completion]], str] = lambda finished: "",
+    more_lines: Callable[[Sequence[Completion]], str] = lambda finished: "",
 ) -> int:
     """Complete all requests, `workers` at once, and report in input order. Returns 1 when one
     failed.
 
-    told: further lines of the report
+    more_lines: further lines of the report
     """
     start, several = time.perf_counter(), len(requests) > 1
     if several or options.text.as_json:
@@ -178,7 +178,7 @@ def run(
     if interrupted:
         say("interrupted")
     whole = [done for done in finished if done.failure is None]
-    _report(options, whole, time.perf_counter() - start, told)
+    _report(options, whole, time.perf_counter() - start, more_lines)
     return INTERRUPTED if interrupted else int(len(whole) < len(finished))
 
 
@@ -189,7 +189,7 @@ def _all(
     show: Show | None,
     tell: Callable[[Completion], None],
 ) -> tuple[list[Completion], bool]:
-    """Complete all requests. Where the user interrupts, those that had begun end where they are.
+    """Complete all requests. If the user interrupts, running requests stop where they are.
     Returns their records in input order, and whether the user interrupted.
 
     show: receives the pieces of all texts
@@ -208,7 +208,7 @@ def _all(
 
     finished = dict[int, Completion]()
     texts = TextRun([partial(attempt, one) for one in requests], workers)
-    told, interrupted = 0, False
+    reported, interrupted = 0, False
     while True:
         try:
             for index, item in texts:
@@ -217,14 +217,14 @@ def _all(
                         show(item)
                     continue
                 finished[index] = item
-                while told in finished and not interrupted:
-                    tell(finished[told])
-                    told += 1
+                while reported in finished and not interrupted:
+                    tell(finished[reported])
+                    reported += 1
             return [finished[index] for index in sorted(begun & finished.keys())], interrupted
         except KeyboardInterrupt:
             interrupted = True
             texts.end()
-        except BrokenPipeError:  # nobody reads the texts any more
+        except BrokenPipeError:  # the reader of stdout is gone
             texts.end()
             texts.join()
             raise
@@ -245,11 +245,11 @@ def _report(
     options: TextRole,
     finished: Sequence[Completion],
     seconds: float,
-    told: Callable[[Sequence[Completion]], str],
+    more_lines: Callable[[Sequence[Completion]], str],
 ) -> None:
     """Print the summary of the run. With --profile, write it to files, too."""
     if finished:
-        lines = [summary(finished, seconds), told(finished)]
+        lines = [summary(finished, seconds), more_lines(finished)]
         say("\n".join(line for line in lines if line))
     if options.text.profile is not None:
         directory = Path(options.text.profile)

@@ -1,7 +1,7 @@
-"""Shows a text on stdout while it is made, and what is said meanwhile below it.
+"""Shows a text on stdout while it is generated, with messages below.
 
-Where both streams lead to one terminal, file or pipe, a line on stderr would stand within the text.
-So it is printed after the text, and on a terminal also shown in status lines below it. Elsewhere it
+If stdout and stderr are the same terminal, file or pipe, a message would land within the text. So
+it is printed after the text, and on a terminal also shown in status lines below it. Otherwise it
 goes to stderr at once.
 """
 
@@ -26,15 +26,15 @@ class LiveText:
     """A context that writes pieces to stdout as they come. On a terminal a control character is
     replaced by a space.
 
-    Where `coloured`, tokens that the draft guessed are green and the target's own are bold.
+    If `coloured`, the draft's tokens are green and the target's own are bold.
     """
 
     def __init__(self, coloured: bool) -> None:
         self._coloured, self._terminal = coloured, sys.stdout.isatty()
         self._status = StatusLines(coloured) if takes_status(sys.stdout) else None
-        # what is said would be in the text
+        # messages would land in the text
         self._below = (self._terminal and sys.stderr.isatty()) or _lead_to_one_place()
-        self._said: list[str] = []  # to be printed after the text
+        self._messages: list[str] = []  # to be printed after the text
         self._now = [_WAITING]
         self._begun, self._column = False, 0
         self._lock, self._stack = Lock(), ExitStack()
@@ -59,20 +59,20 @@ class LiveText:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the text's line, and print what was said meanwhile."""
+        """End the text's line, and print the messages."""
         self._stack.close()
         if kind is not None and issubclass(kind, BrokenPipeError):
             return
         with self._lock:
             self._now = []
             self._write("\n" * self._begun)
-        for said in self._said:
-            say(said)
+        for message in self._messages:
+            say(message)
 
     def _hear(self, line: str, lasting: bool) -> None:
         with self._lock:
             if lasting:
-                self._said.append(line)
+                self._messages.append(line)
             self._now = harmless(line).splitlines()
             self._write("")
 
@@ -84,7 +84,7 @@ class LiveText:
         else:
             self._advance(text)
             erased = self._status.erased()
-            full = self._column == columns()  # at the edge some terminals forget to wrap
+            full = self._column == columns()  # some terminals do not wrap at the edge
             below = "" if full else self._status.drawn(self._now)
             sys.stdout.write(f"{erased}{shown}{below}")
         sys.stdout.flush()
@@ -106,7 +106,7 @@ class LiveText:
 
 
 def harmless(text: str) -> str:
-    """The text without control characters, which a terminal would obey."""
+    """The text without control characters, which a terminal would interpret."""
     return "".join(
         " " if category(letter) == "Cc" and letter not in "\n\t" else letter for letter in text
     )
@@ -121,7 +121,7 @@ def _lead_to_one_place() -> bool:
 
 
 def silent(piece: Piece) -> None:
-    """Shows nothing."""
+    """Show nothing."""
 
 
 def in_colour() -> bool:

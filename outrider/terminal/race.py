@@ -21,17 +21,17 @@ from outrider.terminal.live_text import harmless, in_colour
 from outrider.terminal.status_lines import columns, takes_status
 
 MIN_COLUMNS = 80
-"""Width of a terminal below which two texts have no room side by side."""
+"""Minimum width of a terminal for two texts side by side."""
 
 STYLES = {"prompt": "dim", "target": "bold", "model": "green", "copy": "cyan"}
-"""Style of a token by the name of its proposer; others are as those of the model."""
+"""Style of a token by the name of its proposer; the default is the model's."""
 
-_FRAME_SECONDS = 0.1  # between two pictures, each of which costs some milliseconds
-_BELOW = 6  # lines of the terminal that are left to what stands above and below the texts
+_FRAME_SECONDS = 0.1  # between two frames, each of which takes some milliseconds
+_BELOW = 6  # lines of the terminal above and below the texts
 
 
 class Arrival(NamedTuple):
-    """Something that came for one of the texts."""
+    """A piece of one of the texts."""
 
     lane: int  # of the text: 0 is left
     at: float  # seconds since the text was requested
@@ -43,7 +43,7 @@ class Arrival(NamedTuple):
 
 @dataclass
 class Lane:
-    """One of the texts, as far as it has come."""
+    """One of the texts so far."""
 
     name: str
     prompt: str
@@ -56,10 +56,10 @@ class Lane:
         self.text = Text().append(harmless(self.prompt), STYLES["prompt"])
 
     def take(self, arrival: Arrival) -> None:
-        """Add what came."""
+        """Add a piece."""
         self.text.append(harmless(arrival.text), STYLES.get(arrival.by, STYLES["model"]))
         self.tokens += arrival.tokens
-        if not self.ended:  # the last piece is handed over after the end was measured
+        if not self.ended:  # the last piece comes after the end was measured
             self.seconds, self.ended = arrival.at, arrival.last
 
     @property
@@ -73,7 +73,7 @@ class Lane:
 class Race:
     """The picture of the texts so far: the latest lines of each, between its name and its figures.
 
-    max_lines: of a text
+    max_lines: of each text
     """
 
     def __init__(self, lanes: Sequence[Lane], max_lines: int) -> None:
@@ -105,7 +105,7 @@ def can_race() -> bool:
 
 
 def conclude(lanes: Sequence[Lane], lines: Sequence[str]) -> None:
-    """Print these lines below the picture, or below a line for each text where there is none."""
+    """Print these lines below the picture, or without one, below a line for each text."""
     if can_race():
         say("\n".join(fill(line, columns()) for line in lines))
     else:
@@ -113,7 +113,7 @@ def conclude(lanes: Sequence[Lane], lines: Sequence[str]) -> None:
 
 
 def show_race(lanes: Sequence[Lane], arrivals: Iterable[Arrival]) -> None:
-    """Read what arrives. A terminal shows both texts meanwhile, and keeps the last picture."""
+    """Read the pieces. A terminal shows both texts meanwhile, and keeps the last picture."""
     if not can_race():
         for arrival in arrivals:
             lanes[arrival.lane].take(arrival)

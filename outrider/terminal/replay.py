@@ -1,4 +1,4 @@
-"""Replays the recording of a real pair in the terminal: its words at their own times."""
+"""Replays the recording of a real pair in the terminal, at its original speed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Recording = dict[str, Any]
 
 
 def read_recording(path: Path) -> Recording:
-    """The recording in a file. Raises InvalidRequest where it is none of a comparison."""
+    """The recording in a file. Raises InvalidRequest unless it is a comparison."""
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
         known = (read["format"], read["version"]) == (FORMAT, VERSION)
@@ -28,24 +28,24 @@ def read_recording(path: Path) -> Recording:
         raise InvalidRequest(f"{path} cannot be read as a recording: {error}") from error
     if not known or names != sorted((ALONE, OUTRIDER)):
         raise InvalidRequest(
-            f"{path} is no comparison: {FORMAT} version {VERSION} with the texts {ALONE} and "
-            f"{OUTRIDER} is needed, as `outrider run --record FILE --baseline` writes it"
+            f"{path} is not a comparison: needs {FORMAT} version {VERSION} with the texts {ALONE} "
+            f"and {OUTRIDER}, as `outrider run --record FILE --baseline` writes it"
         )
     return dict(read)
 
 
 def arrivals_of(recording: Recording) -> list[Arrival]:
-    """Everything that came for both texts, in its order. Lane 0 is the target alone."""
-    found = list[Arrival]()
+    """The pieces of both texts, in order of arrival. Lane 0 is the target alone."""
+    arrivals = list[Arrival]()
     for track in recording["tracks"]:
         lane = int(track["name"] == OUTRIDER)
         for name, data in track["events"]:
             if name == "piece":
-                found.append(Arrival(lane, data["at"], data["text"], data["by"]))
+                arrivals.append(Arrival(lane, data["at"], data["text"], data["by"]))
             elif name == "tokens":
-                found.append(Arrival(lane, data["at"], tokens=len(data["ids"])))
-        found.append(Arrival(lane, track["end"]["seconds"], last=True))
-    return sorted(found, key=lambda arrival: (arrival.at, arrival.last))
+                arrivals.append(Arrival(lane, data["at"], tokens=len(data["ids"])))
+        arrivals.append(Arrival(lane, track["end"]["seconds"], last=True))
+    return sorted(arrivals, key=lambda arrival: (arrival.at, arrival.last))
 
 
 def replay_real() -> int:
@@ -68,7 +68,7 @@ def conclusion(recording: Recording) -> list[str]:
     ]
     return [
         f"same text: {'yes' if ids[0] == ids[1] else 'no'}, {len(ids[0])} tokens",
-        f"{seconds[OUTRIDER]:.1f} s in place of {seconds[ALONE]:.1f} s: "
+        f"{seconds[OUTRIDER]:.1f} s instead of {seconds[ALONE]:.1f} s: "
         f"speed-up {seconds[ALONE] / seconds[OUTRIDER]:.1f}",
         f"recorded on {recording['date']}: {recording['model']} on {recording['device']}, drafted "
         f"by {recording['draft']} on {recording['machine']}",
@@ -77,7 +77,7 @@ def conclusion(recording: Recording) -> list[str]:
 
 
 def _on_time(arrivals: Sequence[Arrival]) -> Iterator[Arrival]:
-    """Yield what came when it came."""
+    """Yield each piece at its recorded time."""
     begun = time.perf_counter()
     for arrival in arrivals:
         if (left := begun + arrival.at - time.perf_counter()) > 0:

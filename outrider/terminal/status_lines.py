@@ -1,6 +1,6 @@
-"""Lines below the cursor of a terminal, which leave the text above and the cursor where they are.
+"""Status lines below the cursor of a terminal. The text above and the cursor stay in place.
 
-Every move is relative to the cursor, so nothing need be known of the text or of its wrapping.
+Every move is relative to the cursor, so the text and its wrapping do not matter.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _SAVE, _RESTORE, _DOWN, _UP, _ERASE = "\x1b7", "\x1b8", "\x1bD", "\x1bM", "\x1b[
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 MOST = 8
-"""Lines that are shown at once."""
+"""Maximum number of lines shown."""
 
 LARGE = 200e6
-"""Bytes from which a model's loading is announced where no progress can be shown."""
+"""Minimum bytes of a model whose loading is announced where no progress can be shown."""
 
-_EVERY = 0.1  # seconds between two states that are shown
+_EVERY = 0.1  # seconds between two updates
 
 
 def takes_status(stream: TextIO) -> bool:
@@ -46,7 +46,7 @@ def columns() -> int:
 
 
 class StatusLines:
-    """The control sequences that draw and erase the lines; whoever writes text sends them along."""
+    """The control sequences that draw and erase the lines; the writer of the text sends them."""
 
     def __init__(self, dim: bool) -> None:
         self._dim = dim
@@ -76,8 +76,8 @@ class StatusLines:
 
 
 class LoadingStatus:
-    """A context that shows how far a model is loaded, in a status line on stderr. Where stderr is
-    no terminal, a large model gets one line at the beginning.
+    """A context that shows a model's loading progress in a status line on stderr. If stderr is not
+    a terminal, a large model gets one line at the beginning.
     """
 
     def __init__(self, name: str) -> None:

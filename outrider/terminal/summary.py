@@ -38,8 +38,8 @@ def summary(completions: Sequence[Completion], wall_seconds: float) -> str:
     if spent:
         never = sum(not done.token_ids for done in spent)
         lines.append(
-            f"ended by --max_usd: {len(spent)} of {len(completions)} texts"
-            + f", {never} of them before they began" * bool(never)
+            f"stopped by --max_usd: {len(spent)} of {len(completions)} texts"
+            + f", {never} of them before they started" * bool(never)
         )
     devices = sorted({done.device for done in completions if done.device})
     lines += [f"target on {device}" for device in devices]
@@ -47,8 +47,8 @@ def summary(completions: Sequence[Completion], wall_seconds: float) -> str:
 
 
 def _time(completions: Sequence[Completion], wall_seconds: float) -> str:
-    """The line about time: that of the run or, where target-only runs are part of it, the sum over
-    texts.
+    """The line about time: that of the run, or the sum over texts if target-only runs are part of
+    it.
     """
     compared = any(done.baseline is not None for done in completions)
     tokens = sum(len(done.token_ids) for done in completions)
@@ -68,13 +68,13 @@ def _waits(completions: Sequence[Completion]) -> list[str]:
     return [
         f"first token after {median(first):.3f} s{' (median)' * (len(first) > 1)}; gaps between "
         f"pieces {gaps.p50 * 1e3:.0f} ms (p50), {gaps.p99 * 1e3:.0f} ms (p99), "
-        f"{gaps.largest * 1e3:.0f} ms at most"
+        f"{gaps.largest * 1e3:.0f} ms (max)"
     ]
 
 
 def account(completions: Sequence[Completion], budget: RunBudget, goal: Goal) -> str:
-    """The account of a run in words: its cost by the token with the source of the prices, energy,
-    and whether the user's limit was kept. Target-only runs for comparison are left out.
+    """The account of a run in words: cost per token with the source of the prices, energy, and
+    whether the user's limit was kept. Target-only runs for comparison are left out.
     """
     tokens, billing = sum(len(done.token_ids) for done in completions), budget.billing
     if not tokens:
@@ -90,7 +90,7 @@ def account(completions: Sequence[Completion], budget: RunBudget, goal: Goal) ->
             usage = usage.plus(done.usage_of_forwards)
         if usage.wall:  # synchronous rounds make fewer forward passes
             each = price_words("total_cost", (budget.price(usage) or 0.0) / tokens)
-            lines.append(f"by the target's forwards alone {each}")
+            lines.append(f"counting only the target's forward passes {each}")
         share = billing.target_share
         charged = "" if share == 1 else f"; {share:g} of the hour is charged"
         lines.append(f"prices: {billing.source}{charged}")
@@ -117,25 +117,25 @@ def _limit(
         flag = "--min_tps"
     elif goal.max_per_token is not None:
         value, dollars = figures[goal.objective].value, goal.objective in COSTS
-        assert value is not None, "a limit is of what can be computed"
+        assert value is not None, "a limit is on a figure that can be computed"
         flag = "--max_usd_per_1m" if dollars else "--max_joules_per_token"
         unit = PER_MILLION if dollars else 1.0
         kept, measured = value <= goal.max_per_token, price_words(goal.objective, value)
         wanted = f"{'$' * dollars}{goal.max_per_token * unit:.4g}"
     else:
         return []
-    return [f"{flag} {'kept' if kept else 'missed'}: measured {measured} of {wanted} wanted"]
+    return [f"{flag} {'kept' if kept else 'missed'}: measured {measured}, wanted {wanted}"]
 
 
 def _forwards(completions: Sequence[Completion], tokens: int) -> list[str]:
-    """The lines about forwards of the target, and candidates."""
+    """The lines about the target's forward passes, and candidates."""
     forwards, lone, drafted, accepted = (
         sum(done.record()[name] for done in completions)
         for name in ("forwards", "lone_forwards", "num_draft_tokens", "num_accepted_tokens")
     )
     if not forwards:
         return []
-    said = f"forwards {forwards}, {tokens / forwards:.2f} tokens a forward (acceptance length)"
+    said = f"forward passes {forwards}, {tokens / forwards:.2f} tokens each (acceptance length)"
     if not drafted:
         return [said]
     with_candidates = 1 + accepted / max(forwards - lone, 1)
@@ -174,18 +174,16 @@ def _bytes(completions: Sequence[Completion], tokens: int) -> list[str]:
 
 
 def _before_the_draft(completions: Sequence[Completion]) -> list[str]:
-    """The line about texts that ended while their draft was loading."""
+    """The line about texts that finished before their draft was loaded."""
     waits = [done.loading_seconds for done in completions if done.loading_seconds is not None]
     if not waits:
         return []
     texts = "this text was" if len(completions) == 1 else f"{len(waits)} texts were"
-    return [f"the draft was still loading after {max(waits):.1f} s: {texts} made without it"]
+    return [f"the draft was still loading after {max(waits):.1f} s: {texts} generated without it"]
 
 
 def _against_baseline(completions: Sequence[Completion]) -> list[str]:
-    """The speed-up over target-only, where a target-only run was part of this run and a draft took
-    part in the texts.
-    """
+    """The speed-up over target-only, if this run included target-only runs and used a draft."""
     pairs = [(done, done.baseline) for done in completions if done.baseline is not None]
     if not pairs:
         return []
@@ -198,16 +196,16 @@ def _against_baseline(completions: Sequence[Completion]) -> list[str]:
     drafted = any(done.drafted for done, _ in pairs)
     gain = f"speed-up {theirs / ours:.2f}" if drafted else "no draft took part"
     return [
-        f"target-only, same prompts and seeds: {alone} forwards instead of {forwards}, "
+        f"target-only, same prompts and seeds: {alone} forward passes instead of {forwards}, "
         f"{theirs:.2f} s instead of {ours:.2f} s: {gain}",
         f"identical texts: {same} of {len(pairs)}"
-        + f", {cut} of them as far as they were made" * bool(cut),
+        + f", {cut} of them up to where they stopped" * bool(cut),
     ]
 
 
 def write_options(directory: Path, options: TextRole, completions: Sequence[Completion]) -> Path:
-    """Write outrider-options.json: every option as it was, a seed that was drawn included. It is a
-    file for --config, which makes the same texts again.
+    """Write outrider-options.json: every option, including a randomly drawn seed. Passed to
+    --config, it reproduces the same texts.
     """
     if completions:
         options = options.but(seed=completions[0].seed - completions[0].index)
@@ -221,7 +219,7 @@ def write_options(directory: Path, options: TextRole, completions: Sequence[Comp
 
 def write_profile(directory: Path, completions: Sequence[Completion]) -> list[Path]:
     """Write outrider-profile.json with everything, and outrider-profile.csv with the numeric
-    columns and the target's device, one row a text.
+    columns and the target's device, one row per text.
     """
     directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / PROFILE, directory / "outrider-profile.csv"]

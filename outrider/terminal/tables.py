@@ -9,7 +9,7 @@ from typing import Any
 
 
 def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table, its heads first, with every column as wide as its widest cell."""
+    """The lines of a table, header first, with every column as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     return [
         "  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True))
@@ -18,7 +18,7 @@ def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Write a line for each record. A mapping within one gets a column for each of its parts."""
+    """Write a line per record. A nested mapping gets a column for each of its entries."""
     flat = [_columns(record) for record in records]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(head for line in flat for head in line)))

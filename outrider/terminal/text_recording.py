@@ -1,6 +1,6 @@
 """A recording of a text: its events with their times, in one JSON file that the chat page replays.
 
-The file holds the prompt and the text. It holds no key, no token and no address.
+The file holds the prompt and the text, but no key, no access token and no address.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ALONE, OUTRIDER = "target-only", "Outrider"
 """Names of the two texts of a comparison."""
 
 MOST_EVENTS = 20_000
-"""Events that are kept of a text: those of several thousand tokens."""
+"""Maximum events stored per text: those of several thousand tokens."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class TextRecording:
     tracks: list[dict[str, Any]] = field(default_factory=list)
 
     def begin(self, name: str) -> Watcher:
-        """A watcher of a text by this name, whose events are kept from now on."""
+        """A watcher of a text by this name, whose events are recorded."""
         track: dict[str, Any] = {"name": name, "cut": False, "events": []}
         self.tracks.append(track)
 
@@ -52,12 +52,12 @@ class TextRecording:
         return Watcher(self.client, keep)
 
     def write(self, done: Completion) -> None:
-        """Write the file, with the figures of the finished texts. Raises Unavailable where it
-        cannot be written.
+        """Write the file, with the figures of the finished texts. Raises Unavailable if it cannot
+        be written.
         """
-        for track, made in zip(self.tracks, (done, done.baseline), strict=False):
-            if made is not None:
-                track["end"] = ended(self.client, made)
+        for track, text in zip(self.tracks, (done, done.baseline), strict=False):
+            if text is not None:
+                track["end"] = ended(self.client, text)
         whole = {
             "format": FORMAT,
             "version": VERSION,

@@ -243,7 +243,7 @@ class _Generation:
             self._commit(step)
         if step.end is not End.NOT and done.finish_reason == "cancelled":
             if step.end not in ENDS:
-                raise Unavailable(f"the target does not go on with the text: {step.end.name}")
+                raise Unavailable(f"the target stopped the text: {step.end.name}")
             done.finish_reason = ENDS[step.end]
         if done.finish_reason == "cancelled" and self._spent():
             done.finish_reason = "spent"

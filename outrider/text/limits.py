@@ -93,7 +93,7 @@ def limit_of(done: Completion, round_trip: float, law: str = "") -> Limit:
         return Limit.ARITHMETIC
     if useless:
         return Limit.USELESS if done.draft_calls else Limit.NO_DRAFT
-    if not done.draft_calls:  # copied text: whoever copies calls no model
+    if not done.draft_calls:  # copied text needs no model calls
         return Limit.TARGET
     call = done.draft_seconds / done.draft_calls
     if done.traffic.lone >= OFTEN_ALONE * done.traffic.forwards:

@@ -144,7 +144,7 @@ REFUSED = [
     ({"action": "CreateStack", "reason": NO_QUOTA}, "--quota-code L-DB2E81BA"),
     ({"action": "CreateStack", "reason": NOT_AUTHORIZED}, "docs/deploy.md"),
     (refusal("CreateStack", "AccessDenied"), "AWS denies CreateStack"),
-    (refusal("DescribeStacks", "Throttling"), "the same command goes on"),
+    (refusal("DescribeStacks", "Throttling"), "to resume"),
     (refusal("DescribeSubnets", "UnauthorizedOperation"), "AWS denies DescribeSubnets"),
     *(
         ({"action": action, "page": "<html>\nlog in<br>\n"}, "AWS cannot be asked: Unable to parse")

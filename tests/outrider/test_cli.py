@@ -260,4 +260,4 @@ def test_interrupting_a_draft_ends_it_cleanly_with_what_was_made(port: str) -> N
     assert process.returncode in (0, 130)
     assert first + out
     assert "Traceback" not in err
-    assert "forwards" in err
+    assert "forward passes" in err

@@ -52,7 +52,7 @@ def test_help_names_the_verbs(environment: dict[str, str]) -> None:
     assert (shown.returncode, "chat" in shown.stdout) == (0, True)
 
 
-NOTE = "draft: copied text alone; a draft model needs pip install '.[torch]'\n"
+NOTE = "draft: copied text only; a draft model needs pip install '.[torch]'\n"
 
 
 @pytest.mark.parametrize("draft", [(), ("--draft", "copy,beside"), ("--draft", "copy")])

@@ -112,7 +112,7 @@ def test_a_target_is_the_same_after_a_campaign() -> None:
 
         with connect_anew() as connection:
             before, over, served = texts(connection), Event(), connection.description
-            target.said.clear()  # of its start
+            target.log_lines.clear()  # of its start
             own = before[:: len(before) // 3]
             neighbour = pool.submit(compare_until, over, connect_anew, own)
             try:
@@ -125,7 +125,7 @@ def test_a_target_is_the_same_after_a_campaign() -> None:
             assert texts(connection) == before
         eventually(lambda: sessions_of(target.address) == 0)
         assert resident(target.pid) - warm < MAX_GROWTH
-        logged = list(target.said)
+        logged = list(target.log_lines)
     assert logged == []
     assert REQUIRED <= set(codes) <= {*ENDINGS, grpc.StatusCode.CANCELLED}, codes
 

@@ -143,7 +143,7 @@ def test_a_tokenizer_made_from_the_file_is_refused_where_its_ids_are_not_the_fil
 ) -> None:
     """transformers adds GPT-2's own end of text to every byte-level vocabulary."""
     path = shutil.copyfile(files["draft"], tmp_path / "draft.gguf")
-    with pytest.raises(Mismatch, match=r"id 512 is None, .* lay the tokenizer\.json"):
+    with pytest.raises(Mismatch, match=r"id 512 is None, .* put the tokenizer\.json"):
         GgufFile.find(str(path))
 
 

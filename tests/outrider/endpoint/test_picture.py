@@ -126,7 +126,7 @@ def test_the_tree_is_enlarged_by_enter_and_escape_brings_it_back(made: Page) -> 
 
 
 def test_no_knob_is_shown_where_it_would_save_nothing(made: Page) -> None:
-    expect(made.locator("#cs-note")).to_contain_text("too little for a knob")
+    expect(made.locator("#cs-note")).to_contain_text("too little to trade")
     expect(made.locator("#knob")).to_be_hidden()
 
 

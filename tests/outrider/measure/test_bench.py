@@ -195,7 +195,7 @@ def test_a_damaged_line_costs_itself_alone(
     found = read_run(path)
     assert found is not None
     assert found.starts == [{"load": 1}]
-    assert f"{NAME} line 2 is damaged" in capsys.readouterr().err
+    assert f"{NAME} line 2 is corrupt" in capsys.readouterr().err
     path.write_bytes(lines[1] + b"\n")
     assert_refused(lambda: read_run(path), [f"{NAME} line 1 is not JSON"])
 

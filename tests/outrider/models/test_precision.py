@@ -17,7 +17,7 @@ from outrider.models import precision
 from outrider.models.capacity import Capacity
 from outrider.models.directories import EMBEDDED
 from outrider.models.loading import Checkpoint, find_checkpoint
-from outrider.models.precision import MARGIN, NODES, ComputeType, candidates, pick, told
+from outrider.models.precision import MARGIN, NODES, ComputeType, candidates, choice_line, pick
 from outrider.options.groups import DeviceOptions, QuantizationOptions
 from outrider.options.parsing import parse
 from tests.support.models import write_checkpoint_with_tokenizer
@@ -97,11 +97,11 @@ def test_the_checkpoints_own_stays_unless_another_is_clearly_quicker(
 
 def test_the_line_names_the_choice_the_reason_and_what_was_measured() -> None:
     times = {BF16: AVX2[BF16], F32: AVX2[F32]}
-    assert told(times, F32, (1, 16)) == (
-        "--dtype auto takes float32: quicker than its own bfloat16 for 1 and 16 nodes (ms of a "
-        "forward's products at 1, 4, 16 nodes: bfloat16 107, 640, 2350; float32 118, 170, 390)"
+    assert choice_line(times, F32, (1, 16)) == (
+        "--dtype auto takes float32: faster than its own bfloat16 for 1 and 16 nodes (ms of a "
+        "forward pass's products at 1, 4, 16 nodes: bfloat16 107, 640, 2350; float32 118, 170, 390)"
     )
-    assert "takes bfloat16: nothing is clearly quicker" in told(times, BF16, (1, 16))
+    assert "takes bfloat16: nothing is clearly faster" in choice_line(times, BF16, (1, 16))
 
 
 @pytest.mark.parametrize("quick", ["bfloat16", "float32"])

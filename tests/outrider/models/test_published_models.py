@@ -107,7 +107,7 @@ def test_nothing_is_fetched_where_nobody_can_be_asked(
     hub: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    with pytest.raises(InvalidRequest, match="nobody can be asked"):
+    with pytest.raises(InvalidRequest, match="cannot ask"):
         fetch_agreed([OPEN], EMBEDDED_TOKENIZER)
     assert not hub.exists()
 
@@ -132,6 +132,6 @@ def test_no_weights_of_another_tokenizer_are_fetched(
     hub: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer(monkeypatch, "y\n")
-    with pytest.raises(Mismatch, match="acme/open is not fetched"):
+    with pytest.raises(Mismatch, match="acme/open is not downloaded"):
         fetch_agreed([OPEN], TokenizerIdentity("another"))
     assert not list(hub.glob("**/*.safetensors"))

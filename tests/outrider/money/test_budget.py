@@ -110,7 +110,7 @@ def test_a_run_that_has_spent_its_money_ends_with_what_was_made_and_begins_no_te
     spent, said = ended.records, ended.err
     whole = run("run", *A_DOLLAR_A_SECOND, *flags, *BY_THE_BYTE, "--max_usd", "1000").records
     assert [done["finish_reason"] for done in spent] == ["spent"] * 3
-    assert "ended by --max_usd: 3 of 3 texts, 2 of them before they began" in said
+    assert "stopped by --max_usd: 3 of 3 texts, 2 of them before they started" in said
     first = spent[0]["token_ids"]
     assert 0 < len(first) < 60
     assert first == whole[0]["token_ids"][: len(first)]
@@ -139,5 +139,5 @@ def test_a_target_only_run_for_comparison_costs_nothing_and_is_as_long_as_the_te
     assert cut["finish_reason"] == "spent"
     assert cut["baseline"]["token_ids"] == cut["token_ids"]
     assert cut["baseline"]["usd"] is None
-    assert "identical texts: 1 of 1, 1 of them as far as they were made" in ended.err
+    assert "identical texts: 1 of 1, 1 of them up to where they stopped" in ended.err
     assert float(told) == pytest.approx(cut["usd"], abs=1e-6)

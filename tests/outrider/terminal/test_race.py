@@ -83,7 +83,7 @@ def test_without_a_terminal_nothing_is_drawn(capsys: pytest.CaptureFixture[str])
 def test_the_speed_up_is_that_of_the_two_texts() -> None:
     lines = conclusion(Texts(ALONE, DRAFTED, busy=""))
     assert lines[0].startswith("same text: yes")
-    assert lines[1] == "1.6 s in place of 4.0 s: speed-up 2.5"
+    assert lines[1] == "1.6 s instead of 4.0 s: speed-up 2.5"
 
 
 def test_texts_that_differ_are_called_an_error() -> None:
@@ -96,7 +96,7 @@ def test_texts_that_differ_are_called_an_error() -> None:
     [
         (0.0, ALONE, 1.5, ""),
         ((os.cpu_count() or 1) + 1.0, ALONE, 1.5, "load average"),
-        (0.0, text(model_seconds=2 * 100 * ASKED), 1.5, "74 ms in place of 37 ms"),
+        (0.0, text(model_seconds=2 * 100 * ASKED), 1.5, "74 ms instead of 37 ms"),
         (0.0, ALONE, 0.5, "50% of a processor"),
     ],
 )
@@ -145,4 +145,4 @@ def test_a_recording_of_one_text_is_refused(tmp_path: Path) -> None:
     recording = read_recording(REAL_PAIR)
     file = tmp_path / "file.json"
     file.write_text(json.dumps({**recording, "tracks": recording["tracks"][:1]}))
-    assert_refused(lambda: read_recording(file), ["no comparison", "--baseline"])
+    assert_refused(lambda: read_recording(file), ["not a comparison", "--baseline"])

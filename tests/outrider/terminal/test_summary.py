@@ -60,8 +60,8 @@ def test_no_speed_up_is_given_where_no_draft_took_part() -> None:
 
 def test_a_text_that_ended_before_its_draft_was_loaded_is_reported() -> None:
     late = [text(loading_seconds=4.25), text(), text(loading_seconds=3.0)]
-    assert "this text was made without it" in summary(late[:1], 2.0)
-    assert "after 4.2 s: 2 texts were made without it" in summary(late, 2.0)
+    assert "this text was generated without it" in summary(late[:1], 2.0)
+    assert "after 4.2 s: 2 texts were generated without it" in summary(late, 2.0)
     assert "without it" not in summary([text()], 2.0)
 
 

@@ -77,7 +77,7 @@ def test_where_nodes_cost_nearly_as_much_as_forwards_no_good_draft_pays(
     assert limit_of(MADE, TRIP, words) is Limit.TARGET
     assert words in time_lines([useless], TRIP, times)[-1]
     found = [finding.text for finding in plan(times, 1e-3, TRIP) if finding.severity == "warning"]
-    assert found == [f"hardly any draft pays: {words}"] * bool(words)
+    assert found == [f"hardly any draft gives a speed-up: {words}"] * bool(words)
 
 
 def test_two_lines_have_the_times_of_target_draft_and_link_and_the_limit_of_the_slowest() -> None:
