@@ -209,7 +209,7 @@ class Engine:
         """Close the session. Its row is free after the running forward. Idempotent."""
         with self._lock:
             session.closed = session.closed or Unavailable("the session is closed")
-            calls = [] if self._admission.forward_runs else self._admission.remove_closed()
+            calls = [] if self._admission.is_computing else self._admission.remove_closed()
             self._lock.notify_all()
         call_all(calls)
 
