@@ -204,8 +204,6 @@ class ColocatedDrafter:
         """Whether a call is worth making for the session, and it can pay for the call."""
         if not drafted.fed or drafted.session not in self._drafted or self._adds_nothing(drafted):
             return False
-        if drafted.heard < drafted.session.length:
-            return False  # its client ended the text after it was found ready
         tokens = drafted.ahead + self._allowed_deficit(drafted)
         return bool(drafted.proposer.choose(now, tokens * root_only / TUNING.least_rate))
 
