@@ -253,9 +253,7 @@ class Stream:
 
     def _set_limits(self, record: SessionRecord) -> None:
         self._applied = key = self.key
-        nodes, length = record.engine.max_tree_nodes, record.engine.sequence_length
-        record.session.tree_nodes = min(nodes, key.tree_nodes or nodes)
-        record.session.limit = min(length, key.sequence_length or length)
+        record.engine.set_limits(record.session, key.tree_nodes, key.sequence_length)
 
     async def _while_client_speaks(self, *works: Coroutine[Any, Any, None]) -> None:
         """Run all works until the first has ended, or the client has been silent for too long."""

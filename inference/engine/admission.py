@@ -20,14 +20,14 @@ class Admission:
     waiting: sessions that may wait in line for a row.
     most: sessions that may be open, on rows and in line.
     lock: guards this, its rows and its sessions. It is notified of what may bring work.
-    forward_runs: a forward is computed now, so closed sessions keep their rows.
+    is_computing: the draft or the target reads rows now, so closed sessions keep theirs.
     """
 
     def __init__(self, model: Model, waiting: int) -> None:
         self.pool = RowPool(model)
         self.most = model.rows + waiting
         self.lock = Condition()
-        self.forward_runs = False
+        self.is_computing = False
         self._model, self._waiting = model, waiting
         self._sessions: dict[Session, None] = {}
 

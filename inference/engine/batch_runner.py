@@ -139,6 +139,7 @@ class BatchRunner:
 
     def _ready_to_draft(self, now: float) -> Sequence[Session]:
         with self._admission.lock:
+            self._admission.is_computing = True
             self._update_queue_clocks(now)
             return self._ready_sets()[ForwardKind.TREES]
 
@@ -151,7 +152,7 @@ class BatchRunner:
             calls = [
                 call for session, error in failed for call in self._admission.fail(session, error)
             ]
-            self._admission.forward_runs = bool(items)
+            self._admission.is_computing = bool(items)
         return plan.kind, items, calls
 
     def _forward(
@@ -177,7 +178,7 @@ class BatchRunner:
         padded = self._model.padded(len(items), max(item.nodes for item in items))
         forward = CompletedForward(items, padded, started, ended)
         with self._admission.lock:
-            self._admission.forward_runs = False
+            self._admission.is_computing = False
             if kind in TIMED and not any(isinstance(one, Exception) for one in answers):
                 self._scheduler.record(padded, ended - begun)
             calls = self._settle(forward, answers, ended - begun)

@@ -192,6 +192,12 @@ class Engine:
                 raise session.closed
             return session.progress(cursor, stream)
 
+    def set_limits(self, session: Session, nodes: int | None, length: int | None) -> None:
+        """Limit the session's nodes in a forward pass, and its tokens; None: as the engine does."""
+        with self._lock:  # a forward pass is planned and prepared within the same limits
+            session.tree_nodes = min(nodes or self.max_tree_nodes, self.max_tree_nodes)
+            session.limit = min(length or self.sequence_length, self.sequence_length)
+
     def detach(self, session: Session) -> None:
         """The client is gone: the session stops, and its row is the first to be taken."""
         with self._lock:
@@ -209,7 +215,7 @@ class Engine:
         """Close the session. Its row is free after the running forward. Idempotent."""
         with self._lock:
             session.closed = session.closed or Unavailable("the session is closed")
-            calls = [] if self._admission.forward_runs else self._admission.remove_closed()
+            calls = [] if self._admission.is_computing else self._admission.remove_closed()
             self._lock.notify_all()
         call_all(calls)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
@@ -13,6 +13,7 @@ from inference.backends.eager import EagerModel
 from inference.backends.substitute_model import SharedCacheModel, SharedSequence
 from inference.drafters.draft import Draft
 from inference.engine.engine import Engine
+from inference.engine.session import Session
 from inference.model.decoder import Decoder
 from inference.order import Decode
 from inference.proposer import COLOCATED
@@ -49,8 +50,20 @@ class Watched(SharedCacheModel):
         return super().choose(segments)
 
 
-def beside(draft: Decoder) -> tuple[Engine, Watched]:
-    target = TimedTarget(TARGET, clock := Clock())
+class BusyClock(Clock):
+    """Makes a client's request when it has been looked at so many times."""
+
+    looks, request = 0, staticmethod(lambda: None)
+
+    def __call__(self) -> float:
+        self.looks -= 1
+        if not self.looks:
+            self.request()
+        return super().__call__()
+
+
+def beside(draft: Decoder, clock: Clock | None = None) -> tuple[Engine, Watched]:
+    target = TimedTarget(TARGET, clock := clock or Clock())
     shared = Watched(draft, target, clock)
     beside = Draft(shared, sequence=partial(SharedSequence, OWN))
     return engine_beside(target, beside, OWN, clock), shared
@@ -85,3 +98,28 @@ def test_a_draft_follows_its_session_to_another_row() -> None:
     before = first.spent.forwards
     finish(engine, first)
     assert first.spent.forwards - before < 25, "of 60 tokens"
+
+
+REQUESTS: dict[str, Callable[[Engine, Session], None]] = {
+    "close": Engine.close,
+    "detach": Engine.detach,
+    "drain": Engine.drain,
+    "end": lambda engine, session: engine.decode(session, Decode(session.length, beside=True)),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_request_at_any_moment_of_drafting_harms_no_other_session(name: str) -> None:
+    """Not even where the session of the request loses its row, or its text ends."""
+    engine, _draft = beside(TARGET, clock := BusyClock())
+    other = asked(engine, [6, 17, 3], 200, beside=True)
+    for looks in range(1, 9):
+        session = asked(engine, [5, 17, 3], 30, beside=True)
+        while session.made < 5:
+            engine.step()
+        clock.looks, clock.request = looks, partial(REQUESTS[name], engine, session)
+        engine.step()
+        assert clock.looks <= 0
+        engine.close(session)
+    finish(engine, other)
+    assert other.made == 200

@@ -673,3 +673,25 @@ def test_an_order_wakes_an_engine_that_falls_asleep(monkeypatch: pytest.MonkeyPa
             engine.decode(session, Decode(length))
             waited(engine, session)
     assert session.tokens == [*PROMPT, *TEXT[: session.length - len(PROMPT)]]
+
+
+def test_a_limit_is_lowered_before_a_forward_pass_is_planned_or_after_it_is_prepared() -> None:
+    engine, model, _ = exact_engine(1, times=free)
+    session, threads = asked(engine, PROMPT, 9), list[threading.Thread]()
+    while session.made < 3:
+        engine.step()
+    padded = model.padded
+
+    def planning(rows: int, nodes: int) -> tuple[int, int]:
+        if not threads:
+            lower = partial(engine.set_limits, session, None, session.length)
+            threads.append(threading.Thread(target=lower))
+            threads[0].start()
+            threads[0].join(0.1)  # it has to wait
+        return padded(rows, nodes)
+
+    model.padded = planning  # type: ignore[method-assign]
+    engine.step()
+    threads[0].join()
+    assert session.made == 4
+    assert session.limit == len(PROMPT) + 3
