@@ -13,8 +13,6 @@ from itertools import zip_longest
 from statistics import geometric_mean
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-
 from inference.cost.quantity import Figure, Quality
 from outrider.measure.arms import AGAIN, BASELINE
 from outrider.measure.journal import TextKey, Values
@@ -75,15 +73,8 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
 
 
 def speed(text: Values) -> float:
-    """Tokens per second of a text. One cut by a time limit is extrapolated to its full length from
-    the second half of its tokens.
-    """
-    made, arrivals = np.cumsum(text["chunk_tokens"]), text["arrivals"]
-    if text["finish_reason"] != "cancelled" or len(made) < 2:
-        return len(text["token_ids"]) / float(text["seconds"])
-    middle = min(int(np.searchsorted(made, made[-1] / 2)), len(made) - 2)
-    rate = (made[-1] - made[middle]) / (arrivals[-1] - arrivals[middle])
-    return float(text["limit"] / (arrivals[-1] + (text["limit"] - made[-1]) / rate))
+    """Tokens a second of a text."""
+    return len(text["token_ids"]) / float(text["seconds"])
 
 
 def speed_up(pairs: Iterable[Pair]) -> SpeedUp | None:
@@ -225,11 +216,8 @@ def _seconds_per_token(text: Values) -> float | None:
 
 
 def _differences(pairs: Iterable[Pair]) -> Iterator[Difference]:
-    """First differences of texts and target-only's. Of a text that was cut its part is compared."""
     for key, ours, theirs in pairs:
         mine, other = ours["token_ids"], theirs["token_ids"]
-        if "cancelled" in (ours["finish_reason"], theirs["finish_reason"]):
-            mine, other = mine[: len(other)], other[: len(mine)]
         at = first_difference(mine, other)
         if at is not None:
             taken, own = (tokens[at] if at < len(tokens) else None for tokens in (mine, other))

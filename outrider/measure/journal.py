@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, TextIO, TypeAlias
 from inference.command import say
 from inference.errors import InvalidRequest
 from inference.files import locked
-from inference.json_file import Json
 
 NAME = "run.jsonl"
 """Name of the file in a run's directory."""
@@ -39,14 +38,6 @@ class TextKey(NamedTuple):
     @property
     def prompt(self) -> str:
         return f"{self.set}/{self.kind}/{self.name}"
-
-    @classmethod
-    def of(cls, text: Json) -> TextKey:
-        """The key in a text's record."""
-        source, kind, name = (text.field(one).text() for one in ("set", "kind", "name"))
-        turn, repeat = (text.field(one).integer() for one in ("turn", "repeat"))
-        trip, arm = text.field("rtt_ms").number(), text.field("arm").text()
-        return cls(source, kind, name, turn, repeat, trip, arm)
 
 
 def plan_of(settings: Mapping[str, Any], prompts: Mapping[str, Any]) -> Values:
@@ -71,41 +62,39 @@ class RunRecord:
     texts: dict[TextKey, Values] = field(default_factory=dict)
     ends: list[Values] = field(default_factory=list)
 
-    def take(self, line: Json) -> None:
+    def take(self, line: Values) -> None:
         """Add what a line says."""
-        for kind, value in line.fields().items():
+        for kind, value in line.items():
             if kind == "text":
-                self.texts[TextKey.of(value)] = value.dictionary()
+                self.texts[TextKey(*(value[name] for name in TextKey._fields))] = value
             else:
-                (self.starts if kind == "start" else self.ends).append(value.dictionary())
+                {"start": self.starts, "end": self.ends}[kind].append(value)
 
 
 def read_run(path: Path) -> RunRecord | None:
     """The run of a file; None where there is none, or not even its first line.
 
-    A corrupt line, such as the last one of a killed writer, is reported and ignored; its text is
-    generated again. Raises InvalidRequest if the first line is corrupt, and for a line of another
-    form.
+    A damaged line, such as the last one of a writer that was killed, is reported and left out; its
+    text is made again. Raises InvalidRequest where the first line is damaged.
     """
     try:
         lines = path.read_bytes().rpartition(b"\n")[0].splitlines()
     except FileNotFoundError:
         return None
-    found: RunRecord | None = None
+    run: RunRecord | None = None
     for number, line in enumerate(lines, start=1):
         place = f"{path} line {number}"
         try:
-            read = Json(json.loads(line), place, InvalidRequest)
-        except ValueError as error:
-            if found is None:
-                raise InvalidRequest(f"{place} is not JSON: {error}") from error
-            say(f"note: {place} is corrupt and ignored: {error}")
-            continue
-        if found is None:
-            found = RunRecord(read.keys(["run"]).field("run").keys(["settings", "prompts"]).value)
-        else:
-            found.take(read)
-    return found
+            values = json.loads(line)
+            if run is None:
+                run = RunRecord({name: values["run"][name] for name in ("settings", "prompts")})
+            else:
+                run.take(values)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            if run is None:
+                raise InvalidRequest(f"{place} is no line of a run: {error}") from error
+            say(f"note: {place} is damaged and left out: {error}")
+    return run
 
 
 @dataclass(frozen=True)
@@ -122,7 +111,7 @@ class Journal:
             self.file.write(f"{line}\n")
             self.file.flush()
         if kind != "run":
-            self.known.take(Json(json.loads(line), NAME, InvalidRequest))
+            self.known.take(json.loads(line))
 
     def start(self, here: Values) -> None:
         """Record a start. Raises InvalidRequest if the models differ from the first start's."""

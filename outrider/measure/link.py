@@ -16,8 +16,9 @@ import socket
 import struct
 import subprocess
 import sys
+from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from selectors import SelectSelector
@@ -59,7 +60,7 @@ class _Direction:
         self._byte_seconds = 0.0 if shape.mbit is None else 8 / (shape.mbit * 1e6)
         self._free = 0.0  # when all bytes so far are on it
 
-    async def carry(self, source: socket.socket, sink: socket.socket, opened: float) -> None:
+    async def carry(self, source: StreamReader, sink: StreamWriter, opened: float) -> None:
         """Carry the bytes of one connection in their order, until the end of data, which travels
         too. Nothing is sent before `opened`.
         """
@@ -68,7 +69,7 @@ class _Direction:
         async def take() -> None:
             data = b"-"
             while data:
-                data = await loop.sock_recv(source, _CHUNK)
+                data = await source.read(_CHUNK)
                 sent = max(self._free, loop.time(), opened)
                 self._free = sent + len(data) * self._byte_seconds
                 await flight.put((self._free + self._delay, data))
@@ -79,9 +80,9 @@ class _Direction:
                 arrival, data = await flight.get()
                 if (left := arrival - loop.time()) > 0:
                     await asyncio.sleep(left)
-                if data:
-                    await loop.sock_sendall(sink, data)
-            sink.shutdown(socket.SHUT_WR)
+                sink.write(data)
+                await sink.drain()
+            sink.write_eof()
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(take())
@@ -89,21 +90,18 @@ class _Direction:
 
 
 class _Link:
-    """A listening link and its connections."""
+    """The connections of a link."""
 
     def __init__(self, to: Address, shape: LinkShape) -> None:
         self._to, self._delay = to, shape.delay_ms / 1e3
         self._up, self._down = _Direction(shape), _Direction(shape)
         self._connections: set[asyncio.Task[None]] = set()
 
-    async def accept(self, listener: socket.socket) -> None:
-        """Carry every connection that is opened."""
-        loop = asyncio.get_running_loop()
-        while True:
-            client, _ = await loop.sock_accept(listener)
-            connection = loop.create_task(self._connect(client))
-            self._connections.add(connection)
-            connection.add_done_callback(self._connections.discard)
+    def accept(self, reader: StreamReader, client: StreamWriter) -> None:
+        """Carry a connection that was opened."""
+        connection = asyncio.get_running_loop().create_task(self._carry(reader, client))
+        self._connections.add(connection)
+        connection.add_done_callback(self._connections.discard)
 
     def cut(self) -> None:
         """Break all connections; what is under way is lost, new ones may be opened."""
@@ -114,32 +112,27 @@ class _Link:
         self.cut()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
-    async def _connect(self, client: socket.socket) -> None:
+    async def _carry(self, reader: StreamReader, client: StreamWriter) -> None:
         """Open the other half and carry both directions; a target that refuses is a link that
         resets. TCP's handshake takes a round trip, and the target gets its end half of one later.
         """
-        loop = asyncio.get_running_loop()
-        accepted, target, reset = loop.time(), socket.socket(_family(self._to)), True
+        accepted, halves = asyncio.get_running_loop().time(), [client]
         try:
-            for half in (client, target):
-                half.setblocking(False)
-                half.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await loop.sock_connect(target, self._to)
+            answers, target = await asyncio.open_connection(*self._to, limit=_CHUNK)
+            halves.append(target)
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._up.carry(client, target, accepted + 2 * self._delay))
-                tasks.create_task(self._down.carry(target, client, accepted + 3 * self._delay))
-            reset = False
+                tasks.create_task(self._up.carry(reader, target, accepted + 2 * self._delay))
+                tasks.create_task(self._down.carry(answers, client, accepted + 3 * self._delay))
+            for half in halves:
+                half.close()
         except* OSError:  # an end is gone; the other learns of it when the link lets it
             await asyncio.sleep(self._delay)
         finally:
-            for half in (client, target):
-                if reset:
-                    half.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-                half.close()
-
-
-def _family(address: Address) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address.host else socket.AF_INET
+            for half in halves:
+                if not half.is_closing():
+                    sock = half.get_extra_info("socket")
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                    half.transport.abort()
 
 
 async def _serve(listen: Address, to: Address, shape: LinkShape) -> None:
@@ -148,20 +141,17 @@ async def _serve(listen: Address, to: Address, shape: LinkShape) -> None:
     """
     loop, stopped, link = asyncio.get_running_loop(), asyncio.Event(), _Link(to, shape)
     try:
-        listener = socket.create_server(listen, family=_family(listen))
+        server = await asyncio.start_server(link.accept, *listen, limit=_CHUNK)
     except OSError as error:
         raise InvalidRequest(f"cannot listen on {listen}: {error}") from error
-    with listener:
-        listener.setblocking(False)
+    async with server:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stopped.set)
         loop.add_signal_handler(signal.SIGUSR1, link.cut)
-        accepting = loop.create_task(link.accept(listener))
-        print(f"{READY}{listen._replace(port=listener.getsockname()[1])} (to {to})", flush=True)
+        bound = listen._replace(port=server.sockets[0].getsockname()[1])
+        print(f"{READY}{bound} (to {to})", flush=True)
         await stopped.wait()
-        accepting.cancel()
-        with suppress(asyncio.CancelledError):
-            await accepting
+        server.close()
         await link.close()
 
 

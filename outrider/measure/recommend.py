@@ -1,25 +1,19 @@
-"""`outrider recommend`: measures the drafts that fit a target, and names the command to use.
-
-Texts of several kinds are generated in every way in turn. A text cut by the time limit is
-extrapolated from its later half, since a draft has to process the prompt first.
-"""
+"""`outrider recommend`: measures the drafts that fit a target, and names the command to use."""
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any, NamedTuple
 
 from grpc_comm.translate import Description
 from inference.command import printable, say
 from inference.draft_thread import take_short_turns
 from inference.errors import InvalidRequest, OutriderError
-from inference.sampling import SamplingParams
 from inference.times import Times
 from outrider.client.client import Client, open_client
 from outrider.client.connecting import connect_target, full_description, tokenizer_identity
@@ -28,18 +22,22 @@ from outrider.doctor.checks import machine
 from outrider.measure.arms import AGAIN, BASELINE, client_arm, with_again
 from outrider.measure.figures import ALL, Row, summarise
 from outrider.measure.journal import Journal, RunRecord
-from outrider.measure.options import RecommendOptions
+from outrider.measure.options import MeasuredTexts, RecommendOptions
 from outrider.measure.report import Report
 from outrider.measure.run import WARM_UP_TOKENS, Run
-from outrider.measure.tasks import Task
+from outrider.measure.sets import read_sets
+from outrider.measure.tasks import tasks_of
 from outrider.models.models_here import ModelHere, find_models
 from outrider.models.published_models import fetch_agreed, judged, published_for
 from outrider.options.roles import DraftRole
-from outrider.text.completion import Completion, Request
+from outrider.text.completion import Completion
 from outrider.text.limits import Limit, dear_law, limit_of
 
 MAX_DRAFTS = 3
 """Maximum number of drafts measured: the smallest ones."""
+
+KINDS, PROMPTS = ("chat", "code", "edits", "summaries"), 2
+"""Kinds of the small set that are measured, and prompts of each."""
 
 PLANNED = 0.9
 """Share of the time that texts take; prompts take the rest."""
@@ -134,40 +132,26 @@ def loaded(
             yield Way(name, flags, size, client, time.perf_counter() - begun)
 
 
-def measure(ways: Sequence[Way], deadline: float, most: int) -> tuple[RunRecord, Completion]:
-    """Generate texts in every way in turn, until the prompts or the time end. Texts are cut so that
-    every kind is covered. Returns the texts, and the latest of the last way. Raises InvalidRequest
-    for too little time.
+def measure(ways: Sequence[Way], deadline: float, limit: int) -> tuple[RunRecord, Completion]:
+    """Generate texts of the small set in every way in turn, until the prompts or the time end.
+    Returns the texts, and the latest of the last way. Raises InvalidRequest for too little time.
 
-    most: tokens of a text
+    limit: maximum tokens of a text; fewer where the time is short, so that every kind is measured
     """
-    file = Path(__file__).with_name("prompts.json")
-    prompts: list[tuple[str, str]] = json.loads(file.read_text(encoding="utf-8"))
-    kinds = len({kind for kind, _ in prompts})
-    tasks = [
-        Task("", kind, str(number), partial(_request, ways[0].client, kind, prompt, most))
-        for number, (kind, prompt) in enumerate(prompts)
-    ]
-    arms = with_again([client_arm(way.name, way.client) for way in ways])
-    record = RunRecord({"settings": {"max_new_tokens": most}, "prompts": {}})
-    alone = Run(Journal(None, record), arms[:1])
-    alone.warm_up(tasks[0].request(()))
-    begun = time.perf_counter()
-    alone.warm_up(tasks[0].request(()))
+    target, arms = ways[0].client, with_again([client_arm(way.name, way.client) for way in ways])
+    items = [item for item in read_sets(["small"], PROMPTS, 0) if item.kind in KINDS]
+    run = Run(Journal(None, RunRecord({"settings": {}, "prompts": {}})), arms, deadline=deadline)
+    few = tasks_of(items, MeasuredTexts(max_new_tokens=WARM_UP_TOKENS), target)[0].request(())
+    for _ in range(2):  # the first is slow
+        begun = time.perf_counter()
+        arms[0].make(few, Event())
     speed = WARM_UP_TOKENS / (time.perf_counter() - begun)
-    seconds = PLANNED * (deadline - time.perf_counter()) / (kinds * len(arms))
-    if seconds * speed < WARM_UP_TOKENS:
+    tokens = PLANNED * (deadline - time.perf_counter()) * speed / len(arms)  # for each arm
+    if tokens < WARM_UP_TOKENS:
         raise InvalidRequest(f"--seconds: too few for a target of {speed:.2g} tokens/s")
-    run = Run(Journal(None, record), arms, warm=False, deadline=deadline, text_seconds=seconds)
-    run.make(tasks)
-    return record, run.latest[arms[-1].name]
-
-
-def _request(client: Client, kind: str, prompt: str, most: int, answers: Sequence[str]) -> Request:
-    """Continue code, or answer the prompt where the model can chat."""
-    chat = kind != "code" and bool(client.tokenizer.template)
-    ids = client.tokenizer.encode(prompt, chat=chat)[: client.length - most]
-    return Request(0, "", ids, SamplingParams(), most, client.target.description.stop_ids)
+    length = min(limit, max(WARM_UP_TOKENS, int(tokens / len(KINDS))))
+    run.make(tasks_of(items, MeasuredTexts(max_new_tokens=length), target))
+    return run.journal.known, run.latest[arms[-1].name]
 
 
 def choose(rows: Sequence[Row]) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from math import inf
 from random import Random
-from threading import Event, Timer
+from threading import Event
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -37,8 +37,7 @@ class Run:
     """Texts of some arms over one link. A text that the journal holds is not generated again.
 
     warm: let every arm generate a few tokens first
-    deadline: of time.perf_counter(); no prompt is started that would exceed it
-    text_seconds: time limit of a text
+    deadline: of time.perf_counter(); no prompt is begun that would pass it
     """
 
     journal: Journal
@@ -46,7 +45,6 @@ class Run:
     rtt_ms: float = 0.0
     warm: bool = True
     deadline: float = inf
-    text_seconds: float | None = None
     latest: dict[str, Completion] = field(default_factory=dict, init=False)  # by the arm
 
     def __post_init__(self) -> None:
@@ -94,15 +92,14 @@ class Run:
     def _text(self, arm: Arm, task: Task, key: TextKey, request: Request) -> Values:
         """Generate a text, with the meters read meanwhile. Returns its record."""
         arm.alone(replace(request, max_new_tokens=1), Event())
-        with _cut_after(self.text_seconds) as cut, EnergyMeter(self._readers) as meter:
-            done = arm.make(request, cut)
-        if not done.whole and not (cut.is_set() and done.token_ids):
+        with EnergyMeter(self._readers) as meter:
+            done = arm.make(request, Event())
+        if not done.whole:
             raise Unavailable(f"a text was not generated whole: it ended as {done.finish_reason}")
         self.latest[arm.name], costs = done, arm.costs(done, meter.known)
         return {
             **done.record(),
             **key._asdict(),
-            "limit": request.max_new_tokens,
             "score": task.score(done.text) if key.turn + 1 == task.turns else None,
             **{name: figure.record() for name, figure in costs.items()},
         }
@@ -128,19 +125,3 @@ def _progress(total: int) -> Iterator[Callable[[str], None]]:
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
         task = bar.add_task("first prompt", total=total)
         yield lambda name: bar.update(task, advance=1, description=name)
-
-
-@contextmanager
-def _cut_after(seconds: float | None) -> Iterator[Event]:
-    """An event that is set after so many seconds, if any."""
-    cut = Event()
-    if seconds is None:
-        yield cut
-        return
-    timer = Timer(seconds, cut.set)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield cut
-    finally:
-        timer.cancel()

@@ -27,8 +27,8 @@ class Task(NamedTuple):
     kind: str
     name: str
     request: Callable[[Sequence[str]], Request]
-    turns: int = 1
-    score: Callable[[str], bool | None] = lambda text: None
+    turns: int
+    score: Callable[[str], bool | None]
 
 
 def tasks_of(items: Sequence[Item], text: SamplingOptions, client: Client) -> list[Task]:

@@ -164,12 +164,6 @@ def test_a_run_of_other_prompts_or_models_is_refused(
     run(*again).assert_failed("other prompts", "own.jsonl/chat/two turns")
 
 
-def test_a_file_of_another_form_is_refused_with_its_line(tmp_path: Path) -> None:
-    path = tmp_path / NAME
-    path.write_text('{"run": {"settings": {}, "prompts": {}}}\n{"text": {"set": 1}}\n')
-    assert_refused(lambda: read_run(path), [f"{NAME} line 2", "text.set is 1", "a text is needed"])
-
-
 def test_a_run_that_has_ended_is_replaced_where_that_is_asked_for(tmp_path: Path) -> None:
     plan, other = plan_of({"a": 1}, {}), plan_of({"a": 2}, {})
     with opened(tmp_path, plan) as journal:
@@ -190,14 +184,17 @@ def test_a_damaged_line_costs_itself_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / NAME
-    lines = [b'{"run": {"settings": {}, "prompts": {}}}', b"\0" * 4096, b'{"start": {"load": 1}}']
+    lines = [b'{"run": {"settings": {}, "prompts": {}}}', b"\0" * 4096, b'{"text": {"set": 1}}']
+    lines.append(b'{"start": {"load": 1}}')
     path.write_bytes(b"\n".join([*lines, b'{"text": {"set": "ow']))
     found = read_run(path)
     assert found is not None
     assert found.starts == [{"load": 1}]
-    assert f"{NAME} line 2 is corrupt" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"{NAME} line 2 is damaged" in told
+    assert f"{NAME} line 3 is damaged" in told
     path.write_bytes(lines[1] + b"\n")
-    assert_refused(lambda: read_run(path), [f"{NAME} line 1 is not JSON"])
+    assert_refused(lambda: read_run(path), [f"{NAME} line 1 is no line of a run"])
 
 
 @pytest.mark.extended

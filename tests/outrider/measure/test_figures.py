@@ -11,7 +11,6 @@ from inference.cost.quantity import Figure, Quality
 from outrider.measure.arms import AGAIN, BASELINE, Arm
 from outrider.measure.figures import (
     first_difference,
-    speed,
     speed_up,
     summarise,
 )
@@ -100,19 +99,6 @@ def test_a_text_that_differs_is_named_with_its_first_difference() -> None:
     assert row.differences == [("own/text/0, turn 1", 2, 9, 2)]
     assert first_difference([1, 2, 3], [1, 2, 3]) is None
     assert first_difference([1, 2], [1, 2, 3]) == 2
-
-
-def test_a_text_that_was_cut_continues_as_it_did_behind_its_middle() -> None:
-    cut = {
-        "token_ids": [0] * 8,
-        "seconds": 6.0,
-        "arrivals": [4.0, 5.0, 6.0],
-        "chunk_tokens": [2, 2, 4],
-        "limit": 16,
-        "finish_reason": "cancelled",
-    }
-    assert speed(cut) == 16 / 8.0
-    assert speed(cut | {"finish_reason": "stop"}) == 8 / 6.0
 
 
 def test_a_text_is_charged_for_the_time_that_it_holds_the_target() -> None:

@@ -36,7 +36,7 @@ def record(
 
     seconds: of each further round
     """
-    score, limit = fields.pop("score", None), fields.pop("limit", rounds * per_round)
+    score = fields.pop("score", None)
     made = completion(
         rounds * per_round,
         forwards=rounds,
@@ -53,7 +53,7 @@ def record(
     made = changed(made, **fields)
     made = replace(made, cost=RunBudget(billing).cost(made.usage, len(made.token_ids)))
     costs = {name: figure.record() for name, figure in arm(billing).costs(made, UNREAD).items()}
-    return {**made.record(), "score": score, "limit": limit, **costs}
+    return {**made.record(), "score": score, **costs}
 
 
 def key(
