@@ -56,7 +56,7 @@ def test_a_cell_of_the_dozen_is_as_fast_as_it_was(dozen: Figures, cell: str) -> 
 @pytest.mark.parametrize("cell", LEAST_SPEED)
 def test_the_target_alone_streams_at_its_own_pace_over_any_link(dozen: Figures, cell: str) -> None:
     alone = dozen[cell]["target-only"]
-    assert alone["seconds"] / alone["tokens"] == pytest.approx(forward_of(cell), rel=1e-4)
+    assert alone["seconds"] / alone["tokens"] == pytest.approx(forward_of(cell), rel=2e-3)
     assert (alone["forwards"], alone["nodes"]) == (alone["tokens"], alone["tokens"])
     assert alone["calls"] == alone["proposed"] == 0
 
