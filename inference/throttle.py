@@ -72,9 +72,7 @@ class Throttle:
 
     def __init__(self, silence: Silence) -> None:
         self._silence, self._needed = silence, TRUSTED if len(silence.seconds) < TRUSTED else 0
-        self._quicker = (
-            0  # latest forward passes beside the draft that were quicker than in silence
-        )
+        self._quicker = 0  # latest passes beside the draft that were quicker than in silence
         self._since = 0  # tokens of the text since it was last silent
 
     @property
@@ -90,7 +88,7 @@ class Throttle:
         quicker than those in silence show that a neighbour slowed these: they are timed again.
 
         seconds: since the last call, by the reader's clock
-        forward passes: forward passes of these tokens
+        forwards: number of forward passes of these tokens
         lone: whether all were root-only
         silent: whether the draft was paused meanwhile
         """

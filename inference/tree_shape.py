@@ -21,8 +21,8 @@ class Branches:
     """A tree shape: every node of depth d has branches[d] children.
 
     Nodes are numbered level by level. The children of a node are adjacent, the most likely first.
-    So nodes with children come before leaves. The draft never forward passes the deepest level, so
-    it forward passes a prefix of the tree. Raises InvalidRequest for a level without children.
+    So nodes with children come before leaves. The draft never computes the deepest level, so
+    it computes a prefix of the tree. Raises InvalidRequest for a level without children.
     """
 
     branches: tuple[int, ...]  # children of a node, by depth; a chain of n is n ones
@@ -55,7 +55,7 @@ class Branches:
 
     @property
     def inner(self) -> int:
-        """Number of nodes with children, which the draft forward passes."""
+        """Number of nodes with children, which the draft computes."""
         return sum(self.levels[:-1])
 
     @cached_property
