@@ -6,8 +6,8 @@ of candidates.
 The target chooses token + 1 at once. All sessions have 900 candidates or more, which messages of 32
 nodes renew, and 600 committed tokens. The right token is the likeliest candidate in 7 of 10
 places. "forward pass" is all that the engine does for one; "device waits" is the part of it between
-two calls of the model, where the engine has a thread of its own. Medians and quickest tenths of the
-threads' own time, since other processes share the processor.
+two calls of the model, where the engine has a thread of its own. Medians of the threads' own time,
+since other processes share the processor.
 """
 
 from __future__ import annotations
@@ -150,7 +150,6 @@ def measure(sessions: int, nodes: int, forwards: int) -> dict[str, float]:
     return {
         "sessions": sessions,
         **{name: 1e3 * statistics.median(seconds) for name, seconds in figures.items()},
-        "quickest tenth of passes": 1e3 * statistics.quantiles(passes, n=10)[0],
         "garbage collections": garbage_collections() - collections,
     }
 

@@ -124,7 +124,7 @@ class Machine:
 
     def __init__(self, law: Law, seed: int) -> None:
         self.paused = 0.0
-        self.law, self._seed = law, seed
+        self.law = law
         self._chance = random.Random(f"{seed} pauses")  # noqa: S311
         self._next_pause = self._drawn_pause(0.0)
         self._noise = random.Random(f"{seed} noise")  # noqa: S311

@@ -37,31 +37,22 @@ class UnevenMachine(Machine):
 
 class HotMachine(Machine):
     """A machine that nodes heat and root-only forward passes cool: it is 3.5 times slower for all
-    from a heat of `limit` on, until it is cold again.
+    from a heat of HOT on, until it is cold again. smooth: it slows down with the heat
     """
 
-    limit, times = 60.0, 3.5
+    HOT, SLOWER = 60.0, 3.5
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, smooth: bool = False) -> None:
         super().__init__(GENTLE, seed)
-        self._heat = random.Random(f"{seed} heat").uniform(0, self.limit)  # noqa: S311
-        self._hot = False
+        self._heat = random.Random(f"{seed} heat").uniform(0, self.HOT)  # noqa: S311
+        self._hot, self._smooth = False, smooth
 
     def seconds(self, rows: int, nodes: int, now: float) -> float:
         warmer = nodes / 4 if nodes > 1 else -1.0
-        self._heat = min(max(self._heat + warmer, 0.0), self.limit)
-        self._hot = self._heat == self.limit or (self._hot and self._heat > 0)
-        return super().seconds(rows, nodes, now) * self._factor()
-
-    def _factor(self) -> float:
-        return self.times if self._hot else 1.0
-
-
-class WarmMachine(HotMachine):
-    """A machine that slows down smoothly."""
-
-    def _factor(self) -> float:
-        return 1.0 + (self.times - 1.0) * self._heat / self.limit
+        self._heat = min(max(self._heat + warmer, 0.0), self.HOT)
+        self._hot = self._heat == self.HOT or (self._hot and self._heat > 0)
+        part = self._heat / self.HOT if self._smooth else float(self._hot)
+        return super().seconds(rows, nodes, now) * (1.0 + (self.SLOWER - 1.0) * part)
 
 
 class DriftingMachine(Machine):
@@ -98,7 +89,7 @@ WORLDS: dict[str, World | Sharing] = {
     "uneven-from-8": World(partial(UnevenMachine, nodes=8)),
     "rarely-dear": World(partial(UnevenMachine, chance=0.05, times=40.0)),
     "hot": World(HotMachine),
-    "warm": World(WarmMachine),
+    "warm": World(partial(HotMachine, smooth=True)),
     "drift": World(DriftingMachine),
     "liar": World(_even(GENTLE), Skill(1.0, (0.05, 0.05), (0.98, 0.98))),
     "modest": World(_even(GENTLE), Skill(1.0, (0.95, 0.95), (0.1, 0.1))),

@@ -14,7 +14,6 @@ the study.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -27,18 +26,6 @@ from benchmarks.regret.texts import TOKENS
 from inference.command import say
 from inference.errors import InvalidRequest
 from inference.flags.values import Words
-
-
-def with_progress(playing: Iterable[Played], count: int) -> Iterator[Played]:
-    """Yield the cells as they are played, and print a line for each."""
-    began = time.perf_counter()
-    for index, played in enumerate(playing, start=1):
-        alone, growing = (played.results[arm.name].token_ms for arm in (ALONE, GROWING))
-        say(
-            f"{index}/{count} {played.setting}, {played.series.name}: target-only {alone:.1f}, "
-            f"growing {growing:.1f} ms a token ({time.perf_counter() - began:.0f} s)"
-        )
-        yield played
 
 
 class Options(Flags):
@@ -60,12 +47,19 @@ def main(given: Options) -> None:
     if not among:
         raise InvalidRequest(f"--cells {','.join(given.cells)}: no cell matches")
     torch.set_num_threads(1)
-    series = SERIES if given.held_out else (MAIN,)
+    series, studied, began = SERIES if given.held_out else (MAIN,), list[Played](), time.monotonic()
 
     def study(of: Series) -> Study:
         return embedded_study(of.prompts[: given.texts], given.tokens, of.seed)
 
-    studied = list(with_progress(play(among, series, study), len(among) * len(series)))
+    for played in play(among, series, study):
+        studied.append(played)
+        alone, growing = (played.results[arm.name].token_ms for arm in (ALONE, GROWING))
+        say(
+            f"{len(studied)}/{len(among) * len(series)} {played.setting}, {played.series.name}: "
+            f"target-only {alone:.1f}, growing {growing:.1f} ms a token "
+            f"({time.monotonic() - began:.0f} s)"
+        )
     print(markdown(studied))
     write_json(given.json_file, [played.record() for played in studied])
 

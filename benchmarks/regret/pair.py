@@ -25,10 +25,9 @@ from inference.model.sampler import Sampling, choose_greedy, choose_open, rank, 
 from inference.sampling import SamplingParams
 from inference.tree import IntArray
 
-CAPACITY = 4096
-"""Slots of a row: nothing is stored in them but which prefix they are."""
+CAPACITY, MOST_NODES = 4096, 1024
+"""Slots of a row, in which nothing is stored but which prefix they are; and nodes of a call."""
 
-MOST_NODES = 1024
 _RANKED = 16  # children that are ranked when fewer are asked for
 
 _SALT = 372

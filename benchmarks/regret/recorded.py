@@ -31,8 +31,17 @@ from benchmarks.own_texts import Text, load_model, own_texts, read_prompts
 from benchmarks.regret.clock import Signal
 from benchmarks.regret.pair import PathModel
 from benchmarks.regret.prefixes import EMPTY
-from benchmarks.regret.stage import ALONE, HYBRID, PROFILES, Arm, Profiles, Stage, virtual_server
-from benchmarks.regret.study import Reading, Result, read
+from benchmarks.regret.stage import (
+    ALONE,
+    HYBRID,
+    PROFILES,
+    Arm,
+    Profiles,
+    Reading,
+    Stage,
+    virtual_server,
+)
+from benchmarks.regret.study import Result, read
 from inference.backends import Chosen, Model, Ranked, Segment
 from inference.command import say
 from inference.draft_thread import inline

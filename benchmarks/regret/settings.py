@@ -14,9 +14,6 @@ from benchmarks.regret.texts import HELD_OUT, HELD_OUT_SEEDS, PROMPTS, SEED
 ROUND_TRIPS = (0, 5, 20, 40, 80, 160, 300)
 """Milliseconds."""
 
-FAST = 0.5
-"""Seconds of a fast target, as a part of those of the study's."""
-
 
 class Setting(NamedTuple):
     """Where arms are measured.
@@ -24,6 +21,7 @@ class Setting(NamedTuple):
     round_trip: milliseconds
     level: name of the draft's agreement
     draft: seconds of a call of the draft, as a multiple of the study's
+    fast_target: it takes half the study's seconds
     """
 
     round_trip: int
@@ -45,7 +43,7 @@ class Setting(NamedTuple):
     def profiles(self) -> Profiles:
         """The study's profiles with the speeds of this setting."""
         target, here = PROFILES
-        return Profiles(target.slower(FAST if self.fast_target else 1.0), here.slower(self.draft))
+        return Profiles(target.slower(0.5 if self.fast_target else 1.0), here.slower(self.draft))
 
 
 class Series(NamedTuple):

@@ -48,14 +48,20 @@ PROFILES = Profiles(
 )
 
 
-class Counts(NamedTuple):
-    """Costs of texts so far, beside time.
+class Reading(NamedTuple):
+    """A text as an arm generated it. Seconds, tokens and counts begin behind the first round.
 
+    length: tokens of the whole text
+    whole_seconds: seconds from the prompt on
     calls: of the draft, those for prompts included
     proposed: nodes sent
     bytes_up: the last fields are those of Traffic; bytes of messages that have arrived
     """
 
+    seconds: float
+    tokens: int
+    length: int
+    whole_seconds: float
     calls: int
     proposed: int
     bytes_up: int
@@ -104,11 +110,11 @@ class Stage:
         draft, target = (Times(each.table(CONTEXT)) for each in reversed(self._profiles))
         return Knowledge(draft, target, read_acceptance(), round_trip)
 
-    def counts(self) -> Counts:
-        """Costs of texts so far."""
+    def counts(self) -> tuple[int, ...]:
+        """Costs of texts so far: the fields of a Reading from `calls` on."""
         traffic = self.session.traffic
-        counted = (getattr(traffic, name) for name in Counts._fields[2:])
-        return Counts(self.draft.calls, self.session.proposed, *counted)
+        counted = (getattr(traffic, name) for name in Reading._fields[6:])
+        return self.draft.calls, self.session.proposed, *counted
 
 
 def serve(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -14,11 +15,18 @@ from benchmarks.own_texts import Text, generate
 from benchmarks.regret.pair import LEVELS, TARGET, PrefixModel
 from benchmarks.regret.prefixes import Prefixes
 from benchmarks.regret.settings import Series, Setting
-from benchmarks.regret.stage import ARMS, SEQUENCE_LENGTH, Arm, Stage, serve, virtual_server
+from benchmarks.regret.stage import (
+    ARMS,
+    SEQUENCE_LENGTH,
+    Arm,
+    Reading,
+    Stage,
+    serve,
+    virtual_server,
+)
 from benchmarks.regret.texts import PROMPTS, SEED, TOKENS
 from inference.decode import Loop
 from inference.draft_thread import Drafter, inline
-from inference.model.decoder import Decoder
 from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
@@ -26,27 +34,6 @@ from outrider.models.directories import EMBEDDED
 
 _TOGETHER = 1e-3
 """Tokens that come within so many seconds of each other are of one round."""
-
-
-class Reading(NamedTuple):
-    """A text as an arm generated it. Seconds, tokens and counts begin behind the first round.
-
-    length: tokens of the whole text
-    whole_seconds: seconds from the prompt on
-    calls: the last fields are those of Counts
-    """
-
-    seconds: float
-    tokens: int
-    length: int
-    whole_seconds: float
-    calls: int
-    proposed: int
-    bytes_up: int
-    bytes_down: int
-    forwards: int
-    lone: int
-    nodes: int
 
 
 @dataclass(frozen=True)
@@ -159,11 +146,11 @@ class Study:
     seed: that of the first text
     """
 
-    def __init__(
-        self, decoder: Decoder, tokenizer: Tokenizer, prompts: Sequence[str], tokens: int, seed: int
-    ) -> None:
-        self._decoder, self._tokenizer, self._prompts = decoder, tokenizer, prompts
-        self._tokens, self._seed, self.vocabulary = tokens, seed, tokenizer.vocabulary
+    def __init__(self, target: Path, prompts: Sequence[str], tokens: int, seed: int) -> None:
+        self._tokenizer = Tokenizer(target)
+        self.vocabulary = self._tokenizer.vocabulary
+        self._decoder = cpu_decoder(target, SEQUENCE_LENGTH, self.vocabulary, torch.float32)
+        self._prompts, self._tokens, self._seed = prompts, tokens, seed
         self._temperature: float | None = None
         self._pairs: dict[str, Pair] = {}
 
@@ -197,6 +184,4 @@ def embedded_study(
     prompts: Sequence[str] = PROMPTS, tokens: int = TOKENS, seed: int = SEED
 ) -> Study:
     """The study of the embedded target on these prompts."""
-    tokenizer = Tokenizer(EMBEDDED / "target")
-    decoder = cpu_decoder(EMBEDDED / "target", SEQUENCE_LENGTH, tokenizer.vocabulary, torch.float32)
-    return Study(decoder, tokenizer, prompts, tokens, seed)
+    return Study(EMBEDDED / "target", prompts, tokens, seed)

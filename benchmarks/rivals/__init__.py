@@ -1,3 +1,1 @@
-"""Outrider beside other engines on one machine: transformers, llama.cpp's server and OpenVINO
-GenAI. See docs/measured.md.
-"""
+"""Outrider beside other engines on one machine: see __main__.py."""

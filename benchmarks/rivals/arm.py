@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from threading import Event
 
 from inference.cost.billing import Billing
@@ -54,10 +55,7 @@ def with_cold_prompts(arms: Iterable[Arm]) -> list[Arm]:
     a text of another prompt takes the target's only row in between.
     """
 
-    def forgetting(arm: Arm) -> Arm:
-        def forget(request: Request, cancelled: Event) -> Completion:
-            return arm.alone(replace(request, ids=request.ids[-1:], max_new_tokens=1), cancelled)
+    def forget(arm: Arm, request: Request, cancelled: Event) -> Completion:
+        return arm.alone(replace(request, ids=request.ids[-1:], max_new_tokens=1), cancelled)
 
-        return replace(arm, alone=forget)
-
-    return [forgetting(arm) for arm in arms]
+    return [replace(arm, alone=partial(forget, arm)) for arm in arms]

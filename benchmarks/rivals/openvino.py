@@ -6,7 +6,7 @@ text-generation-with-past --weight-format fp16` has exported. Not yet run in thi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -22,8 +22,8 @@ CHAIN, WORDS = 5, 3
 ARITHMETIC = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
 
-def pipelines(target: str, draft: str, dtype: str, threads: int, names: Sequence[str]) -> Plays:
-    """Return these arms, each with a pipeline of its own."""
+def pipelines(target: str, draft: str, dtype: str, threads: int) -> Plays:
+    """Return the arms, each with a pipeline of its own."""
     openvino, genai = import_module("openvino"), import_module("openvino_genai")
     properties = {
         "INFERENCE_NUM_THREADS": threads,
@@ -62,4 +62,4 @@ def pipelines(target: str, draft: str, dtype: str, threads: int, names: Sequence
         settings = {"scheduler_config": scheduler, **properties, **helps[name]()}
         return genai.LLMPipeline(target, "CPU", **settings)
 
-    return {name: partial(play, load(name), name) for name in names}
+    return {name: partial(play, load(name), name) for name in ARMS}

@@ -136,16 +136,18 @@ def chances_of(model: AcceptanceModel, texts: Texts) -> FloatArray:  # [n, K]
     return np.concatenate(parts)
 
 
-def is_held_out(text: Agreement) -> bool:
-    return text.text.params.seed % HELD_OUT == 0
-
-
 def rows(pairs: dict[str, Texts]) -> Iterator[list[str]]:
     """Log-losses on held-out texts, by pair and temperature."""
-    others = [[text for text in texts if not is_held_out(text)] for texts in pairs.values()]
+    others = [
+        [text for text in texts if text.text.params.seed % HELD_OUT] for texts in pairs.values()
+    ]
     models = read_acceptance(), model_of(fit_prior(others))
     for (name, texts), temperature in product(pairs.items(), TEMPERATURES):
-        mine = [text for text in texts if is_held_out(text) and text.temperature == temperature]
+        mine = [
+            text
+            for text in texts
+            if text.temperature == temperature and not text.text.params.seed % HELD_OUT
+        ]
         taken = np.concatenate([text.taken for text in mine])
         shares = [f"{(taken < best).mean():.3f}" for best in (1, K)]
         scores = np.concatenate([edge_values(text.scores[:, :K]) for text in mine])

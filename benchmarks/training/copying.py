@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.training.agreement import Agreement
 from benchmarks.training.logistic import WORTH, fit_weights
@@ -27,71 +28,65 @@ _K = 8  # children of a node
 
 
 class Position(NamedTuple):
-    """Place in a text where the source named something."""
+    """A place in a text where the source proposed something.
 
-    tokens: list[int]  # the copied ones
+    tokens: the copied ones
+    table: features of these
+    model: the model's chances by token
+    next_token: of the text
+    """
+
+    tokens: list[int]  # [k]
     table: FloatArray  # [k, F]
-    model: dict[int, float]  # the model's chances
-    written: int
-
-    @property
-    def taken(self) -> int | None:
-        return self.tokens.index(self.written) if self.written in self.tokens else None
+    model: dict[int, float]
+    next_token: int
 
 
 def positions(text: Agreement, model: AcceptanceModel) -> Iterator[Position]:
-    """All positions of a text at which the source named something."""
+    """All positions of a text at which the source proposed something."""
     source, scores = CopySource(), text.scores[:, :_K]
     source.open(list(text.text.prompt))
     tables = rank_features(scores, np.zeros(len(scores), dtype=int), text.greedy)
     chances = model.edges_of(tables, scores, text.greedy)
-    for ids, row, written in zip(
-        text.ids[:, :_K].tolist(), chances.tolist(), text.text.tokens, strict=True
-    ):
+    for ids, row, token in zip(text.ids[:, :_K], chances, text.text.tokens, strict=True):
         length, following = source.following(source.end)
         if following:
             table = np.array(copy_features(length, following))
             tokens = [one.token for one in following]
-            yield Position(tokens, table, dict(zip(ids, row, strict=True)), written)
-        source.extend(written)
-
-
-def fit_copies(seen: Sequence[Position]) -> dict[str, Any]:
-    """The law of copied children, each until the target took one."""
-    reached = [len(one.tokens) if one.taken is None else one.taken + 1 for one in seen]
-    table = np.concatenate([one.table[:n] for one, n in zip(seen, reached, strict=True)])
-    taken = np.concatenate(
-        [
-            np.arange(n) == (-1 if one.taken is None else one.taken)
-            for one, n in zip(seen, reached, strict=True)
-        ]
-    )
-    return fit_weights(table, taken, np.full(len(taken), WORTH / len(seen)))
-
-
-def fit_joint(seen: Sequence[Position], copies: dict[str, Any]) -> dict[str, Any]:
-    """The law of children that model and source name, given the law of copies."""
-    judge = _copying(copies, read_acceptance().to_record()["copying"]["joint"])
-    both = [_joint(one, judge) for one in seen]
-    table = np.concatenate([table for _, table in both])
-    taken = np.concatenate(
-        [np.array(tokens) == one.written for (tokens, _), one in zip(both, seen, strict=True)]
-    )
-    return fit_weights(table, taken, np.full(len(taken), WORTH / len(seen)))
-
-
-def _joint(one: Position, judge: AcceptanceModel) -> tuple[list[int], FloatArray]:
-    chances = judge.copied(one.table.tolist())
-    return joint_features(one.model, dict(zip(one.tokens, chances, strict=True)))
-
-
-def _copying(copies: dict[str, Any], joint: dict[str, Any]) -> AcceptanceModel:
-    record = read_acceptance().to_record() | {"copying": {"copies": copies, "joint": joint}}
-    return read_model(Json(record, "this fit", InvalidRequest))
+            known = dict(zip(ids.tolist(), row.tolist(), strict=True))
+            yield Position(tokens, table, known, token)
+        source.extend(token)
 
 
 def fit(texts: Iterable[Agreement], model: AcceptanceModel) -> dict[str, Any]:
-    """The laws of copied children, and of those that model and source name, as a record."""
-    seen = [one for text in texts for one in positions(text, model)]
-    copies = fit_copies(seen)
-    return {"copies": copies, "joint": fit_joint(seen, copies)}
+    """The laws of copied children, each until the target took one, and of children that model and
+    source propose, given the first law; as a record.
+    """
+    seen = [place for text in texts for place in positions(text, model)]
+    tried = [
+        (place.table[: 1 + at], np.arange(1 + at) == at)
+        if (at := _rank(place)) is not None
+        else (place.table, np.zeros(len(place.tokens), dtype=np.bool_))
+        for place in seen
+    ]
+    copies = _law(tried, len(seen))
+    shipped = read_acceptance().to_record()
+    laws = {"copies": copies, "joint": shipped["copying"]["joint"]}
+    judge = read_model(Json(shipped | {"copying": laws}, "this fit", InvalidRequest))
+    return laws | {"joint": _law([_joint(place, judge) for place in seen], len(seen))}
+
+
+def _rank(place: Position) -> int | None:
+    return place.tokens.index(place.next_token) if place.next_token in place.tokens else None
+
+
+def _joint(place: Position, judge: AcceptanceModel) -> tuple[FloatArray, NDArray[np.bool_]]:
+    copied = dict(zip(place.tokens, judge.copied(place.table.tolist()), strict=True))
+    tokens, table = joint_features(place.model, copied)
+    return table, np.array(tokens) == place.next_token
+
+
+def _law(tried: Sequence[tuple[FloatArray, NDArray[np.bool_]]], count: int) -> dict[str, Any]:
+    """The law of children [n, F] of so many places, and whether the target took each [n]."""
+    table, taken = (np.concatenate(part) for part in zip(*tried, strict=True))
+    return fit_weights(table, taken, np.full(len(taken), WORTH / count))

@@ -5,9 +5,9 @@ A list of its files with their digests, some of them held out, lies beside the m
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sysconfig
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,6 @@ from inference.command import say
 
 STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 """Folder of the running interpreter's standard library."""
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file, or an empty string where there is none."""
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 def read_texts(listing: dict[str, Any], split: str) -> list[str]:
@@ -49,9 +44,11 @@ def prepared(given: TrainingFlags, pair: Path) -> dict[str, Any]:
     torch.manual_seed(given.seed)
     path = pair / "training_files.json"
     listing: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    differ = sum(
-        digest(STANDARD_LIBRARY / one["path"]) != one["sha256"] for one in listing["files"]
-    )
+    differ = 0
+    for one in listing["files"]:
+        file = STANDARD_LIBRARY / one["path"]
+        same = file.is_file() and sha256(file.read_bytes()).hexdigest() == one["sha256"]
+        differ += not same
     if differ:
         say(f"{differ} of {len(listing['files'])} files differ from {path}: another Python's text")
     return listing

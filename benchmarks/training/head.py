@@ -135,21 +135,18 @@ def save_head(head: EagleHead, directory: Path) -> None:
     """Write config.json and model.safetensors, as such heads are published."""
     directory.mkdir(parents=True, exist_ok=True)
     layer = head.config.layer
+    same = ("vocab_size", "hidden_size", "intermediate_size", "head_dim", "rope_theta")
     raw = {
+        **{name: getattr(layer, name) for name in same},
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
-        "vocab_size": layer.vocab_size,
         "draft_vocab_size": head.config.draft_vocabulary,
-        "hidden_size": layer.hidden_size,
-        "intermediate_size": layer.intermediate_size,
         "num_hidden_layers": 1,
         "num_attention_heads": layer.heads,
         "num_key_value_heads": layer.kv_heads,
-        "head_dim": layer.head_dim,
         "max_position_embeddings": layer.max_positions,
         "hidden_act": "silu",
         "rms_norm_eps": layer.norm_eps,
-        "rope_theta": layer.rope_theta,
         "eagle_aux_hidden_state_layer_ids": list(head.config.kept),
     }
     (directory / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,8 @@ TEACHER_TOP = 48
 # whole context.
 STAGES = ((0.70, 256), (0.18, 512), (0.12, 1024))
 ROPE_BASE = 10000.0
-TARGET_SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "heads": 4}
-DRAFT_SHAPE = {"hidden_size": 160, "intermediate_size": 352, "num_hidden_layers": 2, "heads": 4}
+TARGET_SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6}
+DRAFT_SHAPE = {"hidden_size": 160, "intermediate_size": 352, "num_hidden_layers": 2}
 
 
 def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -70,18 +71,14 @@ def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def make_model(shape: dict[str, int], seed: int) -> LlamaForCausalLM:
-    """A fresh Llama model of the given shape with tied embeddings and half as many key-value
-    heads.
-    """
+def make_model(shape: Mapping[str, Any], seed: int) -> LlamaForCausalLM:
+    """A fresh Llama model of this shape, with tied embeddings."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=shape["hidden_size"],
-        intermediate_size=shape["intermediate_size"],
-        num_hidden_layers=shape["num_hidden_layers"],
-        num_attention_heads=shape["heads"],
-        num_key_value_heads=shape["heads"] // 2,
+        **shape,
+        num_attention_heads=4,
+        num_key_value_heads=2,
         max_position_embeddings=CONTEXT,
         rope_parameters={"rope_type": "default", "rope_theta": ROPE_BASE},
         tie_word_embeddings=True,

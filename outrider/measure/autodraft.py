@@ -93,7 +93,7 @@ def _algorithms(tags: Tags) -> dict[str, dict[str, Any]]:
     fused = {**dict.fromkeys(unused), "target_model": tags["BASE_MODEL_PATH"] or None}
     goal = {"objective": [metric.strip() for metric in metrics], "cs": knobs}
     return {
-        "ENABLE_SERVER_ONLY_AR": {"preset": "vanilla"},
+        "ENABLE_SERVER_ONLY_AR": {"preset": "vanilla", "draft_quantization": None},
         "ENABLE_SERVER_ONLY_AUTODRAFT": {"role": "fused_client", **fused},
         "ENABLE_HYBRID_NON_TREE_SD": {"preset": "classic_sd", "gamma": tags["NON_TREE_DEPTH"]},
         "ENABLE_HYBRID_OPT_TREE": {"preset": "tree_sd", **tree},

@@ -35,7 +35,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         "rival_threads": 1,
     }
     given = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
-    run_module("benchmarks.rivals", *given)
+    run_module("benchmarks.rivals", "--transformers", *given)
     lines = map(json.loads, (folder / "run.jsonl").read_text(encoding="utf-8").splitlines())
     return [line["text"] for line in lines if "text" in line]
 

@@ -76,7 +76,7 @@ def test_a_cached_prefix_has_its_features(taught: Path) -> None:
     hit, computed = drafted(engine, longer), drafted(afresh, longer)
     finish(engine, hit)
     finish(afresh, computed)
-    assert hit.reused_tokens == 39 > computed.reused_tokens
+    assert hit.reused == 39 > computed.reused
     assert hit.tokens == computed.tokens
     assert abs(hit.spent.forwards - computed.spent.forwards) <= 2
 

@@ -300,7 +300,7 @@ def test_a_stream_may_end_after_the_first_signal_to_the_server(target: str) -> N
     with process:
         line = next(line for line in process.stderr if line.startswith(SERVING))
         (address,) = re.findall(r"(http://\S+/v1)", line)
-        asked = {"prompt": "def main():", "max_tokens": 200, "temperature": 0, "stream": True}
+        asked = {"prompt": "def main():", "max_tokens": 32, "temperature": 0, "stream": True}
         with httpx.stream("POST", f"{address}/completions", json=asked, timeout=60) as answer:
             lines = answer.iter_lines()
             next(lines)
