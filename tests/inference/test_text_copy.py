@@ -90,7 +90,7 @@ def test_log_probabilities_that_nobody_asked_for_or_that_are_left_out_are_a_mism
 
 WRONG: dict[str, tuple[Progress, str]] = {
     "a gap": (progress(6, 7), "omitted tokens 5 to 5"),
-    "the greatest position": (progress(2**32 - 1, 7), "left out"),
+    "the greatest position": (progress(2**32 - 1, 7), "omitted"),
     "another token than before": (progress(4, 6), "contradicts itself"),
     "another prompt": (progress(0, 2), "contradicts itself"),
     "a contradiction within what is new": (progress(3, 4, 6, 7), "contradicts itself"),
