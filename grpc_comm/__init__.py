@@ -1,7 +1,7 @@
 """The wire between draft and target.
 
-gRPC's core writes lines of its own to stderr, which are switched off here: our errors say the same.
-The core reads GRPC_VERBOSITY when it is first used. A value that the user has set is kept.
+gRPC's core logs to stderr, which is switched off here, as our errors contain the same. The core
+reads GRPC_VERBOSITY when it is first used. A value set by the user stays.
 """
 
 import os

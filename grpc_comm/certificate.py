@@ -1,5 +1,5 @@
-"""Certificates in files: makes one for a target without a public name, with the authority that
-signs it, and reads the hosts that one is for. Only this module uses `cryptography`.
+"""Certificates in files: creates one for a target without a public name, with the authority that
+signs it, and reads the hosts of a certificate. Only this module uses `cryptography`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Issued(NamedTuple):
 
 
 def issue(hosts: Sequence[str]) -> Issued:
-    """Make a certificate for these host names and addresses; raise InvalidRequest for bad ones.
+    """Issue a certificate for these host names and addresses; raise InvalidRequest for bad ones.
 
-    The authority's own key is thrown away, so it signs nothing else.
+    The authority's own key is discarded, so it signs nothing else.
     """
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     authority = _authority(ca_key)
@@ -152,9 +152,7 @@ def make_certificate(directory: Path, hosts: Sequence[str]) -> CertificateFiles:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Create the file with this mode, so that a key is never readable by others, even for a
-    moment.
-    """
+    """Create the file with this mode, so that a key is never readable by others."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)
 
@@ -165,10 +163,10 @@ def certificate_hosts(path: Path) -> tuple[str, ...]:
     Raises InvalidRequest where there is none.
     """
     try:
-        found = x509.load_pem_x509_certificate(path.read_bytes())
-        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except OSError as error:
         raise InvalidRequest(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, x509.ExtensionNotFound) as error:
-        raise InvalidRequest(f"{path}: a certificate with host names is needed there") from error
+        raise InvalidRequest(f"{path}: this must be a certificate with host names") from error
     return tuple(str(name.value) for name in names)

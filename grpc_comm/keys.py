@@ -1,7 +1,7 @@
-"""Keys of callers and their limits: bearer tokens, of which only SHA-256 digests are known.
+"""Keys of callers and their limits: bearer tokens, stored as SHA-256 digests only.
 
 A changed keys file (keys_file.py) applies from the next call on, and to open streams within a
-second. A file that cannot be used, or is gone, is logged, and the earlier keys stay.
+second. An unusable or missing file is logged, and the earlier keys stay valid.
 """
 
 from __future__ import annotations
@@ -33,30 +33,28 @@ Metadata = Iterable[tuple[str, str | bytes]]
 
 
 class Keys:
-    """The keys that a target knows. Not thread-safe: used on the server's loop only."""
+    """A target's keys. Not thread-safe: used on the server's loop only."""
 
     def __init__(self, entries: tuple[KeyEntry, ...] | None, file: KeysFile | None = None) -> None:
-        # None: nobody is asked for a token. An empty tuple: nobody is let in.
+        # None: no token is required. An empty tuple: every call is refused.
         self._entries, self._file = entries, file
         self.edition = 0  # grows with every version of the file that is used
 
     @classmethod
     def open(cls) -> Keys:
-        """Keys that ask nobody for a token: everyone is the tenant "", without limits of its
-        own.
-        """
+        """Keys that require no token: every caller is the tenant "", with the server's limits."""
         return cls(None)
 
     @classmethod
     def single(cls, token: str) -> Keys:
         """Keys with one token for all; raises InvalidRequest for an empty one."""
         if not token:
-            raise InvalidRequest("a token is needed: got an empty one")
+            raise InvalidRequest("the token is empty")
         return cls((KeyEntry(digest_of(token), Key(SINGLE_TENANT)),))
 
     @classmethod
     def read(cls, path: Path) -> Keys:
-        """Read the keys of a file, which is watched from here on.
+        """Read the keys of a file, which is watched from then on.
 
         Raises InvalidRequest, naming file, entry and what is needed.
         """
@@ -65,7 +63,7 @@ class Keys:
 
     @property
     def required(self) -> bool:
-        """Whether callers are asked for a token."""
+        """Whether callers need a token."""
         return self._entries is not None
 
     def grant(self, metadata: Metadata | None) -> Grant | None:
@@ -76,7 +74,7 @@ class Keys:
         return None if key is None else Grant(self, digest, key)
 
     def of(self, digest: bytes | None) -> Key | None:
-        """Return the key with this token digest; None where there is none, or no token was given.
+        """Return the key with this token digest; None where there is no such key, or no token.
 
         Every digest is compared, each in constant time, so the time taken reveals nothing about a
         token.
@@ -85,47 +83,47 @@ class Keys:
             return _EVERYONE
         if digest is None:
             return None
-        found = None
+        match = None
         for entry in self._entries:
             if hmac.compare_digest(entry.digest, digest):
-                found = entry.key
-        return found
+                match = entry.key
+        return match
 
     async def watch(self) -> None:
-        """Follow the file for ever, also while nobody calls."""
+        """Follow the file forever, even while there are no calls."""
         while self._file is not None:
             self.reload()
             await asyncio.sleep(WATCH_SECONDS)
 
     def reload(self) -> None:
-        """Take the file's new content, if it has changed and can be used."""
+        """Load the file's new content, if it has changed and is valid."""
         if self._file is None or not self._file.changed():
             return
         unread = self._file.unread
         try:
             self._entries = self._file.read()
         except InvalidRequest as error:
-            if not (unread and self._file.unread):  # else it was told
+            if not (unread and self._file.unread):  # else it is already logged
                 self._log_failure(error)
         else:
             self.edition += 1
-            log.info("%d keys are read from %s", len(self._entries), self._file.path)
+            log.info("read %d keys from %s", len(self._entries), self._file.path)
 
     def _log_failure(self, error: InvalidRequest) -> None:
         assert self._file is not None
         if self._file.exists:
-            log.error("the keys stay as they were: %s", error)
+            log.error("the keys are unchanged: %s", error)
         else:
             count = len(self._entries or ())
-            gone = f"the keys file {self._file.path} is gone; its {count} keys stay"
-            log.error('%s: put it back, or write {"keys": []} there to refuse everybody', gone)
+            gone = f"the keys file {self._file.path} is missing; its {count} keys stay valid"
+            log.error('%s: restore it, or write {"keys": []} there to refuse all calls', gone)
 
 
 _EVERYONE = Key("")
 
 
 class Grant:
-    """Rights of one call by the present keys."""
+    """Rights of a call by the current keys."""
 
     def __init__(self, keys: Keys, digest: bytes | None, key: Key) -> None:
         self._keys, self._digest, self._key = keys, digest, key
@@ -133,7 +131,7 @@ class Grant:
 
     @property
     def key(self) -> Key:
-        """The key with its present limits; with its last limits once it is withdrawn."""
+        """The key with its current limits; with its last limits once it is withdrawn."""
         self._refresh()
         return self._key
 
@@ -155,13 +153,13 @@ class Grant:
 
 
 def _digest(metadata: Metadata | None) -> bytes | None:
-    """Return the SHA-256 digest of the token that a call carries; None where it carries none.
+    """Return the SHA-256 digest of a call's token; None for a call without one.
 
-    An empty token counts as none, and so do tokens in several headers.
+    An empty token counts as none, and so do several headers with tokens.
     """
     headers = [value for name, value in metadata or () if name == "authorization"]
-    given = [value.encode() if isinstance(value, str) else value for value in headers]
-    if len(given) != 1 or not given[0].startswith(_SCHEME):
+    values = [value.encode() if isinstance(value, str) else value for value in headers]
+    if len(values) != 1 or not values[0].startswith(_SCHEME):
         return None
-    token = given[0][len(_SCHEME) :]
+    token = values[0][len(_SCHEME) :]
     return digest_of(token) if token else None

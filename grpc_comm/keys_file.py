@@ -1,6 +1,6 @@
-"""The file of a target's keys: read strictly, watched for changes, and added to.
+"""The file of a target's keys: parses it strictly, detects changes and appends keys.
 
-It is JSON, one entry for each tenant. A limit that an entry leaves out is the server's own:
+It is JSON, with an entry for each tenant. The server's limit applies where an entry has none:
 
     {"keys": [{"name": "alice", "token_sha256": "<64 hexadecimal digits>", "sessions": 4,
                "sequence_length": 4096, "tree_nodes": 32, "message_bytes": 1048576,
@@ -41,7 +41,7 @@ class Key:
     name: str
     sessions: int | None = None  # open at once
     sequence_length: int | None = None  # tokens, prompt and output together
-    tree_nodes: int | None = None  # nodes of one session in one forward, the root included
+    tree_nodes: int | None = None  # nodes of a session in a forward pass, the root included
     message_bytes: int | None = None  # of the longest message
     nodes_per_second: int | None = None  # candidates of all sessions together
 
@@ -65,9 +65,9 @@ class KeyEntry(NamedTuple):
 
 
 class KeysFile:
-    """A keys file, and which version of it was read last.
+    """A keys file, and the version of it that was read last.
 
-    unread: that version could not be read, and may be the next time
+    unread: that version could not be read; reading it again may succeed
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,8 +82,8 @@ class KeysFile:
         return self.unread or self._stamp() != self._seen
 
     def read(self) -> tuple[KeyEntry, ...]:
-        """Read the entries; raise InvalidRequest. A version that cannot be used is not tried
-        again; one that could not be read is.
+        """Read the entries; raise InvalidRequest. An invalid version is not read again; one that
+        could not be read is.
         """
         self._seen = self._stamp()  # before reading, so that a later write counts as a change
         try:
@@ -107,7 +107,7 @@ def make_key(path: Path, name: str) -> str:
     """Append a key of this name to the file, and return its token, which is stored nowhere.
 
     The file is created where there is none. Raises InvalidRequest for a name that is taken or
-    cannot be one, and for a file that cannot be used or written.
+    invalid, and for a file that is invalid or cannot be written.
     """
     if not name:
         raise InvalidRequest("a key needs a name: --name NAME")
@@ -115,18 +115,18 @@ def make_key(path: Path, name: str) -> str:
     entry = KeyEntry(digest_of(token), Key(name))
     with _replacing(path) as replacement:
         entries = _parse(path) if path.exists() else ()
-        if any(known.key.name == name for known in entries):
+        if any(entry.key.name == name for entry in entries):
             remedy = "remove its entry first, or choose another name"
-            raise InvalidRequest(f"{path}: there is a key of the name {name!r} already; {remedy}")
+            raise InvalidRequest(f"{path}: a key named {name!r} exists already; {remedy}")
         replacement.write_text(_format([*entries, entry]), encoding="utf-8")
     return token
 
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """Yield a file for the next version, which then replaces `path` whole.
+    """Yield a file for the next version, which then replaces `path` atomically.
 
-    One process at a time may do so. Raises InvalidRequest.
+    Only one process at a time may do so. Raises InvalidRequest.
     """
     following = path.with_name(path.name + ".new")
     try:
@@ -169,9 +169,9 @@ def _parse(path: Path) -> tuple[KeyEntry, ...]:
 
 
 def _load(path: Path) -> Any:
-    """Read the file's JSON; raise InvalidRequest where it cannot be used.
+    """Read the file's JSON; raise InvalidRequest where that fails.
 
-    Others may read the file, because no token follows from a digest, but not write it.
+    Others may read the file, because a digest does not reveal its token, but not write it.
     """
     try:
         return json.loads(read_guarded(path))
@@ -189,8 +189,8 @@ def _entry(item: Any, before: Iterable[KeyEntry]) -> KeyEntry:
         raise InvalidRequest(f"{need}: got {type(item).__name__}")
     unknown = [field for field in item if field not in ("name", "token_sha256", *LIMITS)]
     if unknown:
-        known = f"there are name, token_sha256, {', '.join(LIMITS)}"
-        raise InvalidRequest(f"unknown {_shown(unknown[0])}: {known}")
+        fields = f"there are name, token_sha256, {', '.join(LIMITS)}"
+        raise InvalidRequest(f"unknown {_shown(unknown[0])}: {fields}")
     digest = _digest(item.get("token_sha256"))
     values = {name: value for name, value in item.items() if name != "token_sha256"}
     key = Key(**{"name": "", **values})
@@ -199,22 +199,22 @@ def _entry(item: Any, before: Iterable[KeyEntry]) -> KeyEntry:
     for known_entry in before:
         other = known_entry.key.name
         if other == key.name:
-            raise InvalidRequest(f"the name {key.name!r} stands in an entry before it")
+            raise InvalidRequest(f"an earlier entry has the same name {key.name!r}")
         if known_entry.digest == digest:
-            need = "every key needs its own"
-            raise InvalidRequest(f"the token of {key.name!r} is that of {other!r}: {need}")
+            need = "every key needs its own token"
+            raise InvalidRequest(f"{key.name!r} has the same token as {other!r}: {need}")
     return KeyEntry(digest, key)
 
 
-def _digest(given: Any) -> bytes:
+def _digest(value: Any) -> bytes:
     need = "the SHA-256 of the token, 64 hexadecimal digits in lower case"
-    if not isinstance(given, str) or not _DIGEST.fullmatch(given):
-        got = f"{len(given)} characters" if isinstance(given, str) else type(given).__name__
+    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+        got = f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
         raise InvalidRequest(f"token_sha256 must be {need}: got {got}")  # it may be the token
-    digest = bytes.fromhex(given)
+    digest = bytes.fromhex(value)
     if digest == digest_of(""):
-        remedy = "make a key with `outrider keys`"
-        raise InvalidRequest(f"token_sha256 is that of an empty token, which is none: {remedy}")
+        remedy = "create a key with `outrider keys`"
+        raise InvalidRequest(f"token_sha256 is the hash of an empty token: {remedy}")
     return digest
 
 

@@ -18,7 +18,7 @@ from inference.sampling import MOST_LOGPROBS
 MOST_STOP_IDS = 1024
 
 CLIENT_KINDS = frozenset({MODEL, COPY})
-"""Kinds of proposers that a client may have."""
+"""Kinds of proposers that a client may name."""
 
 
 class Acknowledge(NamedTuple):
@@ -28,7 +28,7 @@ class Acknowledge(NamedTuple):
 
 
 class Go(NamedTuple):
-    """One forward whose root is at this position."""
+    """A forward pass whose root is at this position."""
 
     base: int
 
@@ -47,7 +47,7 @@ def kind_of(message: pb.ClientMessage) -> str | None:
 
 
 def count_nodes(message: pb.ClientMessage) -> int:
-    """Candidates in a client's message, which is not looked at otherwise."""
+    """Number of candidates in a client's message, which is not checked."""
     return len(message.nodes.tokens)
 
 
@@ -66,9 +66,9 @@ def read_request(message: pb.ClientMessage) -> StreamRequest:
             return None
         case "open" | "resume":
             raise InvalidRequest(
-                "Open came twice: a session is opened once, another one has its own stream"
+                "Open was sent twice: a stream opens one session; open another on its own stream"
             )
-    raise InvalidRequest("an empty message, or one of a kind that this target does not know")
+    raise InvalidRequest("an empty message, or one of a kind unknown to this target")
 
 
 def write_nodes(nodes: Nodes) -> Iterator[pb.Nodes]:
@@ -86,13 +86,13 @@ def write_nodes(nodes: Nodes) -> Iterator[pb.Nodes]:
 
 
 def read_nodes(message: pb.Nodes) -> Nodes:
-    """Read candidates; raise InvalidRequest or LimitExceeded for what is no list of nodes."""
+    """Read candidates; raise InvalidRequest or LimitExceeded for an invalid list of nodes."""
     count = len(message.tokens)
     if count > MOST_CANDIDATES:
-        raise LimitExceeded(f"{count} nodes at once: at most {MOST_CANDIDATES} are taken")
+        raise LimitExceeded(f"{count} nodes in a message: the maximum is {MOST_CANDIDATES}")
     if not count == len(message.parents) == len(message.chances):
         raise InvalidRequest(
-            f"each node has a token, a parent and a chance: got {count}, {len(message.parents)} "
+            f"each node needs a token, a parent and a chance: got {count}, {len(message.parents)} "
             f"and {len(message.chances)}"
         )
     if message.proposer not in CLIENT_KINDS:
@@ -101,13 +101,13 @@ def read_nodes(message: pb.Nodes) -> Nodes:
         raise InvalidRequest("a stream has used up its numbers")
     parents = list(message.parents)
     if any(back > number for number, back in enumerate(parents, message.first)):
-        raise InvalidRequest("a node's parent has a number before its own, from 0")
+        raise InvalidRequest("a node's parent must have a number below its own, from 0")
     tokens, chances = list(message.tokens), [_CHANCES[byte] for byte in message.chances]
     return Nodes(message.base, message.first, parents, tokens, chances, message.proposer)
 
 
 def _as_byte(chance: float) -> int:
-    """Return -16 log2(chance) as a byte. A value that is no probability counts as the least one."""
+    """Return -16 log2(chance) as a byte. A value that is no probability counts as the lowest."""
     if not 0 < chance <= 1:
         return 0 if chance > 1 else 255
     return min(round(-_STEPS * math.log2(chance)), 255)
@@ -119,9 +119,9 @@ def write_decode(order: Decode) -> pb.Decode:
 
 
 def read_decode(message: pb.Decode) -> Decode:
-    """Read an order; raise InvalidRequest or LimitExceeded for one that cannot be followed."""
+    """Read an order; raise InvalidRequest or LimitExceeded for an invalid one."""
     if len(message.stop_ids) > MOST_STOP_IDS:
-        raise LimitExceeded(f"{len(message.stop_ids)} stop ids: at most {MOST_STOP_IDS} are taken")
+        raise LimitExceeded(f"{len(message.stop_ids)} stop ids: the maximum is {MOST_STOP_IDS}")
     if message.pace not in pb.Decode.Pace.values():
         raise InvalidRequest(f"a pace is GO_ON or WAIT: got {message.pace}")
     stop_ids, pace = frozenset(message.stop_ids), Pace(message.pace)
@@ -135,7 +135,7 @@ _TIMES = ("queue", "model", "share")
 def write_tokens(progress: Progress, end: End) -> pb.Tokens:
     """Write a session's progress.
 
-    end: why the text ends, or stands still for now
+    end: why the text ends, or is paused
     """
     named = any(kind != NOBODY for kind in progress.proposers)
     seconds = {f"{of}_microseconds": getattr(progress, f"{of}_seconds") for of in _TIMES}
@@ -150,11 +150,11 @@ def write_tokens(progress: Progress, end: End) -> pb.Tokens:
 
 
 def read_tokens(message: pb.Tokens) -> Progress:
-    """Read a session's progress; raise Mismatch for what no target says."""
+    """Read a session's progress; raise Mismatch for an invalid message."""
     if len(message.proposers) not in (0, len(message.ids)):
         raise Mismatch(f"sent {len(message.ids)} tokens and proposers of {len(message.proposers)}")
     if message.end not in pb.Tokens.End.values():
-        raise Mismatch(f"ended its text in a way that is not known ({message.end})")
+        raise Mismatch(f"ended its text for an unknown reason ({message.end})")
     return Progress(
         tokens=tuple(message.ids),
         proposers=tuple(message.proposers) or (NOBODY,) * len(message.ids),
@@ -168,23 +168,23 @@ def read_tokens(message: pb.Tokens) -> Progress:
 def write_logprobs(scores: Sequence[TokenLogProb]) -> dict[str, Any]:
     """Return the fields of Tokens, or of Opened."""
     return {
-        "logprobs": [one.value for one in scores],
-        "top_ids": [token for one in scores for token in one.ids],
-        "top_logprobs": [value for one in scores for value in one.values],
+        "logprobs": [score.value for score in scores],
+        "top_ids": [token for score in scores for token in score.ids],
+        "top_logprobs": [value for score in scores for value in score.values],
     }
 
 
 MAX_LOGPROB = 1e-5
-"""The greatest log-probability that a target may report: 0, and what float32 rounds."""
+"""The greatest log-probability that a target may report: 0, plus float32's rounding error."""
 
 
 def read_logprobs(message: pb.Tokens | pb.Opened) -> tuple[TokenLogProb, ...]:
-    """Read log-probabilities; raise Mismatch for what no target says."""
+    """Read log-probabilities; raise Mismatch for invalid ones."""
     values, ids, likeliest = message.logprobs, message.top_ids, message.top_logprobs
     each, left = divmod(len(ids), len(values) or 1)
     if len(ids) != len(likeliest) or left or each > MOST_LOGPROBS or (each and not values):
-        got = f"{len(values)} tokens, {len(ids)} likeliest ones and {len(likeliest)} of these"
-        raise Mismatch(f"sent log-probabilities that do not go together: of {got}")
+        got = f"{len(values)} tokens, and {len(ids)} alternatives with {len(likeliest)} values"
+        raise Mismatch(f"sent log-probabilities of mismatched lengths: of {got}")
     if not all(map(math.isfinite, (*values, *likeliest))):
         raise Mismatch("sent a log-probability that is no number")
     if any(value > MAX_LOGPROB for value in (*values, *likeliest)):

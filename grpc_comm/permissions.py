@@ -1,4 +1,4 @@
-"""Checks who may read or write sensitive files; errors name the command that puts it right."""
+"""Checks who may read or write sensitive files; errors name the command that fixes it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read_guarded(path: Path) -> bytes:
 def read_secret(path: Path) -> bytes:
     """Read a file that only its owner may write, and only its owner and group may read.
 
-    The group may read it because container platforms hand a secret so to a process that is not
+    The group may read it because container platforms mount secrets that way for processes without
     root. Raises InvalidRequest if others may, OSError if it cannot be read.
     """
     content, mode = _content_and_mode(path)
@@ -39,7 +39,7 @@ def read_secret(path: Path) -> bytes:
 
 
 def _content_and_mode(path: Path) -> tuple[bytes, int]:
-    """Return content and mode of one file, by one descriptor, so that both belong together.
+    """Return content and mode of a file, by the same descriptor, so that both belong together.
 
     The mode is 0 on systems where modes mean nothing.
     """

@@ -13,12 +13,12 @@ from inference.sampling import Grammar, GrammarKind, SamplingParams
 PROTOCOL_VERSION = 3
 
 RULES_VERSION = 4
-"""Protocol of an Open with parameters that protocol 3 does not know. A target of protocol 3 would
-pass over them and make another text, but it refuses the number.
+"""Protocol of an Open with parameters that protocol 3 lacks. A target of protocol 3 would ignore
+them and generate another text, but it refuses the number.
 """
 
 LENGTH_VERSION = 5
-"""That of an Open with a least length, which protocol 4 does not know."""
+"""Protocol of an Open with a minimum length, which protocol 4 lacks."""
 
 _PLAIN = ("temperature", "top_k", "top_p", "seed")  # those of protocol 3
 _ALIKE = (
@@ -33,22 +33,22 @@ _ALIKE = (
 
 
 def check_protocol(theirs: int, known: Iterable[int] = (PROTOCOL_VERSION,)) -> None:
-    """Raise Mismatch for a protocol that is not known here."""
+    """Raise Mismatch for a protocol that this side does not support."""
     if theirs not in known:
         raise Mismatch(
-            f"the other side speaks protocol {theirs}, this one {PROTOCOL_VERSION}: install the "
-            "same Outrider on both"
+            f"the other side has protocol {theirs}, this side {PROTOCOL_VERSION}: install the "
+            "same version of Outrider on both"
         )
 
 
 def write_params(params: SamplingParams) -> dict[str, Any]:
-    """Return fields of Open, the protocol among them; raise InvalidRequest for a text that no
-    message can carry.
+    """Return fields of Open, the protocol included; raise InvalidRequest for parameters that do not
+    fit into a message.
     """
     params = params.on_the_wire()
     if not params.end_ids:
         params = replace(params, min_tokens=0)
-    if not (params.adjusts or params.prompt_logprobs):  # nothing depends on which are output
+    if not (params.adjusts or params.prompt_logprobs):  # the output's start does not matter
         params = replace(params, made=0)
     plain = {name: getattr(params, name) for name in _PLAIN}
     if params == SamplingParams(**plain):
@@ -70,7 +70,7 @@ def read_params(message: pb.Open) -> SamplingParams:
     check_protocol(message.protocol_version, (PROTOCOL_VERSION, RULES_VERSION, LENGTH_VERSION))
     ids, biases = message.bias_ids, message.biases
     if len(ids) != len(biases):
-        raise InvalidRequest(f"each biased token has a bias: got {len(ids)} ids and {len(biases)}")
+        raise InvalidRequest(f"each biased token needs a bias: got {len(ids)} ids, {len(biases)}")
     return SamplingParams(
         **{name: getattr(message, name) for name in _ALIKE},
         repetition_penalty=message.repetition_penalty or 1.0,

@@ -1,8 +1,8 @@
-"""Rules of who may call where, and their proofs: certificates and bearer tokens. Those of who may
-listen are in grpc_comm/server/guard.py.
+"""Rules for calls, and their credentials: certificates and bearer tokens. The rules for listening
+are in grpc_comm/server/guard.py.
 
-Loopback is allowed in plaintext. Any other host needs TLS and, to listen, a token, unless the user
-says `insecure`. A token never travels in plaintext to another machine.
+Plaintext is allowed on loopback. Any other host needs TLS and, to listen, a token, unless the user
+sets `insecure`. A token is never sent in plaintext to another machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inference.errors import InvalidRequest
 
 @dataclass(frozen=True)
 class SecurityOptions:
-    """Files and switches as the user gives them. Both ends have the same ones."""
+    """Files and switches from the user. Both ends have the same ones."""
 
     tls_cert: Path | None = None  # this side's certificate
     tls_key: Path | None = None  # its private key
@@ -28,7 +28,7 @@ class SecurityOptions:
     token_file: Path | None = None  # one token: this client's, or that of every client
     keys_file: Path | None = None  # a target's clients, each with a token and limits of its own
     tls: bool = False  # use TLS with the system's certificate authorities
-    insecure: bool = False  # the user takes the risk
+    insecure: bool = False  # the user accepts the risk
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -57,21 +57,21 @@ class ChannelSecurity(NamedTuple):
 def channel_security(options: SecurityOptions, address: Address) -> ChannelSecurity:
     """Return a client's credentials and metadata.
 
-    Raises InvalidRequest when a token would travel in plaintext to another machine. A prompt may do
-    so with `insecure` only.
+    Raises InvalidRequest when a token would be sent in plaintext to another machine, and a prompt
+    unless `insecure` is set.
     """
     if options.keys_file:
         raise InvalidRequest(
-            "--keys_file is the target's; a client has one token, in a --token_file"
+            "--keys_file is for targets; a client has one token, in a --token_file"
         )
     if options.token_file and not (options.encrypted or address.loopback):
         raise InvalidRequest(
-            f"the token would travel in plaintext to {address.host}: it needs TLS (--tls_ca, or "
+            f"the token would be sent in plaintext to {address.host}: it needs TLS (--tls_ca, or "
             "--tls for a public certificate)"
         )
     if not (options.encrypted or options.insecure or address.loopback):
         raise InvalidRequest(
-            f"prompts would travel in plaintext to {address.host}: give --tls_ca or --tls (or "
+            f"prompts would be sent in plaintext to {address.host}: give --tls_ca or --tls (or "
             "--insecure, if the network is trusted)"
         )
     metadata = (
@@ -97,9 +97,7 @@ def read_token(path: Path) -> str:
     lines = read_secret_file(path, "--token_file").splitlines()
     token = lines[0].strip() if lines else b""
     if not token:
-        raise InvalidRequest(
-            f"--token_file {path}: its first line is empty, a token is needed there"
-        )
+        raise InvalidRequest(f"--token_file {path}: its first line is empty; it must be the token")
     if not all(0x20 < byte < 0x7F for byte in token):
         raise InvalidRequest(
             f"--token_file {path}: a token consists of visible ASCII characters without spaces"

@@ -1,6 +1,4 @@
-"""Converts our errors to gRPC status codes and back. What gRPC itself says of a failed call is put
-into plain words.
-"""
+"""Converts our errors to gRPC status codes and back, and gRPC's own messages to plain ones."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ _ERRORS: tuple[tuple[type[OutriderError], grpc.StatusCode], ...] = (
     (Unavailable, grpc.StatusCode.UNAVAILABLE),
     (OutriderError, grpc.StatusCode.INTERNAL),
 )
-"""The first kind that fits is sent; a received code becomes its kind. UNAUTHENTICATED is only
+"""The first class that fits is sent; a received code becomes its class. UNAUTHENTICATED is only
 received.
 """
 
@@ -46,15 +44,15 @@ _REASONS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         ("reset|removed|closed|pipe|RST_STREAM|GOAWAY", "the connection was lost"),
     )
 )
-"""What gRPC's own words about a connection mean, the first that fits. Nobody has to know them, so
-that only a traceback (--debug) shows them.
+"""What gRPC's messages about a connection mean; the first match applies. Only a traceback (--debug)
+shows the originals.
 """
 
 
 def status_error(error: grpc.RpcError, unreachable: str) -> OutriderError:
     """Return our error for a failed call.
 
-    unreachable: in words, what it means when the target did not answer at all
+    unreachable: message for a target that did not answer at all
     """
     code, details = error.code(), plain((error.details() or "").strip())
     if code is grpc.StatusCode.UNAUTHENTICATED:
@@ -69,20 +67,20 @@ def status_error(error: grpc.RpcError, unreachable: str) -> OutriderError:
 
 
 def _reason(error: grpc.RpcError, details: str) -> str:
-    """Return why a target is not available: in its own words, or gRPC's in plain ones; empty where
-    they mean nothing more.
+    """Return why a target is not available: its own message, or gRPC's in plain English; empty
+    where that adds nothing.
     """
     if _trailing(error, FROM_TARGET):
         return details
     code = error.code()
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return "it is another kind of gRPC server"
-    known = (plainly for words, plainly in _REASONS if words.search(f"{code.name} {details}"))
-    return next(known, "")
+    reasons = (plainly for words, plainly in _REASONS if words.search(f"{code.name} {details}"))
+    return next(reasons, "")
 
 
 FROM_TARGET = "outrider-error"
-"""Trailing metadata of a call that a target ended as not available: the words are its own, and not
+"""Trailing metadata of a call that a target ended as not available: the message is its own, not
 gRPC's.
 """
 
@@ -91,9 +89,9 @@ RETRY_AFTER = "retry-after-ms"
 
 
 def _retry_after(error: grpc.RpcError) -> float:
-    """Return the seconds after which the target says that a refused call may be tried again."""
-    given = _trailing(error, RETRY_AFTER)
-    return int(given) / 1e3 if given.isdigit() else 1.0
+    """Return the seconds after which to retry a refused call, by the target's answer."""
+    milliseconds = _trailing(error, RETRY_AFTER)
+    return int(milliseconds) / 1e3 if milliseconds.isdigit() else 1.0
 
 
 def _trailing(error: grpc.RpcError, name: str) -> str:
@@ -103,4 +101,6 @@ def _trailing(error: grpc.RpcError, name: str) -> str:
 
 
 FAULT = "a fault in the target"
-"""Begins the status message of a fault of our own (INTERNAL). gRPC has other INTERNAL messages."""
+"""Begins the status message of our own internal errors, and is part of the protocol: gRPC has other
+INTERNAL messages.
+"""

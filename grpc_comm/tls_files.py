@@ -1,4 +1,4 @@
-"""Checks that TLS files hold what they should: gRPC does not say what is wrong with them."""
+"""Checks the content of TLS files: gRPC does not report what is wrong with them."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def _check_key(key: Path, certificate: Path) -> None:
     try:
         context.load_cert_chain(certificate, key, _refuse_passphrase)
     except _Encrypted as error:
-        need = "a private key without a passphrase is needed, this one is encrypted"
+        need = "this private key is encrypted; one without a passphrase is needed"
         raise InvalidRequest(f"--tls_key {key}: {need}") from error
     except OSError as error:
         if isinstance(error, ssl.SSLError) and error.reason == _MISMATCH:
-            need = f"the private key of the certificate in {certificate} is needed"
-            raise InvalidRequest(f"--tls_key {key}: {need}, this one is another's") from error
+            need = f"this must be the private key of the certificate in {certificate}"
+            raise InvalidRequest(f"--tls_key {key}: {need}, but the two do not match") from error
         raise _refusal(f"--tls_key {key}", "a private key", error) from error
 
 
@@ -53,4 +53,4 @@ def _refuse_passphrase() -> str:
 def _refusal(file: str, needed: str, error: OSError) -> InvalidRequest:
     if not isinstance(error, ssl.SSLError):
         return InvalidRequest(f"{file}: cannot be read ({error.strerror})")
-    return InvalidRequest(f"{file}: {needed} in PEM form is needed, this file holds none")
+    return InvalidRequest(f"{file}: {needed} in PEM form is needed, but the file has none")

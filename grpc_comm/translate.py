@@ -1,4 +1,4 @@
-"""Converts what begins a session to and from messages.
+"""Converts the messages that begin a session to and from protobuf.
 
 Only this module, messages.py and sampling_fields.py touch message fields.
 """
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 MOST_TIMES = 512
 
 MOST_SCORE_BYTES = 2 * 2**20
-"""Bytes of the log-probabilities of a prompt at most."""
+"""Maximum bytes of the log-probabilities of a prompt."""
 
 _DIGEST = re.compile("[0-9a-f]{64}")  # SHA-256
 
 MOST_SIGNS = 400
-"""Characters that are shown of a text from the other side."""
+"""Maximum characters shown of a text from the other side."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Description:
     tokenizer_fingerprint: str
     vocabulary: int  # ids of the tokenizer
     sequence_length: int
-    max_tree_nodes: int  # of one session in one forward, the root included
+    max_tree_nodes: int  # of a session in a forward pass, the root included
     rows: int
     dtype: str
     device: str
@@ -54,18 +54,18 @@ class Description:
     draft_model: str = ""  # the draft that runs beside it, if any
     times: tuple[
         tuple[Shape, float], ...
-        # seconds of a forward by rows and nodes of each: dict(times) is a prior of Times
+        # seconds of a forward pass by rows and nodes of each: dict(times) is a prior of Times
     ] = ()
     usd_per_hour: float = 0.0  # price of its machine; 0: not stated
     sessions: int = 0  # open now
-    rules: bool = False  # it takes grammars, penalties and biases, and reports log-probabilities
+    rules: bool = False  # supports grammars, penalties and biases, and reports log-probabilities
     emulated: bool = False  # its times are another device's: it shares no device with a draft
     settings_digest: str = ""  # of tokenizer_settings; empty for a target of an older version
-    tokenizer_settings: bytes = b""  # of inference.tokenizer_settings; sent where asked for
+    tokenizer_settings: bytes = b""  # of inference.tokenizer_settings; sent on request
 
 
 class OpenRequest(NamedTuple):
-    """A client's wish for a session, and what it takes the target for."""
+    """A client's request for a session, and the description that it expects of the target."""
 
     session_id: str
     model: str  # one that the target lists; empty for its first
@@ -76,23 +76,23 @@ class OpenRequest(NamedTuple):
 
 
 class ResumeRequest(NamedTuple):
-    """A client's wish to go on with a session over a new stream."""
+    """A client's request to continue a session over a new stream."""
 
     session_id: str
     resume_key: bytes  # the secret of the session
-    epoch: int  # greater than that of any stream before
+    epoch: int  # greater than that of any earlier stream
     length: int  # tokens that the client has
 
 
 class SessionTerms(NamedTuple):
-    """A session that is open, and what its client may do with it."""
+    """An open session, and its client's limits."""
 
     session_id: str
     length: int  # tokens at the target
-    lease_seconds: float  # the session is held for so long without a message
-    tree_nodes: int  # in one forward, the root included
+    lease_seconds: float  # the session is kept for so long without a message
+    tree_nodes: int  # in a forward pass, the root included
     resume_key: bytes  # the secret with which the session can be resumed
-    candidates: int = MOST_CANDIDATES  # that are kept
+    candidates: int = MOST_CANDIDATES  # maximum stored
     opened: Opened = Opened()
 
 
@@ -110,9 +110,9 @@ def write_description(description: Description, models: Sequence[str]) -> pb.Des
 
 
 def read_description(message: pb.Description) -> Description:
-    """Read what a target says of itself.
+    """Read a target's description of itself.
 
-    Raises Mismatch for another protocol, and for times, a price or a digest that cannot be.
+    Raises Mismatch for another protocol, and for invalid times, prices or digests.
     """
     check_protocol(message.protocol_version)
     fields = {name: _shown(getattr(message, name)) for name in Description.__dataclass_fields__}
@@ -121,14 +121,12 @@ def read_description(message: pb.Description) -> Description:
     if message.settings_digest and not _DIGEST.fullmatch(message.settings_digest):
         raise Mismatch(f"the target's digest of its settings is {plain(message.settings_digest)!r}")
     if not 0 <= message.usd_per_hour < math.inf:
-        raise Mismatch(f"the target says that it costs ${message.usd_per_hour} an hour")
+        raise Mismatch(f"the target reports a price of ${message.usd_per_hour} an hour")
     return Description(**fields)
 
 
 def plain(text: str) -> str:
-    """Make a text of the other side fit to be shown: one line, no control characters, not too
-    long.
-    """
+    """The start of a text of the other side, on a single line and without control characters."""
     return "".join(sign if sign.isprintable() else "?" for sign in text[:MOST_SIGNS])
 
 
@@ -138,16 +136,14 @@ def _shown(value: Any) -> Any:
 
 def _read_times(messages: Sequence[pb.ForwardTime]) -> Iterator[tuple[Shape, float]]:
     if len(messages) > MOST_TIMES:
-        raise Mismatch(
-            f"the target describes itself with {len(messages)} times: at most {MOST_TIMES} are read"
-        )
-    for one in messages:
-        if min(one.rows, one.nodes) < 1 or not 0 < one.seconds < math.inf:
+        raise Mismatch(f"the target reports {len(messages)} times: the maximum is {MOST_TIMES}")
+    for time in messages:
+        if min(time.rows, time.nodes) < 1 or not 0 < time.seconds < math.inf:
             raise Mismatch(
-                f"the target says that {one.rows} rows of {one.nodes} nodes take {one.seconds} "
+                f"the target reports {time.rows} rows of {time.nodes} nodes in {time.seconds} "
                 "seconds"
             )
-        yield (one.rows, one.nodes), one.seconds
+        yield (time.rows, time.nodes), time.seconds
 
 
 def write_open(
@@ -155,7 +151,7 @@ def write_open(
 ) -> pb.Open:
     """Write the message that opens a session.
 
-    expected: what the target is counted on to be; the target computes with `params.on_the_wire()`
+    expected: the target's description; the target computes with `params.on_the_wire()`
     """
     return pb.Open(
         session_id=session_id,
@@ -180,7 +176,7 @@ def read_first(message: pb.ClientMessage) -> OpenRequest | ResumeRequest:
     if kind == "open":
         return read_open(message.open)
     if kind != "resume":
-        raise InvalidRequest("Open or Resume must come first")
+        raise InvalidRequest("the first message must be Open or Resume")
     resume = message.resume
     check_protocol(resume.protocol_version)
     return ResumeRequest(resume.session_id, resume.resume_key, resume.epoch, resume.length)
@@ -199,8 +195,8 @@ def read_open(message: pb.Open) -> OpenRequest:
 
 
 def most_scored(likeliest: int) -> int:
-    """Return the tokens of a prompt whose log-probabilities are told, with so many likeliest ones
-    at each.
+    """Return the maximum tokens of a prompt whose log-probabilities are reported, with so many
+    alternatives at each.
     """
     return MOST_SCORE_BYTES // (4 + 9 * likeliest)
 
@@ -212,9 +208,7 @@ def write_opened(terms: SessionTerms) -> pb.Opened:
 
 
 def read_opened(message: pb.Opened) -> SessionTerms:
-    """Read what a target says of an open session, within bounds; raise Mismatch for what no target
-    says.
-    """
+    """Read a target's answer about an open session; raise Mismatch for values out of bounds."""
     return SessionTerms(
         message.session_id,
         message.length,
@@ -232,7 +226,7 @@ def read_opened(message: pb.Opened) -> SessionTerms:
 
 
 def read_answer(message: pb.ServerMessage) -> SessionTerms | Progress | str:
-    """Read a target's message: Opened, tokens, or in its words why it goes away.
+    """Read a target's message: Opened, tokens, or its reason for leaving.
 
     Raises Mismatch for a message that no target of this protocol sends.
     """
@@ -243,7 +237,7 @@ def read_answer(message: pb.ServerMessage) -> SessionTerms | Progress | str:
         return read_opened(message.opened)
     if kind == "go_away":
         return plain(message.go_away.reason)
-    raise Mismatch("said what this version does not know")
+    raise Mismatch("sent a message that this version does not know")
 
 
 def check_fingerprints(request: OpenRequest, description: Description) -> None:
@@ -254,14 +248,12 @@ def check_fingerprints(request: OpenRequest, description: Description) -> None:
         theirs, ours = request.model_fingerprint or "none", description.model_fingerprint
         raise Mismatch(
             f"the target serves {description.model} ({ours}), the client expects another model "
-            f"({theirs}): connect anew"
+            f"({theirs}): reconnect"
         )
 
 
 def tokenizer_mismatch(client: str, description: Description) -> Mismatch:
-    """Return the error for two tokenizers: their ids mean different text, so nothing could be
-    verified.
-    """
+    """Return the error for different tokenizers, whose ids mean different text."""
     ours = description.tokenizer_fingerprint
     return Mismatch(
         f"the tokenizers differ: the client's is {client or 'none'}, that of {description.model} "

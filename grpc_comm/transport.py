@@ -1,4 +1,4 @@
-"""Addresses, and the gRPC options of both ends. Knows nothing of models, sessions or secrets."""
+"""Addresses, and the gRPC options of both ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inference.sampling import MOST_GRAMMAR
 MAX_MESSAGE_BYTES = 16 * 2**20
 """Bytes of the longest message. A prompt of a million tokens takes 3 to 4 MB."""
 
-_LAST_PORT, _PORT_DIGITS = 65_535, 20  # the largest port; digits that are read at most
+_LAST_PORT, _PORT_DIGITS = 65_535, 20  # the largest port; maximum digits of one
 
 DNS = "dns:///"
 """Begins an endpoint whose host has a replica at each of its addresses."""
@@ -22,7 +22,7 @@ _BYTES_BESIDE_PROMPT, _BYTES_PER_ID = 64 * 2**10 + MOST_GRAMMAR, 5
 
 _BOTH_ENDS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 20_000),  # load balancers and NAT drop what is idle for 60 s or more
+    ("grpc.keepalive_time_ms", 20_000),  # load balancers and NAT drop connections idle for 60 s
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
@@ -34,7 +34,7 @@ _SERVER_OPTIONS = (
         10_000,
     ),  # by the default minimum, the client's keepalive is answered with GOAWAY
     ("grpc.so_reuseport", 0),  # a second server on the port fails loudly
-    # What follows bounds what a peer can hold without being known.
+    # The following options bound the resources of an unauthenticated peer.
     # Refusing a stream with long headers costs the core 1 to 2 MB.
     ("grpc.max_concurrent_streams", 100),
     ("grpc.max_allowed_incoming_connections", 1024),
@@ -65,7 +65,7 @@ class Address(NamedTuple):
 
     @property
     def loopback(self) -> bool:
-        """Whether what is sent there stays on this machine."""
+        """Whether data sent there stays on this machine."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -89,7 +89,7 @@ def parse_address(text: str) -> Address:
 
 
 class Endpoint(NamedTuple):
-    """Place to look for a target: an address, or all addresses that a name has in DNS."""
+    """Where to find a target: an address, or all addresses that a name has in DNS."""
 
     address: Address
     resolved: bool = False  # each address of the host in DNS is a replica
@@ -112,14 +112,14 @@ def read_port(text: str) -> int:
 
 
 def check_port(port: int) -> int:
-    """Return the port; raise InvalidRequest for one of which gRPC would take the lowest 16 bits."""
+    """Return the port; raise InvalidRequest for one that gRPC would truncate to 16 bits."""
     if not 0 <= port <= _LAST_PORT:
         raise InvalidRequest(f"a port is a number from 0 to {_LAST_PORT}: got {port}")
     return port
 
 
 def check_free(address: Address) -> None:
-    """Raise InvalidRequest where nobody could listen now."""
+    """Raise InvalidRequest for an address on which listening would fail."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         socket.create_server(address, family=family).close()
@@ -133,20 +133,20 @@ def check_free(address: Address) -> None:
 def server_options(longest_prompt: int | None) -> tuple[tuple[str, int], ...]:
     """Return the target's options.
 
-    longest_prompt: in tokens, None where it is not known; longer messages are not read
+    longest_prompt: in tokens, None if unknown; longer messages are not read
     """
-    most = (
+    size = (
         MAX_MESSAGE_BYTES
         if longest_prompt is None
         else min(MAX_MESSAGE_BYTES, _BYTES_BESIDE_PROMPT + _BYTES_PER_ID * longest_prompt)
     )
-    return (*_SERVER_OPTIONS, ("grpc.max_receive_message_length", most))
+    return (*_SERVER_OPTIONS, ("grpc.max_receive_message_length", size))
 
 
 def channel_options(address: Address, name: str = "") -> tuple[tuple[str, int | str], ...]:
-    """Return the client's options. No proxy is asked on the way to this machine itself.
+    """Return the client's options. Connections to this machine use no proxy.
 
-    name: whom the target's certificate must name; empty for the address's host
+    name: host that the target's certificate must name; empty for the address's host
     """
     direct = (("grpc.enable_http_proxy", 0),) if address.loopback else ()
     named = (("grpc.ssl_target_name_override", name), ("grpc.default_authority", name))

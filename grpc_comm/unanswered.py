@@ -1,5 +1,5 @@
-"""Finds out why a target did not answer: nobody listens there, only one side speaks TLS, or an HTTP
-server listens there.
+"""Finds out why a target did not answer: connection refused, TLS on one side only, or an HTTP
+server at the address.
 """
 
 from __future__ import annotations
@@ -14,23 +14,22 @@ from inference.errors import Unavailable
 
 
 class WrongSecurity(Unavailable):
-    """The target is there and does not talk to a client with these settings: no patience helps."""
+    """The target is running but refuses a client with these settings: retrying does not help."""
 
 
 _SECONDS = 1.0
 _HTTP = (
-    "that is an HTTP server, perhaps `outrider serve`; a target listens on port 50051 unless told "
-    "otherwise"
+    "that is an HTTP server, perhaps `outrider serve`; a target listens on port 50051 by default"
 )
 _REFUSED = {
-    True: "it demands a certificate of its clients: give --tls_cert and --tls_key",
+    True: "it requires a client certificate: give --tls_cert and --tls_key",
     False: "it refuses the certificate in --tls_cert",
 }
 
 
 def refuses(address: Address) -> bool:
-    """Whether nobody listens at `address`, which is final on this machine alone: a host elsewhere
-    may be starting.
+    """Whether `address` refuses connections, which is final on this machine only: another host may
+    be starting.
     """
     if not address.loopback:
         return False
@@ -42,20 +41,20 @@ def refuses(address: Address) -> bool:
 
 
 def advice(address: Address, security: SecurityOptions) -> str | None:
-    """Advice about a target that did not answer at `address`; None where nothing is known.
+    """Advice about a target that did not answer at `address`; None where there is none.
 
-    Connects again, and sends the greeting of TLS or the head of an HTTP request, nothing else.
+    Connects again, and sends a TLS ClientHello or the head of an HTTP request, nothing else.
     """
     try:
         with socket.create_connection(address, _SECONDS) as connection:
-            known = _of_greeting(connection, address, security)
-        return known or (None if security.encrypted else _of_http(address))
+            reason = _of_greeting(connection, address, security)
+        return reason or (None if security.encrypted else _of_http(address))
     except OSError:
         return None
 
 
 def _of_http(address: Address) -> str | None:
-    """Ask as a browser would: gRPC's servers answer in binary frames, if at all."""
+    """Send an HTTP request: gRPC's servers answer it in binary frames, if at all."""
     with socket.create_connection(address, _SECONDS) as connection:
         connection.sendall(b"HEAD / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         return _HTTP if connection.recv(5) == b"HTTP/" else None
@@ -79,8 +78,8 @@ def _of_greeting(
     except ssl.SSLCertVerificationError as error:
         return f"its certificate is refused: {error.verify_message}{_authority(security.tls_ca)}"
     except ssl.SSLError:
-        return "it speaks no TLS: leave out --tls_ca and --tls" if security.encrypted else None
-    return "it speaks TLS: give --tls_ca FILE, or --tls for a public certificate"
+        return "it does not use TLS: omit --tls_ca and --tls" if security.encrypted else None
+    return "it uses TLS: give --tls_ca FILE, or --tls for a public certificate"
 
 
 def _authority(file: Path | None) -> str:

@@ -1,6 +1,7 @@
-"""Acceptance: which candidates of a tree the target keeps, and the token that it adds.
+"""Acceptance: the candidates of a tree that the target accepts, and the token that it adds.
 
-The target chooses a token at every node, and the tree is looked up for it. The output is exact for
+The target chooses a token at every node, and a walk follows them down the tree. The output is exact
+for
 any tree, proposer, policy or network: the target's token at a node never depends on the candidates.
 """
 
@@ -15,7 +16,7 @@ from inference.tree import IntArray, TokenTree
 
 
 class Verdict(NamedTuple):
-    """The tokens that one forward commits: the accepted path, then the target's own token."""
+    """The tokens that one forward pass commits: the accepted path, then the target's own token."""
 
     path: tuple[int, ...]  # accepted nodes below the root, from the top
     next_token: int  # the target's choice at the last node of the path
@@ -30,7 +31,8 @@ def accept_match(tree: TokenTree, chosen: IntArray) -> Verdict:
 
 
 def accept_matches(trees: Sequence[TokenTree], chosen: Sequence[IntArray]) -> list[Verdict]:
-    """The verdict of each tree. All walks are made at once, since a forward has many sessions.
+    """The verdict of each tree. All walks are computed at once, since a forward pass has many
+    sessions.
 
     chosen: [trees] the target's token at each node of the tree, [n].
     """
@@ -39,7 +41,7 @@ def accept_matches(trees: Sequence[TokenTree], chosen: Sequence[IntArray]) -> li
     roots = sizes.cumsum() - sizes  # [trees] indices in the arrays of all nodes
     above = np.concatenate([tree.parents for tree in trees]) + roots.repeat(sizes)
     above[roots] = roots
-    met = tokens == wanted[above]  # the target chose the node, if it came to its parent
+    met = tokens == wanted[above]  # the target chose the node, if its walk reached the parent
     met[roots] = True
     while True:  # `above` looks twice as far up in each turn
         met &= met[above]

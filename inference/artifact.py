@@ -31,7 +31,7 @@ NATIVE = ("trn2", "trn3")
 SCHEMA = 3
 MANIFEST = "manifest.json"
 MOST_NODES = 1 << 16
-"""Nodes of a tree in a manifest, at most; compiled trees are far smaller."""
+"""Maximum nodes of a tree in a manifest; compiled trees are far smaller."""
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -41,7 +41,7 @@ TOKENIZER_FILES = (
 )
 
 
-_LONGEST_PART, _LONGEST_NAME = 255, 1024  # bytes that every file system takes
+_LONGEST_PART, _LONGEST_NAME = 255, 1024  # bytes that every file system supports
 
 
 def _checked_files(files: Mapping[str, str]) -> Mapping[str, str]:
@@ -64,13 +64,13 @@ def _checked_files(files: Mapping[str, str]) -> Mapping[str, str]:
         )
         own = {".", MANIFEST} & {part.casefold() for part in name.split("/")[:1]}
         if own or not plain or name in above or not re.fullmatch(r"[0-9a-f]{64}", sha256):
-            raise BadArtifact(f"it names {shown(name)}, which is not a file of an artefact")
+            raise BadArtifact(f"it lists {shown(name)}, which is not a file of an artefact")
     return files
 
 
 def _checked_branches(branches: tuple[int, ...]) -> tuple[int, ...]:
     if math.prod(branches) > MOST_NODES:
-        raise BadArtifact(f"a tree has {MOST_NODES} nodes at most")
+        raise BadArtifact(f"the maximum is {MOST_NODES} nodes in a tree")
     return branches
 
 
@@ -100,10 +100,10 @@ class Bucket(Record):
     nodes: Size  # new nodes a row
     slots: Size  # cache slots that the graph reads in each row
     picks: Size  # nodes a row at which a token is chosen; 1 for prompts
-    levels: Size  # distinct positions that noise is made for: the deepest tree's depth plus one
-    sampled: bool  # the graph takes the sampling inputs; otherwise it is greedy
+    levels: Size  # distinct positions that need noise: the deepest tree's depth plus one
+    sampled: bool  # the graph has the sampling inputs; otherwise it is greedy
     junk: Size  # the slot that padding is written to, the last of every row's cache
-    # 32-bit words of the masks of allowed ids that the graph takes; 0: it takes no mask
+    # 32-bit words of the graph's masks of allowed ids; 0: it has no mask
     words: Size = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -111,8 +111,7 @@ class Bucket(Record):
             raise BadArtifact(f"no such bucket: {self}")
         if self.picks not in (1, self.nodes) or not 1 <= self.levels <= self.nodes:
             raise BadArtifact(
-                "a bucket picks one node or all, on as many levels as it has nodes at most: got "
-                f"{self}"
+                f"a bucket picks one node or all, and has no more levels than nodes: got {self}"
             )
         if self.masked and not (self.sampled and self.everywhere):
             raise BadArtifact(
@@ -126,14 +125,14 @@ class Bucket(Record):
 
     @property
     def changes(self) -> int:
-        """Ids with a changed logit that a row of a masked graph may have at its first picked node:
-        those of all tokens before it, and all that a bias names.
+        """Maximum ids with a changed logit of a row of a masked graph at its first picked node:
+        those of all tokens before it, and all with a bias.
         """
         return self.slots + self.nodes + MOST_BIASES
 
     @property
     def everywhere(self) -> bool:
-        """Whether a token is chosen at every node, so that the graph need not be told where."""
+        """Whether a token is chosen at every node, so that the graph needs no indices."""
         return self.picks == self.nodes
 
     @property
@@ -212,7 +211,7 @@ class FusedPart(Record):
 
 @dataclass(frozen=True)
 class Manifest(Record):
-    """Everything that must hold for an artefact to be loaded."""
+    """Everything that must match for an artefact to be loaded."""
 
     target: Text  # cpu, trn1, inf2, trn2 or trn3
     model: Text
@@ -230,7 +229,7 @@ class Manifest(Record):
     buckets: tuple[Bucket, ...]
     compiler_flags: Texts
     versions: Texts  # package or SDK -> version
-    host: Texts  # what the graphs need of the machine, such as cpu_capability
+    host: Texts  # requirements on the machine, such as cpu_capability
     files: Files
     command: Text  # the command line that built the artefact
     created: Text
@@ -250,7 +249,7 @@ class Manifest(Record):
 
 
 def features_of(layers: Sequence[int]) -> str:
-    """Return in words which features graphs return, or a head reads."""
+    """A description of the features that graphs return, or a head reads."""
     return f"inputs of layers {', '.join(map(str, layers))}" if layers else "no features"
 
 
@@ -290,7 +289,7 @@ def read_manifest_file(path: Path) -> Manifest:
 def check_files(directory: Path, manifest: Manifest) -> None:
     """Check that every file exists and has the hash in the manifest.
 
-    Raises BadArtifact that names the first file that does not.
+    Raises BadArtifact that names the first other file.
     """
     for name, expected in sorted(manifest.files.items()):
         path = directory / name
@@ -320,7 +319,7 @@ def hash_file(path: Path) -> str:
 def _plain(manifest: Manifest) -> dict[str, Any]:
     """The manifest in JSON types.
 
-    `fused` is left out where there is no draft, and `features` where the graphs return none. So the
+    `fused` is omitted where there is no draft, and `features` where the graphs return none. So the
     digest of any other target equals the digest that it had before these fields existed.
     """
     plain = {

@@ -1,12 +1,12 @@
-"""The candidates of a session: nodes that nobody has verified yet, below the last committed token.
+"""The candidates of a session: unverified nodes below the last committed token.
 
 Proposers append nodes at any moment and get no answer. A node's parent is an earlier node of the
-same stream, or a committed token. A node whose parent was pruned meanwhile is dropped. A node that
-names a token already committed at its position stands for that position from then on, so its
-children are kept. Pure: no clock, no model, no network.
+same stream, or a committed token. A node whose parent was pruned meanwhile is dropped. A node whose
+token is already committed at its position refers to that position from then on, so its children
+are accepted. Pure: no clock, no model, no network.
 
-All sessions together have tens of thousands of candidates. A forward's best nodes are found for all
-sessions at once (inference/engine/snapshot.py).
+All sessions together have tens of thousands of candidates. A forward pass's best nodes are selected
+for all sessions at once (inference/engine/snapshot.py).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from inference.growing_tree import NOBODY, NOWHERE, PLACE, GrowingTree, Mark
 from inference.proposer import MOST_CANDIDATES, Nodes
 
 REMEMBERED_NUMBERS = 4096
-"""Number of latest numbers of a stream that may be named as parents. Also of latest committed
-candidates a number may resolve to.
+"""How many of a stream's latest numbers may be used as parents. Also how many of the latest
+committed candidates a number may resolve to.
 """
 
 LEAST_CHANCE, SUREST = 2.0**-64, 1 - 2.0**-20
@@ -35,7 +35,7 @@ _ROUNDING = 1e-9  # tolerance of a cost that is the difference of two ranks
 
 
 class Dropped(NamedTuple):
-    """Numbers of candidates that were not kept."""
+    """Numbers of dropped candidates."""
 
     late: int = 0  # the parent was pruned, or the position was committed already
     shed: int = 0  # the least valuable candidates of a full tree
@@ -45,7 +45,7 @@ Trusted: TypeAlias = Callable[[int, int, float], float]
 """Trusted(proposer, depth, claimed chance) -> calibrated chance. The first level has depth 1."""
 
 Claimed: TypeAlias = Mapping[int, Mapping[int, float]]
-"""Chances that proposers claimed of a node's children: proposer -> token -> claimed chance."""
+"""Chances that proposers claimed for a node's children: proposer -> token -> claimed chance."""
 
 Target: TypeAlias = int
 """Target of a node's number: the mark of a node, ~position of a committed token, or NOWHERE."""
@@ -65,7 +65,7 @@ class CandidateTree(GrowingTree):
     """Candidates below the last token of a text, which is the root.
 
     text: the session's committed tokens; the session appends them, after `commit`.
-    most: candidates that are kept at most.
+    most: maximum candidates.
     taken: committed tokens that were candidates, computed in their forward or not.
     deepest: an upper bound of all candidates' positions.
     """
@@ -81,11 +81,11 @@ class CandidateTree(GrowingTree):
         self._in_hand: NDArray[np.intp] | None = None
 
     def join(self, stream: int) -> None:
-        """Begin to remember the numbers of this stream."""
+        """Begin to record the numbers of this stream."""
         self._streams[stream] = _Numbers()
 
     def leave(self, stream: int) -> None:
-        """Forget the stream's numbers; its candidates stay."""
+        """Drop the stream's numbers; its candidates remain."""
         self._streams.pop(stream, None)
 
     def append(self, stream: int, nodes: Nodes, trusted: Trusted) -> Dropped:
@@ -132,13 +132,13 @@ class CandidateTree(GrowingTree):
         return self.ranks[: len(self.marks)]
 
     def take(self, places: NDArray[np.intp]) -> None:
-        """Protect the nodes of the forward that starts now: none is shed before `commit`."""
+        """Protect the nodes of the forward pass that starts now: none is shed before `commit`."""
         self._in_hand = places
 
     def commit(self, tokens: Sequence[int]) -> list[Claimed]:
-        """Commit tokens: the last one is the new root, and nodes that are not below it go.
+        """Commit tokens: the last one is the new root, and nodes that are not below it are removed.
 
-        Returns the claims at the nodes that the tokens were chosen at, [tokens].
+        Returns the claims at the nodes where the tokens were chosen, [tokens].
         """
         path = self.walk(tokens)
         claims = [self._claims.get(node, {}) for node in path[: len(tokens)]]
@@ -153,7 +153,7 @@ class CandidateTree(GrowingTree):
         return [*claims, *[{}] * (len(tokens) - len(claims))]
 
     def _live(self, target: Target) -> Mark:
-        """The node that a number stands for; NOWHERE when that takes no more children."""
+        """The node of a number; NOWHERE when it can have no more children."""
         if self._committed.get(target, ~target) == self.position:
             return self.root
         return target if target > NOWHERE and self.lives(target) else NOWHERE
@@ -194,7 +194,9 @@ class CandidateTree(GrowingTree):
         self._raised.clear()
 
     def _shed(self) -> int:
-        """Drop the least valuable candidates; returns how many. Nodes of a running forward stay."""
+        """Drop the least valuable candidates, but no nodes of a running forward pass; returns how
+        many.
+        """
         ranks = self.present_ranks()
         dropped = ranks < NOBODY
         dropped[np.argsort(ranks)[: 1 + int(_KEPT_WHEN_FULL * self._most)]] = False

@@ -1,6 +1,6 @@
-"""Renders chat templates, in jinja2's sandbox: they come with a model, from anybody.
+"""Renders chat templates, in jinja2's sandbox: they come with a model, and are untrusted.
 
-A template of the user's own files is rendered in this process. One that a target sent is rendered
+A template of the user's own files is rendered in this process. A template from a target is rendered
 in a process of its own, with bounds of time and memory, since the sandbox bounds neither. That
 process waits for its template, so that no chat waits for an interpreter to start.
 """
@@ -28,18 +28,16 @@ RENDER_SECONDS, RENDER_BYTES = 2, 2**29
 """Processor time that rendering may take in a process of its own, and memory of that process."""
 
 MAX_TEXT = 2**24
-"""Characters of a text that such a process returns."""
+"""Maximum characters that such a process returns."""
 
 _REFUSES = "the model's chat template refuses"
 
 MAX_WAIT = 30.0
-"""Seconds after which a busy machine gives up such a process."""
+"""Seconds after which such a process is ended on a busy machine."""
 
 
 class _Generation(Extension):
-    """The tags generation and endgeneration, around words that training learns. They print
-    nothing.
-    """
+    """The tags generation and endgeneration, which mark text for training and print nothing."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own attribute)
 
@@ -73,12 +71,12 @@ def _now(form: str) -> str:
 
 
 def render(template: str, variables: Mapping[str, Any]) -> str:
-    """Render a template. Raises TemplateError for all that it raises, with the template's line, and
-    with the message if the template was reading one.
+    """Render a template. Raises TemplateError for anything that it raises, with the template's
+    line, and with the message if the template was reading one.
     """
     try:
         return _compiled(template).render(variables)
-    except Exception as error:  # a template is a program, and may raise whatever Python does
+    except Exception as error:  # a template is a program, and may raise any exception
         lines = [
             frame.lineno
             for frame in extract_tb(error.__traceback__)
@@ -91,9 +89,7 @@ def render(template: str, variables: Mapping[str, Any]) -> str:
 
 
 def _message_at(trace: TracebackType | None, variables: Mapping[str, Any]) -> str:
-    """The message that the template's innermost variables hold, in words; empty for none, and for
-    several.
-    """
+    """The message in the template's innermost variables, for an error; "" for none or several."""
     at = {id(message): number for number, message in enumerate(variables.get("messages") or ())}
     numbers = set[int]()
     for frame, _ in walk_tb(trace):
@@ -110,7 +106,7 @@ class TemplateProcess:
         self._end = weakref.finalize(self, _close, self._waiting)
 
     def render(self, template: str, variables: Mapping[str, Any]) -> str:
-        """Render a template. Raises TemplateError for every failure of it, and beyond bounds."""
+        """Render a template. Raises TemplateError if that fails or exceeds the bounds."""
         given = json.dumps({"template": template, "variables": variables}, default=str)
         with self._lock:
             process, self._waiting = self._waiting, _start()
@@ -149,7 +145,7 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> None:
-    """Render the template of standard input, within bounds where the system has them."""
+    """Render the template of standard input, within bounds where the system supports them."""
     given = sys.stdin.buffer.read()
     if not given:
         return

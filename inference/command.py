@@ -22,7 +22,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """The end of an error about an unknown name: a name a few typing errors away, or one with all
-    of its words, such as max_new_tokens for max_tokens. Empty where no name is that near.
+    of its words, such as max_new_tokens for max_tokens. Empty where no name is that close.
     """
     words = set(re.findall(r"[^\W_]+", name))
     slips = {other: _edits(name.lower(), other.lower()) for other in names}
@@ -34,7 +34,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def check_names(given: Iterable[str], known: type, call: str) -> None:
-    """Raise InvalidRequest for a keyword argument that a call does not have.
+    """Raise InvalidRequest for an unknown keyword argument of a call.
 
     known: its keywords, a TypedDict
     """
@@ -45,7 +45,7 @@ def check_names(given: Iterable[str], known: type, call: str) -> None:
 
 
 def _edits(given: str, other: str) -> int:
-    """Letters to insert, delete, replace or swap with their neighbour to make one of the other."""
+    """Edit distance: letters to insert, delete, replace or swap with their neighbour."""
     before: list[int] = []
     last = list(range(len(other) + 1))
     for row, letter in enumerate(given):
@@ -83,17 +83,17 @@ def run_command(work: Callable[[], int], *, debug: bool, interrupted: str = "int
 
 
 def say(line: str) -> None:
-    """Tell the user something, on stderr; stdout is for the command's results."""
+    """Show the user a message on stderr; stdout is for the command's results."""
     _hearers[-1](line, True)
 
 
 def glance(line: str) -> None:
-    """Tell the user how things are at this moment; the next such line takes its place."""
+    """Show the user the current status; the next such line replaces it."""
     _hearers[-1](line, False)
 
 
 def is_heard() -> bool:
-    """Whether a display shows what is said, such as a text that is being made."""
+    """Whether a display shows the messages, such as a text during its generation."""
     return _hearers[-1] is not _print
 
 
@@ -102,14 +102,14 @@ def _print(line: str, _lasting: bool) -> None:
 
 
 Hear = Callable[[str, bool], None]
-"""Hears a message, and whether it is to stay."""
+"""Gets a message, and whether it is permanent."""
 
 _hearers: list[Hear] = [_print]
 
 
 @contextmanager
 def told_to(hear: Hear) -> Iterator[None]:
-    """All that is said within this context, on any thread, goes to `hear`."""
+    """Within this context, messages of all threads go to `hear`."""
     _hearers.append(hear)
     try:
         yield
@@ -119,7 +119,7 @@ def told_to(hear: Hear) -> Iterator[None]:
 
 
 def logged(line: str, lasting: bool) -> None:
-    """Log what is said, for programs that import Outrider: their stderr is their own."""
+    """Log a message, for programs that import Outrider: their stderr is their own."""
     if lasting:
         logging.getLogger("outrider").info(line)
 

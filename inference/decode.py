@@ -1,11 +1,11 @@
-"""The client's decoding loop hands committed tokens on, while proposers run ahead of the target.
+"""The client's decoding loop passes on committed tokens, while proposers run ahead of the target.
 
-Nobody waits for anybody. The target streams the tokens that it commits. The loop hands them on at
-once, and proposers hear of them before their next call (inference/draft_thread.py). With pace WAIT
-the target makes a forward only when the proposers have finished, which is a synchronous round.
+Neither side waits. The target streams the tokens that it commits. The loop passes them on at once,
+and proposers get them before their next call (inference/draft_thread.py). With pace WAIT the target
+runs a forward pass only when the proposers have finished, which is a synchronous round.
 
-The loop knows nothing of text, networks or devices. It runs on the caller's thread, and the caller
-stops it by closing it.
+The loop is independent of text, networks and devices. It runs on the caller's thread, and the
+caller stops it by closing it.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ TICK_SECONDS = 0.1
 
 
 class TargetSession(CandidateSink, Protocol):
-    """The target's side of one text, in process or behind a network."""
+    """The target's side of a text, in process or over a network."""
 
     @property
     def traffic(self) -> Traffic: ...
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogProb, ...]:
-        """Log-probabilities of the prompt's tokens but the first, where asked for: known before the
-        first progress.
+        """Log-probabilities of the prompt's tokens but the first, if requested: available before
+        the first progress.
         """
         ...
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Begin a text. An error that refuses the session is raised here or by receive()."""
+        """Begin a text. If the session is refused, the error is raised here or by receive()."""
         ...
 
     def decode(self, order: Decode) -> None:
-        """Let the target decode as ordered; replaces an earlier order."""
+        """Set the session's order, which replaces an earlier one."""
         ...
 
     def receive(self, timeout: float) -> Progress | None:
-        """New committed tokens with what they cost, or the end of the text; None after `timeout`
+        """New committed tokens with their costs, or the end of the text; None after `timeout`
         seconds.
 
         Raises the error that ended the session.
@@ -58,7 +58,7 @@ class TargetSession(CandidateSink, Protocol):
 
 
 Step: TypeAlias = Progress
-"""Newly committed tokens; NOTHING when none came within the timeout."""
+"""Newly committed tokens; NOTHING when there were none within the timeout."""
 
 NOTHING = Step()
 
@@ -81,10 +81,10 @@ def decode(
 
 
 class Loop:
-    """One text being decoded. To be closed before its session.
+    """The decoding of a text. Close it before its session.
 
     drafter: begins the drafting of the text
-    drafting: what its proposers do
+    drafting: the work of its proposers
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Loop:
         return NOTHING if progress is None else self._take(progress)
 
     def close(self) -> None:
-        """End the drafting, without waiting for a call that is under way."""
+        """End the drafting, without waiting for a call in progress."""
         self.drafting.end()
 
     def _take(self, progress: Progress) -> Step:

@@ -1,7 +1,7 @@
-"""Drafting beside a text: proposers hear what was committed, make calls and send candidates.
+"""Drafting beside a text: proposers get committed tokens, make calls and send candidates.
 
-The loop (inference/decode.py) hands text on and waits for no proposer. A Drafter says where they
-work: on a thread of their own, or by a virtual clock on the loop's thread while nothing has come.
+The loop (inference/decode.py) passes on text and waits for no proposer. A Drafter decides where
+they work: on a thread of their own, or on the loop's thread while there are no tokens.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from inference.sampling import SamplingParams
 from inference.throttle import Throttle
 
 LOOK_SECONDS = 0.1
-"""Seconds after which idle proposers are asked again, since what a call is worth changes."""
+"""Seconds after which idle proposers are asked again, since the value of a call changes."""
 
 
 TURN_SECONDS = 0.0005
-"""Python's turn of a thread while others wait for it. Its default of 5 ms at each hand-over of a
-token would be seen by the reader while a draft's own Python runs.
+"""Seconds of a thread's turn in Python while others wait. Its default of 5 ms, at each hand-over of
+a token, would be visible to the reader while a draft runs Python code.
 """
 
 
@@ -35,7 +35,7 @@ def take_short_turns() -> None:
 
 
 class CandidateSink(Protocol):
-    """The part of a target's session that takes candidates. Any thread may call it.
+    """The part of a target's session that receives candidates. Any thread may call it.
 
     stream: number of the current stream; it changes when the target has lost earlier proposals.
     next_number: number of the next node of the current stream
@@ -52,22 +52,22 @@ class CandidateSink(Protocol):
         ...
 
     def go(self, base: int) -> None:
-        """With pace WAIT: ask for one forward whose root is the token at position `base`."""
+        """With pace WAIT: request a forward pass whose root is the token at position `base`."""
         ...
 
 
 class Drafting:
-    """The drafting of one text, from when its session is open.
+    """The drafting of a text, once its session is open.
 
     The loop's thread calls hear(), check(), end() and settle(); the drafter's thread calls open(),
     turn() and run(). Nothing is sent after end().
 
-    length: tokens of the text that have come, prompt included
+    length: tokens of the text so far, prompt included
     usage: of the proposers' models, in this text
     """
 
     _proposers: list[Proposer] | None  # in the order in which they may make a call
-    _came: deque[tuple[float, Progress]]  # when it came, and what; not heard yet
+    _came: deque[tuple[float, Progress]]  # arrival and progress, not passed to proposers yet
     _error: Exception | None
 
     def __init__(
@@ -90,17 +90,17 @@ class Drafting:
         self._busy_from = -math.inf
 
     def is_wanted(self) -> bool:
-        """Whether the text goes on."""
+        """Whether the text continues."""
         return not self._ended
 
     def hear(self, progress: Progress) -> None:
-        """Note what came; the proposers hear it before their next call."""
+        """Queue progress; the proposers get it before their next call."""
         self.length += len(progress.tokens)
         self._came.append((self._clock(), progress))
         self._news.set()
 
     def check(self) -> bool:
-        """Let a waiting target go on while no draft has joined. Raises what ended the drafting."""
+        """Let a waiting target continue while no draft has joined. Raises the drafting's error."""
         if self._error is not None:
             raise self._error
         if self._proposers is None:
@@ -108,31 +108,31 @@ class Drafting:
         return False
 
     def end(self) -> None:
-        """End the drafting, after the call that is under way. Does not wait for it."""
+        """End the drafting, after the call in progress. Does not wait for it."""
         with self._sending:
             self._ended = True
         self._news.set()
 
     def settle(self) -> None:
-        """Wait for the call that was under way when the text ended."""
+        """Wait for the call that was in progress when the text ended."""
         with self._running:
             pass
 
     def fail(self, error: Exception) -> None:
-        """Leave the error to check(). Raises it where the text has ended."""
+        """Leave the error to check(). Raises it if the text has ended."""
         if self._ended:
             raise error
         self._error = error
 
     def open(self, proposers: Sequence[Proposer], throttle: Throttle | None = None) -> None:
-        """Let these proposers join the text. They hear everything from the prompt on.
+        """Let these proposers join the text. They get everything from the prompt on.
 
         throttle: of calls on the target's own machine
         """
         for proposer in proposers:
             proposer.open(self._prompt, self._params, self._order.end)
         self._throttle = throttle
-        self._busy_until = self._clock()  # loading took the machine, too
+        self._busy_until = self._clock()  # loading used the machine, too
         self._stream, self._proposers = self._session.stream, list(proposers)
 
     def run(self) -> None:
@@ -144,9 +144,9 @@ class Drafting:
                     self._news.wait(LOOK_SECONDS)
 
     def turn(self) -> bool:
-        """Send new candidates, then let one proposer make a call; False when none made one.
+        """Send new candidates, then let one proposer make a call; False when none did.
 
-        Candidates are sent only after all received tokens were heard. A new root makes some of
+        Candidates are sent only after proposers got all received tokens. A new root makes some of
         them worthless, and makes other nodes worth sending.
         """
         assert self._proposers is not None, "open() comes first"
@@ -166,7 +166,7 @@ class Drafting:
                 self._busy_until, self.usage = self._clock(), self.usage.plus(used)
                 self._proposers.append(self._proposers.pop(index))  # the others come first now
                 return True
-        self._flush(self._proposers)  # candidates that were found without a call
+        self._flush(self._proposers)  # candidates that needed no call
         self._go()
         return False
 
@@ -177,7 +177,7 @@ class Drafting:
             silent = self._heard_at >= self._busy_until or at <= self._busy_from
             seconds, lone = at - self._heard_at, progress.lone == forwards
             self._throttle.hear(seconds, len(progress.tokens), forwards, lone=lone, silent=silent)
-        if progress.tokens or first:  # a sign of life ends no forward
+        if progress.tokens or first:  # a heartbeat ends no forward pass
             self._heard_at = at
         if progress.tokens:
             took = (progress.model_seconds + progress.queue_seconds) / max(forwards, 1)
@@ -194,7 +194,7 @@ class Drafting:
                         session.propose(nodes)
 
     def _go(self) -> None:
-        """With pace WAIT, ask for the forward below the latest token, once."""
+        """With pace WAIT, request the forward pass below the latest token, once."""
         if self._order.pace is not Pace.WAIT or self._told == self.length:
             return
         with self._sending:
@@ -204,18 +204,18 @@ class Drafting:
 
 
 Drafter: TypeAlias = Callable[[Drafting], Callable[[], bool]]
-"""Begins the drafting of a text. Returns what the loop calls while nothing has come: whether it
-made a call.
+"""Begins the drafting of a text. Returns a function for the loop to call while there are no tokens,
+which returns whether it made a call.
 """
 
 Lend: TypeAlias = Callable[[Callable[[], bool]], AbstractContextManager[Sequence[Proposer]]]
-"""Lends proposers, once they are loaded and free, while the text wants them. May wait."""
+"""Lends proposers, once they are loaded and free, while the text needs them. May wait."""
 
 
 def inline(proposers: Sequence[Proposer] = ()) -> Drafter:
-    """Let the proposers work on the loop's thread, between two looks at what has come.
+    """Let the proposers work on the loop's thread, while there are no tokens.
 
-    A text is then the same every time by a virtual clock.
+    With a virtual clock a text is then reproducible.
     """
 
     def begin(drafting: Drafting) -> Callable[[], bool]:
@@ -226,9 +226,9 @@ def inline(proposers: Sequence[Proposer] = ()) -> Drafter:
 
 
 def on_thread(lend: Lend, throttle: Throttle | None = None) -> Drafter:
-    """Let lent proposers work on a thread of their own, so that nothing they do delays a token.
+    """Let lent proposers work on a thread of their own, so that they never delay a token.
 
-    The thread leaves after the call that is under way when the text ends, and nobody waits for it.
+    The thread ends after the call in progress at the end of the text, and is not waited for.
 
     throttle: of calls on the target's own machine; None elsewhere
     """

@@ -1,16 +1,16 @@
 """Errors, in the user's terms.
 
 OutriderError
-├── InvalidRequest      the request itself is wrong; asking again does not help
-│   └── LimitExceeded   it asks for more than this model, artefact or server serves
+├── InvalidRequest      the request itself is wrong; retrying does not help
+│   └── LimitExceeded   it exceeds a limit of this model, artefact or server
 ├── Mismatch            two sides that must agree do not (tokenizers, models, positions)
 ├── UnsupportedModel    a checkpoint that would be computed wrongly; the message names the field
-│   └── UnknownArchitecture  the decoder of our own does not compute it; a library may
+│   └── UnknownArchitecture  our own decoder does not support it; a library may
 ├── BadArtifact         a compiled artefact that is incomplete, changed, or made for something else
 ├── MissingExtra        an optional package is needed, with its install line
-└── Unavailable         the other side cannot be reached, or went away
-    ├── Busy            it is there and full: asking again later helps
-    └── Gone            it does not hold this session any more: open the session anew to go on
+└── Unavailable         the other side cannot be reached, or disconnected
+    ├── Busy            it is full: retrying later helps
+    └── Gone            it no longer has this session: open the session again to continue
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class InvalidRequest(OutriderError, ValueError):
 
 
 class LimitExceeded(InvalidRequest):
-    """The request is well formed but larger than what is served."""
+    """The request is well formed but exceeds a limit."""
 
 
 class Mismatch(OutriderError):
@@ -37,7 +37,7 @@ class UnsupportedModel(OutriderError):
 
 
 class UnknownArchitecture(UnsupportedModel):
-    """A checkpoint of an architecture that the decoder of our own does not compute."""
+    """A checkpoint of an architecture that our own decoder does not support."""
 
 
 class BadArtifact(OutriderError, ValueError):
@@ -45,15 +45,15 @@ class BadArtifact(OutriderError, ValueError):
 
 
 class MissingExtra(OutriderError):
-    """An optional package is not installed; the message holds the install line."""
+    """An optional package is not installed; the message has the install command."""
 
 
 class Unavailable(OutriderError):
-    """The other side cannot be reached or went away."""
+    """The other side cannot be reached, or disconnected."""
 
 
 class Busy(Unavailable):
-    """The other side is there and full; asking again after `retry_after` seconds may help."""
+    """The other side is full; retrying after `retry_after` seconds may help."""
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
@@ -61,7 +61,7 @@ class Busy(Unavailable):
 
 
 class Gone(Unavailable):
-    """The other side does not hold this session any more.
+    """The other side no longer has this session.
 
-    A new session that starts with the tokens made so far continues the text.
+    A new session that starts with the tokens so far continues the text.
     """

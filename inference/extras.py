@@ -1,4 +1,4 @@
-"""Packages that extras bring. They are looked for before work begins: no refusal comes late."""
+"""Packages of extras. They are checked before work begins, so that it does not fail late."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ PACKAGES = {
     "ray": "ray",
     "xml": "defusedxml",
 }
-"""The package of each extra that is looked for."""
+"""The package of each extra that is checked."""
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported, without doing so."""
+    """Whether a package can be imported; does not import it."""
     return find_spec(package) is not None
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra, in Outrider's checkout: no index has the package."""
+    """The command that installs an extra, in Outrider's checkout: it is on no package index."""
     return f"pip install '.[{extra}]'"
 
 
 def require(extra: str, what: str, package: str | None = None, *, otherwise: str = "") -> None:
     """Raise MissingExtra, with the install line, unless an extra is installed.
 
-    what: needs it
-    package: another one of the extra than that of PACKAGES
+    what: what needs it
+    package: the package to check instead of that of PACKAGES
     otherwise: end of the line
     """
     name = package or PACKAGES[extra]

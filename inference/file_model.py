@@ -45,13 +45,13 @@ Line = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
 
 
 class Record:
-    """Base of dataclasses stored in files. Unknown fields, NaN and infinity are refused."""
+    """Base of dataclasses stored in files. Unknown fields, NaN and infinity are rejected."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 def read_record(raw: Json, kind: type[T]) -> T:
-    """The value as a record of type `kind`. Raises `raw.refusal` for a value that does not fit."""
+    """The value as a record of type `kind`. Raises `raw.refusal` for an invalid value."""
     try:
         record: T = _adapter(cast(Any, kind)).validate_json(json.dumps(raw.value), strict=True)
     except ValidationError as error:
@@ -61,7 +61,7 @@ def read_record(raw: Json, kind: type[T]) -> T:
 
 @lru_cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """The validator of a type, cached because making one takes milliseconds."""
+    """The validator of a type, cached because creating one takes milliseconds."""
     return TypeAdapter(kind)
 
 

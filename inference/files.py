@@ -44,7 +44,7 @@ def write_whole(path: Path, text: str) -> None:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Let no other process write to a directory. Raises InvalidRequest naming the one that does.
+    """Lock a directory against other writers. Raises InvalidRequest that names the lock's holder.
 
     A lock is never stale: the system releases it when its process ends.
     """

@@ -1,7 +1,8 @@
-"""Grammars of a tokenizer, compiled by llguidance, which this file and grammar_check.py alone know.
+"""Grammars of a tokenizer, compiled by llguidance, which only this file and grammar_check.py
+import.
 
-A grammar is checked once, and compiled for each text: copies of a compiled one would share a lexer
-and its bound, so that a neighbour's text could end another.
+A grammar is checked once, and compiled for each text: copies of a compiled grammar would share a
+lexer and its limit, so that another user's text could use it up.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 KEPT = 1000
-"""Latest grammars of which it is kept whether they can be compiled."""
+"""Latest grammars for which the result of the check is cached."""
 
 SECONDS_AT_ONCE, SECONDS_A_STEP = 0.5, 0.003
 """Processor time that a text's grammar may take at once, and that each step of its work adds to it.
-A step is a token that is consumed, or a question of what may follow.
+A step consumes a token, or computes the tokens that may follow.
 """
 
 ONE_LINE: JsonCompileOptions = {
@@ -40,19 +41,19 @@ ONE_LINE: JsonCompileOptions = {
     "item_separator": ", ",
     "key_separator": ": ",
 }
-"""JSON is written in one line, as models mostly write it. A schema's own "x-guidance" may say
+"""JSON is on a single line, as models mostly write it. A schema's own "x-guidance" may specify
 otherwise.
 """
 
 ENFORCED: JsonCompileOptions = {"lenient": False, "coerce_one_of": False}
-"""Options that no schema may change: a keyword that is not implemented is refused."""
+"""Options that no schema may change: an unsupported keyword is an error."""
 
 
 class Grammars:
     """The grammars of a target's or a draft's tokenizer. Any thread may call it.
 
-    vocabulary: ids that the tokenizer knows; no other id is ever allowed.
-    stop_ids: all that may follow a complete text.
+    vocabulary: number of the tokenizer's ids; no other id is ever allowed.
+    stop_ids: the only ids that may follow a complete text.
     """
 
     def __init__(self, tokenizer_json: str, vocabulary: int, stop_ids: Sequence[int]) -> None:
@@ -64,18 +65,18 @@ class Grammars:
 
     @property
     def ends_texts(self) -> bool:
-        """Whether a token ends a text, without which no grammar is taken."""
+        """Whether a token ends a text, which grammars need."""
         return bool(self._stop_ids)
 
     def prepare(self) -> LLTokenizer:
         """Read the tokenizer, which takes a second of Python for 150,000 ids; return it.
 
-        The first grammar does so, too, if nobody has done it before. Raises InvalidRequest where
+        The first grammar does so, too, if needed. Raises InvalidRequest where
         no token ends a text.
         """
         if not self.ends_texts:
             raise InvalidRequest(
-                "this model names no token that ends a text: it takes no grammar, since no text "
+                "this model has no token that ends a text: it supports no grammar, since no text "
                 "could be complete"
             )
         from llguidance import LLTokenizer
@@ -88,7 +89,7 @@ class Grammars:
             return self._tokenizer
 
     def rule(self, prompt: Sequence[int], params: SamplingParams) -> TokenRule | None:
-        """Return the rule of a text; None where nothing adjusts its logits.
+        """Return the rule of a text; None where its logits are not adjusted.
 
         Raises InvalidRequest for a grammar that cannot be compiled, or that the prompt's last
         `made` tokens break, and Busy.
@@ -100,14 +101,14 @@ class Grammars:
         return TokenRule(prompt, params, self._matcher(params.grammar))
 
     def has_checked(self, grammar: Grammar) -> bool:
-        """Whether check() answers at once."""
+        """Whether check() has a cached result."""
         with self._lock:
             return grammar.digest in self._checked
 
     def check(self, grammar: Grammar) -> str:
-        """Return a grammar as llguidance reads it, once a process of its own has compiled it.
+        """Return a grammar as llguidance reads it, once another process has compiled it.
 
-        Raises InvalidRequest where it cannot be compiled, and Busy where this machine is too busy
+        Raises InvalidRequest if it cannot be compiled, and Busy if this machine is too busy
         to find out.
         """
         from inference.grammar_check import check
@@ -160,7 +161,7 @@ def _check_embedded(text: str) -> None:
         try:
             schema, _ = decoder.raw_decode(text, place.end())
         except (ValueError, RecursionError):
-            continue  # no schema: llguidance refuses it unless it stands in a string
+            continue  # no schema: llguidance rejects it unless it is in a string
         options = [value for name, value in schema if name == "x-guidance"]
         names = {name for value in options if isinstance(value, list) for name, *_ in value}
         if changed := names & ENFORCED.keys():
@@ -196,7 +197,7 @@ def _literals(text: str) -> list[str]:
 
 
 class GrammarMatcher:
-    """A Matcher of one text. Behind a complete text stop ids alone may follow.
+    """A Matcher of one text. Only stop ids may follow a complete text.
 
     words: of a set of the tokenizer's ids
     """
@@ -204,15 +205,15 @@ class GrammarMatcher:
     def __init__(
         self, tokenizer: LLTokenizer, grammar: str, vocabulary: int, stop_ids: Sequence[int]
     ) -> None:
-        """Raises InvalidRequest where the grammar cannot be compiled, or allows no text."""
+        """Raises InvalidRequest if the grammar cannot be compiled, or allows no text."""
         from inference.grammar_check import begin
 
         self.words = -(-vocabulary // 32)
         self._vocabulary, self._stop_ids = vocabulary, frozenset(stop_ids)
         self._ended = 0  # stop ids that were consumed
-        self._left, self._error = SECONDS_AT_ONCE, ""  # of the processor; why it is of no use
+        self._left, self._error = SECONDS_AT_ONCE, ""  # of the processor; error of the matcher
         self._state = begin(tokenizer, grammar)
-        self.fill(np.zeros(self.words, dtype=np.int32))  # what cannot begin is refused at once
+        self.fill(np.zeros(self.words, dtype=np.int32))  # fails now if the grammar cannot begin
 
     def consume(self, token: int) -> bool:
         stops = token in self._stop_ids
@@ -241,7 +242,7 @@ class GrammarMatcher:
         return () if self._ended else self._timed(self._state.compute_ff_tokens)
 
     def _timed(self, work: Callable[[], T]) -> T:
-        """Do a step of the grammar's work. Raises InvalidRequest where it can never go on."""
+        """Do a step of the grammar's work. Raises InvalidRequest if it cannot continue."""
         from inference.grammar_check import error_of
 
         began = time.thread_time()
@@ -249,7 +250,7 @@ class GrammarMatcher:
         took = time.thread_time() - began
         self._left = min(self._left + SECONDS_A_STEP - took, SECONDS_AT_ONCE)
         if self._state.is_error():
-            self._error = f"the grammar cannot go on: {error_of(self._state)}"
+            self._error = f"the grammar cannot continue: {error_of(self._state)}"
         elif self._left < 0:
             self._error = (
                 f"the grammar takes too long: a step may take {SECONDS_A_STEP * 1000:.0f} ms, and "

@@ -1,11 +1,11 @@
-"""Compiles grammars in a process of its own, which is killed where that takes too long.
+"""Compiles grammars in a separate process, which is killed if that takes too long.
 
-llguidance bounds the work of its masks, but not all work of its compiling: numbers that are
-multiples of a large one, or many patterns of which one text has to match all, take it hours. Nobody
-can interrupt it. So a grammar is compiled here before any other process compiles it.
+llguidance bounds the work of its masks, but not all work of its compiler: multiples of a large
+number, or many patterns that the same text has to match, take it hours. It cannot be interrupted.
+So a grammar is compiled here before any other process compiles it.
 
-The process waits for the next grammar. It reads one on each line of its input, as a JSON string,
-and writes the reason why it cannot be compiled: an empty string where it can.
+The process waits for the next grammar. It reads a grammar on each line of its input, as a JSON
+string, and writes why it cannot be compiled: an empty string if it can.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ CHECK_SECONDS, CHECK_BYTES = 2, 2**30
 """Processor time that compiling may take, and memory of the process."""
 
 LIMITED = sys.platform == "linux"
-"""Whether both bounds hold. Elsewhere LONGEST_WAIT alone bounds a check."""
+"""Whether the system supports both bounds. Elsewhere only LONGEST_WAIT bounds a check."""
 
 LONGEST_WAIT = 60.0
-"""Seconds after which a check is given up on a busy machine."""
+"""Seconds after which a check is abandoned on a busy machine."""
 
 REUSABLE_BYTES = CHECK_BYTES // 2
-"""Memory beyond which a process checks no further grammar."""
+"""Memory above which a process checks no further grammar."""
 
 LIMITS = LLParserLimits(
     step_lexer_fuel=50_000,
@@ -47,12 +47,12 @@ LIMITS = LLParserLimits(
 
 
 def begin(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-    """Return a grammar's state before the first token. Its is_error() says whether there is one."""
+    """Return a grammar's state before the first token; see its is_error()."""
     return LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
 
 
 def error_of(matcher: LLMatcher) -> str:
-    """Return why a matcher is of no use any more, in one line."""
+    """Return a matcher's error, on a single line."""
     line, *more = matcher.get_error().splitlines() or ["no reason was given"]
     if line.startswith("NoExtension"):
         return "no token may follow, and no text is complete"
@@ -63,9 +63,7 @@ def error_of(matcher: LLMatcher) -> str:
 
 
 def check(grammar: str) -> str | None:
-    """Return why a grammar cannot be compiled; "" where it can, None where a busy machine did not
-    find out.
-    """
+    """Return why a grammar cannot be compiled; "" if it can, None if the check took too long."""
     try:
         checker = _idle.pop()
     except IndexError:
@@ -89,7 +87,7 @@ class _Checker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C at a terminal is not for it
+            start_new_session=True,  # Ctrl-C at a terminal must not reach it
             text=True,
         )
 
@@ -98,7 +96,7 @@ class _Checker:
         return self._process.poll() is None
 
     def check(self, grammar: str) -> str | None:
-        """See check(). The process is dead afterwards where the grammar took too much."""
+        """See check(). The process has ended afterwards if the grammar exceeded a bound."""
         process, late = self._process, threading.Event()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -148,7 +146,7 @@ if hasattr(os, "register_at_fork"):  # a child would read the parent's answers
 
 
 class _Bytes:
-    """A tokenizer whose tokens are the bytes, the end of a text, and one for all others."""
+    """A tokenizer whose tokens are the bytes, the end of a text, and a token for all others."""
 
     eos_token_id, bos_token_id = 256, None
     tokens: ClassVar[Sequence[bytes]] = [
@@ -161,7 +159,7 @@ class _Bytes:
 
 
 def byte_tokenizer() -> LLTokenizer:
-    """A tokenizer whose ids are bytes, for grammars of which no model is needed."""
+    """A tokenizer whose ids are bytes, for grammars without a model."""
     from llguidance import TokenizerWrapper
 
     return LLTokenizer(TokenizerWrapper(_Bytes()))
@@ -184,7 +182,7 @@ def _limit_process() -> None:
     if LIMITED:
         import resource
 
-        os.nice(10)  # a target's own forwards come first
+        os.nice(10)  # a target's own forward passes come first
         for name, limit in (("AS", CHECK_BYTES), ("CORE", 0)):
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
 

@@ -1,9 +1,9 @@
-"""Values of a JSON file that know their place, so that an error names the file and the field.
+"""Values of a JSON file with their place, so that an error names the file and the field.
 
     settings = read_json(path, InvalidRequest)
     rows = settings.field("rows").integer(least=1)
 
-The caller chooses the error type that bad files raise. A value read here has the asked type, is
+The caller chooses the error type for bad files. A value read here has the requested type, is
 small enough to compute with, is not NaN or infinite, and can be printed.
 """
 
@@ -22,10 +22,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 DEEPEST = 64
-"""Nesting levels that a file may have; recursive code fails at many more."""
+"""Maximum nesting levels of a file; recursive code fails at many more."""
 
 LARGEST = 2**31 - 1
-"""The largest integer that is read, unless the caller gives another bound."""
+"""The largest integer that is accepted, unless the caller gives another bound."""
 
 GREATEST = 1e300
 """The largest absolute value of a number; sums and products of larger ones overflow."""
@@ -38,7 +38,7 @@ _REPR.maxlevel = 2
 
 @dataclass(frozen=True)
 class Json:
-    """A value of a JSON file. Every method that reads it raises `refusal` for a bad value."""
+    """A value of a JSON file. Every method that reads it raises `refusal` for an invalid value."""
 
     value: Any
     where: str  # the file, and the field in it
@@ -46,7 +46,7 @@ class Json:
     outermost: bool = True  # the file's whole value
 
     def refuse(self, needed: str) -> NoReturn:
-        """Raise `refusal` with what was got and what is needed."""
+        """Raise `refusal` with the value and what is needed."""
         raise self.refusal(f"{self.where} is {shown(self.value)}: {needed} is needed")
 
     @property
@@ -103,7 +103,7 @@ class Json:
         return self.value
 
     def integer(self, least: int = 0, most: int = LARGEST) -> int:
-        """An integer within the bounds; true and false are refused."""
+        """An integer within the bounds; not true or false."""
         value = self.value
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             self.refuse(f"an integer from {least} to {most}")

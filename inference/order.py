@@ -9,27 +9,27 @@ from typing import NamedTuple
 from inference.errors import InvalidRequest
 
 LEAST_CREDIT, MOST_CREDIT, CREDIT_SECONDS = 64, 512, 2.0
-"""The default credit: the tokens that the target makes in CREDIT_SECONDS, within the two bounds.
+"""The default credit: the tokens that the target generates in CREDIT_SECONDS, within two bounds.
 
-It applies where the client's order names no credit of its own.
+It applies where the client's order has no credit of its own.
 """
 
 
 class Pace(Enum):
-    """Condition on which the target makes a forward for a session."""
+    """When the target runs a forward pass for a session."""
 
     GO_ON = 0  # whenever the target is free
-    WAIT = 1  # only when the client says go
+    WAIT = 1  # only when the client sends Go
 
 
 class End(Enum):
-    """Reason for which a session's text ends, or does not go on here."""
+    """Reason why a session's text ends, or does not continue here."""
 
-    NOT = 0  # the text goes on
+    NOT = 0  # the text continues
     STOP_ID = 1  # the target chose a stop id
     MAX_TOKENS = 2  # the length that the client ordered
-    LIMIT = 4  # the session's greatest length
-    DRAINED = 5  # the target stops; the client goes on elsewhere
+    LIMIT = 4  # the session's maximum length
+    DRAINED = 5  # the target stops; the client continues elsewhere
     CREDIT = 6  # no end: the target waits for the client to acknowledge tokens
     EVICTED = 7  # no end: the session lost its row and waits for another
 
@@ -57,7 +57,7 @@ LEAST_LOGPROB = -9999.0
 
 
 class TokenLogProb(NamedTuple):
-    """A token's log-probability, and those of the likeliest tokens in its place, best first."""
+    """A token's log-probability, and those of the most likely tokens in its place, best first."""
 
     value: float
     ids: tuple[int, ...]  # [likeliest]
@@ -94,7 +94,7 @@ class Spent:
         self.share_seconds += more.share_seconds
 
     def beyond(self, before: Spent) -> Spent:
-        """What was spent since `before`, an earlier state of the same costs."""
+        """The costs since `before`, an earlier state of them."""
         return Spent(
             self.nodes - before.nodes,
             self.forwards - before.forwards,
@@ -107,7 +107,7 @@ class Spent:
 
 @dataclass(kw_only=True)
 class Progress(Spent):
-    """What lies beyond a reader's cursor in a text, what it cost, and the state of the target."""
+    """The text beyond a reader's cursor, its costs, and the state of the target."""
 
     position: int = 0  # position of the first of `tokens` in the text
     tokens: tuple[int, ...] = ()
@@ -116,7 +116,7 @@ class Progress(Spent):
     end: End = End.NOT
     known: int = 0  # nodes of the reader's stream that had arrived when the last pass began
     held: int = 0  # candidates below the root now
-    room: int = 0  # candidates that a forward pass takes from this session at present
+    room: int = 0  # candidates of this session that fit into a forward pass at present
 
 
 class Opened(NamedTuple):

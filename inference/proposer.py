@@ -1,8 +1,8 @@
 """The interface of all proposers: a local model, copied text, a draft beside the target.
 
-Any number of proposers serve one text. None of them waits for another or for the target. Each hears
-which tokens were committed, works while that is worth its time, and hands over candidates that are
-worth sending. Pure: no model, no network.
+Any number of proposers serve a text. None of them waits for another or for the target. Each gets
+the committed tokens, works while that is worth its time, and returns candidates that are worth
+sending. Pure: no model, no network.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ MODEL, COPY, COLOCATED = range(3)
 """Kinds of proposers: a local model, copied text, a draft beside the target."""
 
 NOBODY = 255
-"""Stands for a kind where no proposer had named the token: the target made it alone."""
+"""Kind of a token that no proposer had proposed: the target generated it alone."""
 
 
 MOST_CANDIDATES = 1024
-"""Candidates that a session keeps at most; the least valuable are dropped first."""
+"""Maximum candidates of a session; the least valuable are dropped first."""
 
 FRAMING_BYTES = 88
 """Estimated bytes of framing per message: gRPC prefix 5, HTTP/2 frame 9, TLS 1.3 record 22, and
@@ -46,7 +46,7 @@ class Nodes(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The number behind the last node's."""
+        """The number after the last node's."""
         return self.first + len(self.tokens)
 
 
@@ -54,10 +54,10 @@ class Notice(NamedTuple):
     """Facts about the target that arrive with committed tokens."""
 
     at: float  # when the tokens arrived, in seconds of the client's clock
-    model_seconds: float  # time of the target's last forward
-    known: int  # nodes of our stream that had arrived when that forward began
+    model_seconds: float  # time of the target's last forward pass
+    known: int  # nodes of our stream that had arrived when that forward pass began
     held: int  # live candidates below the new root
-    room: int  # candidates that a forward takes from this session at present
+    room: int  # candidates of this session that fit into a forward pass at present
 
 
 class DraftUsage(NamedTuple):
@@ -74,31 +74,31 @@ class DraftUsage(NamedTuple):
 
 
 class Proposer(Protocol):
-    """One source of candidates for one text at a time."""
+    """A source of candidates for one text at a time."""
 
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
-        """Begin a text; no call is made. end: length in tokens at which it ends at the latest."""
+        """Begin a text; makes no call. end: maximum length in tokens."""
         ...
 
     def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
-        """Take in what the target has committed: `tokens`, the first of them at `position`.
+        """Process committed tokens: `tokens`, the first of them at `position`.
 
         now: seconds
-        notice: None where the stream broke: the target holds nothing that was sent before
+        notice: None where the stream broke: the target has lost all earlier candidates
         """
         ...
 
     def work(self, now: float) -> DraftUsage | None:
-        """Feed the model a part of the prompt, or make a call; None when no call is worth it."""
+        """Prefill a part of the prompt, or make a call; None when no call is worth it."""
         ...
 
     def flush(self, now: float, first: int) -> Nodes | None:
-        """Hand over unsent candidates that are worth sending now. To be asked until it is None.
+        """Return unsent candidates that are worth sending now. Call it until it returns None.
 
         first: the next node number of the stream
         """
         ...
 
     def close(self) -> None:
-        """End the text, and free what it held."""
+        """End the text, and free its resources."""
         ...

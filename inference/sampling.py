@@ -41,7 +41,7 @@ wire carries ids of 32 bits.
 """
 
 MOST_GRAMMAR = 64 * 1024
-"""Bytes of a grammar's text at most."""
+"""Maximum bytes of a grammar's text."""
 
 
 class GrammarKind(Enum):
@@ -55,9 +55,9 @@ class GrammarKind(Enum):
 
 @dataclass(frozen=True)
 class Grammar:
-    """The form that an output has to have. Raises InvalidRequest for an empty or too long text.
+    """The required form of an output. Raises InvalidRequest for an empty or too long text.
 
-    `Grammars` (inference/grammar.py) alone knows whether it can be compiled.
+    Whether it can be compiled is checked by `Grammars` (inference/grammar.py).
     """
 
     kind: GrammarKind
@@ -68,14 +68,14 @@ class Grammar:
             size = len(self.text.encode())
         except UnicodeEncodeError as error:
             raise InvalidRequest(
-                f"the grammar is no Unicode text: half of a pair stands at {error.start}"
+                f"the grammar is not Unicode text: half of a surrogate pair at {error.start}"
             ) from error
         if not 0 < size <= MOST_GRAMMAR:
             raise InvalidRequest(f"a grammar has 1 to {MOST_GRAMMAR} bytes: got {size}")
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of kind and text, by which compiled grammars are known."""
+        """SHA-256 of kind and text, the key of compiled grammars."""
         return sha256(f"{self.kind.value}\n{self.text}".encode()).hexdigest()
 
 
@@ -87,17 +87,17 @@ class SamplingParams:
     top_k: int = 0  # 0: off
     top_p: float = 1.0  # 1: off
     seed: int = 0  # seed of the noise: 0 to 2**63 - 1
-    min_p: float = 0.0  # 0: off; the least chance, as a share of the likeliest token's
+    min_p: float = 0.0  # 0: off; the minimum chance, as a share of the most likely token's
     repetition_penalty: float = 1.0  # 1: off; of tokens in prompt and output
     presence_penalty: float = 0.0  # subtracted once from the logits of the output's tokens
-    frequency_penalty: float = 0.0  # subtracted as often as a token stands in the output
-    logit_bias: tuple[tuple[int, float], ...] = ()  # ids, and what is added to their logits
+    frequency_penalty: float = 0.0  # subtracted for each time that a token is in the output
+    logit_bias: tuple[tuple[int, float], ...] = ()  # ids, and the bias of their logits
     grammar: Grammar | None = None  # the output's form
-    logprobs: int | None = None  # likeliest tokens that are reported beside the chosen one's chance
+    logprobs: int | None = None  # most likely tokens to report beside the chosen token
     prompt_logprobs: bool = False  # the prompt's own tokens are reported, too
     min_tokens: int = 0  # none of end_ids is chosen before the output has so many tokens
     end_ids: tuple[int, ...] = ()
-    made: int = 0  # tokens at the end of the prompt that are output: of a text that goes on here
+    made: int = 0  # tokens at the end of the prompt that are output, of a continued text
 
     def __post_init__(self) -> None:
         within = LEAST_TEMPERATURE <= self.temperature <= GREATEST_TEMPERATURE
@@ -129,10 +129,10 @@ class SamplingParams:
                 raise InvalidRequest(f"{name} must be {allowed}: got {value}")
         if len(self.logit_bias) > MOST_BIASES:
             raise InvalidRequest(
-                f"logit_bias takes {MOST_BIASES} tokens at most: got {len(self.logit_bias)}"
+                f"logit_bias takes up to {MOST_BIASES} tokens: got {len(self.logit_bias)}"
             )
         if len({token for token, _ in self.logit_bias}) < len(self.logit_bias):
-            raise InvalidRequest("logit_bias names a token twice: each may have one bias")
+            raise InvalidRequest("logit_bias has a token twice: each may have one bias")
         for token, bias in self.logit_bias:
             if not 0 <= token < ID_BOUND:
                 raise InvalidRequest(f"logit_bias: token ids are 0 to {ID_BOUND - 1}: got {token}")
@@ -142,7 +142,7 @@ class SamplingParams:
                 )
 
     def _check_length(self) -> None:
-        """Raise InvalidRequest for a least length out of bounds."""
+        """Raise InvalidRequest for a minimum length out of bounds."""
         if not 0 <= self.min_tokens < ID_BOUND or len(self.end_ids) > MOST_END_IDS:
             raise InvalidRequest(
                 f"min_tokens must be 0 or more, with up to {MOST_END_IDS} ids that end a text: got "
@@ -151,14 +151,14 @@ class SamplingParams:
         if wrong := [token for token in self.end_ids if not 0 <= token < ID_BOUND]:
             raise InvalidRequest(f"token ids are 0 to {ID_BOUND - 1}: got {wrong[0]}")
         if self.min_tokens and self.grammar is not None:
-            raise InvalidRequest("min_tokens is not served beside a form: the form ends the text")
+            raise InvalidRequest("min_tokens is not supported with a form: the form ends the text")
 
     def _check_reports(self) -> None:
         """Raise InvalidRequest for log-probabilities that cannot be reported."""
         if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
             raise InvalidRequest(f"logprobs must be 0 to {MOST_LOGPROBS}: got {self.logprobs}")
         if self.prompt_logprobs and self.logprobs is None:
-            raise InvalidRequest("prompt_logprobs needs logprobs: the number of likeliest tokens")
+            raise InvalidRequest("prompt_logprobs needs logprobs: the number of most likely tokens")
         if self.made < 0:
             raise InvalidRequest(f"made must be 0 or more tokens: got {self.made}")
 
@@ -183,8 +183,8 @@ class SamplingParams:
 
     @property
     def adjusts(self) -> bool:
-        """Whether logits are changed before the choice: by penalties, biases, a grammar, or until
-        a least length.
+        """Whether logits are changed before the choice: by penalties, biases, a grammar or a
+        minimum length.
         """
         penalties = self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty
         least = self.min_tokens and self.end_ids
@@ -208,12 +208,12 @@ def _rounded(value: float) -> float:
 
 
 def random_seed() -> int:
-    """A random seed, for a user who gave none."""
+    """A random seed, where the user gave none."""
     return secrets.randbits(SEED_BITS)
 
 
 ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
-"""Bits by which Threefry turns a word, in the order of its rounds, over and over."""
+"""Bits by which Threefry rotates a word, in the order of its rounds, repeated."""
 
 ROUNDS = 13
 PARITY = 0x1BD11BDA

@@ -1,4 +1,4 @@
-"""Counters of a text: traffic, time and acceptance. No clock is read here."""
+"""Counters of a text: traffic, time and acceptance. Reads no clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inference.proposer import NOBODY
 class Traffic(Spent):
     """Costs of the sessions of one text so far; 0 where nothing is counted.
 
-    queue_seconds: also those spent waiting for a row
+    queue_seconds: includes the wait for a row
     """
 
     bytes_up: int = 0  # from client to target, with FRAMING_BYTES added per message
@@ -23,7 +23,7 @@ class Traffic(Spent):
     prefill_seconds: float = 0.0  # time of the prompt's forward passes
     reused_tokens: int = 0  # prompt tokens whose keys were in the prefix cache
     resumes: int = 0  # broken streams that were resumed
-    reopenings: int = 0  # sessions that were opened anew, with a prefill
+    reopenings: int = 0  # sessions that were opened again, with a prefill
 
     def copy(self) -> Traffic:
         """A copy, which later traffic does not change."""
@@ -32,21 +32,21 @@ class Traffic(Spent):
 
 @dataclass
 class DecodeStatistics:
-    """Acceptance counts of one text, or of several added up.
+    """Acceptance counts of a text, or of several added up.
 
-    accepted_at_depth: [depth - 1] forwards that accepted a candidate of this depth.
+    accepted_at_depth: [depth - 1] forward passes that accepted a candidate of this depth.
     """
 
-    forwards: int = 0  # forwards that committed tokens
+    forwards: int = 0  # forward passes that committed tokens
     num_accepted_tokens: int = 0  # committed tokens that were candidates of their forward
     by_proposer: dict[int, int] = field(default_factory=dict)  # accepted tokens by kind
     accepted_at_depth: list[int] = field(default_factory=list)
     _depth: int = 0
 
     def count(self, proposers: Sequence[int]) -> None:
-        """Count committed tokens in order, by who had named each.
+        """Count committed tokens in order, by the proposer of each.
 
-        Each forward ends with a token of NOBODY, which is the target's own.
+        Each forward pass ends with a token of NOBODY, which is the target's own.
         """
         for proposer in proposers:
             if proposer == NOBODY:
@@ -62,6 +62,8 @@ class DecodeStatistics:
 
     @property
     def acceptance_length(self) -> float:
-        """Mean tokens a forward, the target's own token included; 0 before the first forward."""
+        """Mean tokens a forward pass, the target's own token included; 0 before the first forward
+        pass.
+        """
         made = self.num_accepted_tokens + self.forwards
         return made / self.forwards if self.forwards else 0.0

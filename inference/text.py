@@ -73,7 +73,7 @@ class Tokenizer:
 
     @property
     def settings(self) -> TokenizerSettings:
-        """What decides prompts and texts beside the vocabulary."""
+        """All that determines prompts and texts beside the vocabulary."""
         return self._summary[1]
 
     def fingerprint(self) -> str:
@@ -86,7 +86,7 @@ class Tokenizer:
 
     @property
     def identity(self) -> TokenizerIdentity:
-        """Identifies the ids that a tokenizer gives."""
+        """Identifies the ids that a tokenizer produces."""
         return TokenizerIdentity(*self._summary)
 
     @cached_property
@@ -104,14 +104,14 @@ class Tokenizer:
         return _fingerprint(backend, self.ids()), settings
 
     def with_settings(self, settings: TokenizerSettings) -> Tokenizer:
-        """The tokenizer that these settings of a target and the vocabulary here make.
+        """The tokenizer with these settings of a target and the vocabulary here.
 
-        Raises Mismatch where ids of the two differ, or the settings make no tokenizer.
+        Raises Mismatch where ids of the two differ, or the settings are invalid.
         """
         if reason := self.settings.disagreement(settings):
             raise Mismatch(reason)
         if settings.decoder != self.settings.decoder and has_regex(settings.decoder):
-            raise Mismatch("the target's decoder has a regular expression, and the one here not")
+            raise Mismatch("the target's decoder has a regular expression, the local one has none")
         parts = {name: getattr(settings, name) for name in ("post_processor", "decoder")}
         backend = json.loads(self.to_json()) | parts | {"added_tokens": settings.added}
         made = copy(self)
@@ -119,13 +119,13 @@ class Tokenizer:
         try:
             rules = tokenizers.Tokenizer.from_str(json.dumps(backend))
         except Exception as error:  # the library raises bare Exception
-            raise Mismatch(f"the target's tokenizer settings make no tokenizer: {error}") from error
+            raise Mismatch(f"the target's tokenizer settings are invalid: {error}") from error
         made._take(_Stored(rules, settings.named, settings.templates))
         made.vocabulary = settings.vocabulary
         made._foreign = frozenset(settings.templates.values()) - {*self._templates.values()}
         wrong = next((one for one, name in settings.ids.items() if made.id_of(name) != one), None)
         if wrong is not None:
-            raise Mismatch(f"id {wrong} of the target's tokenizer cannot be added to the one here")
+            raise Mismatch(f"id {wrong} of the target's tokenizer cannot be added to the local one")
         return made
 
     @property
@@ -134,7 +134,7 @@ class Tokenizer:
         return self._template(tools=True)
 
     def _template(self, *, tools: bool) -> str:
-        """The template that the transformers library takes."""
+        """The template that the transformers library uses."""
         default = self._templates.get(DEFAULT, "")
         return self._templates.get(TOOL_USE, default) if tools else default
 
@@ -158,7 +158,7 @@ class Tokenizer:
         }
 
     def to_json(self) -> str:
-        """The tokenizer as a tokenizer.json has it."""
+        """The tokenizer as the content of a tokenizer.json."""
         return str(self._rules.to_str())
 
     def ids(self) -> dict[str, int]:
@@ -166,7 +166,7 @@ class Tokenizer:
         return dict(self._rules.get_vocab())
 
     def id_of(self, token: str) -> int | None:
-        """The id of a token; None where the vocabulary has no such one."""
+        """The id of a token; None where the vocabulary does not have it."""
         known: int | None = self._rules.token_to_id(token)
         return known
 
@@ -192,9 +192,9 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of a chat, up to where the assistant's next message begins.
 
-        messages: each with its `role` and its `content`, and what else the template reads
-        tools: functions that the model is told of, as OpenAI's interface describes them
-        variables: further ones of the template, such as enable_thinking
+        messages: each with its `role` and its `content`, and other fields of the template
+        tools: functions offered to the model, in the form of OpenAI's API
+        variables: other variables of the template, such as enable_thinking
         continues: the chat ends within its last message, which is to be continued
 
         Raises InvalidRequest without a chat template, and where the template fails.
@@ -272,7 +272,7 @@ def _fingerprint(backend: Mapping[str, Any], ids: Mapping[str, int]) -> str:
 def _of_directory(directory: Path) -> _Stored:
     if not (directory / "tokenizer.json").is_file():
         raise UnsupportedModel(
-            f"{directory}: it has no tokenizer.json, which is needed; transformers makes one: "
+            f"{directory}: it has no tokenizer.json, which is needed; transformers creates it: "
             "AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)"
         )
     rules = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
@@ -289,13 +289,13 @@ def _of_directory(directory: Path) -> _Stored:
 
 
 def _content(token: str | Mapping[str, Any]) -> str:
-    """The text of a token, which some files give with the way in which it is found."""
+    """The text of a token, which some files give with its matching options."""
     return token if isinstance(token, str) else str(token["content"])
 
 
 def _of_gguf(path: Path) -> _Stored:
-    """The tokenizer of a GGUF file without a tokenizer.json. Making it takes many seconds, so it is
-    kept for later starts.
+    """The tokenizer of a GGUF file without a tokenizer.json. Creating it takes many seconds, so it
+    is cached for later starts.
     """
     state = path.stat()
     facts = f"{path.resolve()} {state.st_size} {state.st_mtime_ns} {tokenizers.__version__}"
@@ -304,13 +304,13 @@ def _of_gguf(path: Path) -> _Stored:
         rules, named, templates = read_json(kept, UnsupportedModel).value
         return _Stored(tokenizers.Tokenizer.from_str(rules), named, named_templates(templates))
     made = _made_of_gguf(path)
-    with suppress(OSError):  # it is made anew where nothing can be kept
+    with suppress(OSError):  # without a cache it is created again
         write_whole(kept, json.dumps([made.rules.to_str(), made.named, made.templates]))
     return made
 
 
 def _made_of_gguf(path: Path) -> _Stored:
-    """The tokenizer that transformers makes from a GGUF file."""
+    """The tokenizer that transformers creates from a GGUF file."""
     require("torch", f"{path} without its checkpoint's tokenizer.json beside it", "transformers")
     from transformers import AutoTokenizer
 

@@ -1,6 +1,6 @@
-"""A client's copy of a text's log, made from what one target after another reports.
+"""A client's copy of a text's log, from the reports of successive targets.
 
-Everything that a target reports is checked. Its owner guards it against other threads. Pure.
+Every report is checked. The owner of a copy guards it against other threads. Pure.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from inference.stats import Traffic
 from inference.text_log import TextLog
 
 MAX_UNREAD = 512
-"""Tokens that nobody has read. Beyond them none is acknowledged, and the target stops."""
+"""Maximum unread tokens. Beyond them none is acknowledged, and the target stops."""
 
 
 class TextCopy(TextLog):
-    """The copy, and which of its tokens its one reader has not read yet.
+    """The copy, with the position of its only reader.
 
     order: the latest order
     requested: with pace WAIT, the length below which a forward pass was last requested
-    awaits_prompt: log-probabilities of the prompt were requested, and have not come
-    latest: progress of the present session as it was reported; costs begin with the session
-    prompt_logprobs: of the prompt's tokens but the first, once they have come
+    awaits_prompt: log-probabilities of the prompt were requested, and not received yet
+    latest: last reported progress of the current session; costs begin with the session
+    prompt_logprobs: of the prompt's tokens but the first, once received
     """
 
     def __init__(
         self, prompt: Sequence[int], params: SamplingParams, vocabulary: int, traffic: Traffic
     ) -> None:
-        """traffic: the costs of the text are added to it"""
+        """traffic: counts the costs of the text"""
         super().__init__(prompt)
         self._params, self._vocabulary, self._traffic = params, vocabulary, traffic
         self.prompt_logprobs: tuple[TokenLogProb, ...] = ()
@@ -44,7 +44,7 @@ class TextCopy(TextLog):
 
     @property
     def is_behind(self) -> bool:
-        """Whether its reader is so far behind that nothing more is acknowledged."""
+        """Whether its reader is so far behind that no more tokens are acknowledged."""
         return self.length - self._cursor > MAX_UNREAD
 
     def set_order(self, order: Decode) -> None:
@@ -57,7 +57,7 @@ class TextCopy(TextLog):
         self.latest = Progress()
 
     def take_opened(self, opened: Opened) -> None:
-        """Take what a prompt cost, and its log-probabilities; raise Mismatch as take() does."""
+        """Store a prompt's costs and log-probabilities; raises Mismatch as take() does."""
         if self.awaits_prompt:
             self._check_logprobs(opened.logprobs, self.prompt_length - self._params.made - 1)
             self.prompt_logprobs, self.awaits_prompt = opened.logprobs, False
@@ -66,7 +66,7 @@ class TextCopy(TextLog):
         self._traffic.reused_tokens += opened.reused_tokens
 
     def take(self, progress: Progress) -> None:
-        """Append what is new. Raises Mismatch, in words that follow the target's name."""
+        """Append new tokens. Raises Mismatch, with a message that follows the target's name."""
         known = self.length - progress.position
         self._check_known(progress, known)
         fresh, spent = progress.tokens[known:], progress.beyond(self.latest)
@@ -79,12 +79,12 @@ class TextCopy(TextLog):
         self.latest, self._news = progress, True
 
     def note_alive(self) -> None:
-        """Note that the target is there, and has nothing to report yet."""
+        """Record a heartbeat."""
         self._news = True
 
     @property
     def owes_token(self) -> bool:
-        """Whether an open session has what it needs to make a token soon."""
+        """Whether an open session has what it needs to generate a token soon."""
         order = self.order
         if order is None or self.end is not End.NOT or self.is_behind:
             return False
@@ -93,7 +93,7 @@ class TextCopy(TextLog):
         )
 
     def read(self) -> Progress | None:
-        """What came since the last call, with the costs of that; None for nothing."""
+        """Progress since the last call, with its costs; None for none."""
         if not self._news:
             return None
         progress, latest = self.since(self._cursor), self.latest
@@ -103,21 +103,21 @@ class TextCopy(TextLog):
         return progress
 
     def _check_known(self, progress: Progress, known: int) -> None:
-        """Raise Mismatch where known tokens differ, or some are left out.
+        """Raise Mismatch where received tokens differ, or some are missing.
 
         known: tokens of the copy from the progress's position on
         """
         first = progress.position
         if known < 0:
-            raise Mismatch(f"left out tokens {self.length} to {first - 1}")
+            raise Mismatch(f"omitted tokens {self.length} to {first - 1}")
         if tuple(self.tokens[first : first + len(progress.tokens)]) != progress.tokens[:known]:
-            raise Mismatch(f"contradicts itself: tokens from {first} on were others before")
+            raise Mismatch(f"contradicts itself: tokens from {first} on have changed")
 
     def _check(self, fresh: Sequence[int], spent: Spent) -> None:
         if fresh and self.end is not End.NOT:
             raise Mismatch(f"sent {len(fresh)} tokens after the end of the text")
         if fresh and self.length + len(fresh) > self._limit:
-            raise Mismatch(f"made {self.length + len(fresh)} tokens, {self._limit} were asked")
+            raise Mismatch(f"sent {self.length + len(fresh)} tokens of {self._limit} requested")
         if any(token >= self._vocabulary for token in fresh):
             raise Mismatch(
                 f"sent token {max(fresh)}, which is outside its vocabulary of {self._vocabulary}"
@@ -125,26 +125,26 @@ class TextCopy(TextLog):
         if min(vars(spent).values()) < 0:
             raise Mismatch("counts its work backwards")
         if self._stop_ids & set(fresh[:-1]):
-            raise Mismatch("went on behind a stop id")
+            raise Mismatch("continued after a stop id")
 
     def _check_logprobs(self, logprobs: Sequence[TokenLogProb], tokens: int) -> None:
         """Raise Mismatch unless there are as many as were requested, of existing tokens."""
         likeliest = self._params.logprobs
         due = 0 if likeliest is None else tokens
         if len(logprobs) != due or any(len(token.ids) != likeliest for token in logprobs):
-            raise Mismatch(f"sent other log-probabilities than those of {due} tokens")
+            raise Mismatch(f"did not send the log-probabilities of {due} tokens")
         if any(likely >= self._vocabulary for token in logprobs for likely in token.ids):
             raise Mismatch("sent the log-probability of a token outside its vocabulary")
 
     def _ended(self, reported: End) -> End:
-        """The end of the text, if what was reported is one.
+        """The reported end of the text, if it is valid.
 
-        An end must show in the text, or be one that only the target can know. An order may have
-        been replaced while an earlier end was on its way.
+        The text must agree with it, unless only the target can decide it. An order may have been
+        replaced while an earlier end was in transit.
         """
         if self.end is not End.NOT:
             return self.end
-        if reported in (End.CREDIT, End.EVICTED):  # the text stands still for now
+        if reported in (End.CREDIT, End.EVICTED):  # the text is paused
             return End.NOT
         if reported is End.MAX_TOKENS and self.length < self._limit:
             return End.NOT

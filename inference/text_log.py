@@ -11,7 +11,7 @@ from inference.order import End, Progress, TokenLogProb
 
 
 class TextLog:
-    """The tokens of a text, and what is known of those beyond its prompt.
+    """The tokens of a text, with proposers and log-probabilities of those beyond its prompt.
 
     tokens: all of them, prompt included
     proposers: [tokens beyond the prompt] kind of the proposer of each, or NOBODY
@@ -49,7 +49,7 @@ class TextLog:
         assert len(self.logprobs) in (0, self.made), "all tokens have log-probabilities, or none"
 
     def since(self, cursor: int) -> Progress:
-        """What lies beyond the first `cursor` tokens. Costs and the state of the target are 0."""
+        """Progress beyond the first `cursor` tokens. Costs and the state of the target are 0."""
         made = slice(max(cursor - self.prompt_length, 0), None)
         return Progress(
             position=cursor,

@@ -1,8 +1,8 @@
-"""Turns token ids into text as they come, by the bytes that each token stands for.
+"""Converts a stream of token ids to text, by the bytes of each token.
 
-A character may have its bytes in several tokens, and what a decoder makes of a token depends on the
+A character may have its bytes in several tokens, and a decoder's output for a token depends on the
 tokens before it. So text is never cut out of decoded windows: bytes are joined, and characters are
-read from them.
+decoded from them.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Protocol
 import tokenizers
 
 _CHARACTER_BYTES = 4
-"""Bytes of a character in UTF-8 at most, and so of tokens that can hold a begun one."""
+"""Maximum bytes of a character in UTF-8, and so of tokens with an incomplete one."""
 
 _PRINTED = (*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _HIDDEN = [byte for byte in range(256) if byte not in _PRINTED]
 _BYTES = {chr(byte): byte for byte in _PRINTED} | {
     chr(256 + place): byte for place, byte in enumerate(_HIDDEN)
 }
-"""Bytes by the letters that stand for them in byte-level vocabularies."""
+"""Bytes by their letters in byte-level vocabularies."""
 
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 """A byte in vocabularies with byte fallback."""
 
 
 class TokenBytes:
-    """The bytes of a tokenizer's tokens, as its decoder makes them."""
+    """The bytes of a tokenizer's tokens, by its decoder."""
 
     def __init__(self, rules: tokenizers.Tokenizer) -> None:
         self._rules = rules
@@ -66,8 +66,8 @@ class TokenBytes:
         return self._decode([*context, token])[len(self._decode(context)) :].encode()
 
     def _context(self, before: int) -> list[int]:
-        """Tokens to decode another one behind. A decoder may strip the beginning of a text, so an
-        ordinary token comes first. A byte would be joined to others, so it is left out.
+        """Tokens to decode before another one. A decoder may strip the beginning of a text, so an
+        ordinary token comes first. A byte would be joined to others, so it is omitted.
         """
         known = [] if self._ordinary is None else [self._ordinary]
         return known if self._byte(before) is not None else [*known, before]
@@ -92,13 +92,13 @@ class TokenBytes:
 
 
 class Spelling(Protocol):
-    """What a stream asks of a tokenizer: see TokenBytes.after()."""
+    """What a stream needs of a tokenizer: see TokenBytes.after()."""
 
     def after(self, before: int | None, token: int) -> bytes | None: ...
 
 
 class TextStream:
-    """The text of tokens behind a prompt, in whole characters.
+    """The text of tokens after a prompt, in whole characters.
 
     Bytes that are no character become U+FFFD. A character that the prompt has begun is part of the
     text if the text completes it.

@@ -1,7 +1,7 @@
-"""Keeps texts' rate where draft and target share a machine, and each slows the other down.
+"""Limits drafting where draft and target share a machine, and each slows the other down.
 
-The promise is relative to the target with the draft silent. So forwards are timed in silence now
-and then, and the draft works while texts lose little against them. Pure: no clock is read.
+The promise is relative to the target without the draft. So forward passes are timed without it now
+and then, and the draft works while texts lose little against them. Pure: reads no clock.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from inference.times import CHANGED, LATEST, TRUSTED
 
 
 class Silence:
-    """The pace of a target while the draft is silent, and what drafting has cost its texts.
+    """The speed of a target while the draft is paused, and what drafting has cost its texts.
 
     All texts of a client share it, so a draft of no use costs them its loan once.
 
-    seconds: of the latest root-only forwards in silence, as the texts' readers see them
+    seconds: of the latest root-only forward passes in silence, as the texts' readers see them
     owes: whether the draft has used up its loan and not yet earned it back. So it is tried again
         rarely, for several forward passes in a row.
     """
@@ -32,8 +32,8 @@ class Silence:
 
     @property
     def ahead(self) -> float:
-        """Tokens that texts are ahead of what drafting may cost them, by the pace as it is known
-        now: a machine that has slowed down is no fault of the draft.
+        """Tokens that texts are ahead of what drafting may cost them, by the latest speed: a
+        machine that has slowed down is not the draft's fault.
         """
         if len(self.seconds) < TRUSTED:
             return self._settled
@@ -41,15 +41,15 @@ class Silence:
         return min(max(ahead, -TUNING.loan - TUNING.most_behind), TUNING.most_ahead)
 
     def time(self, seconds: float) -> None:
-        """Record a root-only forward in silence. It makes one token, a part of which is saved."""
+        """Record a root-only forward pass in silence; a part of its token is saved."""
         self.seconds.append(seconds)
         self._tokens += TUNING.loss
         self._was_timed = True
         self._judge()
 
     def count(self, tokens: int, seconds: float) -> None:
-        """Record tokens that came beside the draft, and what they took. What came before the last
-        silence is settled by the pace that it showed.
+        """Record tokens beside the draft, and their seconds. Tokens before the last silence are
+        settled by the speed that it showed.
         """
         if len(self.seconds) < TRUSTED:
             return
@@ -65,14 +65,14 @@ class Silence:
 
 
 class Throttle:
-    """Whether the draft of one text may make calls.
+    """Decides whether the draft of a text may make calls.
 
-    silence: what the texts of the target share
+    silence: shared by the texts of the target
     """
 
     def __init__(self, silence: Silence) -> None:
         self._silence, self._needed = silence, TRUSTED if len(silence.seconds) < TRUSTED else 0
-        self._quicker = 0  # latest forwards beside the draft that were quicker than in silence
+        self._quicker = 0  # latest passes beside the draft that were quicker than in silence
         self._since = 0  # tokens of the text since it was last silent
 
     @property
@@ -81,15 +81,16 @@ class Throttle:
         return not self._needed and not self._silence.owes
 
     def hear(self, seconds: float, tokens: int, forwards: int, *, lone: bool, silent: bool) -> None:
-        """Record what came after the last time.
+        """Record the tokens since the last call.
 
-        A draft makes no forward quicker. So TRUSTED root-only forwards beside it that are clearly
+        A draft makes no forward pass quicker. So TRUSTED root-only forward passes beside it that
+        are clearly
         quicker than those in silence show that a neighbour slowed these: they are timed again.
 
-        seconds: since then, by the reader's clock
-        forwards: that made these tokens
+        seconds: since the last call, by the reader's clock
+        forwards: number of forward passes of these tokens
         lone: whether all were root-only
-        silent: whether the draft was silent meanwhile
+        silent: whether the draft was paused meanwhile
         """
         known, pace = self._silence.seconds, seconds / max(forwards, 1)
         is_quicker = bool(known) and pace * CHANGED < median(known)

@@ -16,7 +16,7 @@ MIN_SECONDS = 1e-9
 """Shortest time of a call: a clock may not have moved meanwhile."""
 
 TRUSTED = 3
-"""Samples from which a median is used. With fewer, one disturbed call could be all there is."""
+"""Minimum samples for a median. With fewer, a single disturbed call could decide."""
 
 STALE, CHANGED = 16, 1.2
 """Calls after which samples of a shape may be out of date, and the factor by which the next sample
@@ -24,13 +24,13 @@ shows that they are.
 """
 
 LATEST = 7
-"""Latest samples of one shape that count. A change of the machine is believed after four."""
+"""Latest samples of a shape that count. A change of the machine is accepted after four."""
 
 REMEMBERED = 2048
-"""Calls after which a shape that was not seen again counts as never measured."""
+"""Calls after which a shape without new samples counts as never measured."""
 
 STEP = 2.0
-"""Factor in nodes beyond what was measured within which a time can be bounded at all."""
+"""Factor in nodes beyond the measured shapes within which a time can be bounded."""
 
 RIGHT = 0.25
 """A prior is right about two shapes if it errs less in the logarithm of their ratio."""
@@ -43,7 +43,7 @@ Table: TypeAlias = Mapping[Shape, float]
 
 
 class Cost(NamedTuple):
-    """Seconds of a call: expected, and the maximum by what is known. Equal if it was measured."""
+    """Seconds of a call: expected, and the upper bound. Equal if it was measured."""
 
     expected: float
     maximum: float
@@ -52,10 +52,10 @@ class Cost(NamedTuple):
 class Times:
     """Expected seconds of a model's calls by shape.
 
-    A shape with TRUSTED samples takes their median. Fewer are believed upwards at once: a shape
+    A shape with TRUSTED samples takes their median. Fewer count only as a lower bound: a shape
     takes at least as long as the slowest one of fewer nodes, until it, or one of more nodes, is
-    seen faster. Other shapes lie between the measured ones next to them by the nodes of all rows:
-    as the prior has it while it is right about these two, else on a line. Beyond the widest
+    measured faster. Other shapes are interpolated between the nearest measured ones by the nodes of
+    all rows: by the prior while it is right about these two, else linearly. Beyond the widest
     measured shape, the prior or the slope of the widest two is continued.
 
     prior: table without samples. A call takes the time of the cheapest shape that holds it, or of
@@ -105,14 +105,15 @@ class Times:
         return self.cost(rows, nodes).expected
 
     def cost(self, rows: int, nodes: int) -> Cost:
-        """Seconds of a call. The maximum is infinite if nothing of at least half as many nodes was
+        """Seconds of a call. The bound is infinite if no shape of at least half as many nodes was
         measured.
         """
         return self._both((rows, nodes))[0]
 
     def hope(self, rows: int, nodes: int) -> Cost:
-        """Seconds of a call for a trial. Without samples: as the slowest one of fewer nodes, and at
-        most as if its time grew with its nodes. A prior that is right leaves nothing to hope for.
+        """Seconds of a call for a trial, optimistically. Without samples: those of the slowest
+        shape of fewer nodes, bounded by growth in proportion to nodes. With a correct prior: as
+        cost().
         """
         return self._both((rows, nodes))[1]
 
@@ -154,7 +155,7 @@ class Times:
             share = self._ratio(shape, more[0].shape) if self.prior else 1.0
             return _Near(0.0, upper, math.inf, upper * min(share, 1.0), False)
         sure = max((one.seconds for one in fewer if one.trusted), default=0.0)
-        # few samples of the slowest count as long as nothing wider was seen faster
+        # few samples of the slowest count as long as nothing wider was faster
         lower = max(sure, min(max(one.seconds for one in fewer), upper))
         last = fewer[-1]
         other = more[0] if more else next((o for o in fewer[::-1] if o.nodes < last.nodes), None)
@@ -199,7 +200,7 @@ class _Near(NamedTuple):
     upper: float  # the fastest of more nodes
     grown: float  # if time grows with nodes from the next of fewer nodes; infinite beyond STEP
     expected: float
-    by_prior: bool  # whether the prior is believed here
+    by_prior: bool  # whether the prior is used here
 
 
 class _Point(NamedTuple):

@@ -1,5 +1,5 @@
-"""Seconds of a model's calls in files: profiles of devices, bundled or a user's own, and what was
-measured on this machine. Nothing is measured twice on a machine.
+"""Seconds of a model's calls in files: profiles of devices, bundled or a user's own, and
+measurements of this machine, which are not repeated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Profile(Record):
 
     name: Line
     source: Line  # where the seconds come from
-    assumes: Line  # what in them is not known
+    assumes: Line  # the assumptions in them
     times: Annotated[tuple[tuple[Count, Count, Positive], ...], Field(min_length=1)]
     slot_seconds: Annotated[float, Field(ge=0, le=GREATEST)] = 0.0  # for each row and slot it reads
 
@@ -74,7 +74,7 @@ class Profile(Record):
         return replace(self, times=times, slot_seconds=factor * self.slot_seconds)
 
     def label(self, choices_by: str) -> str:
-        """The device in words, for everything that reports a time."""
+        """A description of the device, for every report of a time."""
         return f"emulated: {self.name} (choices by {choices_by})"
 
     @cached_property
@@ -95,11 +95,9 @@ def find_profile(name: str) -> Profile:
     Raises InvalidRequest, listing the bundled ones, for an unknown name.
     """
     path = Path(name) if name.endswith(".json") else PROFILES / f"{name}.json"
-    if not os.path.exists(path):  # also a path that may not be looked at
+    if not os.path.exists(path):  # or it is not accessible
         bundled = ", ".join(profile_names())
-        raise InvalidRequest(
-            f"no profile {name!r}: there are {bundled}, or a FILE.json of your own"
-        )
+        raise InvalidRequest(f"no profile {name!r}: choose {bundled}, or a FILE.json of your own")
     return read_profile(path)
 
 
@@ -114,7 +112,7 @@ def profile_names() -> list[str]:
 
 
 class StoredTimes(NamedTuple):
-    """The file of the times that were measured of one model on this machine.
+    """The file of the measured times of a model on this machine.
 
     kind: of the model, which begins the file's name
     name: the model, in words
@@ -140,7 +138,7 @@ class StoredTimes(NamedTuple):
         """Return the stored seconds; None if there are none. A corrupt file is reported to `tell`,
         and counts as none.
         """
-        if not os.path.exists(self.path):  # also a path that may not be looked at
+        if not os.path.exists(self.path):  # or it is not accessible
             return None
         try:
             profile = read_profile(self.path)

@@ -1,6 +1,6 @@
-"""The rule by which one text's tokens are chosen: penalties, biases, and a grammar or least length.
+"""The rule for the choice of a text's tokens: penalties, biases, and a grammar or minimum length.
 
-It is a function of the text's prefix. So what it says at a node of a tree follows from the
+It is a function of the text's prefix. So its result at a node of a tree follows from the
 committed tokens and the node's path, and no candidate can change a text.
 """
 
@@ -32,11 +32,11 @@ class Adjustment(NamedTuple):
     allowed: IntArray | None  # [p, ceil(V / 32)] a bit for each id, lowest first; None: all are
     ids: IntArray  # [p, m] distinct within a row but for the padding
     factors: FloatArray  # [p, m] divide a logit above 0, and multiply one below
-    biases: FloatArray  # [p, m] added behind that
+    biases: FloatArray  # [p, m] added after that
 
     @classmethod
     def none(cls, nodes: int) -> Adjustment:
-        """Return one that leaves the logits at so many nodes as they are."""
+        """Return an adjustment that changes no logits at so many nodes."""
         nothing = np.zeros((nodes, 0), dtype=np.float32)
         return cls(None, nothing.astype(np.int32), nothing, nothing)
 
@@ -51,16 +51,16 @@ class Adjustment(NamedTuple):
 
 
 class Matcher(Protocol):
-    """The state of a grammar behind some tokens.
+    """The state of a grammar after some tokens.
 
-    Any call may raise InvalidRequest, and then every later one does: the grammar takes more work
-    than it may.
+    Any call may raise InvalidRequest, and then every later call does: the grammar exceeds its
+    work limit.
     """
 
     words: int  # 32-bit words of a set of ids
 
     def consume(self, token: int) -> bool:
-        """Go on by a token; False where the grammar excludes it, and nothing changes."""
+        """Advance by a token; False, without a change, where the grammar excludes it."""
         ...
 
     def rollback(self, count: int) -> None:
@@ -72,7 +72,7 @@ class Matcher(Protocol):
         ...
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens that have to follow, as far as that is known."""
+        """Return the tokens that must follow, as far as they are determined."""
         ...
 
 
@@ -107,9 +107,9 @@ class LeastLength:
 
 
 class TokenRule:
-    """The rule of one text, as far as the text is committed. One thread at a time.
+    """The rule of a text, up to its last committed token. One thread at a time.
 
-    What was committed is worked off by the next question, so that commit() can neither fail nor
+    Committed tokens are processed by the next question, so that commit() can neither fail nor
     take long. A question may raise what the matcher raises.
     """
 
@@ -124,21 +124,21 @@ class TokenRule:
         self._catch_up()
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Go on by committed tokens."""
+        """Advance by committed tokens."""
         self._behind += tokens
 
     def adjust(self, tree: TreeNodes, nodes: Sequence[int]) -> Adjustment:
-        """Return what adjusts the logits at these nodes of a tree.
+        """Return the adjustment of the logits at these nodes of a tree.
 
         The root, whose parent is -1, is the last committed token. A node that the grammar excludes
-        lets everything pass: the target never comes to it.
+        allows everything: the target never reaches it.
         """
         self._catch_up()
         paths = [_path_to(tree, node) for node in nodes]
         return Adjustment(self._allowed(paths), *self._changes.behind(paths))
 
     def forced(self, path: TokenPath) -> Sequence[int]:
-        """Return tokens that the grammar forces behind the committed text and this path."""
+        """Return tokens that the grammar forces after the committed text and this path."""
         self._catch_up()
         if self._matcher is None:
             return ()
@@ -157,7 +157,7 @@ class TokenRule:
         return [token < last and bool(words[token >> 5] >> (token & 31) & 1) for token in tokens]
 
     def _catch_up(self) -> None:
-        """Work off what was committed. Raises InvalidRequest, now and ever after, where that breaks
+        """Process committed tokens. Raises InvalidRequest, now and ever after, where that breaks
         the grammar.
         """
         tokens, self._behind = self._behind, []
@@ -221,7 +221,7 @@ class _Changes:
             self._set(set(tokens))
 
     def behind(self, paths: Sequence[TokenPath]) -> tuple[IntArray, FloatArray, FloatArray]:
-        """Return ids, factors and biases behind each path, [paths, m] each."""
+        """Return ids, factors and biases after each path, [paths, m] each."""
         if self._repetition == 1 and not self._penalised:
             paths = [()] * len(paths)
         own = [Counter(path) for path in paths]
@@ -249,7 +249,7 @@ class _Changes:
             self._pairs[self._places[token]] = self._pair(token, self._counts[token])
 
     def _pair(self, token: int, count: int) -> tuple[float, float]:
-        """Return factor and bias of a token that stands in the output so often."""
+        """Return factor and bias of a token that is in the output `count` times."""
         bias = self._named.get(token, 0.0) - self._params.frequency_penalty * count
         if count:
             bias -= self._params.presence_penalty

@@ -1,8 +1,8 @@
-"""The settings of a tokenizer: all that decides prompts and texts beside its vocabulary and merges.
+"""The settings of a tokenizer: all that determines prompts and texts but vocabulary and merges.
 
 A target sends its settings to clients, whose draft's files may have others: another chat template,
-another first token, a token more. The vocabulary and merges are megabytes and have to agree anyway,
-so that their hash is enough.
+another first token, an extra token. The vocabulary and merges are megabytes and must be equal
+anyway, so a hash of them is enough.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_BYTES = 3 << 20
 MAX_TEMPLATES = 32
 
 DEFAULT, TOOL_USE = "default", "tool_use"
-"""Names of chat templates: of every chat, and of chats with tools where there is such one."""
+"""Names of chat templates: of every chat, and of chats with tools if there is a separate one."""
 
 TEMPLATES = "additional_chat_templates"
 """Directory of the files of named chat templates, beside that of the default one."""
@@ -55,7 +55,7 @@ class TokenizerSettings:
 
     @cached_property
     def content(self) -> bytes:
-        """The settings as they are sent."""
+        """The settings as sent to clients."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
@@ -65,12 +65,12 @@ class TokenizerSettings:
         return hashlib.sha256(self.content).hexdigest()
 
     def check_size(self) -> None:
-        """Raise UnsupportedModel for settings that no client takes."""
+        """Raise UnsupportedModel for settings above the clients' limits."""
         if len(self.content) > MAX_BYTES or len(self.templates) > MAX_TEMPLATES:
             raise UnsupportedModel(
                 f"the tokenizer's settings have {len(self.content):,} bytes and "
-                f"{len(self.templates)} chat templates: at most {MAX_BYTES:,} and {MAX_TEMPLATES} "
-                "are sent to clients"
+                f"{len(self.templates)} chat templates: up to {MAX_BYTES:,} and {MAX_TEMPLATES} "
+                "can be sent to clients"
             )
 
     @property
@@ -108,18 +108,16 @@ class TokenizerSettings:
         )
 
     def disagreement(self, other: TokenizerSettings) -> str:
-        """Reason why ids do not mean the same in two tokenizers; empty where they agree as far as
-        both have them.
-        """
+        """Reason why common ids of two tokenizers do not mean the same; empty where they do."""
         if not {*self.cores} & {*other.cores}:
-            return "their vocabularies, or their rules of cutting text, are not the same"
+            return "their vocabularies, or their rules for splitting text, differ"
         mine, theirs = self.ids, other.ids
         wrong = sorted(one for one in mine.keys() & theirs if mine[one] != theirs[one])
         return f"id {wrong[0]} is {mine[wrong[0]]!r} and {theirs[wrong[0]]!r}" if wrong else ""
 
 
 class TokenizerIdentity(NamedTuple):
-    """All that shows whether two tokenizers give the same ids.
+    """Shows whether two tokenizers give the same ids.
 
     fingerprint: see Tokenizer.fingerprint()
     settings: None where a target of an older version does not send them
@@ -129,19 +127,19 @@ class TokenizerIdentity(NamedTuple):
     settings: TokenizerSettings | None = None
 
     def disagreement(self, other: TokenizerIdentity) -> str:
-        """Reason why a draft with one of them cannot serve a target with the other; else empty.
+        """Reason why a draft and a target with these tokenizers do not match; empty if they do.
 
-        Tokenizers agree as TokenizerSettings.disagreement() says. Without the settings of both,
+        See TokenizerSettings.disagreement(). Without the settings of both,
         their fingerprints have to be equal.
         """
         if self.settings is not None and other.settings is not None:
             return self.settings.disagreement(other.settings)
         equal = self.fingerprint == other.fingerprint
-        return "" if equal else "an older target takes its own tokenizer alone"
+        return "" if equal else "an older target needs exactly its own tokenizer"
 
 
 def read_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """The chat templates of a directory by name: those of files of their own, else those of its
+    """The chat templates of a directory by name: those in separate files, else those of its
     tokenizer_config.json. `settings` is the content of that.
     """
     more = sorted((directory / TEMPLATES).glob("*.jinja"))

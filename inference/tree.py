@@ -1,7 +1,7 @@
-"""The token tree: two arrays, tokens and parents, that one forward takes.
+"""The token tree: two arrays, tokens and parents, that a forward pass takes.
 
 Node 0 is the root, the last committed token. A parent always comes before its children, so mask,
-depths and children are derived in one pass. The module knows no models, caches or networks.
+depths and children are derived in one pass. Independent of models, caches and networks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TreeNodes(Protocol):
 class TokenTree:
     """A tree of tokens. Raises InvalidRequest unless it has exactly one root, node 0.
 
-    Siblings carry distinct tokens, so a token names at most one child.
+    Siblings carry distinct tokens, so a token identifies a child.
     """
 
     tokens: IntArray  # [n] int32 token ids, 0 or more
@@ -58,7 +58,7 @@ class TokenTree:
         if late.size:
             node = int(late[0]) + 1
             raise InvalidRequest(
-                f"parents must stand before their children: node {node} has parent {parents[node]}"
+                f"parents must precede their children: node {node} has parent {parents[node]}"
             )
         if tokens.min() < 0:
             raise InvalidRequest(f"token ids are 0 or more: got {tokens.min()}")
@@ -102,8 +102,8 @@ def trees_of(
 ) -> list[TokenTree]:
     """One tree per row, made of the row's first nodes.
 
-    The rows must be valid trees, because nothing is checked. All masks are computed at once, since
-    a forward has thousands of nodes.
+    The rows must be valid trees; that is not checked. All masks are computed at once, since
+    a forward pass has thousands of nodes.
 
     tokens, parents, depths: [rows, most]
     sizes: [rows] number of nodes of each tree

@@ -1,6 +1,6 @@
 """The fixed shape of a tree that a compiled graph drafts.
 
-The module imports no array library, so reading an artefact's manifest stays cheap.
+The module imports no array library, so that reading an artefact's manifest is cheap.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from operator import mul
 from inference.errors import InvalidRequest
 
 NONE = -1
-"""Stands for a node where the walk had ended already."""
+"""Marks a place after the end of the walk."""
 
 
 @dataclass(frozen=True, order=True)
 class Branches:
     """A tree shape: every node of depth d has branches[d] children.
 
-    Nodes are numbered level by level. The children of one node are adjacent, the likeliest first.
-    So nodes with children come before leaves. The draft never forwards the deepest level, so it
-    forwards a prefix of the tree. Raises InvalidRequest for a level without children.
+    Nodes are numbered level by level. The children of a node are adjacent, the most likely first.
+    So nodes with children come before leaves. The draft never computes the deepest level, so
+    it computes a prefix of the tree. Raises InvalidRequest for a level without children.
     """
 
     branches: tuple[int, ...]  # children of a node, by depth; a chain of n is n ones
@@ -30,7 +30,7 @@ class Branches:
     def __post_init__(self) -> None:
         if not self.branches or min(self.branches) < 1:
             raise InvalidRequest(
-                f"a drafted tree has at least one child a node on every level: got {self.branches}"
+                f"a drafted tree needs at least one child a node on each level: got {self.branches}"
             )
 
     @classmethod
@@ -55,7 +55,7 @@ class Branches:
 
     @property
     def inner(self) -> int:
-        """Number of nodes with children, which the draft forwards."""
+        """Number of nodes with children, which the draft computes."""
         return sum(self.levels[:-1])
 
     @cached_property

@@ -1,6 +1,6 @@
 """The channel to a target and a stream over it, as the client sees them.
 
-Senders wait for nobody. A reader thread hands on what comes.
+Senders never wait. A reader thread passes on received messages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REACH_POLL_SECONDS = 0.02
 class Channel:
     """A gRPC channel to one target. Closed channels raise Unavailable.
 
-    name: whom the target's certificate must name; empty for the address's host
+    name: host that the target's certificate must name; empty for the address's host
     """
 
     def __init__(self, address: Address, security: SecurityOptions, name: str = "") -> None:
@@ -52,15 +52,15 @@ class Channel:
         return translate.read_description(self._describe(model, timeout))
 
     def tokenizer_settings(self, model: str, timeout: float) -> bytes:
-        """Fetch a model's tokenizer settings. They are not checked."""
-        asked = pb.DescribeRequest(model=model, tokenizer_settings=True)
-        return self._ask(asked, timeout).tokenizer_settings
+        """Fetch a model's tokenizer settings, unchecked."""
+        request = pb.DescribeRequest(model=model, tokenizer_settings=True)
+        return self._ask(request, timeout).tokenizer_settings
 
     def list_models(self, timeout: float) -> list[str]:
         return [translate.plain(name) for name in self._describe("", timeout).models]
 
     def probe(self, timeout: float) -> float:
-        """Seconds of an exchange that causes the target no work."""
+        """Seconds of a round trip that causes the target no work."""
         start = time.perf_counter()
         self._describe("", timeout)
         return time.perf_counter() - start
@@ -75,7 +75,7 @@ class Channel:
                 request, timeout=timeout, metadata=self._metadata
             )
         except grpc.RpcError as error:
-            lacking = f"{model} cannot be had" if model else "no Outrider target answers"
+            lacking = f"{model} is not available" if model else "no Outrider target answers"
             meaning = f"{lacking} at {self.address}"
             raise self._failure(error, meaning) from error
         except ValueError as error:  # gRPC's word for a closed channel
@@ -87,13 +87,13 @@ class Channel:
         failure = statuses.status_error(error, meaning)
         if not isinstance(failure, Unavailable):
             return failure
-        known = advice(self.address, self._security)
-        return WrongSecurity(f"{meaning}: {known}") if known else failure
+        remedy = advice(self.address, self._security)
+        return WrongSecurity(f"{meaning}: {remedy}") if remedy else failure
 
     def check_health(self, timeout: float) -> None:
-        """Raise Unavailable unless the target says within `timeout` seconds that it serves.
+        """Raise Unavailable unless the target reports within `timeout` seconds that it serves.
 
-        An ingress that does not know the question serves.
+        An ingress without a health service counts as serving.
         """
         try:
             answer = self._health.Check(
@@ -106,11 +106,11 @@ class Channel:
         except ValueError as error:  # gRPC's word for a closed channel
             raise Unavailable(f"the connection to {self.address} is closed") from error
         if answer.status != health_pb2.HealthCheckResponse.SERVING:
-            raise Unavailable(f"the target at {self.address} takes no sessions at present")
+            raise Unavailable(f"the target at {self.address} accepts no sessions at present")
 
     def reach(self, model: str, seconds: float, given_up: threading.Event) -> Description:
-        """Wait until the channel is connected, for `seconds` at most, and return what the target
-        serves. Raises Unavailable.
+        """Wait up to `seconds` for the channel to connect, and return what the target serves.
+        Raises Unavailable.
 
         Without a call that waits for it, gRPC fails other calls with its last error while it
         reconnects.
@@ -140,10 +140,10 @@ class Channel:
 
 
 class CallListener(Protocol):
-    """Receives a call's messages, on the call's reader thread."""
+    """Gets a call's messages, on the call's reader thread."""
 
     def on_message(self, call: Call, message: pb.ServerMessage) -> None:
-        """Take a message. Raising Mismatch, for what a target must not say, ends the call."""
+        """Handle a message. Raising Mismatch, for one that violates the protocol, ends the call."""
         ...
 
     def on_end(self, call: Call, failure: OutriderError) -> None: ...
@@ -153,8 +153,8 @@ class Call:
     """A bidirectional stream.
 
     failure: why the stream ended, None while it is alive
-    last_message_at: time.monotonic() of the target's latest sign of life
-    silent: whether the stream ended because the target said nothing, or made nothing
+    last_message_at: time.monotonic() of the target's latest message
+    silent: whether the stream ended because the target sent nothing, or generated nothing
     """
 
     def __init__(self, channel: Channel, listener: CallListener, traffic: Traffic) -> None:
@@ -175,7 +175,7 @@ class Call:
 
     @property
     def backlog(self) -> int:
-        """Messages that gRPC has not taken yet, because the link is too slow at present."""
+        """Messages that gRPC has not sent yet, because the link is too slow at present."""
         return self._outbox.qsize()
 
     def send(self, **kind: Any) -> None:
@@ -188,7 +188,7 @@ class Call:
         self._outbox.put(message)
 
     def heartbeat(self, seconds: float) -> None:
-        """Send a sign of life if nothing was sent for so many seconds."""
+        """Send a heartbeat if nothing was sent for so many seconds."""
         if self.failure is None and time.monotonic() - self._last_sent >= seconds:
             self.send(heartbeat=pb.Heartbeat())
 
@@ -203,18 +203,18 @@ class Call:
         self._settle()
 
     def cancel(self) -> None:
-        """End the call without asking. The target may hold the session for its lease."""
+        """End the call at once. The target may keep the session for its lease."""
         self._left = self._left or Unavailable("the session is closed")
         self._call.cancel()
         self._settle()
 
     def give_up_after(self, seconds: float) -> None:
-        """End the call if the target has said nothing for so many seconds."""
+        """End the call if the target has sent nothing for so many seconds."""
         if self.failure is None and time.monotonic() - self.last_message_at > seconds:
-            self.give_up(f"has said nothing for {seconds:.0f} s")
+            self.give_up(f"has sent nothing for {seconds:.0f} s")
 
     def give_up(self, words: str) -> None:
-        """End the call for what the target does, in words that follow its address."""
+        """End the call. words: what the target did; they follow its address in the error."""
         failure = Unavailable(f"the target at {self.address} {words}")
         self.silent, self._left = True, self._left or failure
         self.cancel()
@@ -225,11 +225,11 @@ class Call:
             self._reader.join(CLOSE_SECONDS)
 
     def _read(self) -> None:
-        """Hand on messages until the stream ends, then record why. Runs on the reader thread."""
+        """Pass on messages until the stream ends, then record why. Runs on the reader thread."""
         failure: OutriderError = Unavailable(f"the target at {self.address} ended the session")
         try:
             for message in self._call:
-                if not message.HasField("go_away"):  # who drains speaks besides
+                if not message.HasField("go_away"):  # a draining target sends other messages, too
                     self.last_message_at = time.monotonic()
                 self._traffic.messages_down += 1
                 self._traffic.bytes_down += message.ByteSize() + FRAMING_BYTES

@@ -1,7 +1,6 @@
 """The client's connection to a target, and the sessions that share it.
 
-The code is plain and synchronous. Every failure of the network or the target becomes an
-OutriderError.
+The code is synchronous. Every failure of the network or the target becomes an OutriderError.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ def connect(
     """Connect to the target at HOST:PORT, or to replicas of it.
 
     addresses: HOST:PORT; several: A,B; dns:///HOST:PORT is a replica at each address of the host
-    tokenizer_fingerprint: of the tokenizer that is needed; None where any will do
+    tokenizer_fingerprint: of the required tokenizer; None for any
     model: one that the target lists; empty for its first
     timeout: seconds for the target's answer
-    patience: for how long a target is looked for that does not answer, now or later
+    patience: for how long to retry a target that does not answer, now or later
 
     Raises Unavailable when no target answers in time, and InvalidRequest for a model that is not
-    listed. Raises Mismatch when the target speaks another protocol or has another tokenizer, and
+    listed. Raises Mismatch when the target has another protocol or another tokenizer, and
     when two replicas are different targets.
     """
     endpoints = [parse_endpoint(address) for address in addresses.split(",")]
@@ -77,7 +76,7 @@ def list_models(
 class Connection:
     """A target's replicas, shared by any number of sessions. A context manager.
 
-    description: what the target says of itself
+    description: the target's description of itself
 
     connect() makes it.
     """
@@ -85,7 +84,7 @@ class Connection:
     def __init__(self, replicas: Replicas, patience: Patience) -> None:
         self._replicas, self._patience = replicas, patience
         self.description = replicas.description
-        # in order of opening, so that they are always looked at in the same order
+        # in order of opening, so that they are always visited in the same order
         self._sessions = weakref.WeakKeyDictionary[RemoteSession, None]()
         self._closed = threading.Event()
         threading.Thread(target=self._beat, name="outrider heartbeat", daemon=True).start()
@@ -96,7 +95,7 @@ class Connection:
         return str(self._replicas.met.address)
 
     def probe(self, timeout: float = CONNECT_SECONDS) -> float:
-        """Exchange a message without work with that replica. Returns the seconds that it took.
+        """Return the seconds of a round trip to that replica that causes it no work.
 
         Raises Unavailable when it does not answer within `timeout` seconds.
         """
@@ -109,17 +108,17 @@ class Connection:
         """
         content = self._replicas.met.tokenizer_settings(self.description.model, timeout)
         if hashlib.sha256(content).hexdigest() != self.description.settings_digest:
-            raise Mismatch(f"{self.address} sent other tokenizer settings than it describes")
+            raise Mismatch(f"{self.address} sent tokenizer settings that differ from its digest")
         return content
 
     def check(self, timeout: float) -> None:
-        """Raise Unavailable unless a replica says within `timeout` seconds that it serves."""
+        """Raise Unavailable unless a replica reports within `timeout` seconds that it serves."""
         self._replicas.order("")[0].check_health(timeout)
 
     def session(self, key: str = "") -> RemoteSession:
         """Return a session. It takes no row before open().
 
-        key: sessions of one key go to the same replica, where prefixes of their prompts are kept;
+        key: sessions of a key go to the same replica, where prefixes of their prompts are cached;
         empty for any
         """
         key = key or uuid.uuid4().hex

@@ -1,6 +1,6 @@
-"""Targets by name: `--target NAME` stands for an address, an authority and a token, which lie in
+"""Targets by name: `--target NAME` gives an address, an authority and a token, which are in
 
-    ~/.config/outrider/targets/NAME/    target.json, ca.pem, token; for their owner alone
+    ~/.config/outrider/targets/NAME/    target.json, ca.pem, token; readable by the owner only
 
 `outrider deploy up` writes them, `outrider deploy down` removes them.
 """
@@ -26,7 +26,7 @@ _NAME = re.compile(r"[a-z](-?[a-z0-9]){0,30}")
 
 @dataclass(frozen=True)
 class NamedTarget(Record):
-    """Address of a target by its name. Raises InvalidRequest for what is no name or no address."""
+    """Address of a target by its name. Raises InvalidRequest for an invalid name or address."""
 
     name: Text
     address: Text  # HOST:PORT; on this machine where a tunnel leads to the target
@@ -55,15 +55,15 @@ class NamedTarget(Record):
 
     @property
     def complete(self) -> bool:
-        """Whether authority and token are there. The token is written last."""
+        """Whether authority and token exist. The token is written last."""
         return self.ca_file.is_file() and self.token_file.is_file()
 
     def write(self) -> None:
-        """Keep it. Raises InvalidRequest where that cannot be written."""
+        """Write target.json. Raises InvalidRequest where that fails."""
         self.write_secret("target.json", json.dumps(asdict(self), indent=1).encode())
 
     def write_secret(self, file: str, content: bytes) -> None:
-        """Write a file of this target, which only its owner may read, whole or not at all."""
+        """Write a file of this target atomically, readable by its owner only."""
         path = self.directory / file
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -82,23 +82,23 @@ def targets_directory() -> Path:
 
 
 def check_name(name: object) -> str:
-    """The name. Raises InvalidRequest where a target cannot have it."""
+    """The name. Raises InvalidRequest where it is not valid for a target."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequest(
-            f"a target's name has up to 31 small letters, digits and single dashes, a letter "
+            f"a target's name has up to 31 lowercase letters, digits and single dashes, a letter "
             f"first: got {shown(name)[:42]}"
         )
     return name
 
 
 def named_targets() -> list[str]:
-    """Names of the targets that are known here."""
+    """Names of the targets that are configured here."""
     return sorted(path.parent.name for path in targets_directory().glob("*/target.json"))
 
 
 def find_target(name: str) -> NamedTarget | None:
-    """The target of this name; None where none is known here. Raises InvalidRequest for a file
-    that cannot be used.
+    """The target of this name; None where there is none. Raises InvalidRequest for an invalid
+    file.
     """
     path = targets_directory() / check_name(name) / "target.json"
     if not path.is_file():
@@ -107,18 +107,18 @@ def find_target(name: str) -> NamedTarget | None:
 
 
 def read_target(name: str) -> NamedTarget:
-    """The target of this name. Raises InvalidRequest where none is known here."""
+    """The target of this name. Raises InvalidRequest where there is none."""
     target = find_target(name)
     if target is None:
-        known = named_targets()
-        are = f"known here: {', '.join(known)}" if known else "none is known here"
+        names = named_targets()
+        are = f"targets here: {', '.join(names)}" if names else "there is none here"
         raise InvalidRequest(
-            f"there is no target {name} in {targets_directory()}{nearest(name, known)} ({are}; "
-            "outrider deploy up makes one)"
+            f"there is no target {name} in {targets_directory()}{nearest(name, names)} ({are}; "
+            "outrider deploy up creates one)"
         )
     return target
 
 
 def forget_target(name: str) -> None:
-    """Remove what is kept of the target of this name, if anything is."""
+    """Remove the files of the target of this name, if there are any."""
     shutil.rmtree(targets_directory() / check_name(name), ignore_errors=True)

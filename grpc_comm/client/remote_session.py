@@ -1,8 +1,8 @@
-"""A session at a remote target, kept when the link breaks, or the target restarts or goes away.
+"""A session at a remote target that survives a broken link and a target that restarts or ends.
 
-The client has every committed token that came, so any replica of the target can go on. The one that
-holds the session resumes it; another prefills once. Orders are absolute, so repeating them buys
-nothing twice.
+The client has every committed token that it received, so any replica of the target can continue.
+The one that holds the session resumes it; another prefills once. Orders are absolute, so repeating
+them has no further effect.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ REACH_SECONDS = 3.0
 """Seconds for TCP, TLS and HTTP/2 over a slow link, after gRPC's own back-off of a second."""
 
 LEAST_LEASE = 3.0
-"""Seconds that any target holds a silent session that waits for a row. Its answer tells the real
+"""Seconds for which any target keeps a silent session that waits for a row. Its answer has the real
 lease.
 """
 
 ACKNOWLEDGED_AT_ONCE = LEAST_CREDIT // 4
-"""Tokens that are acknowledged together: few enough that a distant target does not use up its
+"""Tokens that are acknowledged together: few enough that a distant target does not run out of
 credit.
 """
 
@@ -60,7 +60,7 @@ class RemoteSession(WireSession):
         self._replicas, self._key, self._patience = replicas, key, patience
         self._closed = threading.Event()
         self._params = SamplingParams()
-        # where the session is, and the call goes
+        # where the session is, and where the call goes
         self._at = self._candidate = replicas.order(key)[0]
         self._resuming = self._is_opened = False  # the call is a Resume; it has been answered
         self._held: SessionTerms | None = None  # how the session can be resumed
@@ -71,7 +71,7 @@ class RemoteSession(WireSession):
 
     @property
     def lost(self) -> bool:
-        """Whether the target is being looked for."""
+        """Whether the client is reconnecting to the target."""
         return self._search is not None and not self._closed.is_set()
 
     @property
@@ -85,7 +85,7 @@ class RemoteSession(WireSession):
         return self._held is not None
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Begin a session. An error that the target answers with is raised by receive()."""
+        """Begin a session. An error in the target's answer is raised by receive()."""
         self.close()
         if self._search is not None:  # the thread ends, now that the session is closed
             self._search.join()
@@ -101,13 +101,13 @@ class RemoteSession(WireSession):
             self._begin(self._at, open=self._opening())
 
     def decode(self, order: Decode) -> None:
-        """Let the target decode by this order, which replaces an earlier one."""
+        """Send the target an order, which replaces an earlier one."""
         with self._changed:
             self._received.set_order(order)
             self._send_order()
 
     def go(self, base: int) -> None:
-        """With pace WAIT, make a forward below the token at position `base`."""
+        """With pace WAIT, request a forward pass below the token at position `base`."""
         with self._changed:
             call = self._open_call()
             if call is not None and not self.lost:
@@ -128,26 +128,26 @@ class RemoteSession(WireSession):
             self._changed.notify_all()
 
     def tick(self) -> None:
-        """Keep a quiet session alive, and leave a target that is silent or makes no token.
+        """Keep a quiet session alive, and leave a target that is silent or generates no token.
 
         Called periodically.
         """
-        call, held = self._open_call(), self._held
+        call, terms = self._open_call(), self._held
         if call is not None and not self._closed.is_set():
-            call.heartbeat((LEAST_LEASE if held is None else held.lease_seconds) / 3)
+            call.heartbeat((LEAST_LEASE if terms is None else terms.lease_seconds) / 3)
             call.give_up_after(self._patience.silence)
             with self._changed:
                 owed = self._received.owes_token or not self._is_opened
                 seconds = self._progress.advance(owes_token=owed, opened=self._is_opened)
             if seconds:
-                call.give_up(f"has made no token for {seconds:.0f} s")
+                call.give_up(f"has generated no token for {seconds:.0f} s")
 
     # Handling messages, on the reader's thread and with the lock held.
 
     def _handle_opened(self, call: Call, terms: SessionTerms) -> None:
         length, resumed = self._received.length, self._resuming
         if terms.length < length or (terms.length > length and not resumed):
-            raise Mismatch(f"counts {terms.length} tokens at the start, and there are {length}")
+            raise Mismatch(f"counts {terms.length} tokens at the start instead of {length}")
         if not self._is_opened:
             self._progress.note_opened()
         super()._handle_opened(call, terms)
@@ -186,7 +186,7 @@ class RemoteSession(WireSession):
             self._acknowledge(call)
 
     def _acknowledge(self, call: Call) -> None:
-        """Acknowledge what has come, unless its reader is far behind."""
+        """Acknowledge received tokens, unless their reader is far behind."""
         length, order = self._received.length, self._received.order
         at_once = ACKNOWLEDGED_AT_ONCE
         if order is not None and order.credit:
@@ -198,7 +198,7 @@ class RemoteSession(WireSession):
     def _handle_end(self, call: Call, failure: OutriderError) -> None:
         """Handle the end of the stream: look for the target, unless the text has ended."""
         if self._search is not None:
-            return  # the call was an attempt of the search
+            return  # the call was an attempt to reconnect
         patient = self._patience.seconds > 0 and not self._closed.is_set()
         if patient and isinstance(failure, Unavailable) and self._received.end is End.NOT:
             self._start_search(self._leaving_error(call) if self._leaving else failure, call)
@@ -206,7 +206,7 @@ class RemoteSession(WireSession):
             self._failure = self._failure or failure
 
     def _leaving_error(self, call: Call) -> Unavailable:
-        return Unavailable(f"the target at {call.address} goes away: {self._leaving}")
+        return Unavailable(f"the target at {call.address} is leaving: {self._leaving}")
 
     # Getting the session back, on a thread of its own.
 
@@ -221,8 +221,8 @@ class RemoteSession(WireSession):
             return
         self._call, deadline = None, self._deadline
 
-        def mend() -> None:
-            self._patience.notice(f"{reason}; looking for it again")
+        def reconnect() -> None:
+            self._patience.notice(f"{reason}; reconnecting")
             try:
                 channel = self._find_again(reason, leaving, deadline)
             except OutriderError as error:
@@ -230,30 +230,30 @@ class RemoteSession(WireSession):
                     self._failure, self._search = self._failure or error, None
                     self._changed.notify_all()
             else:
-                self._patience.notice(f"connected to {channel.address} again")
+                self._patience.notice(f"reconnected to {channel.address}")
             call.close()
 
-        self._search = threading.Thread(target=mend, name="outrider reconnect", daemon=True)
+        self._search = threading.Thread(target=reconnect, name="outrider reconnect", daemon=True)
         self._search.start()
 
     def _find_again(self, reason: OutriderError, leaving: bool, deadline: float) -> Channel:
         """Get the session back, here or at its next replica; return where it is.
 
-        leaving: the present replica will not go on with the session
+        leaving: the present replica will not continue the session
 
         Raises the last failure when patience ends.
         """
-        pause, known = FIRST_PAUSE, not leaving  # known: it was connected a moment ago
+        pause, reached = FIRST_PAUSE, not leaving  # reached: it was connected a moment ago
         while True:
             for channel in self._replicas.round(self._key, self._at, leaving=leaving):
                 try:
-                    if not known:
+                    if not reached:
                         self._replicas.reach(channel, REACH_SECONDS, self._closed)
                     resume = not leaving and channel is self._at
-                    self._try_replica(channel, resume=resume, checked=not known)
+                    self._try_replica(channel, resume=resume, checked=not reached)
                     return channel
                 except Unavailable as error:
-                    reason, known = error, False
+                    reason, reached = error, False
                 if time.monotonic() > deadline or self._closed.is_set():
                     raise reason
             wait = (
@@ -266,18 +266,18 @@ class RemoteSession(WireSession):
                 raise reason
 
     def _try_replica(self, channel: Channel, *, resume: bool, checked: bool) -> None:
-        """Try one replica once: Resume where the session may be held, and Open where it is not.
+        """Try a replica once: Resume where the session may still exist, Open where it does not.
 
-        checked: it said just now which target it is; otherwise it is asked before Open
+        checked: it has just sent its description; otherwise that is fetched before Open
         """
-        held = self._held
-        if resume and held is not None:
+        terms = self._held
+        if resume and terms is not None:
             self._epoch += 1
             length = self._received.length
-            request = ResumeRequest(held.session_id, held.resume_key, self._epoch, length)
-            asked = translate.write_resume(request)
+            request = ResumeRequest(terms.session_id, terms.resume_key, self._epoch, length)
+            message = translate.write_resume(request)
             try:
-                return self._try(channel, RESUME_SECONDS, resume=asked)
+                return self._try(channel, RESUME_SECONDS, resume=message)
             except Gone:
                 pass
         if not checked:  # another target may have taken its place
@@ -285,7 +285,7 @@ class RemoteSession(WireSession):
         self._try(channel, self._patience.silence, open=self._opening())
 
     def _try(self, channel: Channel, seconds: float, **first: Any) -> None:
-        """Wait until the session is open there, while the target speaks at least every
+        """Wait until the session is open there, while the target sends a message at least every
         `seconds`.
         """
         with self._changed:
@@ -303,7 +303,7 @@ class RemoteSession(WireSession):
         raise failure
 
     def _begin(self, channel: Channel, **first: Any) -> Call:
-        """Start a stream to a target, with its first message and the present order."""
+        """Start a stream to a target, with its first message and the current order."""
         call = self._call = Call(channel, self, self.traffic)
         self._candidate, self._resuming, self._is_opened = channel, "resume" in first, False
         self._leaving, self._acknowledged = "", self._received.length
@@ -319,7 +319,7 @@ class RemoteSession(WireSession):
         return translate.write_open(uuid.uuid4().hex, self._description, tokens, params)
 
     def _send_order(self) -> None:
-        """Send the present order."""
+        """Send the current order."""
         call, order = self._open_call(), self._received.order
         if call is not None and order is not None:
             call.send(decode=messages.write_decode(order))

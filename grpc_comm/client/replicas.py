@@ -1,8 +1,8 @@
-"""The replicas of a target: which are there, and in what order a session tries them.
+"""The replicas of a target, and the order in which a session tries them.
 
 The order is by rendezvous hashing (Thaler and Ravishankar, 1998): each session ranks all replicas
-by a hash of its own key and the replica's address. So sessions are spread evenly without anybody
-counting them, and a replica that goes moves only its own sessions, each to its next.
+by a hash of its own key and the replica's address. So sessions are spread evenly without a shared
+count, and a replica that ends moves only its own sessions, each to its next replica.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from grpc_comm.unanswered import WrongSecurity
 from inference.errors import InvalidRequest, Mismatch, OutriderError, Unavailable
 
 HEALTH_SECONDS = 2.0
-"""Seconds between looks at each of several replicas, and for its answer."""
+"""Seconds between checks of each of several replicas, and for its answer."""
 
 GATHER_SECONDS = 1.0
-"""Seconds that the others are waited for, once the first replica has answered."""
+"""Seconds to wait for the other replicas, once the first has answered."""
 
 LOOK_SECONDS = 2.0
-"""Seconds between looks for a target that has not answered yet, at most."""
+"""Maximum seconds between retries of a target that has not answered yet."""
 
 RESOLVE_SECONDS = 5.0
-"""Seconds between looks at the addresses that a name has."""
+"""Seconds between look-ups of a name's addresses."""
 
 
 def rendezvous(key: str, names: Iterable[str]) -> list[str]:
@@ -42,29 +42,29 @@ def rendezvous(key: str, names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: hashlib.blake2b(f"{key}|{name}".encode()).digest())
 
 
-def check_same(expected: Description, there: Address, found: Description, here: Address) -> None:
-    """Raise Mismatch unless both replicas are one target: weights, tokenizer and precision."""
-    if _identity(expected) != _identity(found):
+def check_same(expected: Description, there: Address, actual: Description, here: Address) -> None:
+    """Raise Mismatch unless both replicas have the same weights, tokenizer and precision."""
+    if _identity(expected) != _identity(actual):
         raise Mismatch(
-            f"replicas must be one target: at {there} is {_in_words(expected)}, at {here} is "
-            f"{_in_words(found)}"
+            f"replicas must serve the same target: {there} has {_summary(expected)}, {here} has "
+            f"{_summary(actual)}"
         )
 
 
-def _identity(one: Description) -> tuple[str, str, str]:
-    return one.model_fingerprint, one.tokenizer_fingerprint, one.dtype
+def _identity(description: Description) -> tuple[str, str, str]:
+    return description.model_fingerprint, description.tokenizer_fingerprint, description.dtype
 
 
-def _in_words(one: Description) -> str:
-    weights, tokenizer, dtype = _identity(one)
-    return f"{one.model} (weights {weights[:12]}, tokenizer {tokenizer[:12]}, {dtype})"
+def _summary(description: Description) -> str:
+    weights, tokenizer, dtype = _identity(description)
+    return f"{description.model} (weights {weights[:12]}, tokenizer {tokenizer[:12]}, {dtype})"
 
 
 class Replica:
-    """A replica, and what is known of it.
+    """A replica and its last known state.
 
-    serves: whether it answered last and takes sessions; None before its first answer
-    description: what it serves; None before its first answer, and once it was away
+    serves: whether it answered last time and accepts sessions; None before its first answer
+    description: what it serves; None before its first answer, and after an outage
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -73,7 +73,7 @@ class Replica:
         self.description: Description | None = None
 
     def look(self, model: str, timeout: float) -> None:
-        """Ask it whether it takes sessions and, if that is news, what it serves.
+        """Check whether it accepts sessions and, if that changed, what it serves.
 
         timeout: seconds for a model that may have to be loaded first
         """
@@ -89,14 +89,14 @@ class Replica:
 class Replicas:
     """The replicas behind one or more endpoints. Thread-safe.
 
-    description: what the target is, as the first replica that answered says
+    description: of the target, by the first replica that answered
     met: that replica's channel
 
-    One address is asked until it answers, and then taken as it is. Several are looked at again and
-    again, each on a thread of its own. So are the addresses that a name has.
+    A single address is checked until it answers, and never again. Several are checked periodically,
+    each on a thread of its own. So are the addresses of a DNS name.
 
     timeout: seconds for an answer
-    patience: for how long a target is looked for that does not answer
+    patience: for how long to retry a target that does not answer
 
     Raises Unavailable when none answers in time, and Mismatch when two are different targets.
     """
@@ -134,26 +134,26 @@ class Replicas:
     def order(self, key: str) -> list[Channel]:
         """Return the channels in the order in which a session of this key tries them.
 
-        Replicas that do not serve, or have not answered yet, come last. One that came back as
-        another target is left out; raises Mismatch when no other is left.
+        Replicas that do not serve, or have not answered yet, come last. A replica that became
+        another target is omitted; raises Mismatch when no other remains.
         """
         with self._changed:
-            replicas = {str(address): one for address, one in self._replicas.items()}
+            replicas = {str(address): replica for address, replica in self._replicas.items()}
         ranked = [replicas[name] for name in rendezvous(key, replicas)]
-        same = [one for one in ranked if self._is_target(one.description)]
+        same = [replica for replica in ranked if self._is_target(replica.description)]
         if not same and ranked[0].description is not None:
             self._check(ranked[0].channel, ranked[0].description)
-        return [one.channel for one in sorted(same, key=lambda one: not one.serves)]
+        return [replica.channel for replica in sorted(same, key=lambda replica: not replica.serves)]
 
     def round(self, key: str, at: Channel, *, leaving: bool) -> list[Channel]:
-        """Return the channels to try for a session that was lost at one: first that one, which may
-        hold the session still, or last where the session is leaving it.
+        """Return the channels to try for a session that was lost at one: that one comes first, as
+        it may still hold the session, or last where the session is leaving it.
         """
         others = [channel for channel in self.order(key) if channel is not at]
         return [*others, at] if leaving else [at, *others]
 
     def reach(self, channel: Channel, seconds: float, given_up: threading.Event) -> None:
-        """Wait until a replica answers, for `seconds` at most.
+        """Wait up to `seconds` for a replica to answer.
 
         Raises Unavailable, and Mismatch where it is another target.
         """
@@ -165,16 +165,16 @@ class Replicas:
         for channel in list(self._channels):
             channel.close()
 
-    def _is_target(self, found: Description | None) -> bool:
-        """Whether nothing is known against a replica that serves this."""
-        return found is None or _identity(found) == _identity(self.description)
+    def _is_target(self, description: Description | None) -> bool:
+        """Whether a replica that serves this may be the target. An unknown description may."""
+        return description is None or _identity(description) == _identity(self.description)
 
-    def _check(self, channel: Channel, found: Description) -> None:
-        """Raise Mismatch unless what is served there is the target."""
-        check_same(self.description, self.met.address, found, channel.address)
+    def _check(self, channel: Channel, description: Description) -> None:
+        """Raise Mismatch unless the replica serves the target."""
+        check_same(self.description, self.met.address, description, channel.address)
 
     def _meet(self, patience: Patience) -> tuple[Channel, Description]:
-        """Return the first replica that answers. Look again until patience ends."""
+        """Return the first replica that answers. Retry until patience ends."""
         deadline = time.monotonic() + patience.seconds
         try:
             return self._look()
@@ -183,7 +183,7 @@ class Replicas:
         except Unavailable as error:
             failure = error
         if patience.seconds:
-            patience.notice(f"{failure}; looking for it for {patience.seconds:.0f} s")
+            patience.notice(f"{failure}; retrying for {patience.seconds:.0f} s")
         given_up = patience.given_up
         while (left := deadline - time.monotonic()) > 0 and not given_up.is_set():
             given_up.wait(min(random.uniform(0, LOOK_SECONDS), left))  # noqa: S311
@@ -200,13 +200,17 @@ class Replicas:
         replicas = list(self._replicas.values())
         if self._watched:
             self._await_all(replicas)
-        met = [(one.channel, one.description) for one in replicas if one.description is not None]
-        if not met:  # or there is only one; describe() says best why there is none
+        met = [
+            (replica.channel, replica.description)
+            for replica in replicas
+            if replica.description is not None
+        ]
+        if not met:  # or there is only one; describe() raises the clearest error
             last = replicas[-1].channel
             return last, last.describe(self._model, self._timeout)
         (channel, description), *others = met
-        for other, found in others:
-            check_same(description, channel.address, found, other.address)
+        for other, theirs in others:
+            check_same(description, channel.address, theirs, other.address)
         return channel, description
 
     def _look_again(self, seconds: float, given_up: threading.Event) -> tuple[Channel, Description]:
@@ -216,7 +220,7 @@ class Replicas:
             return replica.channel, replica.channel.reach(self._model, seconds, given_up)
         with self._changed:
             self._changed.wait_for(
-                lambda: any(one.serves for one in self._replicas.values()),
+                lambda: any(replica.serves for replica in self._replicas.values()),
                 seconds if self._replicas else 0,
             )
         return self._look()
@@ -224,32 +228,32 @@ class Replicas:
     def _await_all(self, replicas: Sequence[Replica]) -> None:
         """Wait until all have answered; once one serves, only for a moment."""
 
-        def all_did() -> bool:
-            return all(one.serves is not None for one in replicas)
+        def all_answered() -> bool:
+            return all(replica.serves is not None for replica in replicas)
 
         with self._changed:
             self._changed.wait_for(
-                lambda: all_did() or any(one.serves for one in replicas), self._timeout
+                lambda: all_answered() or any(replica.serves for replica in replicas), self._timeout
             )
-            self._changed.wait_for(all_did, min(GATHER_SECONDS, self._timeout))
+            self._changed.wait_for(all_answered, min(GATHER_SECONDS, self._timeout))
 
     def _find(self) -> None:
-        """Take the replicas that the endpoints have now; forget the others.
+        """Update the replicas to those that the endpoints have now.
 
-        Who has a session at a forgotten one keeps its channel. Raises Unavailable where a name has
+        Sessions at a removed replica keep its channel. Raises Unavailable where a name has
         no address.
         """
-        found = {
+        hosts = {
             address: endpoint.address.host if endpoint.resolved else ""
             for endpoint in self._endpoints
             for address in (resolve(endpoint.address) if endpoint.resolved else [endpoint.address])
         }
         with self._changed:
-            for address in self._replicas.keys() - found.keys():
+            for address in self._replicas.keys() - hosts.keys():
                 del self._replicas[address]
-            for address, name in found.items():
+            for address, host in hosts.items():
                 if address not in self._replicas:
-                    self._add(address, name)
+                    self._add(address, host)
 
     def _add(self, address: Address, name: str) -> None:
         replica = self._replicas[address] = Replica(Channel(address, self._security, name))
@@ -261,17 +265,17 @@ class Replicas:
             watch.start()
 
     def _watch(self, replica: Replica) -> None:
-        """Look at a replica for as long as it is one."""
-        address, known = replica.channel.address, True
-        while known and not self._closed.is_set():
+        """Check a replica periodically for as long as it belongs to the target."""
+        address, belongs = replica.channel.address, True
+        while belongs and not self._closed.is_set():
             replica.look(self._model, self._timeout)
             with self._changed:
                 self._changed.notify_all()
-                known = self._replicas.get(address) is replica
+                belongs = self._replicas.get(address) is replica
             self._closed.wait(HEALTH_SECONDS)
 
     def _follow(self) -> None:
-        """Look for new addresses of the names; keep those known while there is no answer."""
+        """Look up the names periodically; keep the old addresses while there is no answer."""
         while not self._closed.wait(RESOLVE_SECONDS):
             with suppress(Unavailable):
                 self._find()
@@ -280,7 +284,7 @@ class Replicas:
 def resolve(address: Address) -> list[Address]:
     """Return the address at each IP address that the host has in DNS; raise Unavailable."""
     try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise Unavailable(f"{DNS}{address}: the name has no address ({error})") from error
-    return list(dict.fromkeys(Address(str(place[0]), address.port) for *_, place in found))
+    return list(dict.fromkeys(Address(str(name[0]), address.port) for *_, name in infos))

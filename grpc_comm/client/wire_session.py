@@ -29,8 +29,8 @@ class WireSession:
     """A session whose tokens arrive on a call, on the call's reader thread.
 
     stream: id of the stream of proposals; a new stream knows nothing of earlier proposals
-    candidates: the most that the target keeps for this session
-    next_number: of the nodes that are proposed. Numbers are never reused, over all streams, so a
+    candidates: maximum that the target stores for this session
+    next_number: number of the next proposed node. Numbers are never reused, over all streams, so a
         parent that a new stream does not know is never mistaken for another node
     """
 
@@ -41,7 +41,7 @@ class WireSession:
         self._call: Call | None = None
         self._failure: OutriderError | None = None
         self._received = self._copy((), SamplingParams())
-        self._leaving = ""  # why the target goes away, in its own words
+        self._leaving = ""  # why the target goes away, as it reported
         self.next_number, self._tree_nodes = 0, description.max_tree_nodes
 
     @property
@@ -51,12 +51,12 @@ class WireSession:
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogProb, ...]:
-        """Log-probabilities of the prompt's tokens but the first, if asked for and come."""
+        """Log-probabilities of the prompt's tokens but the first, if requested and received."""
         return self._received.prompt_logprobs
 
     @property
     def room(self) -> int:
-        """Candidates that a forward has room for at present, for this session."""
+        """Candidates of this session that fit into a forward pass at present."""
         return min(self._received.latest.room or self._tree_nodes - 1, self.candidates)
 
     def propose(self, nodes: Nodes) -> None:
@@ -69,9 +69,9 @@ class WireSession:
                     call.send(nodes=message)
 
     def receive(self, timeout: float) -> Progress | None:
-        """Return what has come since the last call; None after `timeout` seconds.
+        """Return what was received since the last call; None after `timeout` seconds.
 
-        Progress without tokens is a sign of life. Raises what ended the session.
+        Progress without tokens is a heartbeat. Raises the error that ended the session.
         """
         deadline = time.monotonic() + timeout
         with self._changed:
@@ -88,7 +88,7 @@ class WireSession:
                 self._changed.wait(left)
 
     def on_message(self, call: Call, message: pb.ServerMessage) -> None:
-        """Take a message, on the reader's thread. Messages of an abandoned call are ignored."""
+        """Handle a message, on the reader's thread. Messages of an abandoned call are ignored."""
         with self._changed:
             if call is not self._call:
                 return
@@ -102,7 +102,7 @@ class WireSession:
             self._changed.notify_all()
 
     def on_end(self, call: Call, failure: OutriderError) -> None:
-        """Take note that the call has ended, on the reader's thread."""
+        """Record that the call has ended, on the reader's thread."""
         with self._changed:
             if call is self._call:
                 self._handle_end(call, failure)
@@ -112,17 +112,17 @@ class WireSession:
         self._failure = failure
 
     def _handle_opened(self, call: Call, terms: SessionTerms) -> None:
-        """Take note that the target holds the session."""
+        """Record that the target has opened the session."""
         self._tree_nodes = terms.tree_nodes or self._tree_nodes
         self.candidates = terms.candidates
         self._received.take_opened(terms.opened)
 
     def _handle_tokens(self, call: Call, progress: Progress) -> None:
-        """Take tokens, or the target's sign of life."""
+        """Store tokens, or the target's heartbeat."""
         self._received.take(progress)
 
     def _on_read(self) -> None:
-        """Called when nothing is unread any more."""
+        """Called when everything received has been read."""
 
     def _copy(self, prompt: Sequence[int], params: SamplingParams) -> TextCopy:
         return TextCopy(prompt, params, self._description.vocabulary, self.traffic)
@@ -133,12 +133,12 @@ class WireSession:
         return call if call is not None and call.failure is None else None
 
     def _check_opening(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Raise InvalidRequest for what the target does not serve, before it is sent: too long a
-        prompt, or a rule that it cannot follow.
+        """Raise InvalidRequest, before anything is sent, for a prompt that is too long or a rule
+        that the target does not support.
         """
         if params.needs_rule and not self._description.rules:
             raise InvalidRequest(
-                "the target takes no grammar, penalties or biases, and reports no "
+                "the target supports no grammar, penalties or biases, and reports no "
                 "log-probabilities: it needs this version of Outrider, and compiled graphs need "
                 "`outrider compile --masks`"
             )

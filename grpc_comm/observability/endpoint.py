@@ -21,7 +21,7 @@ from grpc_comm.transport import Address, check_port
 from inference.errors import InvalidRequest
 
 _POLL_SECONDS = 0.05  # between checks whether to stop
-_CALLER_SECONDS = 10  # a caller that is silent for so long is cut off
+_CALLER_SECONDS = 10  # a caller that is silent for so long is disconnected
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def _listen(metrics: Metrics, address: Address) -> ThreadingHTTPServer:
         return MetricsServer((address.host, check_port(address.port)), Handler)
     except OSError as error:
         raise InvalidRequest(
-            f"cannot serve metrics on {address}: is the port in use, or the host not this machine?"
+            f"cannot serve metrics on {address}: is the port in use, or the host another machine?"
         ) from error
 
 
@@ -79,7 +79,7 @@ class _MetricsHandler(BaseHTTPRequestHandler):
         else:
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"/metrics and /healthz are here\n")
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the name that the base class gives it
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class's name
         """Log nothing: scrapes are frequent."""
 
     def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:

@@ -1,7 +1,7 @@
 """A target's log on stderr: one line for each event, as text or JSON.
 
-It never holds a prompt, text, token or secret. An exception's message may quote a request, so only
-its type and its places in the code are logged.
+It never contains a prompt, text, token or secret. An exception's message may quote a request, so
+only its type and its traceback's places in the code are logged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ROOMS = ("inference", "grpc_comm", "outrider")
 
 
 def start_log(form: str, level: str) -> None:
-    """Write this process's log to stderr, replacing any earlier set-up.
+    """Write this process's log to stderr; replaces any earlier configuration.
 
     form: text or json
     level: a level's name in logging
@@ -56,7 +56,7 @@ def start_log(form: str, level: str) -> None:
 
 
 class EventLog:
-    """A Listener that logs what happens to sessions, callers and the target."""
+    """A Listener that logs events of sessions, callers and the target."""
 
     def __init__(self, records: SessionRecords) -> None:
         self._record = records.of
@@ -139,7 +139,7 @@ class TextFormatter(logging.Formatter):
 
 
 class _StderrHandler(logging.Handler):
-    """Writes to the present sys.stderr, which a live view replaces while it runs."""
+    """Writes to the current sys.stderr, which a live view replaces while it runs."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(self.format(record), file=sys.stderr, flush=True)
@@ -154,7 +154,7 @@ def _who(record: SessionRecord) -> dict[str, str]:
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
-    """Return what is logged besides the event: its fields, or the logger's name for foreign
+    """Return what is logged with the event: its fields, or the logger's name for foreign
     records.
 
     An exception adds its type and where it was raised.

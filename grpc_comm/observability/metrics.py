@@ -1,7 +1,7 @@
 """Prometheus metrics of a target, with vLLM's names and meanings where they exist.
 
-Our own names begin with outrider_. No label ever holds a session or a text. Labels are the model's
-name, sets that are known beforehand, and names of keys (for how far proposers are trusted).
+Our own names begin with outrider_. No label ever contains a session or a text. Labels are model
+names, fixed sets, and names of keys (for how far proposers are trusted).
 
 The draft is elsewhere, so some meanings differ from vLLM's. A draft is a forward pass of a session
 that had candidates. A request is a session. Running are sessions that hold a row.
@@ -46,7 +46,7 @@ COUNTERS = {
     "vllm:generation_tokens": "Tokens generated.",
     "vllm:prefix_cache_queries": "Prompt tokens that were looked up.",
     "vllm:prefix_cache_hits": "Prompt tokens whose keys were cached.",
-    "vllm:num_preemptions": "Silent sessions whose row went to another session.",
+    "vllm:num_preemptions": "Idle sessions whose row was given to another session.",
     "vllm:spec_decode_num_drafts": "Forward passes of sessions with candidates.",
     "vllm:spec_decode_num_draft_tokens": "Candidates computed.",
     "vllm:spec_decode_num_accepted_tokens": "Candidates accepted.",
@@ -92,7 +92,7 @@ GAUGES = {
 
 
 class Metrics:
-    """A Listener that counts events, and a collector of what engines hold at a scrape."""
+    """A Listener that counts events, and a collector of engines' occupancy at a scrape."""
 
     def __init__(self, records: SessionRecords) -> None:
         self._records, self._served = records, list[ModelServed]()
@@ -126,7 +126,7 @@ class Metrics:
             "outrider_wire_bytes", "Bytes of messages from clients (up) and to them.", ["direction"]
         )
         self._draining = Gauge(
-            "outrider_draining", "1 when no new sessions are taken.", registry=self.registry
+            "outrider_draining", "1 when no new sessions are accepted.", registry=self.registry
         )
         self._drains = False
         for family, labels in (
@@ -172,7 +172,7 @@ class Metrics:
                 self._draining.set(1)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what engines hold at this moment."""
+        """Yield the engines' occupancy at this moment."""
         model = ["model_name"]
         gauges = [GaugeMetricFamily(name, text, labels=model) for name, (_, text) in GAUGES.items()]
         states = GaugeMetricFamily(

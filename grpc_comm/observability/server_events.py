@@ -1,6 +1,6 @@
-"""Typed events of a target, for whoever counts, logs or shows them.
+"""Typed events of a target, for listeners that count, log or show them.
 
-Events of an engine (inference/engine/forward.py) come on the thread that makes its forwards, all
+Events of an engine (inference/engine/forward.py) come on the thread of its forward passes, all
 others on the event loop. A listener must be quick, and must not raise.
 """
 
@@ -20,15 +20,15 @@ class Ending(Enum):
     """The reason why a session is over."""
 
     CLOSED = "closed"  # by its client
-    REFUSED = "refused"  # its client asked for what cannot be done
-    FAILED = "failed"  # a fault of the target
-    EXPIRED = "expired"  # nobody came back within the lease
-    DISPLACED = "displaced"  # left by its client, whose key needs its place for another
+    REFUSED = "refused"  # its client sent an invalid request
+    FAILED = "failed"  # an internal error of the target
+    EXPIRED = "expired"  # its client did not return within the lease
+    DISPLACED = "displaced"  # abandoned by its client, whose key needs its place for another
     DRAINED = "drained"  # the target ended
 
 
 class ModelServed(NamedTuple):
-    """An engine takes sessions from now on."""
+    """An engine accepts sessions from now on."""
 
     engine: Engine
     description: Description
@@ -50,13 +50,13 @@ class SessionOpened(NamedTuple):
 
 
 class StreamLost(NamedTuple):
-    """A session's stream broke. The session is held for its lease."""
+    """A session's stream broke. The session is kept for its lease."""
 
     session: Session
 
 
 class SessionResumed(NamedTuple):
-    """Another stream goes on with a session."""
+    """Another stream continues a session."""
 
     session: Session
 
@@ -70,7 +70,7 @@ class CallRejected(NamedTuple):
     """A call ended with an error."""
 
     code: str  # name of the gRPC status code
-    tenant: str = ""  # empty where the caller is not known
+    tenant: str = ""  # empty for an unknown caller
 
 
 class MessageReceived(NamedTuple):
@@ -84,20 +84,20 @@ class MessageSent(NamedTuple):
 class Drop(Enum):
     """The reason why candidates were dropped."""
 
-    RATE = "rate"  # they came faster than their key may send them, and were not looked at
-    LATE = "late"  # the target had passed their place, or it was pruned
+    RATE = "rate"  # above their key's rate; they were not examined
+    LATE = "late"  # the target had passed their position, or it was pruned
     CAP = "cap"  # the least valuable of a session that has too many
 
 
 class CandidatesDropped(NamedTuple):
-    """So many candidates will not be computed."""
+    """Candidates that will not be computed."""
 
     candidates: int
     why: Drop
 
 
 class Draining(NamedTuple):
-    """No new sessions are taken, and clients with open ones are asked to leave."""
+    """No new sessions are accepted, and clients with open ones are asked to leave."""
 
 
 Event: TypeAlias = (

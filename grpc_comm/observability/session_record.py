@@ -1,4 +1,4 @@
-"""What each session of a target did, and what it does now. Metrics and log read it."""
+"""Counts, times and current activity of each session of a target, for metrics and log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOT_OPENED = Opened()
 class SessionRecord:
     """Names and times of one session. Times are of time.perf_counter(), in seconds.
 
-    It holds no reference to its session, which has the tokens and their costs.
+    It has no reference to its session, which has the tokens and their costs.
     """
 
     number: int  # in order of appearance, from 1
@@ -40,12 +40,12 @@ class SessionRecord:
     gap: float | None = None  # seconds between its last two forward passes
 
     def note_prompt(self, model: str, opened: Opened) -> None:
-        """Record that the prompt was prefilled now."""
+        """Record that the prompt has just been prefilled."""
         self.model, self.opened = model, opened
         self.opened_at = time.perf_counter() - opened.queue_seconds - opened.prefill_seconds
 
     def note_tokens(self) -> None:
-        """Record that a forward pass committed tokens now."""
+        """Record that a forward pass has just committed tokens."""
         now = time.perf_counter()
         self.gap = now - self.last_at if self.last_at else None
         self.first_at, self.last_at = self.first_at or now, now
@@ -70,7 +70,7 @@ class SessionRecord:
 
 
 class SessionRecords:
-    """A Listener that keeps a record of each session for as long as anybody holds the session.
+    """A Listener that keeps a record of each session for as long as the session is referenced.
 
     Called from any thread; one thread at a time writes to one record.
     """
@@ -104,14 +104,14 @@ class State(Enum):
     IN_LINE = "in_line"  # waits for a row
     PREFILL = "prefill"
     DECODE = "decode"
-    CREDIT = "credit"  # stands still until its client has acknowledged more
+    CREDIT = "credit"  # paused until its client has acknowledged more
     WAITING = "waiting"  # for its client: no order, no Go, or the text has ended
     PARKED = "parked"  # for its client, and its row was lent to another session
     AWAY = "away"  # its stream broke
 
 
 def state_of(session: Session) -> State:
-    """Return what the session is doing at this moment, without taking a lock."""
+    """Return the session's activity at this moment, without taking a lock."""
     if session.wants_row:
         if session.row is None:
             return State.IN_LINE
@@ -142,7 +142,7 @@ class Occupancy(NamedTuple):
 
 
 def occupancy(engine: Engine) -> Occupancy:
-    """Return the engine's occupancy at this moment. Sessions go on meanwhile."""
+    """Return the engine's occupancy at this moment. Sessions continue meanwhile."""
     sessions: Sequence[Session] = engine.sessions
     sequences = [session.sequence for session in sessions]
     used = sum(sequence.cached for sequence in sequences if sequence is not None)

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 _HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 _CANCEL_SECONDS = 0.05
-_WITHDRAWN = "this key was taken out of the target's keys while the call was under way"
+_WITHDRAWN = "this key was removed from the target's keys during the call"
 
 
 class ServerSecurity(NamedTuple):
@@ -67,7 +67,7 @@ def server_security(options: SecurityOptions, address: Address) -> ServerSecurit
 
 
 def read_keys(options: SecurityOptions) -> Keys:
-    """Return the keys that a target knows; raise InvalidRequest for a file that cannot be used."""
+    """Return the keys of a target; raise InvalidRequest for an unusable file."""
     if options.keys_file is not None:
         return Keys.read(options.keys_file)
     return (
@@ -76,10 +76,10 @@ def read_keys(options: SecurityOptions) -> Keys:
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg, unused-ignore]  # generic in some stubs
-    """Admits calls whose token belongs to a key, for as long as it does, whatever the method.
+    """Admits calls of any method whose token belongs to a key, for as long as it does.
 
-    Other calls end with UNAUTHENTICATED, and no message of them is read. So does a stream whose key
-    is taken away. Health.Check alone is answered to anyone, about the whole target. Messages longer
+    Other calls end with UNAUTHENTICATED, and none of their messages is read. So does a stream whose
+    key is removed. Only Health.Check is answered to anyone, about the whole target. Messages longer
     than their sender's key allows are not parsed.
     """
 
@@ -109,9 +109,9 @@ async def _refuse(_messages: Any, context: Any) -> None:
 
 
 def _unread(handler: Any) -> Any:
-    """Return a unary handler that answers as to an empty request.
+    """Return a unary handler that answers as if the request were empty.
 
-    The real request is not read, so it takes no memory here however long it is.
+    The real request is not read, so it takes no memory here, whatever its length.
     """
 
     async def answer(_messages: Any, context: Any) -> None:
@@ -127,17 +127,17 @@ def _limited(handler: Any, grant: Grant) -> Any:
     parse = handler.request_deserializer
 
     def parse_short(message: bytes) -> Any:
-        most = grant.key.message_bytes
-        if most is not None and len(message) > most:
+        limit = grant.key.message_bytes
+        if limit is not None and len(message) > limit:
             got = f"a message of {len(message)} bytes"
-            raise LimitExceeded(f"{got}: this key may send {most} at once")
+            raise LimitExceeded(f"{got}: this key may send {limit} at once")
         return parse(message)
 
     return handler._replace(request_deserializer=parse_short)
 
 
 def _while_granted(handler: Any, grant: Grant) -> Any:
-    """Return the handler, with response streams that end when their key is taken away."""
+    """Return the handler, with response streams that end when their key is removed."""
     if not handler.response_streaming:
         return handler
     shape = "stream_stream" if handler.request_streaming else "unary_stream"
@@ -158,7 +158,7 @@ def _while_granted(handler: Any, grant: Grant) -> Any:
 
 
 async def _granted(work: Awaitable[T], grant: Grant, context: Any) -> T:
-    """Return the result of the work, if the grant lasts so long; else end the call."""
+    """Return the result of the work; end the call if the grant is withdrawn before."""
     task = asyncio.ensure_future(work)
     try:
         while not (task.done() or grant.withdrawn):
@@ -168,7 +168,7 @@ async def _granted(work: Awaitable[T], grant: Grant, context: Any) -> T:
             task.cancel()  # again and again: asyncio.wait_for() may swallow a cancellation
             await asyncio.wait({task}, timeout=_CANCEL_SECONDS)
         if not task.cancelled():
-            task.exception()  # retrieved, so that asyncio does not warn where nobody is left
+            task.exception()  # retrieved, so that asyncio does not warn where no caller is left
     if task.cancelled() and grant.withdrawn:
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, _WITHDRAWN)
     return task.result()

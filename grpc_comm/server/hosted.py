@@ -1,7 +1,7 @@
-"""A target in a host that carries gRPC for it, such as a replica behind an ingress.
+"""A target in a host process that serves gRPC for it, such as a replica behind an ingress.
 
-The host accepts connections, parses messages and routes calls. The target's own code answers each
-call, after it has looked at its key: nothing is served because the host let it through.
+The host accepts connections, parses messages and routes calls. The target's own code checks the key
+of each call before it answers: it does not rely on the host for authentication.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REFUSALS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED)
 
 
 class Carrier(Protocol):
-    """A call as its host shows it, with setters of the call's status."""
+    """A call as its host presents it, with setters of the call's status."""
 
     def invocation_metadata(self) -> Iterable[tuple[str, str]]: ...
 
@@ -41,7 +41,7 @@ class Carrier(Protocol):
 
 
 class HostedTarget:
-    """A target that others carry calls to. Lives on the running loop, from begin() to end()."""
+    """A target whose calls come through a host; on the running loop, from begin() to end()."""
 
     def __init__(self, target: Target) -> None:
         check_hosted(target.security)
@@ -50,7 +50,7 @@ class HostedTarget:
         self._guard = KeyInterceptor(self._keys)
 
     def begin(self) -> None:
-        """Take calls from here on."""
+        """Start to accept calls."""
         self._serving.begin()
 
     async def end(self) -> None:
@@ -59,7 +59,7 @@ class HostedTarget:
 
     @property
     def hung(self) -> bool:
-        """Whether a step of the engine takes so long that it is not to be waited for."""
+        """Whether a step of the engine takes so long that it counts as hung."""
         return self._engine.step_seconds > MOST_STEP_SECONDS
 
     async def describe(self, request: pb.DescribeRequest, carrier: Carrier) -> pb.Description:
@@ -79,7 +79,7 @@ class HostedTarget:
             while (message := await call.written.get()) is not None:
                 yield message
             await work
-        finally:  # also when the host drops the call
+        finally:  # also if the host drops the call
             while not work.done():
                 work.cancel()  # again: asyncio.wait_for() may swallow a cancellation
                 await asyncio.wait({work}, timeout=_CANCEL_SECONDS)
@@ -103,11 +103,11 @@ class HostedTarget:
 
 
 def check_hosted(security: SecurityOptions) -> None:
-    """Raise InvalidRequest for TLS, which ends where the host takes connections."""
+    """Raise InvalidRequest for TLS, which ends where the host accepts connections."""
     if security.encrypted:
         raise InvalidRequest(
             "behind an ingress TLS ends before the target: leave out --tls_cert, --tls_key and "
-            "--tls_ca, and let a load balancer or a tunnel in front of the ingress have them"
+            "--tls_ca, and configure TLS in a load balancer or a tunnel in front of the ingress"
         )
 
 
@@ -121,8 +121,8 @@ def await_routes(ingress: Address) -> None:
     with grpc.insecure_channel(str(ingress)) as channel:
         session = verifier_pb2_grpc.TargetStub(channel).Session
         while (left := deadline - time.monotonic()) > 0:
-            asked = iter([pb.ClientMessage()])  # no way to begin: a target refuses it
-            if session(asked, timeout=left, wait_for_ready=True).code() in _REFUSALS:
+            messages = iter([pb.ClientMessage()])  # neither Open nor Resume: a target refuses it
+            if session(messages, timeout=left, wait_for_ready=True).code() in _REFUSALS:
                 return
             time.sleep(_ROUTED_POLL_SECONDS)
     raise Unavailable(
@@ -131,26 +131,26 @@ def await_routes(ingress: Address) -> None:
 
 
 async def _read(messages: AsyncIterator[pb.ClientMessage], read: Any) -> AsyncIterator[Any]:
-    """Messages within the limits of their sender's key, which are checked before they are used."""
+    """Messages, each checked against the limits of its sender's key before it is used."""
     async for message in messages:
         yield read(message.SerializeToString())
 
 
 class _Details(NamedTuple):
-    """The part of a call that an interceptor reads."""
+    """The details of a call that an interceptor reads."""
 
     method: str
     invocation_metadata: Iterable[tuple[str, str]]
 
 
 class _EndedError(Exception):
-    """Unwinds a call whose status was set."""
+    """Unwinds a call whose status is set."""
 
 
 class _CallContext:
-    """A call, as the service and interceptors see it (grpc.aio.ServicerContext).
+    """A call as the service and interceptors see it (grpc.aio.ServicerContext).
 
-    written: the answers; None after the last. One waits at a time, so a client that reads nothing
+    written: the answers; None after the last. Holds one at a time, so a client that reads nothing
     is noticed.
     """
 

@@ -16,7 +16,7 @@ from inference.errors import InvalidRequest
 
 
 class Served(NamedTuple):
-    """A loaded model, and what clients are told of it."""
+    """A loaded model, and its description for clients."""
 
     engine: Engine
     description: Description
@@ -33,7 +33,7 @@ class EngineThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the engine. Returns when the forward in hand is done."""
+        """Stop the engine. Returns when the forward pass in progress is done."""
         self._engine.stop(self._stopped)
         self._thread.join()
 
@@ -42,9 +42,9 @@ class Catalogue:
     """One loaded model, and others that are loaded on first use. Only a listed name reaches a
     loader.
 
-    While a model loads, callers that ask for it wait and all others go on. A load that nobody waits
-    for any more still completes, and serves the next caller. A load that failed is tried again by
-    the next caller.
+    While a model loads, callers that request it wait and all others continue. A load that no caller
+    waits for any more still completes, and serves the next caller. The next caller retries a load
+    that failed.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Catalogue:
     async def served(self, name: str) -> Served:
         """Return the model of this name, the first where the name is empty.
 
-        Raises InvalidRequest for a name that is not listed, and whatever its loader raises.
+        Raises InvalidRequest for a name that is not listed, and what its loader raises.
         """
         name = name or self._first
         if name not in self._served and name not in self._listed:
@@ -76,7 +76,7 @@ class Catalogue:
                 self._loading[name] = asyncio.create_task(self._load(name))
                 self._loading[name].add_done_callback(
                     lambda done: done.cancelled() or done.exception()
-                )  # retrieved here, raised by whoever waits
+                )  # retrieved here, raised in the callers that wait
             await asyncio.shield(self._loading[name])
         return self._served[name]
 

@@ -1,7 +1,7 @@
 """Ends calls whose message cannot be parsed, or is longer than its sender's key allows.
 
-gRPC parses before it calls a method. It answers a failure to parse with UNKNOWN, the name of a
-Python class, and an ERROR in the log. Here the call ends with the code that the protocol lists.
+gRPC parses before it calls a method. It answers a parse error with UNKNOWN, the name of a Python
+class, and an ERROR in the log. Here the call ends with the code that the protocol lists.
 Session reads its messages itself (grpc_comm/server/request_reader.py).
 """
 
@@ -22,17 +22,13 @@ from grpc_comm.statuses import status_code
 from inference.errors import InvalidRequest
 
 BREAK_SECONDS = 0.1
-"""Seconds by which gRPC may report the end of a broken call's messages before it cancels the
-call.
-"""
+"""Seconds that may pass between the end of a broken call's messages and gRPC's cancellation."""
 
 UNREADABLE = "a message that cannot be read: the client does not speak this protocol"
 
 
 class ReadingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg, unused-ignore]  # as there
-    """Reports messages that could not be parsed. It stands before interceptors that limit
-    parsing.
-    """
+    """Reports messages that could not be parsed. Precedes interceptors that limit parsing."""
 
     def __init__(self, emit: Listener) -> None:
         self._emit = emit
@@ -50,7 +46,7 @@ class ReadingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg, 
         method = getattr(handler, shape)
         many = inspect.isasyncgenfunction(method)
         if handler.request_streaming and not many:
-            return handler  # Session is a coroutine, and left alone
+            return handler  # Session is a coroutine, and not wrapped
         parse = _parsed_or_refused(handler.request_deserializer)
         wrapped = self._many(method) if many else self._once(method)
         return handler._replace(**{shape: wrapped, "request_deserializer": parse})
@@ -63,14 +59,14 @@ class ReadingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg, 
         return answer
 
     def _many(self, method: Any) -> Any:
-        """Wrap a method with many answers, to one message or to a stream of them."""
+        """Wrap a method that streams answers, to one message or to a stream of them."""
 
-        async def answers(given: Any, context: Any) -> AsyncIterator[Any]:
-            if hasattr(given, "__aiter__"):
-                given = self._checked(given, context)
+        async def answers(requests: Any, context: Any) -> AsyncIterator[Any]:
+            if hasattr(requests, "__aiter__"):
+                requests = self._checked(requests, context)
             else:
-                await self._check(given, context)
-            async with aclosing(method(given, context)) as messages:
+                await self._check(requests, context)
+            async with aclosing(method(requests, context)) as messages:
                 async for message in messages:
                     yield message
 

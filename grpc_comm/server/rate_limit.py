@@ -1,4 +1,4 @@
-"""Rate limit of a key: a token bucket, checked before a message is worked on."""
+"""Rate limit of a key: a token bucket, checked before a message is processed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import time
 from collections.abc import Callable
 
 NODES_PER_SECOND, BYTES_PER_SECOND, MESSAGES_PER_SECOND = 8_000, 2**18, 1_000
-"""Limits per second for each session that a key has. A quick draft sends some 2,000 nodes a
-second.
-"""
+"""Limits per second for each session of a key. A fast draft sends about 2,000 nodes a second."""
 
 BURST_SECONDS = 1.0
 """Seconds of unused rate that may be sent at once."""
@@ -21,7 +19,7 @@ class Allowance:
         self._clock, self._at, self._owed = clock, clock(), 0.0
 
     def charge(self, nodes: float, size: int, share: float) -> float:
-        """Return the seconds by which a message of so many nodes and bytes comes too early.
+        """Return the seconds by which a message of so many nodes and bytes is too early.
 
         The message is charged only if that is 0.
 

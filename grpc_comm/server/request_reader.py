@@ -14,7 +14,7 @@ from inference.errors import Gone, InvalidRequest
 
 
 class Inbox:
-    """A client's messages, one at a time. gRPC holds back at the sender what is not read here."""
+    """A client's messages, one at a time. While none is read, gRPC makes the sender wait."""
 
     def __init__(self, requests: AsyncIterator[pb.ClientMessage], emit: Listener) -> None:
         self._requests, self._emit = requests, emit
@@ -22,7 +22,7 @@ class Inbox:
         self._waiting_since: float | None = None
 
     async def first(self, seconds: float) -> pb.ClientMessage | None:
-        """Return the first message. Raises Gone when none has come after so many seconds."""
+        """Return the first message. Raises Gone when none has arrived after so many seconds."""
         taking = asyncio.ensure_future(self.take())
         await asyncio.wait({taking}, timeout=seconds)
         if not taking.done():
@@ -33,7 +33,7 @@ class Inbox:
     async def take(self) -> pb.ClientMessage | None:
         """Return the next message; None when the client has no more.
 
-        Raises InvalidRequest for bytes that are not a message, and whatever reading raised.
+        Raises InvalidRequest for bytes that are not a message, and what reading raised.
         """
         self._waiting_since = self._loop.time()
         try:
@@ -46,7 +46,7 @@ class Inbox:
         return message
 
     async def silence(self, seconds: float) -> None:
-        """Wait until nothing has come for so many seconds, then raise Gone."""
+        """Wait until nothing has arrived for so many seconds, then raise Gone."""
         while True:
             since, now = self._waiting_since, self._loop.time()
             if since is not None and now - since >= seconds:
@@ -55,4 +55,4 @@ class Inbox:
 
 
 def _silence(seconds: float) -> Gone:
-    return Gone(f"nothing came for {seconds:g} s: the session is left")
+    return Gone(f"no message for {seconds:g} s: the client counts as disconnected")

@@ -1,4 +1,4 @@
-"""Makes the rules of sessions beside the event loop, since a grammar may take long to compile."""
+"""Builds the rules of sessions off the event loop, since a grammar may take long to compile."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from inference.token_rule import TokenRule
 MakeRule = Callable[[], TokenRule | None]
 
 CHECKS = 4
-"""Grammars that are checked at once, of as many keys."""
+"""Grammars that are checked concurrently, each of another key."""
 
 MAKERS = 32
-"""Rules that are made at once. Each takes little, unless its grammar is large."""
+"""Rules that are built concurrently. Each is quick, unless its grammar is large."""
 
 RETRY_SECONDS = 1.0
 
 
 class RuleTurns:
-    """Checks new grammars, one at a time for each key, and makes rules. Used on the event loop.
+    """Checks new grammars, one at a time for each key, and builds rules. Used on the event loop.
 
-    Only grammars that were never checked wait for a turn. So a key that sends such grammars
-    without end takes one thread, and holds up nobody's penalties, biases and known grammars.
+    Only grammars that were never checked wait for a turn. So a key that keeps sending such grammars
+    takes one thread, and delays no other rules: neither penalties and biases nor checked grammars.
     """
 
     def __init__(self) -> None:
@@ -64,12 +64,12 @@ class RuleTurns:
 
         def end_turn(done: asyncio.Future[None]) -> None:
             turn.release()
-            done.cancelled() or done.exception()  # looked at, also where nobody waits any more
+            done.cancelled() or done.exception()  # retrieved, even if no caller waits any more
 
         checking.add_done_callback(end_turn)
-        await asyncio.shield(checking)  # who leaves does not get another turn meanwhile
+        await asyncio.shield(checking)  # a caller that leaves gets no other turn meanwhile
 
     def close(self) -> None:
-        """Check no more grammars and make no more rules."""
+        """Check no more grammars and build no more rules."""
         for threads in (self._checks, self._makers):
             threads.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Writes a stream's messages: Opened, then the session's tokens from a cursor on, when
+"""Writes a stream's messages: Opened, then the session's tokens from a cursor on, once they are
 committed.
 """
 
@@ -19,20 +19,20 @@ from inference.order import End, Opened, Progress
 Send = Callable[[pb.ServerMessage], Awaitable[None]]
 
 HEARTBEAT_SECONDS = 1.0
-"""Seconds between signs of life from a target that has nothing else to tell."""
+"""Seconds between heartbeats of a target that has nothing else to send."""
 
 MOST_STEP_SECONDS = 30.0
-"""An engine whose step takes longer than this counts as hung: its clients get no signs of life."""
+"""An engine whose step takes longer than this counts as hung: its clients get no heartbeats."""
 
 
 class Sender:
-    """Writes what lies beyond a cursor. A client that reads slowly gets fewer and longer messages.
+    """Writes the tokens after a cursor. A client that reads slowly gets fewer and longer messages.
 
     stream: id of the client's stream of proposals
     cursor: number of tokens that the client has
     """
 
-    _heartbeat: asyncio.TimerHandle  # wakes run() when a sign of life may be due
+    _heartbeat: asyncio.TimerHandle  # wakes run() when a heartbeat may be due
 
     def __init__(
         self, engine: Engine, session: Session, stream: int, cursor: int, send: Send
@@ -45,16 +45,16 @@ class Sender:
         self.drained = False
 
     def _wake(self) -> None:
-        """Say, on any thread, that there may be something to write."""
+        """Wake run(), from any thread: there may be something to write."""
         self._loop.call_soon_threadsafe(self._woken.set)
 
     def ask_to_leave(self, message: pb.GoAway) -> None:
-        """Tell the client to go elsewhere, once it has what the forward in hand brings."""
+        """Ask the client to leave, once it has the tokens of the forward pass in progress."""
         self._leaving = message
         self._woken.set()
 
     async def run(self, terms: SessionTerms) -> None:
-        """Write until the session is drained; raise what ended it."""
+        """Write until the session is drained; raise the error that ended it."""
         await self._send(pb.ServerMessage(opened=translate.write_opened(terms)))
         self._engine.listen(self._session, self._stream, self._wake)
         self._plan_heartbeat()
@@ -69,19 +69,19 @@ class Sender:
             self._heartbeat.cancel()
 
     async def until_open(self, opening: Future[Opened]) -> Opened:
-        """Wait until the prompt is prefilled, and send the client signs of life meanwhile."""
+        """Wait until the prompt is prefilled, and send the client heartbeats meanwhile."""
         prefilled = asyncio.wrap_future(opening)
-        prefilled.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at
+        prefilled.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved
         while not prefilled.done():
             await asyncio.wait({prefilled}, timeout=HEARTBEAT_SECONDS)
             if self._leaving is not None:
-                raise Unavailable("this target is about to end")
+                raise Unavailable("this target is shutting down")
             if not prefilled.done():
                 await self._send_progress()
         return prefilled.result()
 
     def _plan_heartbeat(self) -> None:
-        """Wake the writer now, and again whenever a sign of life may be due."""
+        """Wake the writer now, and again whenever a heartbeat may be due."""
         self._woken.set()
         now, due = self._loop.time(), self._sent_at + HEARTBEAT_SECONDS
         self._heartbeat = self._loop.call_at(
@@ -107,7 +107,7 @@ class Sender:
         self.drained = self.drained or progress.end is End.DRAINED
 
     def _end_or_pause(self, progress: Progress) -> End:
-        """Return the end of the text, or why no tokens come at present."""
+        """Return the end of the text, or why there are no tokens at present."""
         session = self._session
         if progress.end is not End.NOT or session.order is None or session.opening is not None:
             return progress.end

@@ -1,6 +1,4 @@
-"""A listening target: in the foreground until a signal, or on its own thread for tests and
-tools.
-"""
+"""Serves a target in the foreground until a signal, or on its own thread for tests and tools."""
 
 from __future__ import annotations
 
@@ -33,10 +31,10 @@ from inference.engine.engine import Engine
 from inference.errors import InvalidRequest
 
 GRACE_SECONDS = 5.0
-"""Seconds that open sessions may go on after the first signal."""
+"""Seconds for which open sessions may continue after the first signal."""
 
 RETRY_SECONDS = 2.0
-"""Seconds after which clients of a target that ends may look for it again."""
+"""Seconds after which clients of a target that shuts down may reconnect."""
 
 SETTLE_SECONDS = 2.0
 
@@ -45,25 +43,25 @@ _SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["Target"].full_name
 
 @dataclass(frozen=True)
 class Target:
-    """An engine to be served, with its address, its callers and its limits."""
+    """An engine to serve, with its address, its callers and its limits."""
 
     engine: Engine
     description: Description
     address: Address
     security: SecurityOptions = PLAINTEXT
     listed: Mapping[str, Callable[[], Served]] = field(default_factory=dict)  # loaded on demand
-    listener: Listener = ignore  # hears what happens
+    listener: Listener = ignore  # gets the server's events
     share_prefixes: bool = False  # sessions may start from rows of other keys
-    lease_seconds: float = LEASE_SECONDS  # a silent client's session is held for so long
+    lease_seconds: float = LEASE_SECONDS  # how long to keep a disconnected client's session
 
 
 def serve(
     target: Target, on_ready: Callable[[Address], None], grace: float = GRACE_SECONDS
 ) -> None:
-    """Serve until SIGINT or SIGTERM. A second signal ends at once.
+    """Serve until SIGINT or SIGTERM. A second signal ends it at once.
 
-    on_ready: is given the bound address
-    grace: seconds that open sessions may go on after the first signal
+    on_ready: called with the bound address
+    grace: seconds for which open sessions may continue after the first signal
 
     Raises InvalidRequest when the address cannot be used or would expose the target.
     """
@@ -112,7 +110,7 @@ class BackgroundServer:
         except InvalidRequest as error:
             self._ready.set_exception(error)
         finally:
-            # Wakes whoever still waits for the server; does nothing where it is set already.
+            # Wakes a caller that still waits for the server; does nothing if it is set already.
             self._ready.cancel()
 
     def __enter__(self) -> BackgroundServer:
@@ -128,7 +126,7 @@ class BackgroundServer:
 
 
 class Serving:
-    """A target's service, and what it stands on, from begin() to end() on the running loop.
+    """A target's service and its state, from begin() to end() on the running loop.
 
     service: answers the calls
     """
@@ -149,26 +147,26 @@ class Serving:
         self.service = TargetService(self._state, keys)
 
     def begin(self) -> None:
-        """End sessions whose lease is over, and follow the keys file, from here on."""
+        """Start to end sessions whose lease is over, and to follow the keys file."""
         self._tasks = [
             asyncio.create_task(self._expire()),
             asyncio.create_task(self._keys.watch()),
         ]
 
     def rest(self) -> None:
-        """Do neither any more. Idempotent."""
+        """Stop both. Idempotent."""
         for task in self._tasks:
             task.cancel()
 
     async def end(self) -> None:
-        """End all sessions, and stop the models once their forward in hand is done."""
+        """End all sessions, and stop the models after their forward pass in progress."""
         self.rest()
         self._state.rules.close()
         self._sessions.end_all()
         await asyncio.to_thread(self._catalogue.stop)
 
     async def _expire(self) -> None:
-        """End sessions whose lease is over, even while no call comes in."""
+        """End sessions whose lease is over, even while there are no calls."""
         while True:
             await asyncio.sleep(self._sessions.lease_seconds / 4)
             self._sessions.expire()
@@ -199,13 +197,11 @@ class _Listening:
         return self
 
     async def stop(self, grace: float | None) -> None:
-        """Announce the end, take no new sessions, and end open ones after at most `grace`
-        seconds.
-        """
+        """Announce the end, accept no new sessions, and end open ones within `grace` seconds."""
         self._serving.rest()
         await self._health.enter_graceful_shutdown()
         if grace:
-            self._serving.service.drain("the target ends", RETRY_SECONDS)
+            self._serving.service.drain("the target is shutting down", RETRY_SECONDS)
         await self._server.stop(grace)
         await _settle()
 
@@ -220,9 +216,9 @@ class _Listening:
 
 
 async def _settle() -> None:
-    """Wait until ended sessions have given their rows back.
+    """Wait until ended sessions have released their rows.
 
-    gRPC prints a traceback for each one that the end of the loop would cancel.
+    gRPC prints a traceback for each session that the end of the loop cancels.
     """
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:
@@ -243,5 +239,5 @@ def _bind(server: grpc.aio.Server, address: Address, security: ServerSecurity) -
         return server.add_secure_port(str(address), security.credentials)
     except RuntimeError as error:
         raise InvalidRequest(
-            f"cannot listen on {address}: is the port in use, or the host not this machine?"
+            f"cannot listen on {address}: is the port in use, or the host another machine?"
         ) from error

@@ -63,22 +63,24 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
             self._streams.pop(stream, None)
 
     def drain(self, reason: str, retry_after: float) -> None:
-        """Take no new sessions, and end open ones once the forward in hand is done."""
+        """Accept no new sessions, and end open ones after the forward pass in progress."""
         self._state.draining = True
         self._state.emit(Draining())
         for stream in self._streams:
             stream.go_away(reason, retry_after)
 
     def _check_streams(self, key: Key) -> None:
-        """Raise Busy for too many streams of a key, so that streams which open nothing are bounded,
-        too.
+        """Raise Busy for too many streams of a key, which bounds streams without a session, too.
 
         A session may have a new stream while its old one is still ending.
         """
-        most = None if key.sessions is None else 2 * key.sessions + 2
-        if most is not None and sum(stream.key.name == key.name for stream in self._streams) > most:
+        limit = None if key.sessions is None else 2 * key.sessions + 2
+        if (
+            limit is not None
+            and sum(stream.key.name == key.name for stream in self._streams) > limit
+        ):
             raise Busy(
-                f"this key may have {key.sessions} sessions, and has {most} streams: try again "
+                f"this key may have {key.sessions} sessions, and has {limit} streams: try again "
                 "later",
                 self._state.sessions.lease_seconds,
             )
@@ -100,7 +102,7 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
             yield
         except OutriderError as error:
             await self._refuse(context, error, key)
-        # the one place where a session's internal fault becomes a status, so that the others go on
+        # the only place where a session's internal error becomes a status; the others continue
         except Exception as error:
             log.exception("a session failed")
             self._state.emit(CallRejected(grpc.StatusCode.INTERNAL.name, key.name))

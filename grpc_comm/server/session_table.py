@@ -1,6 +1,4 @@
-"""Sessions that a target holds, with or without a connected stream. Each has one stream at a
-time.
-"""
+"""Sessions of a target, with or without a connected stream. Each has one stream at a time."""
 
 from __future__ import annotations
 
@@ -23,13 +21,13 @@ from inference.engine.session import Session
 from inference.errors import Busy, Gone, InvalidRequest, Mismatch
 
 LEASE_SECONDS = 15.0
-"""A stream that is silent for so many seconds has ended. A session without a stream is held so
+"""A stream that is silent for so many seconds has ended. A session without a stream is kept for as
 long.
 """
 
 
 class SessionRecord:
-    """One session and the stream that speaks for it.
+    """A session and its stream.
 
     stream: id of the owner's stream of proposals
     """
@@ -48,7 +46,7 @@ class SessionRecord:
         return self.tenant, self.session_id
 
     def give_to_new_stream(self, epoch: int) -> None:
-        """Give the session to a new stream. Earlier streams leave."""
+        """Give the session to a new stream. Earlier streams end."""
         self.superseded.set()
         self.epoch, self.superseded, self.expires = epoch, asyncio.Event(), None
         self.engine.leave(self.session, self.stream)
@@ -62,21 +60,17 @@ class SessionRecord:
 
 
 class SessionTable:
-    """All held sessions of a target, at most `most`. Used on its event loop."""
+    """All sessions of a target, up to `limit`. Used on its event loop."""
 
     def __init__(
         self,
         emit: Listener,
-        most: int,
+        limit: int,
         lease_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.lease_seconds, self._emit, self._most, self._clock = (
-            lease_seconds,
-            emit,
-            most,
-            clock,
-        )
+        self.lease_seconds, self._limit = lease_seconds, limit
+        self._emit, self._clock = emit, clock
         self._records: dict[tuple[str, str], SessionRecord] = {}  # by tenant and session id
         self._counts: Counter[str] = Counter()  # by tenant
 
@@ -90,36 +84,36 @@ class SessionTable:
                 f"a session id has 8 to 64 ASCII characters: got {len(session_id)}"
             )
         if (tenant, session_id) in self._records:
-            raise Mismatch("a session of this id is held: Resume it, or choose another id")
+            raise Mismatch("a session with this id exists: Resume it, or choose another id")
 
-    def check_room(self, tenant: str, most: int | None) -> None:
-        """Raise Busy unless a tenant that may have `most` sessions can open one."""
+    def check_room(self, tenant: str, limit: int | None) -> None:
+        """Raise Busy unless a tenant that may have `limit` sessions can open one."""
         self.expire()
-        if len(self._records) >= self._most:
+        if len(self._records) >= self._limit:
             raise Busy(
-                f"the target holds {len(self)} sessions and takes no more; try again later",
+                f"the target has {len(self)} sessions and accepts no more; try again later",
                 retry_after=self.lease_seconds,
             )
         mine = [record for record in self._records.values() if record.tenant == tenant]
-        if most is None or len(mine) < most:
+        if limit is None or len(mine) < limit:
             return
         leaving = [record for record in mine if record.expires is not None]
         if not leaving:
             raise Busy(
-                f"this key may have {most} sessions, and has: close one, or try again later",
+                f"this key may have {limit} sessions at a time: close one, or try again later",
                 retry_after=self.lease_seconds,
             )
         self.end(leaving[0], Ending.DISPLACED)
 
-    def check_count(self, record: SessionRecord, most: int | None) -> None:
-        """Raise Busy for a session beyond the `most` that its tenant may have. The oldest ones
-        stay.
+    def check_count(self, record: SessionRecord, limit: int | None) -> None:
+        """Raise Busy for a session beyond the `limit` that its tenant may have. The oldest
+        remain.
         """
-        if most is None:
+        if limit is None:
             return
         mine = [other for other in self._records.values() if other.tenant == record.tenant]
-        if record in mine[most:]:
-            words = f"this key may have {most} sessions now, and others are older"
+        if record in mine[limit:]:
+            words = f"this key may have {limit} sessions now, and others are older"
             raise Busy(f"{words}: close one, or try again later", retry_after=self.lease_seconds)
 
     def add(self, record: SessionRecord) -> None:
@@ -132,14 +126,14 @@ class SessionTable:
         return self._counts[tenant]
 
     def resume(self, session_id: str, key: bytes, epoch: int, tenant: str) -> SessionRecord:
-        """Give the session to a new stream; its earlier stream is no longer heard.
+        """Give the session to a new stream; its earlier stream is ignored from then on.
 
-        Raises Gone when it is not held, or not this caller's, and Mismatch for an old epoch.
+        Raises Gone when it is not here or not this caller's, and Mismatch for an old epoch.
         """
         self.expire()
         record = self._records.get((tenant, session_id))
         if record is None or not hmac.compare_digest(record.resume_key, key):
-            raise Gone("this session is not held here: open it anew")
+            raise Gone("this target has no such session: open it again")
         if epoch <= record.epoch:
             raise Mismatch(
                 f"epoch {epoch} is over: another stream resumed this session with epoch "
@@ -150,7 +144,7 @@ class SessionTable:
         return record
 
     def detach(self, record: SessionRecord) -> None:
-        """Note that the session's stream is gone. It waits for another, and lends its row
+        """Record that the session's stream has gone. It waits for another, and lends its row
         meanwhile.
         """
         if self._records.get(record.name) is record:

@@ -20,8 +20,8 @@ from inference.errors import Unavailable
 class ServerState:
     """The state that streams share. Used on the event loop only.
 
-    draining: no new sessions are taken
-    rules: where sessions have their rules made
+    draining: no new sessions are accepted
+    rules: builds the rules of sessions
     """
 
     def __init__(
@@ -33,8 +33,8 @@ class ServerState:
         self._allowances = defaultdict[str, Allowance](Allowance)  # by the names of keys
 
     def charge(self, key: Key, message: pb.ClientMessage) -> float:
-        """Return the seconds by which a message exceeds its key's rate; 0 where it may be worked
-        on.
+        """Return the seconds by which a message exceeds its key's rate; 0 where it may be
+        processed.
         """
         share = max(self.sessions.count(key.name), 1)
         most_nodes = key.nodes_per_second or NODES_PER_SECOND * share
@@ -50,11 +50,11 @@ class ServerState:
         return replace(description, sequence_length=length, max_tree_nodes=nodes)
 
     def prefix_tenant(self, key: Key) -> str:
-        """Return the name of the tenants that may start from each other's rows."""
+        """Return the name that tenants who share cached prefixes have in common."""
         return "" if self._share_prefixes else key.name
 
     def check_room(self, key: Key) -> None:
         """Raise Busy or Unavailable unless the key may open another session."""
         if self.draining:
-            raise Unavailable("this target is about to end")
+            raise Unavailable("this target is shutting down")
         self.sessions.check_room(key.name, key.sessions)

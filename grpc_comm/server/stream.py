@@ -1,7 +1,7 @@
 """One client's stream at the target, from its first message to its end.
 
-The session may outlive the stream. One task reads what the client says, another writes what the
-target says (sender.py); neither waits for the other.
+The session may outlive the stream. One task reads the client's messages, another writes the
+target's (sender.py); neither waits for the other.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ class Stream:
             return
         try:
             await self._admit(first)
-        finally:  # gRPC takes no status while a message is on its way
+        finally:  # gRPC accepts no status while a message is being written
             if self._writing is not None:
                 await asyncio.wait({self._writing})
 
     async def _admit(self, first: pb.ClientMessage) -> None:
         request = translate.read_first(first)
         if self._state.draining:
-            raise Unavailable("this target is about to end")
+            raise Unavailable("this target is shutting down")
         if isinstance(request, OpenRequest):
             record, opening = await self._open(request)
             await self._own(record, record.session.length, opening)
@@ -89,7 +89,7 @@ class Stream:
             await self._own(self._resume(request), request.length, None)
 
     def go_away(self, reason: str, retry_after: float) -> None:
-        """Ask the client to leave once it has what the forward in hand brings."""
+        """Ask the client to leave once it has the tokens of the forward pass in progress."""
         if self._sender is not None:
             self._sender.ask_to_leave(pb.GoAway(reason=reason, retry_after_seconds=retry_after))
 
@@ -128,7 +128,7 @@ class Stream:
         return await turns.make(partial(rules.make, prompt, params))
 
     async def _with_heartbeats(self, length: int, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for work, and send a client that has `length` tokens signs of life meanwhile."""
+        """Wait for work, and send a client that has `length` tokens heartbeats meanwhile."""
         working = asyncio.ensure_future(work)
         try:
             while not (await asyncio.wait({working}, timeout=HEARTBEAT_SECONDS))[0]:
@@ -153,25 +153,25 @@ class Stream:
         """Serve the session until its client is done, or another stream takes it over."""
         epoch = record.epoch
         ending: Ending | None = Ending.FAILED
-        known = opening is None  # the client knows of the session and can come back for it
+        resumable = opening is None  # the client knows of the session and can come back for it
         try:
             _check_length(length, record)
             record.engine.acknowledge(record.session, length)
             sender = self._start(record, length)
 
             async def speak() -> None:
-                nonlocal known
+                nonlocal resumable
                 opened = await sender.until_open(opening) if opening else _NOTHING_NEW
-                known = True
+                resumable = True
                 await sender.run(self._opened(record, opened))
 
             read = self._read(record, record.stream)
             await self._while_client_speaks(read, speak(), _until_superseded(record.superseded))
             ending = Ending.DRAINED if sender.drained else Ending.CLOSED
-        except (asyncio.CancelledError, Gone):  # the call broke, or nobody is there
+        except (asyncio.CancelledError, Gone):  # the call broke, or the client has gone
             if self._grant.withdrawn:
                 ending = Ending.REFUSED
-            elif known:
+            elif resumable:
                 ending = None  # the session waits for another stream
             raise
         except OutriderError:
@@ -179,7 +179,7 @@ class Stream:
             raise
         finally:
             if record.epoch != epoch:
-                pass  # another stream has it now
+                pass  # the session belongs to another stream now
             elif ending is None:
                 self._sessions.detach(record)
             else:
@@ -205,7 +205,7 @@ class Stream:
             opened=opened,
         )
 
-    # Reading what the client says.
+    # Reading the client's messages.
 
     async def _read(self, record: SessionRecord, stream: int) -> None:
         """Follow the client's messages until there are no more."""
@@ -248,7 +248,7 @@ class Stream:
         self._set_limits(record)
         length, limit = record.session.length, record.session.limit
         if length > limit:
-            raise LimitExceeded(f"{length} tokens: this key may have {limit} in a session now")
+            raise LimitExceeded(f"{length} tokens: this key's limit is now {limit} in a session")
         self._sessions.check_count(record, self.key.sessions)
 
     def _set_limits(self, record: SessionRecord) -> None:
@@ -260,20 +260,20 @@ class Stream:
         await _first_of(*works, self._inbox.silence(self._sessions.lease_seconds))
 
     async def _send(self, message: pb.ServerMessage) -> None:
-        """Write a message; raise Gone when nobody reads. A write in progress outlives its
+        """Write a message; raise Gone when the client has gone. A write in progress outlives its
         caller.
         """
         if self._record is not None:
             self._apply_limits(self._record)
         self._state.emit(MessageSent(message.ByteSize()))
         writing = self._writing = asyncio.ensure_future(self._write(message))
-        writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at
+        writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved
         await asyncio.wait({writing}, timeout=self._sessions.lease_seconds)
         failure = writing.exception() if writing.done() and not writing.cancelled() else None
         if failure is not None and not isinstance(failure, grpc.aio.BaseError):
             raise failure
         if failure is not None or not writing.done():
-            raise Gone("the client has gone, or reads nothing") from failure
+            raise Gone("the client has gone, or does not read") from failure
 
 
 def _check_prompt(request: OpenRequest, sequence_length: int) -> None:
@@ -283,16 +283,16 @@ def _check_prompt(request: OpenRequest, sequence_length: int) -> None:
         raise LimitExceeded(
             f"a prompt of {length} tokens leaves no room: the sequence length is {sequence_length}"
         )
-    most = translate.most_scored(params.logprobs or 0)
-    if params.prompt_logprobs and length > most:
+    limit = translate.most_scored(params.logprobs or 0)
+    if params.prompt_logprobs and length > limit:
         raise LimitExceeded(
-            f"log-probabilities of a prompt of {length} tokens: with {params.logprobs} likeliest "
-            f"ones at each, {most} are told at most"
+            f"log-probabilities of a prompt of {length} tokens: with {params.logprobs} "
+            f"alternatives at each, the limit is {limit} tokens"
         )
 
 
 def _check_length(length: int, record: SessionRecord) -> None:
-    """Raise Mismatch unless the client has at least the prompt, and at most the session's
+    """Raise Mismatch unless the client has all of the prompt, and no more than the session's
     tokens.
     """
     session = record.session
@@ -311,7 +311,7 @@ async def _until_superseded(ended: asyncio.Event) -> None:
 async def _first_of(*works: Coroutine[Any, Any, None]) -> None:
     """Run all works until one has ended, and raise what it raises. The others are cancelled."""
     tasks = [asyncio.ensure_future(work) for work in works]
-    for task in tasks:  # looked at here, also where this one is cancelled while others end
+    for task in tasks:  # retrieved here, even if this task is cancelled while others end
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
     ended: set[asyncio.Task[None]] = set()
     try:

@@ -22,7 +22,7 @@ JOULES_PER_KWH = 3.6e6
 BYTES_PER_GB = 1e9
 
 PER_MILLION = 1e6
-"""Prices of tokens are stated per so many."""
+"""Prices of tokens are per so many."""
 
 COSTS = ("total_cost", "api_cost")
 """Objectives in US dollars."""
@@ -41,10 +41,10 @@ UNITS = tuple(Usage(*(float(index == part) for index in range(4))) for part in r
 class Billing:
     """Prices in US dollars, watts, and the share of the target that is charged.
 
-    None is what nobody has stated. Raises ValueError for a number that is negative or not finite,
+    None where not set. Raises ValueError for a number that is negative or not finite,
     and for a share that is not above 0 or beyond 1.
 
-    source: who states the target's price, with the day where it is known; None where nobody does
+    source: where the target's price is from, with the day if known; None without a price
     """
 
     usd_per_hour: float | None = None  # of the whole machine
@@ -67,13 +67,13 @@ class Billing:
 
     @property
     def priced(self) -> bool:
-        """Whether somebody has stated the target's price."""
+        """Whether the target's price is set."""
         return self.usd_per_hour is not None
 
     def described(self, usd_per_hour: float) -> Billing:
-        """These prices, and the target's own of itself where nobody has stated another.
+        """These prices, with the price that the target reports where none is set.
 
-        usd_per_hour: 0 where it states none
+        usd_per_hour: 0 where it reports none
         """
         if self.priced or not usd_per_hour:
             return self
@@ -89,10 +89,10 @@ class Billing:
         ValueError without tokens.
 
         tokens: an expected number in a forecast
-        draft_joules: as measured; by default the stated watts count
+        draft_joules: as measured; by default from draft_watts
         """
         if not 0 < tokens < float("inf"):
-            raise ValueError(f"cost is counted by the token, and there are {tokens}")
+            raise ValueError(f"cost per token needs tokens: got {tokens}")
         each, share = usage.times(1 / tokens), self.target_share / tokens
         wall = Figure.measured(each.wall, "wall clock")
         drafting = draft_joules or _joules(self.draft_watts, usage.drafting, "draft")
@@ -120,7 +120,7 @@ class Billing:
     def unit_prices(self, objective: str) -> UnitPrices:
         """Return the prices of the units by this objective.
 
-        Raises InvalidRequest, naming what is not known, where the objective cannot be computed.
+        Raises InvalidRequest, naming the missing prices, if the objective cannot be computed.
         """
         prices = [self.figures(1.0, unit)[objective] for unit in UNITS]
         missing = dict.fromkeys(
@@ -140,7 +140,7 @@ class Billing:
 
 
 def price_words(objective: str, per_token: float) -> str:
-    """Return a price per token in words, in the unit in which people state it."""
+    """Return a price per token as text, in its usual unit."""
     if objective in COSTS:
         return f"${per_token * PER_MILLION:.4g} a million tokens"
     if objective == "latency":
@@ -166,7 +166,7 @@ def _joules(watts: float | None, seconds: float, whose: str) -> Figure:
     if seconds == 0 or watts == 0:
         return Figure.measured(0.0, f"no time of the {whose}")
     if watts is None:
-        return Figure.unavailable(f"nobody has stated the watts of the {whose}")
+        return Figure.unavailable(f"the watts of the {whose} are not set")
     return Figure.estimated(watts * seconds, f"{watts:g} W assumed")
 
 

@@ -24,7 +24,7 @@ class EnergyReader(Protocol):
     def joules(self) -> Figure:
         """Return joules since a moment of the reader's choice; never raises.
 
-        Readers that integrate power have to be asked often.
+        Readers that integrate power must be read often.
         """
         ...
 
@@ -33,9 +33,9 @@ class EnergyMeter:
     """Context in which energy is counted: whole devices, idle power included.
 
     parts: joules by each reader, once the context has ended
-    sample_seconds: how often readers are asked, for counters that wrap and readers that integrate
+    sample_seconds: interval between readings, for counters that wrap and readers that integrate
 
-    The readers belong to the meter, which asks them on a thread of its own.
+    The readers belong to the meter, which reads them on a thread of its own.
     """
 
     parts: tuple[Figure, ...]
@@ -66,9 +66,7 @@ class EnergyMeter:
 
     @property
     def known(self) -> Figure:
-        """Sum in joules of the parts that could be read: an estimate from below where others
-        could not.
-        """
+        """Sum in joules of the parts that could be read: a lower bound where others could not."""
         return at_least(self.parts)
 
     def _sample(self) -> None:
@@ -82,8 +80,8 @@ class EnergyMeter:
 def _used(first: Figure, last: Figure, seconds: float) -> Figure:
     """Return the joules between two readings of one counter.
 
-    A device that is on uses energy, so a counter that stood still says nothing. Some stand still
-    until a privileged tool runs, others are published once a minute.
+    A device that is on uses energy, so a counter that did not advance is invalid. Some stop until a
+    privileged tool runs, others are published once a minute.
     """
     if first.value is None or last.value is None:
         return first if first.value is None else last
@@ -100,7 +98,7 @@ _INSTALL = install("energy")
 
 
 def find_readers() -> list[EnergyReader]:
-    """Return a reader for everything that uses energy here.
+    """Return a reader for each device of this machine that uses energy.
 
     A device that cannot be read has a reader, too, which gives the reason.
     """

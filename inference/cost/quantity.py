@@ -29,7 +29,7 @@ class Figure:
     value: float | None
     quality: Quality
     source: str
-    lower_bound: bool = False  # parts that nobody knows are not counted
+    lower_bound: bool = False  # unknown parts are not counted
 
     def __post_init__(self) -> None:
         if (self.value is None) != (self.quality is Quality.UNAVAILABLE):

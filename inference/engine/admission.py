@@ -1,4 +1,4 @@
-"""Admission: open sessions, the line of those that wait for a row, and eviction from rows."""
+"""Admission: open sessions, the queue of those that wait for a row, and eviction from rows."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from inference.errors import Busy, Unavailable
 class Admission:
     """The open sessions of one model, in order of opening.
 
-    waiting: sessions that may wait in line for a row.
-    most: sessions that may be open, on rows and in line.
-    lock: guards this, its rows and its sessions. It is notified of what may bring work.
+    waiting: maximum sessions that queue for a row.
+    most: maximum open sessions, on rows and queued.
+    lock: guards this, its rows and its sessions. It is notified of possible work.
     is_computing: the draft or the target reads rows now, so closed sessions keep theirs.
     """
 
@@ -43,7 +43,7 @@ class Admission:
 
     @property
     def line(self) -> list[Session]:
-        """Sessions that want a row and have none, in the order in which they get one.
+        """Sessions that queue for a row, in the order in which they get one.
 
         The tenant with the fewest rows comes first, then the session opened first.
         """
@@ -60,17 +60,17 @@ class Admission:
 
     @property
     def closing(self) -> bool:
-        """Whether a closed session is still to be removed."""
+        """Whether a closed session has not been removed yet."""
         return any(session.closed for session in self._sessions)
 
     def add(self, session: Session, now: float) -> None:
-        """Add an open session. Raises Busy when it would have to wait and the line is full.
+        """Add an open session. Raises Busy when it would have to wait and the queue is full.
 
         now: seconds of the engine's clock, as in all methods here.
         """
         line = len(self.line)
         if line >= self._waiting + self.pool.free + len(self._silent(now)):
-            full = f"{self._model.rows} sessions are served and {line} wait in line"
+            full = f"{self._model.rows} sessions are served and {line} are queued"
             raise Busy(f"the target is full: {full}; try again later")
         self._sessions[session] = None
 
@@ -91,7 +91,7 @@ class Admission:
     def fail(self, session: Session, error: Exception | None) -> list[Callback]:
         """Close a session with an error; returns the callbacks that follow.
 
-        Its opening fails, and its listeners hear of its end. It is removed later.
+        Its opening fails, and its listeners are notified of its end. It is removed later.
         """
         session.closed = session.closed or error
         opening, session.opening = session.opening, None
@@ -101,7 +101,7 @@ class Admission:
         return calls
 
     def hand_out_rows(self, now: float) -> list[Session]:
-        """Give rows to sessions in line; returns the sessions that lost a row for it."""
+        """Give rows to queued sessions; returns the sessions that lost a row for it."""
         evicted = []
         while line := self.line:
             first = line[0]
@@ -129,7 +129,7 @@ class Admission:
     def _victim(self, waiting: Session, now: float) -> Session | None:
         """The session that loses its row to `waiting`, if there is one.
 
-        It is the longest silent session. If none is silent, it is a session of the tenant with most
+        It is the longest idle session. If none is idle, it is a session of the tenant with most
         rows: the one that has had its row longest, once its turn is over.
         """
         silent = self._silent(now)
@@ -155,6 +155,6 @@ class Admission:
             session.release_row()
 
     def _silent(self, now: float) -> list[Session]:
-        """Sessions on rows that were silent for silent_seconds, the longest silent first."""
+        """Sessions on rows that were idle for silent_seconds, the longest idle first."""
         silent = [one for one in self.on_rows if one.silent_for(now) > TUNING.silent_seconds]
         return sorted(silent, key=lambda session: -session.silent_for(now))

@@ -1,10 +1,10 @@
-"""The steps of an engine: each makes one forward and finishes the one before.
+"""The steps of an engine: each runs a forward pass and finishes the previous one.
 
-Whenever the model is free it makes a forward. Every decoding session takes part with its root and
-its best candidates.
+Whenever the model is free it runs a forward pass. Every decoding session takes part with its root
+and its best candidates.
 
-The device waits from the end of a forward to the beginning of the next. So only what the next
-forward depends on is done then. Calibration, events and readers have their turn while it computes.
+The device waits from the end of a forward pass to the beginning of the next. So only what the next
+forward pass depends on is done then. Calibration, events and readers run while it computes.
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ from inference.engine.session import Session
 from inference.order import Opened
 
 LONGEST_WAIT = 60.0
-"""Seconds that an idle engine waits at most: a tiny rate would overflow the lock's timeout."""
+"""Maximum seconds that an idle engine waits: a tiny rate would overflow the lock's timeout."""
 
 YOUNG_OBJECTS = 10_000
-"""Objects that a process with an engine makes before Python's garbage collector looks at them.
-Python's own number is 700. One forward of 64 sessions makes about as many, which are gone with it.
+"""New objects of a process with an engine before Python's garbage collector examines them. Python's
+default is 700. A forward pass of 64 sessions creates about as many, which are freed with it.
 """
 
 
 def collect_rarely() -> None:
-    """Make the garbage collector of the whole process look at YOUNG_OBJECTS at a time.
+    """Make the garbage collector of the whole process examine YOUNG_OBJECTS at a time.
 
-    What is looked at in the middle of a forward counts as old from then on, although it is gone
-    after the forward. So the collector would search all objects of the process every few dozen
-    forwards, and all sessions would wait for that.
+    Objects that it examines in the middle of a forward pass count as old from then on, although
+    they are freed after it. So the collector would search all objects of the process every few
+    dozen forward passes, and all sessions would wait for that.
     """
     gc.set_threshold(YOUNG_OBJECTS)
 
 
 class BatchRunner:
-    """Makes forwards of the sessions that admission has put on rows. One thread at a time.
+    """Runs forward passes of the sessions on rows. One thread at a time.
 
-    listeners: hear of one event at a time, in order, without the lock.
+    listeners: get one event at a time, in order, without the lock.
     graphs: the draft within the target's graphs.
-    draft: lets the draft beside the target work for ready sessions; it is told the seconds of a
-    root-only forward of them.
+    draft: lets the draft beside the target work for ready sessions, given the seconds of a
+    root-only forward pass of them.
     clock: returns seconds.
     """
 
@@ -103,12 +103,12 @@ class BatchRunner:
     def step(
         self, last: Sequence[Callback], aside: ThreadPoolExecutor | None = None
     ) -> list[Callback] | None:
-        """Receive, schedule and forward, and finish the last forward meanwhile.
+        """Receive, schedule and run a forward pass, and finish the last one meanwhile.
 
-        last: callbacks that the last forward has left. They are made before any other.
-        aside: makes them while this forward computes; None where there are none.
+        last: deferred calls of the last forward pass. They run before any other.
+        aside: runs them while this forward pass computes; None where there are none.
 
-        Returns the callbacks that this forward leaves; None when there was nothing to do.
+        Returns the deferred calls of this forward pass; None when there was nothing to do.
         """
         self._step_began = self._clock()
         received = self._receive(self._step_began)
@@ -128,7 +128,7 @@ class BatchRunner:
         return left if items or received or failed else None
 
     def _receive(self, now: float) -> list[Callback]:
-        """Take note of closed and waiting sessions, and of prompts that are prefilled."""
+        """Handle closed and waiting sessions, and prefilled prompts."""
         admission = self._admission
         with admission.lock:
             calls = admission.remove_closed()
@@ -144,7 +144,9 @@ class BatchRunner:
             return self._ready_sets()[ForwardKind.TREES]
 
     def _schedule(self, now: float) -> tuple[ForwardKind, list[BatchItem], list[Callback]]:
-        """Prepare the next forward: its kind, its items, and callbacks of sessions that failed."""
+        """Prepare the next forward pass: its kind, its items, and callbacks of sessions that
+        failed.
+        """
         with self._admission.lock:
             self._update_queue_clocks(now)
             plan = self._scheduler.next(self._ready_sets())
@@ -163,7 +165,7 @@ class BatchRunner:
         last: Sequence[Callback],
         aside: ThreadPoolExecutor | None,
     ) -> list[Callback]:
-        """Make a forward and settle it; returns the callbacks that it leaves.
+        """Run a forward pass and settle it; returns its deferred calls.
 
         begun: when the engine's own work on it began, in seconds.
         """
@@ -189,10 +191,10 @@ class BatchRunner:
     def _settle(
         self, forward: CompletedForward, answers: Sequence[Any], seconds: float
     ) -> list[Callback]:
-        """Commit each session's result of a forward; returns the callbacks that follow.
+        """Commit each session's result of a forward pass; returns the callbacks that follow.
 
-        answers: [items] what the model answered, or the error that it ended with.
-        seconds: time of the forward, with the engine's own work before it.
+        answers: [items] the model's answers, or the error that it raised.
+        seconds: time of the forward pass, with the engine's own work before it.
         """
         calls: list[Callback] = []
         charges = forward.charges(self._scheduler.seconds)
@@ -235,7 +237,7 @@ class BatchRunner:
                 session.update_queue_clock(now)
 
     def _ready_sets(self) -> ReadySets:
-        """Sessions on rows that want a forward now, by kind of forward."""
+        """Sessions on rows that are ready for a forward pass, by kind of forward pass."""
         filling, decoding = list[Session](), list[Session]()
         for session in self._admission.on_rows:
             if session.missing:
@@ -260,7 +262,7 @@ class BatchRunner:
     def idle_seconds(self) -> float | None:
         """Seconds until a step may have work; None when only a client's call can bring work.
 
-        The lock is held by the caller.
+        The caller has the lock.
         """
         admission, now = self._admission, self._clock()
         can_change = admission.closing or (admission.pool.free and admission.line)

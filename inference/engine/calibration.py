@@ -1,6 +1,6 @@
-"""Calibration of proposers' claimed chances by how many claimed candidates the target took.
+"""Calibration of proposers' claimed chances by how many candidates the target accepted.
 
-Clients claim the chances of their candidates, and forwards are divided among sessions by them. So a
+Clients claim the chances of their candidates, and these divide forward passes among sessions. So a
 claim is corrected by the record of the same tenant, kind of proposer and tree level. Pure.
 """
 
@@ -17,7 +17,7 @@ HIGHEST = 0.999
 """The greatest calibrated chance: no edge is certain before the target has verified it."""
 
 _LEVELS = (1, 2, 4, 8)
-"""Least depth of each class of tree levels."""
+"""Minimum depth of each class of tree levels."""
 
 
 def _class_of(depth: int) -> int:
@@ -30,9 +30,9 @@ class Claims(NamedTuple):
 
     proposer: int  # kind of the proposer
     depth: int  # depth of the children; 1 below the root
-    named: int  # number of children that it named
+    named: int  # number of children that it proposed
     claimed: float  # sum of their claimed chances
-    taken: bool  # the target took one of them
+    taken: bool  # the target accepted one of them
 
 
 class _ClassRecord:
@@ -56,7 +56,7 @@ class _ClassRecord:
 class OwnRecord:
     """Outcome of one session's candidates. Its draft may be worse than its tenant's others.
 
-    factor: part of the expected candidates that the target took, 1 at most.
+    factor: part of the expected candidates that the target accepted, up to 1.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class OwnRecord:
         self.factor = 1.0
 
     def observe(self, expected: float, taken: int) -> None:
-        """Record how many candidates a forward was expected to take, and how many it took."""
+        """Record the expected and the actual number of accepted candidates of a forward pass."""
         self._expected = TUNING.own_fading * self._expected + expected
         self._taken = TUNING.own_fading * self._taken + taken
         weight = TUNING.own_weight
@@ -82,7 +82,7 @@ class Calibration:
 
     @property
     def factors(self) -> dict[tuple[int, int], float]:
-        """Factors of classes with a record, by kind of proposer and least depth of the class."""
+        """Factors of classes with a record, by kind of proposer and minimum depth of the class."""
         return {
             (kind, depth): records[_class_of(depth)].factor
             for kind, records in self._records.items()
@@ -111,7 +111,7 @@ class Calibration:
 
 
 class CommittedStep(NamedTuple):
-    """The tokens of a verdict, and what was claimed of them where the target chose them."""
+    """The tokens of a verdict, and the claims for them where the target chose them."""
 
     tokens: Sequence[int]
     claimed: Sequence[Claimed]  # [tokens] as CandidateTree.commit returns them
@@ -119,7 +119,7 @@ class CommittedStep(NamedTuple):
     def named(self) -> list[int]:
         """[tokens] the kind of the proposer that claimed the greatest chance for each.
 
-        The last token was in no forward, so it is nobody's.
+        The last token was in no forward pass, so it has no proposer.
         """
         met = zip(self.claimed[:-1], self.tokens, strict=False)
         return [*(_boldest(claimed, token) for claimed, token in met), NOBODY]
@@ -128,7 +128,7 @@ class CommittedStep(NamedTuple):
         """Yield the claims that the walk has decided.
 
         At each of its nodes these are the claims for all children. Children outside the forward
-        count, too, because the target has chosen among all of them.
+        pass pass count, too, because the target has chosen among all of them.
         """
         for depth, (token, claimed) in enumerate(zip(self.tokens, self.claimed, strict=True), 1):
             for proposer, chances in claimed.items():

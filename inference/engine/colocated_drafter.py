@@ -1,15 +1,15 @@
-"""A draft beside the target: a proposer for each session that asks for one. It is a model of its
-own, or a head that reads what the target has computed.
+"""A draft beside the target: a proposer for each session that requests one. It is a model of its
+own, or a head that reads the target's features.
 
-A call of the draft occupies the target's device. So the draft works between forwards, on the
-engine's thread, and one call serves all of its sessions. A call is made while its expected tokens
-are worth more than its seconds. Copies of what the text said before take no call.
+A call of the draft occupies the target's device. So the draft works between forward passes, on the
+engine's thread, and a call serves all of its sessions. A call is made while its expected tokens
+are worth more than its seconds. Copies of earlier text take no call.
 
-A session that did not ask is delayed only by its service credit. A session that asked keeps 0.98 of
+A session without a draft is delayed only by its service credit. A session with one keeps 0.98 of
 its root-only rate over its text. It pays for calls from the tokens that it is ahead, or with a
-deficit that the rest of the text can repay. A tenant whose drafts brought less than they cost is
+deficit that the rest of the text can repay. A tenant whose drafts gained less than they cost is
 allowed no deficit.
-When the draft fails, sessions go on without it.
+When the draft fails, sessions continue without it.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ MOST_DEFICIT = 1.0
 """Tokens that a session may fall behind its promised rate for the draft's calls."""
 
 RECORD_BOUND = 1.0
-"""Bound of a tenant's record in tokens, good or bad, so that a few calls can turn it."""
+"""Bound of a tenant's record in tokens, good or bad, so that a few calls can change its sign."""
 
 USUAL_NODES = 16
-"""Nodes of the forward that the cost of one candidate is estimated from."""
+"""Nodes of the forward pass from which the cost of a candidate is estimated."""
 
 CALL_NODES = 4
-"""Nodes that a call of the draft is taken to rank when it is compared with other proposers."""
+"""Assumed nodes of a call of the draft when it is compared with other proposers."""
 
 
 MOST_WITHOUT_MODEL = 64
@@ -73,27 +73,27 @@ class CandidateReceiver(Protocol):
 class _DraftedSession:
     """A session that the draft serves.
 
-    gained: tokens that the latest calls brought, less their cost and that of longer forwards, in
-    root-only forwards. None: no call was made since the session was last heard.
+    gained: tokens that the latest calls gained, less their cost and that of longer forward passes,
+    in root-only forward passes. None: no call was made since hear() last found tokens.
     """
 
     session: Session
     proposer: GrowingProposer
     stream: int  # stream of the proposals
     row: int  # row of the draft
-    end: int  # length of the text, as the draft was told
-    heard: int  # length of the session when it was last heard
-    spent: Spent = field(default_factory=Spent)  # costs of the session when it was last heard
+    end: int  # length of the text that the draft assumes
+    heard: int  # length of the session at the last hear()
+    spent: Spent = field(default_factory=Spent)  # costs of the session at the last hear()
     fed: bool = False  # the draft has the keys of the text
-    ahead: float = 0.0  # tokens ahead of the promised rate, with forwards and calls counted
+    ahead: float = 0.0  # tokens ahead of the promised rate, with forward passes and calls counted
     gained: float | None = None
-    next_number: int = 0  # of nodes
+    next_number: int = 0  # of the next node
     arbitration: ProposerArbitration = field(default_factory=ProposerArbitration)
 
     def hear(self, now: float, root_only: float) -> bool:
-        """Tell the proposer of newly committed tokens; returns whether there were any.
+        """Pass newly committed tokens to the proposer; returns whether there were any.
 
-        root_only: seconds of a root-only forward.
+        root_only: seconds of a root-only forward pass.
         """
         progress = self.session.progress(self.heard, self.stream)
         tokens, proposers = progress.tokens, progress.proposers
@@ -134,9 +134,9 @@ class _DraftedSession:
 class ColocatedDrafter:
     """The draft beside the target, on the rows of its own model. Used on the engine's thread only.
 
-    knowledge: makes a row's times and acceptances, which persist from session to session.
-    room: nodes beyond the text that a row may have ranked.
-    copies: what a session's text said before is copied, too.
+    knowledge: returns a row's times and acceptances, which persist from session to session.
+    room: maximum nodes beyond the text that a row ranks.
+    copies: copies of a session's earlier text are proposed, too.
     clock: returns seconds.
     """
 
@@ -166,17 +166,17 @@ class ColocatedDrafter:
         return len(self._free)
 
     def work(self, ready: Sequence[Session], root_only: float, receiver: CandidateReceiver) -> None:
-        """Draft for the sessions that ask for it, as long as that is worth the delay.
+        """Draft for the sessions that request it, as long as that is worth the delay.
 
-        ready: sessions that the next forward will serve.
-        root_only: seconds of a root-only forward of these sessions; 0 while unknown.
+        ready: sessions that the next forward pass will serve.
+        root_only: seconds of a root-only forward pass of these sessions; 0 while unknown.
         """
         for drafted in list(self._drafted.values()):
             if _is_gone(drafted):
                 self._release(drafted, receiver)
         others = HeldUp([one for one in ready if not one.drafted_beside], root_only)
         if not root_only:
-            return  # no forward has been timed yet
+            return  # no forward pass has been timed yet
         for session in ready:
             self._admit(session, root_only, receiver)
         served = [self._drafted[one] for one in ready if one in self._drafted]
@@ -201,14 +201,14 @@ class ColocatedDrafter:
                 drafted.charge_call(seconds / root_only)
 
     def _wants_call(self, drafted: _DraftedSession, now: float, root_only: float) -> bool:
-        """Whether a call is worth making for the session, and it can pay for the call."""
+        """Whether a call is worth its cost for the session, which can pay for it."""
         if not drafted.fed or drafted.session not in self._drafted or self._adds_nothing(drafted):
             return False
         tokens = drafted.ahead + self._allowed_deficit(drafted)
         return bool(drafted.proposer.choose(now, tokens * root_only / TUNING.least_rate))
 
     def _adds_nothing(self, drafted: _DraftedSession) -> bool:
-        """Whether other proposers alone make the text faster than this draft would."""
+        """Whether other proposers alone are faster than this draft would be."""
         known = self._known[drafted.row]
         forward, call = known.target.seconds(1, 1), known.draft.seconds(1, CALL_NODES)
         level = float(known.acceptance.mean_edges(DRAFTING.width).sum())
@@ -229,7 +229,7 @@ class ColocatedDrafter:
             drafted.gained = None
 
     def _admit(self, session: Session, root_only: float, receiver: CandidateReceiver) -> None:
-        """Give the session a row of the draft, if it asks for the draft and a row is free."""
+        """Give the session a row of the draft, if it requests the draft and a row is free."""
         order = session.order
         if order is None or not order.beside or order.end <= session.length + 1:
             return
@@ -253,13 +253,13 @@ class ColocatedDrafter:
         )
         proposer.open(list(session.tokens), session.params, order.end)
         stream = receiver.join(session)
-        before = replace(session.spent)  # the costs before now are none of the draft's
+        before = replace(session.spent)  # earlier costs are not the draft's
         drafted = _DraftedSession(session, proposer, stream, row, order.end, session.length, before)
         drafted.arbitration.silent = self._sufficed.get(session.tenant, False)
         self._drafted[session] = drafted
 
     def _feed(self, drafted: _DraftedSession, receiver: CandidateReceiver) -> None:
-        """Prefill the next part of a session's text in the draft; forwards go on between parts."""
+        """Prefill the next part of a session's text; forward passes run between parts."""
         try:
             drafted.fed = not drafted.proposer.feed()
         # An error of the draft costs speed and never ends a session.
@@ -305,15 +305,15 @@ class ColocatedDrafter:
 
 
 def _row_of(session: Session) -> TargetRow:
-    """Return where the target has the session's text."""
-    assert session.row is not None, "a session without a row is not drafted for"
+    """Return the target's row of the session."""
+    assert session.row is not None, "drafting needs a row"
     return TargetRow(session.row.index, session.row.slots)
 
 
 def _is_gone(drafted: _DraftedSession) -> bool:
     """Whether the session closed, lost its row, or changed its order.
 
-    A changed order asks for no draft, or for a longer text than the draft was told.
+    A changed order requests no draft, or a longer text than the draft assumes.
     """
     session, order = drafted.session, drafted.session.order
     if session.closed is not None or session.row is None:
@@ -322,6 +322,6 @@ def _is_gone(drafted: _DraftedSession) -> bool:
 
 
 def _node_seconds(known: Knowledge) -> float:
-    """Seconds that one candidate adds to a forward of one row."""
+    """Seconds that one candidate adds to a forward pass of one row."""
     narrow, wide = known.target.seconds(1, 1), known.target.seconds(1, USUAL_NODES)
     return max(wide - narrow, 0.0) / (USUAL_NODES - 1)

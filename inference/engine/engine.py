@@ -1,9 +1,9 @@
-"""The engine: many sessions on one target, with prefill in chunks and continuous forwards.
+"""The engine: many sessions on one target, with chunked prefill and continuous batching.
 
 Clients may call from any thread: they open, steer, read and close sessions. A session's fault or
 end affects no other session.
 
-The engine's lock is the innermost: no other is taken while it is held. Callbacks run after it.
+The engine's lock is the innermost: its holder takes no other lock. Callbacks run after its release.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from inference.times import Times
 from inference.token_rule import TokenRule
 
 MAX_QUEUED = 64
-"""Sessions that may wait in line for a row."""
+"""Maximum sessions that queue for a row."""
 
 
 class Engine:
@@ -46,17 +46,17 @@ class Engine:
     A method that changes a session raises the error that closed it, if it is closed.
 
     sequence_length: tokens that a session may have, prompt included.
-    max_tree_nodes: nodes of one session in one forward, the root included.
-    vocabulary: ids that the tokenizer knows; valid ids are below it.
-    waiting: sessions that may wait in line for a row.
-    times: what forwards take, as far as it is known.
+    max_tree_nodes: nodes of one session in one forward pass, the root included.
+    vocabulary: number of the tokenizer's ids; valid ids are below it.
+    waiting: maximum sessions that queue for a row.
+    times: model of the seconds of forward passes.
     drafter: the draft beside the target.
     graphs: the draft within the target's graphs.
-    grammars: makes the rules of texts with a grammar; None where no text may have one.
-    when_idle: makes a short call of the model while nobody has a session; whether it made one.
+    grammars: builds the rules of texts with a grammar; None where grammars are not supported.
+    when_idle: makes a short call of the model while there are no sessions; whether it made one.
     clock: returns seconds.
-    listeners: hear of one event at a time, in order, without the engine's lock.
-    running: whether a thread is in run() and makes the forwards.
+    listeners: get one event at a time, in order, without the engine's lock.
+    running: whether a thread is in run().
     """
 
     def __init__(
@@ -109,9 +109,9 @@ class Engine:
     ) -> tuple[Session, Future[Opened]]:
         """Open a session; the future is done when its prompt is prefilled.
 
-        Raises InvalidRequest for a prompt that cannot be served, and Busy when the line is full.
+        Raises InvalidRequest for a prompt that cannot be served, and Busy when the queue is full.
 
-        rule: of the same prompt and params, from rule(); None: it is made here.
+        rule: of the same prompt and params, from rule(); None: it is built here.
         tenant: owner of the session, for fairness and calibration.
         sharing: name of the group that shares cached prefixes; None: the tenant alone.
         limit: tokens that the session may have, if fewer than sequence_length.
@@ -135,14 +135,14 @@ class Engine:
         return session, opening.future
 
     def decode(self, session: Session, order: Decode) -> None:
-        """Let the target decode as ordered; replaces an earlier order.
+        """Set the session's order, which replaces an earlier one.
 
         Raises LimitExceeded for an end beyond the session's limit.
         """
         call_all(self._change(session, partial(session.set_order, order)))
 
     def go(self, session: Session, base: int) -> None:
-        """With pace WAIT: ask for one forward, if `base` is the position of the root."""
+        """With pace WAIT: request a forward pass, if `base` is the position of the root."""
         call_all(self._change(session, partial(session.go, base)))
 
     def acknowledge(self, session: Session, length: int) -> None:
@@ -153,7 +153,7 @@ class Engine:
         self._change(session, partial(session.acknowledge, length))
 
     def drain(self, session: Session) -> None:
-        """End the text with End.DRAINED, after the running forward if there is one."""
+        """End the text with End.DRAINED, after the running forward pass if there is one."""
         call_all(self._change(session, session.drain))
 
     def join(self, session: Session) -> int:
@@ -177,7 +177,7 @@ class Engine:
     def listen(self, session: Session, stream: int, wake: Callback) -> None:
         """Call `wake` at each progress and at the session's end, until the stream leaves.
 
-        It is called on any thread, and has to be quick.
+        It is called on any thread, and must be quick.
         """
         with self._lock:
             session.streams.listen(stream, wake)
@@ -185,7 +185,7 @@ class Engine:
     def progress(self, session: Session, cursor: int, stream: int = 0) -> Progress:
         """The progress beyond the first `cursor` tokens.
 
-        Raises the error that closed the session, once all its tokens were read.
+        Raises the error that closed the session, once all its tokens are read.
         """
         with self._lock:
             if session.closed is not None and cursor >= session.length:
@@ -199,35 +199,35 @@ class Engine:
             session.limit = min(length or self.sequence_length, self.sequence_length)
 
     def detach(self, session: Session) -> None:
-        """The client is gone: the session stops, and its row is the first to be taken."""
+        """The client has gone: the session stops, and its row is the first to be reassigned."""
         with self._lock:
             session.detached = True
             session.update_queue_clock(self._clock())
             self._lock.notify_all()
 
     def attach(self, session: Session) -> None:
-        """The client is back: the session may go on."""
+        """The client is back: the session may continue."""
         with self._lock:
             session.detached = False
             self._lock.notify_all()
 
     def close(self, session: Session) -> None:
-        """Close the session. Its row is free after the running forward. Idempotent."""
+        """Close the session. Its row is free after the running forward pass. Idempotent."""
         with self._lock:
             session.closed = session.closed or Unavailable("the session is closed")
             calls = [] if self._admission.is_computing else self._admission.remove_closed()
             self._lock.notify_all()
         call_all(calls)
 
-    # Forwards.
+    # Forward passes.
 
     def run(self, stopped: threading.Event) -> None:
-        """Make forwards until `stopped` is set; stop() sets it and wakes this thread.
+        """Run forward passes until `stopped` is set; stop() sets it and wakes this thread.
 
         At the end all sessions are closed, so no client is left waiting.
         """
         self.running = True
-        last: list[Callback] | None = None  # what the last forward has left to be done
+        last: list[Callback] | None = None  # deferred calls of the last forward pass
         try:
             with ThreadPoolExecutor(1, "aside") as aside:
                 while not stopped.is_set():
@@ -242,19 +242,19 @@ class Engine:
             call_all(calls)
 
     def stop(self, stopped: threading.Event) -> None:
-        """Make run() return: set `stopped` and wake the thread of the forwards."""
+        """Make run() return: set `stopped` and wake the thread of the forward passes."""
         with self._lock:
             stopped.set()
             self._lock.notify_all()
 
     def step(self) -> bool:
-        """Make at most one forward for the ready sessions; False when there was nothing to do."""
+        """Run a forward pass for the ready sessions; False when there was nothing to do."""
         left = self._runner.step([])
         call_all(left or [])
         return left is not None
 
     def finish(self, future: Future[Any]) -> None:
-        """Wait until a future is done. Makes the forwards here when no thread runs the engine."""
+        """Wait until a future is done. Runs forward passes here when no thread runs the engine."""
         while not future.done():
             if self.running:
                 future.exception()
@@ -263,7 +263,7 @@ class Engine:
                     self._lock.wait(self._runner.idle_seconds())
 
     def use_idle_time(self) -> bool:
-        """Make a short call of the model; False when none is left."""
+        """Make a short call of the model; False when there are no more."""
         return bool(self._when_idle and self._when_idle(self))
 
     @property
@@ -273,7 +273,7 @@ class Engine:
 
     @property
     def row_slots(self) -> list[Slots]:
-        """The slots of each row, to be read alone. On the thread of the forwards."""
+        """The slots of each row; read-only. On the thread of the forward passes."""
         return self._admission.pool.slots
 
     @property
@@ -290,7 +290,7 @@ class Engine:
 
     @property
     def most_sessions(self) -> int:
-        """Sessions that may be open, on rows and in line."""
+        """Maximum open sessions, on rows and queued."""
         return self._admission.most
 
     @property
@@ -307,7 +307,7 @@ class Engine:
 
     @property
     def in_line(self) -> int:
-        """Sessions that wait for a row."""
+        """Sessions that queue for a row."""
         with self._lock:
             return len(self._admission.line)
 

@@ -1,4 +1,4 @@
-"""Events of an engine, and those who listen to them."""
+"""Events of an engine, and their listeners."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Prefilled(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """Event: a forward committed tokens of a session."""
+    """Event: a forward pass committed tokens of a session."""
 
     session: Session
     tokens: tuple[int, ...]
     candidates: int  # nodes below the root that were computed
     accepted: int  # candidates that the target accepted
-    queue_seconds: float  # time that the session waited for the forward
-    model_seconds: float  # time of the forward
+    queue_seconds: float  # time that the session waited for the forward pass
+    model_seconds: float  # time of the forward pass
     credit: int  # tokens that the session may still be ahead of its client
 
 
@@ -54,6 +54,6 @@ EventListener: TypeAlias = Callable[[EngineEvent], None]
 
 
 def call_all(calls: Sequence[Callback]) -> None:
-    """Make each of the calls, on this thread."""
+    """Run each of the calls, on this thread."""
     for call in calls:
         call()

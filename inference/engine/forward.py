@@ -1,4 +1,4 @@
-"""One forward of the engine: each session's item of its batch, and what it brings the session."""
+"""A forward pass of the engine: each session's item of its batch, and the session's result."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ ModelCall: TypeAlias = Callable[[Sequence[Segment]], Sequence[Chosen | IntArray]
 
 
 class BatchItem(ABC):
-    """One session's part of a forward.
+    """One session's part of a forward pass.
 
-    prefill: whether the item's tokens are known already, so that nothing is chosen.
+    prefill: whether the item's tokens are committed already, so that nothing is chosen.
     tree: the nodes that are computed.
     nodes: their number.
     segment: the tree in the form that the model takes.
@@ -41,12 +41,12 @@ class BatchItem(ABC):
     def settle(self, answer: Any, forward: CompletedForward, charge: float) -> Commit | None:
         """Apply the model's answer to the session; returns None when no token was committed.
 
-        answer: what the model chose, or a graph's answer, or what `read` made of it.
-        charge: seconds of the forward that the session is charged.
+        answer: the model's choices, or a graph's answer, or what `read` returned for it.
+        charge: seconds of the forward pass that the session is charged.
         """
 
     def learn(self) -> None:  # noqa: B027, since most items teach nothing
-        """Learn from what was settled. Called after that, without the engine lock."""
+        """Learn from the result. Called after settle(), without the engine lock."""
 
 
 class ChunkItem(BatchItem):
@@ -87,7 +87,7 @@ class TreeItem(BatchItem):
 
 
 def read(items: Sequence[BatchItem], answers: Sequence[Any]) -> list[Any]:
-    """The answers of a forward, with the verdict in place of the tokens chosen in a tree."""
+    """The answers of a forward pass, with the verdict in place of the tokens chosen in a tree."""
     found = list(answers)
     trees = [
         index
@@ -102,7 +102,7 @@ def read(items: Sequence[BatchItem], answers: Sequence[Any]) -> list[Any]:
 
 
 class CompletedForward(NamedTuple):
-    """A forward that the model has made: its items and its time."""
+    """A forward pass that the model has completed: its items and its time."""
 
     items: Sequence[BatchItem]
     padded: tuple[int, int]  # rows and nodes of each, padding included
@@ -115,11 +115,12 @@ class CompletedForward(NamedTuple):
         return self.ended - self.started
 
     def charges(self, seconds: ForwardSeconds) -> list[float]:
-        """[items] seconds charged to each item, which add up to the forward's seconds.
+        """[items] seconds charged to each item, which add up to the forward pass's seconds.
 
-        The time of a root-only forward is divided evenly, and the rest by nodes below the root.
+        The time of a root-only forward pass is divided evenly, and the rest by nodes below the
+        root.
 
-        seconds: time of a forward by rows and nodes.
+        seconds: time of a forward pass by rows and nodes.
         """
         below = [item.nodes - 1 for item in self.items]
         rows, nodes = len(self.items), sum(below)
@@ -131,7 +132,8 @@ class CompletedForward(NamedTuple):
         return charges
 
     def charge(self, session: Session, nodes: int, charge: float) -> float:
-        """Charge the forward to a session; returns the seconds that it waited for the forward.
+        """Charge the forward pass to a session; returns the seconds that it waited for the forward
+        pass pass.
 
         nodes: the session's nodes, the root included.
         """
@@ -154,7 +156,7 @@ class CompletedForward(NamedTuple):
         )
 
     def event(self, engine_seconds: float) -> Forward:
-        """The event of this forward. engine_seconds: time of the engine's own work around it."""
+        """The event of this pass. engine_seconds: time of the engine's own work around it."""
         return Forward(
             self.items[0].prefill,
             len(self.items),

@@ -1,11 +1,11 @@
-"""Graph rounds: a kind of forward in which one graph of the target drafts and verifies.
+"""Graph rounds: a kind of forward pass in which one graph of the target drafts and verifies.
 
-It needs a draft that is compiled into the target's graphs. A session takes part when its order asks
-for the draft beside the target. A round delays the sessions that did not ask. So beside them a
-round is made only under two conditions: it brings more tokens a second than a forward of all
-sessions, and the delayed sessions have service credit for its time. Otherwise all sessions share
-forwards with their own candidates. Tokens that the draft lacks (a prompt, or what such forwards
-committed) are fed to it in chunks. Each chunk is a forward of its own, under the same conditions.
+It needs a draft that is compiled into the target's graphs. A session takes part when its order
+requests the draft beside the target. A round delays all other sessions. So beside them a round runs
+only under two conditions: it gives more tokens a second than a forward pass of all sessions, and
+the delayed sessions have service credit for its time. Otherwise all sessions share forward passes
+with their own candidates. Tokens that the draft lacks (a prompt, or those committed by such forward
+passes) are prefilled in chunks. Each chunk is a forward pass of its own, under the same conditions.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _RECENT = 0.1
 
 
 _KEPT = 15
-"""Latest calls for a number of sessions, whose median is what such a call takes."""
+"""Latest calls for a number of sessions; their median estimates the time of such a call."""
 
 
 @runtime_checkable
 class RoundModel(Model, Protocol):
     """A Model that also makes whole rounds in one call.
 
-    Its own draft grows a tree, the target verifies it, and the accepted tokens come back.
+    Its own draft grows a tree, and the target verifies it and returns the accepted tokens.
     """
 
     shape: Branches  # the shape of every tree
@@ -53,7 +53,7 @@ class RoundModel(Model, Protocol):
         ...
 
     def rounds(self, segments: Sequence[Segment]) -> list[IntArray]:
-        """Make one round for each segment, which has the draft's beside it. Return what
+        """Run a round for each segment, which has the draft's beside it. Return what
         read_answer() of inference/engine/graph_rounds.py takes, one array a segment.
 
         Tokens below the roots are ignored: the draft replaces them. Rows of both models must be
@@ -65,7 +65,7 @@ class RoundModel(Model, Protocol):
 class CallRecord:
     """Measurements of one kind of call.
 
-    tokens: moving average of the tokens that a call brings a session; 0 before the first.
+    tokens: moving average of the tokens of a session in a call; 0 before the first.
     """
 
     def __init__(self) -> None:
@@ -75,9 +75,10 @@ class CallRecord:
     def seconds(self, sessions: int, nodes: int, forward: ForwardSeconds) -> float | None:
         """Estimated seconds of a call for so many sessions; None when none was measured.
 
-        The nearest measured number of sessions is scaled by how forwards of `nodes` nodes grow.
+        The nearest measured number of sessions is scaled by how forward passes of `nodes` nodes
+        grow.
 
-        forward: seconds of a forward by rows and nodes.
+        forward: seconds of a forward pass by rows and nodes.
         """
         if not self._latest:
             return None
@@ -90,7 +91,7 @@ class CallRecord:
         self._latest.setdefault(sessions, deque(maxlen=_KEPT)).append(seconds)
 
     def add_tokens(self, tokens: int) -> None:
-        """Record the tokens that a call brought one session."""
+        """Record the tokens of a session in a call."""
         self.tokens += (_RECENT if self.tokens else 1.0) * (tokens - self.tokens)
 
 
@@ -108,7 +109,7 @@ class DraftCall(NamedTuple):
 
 
 class DraftItem(BatchItem):
-    """A session's part of a forward in which only sessions that asked for the draft take part."""
+    """A session's part of a forward pass for the sessions that request the draft only."""
 
     def __init__(
         self, session: Session, tree: TokenTree, segment: Segment, draft: DraftCall
@@ -126,7 +127,7 @@ class DraftItem(BatchItem):
 class RoundItem(DraftItem):
     """One session's part of a graph round.
 
-    limit: candidates accepted at most
+    limit: maximum accepted candidates
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class GraphRounds:
         self._rounds, self._feeds = CallRecord(), CallRecord()
 
     def call_of(self, kind: ForwardKind) -> ModelCall:
-        """The model's call for a kind of forward."""
+        """The model's call for a kind of forward pass."""
         if kind is ForwardKind.FEEDS:
             return self._model.draft.choose
         return self._model.rounds if kind is ForwardKind.ROUNDS else self._model.choose
@@ -176,12 +177,12 @@ class GraphRounds:
     def select(
         self, ready: Sequence[Session], seconds: ForwardSeconds
     ) -> tuple[list[Session], list[Session]]:
-        """The sessions whose next forward is a round, and those whose draft is fed first.
+        """The sessions whose next forward pass is a round, and those whose draft is fed first.
 
-        There are none when it does not pay, or when other sessions would be delayed too long.
+        Empty when a round does not pay, or would delay other sessions too long.
 
-        ready: all sessions whose next forward can be made now.
-        seconds: time of a forward by rows and nodes.
+        ready: all sessions whose next forward pass can be made now.
+        seconds: time of a forward pass by rows and nodes.
         """
         drafted = [one for one in ready if self._serves(one)]
         others = [one for one in ready if one not in drafted]
@@ -229,9 +230,10 @@ class GraphRounds:
         return RoundItem(session, tree, segment, call, limit)
 
     def _serves(self, session: Session) -> bool:
-        """Whether a session asked for rounds and may have a round's nodes in a forward.
+        """Whether a session requests rounds and may have a round's nodes in a forward pass.
 
-        Graphs of rounds adjust no logits and report none: a text with a rule has open forwards.
+        Graphs of rounds adjust no logits and report none: a text with a rule has open forward
+        passes.
         """
         nodes, asks = self._model.shape.nodes, session.drafted_beside
         fits = nodes <= (session.tree_nodes or nodes)
@@ -257,7 +259,7 @@ class GraphRounds:
         return seconds(len(unfed), self._chunk) if known is None else known
 
     def _pays(self, drafted: int, held_up: HeldUp, seconds: float) -> bool:
-        """Whether a round brings more tokens a second than root-only forwards of all sessions.
+        """Whether a round gives more tokens a second than root-only forward passes of all sessions.
 
         seconds: time of the round, its chunk included.
         """
@@ -290,10 +292,10 @@ def blank_tree(shape: Branches, root: int = 0) -> TokenTree:
 def read_answer(asked: TokenTree, answer: NDArray[Any], limit: int) -> tuple[TokenTree, Verdict]:
     """Return the tree that a graph drafted, and the verdict on it, cut to the limit.
 
-    asked: the tree as the graph was asked for it, by blank_tree()
+    asked: the input tree of the graph, by blank_tree()
     answer: [nodes - 1 + depth + 1] int32. It holds the drafted tokens, the accepted node of each
         depth (or NONE), and the target's token after them.
-    limit: candidates accepted at most
+    limit: maximum accepted candidates
 
     Raises InvalidRequest when siblings carry equal tokens.
     """

@@ -15,13 +15,13 @@ from inference.stats import Traffic
 from inference.text_copy import TextCopy
 
 IDLE_SECONDS = 0.01
-"""Seconds that receive() waits at a time for an engine that has nothing to do."""
+"""Seconds that receive() waits at a time for an idle engine."""
 
 
 class LocalSession:
     """A TargetSession (inference/decode.py) that calls the engine directly.
 
-    Where no thread runs the engine, receive() makes the forwards.
+    Where no thread runs the engine, receive() runs the forward passes.
     """
 
     stream, lost = 0, False
@@ -35,7 +35,7 @@ class LocalSession:
         self._text = TextCopy((), SamplingParams(), engine.vocabulary, self.traffic)
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Open the session and wait for the prefill. Raises the error that refuses the session."""
+        """Open the session and wait for the prefill. Raises the error if that fails."""
         self.close()
         session, future = self._engine.open(prompt, params, tenant=self._tenant)
         self._session, self.next_number = session, 0
@@ -63,7 +63,7 @@ class LocalSession:
     def receive(self, timeout: float) -> Progress | None:
         """New committed tokens, or the end; None after `timeout` seconds.
 
-        With a timeout of 0 no forward is made here. Raises the error that ended the session.
+        A timeout of 0 runs no forward pass here. Raises the error that ended the session.
         """
         deadline = time.perf_counter() + timeout
         while True:
@@ -83,7 +83,7 @@ class LocalSession:
             self._session = None
 
     def _advance(self, seconds: float) -> bool:
-        """Wait for the engine's thread, or else make a forward here; False after a timeout."""
+        """Wait for the engine's thread, or else run a forward pass; False after a timeout."""
         if self._engine.running:
             return self._woken.wait(seconds)
         return self._engine.step() or self._woken.wait(min(seconds, IDLE_SECONDS)) or True

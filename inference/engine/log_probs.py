@@ -15,8 +15,8 @@ from inference.sampling import SamplingParams
 class PromptScores:
     """Log-probabilities of a prompt's tokens, while its chunks are computed.
 
-    logprobs: of the prompt's tokens but the first; of none where none were requested. Tokens that
-    the target made earlier, in another session, are no part of the prompt.
+    logprobs: of the prompt's tokens but the first; empty if not requested. Tokens that the target
+    generated earlier, in another session, are no part of the prompt.
     """
 
     def __init__(self, params: SamplingParams, prompt_length: int) -> None:
@@ -25,22 +25,22 @@ class PromptScores:
 
     @property
     def missing(self) -> bool:
-        """Whether tokens of the prompt are still to be scored: then their keys are computed."""
+        """Whether tokens of the prompt are not scored yet: then their keys are computed."""
         return len(self.logprobs) < self._wanted
 
     def of_chunk(self, segment: Segment, following: Sequence[int]) -> Segment:
-        """Return the segment of a prompt's chunk that also scores the token behind each node."""
+        """Return the segment of a prompt's chunk that also scores the token after each node."""
         likeliest = self._params.logprobs
         if likeliest is None or not self.missing:
             return segment
-        hot = self._params.temperature > 0  # what it chooses is ignored: the least work will do
+        hot = self._params.temperature > 0  # its choice is ignored, so take the cheapest
         params = replace(SamplingParams(), temperature=self._params.temperature, top_k=int(hot))
         of = np.array(following, dtype=np.int32)
         pick = np.arange(len(of), dtype=np.int32)
         return segment._replace(pick=pick, params=params, scoring=Scoring(likeliest, of))
 
     def take(self, scores: LogProbs | None, first: int) -> None:
-        """Take those of a prompt's chunk. first: position of its first node."""
+        """Store the scores of a prompt's chunk. first: position of its first node."""
         if scores is not None:
             known, last = len(self.logprobs), min(first + len(scores.values), self._wanted)
             self.logprobs += read_scores(scores, range(known - first, last - first))

@@ -1,7 +1,7 @@
 """The rows of a target's KV cache, and the prefix cache in the rows that no session holds.
 
-A row that is given back keeps its keys. A later session that begins with the same tokens starts
-from them. A prefix in a held row is copied, if the model can copy rows. Only rows of the same
+A released row keeps its keys. A later session that begins with the same tokens starts
+from them. A prefix in a row in use is copied, if the model can copy rows. Only rows of the same
 sharing group are used.
 """
 
@@ -20,12 +20,12 @@ WORTH_COPYING = 16
 """Tokens from which another row's keys are copied instead of computed.
 
 On a CPU a copy takes 0.3 % of the computing time for 16 tokens and 0.1 % for 1,000. On other
-devices a copy is a call of its own, which a few tokens would not repay.
+devices a copy is a call of its own, which does not pay for a few tokens.
 """
 
 
 class CacheRow:
-    """One row of the KV cache. tokens: those whose keys the committed slots hold, by position."""
+    """A row of the KV cache. tokens: those whose keys are in the committed slots, by position."""
 
     def __init__(self, index: int, capacity: int) -> None:
         self.index = index
@@ -36,7 +36,7 @@ class CacheRow:
         self.held = False  # a session has the row
 
     def keep(self, length: int) -> None:
-        """Forget all but the first `length` tokens."""
+        """Drop all but the first `length` tokens."""
         self.slots.trim(length)
         del self.tokens[length:]
 
@@ -61,13 +61,13 @@ class RowPool:
 
     @property
     def slots(self) -> list[Slots]:
-        """The slots of each row, to be read alone."""
+        """The slots of each row; read-only."""
         return [row.slots for row in self._rows]
 
     def take(self, tokens: Sequence[int], sharing: str) -> CacheRow | None:
         """Take a free row for a sequence, with the longest cached prefix of its tokens.
 
-        Returns None when all rows are held.
+        Returns None when all rows are in use.
         """
         free = [row for row in self._rows if not row.held]
         if not free:
@@ -94,7 +94,7 @@ class RowPool:
         return row
 
     def give_back(self, row: CacheRow) -> None:
-        """Return a row. It keeps its tokens until another session takes it."""
+        """Release a row. It keeps its tokens until another session takes it."""
         row.keep(len(row.tokens))
         self._returns += 1
         row.held, row.given_back = False, self._returns

@@ -15,8 +15,8 @@ class _StreamState:
     """One stream of proposals."""
 
     arrived: int = 0  # nodes that have arrived
-    known: int = 0  # nodes that had arrived when the last forward began
-    wake: Callable[[], None] | None = None  # hears of progress
+    known: int = 0  # nodes that had arrived when the last forward pass began
+    wake: Callable[[], None] | None = None  # called at each progress
 
 
 class ProposalStreams:
@@ -34,7 +34,7 @@ class ProposalStreams:
         return stream
 
     def leave(self, stream: int) -> None:
-        """End a stream: its node numbers become invalid, and its candidates stay."""
+        """End a stream: its node numbers become invalid; its candidates remain."""
         self._candidates.leave(stream)
         self._streams.pop(stream, None)
 
@@ -49,7 +49,7 @@ class ProposalStreams:
         return [one.wake for one in self._streams.values() if one.wake is not None]
 
     def known(self, stream: int) -> int:
-        """Nodes of a stream that had arrived when the last forward began."""
+        """Nodes of a stream that had arrived when the last forward pass began."""
         return self._streams[stream].known if stream in self._streams else 0
 
     def count_arrived(self, stream: int, nodes: Nodes) -> None:
@@ -59,6 +59,6 @@ class ProposalStreams:
             one.arrived = max(one.arrived, nodes.end)
 
     def begin_forward(self) -> None:
-        """Mark all arrived nodes as known to the forward that begins now."""
+        """Mark all arrived nodes as known to the forward pass that begins now."""
         for one in self._streams.values():
             one.known = one.arrived

@@ -1,8 +1,8 @@
-"""Whether other proposers make a text fast enough without the draft beside the target.
+"""Decides whether other proposers are fast enough without the draft beside the target.
 
-That draft occupies the target's device, and need not draft what others propose. So it falls silent
-for a few forwards once others name tokens. It stays silent as long as tokens then take less time
-than with the draft alone. Pure: no clock, no model.
+That draft occupies the target's device, and need not draft what others propose. So it pauses for a
+few forward passes once others propose accepted tokens. It stays paused as long as tokens then take
+less time than with the draft alone. Pure: no clock, no model.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from inference.proposer import COLOCATED, NOBODY
 
 WATCHED = 4
-"""Forwards in which the speed by other proposers is measured.
+"""Forward passes in which the speed by other proposers is measured.
 
-One more forward comes before them, which uses up the draft's own candidates.
+One more comes before them, which uses up the draft's own candidates.
 """
 
 LEFT_ALONE = 192
@@ -25,23 +25,23 @@ MARGIN = 1.25
 """Factor on the draft's estimated seconds a token, which ignores that misses come in runs."""
 
 DEEPEST = 32
-"""Draft calls before a forward at most, in the estimate of seconds a token."""
+"""Maximum draft calls before a forward pass, in the estimate of seconds a token."""
 
 
 @dataclass
 class ProposerArbitration:
     """Speed of a text by other proposers while the draft is silent."""
 
-    until: int = 0  # length from which the draft falls silent when others name a token
+    until: int = 0  # length from which the draft pauses when others propose an accepted token
     silent: bool = False  # the draft makes no calls for this text
-    made: list[float] = field(default_factory=list)  # tokens of each forward in the silence
+    made: list[float] = field(default_factory=list)  # tokens of each forward pass in the silence
 
     def hear(self, length: int, named: Sequence[int], forwards: int) -> None:
         """Record committed tokens.
 
         length: tokens of the text now.
-        named: [tokens] kind of the proposer that had named each new token.
-        forwards: number of forwards that committed them.
+        named: [tokens] kind of the proposer of each new token.
+        forwards: number of forward passes that committed them.
         """
         if self.silent:
             self.made = [*self.made, len(named) / forwards][-WATCHED - 1 :]
@@ -52,7 +52,7 @@ class ProposerArbitration:
         """Whether the draft should stay silent, because others suffice or are being measured.
 
         length: tokens of the text now.
-        forward: seconds of a forward.
+        forward: seconds of a forward pass.
         token: seconds a token with the draft alone.
         """
         seen = self.silent and len(self.made) > WATCHED
@@ -62,9 +62,9 @@ class ProposerArbitration:
 
 
 def token_seconds(forward: float, call: float, level: float) -> float:
-    """Seconds a token with the draft alone, for the best number of calls before a forward.
+    """Seconds a token with the draft alone, for the best number of calls before a forward pass.
 
-    forward: seconds of a forward.
+    forward: seconds of a forward pass.
     call: seconds of a draft call, each of which adds one level of candidates.
     level: chance that a level holds the target's token, if the level above does.
     """

@@ -1,8 +1,9 @@
-"""The scheduler: which kind of forward comes next, for which sessions, and with how many nodes.
+"""The scheduler: which kind of forward pass comes next, for which sessions, and with how many
+nodes.
 
-A forward is a rectangle: rows times the largest tree, padded to a bucket. Candidates are ordered by
-value, and every prefix of that order is a tree. The width is chosen for the most tokens a second,
-as long as each session keeps its root-only rate.
+A forward pass is a rectangle: rows times the largest tree, padded to a bucket. Candidates are
+ordered by value, and every prefix of that order is a tree. The width is chosen for the most tokens
+a second, as long as each session keeps its root-only rate.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from inference.order import Pace
 from inference.times import CHANGED, TRUSTED, Cost, Shape, Times
 
 ForwardSeconds = Callable[[int, int], float]
-"""Seconds(rows, nodes of each) -> seconds of a forward, padding included."""
+"""Seconds(rows, nodes of each) -> seconds of a forward pass, padding included."""
 
 
 def plan_width(
@@ -32,16 +33,16 @@ def plan_width(
     most: int,
     premium: float,
 ) -> int:
-    """Nodes of each row in the next forward, the root included.
+    """Nodes of each row in the next forward pass, the root included.
 
     It maximises the expected tokens a second over powers of two and `most`. A width is allowed if
-    every session keeps least_rate of its root-only rate, whatever the forward may take. Its
+    every session keeps least_rate of its root-only rate, however long the forward pass takes. Its
     expected tokens and its service credit count towards that.
 
-    values: [rows, longest] tokens that each node is expected to bring. The root's is 1, the others
+    values: [rows, longest] expected tokens of each node. The root's is 1, the others
     fall, and padding is 0.
     credit: [rows] tokens that each session is ahead of its root-only rate, or may fall behind.
-    cost: of a forward by the nodes of each row.
+    cost: of a forward pass by the nodes of each row.
     most: the greatest width.
     premium: factor in tokens a second by which a width must win whose time was not measured.
     """
@@ -64,10 +65,10 @@ def plan_width(
 
 
 def allowed_deficit(session: Session) -> float:
-    """Tokens that a session may be behind its root-only rate after the next forward.
+    """Tokens that a session may be behind its root-only rate after the next forward pass.
 
-    They are what root-only forwards give back until the end that its client ordered, most_deficit
-    at most. A session none of whose candidates was ever taken is allowed none.
+    As many as root-only forward passes repay until the end that its client ordered, up to
+    most_deficit. 0 for a session of which no candidate was ever accepted.
     """
     if session.order is None or not session.candidates.taken:
         return 0.0
@@ -76,7 +77,7 @@ def allowed_deficit(session: Session) -> float:
 
 
 class ForwardKind(Enum):
-    """Kinds of forwards."""
+    """Kinds of forward passes."""
 
     PREFILL = "prefill"  # chunks of prompts
     TREES = "trees"  # roots with candidates
@@ -85,17 +86,17 @@ class ForwardKind(Enum):
 
 
 TIMED = frozenset({ForwardKind.PREFILL, ForwardKind.TREES})
-"""Kinds of forwards whose times the Times of the target describes."""
+"""Kinds of forward passes whose times the Times of the target describes."""
 
 ReadySets: TypeAlias = Mapping[ForwardKind, Sequence[Session]]
-"""Sessions on rows that want a forward, by its kind. In order of preference."""
+"""Sessions on rows that are ready for a forward pass, by its kind. In order of preference."""
 
 
 class HeldUp(NamedTuple):
     """Sessions that are delayed while others draft. They are promised their root-only rate."""
 
     sessions: Sequence[Session]
-    root_only: float  # seconds of a root-only forward of all ready sessions
+    root_only: float  # seconds of a root-only forward pass of all ready sessions
 
     def tokens(self, seconds: float) -> float:
         """Tokens that each session is promised in so many seconds."""
@@ -119,37 +120,37 @@ class HeldUp(NamedTuple):
 PlanPart: TypeAlias = (
     tuple[Session, Sequence[int]]  # and the chunk of its prompt, for PREFILL
     | tuple[Session, Snapshot]  # and its candidates, for TREES
-    | tuple[Session, HeldUp]  # and who is delayed, for ROUNDS and FEEDS
+    | tuple[Session, HeldUp]  # and the delayed sessions, for ROUNDS and FEEDS
 )
-"""A session's part of a forward."""
+"""A session's part of a forward pass."""
 
 
 class BatchPlan(NamedTuple):
-    """The contents of one forward."""
+    """The contents of one forward pass."""
 
     kind: ForwardKind
     parts: Sequence[PlanPart]
 
 
 class Scheduler:
-    """Decides what each forward holds, by measured times. Kinds of forwards take turns.
+    """Plans each forward pass by measured times. Kinds of forward passes take turns.
 
-    times: seconds of a forward by rows and nodes.
-    most_nodes: nodes of one session in one forward, the root included.
+    times: seconds of a forward pass by rows and nodes.
+    most_nodes: nodes of one session in one forward pass, the root included.
     """
 
     def __init__(self, model: Model, times: Times, most_nodes: int) -> None:
         self.times = times
         self._model, self._most = model, most_nodes
-        self._last_made = dict.fromkeys(ForwardKind, 0)  # kind -> serial number of its last forward
+        self._last_made = dict.fromkeys(ForwardKind, 0)  # kind -> number of its last forward pass
         self._forwards = 0
-        self._explore: dict[int, tuple[int, int]] = {}  # rows -> forwards since, and their bound
+        self._explore: dict[int, tuple[int, int]] = {}  # rows -> passes since, and their bound
         self._roots = {model.padded(rows, 1) for rows in range(1, model.rows + 1)}
-        self._trials: dict[int, tuple[int, int]] = {}  # rows -> forwards since one, and their bound
-        self._last_width = 1  # width of the last forward with trees
+        self._trials: dict[int, tuple[int, int]] = {}  # rows -> passes since one, and their bound
+        self._last_width = 1  # width of the last forward pass with trees
 
     def next(self, ready: ReadySets) -> BatchPlan:
-        """The next forward: of the wanted kind that was made least recently. Empty if none is."""
+        """The next forward pass: of the ready kind that ran least recently; empty for none."""
         wanted = [kind for kind, sessions in ready.items() if sessions]
         if not wanted:
             return BatchPlan(ForwardKind.TREES, ())
@@ -167,33 +168,33 @@ class Scheduler:
         return BatchPlan(kind, [(session, held_up) for session in ready[kind]])
 
     def record(self, padded: Shape, seconds: float) -> None:
-        """Record a forward's seconds, the engine's own work included."""
+        """Record a forward pass's seconds, the engine's own work included."""
         rows, nodes = padded
         since, most = self._explore.get(rows, (0, TUNING.first_explore))
         if nodes == self._padded(1, 1)[1]:
             self._explore[rows] = 0, min(2 * most, TUNING.explore)
         else:
             known, before = self.times.samples(*padded) >= TRUSTED, self.times.seconds(*padded)
-            # where it takes another time than before, root-only forwards may, too
+            # if its time has changed, that of root-only forward passes may have changed, too
             changed = known and not 1 / CHANGED < seconds / before < CHANGED
             due = changed and since >= TUNING.first_explore
             self._explore[rows] = most if due else since + 1, most
         self.times.observe(*padded, seconds)
 
     def promised(self, padded: Shape, rows: int, seconds: float) -> float:
-        """Tokens that each session was promised in the time of a forward that was recorded.
+        """Tokens promised to each session in the time of a recorded forward pass.
 
-        That is least_rate of what root-only forwards of as many rows would bring in this time. A
-        forward that is root-only itself promises least_rate.
+        That is least_rate of the tokens of root-only forward passes of as many rows in this time. A
+        forward pass that is root-only itself promises least_rate.
 
-        seconds: time of the forward, as `record` is told it.
+        seconds: time of the forward pass, as recorded.
         """
         if padded == self._padded(rows, 1):
             return TUNING.least_rate
         return TUNING.least_rate * seconds / max(self.seconds(rows, 1), 1e-9)
 
     def seconds(self, rows: int, nodes: int) -> float:
-        """Expected seconds of a forward."""
+        """Expected seconds of a forward pass."""
         return self.times.seconds(*self._padded(rows, nodes))
 
     def _trees(self, ready: Sequence[Session]) -> BatchPlan:
@@ -233,9 +234,9 @@ class Scheduler:
         return width
 
     def _knows_root(self, rows: int) -> bool:
-        """Whether it was measured what root-only forwards take: all promises are relative to it.
+        """Whether root-only forward passes were measured: all promises are relative to their time.
 
-        Those of a few rows more and a few less will do where they take about as long.
+        Those of a few rows more or less suffice where they take about as long.
         """
         known = [one for one in self._roots if self.times.samples(*one) >= TRUSTED]
         fewer = max((one for one in known if one[0] <= rows), default=None)
@@ -251,15 +252,15 @@ class Scheduler:
         return self.times.hope(*self._padded(rows, nodes))
 
     def _useful_width(self, rows: int) -> int:
-        """The widest forward that would pay if all candidates were accepted."""
+        """Nodes of the widest forward pass that would pay if all candidates were accepted."""
         width, root_only = self._most, self.seconds(rows, 1)
         while width > 1 and self.seconds(rows, width) > width * root_only:
             width //= 2
         return width
 
     def _chunk_size(self, decoding: int) -> int:
-        """Prompt tokens in one forward: the model's most, or fewer while sessions decode, or where
-        a long context makes them slow.
+        """Prompt tokens in a forward pass: the model's maximum, or fewer while sessions decode, or
+        where a long context makes them slow.
         """
         most, allowed = self._model.max_nodes, TUNING.longest_chunk
         if decoding:
@@ -270,7 +271,7 @@ class Scheduler:
         return most
 
     def _prefill(self, filling: Sequence[Session], most: int) -> BatchPlan:
-        """Chunks of prompts in order of arrival, until the forward is full.
+        """Chunks of prompts in order of arrival, until the forward pass is full.
 
         Rows times the longest chunk stay within `most` tokens. A chunk at whose every node a token
         is scored has no more nodes than a tree.

@@ -40,11 +40,11 @@ from inference.text_log import TextLog
 from inference.token_rule import Adjustment, TokenRule
 from inference.tree import TokenTree
 
-_RATE_WEIGHT = 0.1  # of the latest forward in the moving average of tokens a second
+_RATE_WEIGHT = 0.1  # of the latest forward pass in the moving average of tokens a second
 
 
 def promise() -> Future[Any]:
-    """A future that nobody can cancel."""
+    """A future that cannot be cancelled."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future
@@ -52,28 +52,28 @@ def promise() -> Future[Any]:
 
 @dataclass
 class Opening:
-    """A prompt that is to be prefilled. The future is done when its keys are cached."""
+    """A prompt to prefill. The future is done when its keys are cached."""
 
     asked: float  # when the session was opened, in seconds of the engine's clock
     future: Future[Opened] = field(default_factory=promise)
 
 
 class Session(TextLog):
-    """A session is its log; everything else can be lost and made again. Times are in seconds.
+    """A session is its log; everything else can be recomputed. Times are in seconds.
 
     The last committed token is the root of the candidates.
 
     sharing: name of the group of tenants that reuse each other's cached prefixes.
     limit: tokens that the session may have, prompt included.
     row, sequence: where its keys are; None while it waits for a row.
-    acknowledged: tokens that its client is known to have.
+    acknowledged: tokens that its client has acknowledged.
     service_credit: tokens that it is ahead of its root-only rate; below 0: its deficit.
-    ready_since: when it began to wait for a forward; 0: it does not wait.
+    ready_since: when it began to wait for a forward pass; 0: it does not wait.
     got_row: when its present turn on a row began.
-    record: what its own candidates came to, of those that were expected to be taken.
-    room: candidates that a forward takes from it at present.
-    rule: adjusts its logits; None where nothing does.
-    rule_error: what its rule ended with, in a forward that others took part in.
+    record: accepted candidates of its own, of those that were expected to be.
+    room: candidates that a forward pass computes for it at present.
+    rule: adjusts its logits; None for no adjustment.
+    rule_error: error of its rule in a forward pass shared with other sessions.
     """
 
     def __init__(
@@ -94,15 +94,15 @@ class Session(TextLog):
         self.rule_error: InvalidRequest | None = None
         self.candidates, self.calibration = CandidateTree(self.tokens), calibration
         self.order: Decode | None = None
-        self._told = -1  # position of the root that go() named
+        self._go_base = -1  # position of the root that go() requested
         self.opening: Opening | None = None
         self.row: CacheRow | None = None
         self.sequence: ModelSequence | None = None
         self.reused, self.prefill_seconds = 0, 0.0
         self.closed: Exception | None = None
         self.detached = False  # its client has no open stream
-        self.tree_nodes: int | None = None  # nodes in one forward, if fewer than the engine's
-        self._drained, self._may_commit = False, 0  # tokens of the running forward; 0: none runs
+        self.tree_nodes: int | None = None  # nodes in one forward pass, if fewer than the engine's
+        self._drained, self._may_commit = False, 0  # tokens of the running pass; 0: none
         self.spent, self.record, self.service_credit, self.room = Spent(), OwnRecord(), 0.0, 0
         self.ready_since = self.got_row = 0.0
         self.streams = ProposalStreams(self.candidates)
@@ -131,7 +131,7 @@ class Session(TextLog):
 
     @property
     def allowed(self) -> int:
-        """Tokens that the next forward may commit: what length and credit leave."""
+        """Tokens that the next forward pass may commit within length and credit."""
         order = self.order
         if order is None or self.end is not End.NOT:
             return 0
@@ -147,23 +147,23 @@ class Session(TextLog):
         """Whether the target may decode for it."""
         if self.closed is not None or self.detached or self.order is None:
             return False
-        told = self.order.pace is Pace.GO_ON or self._told == self.length - 1
-        return self.allowed > 0 and told
+        requested = self.order.pace is Pace.GO_ON or self._go_base == self.length - 1
+        return self.allowed > 0 and requested
 
     @property
     def drafted_beside(self) -> bool:
-        """Whether its order asks for the draft beside the target."""
+        """Whether its order requests the draft beside the target."""
         return self.order is not None and self.order.beside
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next forward can include it, once its row holds the keys of its tokens."""
+        """Whether the next forward pass can include it, once its row has the keys of its tokens."""
         return self.opening is None and self.may_decode
 
     # Requests of clients.
 
     def set_order(self, order: Decode) -> None:
-        """Take a new order. Raises LimitExceeded for a length beyond the session's limit."""
+        """Set a new order. Raises LimitExceeded for a length beyond the session's limit."""
         if order.end > self.limit:
             raise LimitExceeded(
                 f"a text of {order.end} tokens, prompt and output together, does not fit the "
@@ -173,12 +173,12 @@ class Session(TextLog):
         self.end = self._ended()
 
     def go(self, base: int) -> None:
-        """With pace WAIT: ask for one forward whose root is at position `base`.
+        """With pace WAIT: request a forward pass whose root is at position `base`.
 
-        A repeated call, or a `base` that is not the root, asks for nothing.
+        A repeated call, or a `base` that is not the root, has no effect.
         """
         if base == self.length - 1:
-            self._told = base
+            self._go_base = base
 
     def acknowledge(self, length: int) -> None:
         """Record that the client has so many tokens. Raises InvalidRequest for too many."""
@@ -189,7 +189,7 @@ class Session(TextLog):
         self.acknowledged = max(self.acknowledged, length)
 
     def drain(self) -> None:
-        """End the text with End.DRAINED, after the running forward if there is one."""
+        """End the text with End.DRAINED, after the running forward pass if there is one."""
         self._drained = True
         if not self._may_commit:
             self.end = self._ended()
@@ -200,8 +200,8 @@ class Session(TextLog):
         return self.candidates.append(stream, nodes, self.calibration.trusted)
 
     def progress(self, cursor: int, stream: int) -> Progress:
-        """What lies beyond the first `cursor` tokens, for the reader of a stream. Costs are those
-        of the whole session.
+        """Progress beyond the first `cursor` tokens, for the reader of a stream. Costs are those of
+        the whole session.
         """
         progress = self.since(cursor)
         progress.add(self.spent)
@@ -209,7 +209,7 @@ class Session(TextLog):
         progress.room = self.room
         return progress
 
-    # Steps of forwards.
+    # Steps of forward passes.
 
     def update_queue_clock(self, now: float) -> None:
         """Begin the queue time when the session has become ready; end it when it is not."""
@@ -222,10 +222,10 @@ class Session(TextLog):
     def release_row(self) -> None:
         self.row = self.sequence = None
 
-    def next_chunk(self, most: int) -> list[int]:
-        """The next prompt tokens to prefill, `most` at most; the root is left out."""
+    def next_chunk(self, limit: int) -> list[int]:
+        """Up to `limit` next prompt tokens to prefill, without the root."""
         start = self.live.cached
-        return self.tokens[start : min(start + most, len(self.tokens) - 1)]
+        return self.tokens[start : min(start + limit, len(self.tokens) - 1)]
 
     def commit_chunk(self, chunk: TokenTree, seconds: float, now: float) -> None:
         """Commit a prefilled chunk of the prompt. The turn on the row begins at the last chunk."""
@@ -235,12 +235,12 @@ class Session(TextLog):
         self.got_row = now
 
     def begin(self, snapshot: Snapshot) -> Segment:
-        """The session's segment of a forward that starts now, with these candidates."""
+        """The session's segment of a forward pass that starts now, with these candidates."""
         self.candidates.take(snapshot.places)
         return self.prepare(snapshot.tree)
 
     def prepare(self, tree: TokenTree) -> Segment:
-        """The session's segment of a forward over `tree` that starts now.
+        """The session's segment of a forward pass over `tree` that starts now.
 
         Raises LimitExceeded when the row has too few free slots.
         """
@@ -254,7 +254,9 @@ class Session(TextLog):
         return segment
 
     def _adjustment(self, rule: TokenRule, tree: TokenTree) -> Adjustment:
-        """The answer of its rule. An error is kept: the other sessions' forward must not fail."""
+        """The answer of its rule. An error is stored: the other sessions' forward pass must not
+        fail.
+        """
         try:
             return rule.adjust(tree, range(len(tree)))
         except InvalidRequest as error:
@@ -300,7 +302,9 @@ class Session(TextLog):
         self.service_credit = min(credit, TUNING.most_ahead)
 
     def silent_for(self, now: float) -> float:
-        """Seconds since it last wanted a forward: 0 while it wants one, infinite if it cannot."""
+        """Seconds since it was last ready for a forward pass: 0 while it is, infinite if it cannot
+        be.
+        """
         if self.wants_row:
             return 0.0
         out_of_credit = self.order is not None and self.end is End.NOT and self.allowed == 0

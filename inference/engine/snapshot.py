@@ -1,4 +1,4 @@
-"""The best candidates of all sessions of one forward, as they are when the forward begins."""
+"""The best candidates of all sessions of a forward pass, at its beginning."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ FloatArray = NDArray[np.float64]
 Places = NDArray[np.intp]
 
 CACHED = 16_000
-"""Nodes of trees that are looked through at once. Larger arrays leave the processor's cache, and
-take fresh pages of memory in each forward, which is dearer than the work itself.
+"""Nodes of trees that are searched at once. Larger arrays leave the processor's cache, and take
+fresh pages of memory in each forward pass, which costs more than the work itself.
 """
 
 
@@ -69,8 +69,8 @@ def best_of(
 ) -> Selection:
     """The best nodes of each tree.
 
-    most: [trees] nodes of each at most, the root included.
-    depths: [trees] levels below the root of each at most.
+    most: [trees] maximum nodes of each, the root included.
+    depths: [trees] maximum levels below the root of each.
     """
     found = [_leading(trees[part], most[part], depths[part]) for part in _parts(trees)]
     counts, places, ranks = (np.concatenate(column) for column in zip(*found, strict=True))
@@ -80,10 +80,10 @@ def best_of(
 def lines_of(
     trees: Sequence[CandidateTree], most: Sequence[int], depths: Sequence[int]
 ) -> Selection:
-    """The likeliest chain of each tree: a greedy walk to the best child.
+    """The most likely chain of each tree: a greedy walk to the best child.
 
-    most: [trees] nodes of each at most, the root included.
-    depths: [trees] levels below the root of each at most.
+    most: [trees] maximum nodes of each, the root included.
+    depths: [trees] maximum levels below the root of each.
     """
     lines = [
         _line(tree, min(nodes, depth + 1))
@@ -103,7 +103,7 @@ def _line(tree: CandidateTree, most: int) -> list[int]:
 
 
 def _parts(trees: Sequence[CandidateTree]) -> list[slice]:
-    """Parts of the trees whose store together are small enough for the processor's cache."""
+    """Slices of the trees, each small enough for the processor's cache."""
     size = max(CACHED // max(tree.places for tree in trees), 1)
     return [slice(start, start + size) for start in range(0, len(trees), size)]
 
@@ -111,7 +111,7 @@ def _parts(trees: Sequence[CandidateTree]) -> list[slice]:
 def _leading(
     trees: Sequence[CandidateTree], most: Sequence[int], depths: Sequence[int]
 ) -> tuple[Places, Places, FloatArray]:
-    """The best nodes of each tree in no order: [trees] their number, [n] places, [n] ranks.
+    """The best nodes of each tree, unordered: [trees] their number, [n] places, [n] ranks.
 
     A tree may have more nodes than `most` allows, if it is smaller than others or ranks are equal.
     """
@@ -138,7 +138,7 @@ def _sorted(
 
     counts: [trees] number of nodes of each tree.
     places, ranks: [n] of the first tree's nodes, then of the second's, and so on.
-    most: [trees] nodes of each row at most.
+    most: [trees] maximum nodes of each row.
     """
     filled = np.arange(counts.max()) < counts[:, None]
     own_ranks, own_places = np.full(filled.shape, NOBODY), np.zeros(filled.shape, dtype=np.intp)
@@ -153,7 +153,7 @@ def _sorted(
 
 
 def _parents(places: Places, above: IntArray, filled: NDArray[np.bool_]) -> IntArray:
-    """[rows, width] index of each node's parent in its row; anything where a row is not filled.
+    """[rows, width] index of each node's parent in its row; arbitrary where a row is not filled.
 
     places, above: [rows, width] place of each node and of its parent.
     filled: [rows, width] whether the row has such a node.
@@ -176,8 +176,8 @@ def _stacked(store: Sequence[NDArray[T]], fill: float) -> NDArray[T]:  # [store,
 
 
 class Snapshot(NamedTuple):
-    """A session's part of a forward."""
+    """A session's part of a forward pass."""
 
     places: Places  # [n] place of each node in the candidate tree
-    tree: TokenTree  # the nodes of the forward
+    tree: TokenTree  # the nodes of the forward pass
     expected: float  # candidates that the target's walk is expected to take, by calibrated values

@@ -1,6 +1,4 @@
-"""Rules of a target's texts: for the target, as far as its model can follow them, and for the draft
-beside it.
-"""
+"""Rules of a target's texts: for the target, if its model supports them, and for its draft."""
 
 from __future__ import annotations
 
@@ -19,20 +17,20 @@ from inference.token_rule import TokenRule, plain_rule
 
 
 def check_ids(ids: Sequence[int], vocabulary: int) -> None:
-    """Raise InvalidRequest for an id that the tokenizer does not know."""
+    """Raise InvalidRequest for an id outside the vocabulary."""
     if len(ids) and not 0 <= min(ids) <= max(ids) < vocabulary:
         outside = next(token for token in ids if not 0 <= token < vocabulary)
         raise InvalidRequest(f"token id {outside} is outside the vocabulary of {vocabulary}")
 
 
 class Rules:
-    """Makes rules for a model. grammars: None where no text may have one."""
+    """Builds rules for a model. grammars: None where grammars are not supported."""
 
     def __init__(self, model: Model, vocabulary: int, grammars: Grammars | None) -> None:
         self._masks, self._vocabulary, self._grammars = model.masks, vocabulary, grammars
 
     def has_checked(self, params: SamplingParams) -> bool:
-        """Whether a rule needs no grammar that was never checked."""
+        """Whether the rule's grammar, if any, is already checked."""
         if params.grammar is None or self._grammars is None:
             return True
         return self._grammars.has_checked(params.grammar)
@@ -43,9 +41,9 @@ class Rules:
             self._grammars.check(params.grammar)
 
     def make(self, prompt: Sequence[int], params: SamplingParams) -> TokenRule | None:
-        """Return the rule of a text; None where nothing adjusts its logits.
+        """Return the rule of a text; None where its logits are not adjusted.
 
-        Raises InvalidRequest for a rule that cannot be made, or that the model cannot follow.
+        Raises InvalidRequest for an invalid rule, or one that the model does not support.
         """
         if params.made >= len(prompt):
             raise InvalidRequest(
@@ -54,11 +52,11 @@ class Rules:
             )
         if params.needs_rule and not self._masks:
             raise InvalidRequest(
-                "this target takes no grammar, penalties, biases or min_tokens, and reports no "
-                "log-probabilities: its graphs are built for it by `outrider compile --masks`"
+                "this target supports no grammar, penalties, biases or min_tokens, and reports no "
+                "log-probabilities: `outrider compile --masks` builds graphs that do"
             )
         if params.grammar is not None and self._grammars is None:
-            raise InvalidRequest("this target was started without a tokenizer: it takes no grammar")
+            raise InvalidRequest("this target has no tokenizer, so it supports no grammar")
         check_ids([token for token, _ in params.logit_bias], self._vocabulary)
         if self._grammars is not None:
             return self._grammars.rule(prompt, params)
@@ -66,9 +64,9 @@ class Rules:
 
 
 class DraftRules:
-    """Rules of sessions, each for the draft that is to join its text.
+    """Rules of sessions, each for the draft that will join its text.
 
-    A rule is made on a thread of its own, since compiling its grammar would hold up all forwards.
+    Rules are built on another thread, since compiling a grammar would delay all forward passes.
     """
 
     def __init__(self, make: MakeRule) -> None:
@@ -76,7 +74,7 @@ class DraftRules:
         self._begun = WeakKeyDictionary[Session, tuple[int, Future[TokenRule | None]]]()
 
     def find(self, session: Session) -> MakeRule | None:
-        """Return what gives the rule of a session's text, once; None while it is being made."""
+        """Return what gives the rule of a session's text, once; None while it is being built."""
         if not session.params.adjusts:
             return no_rule
         if session not in self._begun:

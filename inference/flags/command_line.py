@@ -1,6 +1,6 @@
-"""Command lines, made from groups of flags: help, values, and errors in one line each.
+"""Command lines from groups of flags: help, values, and errors of a single line.
 
-The command line comes before OUTRIDER_... of the environment, that before a YAML file, that before
+The command line overrides OUTRIDER_... of the environment, that a YAML file, and that
 the defaults.
 """
 
@@ -29,9 +29,7 @@ Options = TypeVar("Options", bound="CommandOptions")
 
 
 class ValueSource(NamedTuple):
-    """Values by the names of their flags. `label` says how a flag is called; {} stands for its
-    name.
-    """
+    """Values by the names of their flags. `label`: how errors name a flag, with {} for its name."""
 
     label: str
     values: dict[str, Any]
@@ -56,7 +54,7 @@ def read_file(path: Path) -> ValueSource:
 
 
 def read_yaml(path: Path, called: str) -> Any:
-    """The content of a YAML file. Raises InvalidRequest, which calls the file so."""
+    """The content of a YAML file. Raises InvalidRequest. called: name of the file in errors"""
     import yaml  # takes longer than all flags together, and few commands read a file
 
     try:
@@ -67,7 +65,7 @@ def read_yaml(path: Path, called: str) -> Any:
 
 
 def resolve(model: type[Options], sources: list[ValueSource]) -> Options:
-    """The options; an earlier source comes before a later one. Raises InvalidRequest, which names
+    """The options; an earlier source overrides a later one. Raises InvalidRequest, which names
     the value as its source writes it.
     """
 
@@ -87,7 +85,7 @@ class CommandOptions(Group, title="general"):
     """Base of a command's options. Its docstring is the first line of the command's help."""
 
     BARE: ClassVar[str] = ""
-    """Flags whose values may stand without them, in this order; empty for none."""
+    """Flags whose values may be given without the flag, in this order; empty for none."""
     COMMON: ClassVar[tuple[str, ...]] = ()
     """The flags of the command's short help; empty for all."""
 
@@ -105,7 +103,7 @@ def parse_flags(
     """The options that these words give; None stands for those of this process. Prints help or an
     error in one line, and exits. Environment and file count where the model has `config`.
 
-    command: how the command is called, such as `outrider deploy up`
+    command: name of the command, such as `outrider deploy up`
     examples: ends the help
     elsewhere: explains flags that the model lacks
     """
@@ -184,9 +182,9 @@ class Parser(argparse.ArgumentParser):
             add_flag(self._titled[flag.title], flag)
 
     def read(self, words: Sequence[str], bare: Iterable[str], elsewhere: Elsewhere) -> ValueSource:
-        """The values that the words give. Raises InvalidRequest for a flag that there is not.
+        """The values in the words. Raises InvalidRequest for an unknown flag.
 
-        bare: flags whose values may stand without them, in this order
+        bare: flags whose values may be given without the flag, in this order
         """
         try:
             given, unknown = self.parse_known_args(words)

@@ -39,7 +39,7 @@ Same = TypeVar("Same", bound="Group")
 
 
 class Shown(NamedTuple):
-    """Marks a field: what stands for its flag's value in the help."""
+    """Marks a field: the placeholder of its flag's value in the help."""
 
     metavar: str
 
@@ -59,21 +59,19 @@ Known = Mapping[str, tuple[Any, Any]]
 
 
 class FlagRule(NamedTuple):
-    """A rule of what some flags exclude or need. `why` ends the error.
+    """A rule: some flags exclude or need others. `why` ends the error.
 
     Conditions are separated by spaces: `gamma` holds where the flag has another value than its
     default, `pace=wait` and `device=neuron*` where its value is such a one.
     """
 
-    flags: str  # any of these conditions brings the rule to bear
+    flags: str  # the rule applies where any of these conditions holds
     excludes: str = ""  # none of these may hold
     needs: str = ""  # one of these must hold
     why: str = ""
 
     def check(self, known: Known) -> None:
-        """Raise ValueError where the values break the rule. A rule of flags that are not among the
-        known ones says nothing.
-        """
+        """Raise ValueError where the values break the rule. Rules of other flags do not apply."""
         because = f": {self.why}" if self.why else ""
         for given in _holding(self.flags, known):
             for other in _holding(self.excludes, known):
@@ -143,7 +141,7 @@ class Group(BaseModel):
         return _flat(self, vars(self), Group.values)
 
     def stated(self) -> dict[str, Any]:
-        """The values that were given, by the names of their flags."""
+        """The explicit values, by the names of their flags."""
         return _flat(self, self.model_fields_set, Group.stated)
 
     def given(self, group: type[Group], *but: str) -> list[str]:
@@ -299,9 +297,9 @@ def refusal(
     error: ValidationError,
     label: Callable[[str], str] = "--{}".format,
 ) -> str:
-    """One line that says what is wrong with the values.
+    """A single line on what is wrong with the values.
 
-    label: how a flag is called
+    label: how errors name a flag
     """
     found = error.errors(include_url=False)
     first = found[0]

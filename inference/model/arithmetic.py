@@ -62,7 +62,7 @@ def top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:  # [..., N] -> [..., k
 def top_in_stages(
     scores: Tensor, k: int, widest: int = WIDEST
 ) -> tuple[Tensor, Tensor]:  # [..., N] -> [..., k], [..., k]
-    """Compute top() from two-dimensional searches of at most `widest` scores each.
+    """Compute top() from two-dimensional searches of up to `widest` scores each.
 
     A search takes as many rounds as it finds scores. So wide rows are cut into blocks, and only
     the k blocks with the greatest maxima are searched: they hold the k greatest scores.

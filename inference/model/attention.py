@@ -17,7 +17,7 @@ WIDE = 64
 
 
 class Sight(NamedTuple):
-    """Masks of what new nodes see, and their rotary positions, for all layers of a forward."""
+    """Masks of what new nodes see, and their rotary positions, for all layers of a forward pass."""
 
     cos: Tensor  # [B, T, 1, head dim / 2]
     sin: Tensor  # [B, T, 1, head dim / 2]

@@ -1,7 +1,7 @@
 """Loads a Decoder with weights from a Hugging Face directory.
 
 Only safetensors are read. Every tensor must be used and every parameter filled: a checkpoint that
-half fits is refused. Tensors are held against the config before anything is built from it.
+half fits is rejected. Tensors are checked against the config before anything is built from it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def load_decoder(
     positions: how many positions the rotary table covers
     vocabulary: ids of the tokenizer
     dtype: of all weights; None for stored_type()
-    tell: hears how far it is, before each tensor
+    tell: gets the progress, before each tensor
 
     Raises UnsupportedModel or InvalidRequest for a checkpoint that does not fit.
     """
@@ -121,7 +121,7 @@ def check_vocabulary(directory: Path, ids: int, vocab_size: int) -> None:
 
 
 def is_used(config: ModelConfig, name: str) -> bool:
-    """Whether a Decoder needs a checkpoint's tensor of this name, or has to refuse it."""
+    """Whether a Decoder needs a checkpoint's tensor of this name, or must reject it."""
     return not (name.endswith(IGNORED) or (config.tied and name == HEAD))
 
 
@@ -138,7 +138,7 @@ def read_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """Read the tensors with wanted names, one after the other, in the files' order.
 
-    tell: hears how far it is, before each tensor
+    tell: gets the progress, before each tensor
     """
     paths, read = weight_files(directory), 0
     size = sum(path.stat().st_size for path in paths)

@@ -1,6 +1,6 @@
 """The configuration of a Llama-family checkpoint, read from its config.json.
 
-A configuration that we would compute wrongly is refused.
+A configuration that we would compute wrongly is rejected.
 """
 
 from __future__ import annotations

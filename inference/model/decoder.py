@@ -1,4 +1,4 @@
-"""The Llama-family transformer: one static-shape forward for prefill, decoding and verification.
+"""The Llama-family transformer: a static-shape forward for prefill, decoding and verification.
 
 It reads the KV caches and returns the new keys and values, which its caller writes. Modules and
 parameters are named as in Hugging Face checkpoints, so that loading needs no table of names. Masks,
@@ -22,7 +22,7 @@ from inference.model.vocabulary import WHOLE_VOCABULARY, VocabularyShare
 
 
 class Hidden(NamedTuple):
-    """The result of a forward: states of the picked nodes, and all nodes' keys and values for
+    """The result of a forward pass: states of the picked nodes, and all nodes' keys and values for
     the cache.
     """
 
@@ -180,7 +180,7 @@ class Decoder(nn.Module):
     chosen.
 
     positions: how many positions the rotary table covers
-    vocabulary: ids of the tokenizer, at most the checkpoint's
+    vocabulary: ids of the tokenizer, no more than the checkpoint's
     """
 
     cos: Tensor
@@ -214,7 +214,7 @@ class Decoder(nn.Module):
         earlier: KeysValues | None = None,
         kept: Sequence[int] = (),
     ) -> Hidden:
-        """Make one forward over new nodes. The caches are only read.
+        """Run a forward pass over new nodes. The caches are only read.
 
         tokens, positions: [B, T] int32
         rows: [B] int32, the cache row of each

@@ -82,7 +82,7 @@ def draft_tree(
 def accept_in_graph(shape: Branches, tokens: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
     """Accept the target's choices in trees of one shape, as accept_match does.
 
-    tokens, chosen: [B, nodes] int32; siblings are distinct, so each level has at most one match
+    tokens, chosen: [B, nodes] int32; siblings are distinct, so no level has two matches
 
     Returns the accepted node of each depth [B, depth], NONE below the last, and the next token [B].
     """

@@ -52,7 +52,7 @@ class HeadConfig:
     """Sizes and form of a head's computation.
 
     layer: how many layers it has, and the sizes of each; the vocabulary is the target's
-    draft_vocabulary: tokens that it can name
+    draft_vocabulary: tokens that it can propose
     kept: layers of the target whose inputs are its features, ascending
     features: numbers that the target gives it for a token
     norms_residual: its residual is the normalised feature, not the feature
@@ -87,7 +87,7 @@ def named_layers(named: str, layers: int) -> tuple[int, ...]:
 def read_head_config(directory: Path, target: ModelConfig) -> HeadConfig:
     """Read the config.json of a head that was made for this target.
 
-    Raises UnsupportedModel for what is no EAGLE-3 head, is computed otherwise, or does not fit.
+    Raises UnsupportedModel for anything but an EAGLE-3 head that is supported and fits.
     """
     path, raw = directory / "config.json", read_config_json(directory)
     layer = raw if raw.field(_LAYER).absent else raw.field(_LAYER)
@@ -189,7 +189,7 @@ class EagleHead(nn.Module):
     vocabulary: ids of the tokenizer
     """
 
-    ids: Tensor  # [draft vocabulary] int64: the target's id of each token that the head can name
+    ids: Tensor  # [draft vocabulary] int64: the target's id of each token of the head
     cos: Tensor
     sin: Tensor
 
@@ -220,7 +220,7 @@ class EagleHead(nn.Module):
         tree_mask: Tensor,
         cache: KeysValues,
     ) -> Hidden:
-        """Make one forward over new nodes, as Decoder.forward does; states are of all nodes.
+        """Run a forward pass over new nodes, as Decoder.forward does; states are of all nodes.
 
         features: [B, T, hidden], each node's own
         """
@@ -245,7 +245,7 @@ class EagleHead(nn.Module):
         return Hidden(states, KeysValues(tuple(new_keys), tuple(new_values)))
 
     def logits(self, states: Tensor) -> Tensor:  # [B, P, hidden] -> [B, P, vocabulary] float32
-        """Apply the head's own output layer. Tokens that it cannot name are masked."""
+        """Apply the head's own output layer. Tokens outside its vocabulary are masked."""
         named = self.lm_head(self.norm(states)).float()
         every = named.new_full((*named.shape[:-1], self.config.layer.vocab_size), MASKED)
         every[..., self.ids] = named

@@ -1,4 +1,4 @@
-"""Models of the hub: their directories here, their revisions, and what the hub refuses."""
+"""Models of the hub: their local directories, their revisions, and the hub's errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def find_model(name: str, *, weights: bool = True, file: str = "") -> Path:
 
     name: a hub name may end with a revision, NAME@REVISION
     weights: False where its weights may be absent
-    file: the only one that is wanted, such as a GGUF file; empty for a checkpoint
+    file: the only file that is needed, such as a GGUF file; empty for a checkpoint
 
     Raises InvalidRequest with the remedy.
     """
@@ -79,7 +79,7 @@ def pin_model(name: str) -> PinnedModel:
 
 
 def _commit(name: str, token: str | bool) -> str:
-    """Return the commit that the model's name stands for, read without the cache."""
+    """Return the commit of the model's name, read without the cache."""
     from huggingface_hub import hf_hub_download
 
     repository, revision = split_revision(name)

@@ -43,11 +43,11 @@ class Copies(Protocol):
     """Makes copies into the device's memory, one at a time, while the device computes."""
 
     def start(self, copy: Callable[[], None]) -> None:
-        """Start a copy. It overwrites nothing that calls made before may still read."""
+        """Start a copy. It overwrites nothing that earlier calls may still read."""
         ...
 
     def finish(self) -> None:
-        """Let what follows see the copy that was started last. Raises what the copy raised."""
+        """Wait until later work sees the last copy. Raises what the copy raised."""
         ...
 
 
@@ -92,8 +92,8 @@ class StreamCopies:
 class OffloadedLayers(nn.Module):
     """A decoder's layers, in two buffers that they take in turn.
 
-    Iterating yields them in order. A layer is valid until the next one is asked for. After the last
-    layer the first is fetched, for the next forward.
+    Iterating yields them in order. A layer is valid until the next one is requested. After the last
+    layer the first is fetched, for the next forward pass.
 
     count: layers of the decoder
     """
@@ -111,7 +111,7 @@ class OffloadedLayers(nn.Module):
         return self._count
 
     def __iter__(self) -> Iterator[Layer]:
-        if self._coming != 0:  # the first forward, or one that was broken off
+        if self._coming != 0:  # the first forward pass, or one that was broken off
             self._start(0)
         for index in range(self._count):
             self._coming = None
@@ -132,9 +132,9 @@ class OffloadedLayers(nn.Module):
 
 
 class LayerFiles:
-    """The layers of a checkpoint, read from its files whenever they are asked for.
+    """The layers of a checkpoint, read from its files on request.
 
-    Nothing is kept in this process: the system may keep pages of the files in memory that it has.
+    Nothing is cached in this process: the system may cache pages of the files.
     """
 
     def __init__(self, directory: Path, config: ModelConfig) -> None:

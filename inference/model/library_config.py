@@ -1,6 +1,6 @@
 """Configurations of causal models that the transformers library computes.
 
-A model that would be computed wrongly is refused, with the reason. Reading one needs no torch.
+A model that would be computed wrongly is rejected, with the reason. Reading needs no torch.
 """
 
 from __future__ import annotations

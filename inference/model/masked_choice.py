@@ -27,7 +27,7 @@ class MaskInputs(NamedTuple):
     """A masked graph's inputs, by their names.
 
     Changes are a factor and a bias: the factor divides a logit above 0 and multiplies one below,
-    and the bias is added behind it. A factor of 0 means that an id is not named.
+    and the bias is added after it. A factor of 0 means that an id is not listed.
     """
 
     allowed: Tensor  # [B, P, W] int32, a bit for each id, the lowest first
@@ -89,7 +89,7 @@ def idle_masks(bucket: Bucket) -> dict[str, Tensor]:
 
 
 class Scored(NamedTuple):
-    """Choices, and what score() says of a token at each node."""
+    """Choices, and the score() of a token at each node."""
 
     chosen: Tensor  # [B, P] int32
     scores: Scores
@@ -115,7 +115,7 @@ def choose_scored(
     by: Arithmetic = HOST,
     share: VocabularyShare = WHOLE_VOCABULARY,
 ) -> Scored:
-    """Choose tokens as choose_drawn() does, and score them and the MOST_LOGPROBS likeliest.
+    """Choose tokens as choose_drawn() does, and score them and the MOST_LOGPROBS most likely.
 
     asked: [B, P] int32, tokens that are scored in place of the chosen ones; below 0: none
     """

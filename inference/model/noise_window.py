@@ -1,5 +1,5 @@
-"""Noise as state: a graph keeps the noise of the next positions, and a small graph of its own
-makes it while nobody waits.
+"""Noise as state: a graph keeps the noise of the next positions, and a small separate graph
+computes it while the target is idle.
 
 A row of the caches has a window of WINDOW positions. Position p lies in place p mod WINDOW. The
 values are those that noise() has for the same seed, position and ids, in float32: in half of the
@@ -62,7 +62,7 @@ class KeepsNoise(nn.Module):
 
     def noise_at(self, rows: Tensor, positions: Tensor) -> Tensor:  # [B], [B, P] -> [B, P, V]
         """Return the noise of these positions, which were filled before."""
-        assert self.noise is not None, "a sampled call of a graph that keeps no noise"
+        assert self.noise is not None, "a sampled call of a graph without noise windows"
         return F.embedding(window_places(rows[:, None], positions), self.noise)
 
     def fill_noise(
@@ -75,7 +75,7 @@ class KeepsNoise(nn.Module):
         seed: [N, 2] int32
         ids: [V] int32, of this rank
         """
-        assert self.noise is not None, "a graph that keeps no noise was told to make it"
+        assert self.noise is not None, "a graph without noise windows cannot fill them"
         made = by.noise(seed[:, None], positions, ids)
         self.noise = self.noise.index_put((window_places(rows, positions[:, 0]),), made)
 

@@ -1,8 +1,8 @@
 """A decoder's matrices as integers of 8 or 4 bits, multiplied by torch's own kernels.
 
 int8 rounds states, too, with one scale for each node, so that a node's numbers do not depend on its
-neighbours in a call. int4 rounds weights alone, in groups of inputs. Norms, embeddings and the
-cache stay as they are. Such a decoder is meant for drafts: its text is not its checkpoint's. Not
+neighbours in a call. int4 rounds weights only, in groups of inputs. Norms, embeddings and the
+cache are unchanged. Such a decoder is meant for drafts: its text is not its checkpoint's. Not
 yet run on a GPU.
 """
 
@@ -111,8 +111,8 @@ def to_int4(weight: Tensor) -> Int4Matrix:
     inputs = weight.shape[1]
     if inputs % GROUP:
         raise UnsupportedModel(
-            f"int4 takes matrices whose inputs are a multiple of {GROUP}, this model has one of "
-            f"{inputs}: int8 takes any"
+            f"int4 needs matrices whose inputs are a multiple of {GROUP}, this model has one of "
+            f"{inputs}: int8 supports any"
         )
     parts = [_grouped(part) for part in torch.split(weight, _AT_ONCE)]
     return Int4Matrix(*(torch.cat(part) for part in zip(*parts, strict=True)))

@@ -105,7 +105,7 @@ def exclude(logits: Tensor, allowed: Tensor) -> None:
 
 
 class Scores(NamedTuple):
-    """Log-probabilities of tokens, and of the likeliest ones at their nodes, best first."""
+    """Log-probabilities of tokens, and of the most likely ones at their nodes, best first."""
 
     values: Tensor  # [B, P] float32
     ids: Tensor  # [B, P, k] int32
@@ -288,14 +288,14 @@ def choose_among(
 
 
 def rank_greedy(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k likeliest tokens and their log-probabilities: rank() where every T is 0."""
+    """Return the k most likely tokens and their log-probabilities: rank() where every T is 0."""
     return in_order(*HOST.top(logits.log_softmax(-1), k))
 
 
 def rank(
     logits: Tensor, sampling: Sampling, positions: Tensor, k: int, by: Arithmetic = HOST
 ) -> tuple[Tensor, Tensor]:
-    """Return a draft's k likeliest choices at each node under the target's noise.
+    """Return a draft's k most likely choices at each node under the target's noise.
 
     ids: [B, P, k] int32
     scores: [B, P, k] float32

@@ -6,13 +6,13 @@ Neuron's `StatefulGraph` writes them out of place and reassigns its buffers.
 Both have one set of inputs, which name the row of the caches that each row of the call stands for.
 Without `pick` it chooses at every node. Without the sampling inputs it is greedy; with them it
 serves any mixture of rows. With those of MaskInputs besides, it adjusts the logits, and returns
-what choose_scored() does in place of the chosen ids. A `VerifyGraph` makes noise where it is
-needed; a `StatefulGraph` reads what it was told to make before (inference/model/noise_window.py).
+what choose_scored() does in place of the chosen ids. A `VerifyGraph` computes noise where it is
+needed; a `StatefulGraph` reads its windows of noise (inference/model/noise_window.py).
 A `StatefulGraph` that is given `rows` alone copies a row of its caches; given `rows`, `after` and
-`seed` alone, it makes noise. It is the same module because graphs of one package share state and
+`seed` alone, it fills windows. It is the same module because graphs of a package share state and
 signature.
 
-A graph that was told of `kept` layers returns features, too: their inputs at every node, as
+A graph with `kept` layers returns features, too: their inputs at every node, as
 `Decoder.forward` gives them. Ranks that share a model all have them whole.
 """
 

@@ -165,7 +165,7 @@ def has_own_head(directory: Path) -> bool:
 def _has_own_head(directory: Path, _stamps: tuple[tuple[Path, int, int], ...]) -> bool:
     try:
         tensors = stored_tensors(directory)
-    except UnsupportedModel:  # whoever loads the weights reports it
+    except UnsupportedModel:  # the loader of the weights reports it
         return False
     head, embeddings = tensors.get(HEAD), tensors.get(EMBEDDINGS)
     return head is not None and embeddings is not None and not _equal(head, embeddings)

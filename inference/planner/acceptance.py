@@ -1,6 +1,6 @@
-"""Chances that the target takes a child, by its source's claims, learnt from verdicts.
+"""Chances that the target accepts a child, by its source's claims, learnt from verdicts.
 
-P(child | none before it) is a logistic function of the child's features, a law. Ranks of a draft
+P(child | none before it) is a logistic model of the child's features, a law. Ranks of a draft
 and words of a mask have a law for each kind of decoding; copied text has one, and so has a child
 that model and copies judge together. A verdict moves a law's weights by a Newton step. Old evidence
 fades towards a prior. Output never depends on it, only how much is accepted. Pure.
@@ -32,7 +32,7 @@ FADING = 1 - 1 / MEMORY
 """Weight that evidence keeps after one more verdict."""
 
 CERTAINTY = 60
-"""Verdicts that a saved law counts for at most, so that the next session can still change it."""
+"""Maximum verdicts that a saved law counts for, so that the next session can still change it."""
 
 STEEPEST = 12.0
 """Largest absolute log odds of a child."""
@@ -45,8 +45,8 @@ class Law:
     """A logistic law: weights of the features and their precision, as a prior and as learnt.
 
     precision: inverse of the weights' covariance
-    worth: number of verdicts that the prior stands for
-    Raises InvalidRequest for numbers that are no prior.
+    worth: number of verdicts that the prior counts for
+    Raises InvalidRequest for an invalid prior.
     """
 
     def __init__(self, weights: ArrayLike, precision: ArrayLike, worth: float) -> None:
@@ -70,7 +70,7 @@ class Law:
         self._evidence, self._verdicts = np.zeros((width, width)), 0.0  # beyond the prior's
 
     def learn(self, table: FloatArray, taken: NDArray[np.bool_], verdicts: int = 1) -> None:
-        """Learn from verdicts: children reached [n, F], in order, and which were taken [n]."""
+        """Learn from verdicts: children reached [n, F], in order, and which were accepted [n]."""
         chance, fading = hazards(table, self.weights), FADING**verdicts
         self._evidence = (
             fading * self._evidence + (table * (chance * (1 - chance))[:, None]).T @ table
@@ -84,7 +84,7 @@ class Law:
         self.weights = self._mean + self._moved
 
     def observe(self, rows: FeatureRows | FloatArray, taken: int | None) -> None:  # [k, F]
-        """Learn which of a node's children was taken, or that none was."""
+        """Learn which of a node's children was accepted, or that none was."""
         reached = len(rows) if taken is None else taken + 1
         self.learn(np.array(rows[:reached]), np.arange(reached) == taken)
 
@@ -114,7 +114,7 @@ class Law:
 
 
 def hazards(table: FloatArray, weights: FloatArray) -> FloatArray:  # [..., F], [F] -> [...]
-    """Return the probability that a child is taken, given that none before it is."""
+    """Return the probability that a child is accepted, given that none before it is."""
     odds = np.minimum(np.maximum(table @ weights, -STEEPEST), STEEPEST)
     return np.asarray(1 / (1 + np.exp(-odds)))
 
@@ -130,7 +130,7 @@ def broken(sticks: FloatArray) -> FloatArray:  # [..., k] -> [..., k]
 
 
 class HitRates:
-    """HitRates of what was tried, whatever its score: hits / tries, fading to the prior's.
+    """Decaying hit rates: hits / tries, fading to the prior's.
 
     Raises InvalidRequest unless there are so many of each, with 0 < hits < tries.
     """
@@ -147,7 +147,7 @@ class HitRates:
         self._prior = self.tries.copy(), self.hits.copy()
 
     def learn(self, tried: slice, hit: int | None, faded: slice = slice(None)) -> None:
-        """Learn one verdict: what was tried, and what of it was a hit.
+        """Learn a verdict: what was tried, and which of it was a hit.
 
         faded: rates whose older evidence counts for less now
         """
@@ -158,7 +158,7 @@ class HitRates:
             self.hits[hit] += 1
 
     def to_record(self, worth: ArrayLike) -> dict[str, Any]:
-        """Return these rates as a prior. worth: part of the evidence that it stands for"""
+        """Return these rates as a prior. worth: part of the evidence that it keeps"""
         shares = np.minimum(1.0, worth)
         return {"tries": (shares * self.tries).tolist(), "hits": (shares * self.hits).tolist()}
 
@@ -168,18 +168,18 @@ KINDS = ("sampled", "greedy")
 """Kinds of decoding."""
 
 RANKS = 16
-"""Ranks whose average rates are kept; edges_of() takes rows of any width."""
+"""Ranks with an average rate; edges_of() takes rows of any width."""
 
 OFFSETS = 15
-"""Masks behind a node whose rates are kept. Later ones have the last one's."""
+"""Masks after a node with a rate of their own. Later masks use the last rate."""
 
 LIKELY = 0.15
-"""Least chance of a child that counts for a mask's rate. Less likely ones are spread over more
-nodes than a forward has.
+"""Minimum chance of a child that counts for a mask's rate. Less likely ones are spread over more
+nodes than a forward pass has.
 """
 
-_RATES_WORTH = 20.0  # verdicts that a saved rate of masks counts for at most
-_SUREST = 0.999  # sum of the chances of children that two sources judge together, at most
+_RATES_WORTH = 20.0  # maximum verdicts that a saved rate of masks counts for
+_SUREST = 0.999  # maximum sum of the chances of children that two sources judge together
 
 
 class Laws(NamedTuple):
@@ -194,12 +194,12 @@ class Laws(NamedTuple):
 class AcceptanceModel:
     """The agreement of draft and target: starts from a record, and learns from verdicts.
 
-    A row of scores is what Model.rank gives for one node, best first: log-probabilities at
+    A row of scores is the result of Model.rank for a node, best first: log-probabilities at
     temperature 0, perturbed scores above it.
 
-    rates: how often each rank was taken
-    mask_rates: by a mask's offset, how often the text came to a node with its children, and how
-        often the target took a LIKELY one of these
+    rates: how often each rank was accepted
+    mask_rates: by a mask's offset, how often the text reached a node with its children, and how
+        often the target accepted a LIKELY one of these
     """
 
     def __init__(self, laws: Laws, rates: HitRates, mask_rates: HitRates) -> None:
@@ -211,7 +211,7 @@ class AcceptanceModel:
     def edges_of(
         self, tables: FloatArray, scores: NDArray[np.float32], greedy: bool
     ) -> FloatArray:  # [m, k, F], [m, k] -> [m, k]
-        """Probability that the target takes each child, given that it reaches the node.
+        """Probability that the target accepts each child, given that it reaches the node.
 
         tables: rank_features() of the children
 
@@ -224,7 +224,7 @@ class AcceptanceModel:
     def observe_path(
         self, tables: FloatArray, greedy: bool, taken: Sequence[int | None]
     ) -> None:  # [m, k, F], [m]
-        """Learn from a path of m nodes: the rank that the target took at each, or None."""
+        """Learn from a path of m nodes: the rank that the target accepted at each, or None."""
         k = tables.shape[1]
         hits = np.array([-1 if rank is None else rank for rank in taken])
         come_to = np.where(hits < 0, k, hits + 1)
@@ -242,7 +242,7 @@ class AcceptanceModel:
         Non-increasing, with a sum below 1. Raises ValueError unless k is 1 to RANKS.
         """
         if not 1 <= k <= RANKS:
-            raise ValueError(f"rates of 1 to {RANKS} ranks are known: got k = {k}")
+            raise ValueError(f"there are rates of 1 to {RANKS} ranks: got k = {k}")
         if k not in self._edges:
             rates = self.rates
             self._edges[k] = _descending(broken(rates.hits[:k] / rates.tries[:k]))
@@ -255,7 +255,7 @@ class AcceptanceModel:
         return self.laws.copies.chances(rows, SPAN)
 
     def observe_copied(self, rows: FeatureRows, taken: int | None) -> None:
-        """Learn which of the copied tokens the target took, or that it took none."""
+        """Learn which of the copied tokens the target accepted, or that it accepted none."""
         self.laws.copies.observe(rows, taken)
 
     def together(self, table: FloatArray) -> FloatArray:  # [k, J] -> [k]
@@ -264,31 +264,31 @@ class AcceptanceModel:
         return np.asarray(chances * min(_SUREST / float(chances.sum()), 1.0))
 
     def observe_together(self, table: FloatArray, taken: int | None) -> None:  # [k, J]
-        """Learn which child the target took where two sources had named children."""
+        """Learn which child the target accepted where two sources had proposed children."""
         self.laws.joint.learn(table, np.arange(len(table)) == taken)
 
     # --- masks of a block draft
 
     def masked(self, rows: FeatureRows, greedy: bool) -> list[float]:  # [k, F] -> [k]
-        """Return the chance of each child that a mask names, by its mask_features()."""
+        """Return the chance of each child that a mask proposes, by its mask_features()."""
         return self.laws.masks[greedy].chances(rows, STEEPEST)
 
     def observe_masked(
         self, rows: FeatureRows, greedy: bool, offset: int, taken: int | None
     ) -> None:
-        """Learn which child of a mask of this offset the target took, or that it took none."""
+        """Learn which child of a mask of this offset the target accepted, or that it took none."""
         likely = taken is not None and self.masked(rows[: taken + 1], greedy)[taken] >= LIKELY
         self.laws.masks[greedy].observe(rows, taken)
         at = min(offset, OFFSETS) - 1
         self.mask_rates.learn(slice(at, at + 1), at if likely else None, slice(at, at + 1))
 
     def mask_rate(self, offset: int) -> float:
-        """Return how often the target takes a LIKELY child of a mask of this offset, from 1."""
+        """Return how often the target accepts a LIKELY child of a mask of this offset, from 1."""
         at = min(offset, OFFSETS) - 1
         return float(self.mask_rates.hits[at] / self.mask_rates.tries[at])
 
     def to_record(self) -> dict[str, Any]:
-        """Return what was learnt, as a prior for other sessions: plain values for JSON."""
+        """Return the learnt state as a prior for other sessions: plain values for JSON."""
         laws = self.laws
         ranks, masks = (
             {kind: law.to_record() for kind, law in zip(KINDS, two, strict=True)}

@@ -1,4 +1,4 @@
-"""Files of what was learnt of a pair of models: the shipped prior, and one for each pair."""
+"""Files of the learnt acceptance of pairs of models: the shipped prior, and one for each pair."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read_acceptance(path: Path = SHIPPED) -> AcceptanceModel:
 
 
 def write_acceptance(model: AcceptanceModel, path: Path) -> None:
-    """Write what was learnt to a file. Readers never see a part of it."""
+    """Write a model to a file, atomically."""
     write_whole(path, json.dumps(model.to_record()) + "\n")
 
 
@@ -81,5 +81,5 @@ def read_rates(raw: Json, count: int) -> HitRates:
 
 
 def read_numbers(raw: Json) -> tuple[float, ...]:
-    """Read a list of numbers. Raises the file's error where it is none."""
+    """Read a list of numbers. Raises the file's error for anything else."""
     return raw.each(Json.number)

@@ -1,7 +1,7 @@
-"""Features of a node's children, by who names them: ranks, copied text, masks, or two of these.
+"""Features of a node's children, by their proposer: ranks, copied text, masks, or two of these.
 
 A law (inference/planner/acceptance.py) reads a row of features for each child, in the order in
-which the source names them. Pure.
+which the source proposes them. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ token followed, log(1 + times), and whether it followed last.
 """
 
 JOINT_FEATURES = ("one", "model", "copied", "chance")
-"""Features of a child that model or copies named: a constant, log odds of the model's chance,
+"""Features of a child that model or copies proposed: a constant, log odds of the model's chance,
 whether it is copied, and log odds of its chance as a copy.
 """
 
@@ -34,18 +34,18 @@ repeats the token before it.
 """
 
 SAID = len(RANK_FEATURES) - 1
-"""Number of these that depend on the mask's scores alone. They stand first."""
+"""Number of these that depend on the mask's scores only. They come first."""
 
-EXCLUDED = -1e8  # a score below: top-k or top-p leaves this token no chance
+EXCLUDED = -1e8  # a score below: top-k or top-p excludes this token
 SPAN = 8.0  # log odds and distances in scores beyond this are as good as certain
-_UNSEEN = 1e-4  # least mass of the tokens below those that were ranked greedily
+_UNSEEN = 1e-4  # minimum mass of the tokens below those that were ranked greedily
 _FOLLOWING = 1.5  # how many more perturbed scores like the next one lie beyond the last
 _STEP = 2.0  # distance of that next one, in e**-score
 _LEAST, _MOST = -40.0, 20.0  # log-probabilities plus noise lie between; excluded tokens do not
 _DEEP = 8  # depths and offsets beyond say no more
 _SURPRISE = 8.0  # negative logarithms of a path's chance beyond say no more
 _LONGEST = 64  # lengths of a match beyond say no more
-_UNNAMED = 1e-3  # a model's chance for a copied token that it did not name
+_UNNAMED = 1e-3  # a model's chance for a copied token that it did not propose
 
 
 def rank_features(
@@ -120,7 +120,7 @@ def log_odds(chance: float) -> float:
 def joint_features(
     model: Mapping[int, float], copied: Mapping[int, float]
 ) -> tuple[list[int], FloatArray]:  # [k], [k, J]
-    """Return all tokens that either named, and their JOINT_FEATURES.
+    """Return all tokens that either proposed, and their JOINT_FEATURES.
 
     model, copied: token -> probability
     """
@@ -151,6 +151,6 @@ def mask_features(
 
 
 def said_by(table: FloatArray) -> list[list[float]]:  # [k, >= SAID] -> [k, SAID]
-    """Return what a mask's scores say of its children, from the features of ranked children."""
+    """Return the SAID features of a mask's children, from the features of ranked children."""
     said: list[list[float]] = table[:, :SAID].tolist()
     return said

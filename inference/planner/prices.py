@@ -1,9 +1,9 @@
 """Limits of drafting's cost: the price of a draft call and of a sent node against the tokens they
-bring.
+gain.
 
 Marginal rule: draft while expected extra tokens x current cost per token exceed the cost of the
-call. The cost per token is a ratio of recent sums (Dinkelbach's method for ratios). Pure: no clock
-is read.
+call. The cost per token is a ratio of recent sums (Dinkelbach's method for ratios). Pure: reads no
+clock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inference.proposer import NODE_BYTES
 class Usage(NamedTuple):
     """Time and traffic of some tokens."""
 
-    wall: float = 0.0  # seconds by the clock that the target was held
+    wall: float = 0.0  # seconds of wall-clock time of the target
     drafting: float = 0.0  # seconds of drafting on this machine
     bytes_up: float = 0.0
     bytes_down: float = 0.0
@@ -52,7 +52,7 @@ class UnitPrices(NamedTuple):
 
 
 SPEED = UnitPrices(wall=1.0)
-"""The objective of whoever wants speed alone: the price is the seconds themselves."""
+"""The objective of speed only: the price is the seconds themselves."""
 
 
 @dataclass
@@ -61,8 +61,8 @@ class Prices:
 
     tariff: UnitPrices = SPEED  # price of a second and of a byte, in any unit of cost
     holds_target: bool = False  # calls run on the target's device, so the text waits for them
-    battery: bool = False  # drafting costs a little even where the tariff says nothing
-    node_seconds: float = 0.0  # a forward's seconds for each candidate, where the text waits
+    battery: bool = False  # drafting costs a little even where the tariff has no price
+    node_seconds: float = 0.0  # a forward pass's seconds for each candidate, where the text waits
     effort: Usage = field(default_factory=Usage)  # of lately committed tokens
     tokens: float = 0.0  # lately committed
 
@@ -80,7 +80,7 @@ class Prices:
         return price + self.tariff.wall if self.holds_target else price
 
     def committed(self, tokens: int, effort: Usage) -> None:
-        """Record that so many tokens were committed, and what they took."""
+        """Record committed tokens, and their usage."""
         kept = max(1 - tokens / TUNING.remembered_tokens, 0.0)
         self.effort = self.effort.times(kept).plus(effort)
         self.tokens = self.tokens * kept + tokens
@@ -96,7 +96,7 @@ class Prices:
         return 0 if best is None else widths[best]
 
     def best(self, offers: Sequence[tuple[float, float]]) -> int | None:
-        """Return which of these calls is made, if one is worth its price.
+        """Return the index of the best of these calls; None if none is worth its price.
 
         offers: expected tokens and expected seconds of each
 
@@ -115,10 +115,10 @@ class Prices:
         return best
 
     def least_value(self) -> float:
-        """Least value of a node that is worth sending.
+        """Minimum value of a node that is worth sending.
 
         At this value, the expected token just pays for the node's bytes, and for its share of a
-        forward where the text waits for that.
+        forward pass where the text waits for that.
         """
         floor, token = NODE_BYTES / TUNING.token_bytes, self.token
         price = NODE_BYTES * self.tariff.byte_up + self.node_seconds * self.tariff.wall

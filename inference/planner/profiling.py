@@ -1,9 +1,9 @@
 """Measures a model's calls on this machine, into a Times.
 
-Nothing is prefilled and no sequence is touched. Calls read the first CONTEXT tokens that a row
-caches, or whatever lies in the first CONTEXT slots before any request. They write to slots behind
-all that hold anything. The row's next sequence overwrites these before reading them. All calls are
-greedy. Not yet run on CUDA or Neuron hardware.
+Nothing is prefilled and no sequence is changed. Calls read the first CONTEXT tokens that a row
+caches, or the content of the first CONTEXT slots before any request. They write to slots after all
+used ones. The row's next sequence overwrites these before reading them. All calls are greedy. Not
+yet run on CUDA or Neuron hardware.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ CONTEXT = 256
 """Slots of context that a profiled call reads, where the model has so many."""
 
 MOST_SECONDS = 5.0
-"""Seconds that measuring one profile may take; its first two calls, the shortest, are not counted.
+"""Maximum seconds of measuring a profile; its first two calls, the shortest, are not counted.
 
-Shapes that there is no time for are estimated from those that were measured.
+Shapes for which there is no time are estimated from the measured ones.
 """
 
 CALLS, ENOUGH_SECONDS = 5, 0.02
@@ -37,8 +37,8 @@ call may be slow: medians ignore it.
 """
 
 WIDE, WIDE_SECONDS = 16, 8.0
-"""Nodes of the call that says most beside that of one node: it is measured second. And seconds that
-it may take before anything else is done.
+"""Nodes of the most informative call after that of one node: it is measured second. And seconds
+that it may take before anything else is done.
 """
 
 RANKED = 8
@@ -60,7 +60,7 @@ class Profiler:
     call: makes the call of a shape, beside what rows cache
     times: gets a sample for each call
 
-    most: seconds to spend in all; longest: expected seconds of a call that is still made.
+    most: maximum seconds in all; longest: maximum expected seconds of a call.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Profiler:
 
     @property
     def done(self) -> bool:
-        """Whether all is measured that there is time for."""
+        """Whether all shapes for which there is time are measured."""
         return self._next() is None
 
     @property
@@ -86,13 +86,13 @@ class Profiler:
         return 2 * len(self._samples) >= len(self._shapes)
 
     def advance(self, cached: RowSlots = ()) -> None:
-        """Make one call, if there is time for one."""
+        """Make a call, if there is time for it."""
         shape = self._next()
         if shape is None:
             return
         if not self._began:
             self._began = True
-            self._call(shape, cached)  # brings the weights in
+            self._call(shape, cached)  # loads the weights into caches
             return
         start, samples = time.perf_counter(), self._samples.setdefault(shape, [])
         self._call(shape, cached)
@@ -126,7 +126,7 @@ class Profiler:
         return self.table()
 
     def table(self) -> dict[Shape, float]:
-        """The expected seconds by shape. Shapes wider than all that is known are left out."""
+        """The expected seconds by shape, without shapes wider than all measured ones."""
         return {
             shape: self.times.seconds(*shape)
             for shape in sorted(self._shapes)
@@ -134,7 +134,7 @@ class Profiler:
         }
 
     def _next(self) -> Shape | None:
-        """The next shape that there is time for."""
+        """The next shape for which there is time."""
         longest = min(self.most - self.spent, self.longest)
         return next(
             (shape for shape in self._left if not self._samples or self._slowest(shape) <= longest),

@@ -84,7 +84,7 @@ def _sampling(
     if tools is not None:
         grammar = tools.grammar(client.tokenizer, grammar)
     if grammar is not None and parameters.ignore_eos:
-        raise InvalidRequest("ignore_eos is not served beside a form: the form ends the text")
+        raise InvalidRequest("ignore_eos is not supported with a form: the form ends the text")
     ends = tuple(sorted(_end_ids(client, parameters)))
     top_k = 0 if parameters.top_k >= client.tokenizer.vocabulary else params.top_k
     return replace(params, grammar=grammar, top_k=top_k, end_ids=ends if params.min_tokens else ())

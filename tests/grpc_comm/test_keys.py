@@ -268,7 +268,7 @@ def test_a_file_that_is_gone_is_told_without_a_call_and_its_keys_stay(
     with suppress(asyncio.TimeoutError):
         asyncio.run(asyncio.wait_for(keys.watch(), 3 * WATCH_SECONDS))
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert f"the keys file {file} is gone; its 2 keys stay" in caplog.text
+    assert f"the keys file {file} is missing; its 2 keys stay valid" in caplog.text
     assert identify(keys, bearer("token of alice")) is not None
     assert_refused(lambda: Keys.read(file), [str(file)])  # a target does not start without it
 

@@ -79,7 +79,7 @@ BAD: dict[str, tuple[str, bytes, str]] = {
     "no key": ("key", b"\n", "a private key"),
     "a certificate as a key": ("key", SOUND.certificate, "a private key"),
     "a key with a passphrase": ("key", encrypted(SOUND.key), "without a passphrase"),
-    "another's key": ("key", issue(["x"]).key, "this one is another's"),
+    "another's key": ("key", issue(["x"]).key, "the two do not match"),
     "no authority": ("ca", b"x", "a certificate"),
 }
 """What one of the files is in place of what it should be, and what is said of it."""

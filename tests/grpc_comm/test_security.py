@@ -112,9 +112,9 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
 @pytest.mark.parametrize(
     ("theirs", "ours", "advice"),
     [
-        ("tls", "plaintext", "it speaks TLS: give --tls_ca FILE"),
-        ("plaintext", "tls", "it speaks no TLS: leave out --tls_ca"),
-        ("mutual tls", "tls", "it demands a certificate of its clients: give --tls_cert"),
+        ("tls", "plaintext", "it uses TLS: give --tls_ca FILE"),
+        ("plaintext", "tls", "it does not use TLS: omit --tls_ca"),
+        ("mutual tls", "tls", "it requires a client certificate: give --tls_cert"),
         ("tls", "another authority", "its certificate is refused: "),
     ],
 )

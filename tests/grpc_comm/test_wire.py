@@ -185,7 +185,7 @@ def test_a_target_that_does_not_know_a_parameter_refuses_the_protocol(
     assert beyond == (params in WITH_RULES)
     assert message.protocol_version == (4 if beyond else 3)
     if beyond:
-        with pytest.raises(Mismatch, match="protocol 4, this one 3"):
+        with pytest.raises(Mismatch, match="protocol 4, this side 3"):
             sampling_fields.check_protocol(message.protocol_version)
 
 
@@ -279,7 +279,7 @@ def test_a_description_arrives_as_it_was_sent() -> None:
 
 
 def test_another_protocol_is_refused_in_words() -> None:
-    with pytest.raises(Mismatch, match="same Outrider"):
+    with pytest.raises(Mismatch, match="same version of Outrider"):
         translate.read_description(pb.Description(protocol_version=99))
 
 

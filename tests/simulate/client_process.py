@@ -175,7 +175,7 @@ class Client:
         return made
 
     def _note(self, notice: str) -> None:
-        if notice.endswith("looking for it again"):
+        if notice.endswith("reconnecting"):
             self.losses.append(self._kernel.now)
 
     def _make(self, connection: Connection, text: Text, show: Show, gone: Gone) -> Completion:

@@ -180,7 +180,7 @@ def test_a_target_that_goes_away_cannot_write_to_the_terminal() -> None:
     patience = Patience(0.5, notices.append)
     with asked(said, patience=patience) as session, pytest.raises(OutriderError):
         until_it_fails(session)
-    assert "goes away: ?[2J?bye?now; looking for it again" in notices[0]
+    assert "is leaving: ?[2J?bye?now; reconnecting" in notices[0]
 
 
 def test_numbers_without_sense_do_no_harm() -> None:

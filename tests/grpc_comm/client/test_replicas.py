@@ -128,7 +128,7 @@ def test_a_first_call_looks_for_a_target_that_is_about_to_start(
         connection = stack.enter_context(connect(addresses, timeout=1.0, patience=patience))
         (notice,) = notices
         assert notice.startswith("no Outrider target answers at ")
-        assert notice.endswith(f"looking for it for {WAIT:.0f} s")
+        assert notice.endswith(f"retrying for {WAIT:.0f} s")
         assert_serves(opened(connection))
 
 

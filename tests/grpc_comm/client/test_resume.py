@@ -179,7 +179,7 @@ def test_a_stream_cut_in_the_middle_goes_on_without_a_prefill(
     assert (session.traffic.resumes, session.traffic.reopenings) == (1, 0)
     for name in ("nodes", "forwards", "lone", "model_seconds", "share_seconds"):
         assert getattr(counted, name) == pytest.approx(getattr(whole, name), abs=1e-4), name
-    assert ["looking for it again" in notices[0], "connected" in notices[1]] == [True, True]
+    assert ["reconnecting" in notices[0], "connected" in notices[1]] == [True, True]
     assert len(streams) == 2
 
 
@@ -248,7 +248,7 @@ def test_a_patient_client_gets_into_a_full_target_later_and_is_told_why_it_waits
         eventually(lambda: len(notices) == 2)  # the second follows from the thread that searched
         assert [notices[0].startswith("the target is full"), notices[1]] == [
             True,
-            f"connected to {server.address} again",
+            f"reconnected to {server.address}",
         ]
         assert (session.traffic.resumes, session.traffic.reopenings) == (0, 0)
 

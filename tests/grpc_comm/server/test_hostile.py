@@ -124,7 +124,7 @@ OTHER_OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
     "no protocol": ({"protocol_version": 0}, "protocol 0"),
     "an old protocol": (
         {"protocol_version": 2},
-        "protocol 2, this one 3: install the same Outrider on both",
+        "protocol 2, this side 3: install the same version of Outrider on both",
     ),
     "another protocol": ({"protocol_version": 2**32 - 1}, f"protocol {2**32 - 1}"),
     "another tokenizer": ({"tokenizer_fingerprint": "t1", "model_fingerprint": "m1"}, "tokenizer"),
@@ -282,7 +282,7 @@ def test_a_neighbour_has_its_turn_beside_a_flood(
 
 def test_a_call_that_never_opens_a_session_is_ended() -> None:
     with impatient() as server, raw_stub(server.address) as stub:
-        Raw(stub).ending().check(CODES.NOT_FOUND, "nothing came")
+        Raw(stub).ending().check(CODES.NOT_FOUND, "no message for")
 
 
 @pytest.mark.parametrize(

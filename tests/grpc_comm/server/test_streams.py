@@ -251,10 +251,10 @@ def test_a_draining_target_tells_what_the_forward_in_hand_brings_and_ends_the_se
                 answer = one.answer()
                 while not answer.HasField("go_away"):
                     answer = one.answer()
-                assert answer.go_away.reason == "the target ends"
+                assert answer.go_away.reason == "the target is shutting down"
             assert idle.until(pb.Tokens.DRAINED) == []
             late.send(opening())
-            late.ending().check(CODES.UNAVAILABLE, "about to end")
+            late.ending().check(CODES.UNAVAILABLE, "shutting down")
             engine.model.gate.set()
             assert stream.until(pb.Tokens.DRAINED) == [4]
             for one in (stream, idle):

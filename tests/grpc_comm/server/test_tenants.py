@@ -197,7 +197,7 @@ def test_a_key_that_is_taken_out_of_the_file_opens_and_resumes_nothing_more(
 WITHDRAWN = Said(
     [],
     CODES.UNAUTHENTICATED,
-    "this key was taken out of the target's keys while the call was under way",
+    "this key was removed from the target's keys during the call",
 )
 
 
@@ -292,7 +292,7 @@ def test_a_text_under_way_ends_at_its_keys_lowered_length(
         stream.tokens(5)
         keys_file(file, bob={"sequence_length": 6})
         ended = stream.ending()
-    ended.check(CODES.INVALID_ARGUMENT, "this key may have 6 in a session now")
+    ended.check(CODES.INVALID_ARGUMENT, "this key's limit is now 6 in a session")
 
 
 def test_a_tenants_prompt_does_not_show_in_anothers_prefill(server: BackgroundServer) -> None:

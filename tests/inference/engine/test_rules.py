@@ -230,7 +230,7 @@ REFUSED: list[tuple[Callable[[Engine], object], str]] = [
         ),
         "schema",
     ),
-    (lambda served: engine(served.model.decoder).open(PROMPT, RULED), "without a tokenizer"),  # type: ignore[attr-defined]
+    (lambda served: engine(served.model.decoder).open(PROMPT, RULED), "has no tokenizer"),  # type: ignore[attr-defined]
 ]
 
 

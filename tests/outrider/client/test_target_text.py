@@ -232,7 +232,7 @@ def test_settings_are_fetched_once_and_those_of_another_digest_are_refused(
         assert whole.digest == there.description.settings_digest != here.settings.digest
         monkeypatch.setattr(Channel, "tokenizer_settings", lambda *_: b"{}")
         assert target_tokenizer(there, here, "here").settings == whole
-        with pytest.raises(Mismatch, match="other tokenizer settings"):
+        with pytest.raises(Mismatch, match="tokenizer settings that differ"):
             there.tokenizer_settings()
 
 

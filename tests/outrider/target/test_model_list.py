@@ -176,7 +176,7 @@ def test_a_load_that_its_client_gave_up_serves_the_next_one() -> None:
     slow = Slow()
     with listing(slow=slow) as server:
         for _ in range(2):
-            words = "slow cannot be had at|no Outrider target answers"  # that: busy here
+            words = "slow is not available at|no Outrider target answers"  # that: busy here
             with pytest.raises(Unavailable, match=words), named(server, "slow", timeout=0.2):
                 pass
         slow.go.set()
