@@ -55,7 +55,7 @@ class Tolerance(NamedTuple):
     """
 
     states: float  # distance of a node's keys, values or features, as a part of their length
-    choices: float  # share of choices that may differ
+    choices: float  # share of the choices under one sampling that may differ
 
 
 ROUNDING = {
@@ -102,18 +102,24 @@ def check_graph(
     for each in (model, reference) if features else ():
         each.keep_features(features)
     vocabulary, rows = reference.decoder.vocabulary, reference.rows
-    choices, errors = list[tuple[Sequence[Chosen], ...]](), defaultdict[str, list[Tensor]](list)
+    choices = defaultdict[SamplingParams, list[tuple[Sequence[Chosen], ...]]](list)
+    errors = defaultdict[str, list[Tensor]](list)
     for seed in range(CALLS):
         generator = torch.Generator().manual_seed(seed)
         for ours, theirs in zip(model.by_slot, reference.by_slot, strict=True):
             ours.copy_(theirs.normal_(generator=generator))
         call = random_segments(bucket, vocabulary, rows, length, seed)
-        choices.append((made := model.choose(call), expected := reference.choose(call)))
+        made, expected = model.choose(call), reference.choose(call)
+        for segment, *pair in zip(call, made, expected, strict=True):
+            choices[segment.params].append(tuple([each] for each in pair))
         states = _states(reference, call, expected, bool(features))
         for name, ours in _states(model, call, made, bool(features)).items():
             errors[name].append(_distances(ours, states[name]))
-    found, allowed = _compare(bucket.name, choices), ROUNDING[reference.dtype]
-    wrong = [] if found.is_enough(allowed.choices) else [f"its choices differ: {found}"]
+    allowed, wrong = ROUNDING[reference.dtype], list[str]()
+    for params, pairs in choices.items():
+        compared = _compare(_name(params), pairs)
+        if not compared.is_enough(allowed.choices):
+            wrong.append(f"its choices differ: {compared}")
     for name, distances in errors.items():
         error = float(torch.cat(distances).median())
         if not error <= allowed.states:
@@ -211,6 +217,13 @@ def _text_of_rounds(
     text = [token for step in decode(prompt, params, session, order) for token in step.tokens]
     session.close()
     return text
+
+
+def _name(params: SamplingParams) -> str:
+    if params.greedy:
+        return "greedy"
+    limits = f"top_k {params.top_k}, top_p {params.top_p:g}, min_p {params.min_p:g}"
+    return f"temperature {params.temperature:g}, {limits}"
 
 
 def _compare(how: str, calls: Sequence[tuple[Sequence[Chosen], ...]]) -> Agreement:
