@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import Annotated
 
+from annotated_types import Gt, Le
+
 from compile.compile_options import JobOptions
 from deploy.aws import Aws
 from deploy.deployment import own_bucket
@@ -41,6 +43,8 @@ class ProofOptions(JobOptions, CommandOptions, title="proof"):
     """target: hub NAME or NAME@REVISION (default: the embedded pair)"""
     draft_model: ModelName | None = None
     """draft on the instance's CPU or GPU (default: copied text only)"""
+    lifetime_hours: Annotated[float, Gt(0), Le(24), Shown("HOURS")] = 2.0
+    """maximum lifetime of the instance"""
     out: Directory = "proof"
     """directory for the reports"""
     yes: bool = False
