@@ -159,7 +159,7 @@ ROGUES: dict[str, list[pb.ServerMessage]] = {
     "proposers of other tokens": [OPENED, tokens(3, 4, proposers=b"\0\0")],
     "an empty message": [OPENED, pb.ServerMessage()],
 }
-"""Others are told apart by what holds them against the text (test_received.py)."""
+"""Others are told apart by what holds them against the text (test_text_copy.py)."""
 
 
 @pytest.mark.parametrize("said", ROGUES)
