@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -97,7 +98,8 @@ class BackgroundServer:
         """End open sessions after `grace` seconds (None: at once), then the server. Idempotent."""
         if self._thread.is_alive():
             self._grace = grace
-            self._loop.call_soon_threadsafe(self._stopped.set)
+            with suppress(RuntimeError):  # another caller stopped it: the loop is closed already
+                self._loop.call_soon_threadsafe(self._stopped.set)
             self._thread.join()
 
     async def _until_stopped(self) -> None:
