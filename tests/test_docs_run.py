@@ -37,6 +37,7 @@ NEEDED = {
     ".gguf": "a GGUF file of the reader's own",
     "--cs 0,": "minutes of measuring",
     "--draft eagle": "a head that was trained for its target",
+    "--target_model TARGET": "a checkpoint of the reader's own",
     "--features": "a checkpoint of the reader's own",
     "-m benchmarks": "minutes of measuring",
     "-m tests.simulate": "minutes of simulating, which tests of tests/simulate do",

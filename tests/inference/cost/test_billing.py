@@ -161,7 +161,7 @@ def test_unit_prices_by_hand() -> None:
         ("draft_watts", "total_cost", "watts of the draft"),
         ("draft_watts", "draft_energy", "watts of the draft"),
         ("target_watts", "target_energy", "watts of the target"),
-        (("draft_watts", "target_watts"), "energy_total", "watts of the target; .*of the draft"),
+        (("draft_watts", "target_watts"), "energy_total", "watts of the target .*of the draft"),
     ],
 )
 def test_what_nobody_has_stated_is_named_and_never_nothing(
