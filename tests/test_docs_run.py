@@ -38,6 +38,7 @@ NEEDED = {
     "--cs 0,": "minutes of measuring",
     "--draft eagle": "a head that was trained for its target",
     "--target_model TARGET": "a checkpoint of the reader's own",
+    "real-pair.json": "a target of the reader's own checkpoint",
     "--features": "a checkpoint of the reader's own",
     "-m benchmarks": "minutes of measuring",
     "-m tests.simulate": "minutes of simulating, which tests of tests/simulate do",
