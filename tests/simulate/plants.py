@@ -63,7 +63,7 @@ PLANTS: dict[str, Edit] = {
         SessionTable, "resume", "not hmac.compare_digest(record.resume_key, key)", "False"
     ),
     "detached sessions not counted": Edit(
-        SessionTable, "check_room", "len(mine) < most", "sum(not r.expires for r in mine) < most"
+        SessionTable, "check_room", "len(mine) < limit", "sum(not r.expires for r in mine) < limit"
     ),
     "a revoked key's streams live on": Edit(
         Grant, "withdrawn", "return self._withdrawn", "return False"
@@ -81,12 +81,14 @@ PLANTS: dict[str, Edit] = {
     ),
     "keys that a disk failed to read": Edit(KeysFile, "changed", "self.unread or ", ""),
     "candidates never sent": Edit(WireSession, "propose", "call.backlog < MOST_BACKLOG", "False"),
-    "recall lost on a new stream": Edit(GrowingProposer, "hear", "self._sender.recall()", "pass"),
+    "recall lost on a new stream": Edit(
+        GrowingProposer, "hear", "self._tree.recall()\n        return", "return"
+    ),
     "a width for one session's gain": Edit(
         scheduler, "plan_width", "needed).all()", "needed).any()"
     ),
     "replicas that do not serve first": Edit(
-        Replicas, "order", "not one.serves", "bool(one.serves)"
+        Replicas, "order", "not replica.serves", "bool(replica.serves)"
     ),
     "work counted again after a resume": Edit(
         RemoteSession, "_handle_opened", "if not resumed:", "if True:"

@@ -556,7 +556,7 @@ def test_a_full_line_is_busy_and_a_freed_row_goes_to_who_waited_longest() -> Non
     engine, _, _ = exact_engine(rows=1, waiting=2)
     first = opened(engine, [1])
     (_, second), (_, third) = engine.open([2], GREEDY), engine.open([3], GREEDY)
-    assert_refused(lambda: engine.open([4], GREEDY), ["1 sessions", "2 wait"], Busy)
+    assert_refused(lambda: engine.open([4], GREEDY), ["1 sessions", "2 are queued"], Busy)
     assert not engine.step()
     engine.close(first)
     engine.step()

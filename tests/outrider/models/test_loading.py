@@ -69,7 +69,9 @@ def test_a_target_that_takes_the_cpu_unasked_beside_a_neuron_device_says_so(
     (tmp_path / "neuron0").touch()
     monkeypatch.setattr(neuron_sdk, "DEVICE", tmp_path / "neuron0")
     load_served(TargetRole(port=0, batch=1, max_tree_nodes=8, sequence_length=64, device=device))
-    assert ("not used: --device neuron takes it" in capsys.readouterr().err) == told
+    assert (
+        "has an unused Neuron device: --device neuron uses it" in capsys.readouterr().err
+    ) == told
 
 
 def test_a_target_without_an_end_of_text_is_loaded(tmp_path: Path) -> None:
