@@ -245,7 +245,9 @@ def _states(
     answers: Sequence[Chosen],
     features: bool,
 ) -> dict[str, Tensor]:
-    """What a model has written and reported of a call's nodes, by name: [layers, nodes, width]."""
+    """Return the keys and values that a call wrote, and its features and log-probabilities where
+    they were requested, by name: [layers, nodes, width].
+    """
     at = [(segment.row, torch.from_numpy(segment.slots).long()) for segment in call]
     states = {
         name: torch.stack([torch.cat([part[row, slots] for row, slots in at]) for part in parts])

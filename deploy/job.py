@@ -83,7 +83,7 @@ def job_host(
 
 
 class Start(NamedTuple):
-    """Where the instance can be started, and with what user data."""
+    """The subnets that offer a job's instance type, and the user data of the instance."""
 
     places: Sequence[SubnetInZone]
     user_data: str
@@ -137,7 +137,7 @@ def ask() -> bool:
 
 
 def _plan_lines(job: HostJob, zone: str) -> Iterator[str]:
-    """What is going to be started, when it ends itself, and what it costs at most."""
+    """Yield the lines of a job's plan: instance, commands, lifetime and maximum cost in USD."""
     host = job.host
     yield f"instance    {host.instance.name}, {host.market}, in {zone}"
     yield f"image       {host.image_parameter}"

@@ -89,7 +89,7 @@ def parse_address(text: str) -> Address:
 
 
 class Endpoint(NamedTuple):
-    """Where to find a target: an address, or all addresses that a name has in DNS."""
+    """A target's host and port. With `resolved` every DNS address of the host is a replica."""
 
     address: Address
     resolved: bool = False  # each address of the host in DNS is a replica

@@ -92,7 +92,9 @@ class TokenBytes:
 
 
 class Spelling(Protocol):
-    """What a stream needs of a tokenizer: see TokenBytes.after()."""
+    """A tokenizer's spelling: after() returns the bytes that a token adds to a text, or None for a
+    token that no text shows. `before` is the last token that the text shows.
+    """
 
     def after(self, before: int | None, token: int) -> bytes | None: ...
 

@@ -16,7 +16,7 @@ ROUND_TRIPS = (0, 5, 20, 40, 80, 160, 300)
 
 
 class Setting(NamedTuple):
-    """Where arms are measured.
+    """A cell of the regret study: link, draft, temperature and target.
 
     round_trip: milliseconds
     level: name of the draft's agreement

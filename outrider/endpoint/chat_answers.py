@@ -24,7 +24,7 @@ DONE = "[DONE]"
 
 
 class _Writer:
-    """What answers of both kinds have in common."""
+    """Writes completions as OpenAI's JSON: the frame that chat and text completions share."""
 
     PREFIX: ClassVar[str]
     WHOLE: ClassVar[str]

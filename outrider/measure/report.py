@@ -64,8 +64,8 @@ class Report:
 
     @property
     def notes(self) -> list[str]:
-        """Where it was measured, the remarks, the noise of the A/A pair, and why costs are not
-        known.
+        """Sentences below the table: the machine and its load, remarks on the run, the noise of the
+        A/A pair, and the reason for each unknown cost.
         """
         notes = [*(_operating_point(self.run) if self.run.starts else ()), *self.remarks]
         again = [row.noise for row in self.rows if row.arm == AGAIN and row.noise]
