@@ -32,8 +32,9 @@ from outrider.endpoint.answers import TargetState, responses
 from outrider.endpoint.chat_messages import ChatMessage, Text
 from outrider.endpoint.failures import UNFORESEEN, ApiError, api_error
 from outrider.endpoint.requests import MAX_MESSAGES
-from outrider.endpoint.target_manager import TargetManager
+from outrider.endpoint.target_manager import TargetManager, TargetSettings
 from outrider.endpoint.text_runner import TextRunner
+from outrider.options.draft_flags import NONE
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion
 from outrider.text.defaults import defaults_of
@@ -56,36 +57,6 @@ HEADERS = {
 """Headers of the page: nothing is loaded from elsewhere, and no text can become a script."""
 
 
-class TargetSettings(BaseModel):
-    """A target that the page chooses. Empty fields keep the server's own options."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    address: Text
-    model_name: Text = ""
-    draft: Text = ""  # directory or hub name
-    target_only: bool = False
-    tls: bool = False
-    ca: Text = ""  # the authority's certificate, as PEM text
-    token: Text = ""
-
-    def options(self) -> dict[str, Any]:
-        """The options of ServeRole that these settings change."""
-        given: dict[str, Any] = {
-            "target_host": self.address,
-            "target_only": self.target_only,
-            "ca": self.ca,
-            "token": self.token,
-        }
-        if self.tls and not self.ca:
-            given["tls"] = True
-        if self.model_name:
-            given["model_name"] = self.model_name
-        if self.draft:
-            given["draft_model"] = self.draft
-        return given
-
-
 class PageText(BaseModel):
     """A text that the page requests."""
 
@@ -97,7 +68,7 @@ class PageText(BaseModel):
     top_p: Annotated[float, Ge(0), Le(1)] = 1.0
     seed: Annotated[int, Ge(0), Lt(2**SEED_BITS)] | None = None
     stop: list[Text] | None = None  # the model's default
-    target_only: bool = False
+    draft: Literal["none"] | None = None  # the server's own draft
     made: Annotated[list[int], Len(max_length=1 << 17)] = []  # ids of a text that broke off
 
 
@@ -121,7 +92,7 @@ def page_routes(manager: TargetManager, admin: Sequence[Depends]) -> APIRouter:
 
     @router.post("/start", dependencies=admin, responses=responses(TargetState))
     async def start(settings: TargetSettings) -> dict[str, Any]:
-        await asyncio.to_thread(manager.open, settings.options())
+        await asyncio.to_thread(manager.open, settings)
         return _state(manager)
 
     @router.post("/stop", dependencies=admin, responses=responses(TargetState))
@@ -233,7 +204,7 @@ def _task(texts: TextRunner, asked: PageText, _left: Event) -> Task[TextEvent]:
         watcher = Watcher(client, put)
         if before:
             watcher.report("made", before)
-        return watcher.complete(request, silent, end, alone=asked.target_only)
+        return watcher.complete(request, silent, end, alone=asked.draft == NONE)
 
     return work
 

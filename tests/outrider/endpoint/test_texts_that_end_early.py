@@ -24,7 +24,7 @@ from inference.errors import InvalidRequest, OutriderError, Unavailable
 from outrider.client import connecting
 from outrider.endpoint.failures import ApiError
 from outrider.endpoint.run import SERVING
-from outrider.endpoint.target_manager import TargetManager
+from outrider.endpoint.target_manager import TargetManager, TargetSettings
 from outrider.endpoint.text_runner import READERS, TextRunner
 from outrider.options.roles import ServeRole, TargetRole
 from outrider.target.spawn import role_command, role_environment
@@ -163,10 +163,10 @@ def test_no_text_begins_with_a_target_that_was_stopped(target: str) -> None:
 
 def test_settings_that_are_not_allowed_leave_the_target_in_use(target: str) -> None:
     manager = TargetManager(ServeRole(target_host=target, draft="none"))
-    texts = manager.open({"target_host": target, "target_only": True, "token": "t" * 20})
+    texts = manager.open(TargetSettings(address=target, draft="none", token="t" * 20))
     with closing(manager):
         with pytest.raises(InvalidRequest):
-            manager.open({"target_host": "a:b:c,"})
+            manager.open(TargetSettings(address="a:b:c,"))
         assert manager.texts is texts
         assert manager.options.connection.token_file is not None
         with open(manager.options.connection.token_file, encoding="utf-8") as file:
@@ -179,10 +179,10 @@ def test_the_servers_own_token_is_for_its_own_target_only(target: str, tmp_path:
     token.write_text("t" * 20, encoding="utf-8")
     manager = TargetManager(ServeRole(target_host=target, draft="none", token_file=str(token)))
     with closing(manager):
-        manager.open({"target_host": target, "target_only": True})
+        manager.open(TargetSettings(address=target, draft="none"))
         assert manager.options.connection.token_file == str(token)
         with pytest.raises(Unavailable):
-            manager.open({"target_host": "127.0.0.1:1", "target_only": True})
+            manager.open(TargetSettings(address="127.0.0.1:1", draft="none"))
         assert manager.options.connection.token_file is None
 
 
@@ -192,7 +192,7 @@ def test_two_starts_at_once_leave_one_target_that_answers(target: str) -> None:
 
     def start() -> None:
         together.wait()
-        manager.open({"target_host": target, "target_only": True})
+        manager.open(TargetSettings(address=target, draft="none"))
 
     threads = [Thread(target=start) for _ in range(3)]
     for thread in threads:
