@@ -120,7 +120,7 @@ def read_requests(
         if left.is_set():
             break
         settled = replace(given, seed=seed).settled(texts.client.model, TEMPERATURE)
-        request = make_request(texts.client, prompt, settled)
+        request = make_request(texts.client.text_model, prompt, settled)
         for more in range(asked.choices):
             params = replace(request.params, seed=seed + more)
             requests.append(replace(request, index=len(requests), params=params))

@@ -194,10 +194,10 @@ def _task(texts: TextRunner, asked: PageText, _left: Event) -> Task[TextEvent]:
     seed = random_seed() if asked.seed is None else asked.seed
     given = Parameters(asked.max_tokens, asked.temperature, 0, asked.top_p, seed, asked.stop)
     given = given.settled(client.model, TEMPERATURE)
-    request = make_request(client, [message.plain for message in asked.messages], given)
+    request = make_request(client.text_model, [message.plain for message in asked.messages], given)
     before: dict[str, Any] = {}
     if asked.made:
-        request, text, tokens = going_on(client, request, asked.made)
+        request, text, tokens = going_on(client.text_model, request, asked.made)
         before = {"text": text, "tokens": tokens}
 
     def work(put: Callable[[TextEvent], None], end: Event) -> Completion:

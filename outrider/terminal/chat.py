@@ -116,7 +116,7 @@ class Chat:
             options.seed,
             prompt_cache_key=self._key,
         )
-        request = make_request(self._client, self.conversation.messages, parameters)
+        request = make_request(self._client.text_model, self.conversation.messages, parameters)
         glancing = _glance if sys.stderr.isatty() else None
         with LiveText(self._colour) as show:
 

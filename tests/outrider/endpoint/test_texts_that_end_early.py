@@ -257,12 +257,12 @@ def test_a_text_that_broke_off_within_a_character_goes_on_with_that_character(
     texts: TextRunner,
 ) -> None:
     client = texts.client
-    request = make_request(client, PROMPT, Parameters(100))
+    request = make_request(client.text_model, PROMPT, Parameters(100))
     written = "x = 'é漢字🙂 ü'"
     made = client.tokenizer.encode(written)
     assert len(made) > len(written)  # characters of several tokens
     for cut in range(1, len(made)):
-        rest, text, kept = going_on(client, request, made[:cut])
+        rest, text, kept = going_on(client.text_model, request, made[:cut])
         stream = client.tokenizer.stream(rest.ids)
         text += "".join(map(stream.push, made[kept:])) + stream.finish()
         assert text == written

@@ -160,7 +160,7 @@ def test_the_hosts_draft_makes_the_targets_own_text(port: str, run: Run, tempera
     assert set(record["accepted_by"]) <= {"host", "copy"}
     assert record["baseline"]["accepted_by"] == {}
     assert (record["draft_calls"], record["draft_seconds"]) == (0, 0.0)  # none of them here
-    assert "with outrider-embedded-draft beside it" in made.err
+    assert "draft beside the target: outrider-embedded-draft" in made.err
 
 
 def test_a_target_says_which_draft_runs_beside_it(port: str) -> None:
@@ -173,7 +173,7 @@ def test_a_target_without_a_draft_makes_the_text_alone_and_the_client_says_so(ru
         made = run("fused_client", "--port", server.address.port, *HOSTED)
     (record,) = made.records
     assert record["forwards"] == record["lone_forwards"] == len(record["token_ids"])
-    assert "alone: no draft beside it" in made.err
+    assert "draft beside the target: none" in made.err
 
 
 # --- the comparison
