@@ -29,9 +29,6 @@ Result = TypeVar("Result")
 TEMPERATURE = 1.0
 """Temperature of a request without one, unless the model has its own default."""
 
-STREAM = "text/event-stream"
-"""Content type of streamed answers."""
-
 PING_SECONDS = 15
 """Seconds of silence after which a stream sends a comment, so that proxies keep it open."""
 

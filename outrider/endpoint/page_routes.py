@@ -27,8 +27,7 @@ from starlette.types import Scope
 from inference.errors import OutriderError
 from inference.sampling import SEED_BITS, random_seed
 from outrider.client.watching import TextEvent, Watcher, ended
-from outrider.endpoint.answering import STREAM, TEMPERATURE, event_stream
-from outrider.endpoint.answers import TargetState, responses
+from outrider.endpoint.answering import TEMPERATURE, event_stream
 from outrider.endpoint.chat_messages import ChatMessage, Text
 from outrider.endpoint.failures import UNFORESEEN, ApiError, api_error
 from outrider.endpoint.requests import MAX_MESSAGES
@@ -85,28 +84,28 @@ def page_routes(manager: TargetManager, admin: Sequence[Depends]) -> APIRouter:
     """
     router = APIRouter(prefix="/page")
 
-    @router.get("/state", responses=responses(TargetState))
+    @router.get("/state")
     async def state() -> dict[str, Any]:
         trouble = await asyncio.to_thread(_trouble, manager.texts)
         return _state(manager) | {"trouble": trouble}
 
-    @router.post("/start", dependencies=admin, responses=responses(TargetState))
+    @router.post("/start", dependencies=admin)
     async def start(settings: TargetSettings) -> dict[str, Any]:
         await asyncio.to_thread(manager.open, settings)
         return _state(manager)
 
-    @router.post("/stop", dependencies=admin, responses=responses(TargetState))
+    @router.post("/stop", dependencies=admin)
     async def stop() -> dict[str, Any]:
         await asyncio.to_thread(manager.close)
         return _state(manager)
 
-    @router.post("/steer", dependencies=admin, responses=responses(TargetState))
+    @router.post("/steer", dependencies=admin)
     async def steer(knob: Knob) -> dict[str, Any]:
         texts = await manager.get()
         await asyncio.to_thread(texts.client.steer, str(knob.cs))
         return _state(manager)
 
-    @router.post("/texts", responses=responses(None, STREAM))
+    @router.post("/texts")
     async def text(asked: PageText, http: Request) -> Response:
         texts = await manager.get()
         return event_stream(_events(texts, asked, http.state.caller))
