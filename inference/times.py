@@ -83,11 +83,11 @@ class Times:
         self._add((rows, nodes), seconds)
 
     def trust(self, measured: Table) -> None:
-        """Record times that were measured elsewhere in this process."""
-        self._calls += 1  # once: a large table ages no shape, its own included
+        """Record times that were measured elsewhere in this process. They may be out of date."""
         for shape, seconds in measured.items():
             for _ in range(TRUSTED):
                 self._add(shape, seconds)
+        self._calls += STALE  # however many shapes, so that a large table does not age its own
 
     def samples(self, rows: int, nodes: int) -> int:
         """Number of samples of a shape that count at present."""
