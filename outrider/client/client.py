@@ -116,7 +116,7 @@ class Client:
         Raises InvalidRequest for an unknown position, without a price of the target, and where
         steering has no effect.
         """
-        goal = read_goal(self._options.goal.but(cs=knob), self.budget.billing)
+        goal = read_goal(self._options.goal.replace(cs=knob), self.budget.billing)
         rows = self.wait()
         if rows is None:
             raise InvalidRequest(UNSTEERED)

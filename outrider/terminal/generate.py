@@ -90,7 +90,7 @@ def fused_client(options: FusedClientRole) -> int:
     tokenizer is loaded here, no model.
     """
     own = {"role", "target_model", "model"}
-    flags = {name: value for name, value in options.stated().items() if name not in own}
+    flags = {name: value for name, value in options.explicit().items() if name not in own}
     return draft(DraftRole(**flags, model=options.target_name, draft=BESIDE))
 
 
