@@ -37,7 +37,11 @@ def show(findings: Iterable[Finding], *, as_json: bool) -> int:
             print(*_lines(finding), sep="\n", flush=True)
     faults = sum(finding.severity == "fault" for finding in seen)
     if as_json:
-        print(json.dumps({"faults": faults, "findings": [asdict(one) for one in seen]}, indent=1))
+        print(
+            json.dumps(
+                {"faults": faults, "findings": [asdict(finding) for finding in seen]}, indent=1
+            )
+        )
     return FAILED if faults else 0
 
 
@@ -64,8 +68,8 @@ def check_health(options: ConnectionOptions) -> Iterator[Finding]:
     except OutriderError as error:
         yield refused("health", error)
     except grpc.RpcError as error:
-        said = status_error(error, f"{address} does not answer")
-        yield fault("health", str(said), _REMEDY)
+        answer = status_error(error, f"{address} does not answer")
+        yield fault("health", str(answer), _REMEDY)
     else:
         serves = status == health_pb2.HealthCheckResponse.SERVING
         name = health_pb2.HealthCheckResponse.ServingStatus.Name(status)

@@ -79,11 +79,11 @@ class KeyCheck:
 
     def _key(self, request: Request) -> str:
         """The request's key; empty without a valid one."""
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        bearer = given.strip() if scheme.lower() == "bearer" else ""
+        scheme, _, credential = request.headers.get("authorization", "").partition(" ")
+        bearer = credential.strip() if scheme.lower() == "bearer" else ""
         sent = (bearer or request.headers.get("x-api-key", "")).encode()
-        known = [hmac.compare_digest(sent, key.encode()) for key in self._keys]  # all: even time
-        return self._keys[known.index(True)] if any(known) else ""
+        matches = [hmac.compare_digest(sent, key.encode()) for key in self._keys]  # all: even time
+        return self._keys[matches.index(True)] if any(matches) else ""
 
     async def admin(self, request: Request) -> None:
         """Accept administrators only, who may change the target for everybody."""
@@ -152,7 +152,7 @@ class HeadCheck:
         lines = [
             scope["raw_path"],
             scope["query_string"],
-            *(b": ".join(one) for one in headers.raw),
+            *(b": ".join(header) for header in headers.raw),
         ]
         if sum(map(len, lines)) > MAX_HEAD_BYTES:
             return ApiError(431, f"a request's head has {MAX_HEAD_BYTES} bytes at most")

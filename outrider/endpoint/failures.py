@@ -135,7 +135,7 @@ def add_failures(app: FastAPI) -> None:
 
 def _invalid(error: RequestValidationError | ValidationError) -> ApiError:
     # of a union, what came nearest
-    first = max(error.errors(), key=lambda one: (one["type"] == "too_long", len(one["loc"])))
+    first = max(error.errors(), key=lambda each: (each["type"] == "too_long", len(each["loc"])))
     raised = first.get("ctx", {}).get("error")
     if isinstance(raised, UnservedField):
         return ApiError(400, str(raised), param=raised.param, code="unsupported_parameter")
@@ -143,5 +143,5 @@ def _invalid(error: RequestValidationError | ValidationError) -> ApiError:
         return ApiError(400, "the body is not JSON: a JSON object is needed")
     place = [str(part) for part in first["loc"] if not _TYPE.fullmatch(str(part))]
     name = ".".join(place)
-    said = raised or first["msg"]
-    return ApiError(400, f"{name or 'the body'}: {said}", param=name or None)
+    message = raised or first["msg"]
+    return ApiError(400, f"{name or 'the body'}: {message}", param=name or None)

@@ -58,7 +58,7 @@ def _turn_messages(turn: JsonObject) -> Iterable[JsonObject]:
     if not isinstance(content, list):
         yield {"role": turn.get("role"), "content": content}
         return
-    said, calls = list[Any](), list[JsonObject]()
+    blocks, calls = list[Any](), list[JsonObject]()
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_result":
@@ -68,9 +68,9 @@ def _turn_messages(turn: JsonObject) -> Iterable[JsonObject]:
             called = {"name": block.get("name"), "arguments": block.get("input")}
             calls.append({"id": block.get("id"), "function": called})
         else:
-            said.append(block)
-    if said or calls:
-        yield {"role": turn.get("role"), "content": said, "tool_calls": calls}
+            blocks.append(block)
+    if blocks or calls:
+        yield {"role": turn.get("role"), "content": blocks, "tool_calls": calls}
 
 
 class MessageWriter:
@@ -82,11 +82,11 @@ class MessageWriter:
 
     def whole(self, texts: Sequence[Completion]) -> JsonObject:
         (text,) = texts
-        said = [{"type": "text", "text": text.text}] if text.text else []
+        blocks = [{"type": "text", "text": text.text}] if text.text else []
         uses = [
             _use(call.id, call.name, read_object(call.arguments) or {}) for call in text.tool_calls
         ]
-        return self._frame([*said, *uses]) | _ended(text) | {"usage": _usage(text)}
+        return self._frame([*blocks, *uses]) | _ended(text) | {"usage": _usage(text)}
 
     def begin(self) -> Iterable[dict[str, str]]:
         counts = {"input_tokens": len(self._requests[0].ids), "output_tokens": 0}
@@ -127,8 +127,8 @@ class MessageWriter:
         return _event("content_block_delta", index=self._blocks - 1, delta=delta)
 
     def _frame(self, content: Sequence[JsonObject]) -> JsonObject:
-        made = {"id": self._id, "type": "message", "role": "assistant"}
-        return {**made, "model": self._client.model, "content": content}
+        head = {"id": self._id, "type": "message", "role": "assistant"}
+        return {**head, "model": self._client.model, "content": content}
 
 
 def _event(name: str, **data: Any) -> dict[str, str]:

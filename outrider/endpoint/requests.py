@@ -195,8 +195,8 @@ class TextRequest(BaseModel):
             "regex": form.get("regex"),
             "choice": form.get("choice"),
         }
-        given = {name: getattr(self, name) for name in PASSED} | changed | own
-        return Parameters(**{name: value for name, value in given.items() if value is not None})
+        values = {name: getattr(self, name) for name in PASSED} | changed | own
+        return Parameters(**{name: value for name, value in values.items() if value is not None})
 
 
 class ChatRequest(TextRequest):
@@ -231,9 +231,9 @@ class ChatRequest(TextRequest):
 
     @property
     def most_tokens(self) -> int | None:
-        given = self.max_completion_tokens  # the newer name
-        most = self.max_tokens if given is None else given
-        return None if most == -1 else most
+        newer = self.max_completion_tokens  # the newer name
+        length = self.max_tokens if newer is None else newer
+        return None if length == -1 else length
 
     @property
     def variables(self) -> JsonObject:
@@ -247,13 +247,13 @@ class ChatRequest(TextRequest):
             thinks = reasoning["enabled"]
         if effort == "none":
             thinks = False
-        given = {
+        values = {
             "reasoning_effort": effort,
             "enable_thinking": thinks,
             "thinking": thinks,
             "add_generation_prompt": self.add_generation_prompt,
         }
-        variables = {name: value for name, value in given.items() if value is not None}
+        variables = {name: value for name, value in values.items() if value is not None}
         return variables | (self.chat_template_kwargs or {})
 
     @property
@@ -306,10 +306,10 @@ class CompletionRequest(TextRequest):
     @property
     def prompts(self) -> list[Prompt]:
         """The prompts, each as text or token ids."""
-        given = self.prompt
-        if isinstance(given, str) or all(isinstance(part, int) for part in given):
-            return [given]  # type: ignore[list-item]  # a string, or ids of one prompt
-        return list(given)  # type: ignore[arg-type]
+        prompt = self.prompt
+        if isinstance(prompt, str) or all(isinstance(part, int) for part in prompt):
+            return [prompt]  # type: ignore[list-item]  # a string, or ids of one prompt
+        return list(prompt)  # type: ignore[arg-type]
 
     def parameters(self, **own: Any) -> Parameters:
         scored = None if self.logprobs is False else self.logprobs

@@ -173,12 +173,12 @@ class Completion:
 
     def record(self) -> dict[str, Any]:
         """The record as plain data for JSON. The field `error` is there only if there is one."""
-        asked = {name for name in _ASKED if getattr(self, name)}
-        left_out = {*_PARTS, *_ASKED} - asked
-        kept = {name: value for name, value in vars(self).items() if name not in left_out}
+        filled = {name for name in _ASKED if getattr(self, name)}
+        left_out = {*_PARTS, *_ASKED} - filled
+        fields = {name: value for name, value in vars(self).items() if name not in left_out}
         counts, gaps = dict(vars(self.traffic)), gaps_between([self.arrivals])
         return {
-            **kept,
+            **fields,
             **({"error": self.error} if self.error else {}),
             "lone_forwards": counts.pop("lone"),
             "target_seconds": counts.pop("model_seconds"),
@@ -202,8 +202,8 @@ _DERIVED = (
 )  # fmt: skip
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+def _ratio(amount: float, whole: float) -> float:
+    return amount / whole if whole else 0.0
 
 
 OnCommit = Callable[[Completion], None]
@@ -285,10 +285,10 @@ class _Generation:
             if done.stopped_by:  # what came behind it is no part of the text
                 done.finish_reason = "stop"
                 break
-        made = len(done.token_ids) - before
-        done.accepted.count(step.proposers[:made])
+        count = len(done.token_ids) - before
+        done.accepted.count(step.proposers[:count])
         done.arrivals.append(done.seconds)
-        done.chunk_tokens.append(made)
+        done.chunk_tokens.append(count)
         done.traffic = self._session.traffic.copy()
 
     def _spent(self) -> bool:

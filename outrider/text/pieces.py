@@ -84,11 +84,11 @@ class PieceMaker:
                 yield self._piece(part, proposer)
 
     def _piece(self, part: str | CallPiece, proposer: int) -> Piece:
-        told = tuple(self._tokens), tuple(self._logprobs)
+        tokens = tuple(self._tokens), tuple(self._logprobs)
         self._tokens, self._logprobs = [], []
         if isinstance(part, CallPiece):
-            return Piece("", proposer, part, *told)
-        return Piece(part, proposer, None, *told)
+            return Piece("", proposer, part, *tokens)
+        return Piece(part, proposer, None, *tokens)
 
 
 class Gaps(NamedTuple):

@@ -32,7 +32,7 @@ from outrider.target.target import load_target
 from outrider.text.completion import Completion
 from outrider.text.parameters import Parameters
 from outrider.text.pieces import Piece
-from outrider.text.prompts import going_on, make_request
+from outrider.text.prompts import make_request, resume_request
 from outrider.text.runner import CompletionStream
 from tests.outrider.endpoint.conftest import http_server, opened, page_events
 from tests.support.commands import role_command
@@ -263,7 +263,7 @@ def test_a_text_that_broke_off_within_a_character_goes_on_with_that_character(
     made = client.tokenizer.encode(written)
     assert len(made) > len(written)  # characters of several tokens
     for cut in range(1, len(made)):
-        rest, text, kept = going_on(client.text_model, request, made[:cut])
+        rest, text, kept = resume_request(client.text_model, request, made[:cut])
         stream = client.tokenizer.stream(rest.ids)
         text += "".join(map(stream.push, made[kept:])) + stream.finish()
         assert text == written
