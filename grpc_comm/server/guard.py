@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 
 import grpc
@@ -143,18 +141,10 @@ def _while_granted(handler: Any, grant: Grant) -> Any:
     shape = "stream_stream" if handler.request_streaming else "unary_stream"
     method = getattr(handler, shape)
 
-    async def write(request: Any, context: Any) -> Any:
+    async def answer(request: Any, context: Any) -> Any:
         return await _granted(method(request, context), grant, context)
 
-    async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
-        async with aclosing(method(request, context)) as messages:
-            while True:
-                message = await _granted(anext(messages, None), grant, context)
-                if message is None:
-                    return
-                yield message
-
-    return handler._replace(**{shape: generate if inspect.isasyncgenfunction(method) else write})
+    return handler._replace(**{shape: answer})
 
 
 async def _granted(work: Awaitable[T], grant: Grant, context: Any) -> T:

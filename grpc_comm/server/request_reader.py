@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from google.protobuf.message import DecodeError
 
-from grpc_comm.observability.server_events import Listener, MessageReceived
+from grpc_comm.observability.metrics import Metrics
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.parse_errors import UNREADABLE
 from inference.errors import Gone, InvalidRequest
@@ -16,8 +16,8 @@ from inference.errors import Gone, InvalidRequest
 class Inbox:
     """A client's messages, one at a time. While none is read, gRPC makes the sender wait."""
 
-    def __init__(self, requests: AsyncIterator[pb.ClientMessage], emit: Listener) -> None:
-        self._requests, self._emit = requests, emit
+    def __init__(self, requests: AsyncIterator[pb.ClientMessage], metrics: Metrics) -> None:
+        self._requests, self._bytes = requests, metrics.bytes_up
         self._loop = asyncio.get_running_loop()
         self._waiting_since: float | None = None
 
@@ -42,7 +42,7 @@ class Inbox:
             raise InvalidRequest(UNREADABLE) from error
         self._waiting_since = None
         if message is not None:
-            self._emit(MessageReceived(message.ByteSize()))
+            self._bytes.inc(message.ByteSize())
         return message
 
     async def silence(self, seconds: float) -> None:
