@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
 
 from grpc_comm.keys import WATCH_SECONDS, Grant, Keys
-from grpc_comm.security import SecurityOptions, read_file, read_secret_file, read_token
+from grpc_comm.security import (
+    SecurityOptions,
+    check_tls_files,
+    read_file,
+    read_secret_file,
+    read_token,
+)
+from grpc_comm.server.tasks import cancel, mark_retrieved
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest, LimitExceeded
 
 T = TypeVar("T")
 
 _HEALTH_CHECK = "/grpc.health.v1.Health/Check"
-_CANCEL_SECONDS = 0.05
 _WITHDRAWN = "this key was removed from the target's keys during the call"
 
 
@@ -51,6 +57,7 @@ def server_security(options: SecurityOptions, address: Address) -> ServerSecurit
             f"on {address.host} tokens would travel in plaintext: it needs --tls_cert and --tls_key"
         )
     keys = read_keys(options)
+    check_tls_files(options)
     if options.tls_cert is None or options.tls_key is None:
         return ServerSecurity(None, keys)
     pair = (
@@ -91,7 +98,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg, unus
     ) -> Any:
         grant = self._keys.grant(handler_call_details.invocation_metadata)
         if grant is None and handler_call_details.method != _HEALTH_CHECK:
-            return grpc.stream_stream_rpc_method_handler(_refuse)
+            return grpc.stream_stream_rpc_method_handler(_refuse_stream)
         handler = await continuation(handler_call_details)
         if handler is None:  # no such method
             return None
@@ -100,10 +107,16 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg, unus
         return _while_granted(_limited(handler, grant), grant)
 
 
-async def _refuse(_messages: Any, context: Any) -> None:
+async def refuse(context: Any) -> NoReturn:
+    """End a call without a valid token."""
     await context.abort(
         grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong (--token_file)"
     )
+    raise AssertionError("the call was ended")
+
+
+async def _refuse_stream(_messages: Any, context: Any) -> None:
+    await refuse(context)
 
 
 def _unread(handler: Any) -> Any:
@@ -150,15 +163,12 @@ def _while_granted(handler: Any, grant: Grant) -> Any:
 async def _granted(work: Awaitable[T], grant: Grant, context: Any) -> T:
     """Return the result of the work; end the call if the grant is withdrawn before."""
     task = asyncio.ensure_future(work)
+    task.add_done_callback(mark_retrieved)
     try:
         while not (task.done() or grant.withdrawn):
             await asyncio.wait({task}, timeout=WATCH_SECONDS)
     finally:  # also when the call breaks
-        while not task.done():
-            task.cancel()  # again and again: asyncio.wait_for() may swallow a cancellation
-            await asyncio.wait({task}, timeout=_CANCEL_SECONDS)
-        if not task.cancelled():
-            task.exception()  # retrieved, so that asyncio does not warn where no caller is left
+        await cancel(task)
     if task.cancelled() and grant.withdrawn:
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, _WITHDRAWN)
     return task.result()

@@ -20,11 +20,11 @@ from grpc_comm.server.guard import KeyInterceptor, read_keys
 from grpc_comm.server.sender import MOST_STEP_SECONDS
 from grpc_comm.server.service import TargetService
 from grpc_comm.server.state import ServerState, Target
+from grpc_comm.server.tasks import cancel, mark_retrieved
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest, Unavailable
 
 _SESSION = "/outrider.v1.Target/Session"
-_CANCEL_SECONDS = 0.05
 _ROUTED_SECONDS, _ROUTED_POLL_SECONDS = 60.0, 0.1
 _REFUSALS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED)
 
@@ -77,15 +77,13 @@ class HostedTarget:
         """Answer Session until either side ends it. The call's status is the carrier's."""
         call = _CallContext(carrier)
         work = asyncio.create_task(self._answer(messages, call))
+        work.add_done_callback(mark_retrieved)
         try:
             while (message := await call.written.get()) is not None:
                 yield message
             await work
         finally:  # also if the host drops the call
-            while not work.done():
-                work.cancel()  # again: asyncio.wait_for() may swallow a cancellation
-                await asyncio.wait({work}, timeout=_CANCEL_SECONDS)
-            work.cancelled() or work.exception()  # retrieved, so that asyncio does not warn
+            await cancel(work)
 
     async def _answer(self, messages: AsyncIterator[pb.ClientMessage], call: _CallContext) -> None:
         details = _Details(_SESSION, call.invocation_metadata())

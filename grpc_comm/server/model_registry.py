@@ -12,6 +12,7 @@ from typing import NamedTuple
 from grpc_comm.observability.log import log_event
 from grpc_comm.observability.metrics import Metrics
 from grpc_comm.observability.model_observer import ModelObserver
+from grpc_comm.server.tasks import mark_retrieved
 from grpc_comm.translate import Description
 from inference.engine.engine import Engine
 from inference.errors import InvalidRequest
@@ -81,9 +82,7 @@ class Catalogue:
         if name not in self._running:
             if name not in self._loading:
                 self._loading[name] = asyncio.create_task(self._load(name))
-                self._loading[name].add_done_callback(
-                    lambda done: done.cancelled() or done.exception()
-                )  # retrieved here, raised in the callers that wait
+                self._loading[name].add_done_callback(mark_retrieved)  # callers that wait raise it
             await asyncio.shield(self._loading[name])
         return self._running[name]
 

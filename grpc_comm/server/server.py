@@ -16,10 +16,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from grpc_comm.proto import verifier_pb2, verifier_pb2_grpc
 from grpc_comm.server.guard import KeyInterceptor, ServerSecurity, server_security
-from grpc_comm.server.parse_errors import ReadingInterceptor
+from grpc_comm.server.reading import ReadingInterceptor
 from grpc_comm.server.service import TargetService
 from grpc_comm.server.state import ServerState, Target
-from grpc_comm.tls_files import check_tls_files
 from grpc_comm.transport import Address, check_port, server_options
 from inference.errors import InvalidRequest
 
@@ -117,7 +116,6 @@ class _Listening:
 
     def __init__(self, target: Target) -> None:
         security = server_security(target.security, target.address)
-        check_tls_files(target.security)
         options = server_options(_longest(target))
         interceptors: list[Any] = [ReadingInterceptor(target.metrics)]
         if security.keys.required:

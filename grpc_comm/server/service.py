@@ -15,7 +15,8 @@ from grpc_comm import statuses, translate
 from grpc_comm.keys import Grant, Key
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
-from grpc_comm.server.request_reader import Inbox
+from grpc_comm.server.guard import refuse
+from grpc_comm.server.reading import Inbox
 from grpc_comm.server.state import ServerState
 from grpc_comm.server.stream import Stream
 from inference.errors import Busy, OutriderError, Unavailable
@@ -90,8 +91,7 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
         """
         grant = self._state.keys.grant(context.invocation_metadata())
         if grant is None:
-            words = "the token is missing or wrong (--token_file)"
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, words)
+            await refuse(context)
         return grant
 
     @asynccontextmanager

@@ -19,20 +19,14 @@ from grpc_comm.keys import Grant, Key
 from grpc_comm.messages import Acknowledge, Go, StreamRequest
 from grpc_comm.observability.metrics import Ending
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.server.parse_errors import BREAK_SECONDS
-from grpc_comm.server.request_reader import Inbox
+from grpc_comm.server.reading import BREAK_SECONDS, Inbox
 from grpc_comm.server.sender import HEARTBEAT_SECONDS, Send, Sender
 from grpc_comm.server.session_table import SessionRecord
 from grpc_comm.server.state import ServerState
+from grpc_comm.server.tasks import cancel, mark_retrieved
 from grpc_comm.translate import OpenRequest, ResumeRequest, SessionTerms
 from inference.engine.engine import Engine
-from inference.errors import (
-    Gone,
-    LimitExceeded,
-    Mismatch,
-    OutriderError,
-    Unavailable,
-)
+from inference.errors import Gone, LimitExceeded, Mismatch, OutriderError, Unavailable
 from inference.order import Decode, Opened
 from inference.proposer import Nodes
 from inference.sampling import SamplingParams
@@ -41,7 +35,6 @@ from inference.token_rule import TokenRule
 T = TypeVar("T")
 
 _NOTHING_NEW = Opened()
-_CANCEL_SECONDS = 0.05
 
 
 class Stream:
@@ -259,7 +252,7 @@ class Stream:
             self._apply_limits(self._record)
         self._state.metrics.bytes_down.inc(message.ByteSize())
         writing = self._writing = asyncio.ensure_future(self._write(message))
-        writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved
+        writing.add_done_callback(mark_retrieved)
         await asyncio.wait({writing}, timeout=self._sessions.lease_seconds)
         failure = writing.exception() if writing.done() and not writing.cancelled() else None
         if failure is not None and not isinstance(failure, grpc.aio.BaseError):
@@ -271,10 +264,7 @@ class Stream:
 def _check_prompt(request: OpenRequest, sequence_length: int) -> None:
     """Raise LimitExceeded for a prompt that leaves no room, or whose answer would be too long."""
     length, params = len(request.prompt), request.params
-    if length >= sequence_length:
-        raise LimitExceeded(
-            f"a prompt of {length} tokens leaves no room: the sequence length is {sequence_length}"
-        )
+    translate.check_prompt_length(length, sequence_length)
     limit = translate.most_scored(params.logprobs or 0)
     if params.prompt_logprobs and length > limit:
         raise LimitExceeded(
@@ -303,16 +293,12 @@ async def _until_superseded(ended: asyncio.Event) -> None:
 async def _first_of(*works: Coroutine[Any, Any, None]) -> None:
     """Run all works until one has ended, and raise what it raises. The others are cancelled."""
     tasks = [asyncio.ensure_future(work) for work in works]
-    for task in tasks:  # retrieved here, even if this task is cancelled while others end
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    ended: set[asyncio.Task[None]] = set()
+    for task in tasks:
+        task.add_done_callback(mark_retrieved)
     try:
-        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        ended = [task for task in tasks if task.done()]
     finally:
-        pending = set(tasks) - ended
-        while pending:
-            for task in pending:
-                task.cancel()  # again: asyncio.wait_for() may swallow a cancellation
-            _, pending = await asyncio.wait(pending, timeout=_CANCEL_SECONDS)
+        await cancel(*tasks)
     for task in ended:
         task.result()

@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from grpc_comm.security import check_tls_files
 from grpc_comm.server.guard import server_security as check_security
 from grpc_comm.server.model_registry import Served
 from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.server.server import serve as serve_target
-from grpc_comm.tls_files import check_tls_files
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address, check_free, parse_address
 from inference.backends.gguf_model import GgufModel
