@@ -36,6 +36,13 @@ def test_a_call_takes_the_time_of_the_shape_it_is_padded_to_and_of_its_context()
     assert profile.table(100)[4, 1] == pytest.approx(0.03 + 4 * 100 * 1e-6)
 
 
+def test_a_profile_of_many_shapes_has_the_seconds_of_each() -> None:
+    sizes = range(1, 33)
+    times = tuple((rows, nodes, rows + nodes / 64) for rows in sizes for nodes in sizes)
+    profile = Profile("test", "a test", "nothing", times)
+    assert [profile.seconds(1, nodes, 0) for nodes in (1, 32)] == [1 + 1 / 64, 1.5]
+
+
 @pytest.mark.parametrize("name", [COMPUTED, MEASURED, *TRN2])
 def test_more_rows_nodes_or_context_never_cost_less(name: str) -> None:
     one = find_profile(name)
