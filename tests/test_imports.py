@@ -97,6 +97,25 @@ def test_what_starts_fast_imports_no_heavy_library(names: str) -> None:
     assert heavy.stdout.split() == []
 
 
+TRANSFORMERS_4 = {
+    "transformers.AutoModelForCausalLM",
+    "transformers.Cache",
+    "transformers.utils.logging",
+}
+"""What modules may import of transformers, as version 4.57 of a trn1 host has it."""
+
+
+def test_modules_that_a_trn1_host_imports_take_of_transformers_what_version_4_has() -> None:
+    names = {
+        f"{node.module}.{alias.name}"
+        for module in modules("compile", "inference")
+        for node in module.tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert {name for name in names if name.startswith("transformers.")} == TRANSFORMERS_4
+
+
 def test_the_packages_imported_here_are_this_checkouts() -> None:
     import deploy
     import grpc_comm
