@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from compile.aws import Aws
 from compile.plan.device import device_of
 from compile.spec import CompileSpec
 from compile.store import fetch_manifest, open_store
-from deploy.aws import Aws
 from deploy.commands.options import DeploymentOptions
 from deploy.deployment import Host, secret_parameters
 from deploy.instance_price import InstancePrices, NoPrice, Price, bundled_prices

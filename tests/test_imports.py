@@ -36,7 +36,7 @@ IMPURE = {
 """Files within inference/ that need nothing but the standard library and numpy, and the others."""
 
 HOMES = {
-    "boto3": ("deploy/aws.py", "compile/store.py"),
+    "boto3": ("compile/aws.py",),
     "defusedxml": ("outrider/measure/autodraft.py",),
     "llguidance": ("inference/grammar.py", "inference/grammar_check.py"),
 }

@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar, Self
 from annotated_types import Ge, Gt, Le
 from pydantic import model_validator
 
+from compile.aws import Aws
 from compile.plan.device import device_of
-from deploy.aws import Aws
 from deploy.deployment import Host, own_bucket
 from deploy.host.user_data import METRICS_PORT
 from deploy.instance_kind import InstanceKind, Market, check_image

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
+from compile.aws import DEFAULT_REGION, Aws
 from compile.store import open_store, push
-from deploy.aws import DEFAULT_REGION, Aws
 from deploy.bucket import HostBucket, put_wheel
 from deploy.commands.options import DeploymentOptions
 from deploy.commands.status import host_commands
