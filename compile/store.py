@@ -86,7 +86,7 @@ def pull(store: Objects, digest: str, directory: Path, say: Say) -> Manifest:
     manifest = fetch_manifest(store, digest, partial)
     for index, (name, sha256) in enumerate(sorted(manifest.files.items()), 1):
         say(f"[{index}/{len(manifest.files)}] {name}")
-        _fetch(store, sha256, partial / name)
+        fetch_file(store, sha256, partial / name)
     check_files(partial, manifest)
     if directory.exists():
         directory.rmdir()
@@ -186,7 +186,7 @@ def fetch_manifest(store: Objects, digest: str, directory: Path) -> Manifest:
     return manifest
 
 
-def _fetch(store: Objects, sha256: str, path: Path) -> None:
+def fetch_file(store: Objects, sha256: str, path: Path) -> None:
     """Fetch one file, unless an earlier pull that was broken off has it."""
     if path.is_file() and hash_file(path) == sha256:
         return

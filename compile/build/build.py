@@ -259,7 +259,7 @@ def _base_key(spec: CompileSpec, source: Source, with_: MadeWith) -> str:
     """
     settings = {
         name: value
-        for name, value in spec.plain().items()
+        for name, value in asdict(spec).items()
         if name not in ("buckets", "model", "fused")
     }
     if spec.fused is not None:
