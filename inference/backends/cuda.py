@@ -67,7 +67,7 @@ class _Buffers:
         self._whole = whole
         parts = [
             held.view(like.dtype).view(like.shape)
-            for held, like in zip(whole.split(sizes), cpu, strict=True)
+            for held, like in zip(torch.split(whole, sizes), cpu, strict=True)
         ]
         batch = len(BatchTensors._fields)
         self.inputs, self.sampling = BatchTensors(*parts[:batch]), Sampling(*parts[batch:])
