@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from compile.aws import Aws
 from compile.compile_options import CompileOptions, InstanceOptions
 from compile.plan.device import GIB, device_of
 from compile.plan.memory import build_memory
 from compile.request import find_checkpoint, make_request, names_layers
 from compile.store import open_store, pull
-from deploy.aws import Aws
 from deploy.deployment import own_bucket
 from deploy.host.user_data import ARTEFACT
 from deploy.instance_kind import NEURON_IMAGE, NEURON_VENV, check_image

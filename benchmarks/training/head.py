@@ -32,8 +32,9 @@ from inference.flags.values import Natural, comma_separated
 from inference.model.attention import Sight
 from inference.model.cache import KeysValues
 from inference.model.config import ModelConfig, read_config
-from inference.model.decoder import Decoder, Past, RMSNorm
+from inference.model.decoder import Decoder
 from inference.model.eagle_head import EagleHead, HeadConfig
+from inference.model.layers import Past, RMSNorm
 from outrider.models.directories import EMBEDDED
 
 MOST_POSITIONS, LENGTH = 1024, 128

@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar, Self
 from annotated_types import Ge, Gt, Le
 from pydantic import model_validator
 
+from compile.aws import Aws
 from compile.plan.device import device_of
-from deploy.aws import Aws
 from deploy.deployment import Host, own_bucket
 from deploy.host.user_data import METRICS_PORT
 from deploy.instance_kind import InstanceKind, Market, check_image
@@ -20,7 +20,7 @@ from inference.artifact import read_manifest
 from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions
 from inference.flags.group import FlagRule, Metavar
-from inference.flags.values import Count, ModelName, Name
+from inference.flags.values import Count, File, ModelName, Name
 
 BUILDER = "r7i.4xlarge"
 """Instance type with the memory that a compiler of a model of some billion parameters needs."""
@@ -59,9 +59,15 @@ class NamedOptions(CommandOptions, title="target"):
         return Aws(known.region)
 
 
-class DeploymentOptions(NamedOptions, title="instance"):
-    """A target and the instance that runs it."""
+class UpOptions(NamedOptions, title="start"):
+    """Start a target on AWS as a CloudFormation stack. Run the same command again to continue after
+    an interruption; `outrider deploy down` removes everything.
+    """
 
+    COMMON: ClassVar = (
+        *("name", "region", "instance", "model", "artifact", "digest", "spot", "allow_cidr"),
+        *("idle_minutes", "lifetime_hours", "disk_gib", "dry_run", "yes"),
+    )
     RULES: ClassVar = (
         FlagRule("spot", excludes="capacity_block", why="they are two ways to pay"),
         FlagRule("artifact", excludes="model", why="both are what is served"),
@@ -100,6 +106,14 @@ class DeploymentOptions(NamedOptions, title="instance"):
     """shut the instance down after this many minutes without a session"""
     lifetime_hours: Annotated[float, Gt(0), Le(24 * 365)] = 8.0
     """maximum lifetime of the instance"""
+    wheel: File | None = None
+    """Outrider wheel to install on the instance (default: built from this checkout)"""
+    yes: bool = False
+    """do not ask for confirmation; required if stdin is not a terminal"""
+    no_wait: bool = False
+    """do not wait until the target serves"""
+    dry_run: bool = False
+    """print the resources and their cost, and start nothing"""
 
     @model_validator(mode="after")
     def _can_be(self) -> Self:

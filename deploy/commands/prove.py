@@ -11,8 +11,8 @@ from typing import Annotated
 
 from annotated_types import Gt, Le
 
+from compile.aws import Aws
 from compile.compile_options import JobOptions
-from deploy.aws import Aws
 from deploy.deployment import own_bucket
 from deploy.host.user_data import RESULTS
 from deploy.instance_kind import InstanceKind, check_image
