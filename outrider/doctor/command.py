@@ -20,7 +20,7 @@ from grpc_comm.statuses import status_error
 from grpc_comm.transport import Address, channel_options
 from inference.command import FAILED
 from inference.errors import OutriderError
-from outrider.doctor.finding import Finding, fault, refused
+from outrider.doctor.finding import Finding, refused
 from outrider.options.network import ConnectionOptions
 from outrider.options.tool_roles import DoctorRole
 
@@ -69,12 +69,12 @@ def check_health(options: ConnectionOptions) -> Iterator[Finding]:
         yield refused("health", error)
     except grpc.RpcError as error:
         answer = status_error(error, f"{address} does not answer")
-        yield fault("health", str(answer), _REMEDY)
+        yield Finding("health", str(answer), "fault", _REMEDY)
     else:
         serves = status == health_pb2.HealthCheckResponse.SERVING
         name = health_pb2.HealthCheckResponse.ServingStatus.Name(status)
         text = f"{address} says {name}"
-        yield Finding("health", text) if serves else fault("health", text, _REMEDY)
+        yield Finding("health", text) if serves else Finding("health", text, "fault", _REMEDY)
 
 
 def ask_health(address: Address, options: ConnectionOptions) -> int:

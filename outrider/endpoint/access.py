@@ -1,4 +1,4 @@
-"""Who may call the server, and with how much: keys, hosts, origins of pages, sizes of requests."""
+"""Checks of requests: keys, hosts, origins of pages, and sizes."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class HeadCheck:
             *(b": ".join(header) for header in headers.raw),
         ]
         if sum(map(len, lines)) > MAX_HEAD_BYTES:
-            return ApiError(431, f"a request's head has {MAX_HEAD_BYTES} bytes at most")
+            return ApiError(431, f"the maximum size of a head is {MAX_HEAD_BYTES} bytes")
         return None
 
 
@@ -173,7 +173,7 @@ class BodyBound:
             message = await receive()
             read += len(message.get("body", b""))
             if read > MAX_BODY_BYTES:
-                raise HTTPException(413, f"a request's body has {MAX_BODY_BYTES} bytes at most")
+                raise HTTPException(413, f"the maximum size of a body is {MAX_BODY_BYTES} bytes")
             return message
 
         await self._app(scope, bounded, send)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -65,6 +65,11 @@ class Answer(Protocol):
 
 
 MakeAnswer: TypeAlias = Callable[[Sequence[Request]], Answer]
+
+
+def named_event(name: str, data: Mapping[str, Any]) -> StreamEvent:
+    """An event with its name and its data."""
+    return {"event": name, "data": json.dumps(data)}
 
 
 def event_stream(events: AsyncGenerator[Any, None]) -> EventSourceResponse:

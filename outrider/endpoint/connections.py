@@ -104,7 +104,7 @@ class BoundedConnection(H11Protocol):
         body = (
             ApiError(
                 503,
-                f"all of {self._maximum} connections are in use: ask again later",
+                f"all of {self._maximum} connections are in use: try again later",
                 "server_error",
                 code="too_many_connections",
             )

@@ -7,7 +7,6 @@ they are sent, and where time goes.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -27,7 +26,7 @@ from starlette.types import Scope
 from inference.errors import OutriderError
 from inference.sampling import SEED_BITS, random_seed
 from outrider.client.watching import TextEvent, Watcher, ended
-from outrider.endpoint.answering import TEMPERATURE, event_stream
+from outrider.endpoint.answering import TEMPERATURE, StreamEvent, event_stream, named_event
 from outrider.endpoint.chat_messages import ChatMessage, Text
 from outrider.endpoint.failures import UNFORESEEN, ApiError, api_error
 from outrider.endpoint.requests import MAX_MESSAGES
@@ -169,22 +168,22 @@ def _trouble(texts: TextRunner | None) -> str | None:
 
 async def _events(
     texts: TextRunner, body: PageText, caller: str
-) -> AsyncGenerator[dict[str, str], None]:
+) -> AsyncGenerator[StreamEvent, None]:
     """The events of a text: its name, and its data as JSON."""
     try:
         task = await texts.read(partial(_task, texts, body))
         async with aclosing(texts.run([task], caller)) as parts:
             async for _, event in parts:
                 if isinstance(event, Completion):
-                    yield _event("end", ended(texts.client, event))
+                    yield named_event("end", ended(texts.client, event))
                 else:
-                    yield _event(*event)
+                    yield named_event(*event)
     except OutriderError as error:
-        yield _event("error", api_error(error).body["error"])
+        yield named_event("error", api_error(error).body["error"])
     # the page shows any other fault, too: without an event it could only say that the stream ended
     except Exception:
         log.exception("a text of the page failed")
-        yield _event("error", UNFORESEEN.body["error"])
+        yield named_event("error", UNFORESEEN.body["error"])
 
 
 def _task(texts: TextRunner, body: PageText, _left: Event) -> Task[TextEvent]:
@@ -208,7 +207,3 @@ def _task(texts: TextRunner, body: PageText, _left: Event) -> Task[TextEvent]:
         return watcher.complete(request, silent, end, alone=body.draft == NONE)
 
     return work
-
-
-def _event(name: str, data: dict[str, Any]) -> dict[str, str]:
-    return {"event": name, "data": json.dumps(data)}

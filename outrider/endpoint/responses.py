@@ -6,7 +6,6 @@ whole conversation.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from inference.order import TokenLogProb
 from outrider.client.client import Client
+from outrider.endpoint.answering import StreamEvent, named_event
 from outrider.endpoint.chat_answers import scored
 from outrider.endpoint.chat_messages import JsonObject, Text, joined_text
 from outrider.endpoint.counts import usage
@@ -101,11 +101,11 @@ class ResponseWriter:
         messages = [_message(text.text, logprobs)] if text.text or not text.tool_calls else []
         return self._frame([*messages, *(_call(*call) for call in text.tool_calls)], text)
 
-    def begin(self) -> Iterable[dict[str, str]]:
+    def begin(self) -> Iterable[StreamEvent]:
         for name in ("response.created", "response.in_progress"):
             yield self._event(name, response=self._frame([], None))
 
-    def add(self, _index: int, piece: Piece) -> Iterable[dict[str, str]]:
+    def add(self, _index: int, piece: Piece) -> Iterable[StreamEvent]:
         call = piece.call
         if call is not None and call.name:
             yield from self._begin_item(_call(call.id, call.name, ""))
@@ -126,21 +126,21 @@ class ResponseWriter:
             item["arguments"] += call.arguments
             yield self._item_event("response.function_call_arguments.delta", delta=call.arguments)
 
-    def finish(self, _index: int, _text: Completion) -> Iterable[dict[str, str]]:
+    def finish(self, _index: int, _text: Completion) -> Iterable[StreamEvent]:
         return self._end_item()
 
-    def end(self, texts: Sequence[Completion]) -> Iterable[dict[str, str]]:
+    def end(self, texts: Sequence[Completion]) -> Iterable[StreamEvent]:
         whole = self._frame(self._items, texts[0])
         yield self._event(f"response.{whole['status']}", response=whole)
 
-    def fail(self, error: ApiError) -> Iterable[dict[str, str]]:
+    def fail(self, error: ApiError) -> Iterable[StreamEvent]:
         code = error.code or error.kind
         yield self._event("error", code=code, message=error.message, param=error.param)
 
     def _logprobs(self, tokens: Sequence[int], scores: Sequence[TokenLogProb]) -> list[JsonObject]:
         return scored(self._client.tokenizer, tokens, scores) if self._chat.logprobs else []
 
-    def _begin_item(self, item: JsonObject) -> Iterable[dict[str, str]]:
+    def _begin_item(self, item: JsonObject) -> Iterable[StreamEvent]:
         yield from self._end_item()
         self._items.append(item)
         self._open = True
@@ -148,7 +148,7 @@ class ResponseWriter:
         place = len(self._items) - 1
         yield self._event("response.output_item.added", output_index=place, item=begun)
 
-    def _end_item(self) -> Iterable[dict[str, str]]:
+    def _end_item(self) -> Iterable[StreamEvent]:
         if not self._open:
             return
         self._open, item = False, self._items[-1]
@@ -163,14 +163,13 @@ class ResponseWriter:
         place = len(self._items) - 1
         yield self._event("response.output_item.done", output_index=place, item=item)
 
-    def _item_event(self, name: str, **data: Any) -> dict[str, str]:
+    def _item_event(self, name: str, **data: Any) -> StreamEvent:
         place = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
         return self._event(name, **place, **data)
 
-    def _event(self, name: str, **data: Any) -> dict[str, str]:
+    def _event(self, name: str, **data: Any) -> StreamEvent:
         self._number += 1
-        event = {"type": name, "sequence_number": self._number - 1, **data}
-        return {"event": name, "data": json.dumps(event)}
+        return named_event(name, {"type": name, "sequence_number": self._number - 1, **data})
 
     def _frame(self, items: Sequence[JsonObject], text: Completion | None) -> JsonObject:
         """The answer with these items. text: None while it is generated"""

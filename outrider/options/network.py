@@ -102,7 +102,7 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
         }
         for flag, value in meant.items():
             if values.get(flag) not in (None, value):
-                raise ValueError(f"--target {named.name} says what --{flag} is: give one of them")
+                raise ValueError(f"--target {named.name} already sets --{flag}: give one of them")
         return values | meant
 
     @model_validator(mode="after")

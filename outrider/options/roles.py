@@ -296,7 +296,9 @@ class VerifyTargetRole(
     @model_validator(mode="after")
     def _one_text_at_a_time(self) -> Self:
         if self.changed(groups.BatchOptions) and self.device != "neuron":
-            raise ValueError("--batch is for --device neuron here: one text is made at a time")
+            raise ValueError(
+                "--batch needs --device neuron here: other devices generate one text at a time"
+            )
         return self
 
 

@@ -92,7 +92,7 @@ class TextRun(Generic[Part]):
             except Empty:
                 return
             last: Completion | OutriderError = OutriderError(
-                "a text was ended by an error of this program: its log has it"
+                "an internal error ended the text: the log has details"
             )
             try:
                 last = task(partial(self._put, index), self._end)

@@ -71,7 +71,7 @@ async def _make(texts: TextRunner) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_defect_in_a_texts_thread_ends_its_request(texts: TextRunner) -> None:
-    with pytest.raises(OutriderError, match="error of this program"):
+    with pytest.raises(OutriderError, match="internal error"):
         asyncio.run(asyncio.wait_for(_make(texts), 20))
     assert not texts.running
     eventually(lambda: all(thread.name != "text" for thread in enumerate_threads()))  # it told
@@ -80,7 +80,7 @@ def test_a_defect_in_a_texts_thread_ends_its_request(texts: TextRunner) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_defect_in_a_streams_thread_ends_its_iteration() -> None:
     stream = CompletionStream(_breaks)
-    with pytest.raises(OutriderError, match="error of this program"):
+    with pytest.raises(OutriderError, match="internal error"):
         next(stream)
     stream.close()
 
