@@ -118,5 +118,5 @@ class Engine:
 
 def _parameters(keywords: Mapping[str, Any]) -> Parameters:
     """The parameters of texts. Raises InvalidRequest for an unknown name or a bad value."""
-    check_names(keywords, TextKeywords, "generate()")
+    check_names(keywords, TextKeywords.__annotations__, "generate()")
     return Parameters(**keywords)
