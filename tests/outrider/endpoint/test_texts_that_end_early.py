@@ -27,7 +27,7 @@ from outrider.endpoint.run import SERVING
 from outrider.endpoint.target_manager import TargetManager, TargetSettings
 from outrider.endpoint.text_runner import READERS, TextRunner
 from outrider.options.roles import ServeRole, TargetRole
-from outrider.target.spawn import role_environment
+from outrider.target.spawn import role_command, role_environment
 from outrider.target.target import load_target
 from outrider.text.completion import Completion
 from outrider.text.parameters import Parameters
@@ -35,7 +35,6 @@ from outrider.text.pieces import Piece
 from outrider.text.prompts import make_request, resume_request
 from outrider.text.runner import CompletionStream
 from tests.outrider.endpoint.conftest import http_server, opened, page_events
-from tests.support.commands import role_command
 from tests.support.wire_fixtures import WAIT, eventually
 
 PROMPT = "def main():"
