@@ -294,14 +294,14 @@ def test_a_fault_of_the_target_is_told_and_not_asked_for_again() -> None:
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "HEARTBEAT_SECONDS", 0.02)
     monkeypatch.setattr(client, "HEARTBEAT_SECONDS", 0.02)
-    for name in ("LONGEST_SILENCE", "SHORTEST_SILENCE"):
+    for name in ("MAX_SILENCE", "MIN_SILENCE"):
         monkeypatch.setattr(patience, name, 1.0)
 
 
 @pytest.fixture
 def wedged(hasty: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """An engine that never comes back from its next forward of a text."""
-    monkeypatch.setattr(sender, "MOST_STEP_SECONDS", 0.1)
+    monkeypatch.setattr(sender, "MAX_STEP_SECONDS", 0.1)
     engine = successor_engine()
     yield engine
     assert isinstance(engine.model, Successor)
