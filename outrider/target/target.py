@@ -21,7 +21,7 @@ from grpc_comm.transport import Address, check_free, parse_address
 from inference.backends.gguf_model import GgufModel
 from inference.backends.neuron_sdk import has_device
 from inference.backends.timed import TimedModel
-from inference.command import logged, say, told_to
+from inference.command import logged, messages_to, say
 from inference.engine.batch_runner import collect_rarely
 from inference.engine.engine import Engine
 from inference.engine.graph_rounds import RoundModel
@@ -44,7 +44,6 @@ from outrider.models.loading import PREFILL_NODES, find_target
 from outrider.models.profiles import TargetTimes, user_profiles
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import FusedTargetRole, ServingRole, TargetRole
-from outrider.processes import end_with_input
 from outrider.target.model_list import lazily, load_listed, read_listed
 from outrider.target.observing import notify, observed
 from outrider.version import outrider_version
@@ -61,8 +60,6 @@ READY = "listening on "
 
 def serve(options: ServingRole) -> int:
     """Serve a target until a signal."""
-    if options.end_with_input:
-        end_with_input()
     security = options.security  # checked before minutes are spent on loading
     check_security(security, Address(options.host, options.port))
     check_tls_files(security)
@@ -224,7 +221,7 @@ class RunningTarget:
         security = options.security
         check_security(security, Address(options.host, options.port))
         self._stack = ExitStack()
-        self._stack.enter_context(told_to(logged))
+        self._stack.enter_context(messages_to(logged))
         try:
             self._server = BackgroundServer(load_target(options))
             self._stack.callback(self._server.stop, options.sessions.grace)
@@ -310,7 +307,7 @@ def _times(options: ServingRole, loaded: _LoadedTarget, emulated: Profile | None
         table = emulated.table(CONTEXT)
         return TargetTimes(Times(table, measured=True), table)
     if not loaded.model.branches or isinstance(loaded.model, RoundModel | GgufModel):
-        options = options.but(measure_first=True)  # its state is more than slots
+        options = options.replace(measure_first=True)  # its state is more than slots
     profiles = user_profiles(options)
     length, nodes = loaded.sequence_length, loaded.max_tree_nodes
     return profiles.target(loaded.found, loaded.identity, loaded.model, length, nodes)
