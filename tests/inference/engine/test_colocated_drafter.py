@@ -250,6 +250,17 @@ def test_a_session_that_wants_no_draft_any_more_gives_its_row_back() -> None:
         assert made_by(session) == own_text([1, number], 300, kinds=KINDS)
 
 
+def test_a_text_that_is_asked_to_go_on_is_drafted_to_its_new_end() -> None:
+    hosted = Hosted(right)
+    session = hosted.asked([1, 2, 3], 20)
+    finish(hosted.engine, session)
+    hosted.engine.decode(session, Decode(203, credit=512, beside=True))
+    before = session.spent.forwards
+    finish(hosted.engine, session)
+    assert session.spent.forwards - before < 90
+    assert made_by(session) == own_text([1, 2, 3], 200, kinds=KINDS)
+
+
 @pytest.mark.parametrize("steps", [0, 3])
 def test_when_the_draft_fails_texts_go_on_without_it(
     steps: int, caplog: pytest.LogCaptureFixture
