@@ -49,7 +49,7 @@ def flag_words(values: Mapping[str, object]) -> list[str]:
 
 def target_words(options: TargetOptions, **more: object) -> list[str]:
     """The command line of a target with these options, and further flags."""
-    stated = options.stated()
+    stated = options.explicit()
     return flag_words({name: stated.get(name) for name in flags_of(TargetOptions)} | more)
 
 

@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inference.errors import UnsupportedModel
-from inference.model.decoder import Decoder, Layer, layers_on
+from inference.model.decoder import Decoder, layers_on
 from inference.model.layer_offload import Copies, OffloadedLayers, ThreadCopies, load_offloaded
+from inference.model.layers import Layer
 from tests.support.equality import full_logits
 from tests.support.models import loaded, tiny_decoder, write_checkpoint
 from tests.support.refusals import assert_refused
