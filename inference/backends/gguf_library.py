@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from inference.errors import InvalidRequest, MissingExtra, Unavailable, UnsupportedModel
 from inference.extras import require
+from inference.model.weight_files import sample
 from inference.tree import IntArray
 
 SEQUENCES = 256
@@ -30,7 +31,6 @@ _ERROR = 4  # ggml_log_level
 _ALL_LAYERS = 1 << 16
 _MODEL_SPLIT_NONE = 0
 _FLOAT32 = 0  # ggml_type
-_SAMPLE = 1 << 16
 _ALL_FLOAT32 = "0"  # general.file_type
 _ERRORS: list[str] = []
 """Errors that the library would print of the call under way; the first one is the reason."""
@@ -120,13 +120,7 @@ def check_gpu() -> None:
 
 def fingerprint(path: Path) -> str:
     """A hash of a file's size, head and tail: it tells files apart without reading them whole."""
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        digest.update(file.read(_SAMPLE))
-        file.seek(max(0, size - _SAMPLE))
-        digest.update(file.read(_SAMPLE))
-    return digest.hexdigest()[:32]
+    return hashlib.sha256(b"".join(sample(path))).hexdigest()[:32]
 
 
 def _check_magic(path: Path) -> None:
