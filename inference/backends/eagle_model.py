@@ -177,7 +177,7 @@ class EagleModel:
     def _compute(self, waves: Sequence[_Wave]) -> None:
         """Compute one wave of each row, and write its keys, values and states."""
         segments = [wave.segment for wave in waves]
-        least = BatchShape.least(segments)
+        least = BatchShape.of(segments)
         batch = pad(segments, least._replace(slots=max(least.slots, 1)), junk=self.capacity)
         arrays = {name: self._tensor(array) for name, array in batch.arrays().items()}
         del arrays["pick"]

@@ -205,7 +205,7 @@ def has_device() -> bool:
 
 
 def instance_family() -> str | None:
-    """Return trn1, inf2, trn2 ... of an EC2 instance; None where it cannot be told."""
+    """Return trn1, inf2, trn2 ... of an EC2 instance; None if unknown."""
     try:
         family = PRODUCT.read_text(encoding="ascii").strip().split(".")[0].removesuffix("n")
     except (OSError, UnicodeDecodeError):
@@ -246,8 +246,8 @@ _requested: set[str] = set()
 
 
 def reserve_cores(needed: int, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Ask the runtime for as many cores as are needed. It reserves every core where none is asked
-    for, and keeps those of the first load until the process ends.
+    """Set how many cores the runtime reserves. Without a number it reserves every core; it holds
+    those of the first load until the process ends.
 
     What the user has set stays. Raises InvalidRequest if it leaves this process too few cores.
     """

@@ -1,4 +1,4 @@
-"""The Llama-family transformer: a static-shape forward for prefill, decoding and verification.
+"""The Llama-family transformer: a static-shape forward pass for prefill, decoding and verification.
 
 It reads the KV caches and returns the new keys and values, which its caller writes. Modules and
 parameters are named as in Hugging Face checkpoints, so that loading needs no table of names. Masks,

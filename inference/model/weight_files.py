@@ -172,18 +172,18 @@ def _has_own_head(directory: Path, _stamps: tuple[tuple[Path, int, int], ...]) -
     return head is not None and embeddings is not None and not _equal(head, embeddings)
 
 
-def _equal(one: StoredTensor, other: StoredTensor) -> bool:
+def _equal(tensor: StoredTensor, other: StoredTensor) -> bool:
     """Whether two tensors have the same bytes, type and shape."""
-    if (one.dtype, one.shape, one.end - one.start) != (
+    if (tensor.dtype, tensor.shape, tensor.end - tensor.start) != (
         other.dtype,
         other.shape,
         other.end - other.start,
     ):
         return False
-    with one.file.open("rb") as first, other.file.open("rb") as second:
-        first.seek(one.start)
+    with tensor.file.open("rb") as first, other.file.open("rb") as second:
+        first.seek(tensor.start)
         second.seek(other.start)
-        left = one.end - one.start
+        left = tensor.end - tensor.start
         while left:
             size = min(left, _CHUNK)
             if first.read(size) != second.read(size):

@@ -1,5 +1,5 @@
 """AWS's native PyTorch packages for trn2 and trn3 (TorchNeuron): which are installed, whether they
-work here, and what they are told through the environment.
+work here, and how the environment configures them.
 
 TorchNeuron is torch-neuronx 2.13 and later, from Neuron SDK 2.33 on. It gives torch a device
 `neuron`, a backend `neuron` of torch.compile and one of torch.distributed, and is loaded by
