@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from statistics import median
+from statistics import fmean
 from typing import NamedTuple, TypeAlias
 
 MIN_SECONDS = 1e-9
 """Shortest time of a call: a clock may not have moved meanwhile."""
 
 TRUSTED = 3
-"""Minimum samples for a median. With fewer, a single disturbed call could decide."""
+"""Samples from which a shape counts as measured. With fewer, one disturbed call could decide."""
 
 STALE, CHANGED = 16, 1.2
 """Calls after which samples of a shape may be out of date, and the factor by which the next sample
@@ -24,7 +24,9 @@ shows that they are.
 """
 
 LATEST = 7
-"""Latest samples of a shape that count. A change of the machine is accepted after four."""
+"""Latest samples of a shape that count, but for the slowest, which may be a pause of the machine.
+They count by their mean: a median jumps between two speeds of a machine.
+"""
 
 REMEMBERED = 2048
 """Calls after which a shape without new samples counts as never measured."""
@@ -52,11 +54,11 @@ class Cost(NamedTuple):
 class Times:
     """Expected seconds of a model's calls by shape.
 
-    A shape with TRUSTED samples takes their median. Fewer count only as a lower bound: a shape
-    takes at least as long as the slowest one of fewer nodes, until it, or one of more nodes, is
-    measured faster. Other shapes are interpolated between the nearest measured ones by the nodes of
-    all rows: by the prior while it is right about these two, else linearly. Beyond the widest
-    measured shape, the prior or the slope of the widest two is continued.
+    A shape with TRUSTED samples takes the mean of all but the slowest. Fewer count only as a lower
+    bound: a shape takes at least as long as the slowest one of fewer nodes, until it, or one of
+    more nodes, is measured faster. Other shapes are interpolated between the nearest measured ones
+    by the nodes of all rows: by the prior while it is right about these two, else linearly. Beyond
+    the widest measured shape, the prior or the slope of the widest two is continued.
 
     prior: table without samples. A call takes the time of the cheapest shape that holds it, or of
         several of the largest.
@@ -84,7 +86,7 @@ class Times:
         self._samples[rows, nodes] = samples
         narrowest = self._samples[min(shape for shape in self._samples if shape[0] == rows)]
         samples.add(max(seconds, MIN_SECONDS), self._calls)
-        samples.pace = narrowest, narrowest.middle
+        samples.pace = narrowest, narrowest.mean
         while self._calls - next(iter(self._samples.values())).at > REMEMBERED:
             del self._samples[next(iter(self._samples))]
         self._costs.clear()
@@ -222,19 +224,19 @@ class _Samples:
 
     def __init__(self) -> None:
         self.latest: deque[float] = deque(maxlen=LATEST)
-        self.middle, self.at, self.trusted = 0.0, 0, False
+        self.mean, self.at, self.trusted = 0.0, 0, False
         self.pace = self, 0.0
 
     @property
     def now(self) -> float:
         """Seconds on the machine as it is: a neighbour slows all shapes down by one factor."""
         narrowest, before = self.pace
-        return self.middle * (narrowest.middle / before) if before else self.middle
+        return self.mean * (narrowest.mean / before) if before else self.mean
 
     def add(self, seconds: float, at: int) -> None:
-        changed = self.latest and not 1 / CHANGED < seconds / self.middle < CHANGED
+        changed = self.latest and not 1 / CHANGED < seconds / self.mean < CHANGED
         if changed and at - self.at > STALE:
             self.latest.clear()  # the machine has changed since
         self.latest.append(seconds)
         self.at, self.trusted = at, len(self.latest) >= TRUSTED
-        self.middle = median(self.latest) if self.trusted else min(self.latest)
+        self.mean = fmean(sorted(self.latest)[:-1] or self.latest)
