@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from statistics import fmean
 from typing import NamedTuple, TypeAlias
 
@@ -24,9 +24,7 @@ shows that they are.
 """
 
 LATEST = 7
-"""Latest samples of a shape that count, but for the slowest, which may be a pause of the machine.
-They count by their mean: a median jumps between two speeds of a machine.
-"""
+"""Latest samples of a shape that count."""
 
 REMEMBERED = 2048
 """Calls after which a shape without new samples counts as never measured."""
@@ -44,6 +42,14 @@ Table: TypeAlias = Mapping[Shape, float]
 """Seconds (above 0) by shape."""
 
 
+def typical(samples: Collection[float]) -> float:
+    """The mean of all samples but the slowest, which may be a pause of the machine.
+
+    A median would jump between the two speeds of a machine with a neighbour.
+    """
+    return fmean(sorted(samples)[:-1] or samples)
+
+
 class Cost(NamedTuple):
     """Seconds of a call: expected, and the upper bound. Equal if it was measured."""
 
@@ -54,7 +60,7 @@ class Cost(NamedTuple):
 class Times:
     """Expected seconds of a model's calls by shape.
 
-    A shape with TRUSTED samples takes the mean of all but the slowest. Fewer count only as a lower
+    A shape with TRUSTED samples takes their typical() seconds. Fewer count only as a lower
     bound: a shape takes at least as long as the slowest one of fewer nodes, until it, or one of
     more nodes, is measured faster. Other shapes are interpolated between the nearest measured ones
     by the nodes of all rows: by the prior while it is right about these two, else linearly. Beyond
@@ -239,4 +245,4 @@ class _Samples:
             self.latest.clear()  # the machine has changed since
         self.latest.append(seconds)
         self.at, self.trusted = at, len(self.latest) >= TRUSTED
-        self.mean = fmean(sorted(self.latest)[:-1] or self.latest)
+        self.mean = typical(self.latest)
