@@ -37,7 +37,7 @@ class GrowingTree:
     ranks: [size] minus the logarithm of the node's value (the product of the chances on its path),
         or NOBODY at an empty place.
     marks: [places in use so far] the mark of the latest node at each place.
-    children: a table of the nodes that have, or had, children: token -> child.
+    children: token -> child, by node; of the nodes that have, or had, children.
     """
 
     root: Mark
@@ -50,7 +50,7 @@ class GrowingTree:
         self._free: list[int] = []  # the low bits are places
         self._made = 0
         self._tables: list[dict[Mark, Any]] = []
-        self.children: dict[Mark, dict[int, Mark]] = self.table()
+        self.children: dict[Mark, dict[int, Mark]] = {}
         self.root, self.position = self.put(token, -1, position, 0.0), position
 
     def table(self) -> dict[Mark, Any]:
@@ -142,24 +142,26 @@ class GrowingTree:
             after = self.put(tokens[-1], -1, self.position, self.rank(passed[-1]))
         self.parents[after & PLACE] = -1
         self.root = after
-        return passed, self._prune(passed[:])[len(passed) :]
+        return passed, self.prune(passed[:])[len(passed) :]
 
     def clear(self) -> list[Mark]:
         """Remove all nodes below the root; returns them."""
-        return self._prune(list(self.children.pop(self.root, {}).values()))
+        return self.prune(list(self.children.pop(self.root, {}).values()))
 
     def drop(self, gone: Sequence[Mark]) -> None:
-        """Remove nodes that are nobody's children any more, and have none."""
+        """Remove nodes that have no children and no parent any more."""
         self.ranks[np.array(gone, dtype=np.int64) & PLACE] = NOBODY
         self._free += gone
         for table in self._tables:
-            for node in gone if table else ():
-                table.pop(node, None)
+            for node in table.keys() & gone if table else ():
+                del table[node]
 
-    def _prune(self, gone: list[Mark]) -> list[Mark]:
-        """Remove nodes that are nobody's children any more, and all below; returns all of them."""
+    def prune(self, gone: list[Mark]) -> list[Mark]:
+        """Remove nodes that have no parent any more, and all nodes below; returns all of them."""
+        children = self.children
         for node in gone:  # the list grows during the loop
-            gone += self.children.pop(node, {}).values()
+            if below := children.pop(node, None):
+                gone += below.values()
         self.drop(gone)
         return gone
 
