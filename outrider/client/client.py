@@ -32,6 +32,7 @@ from outrider.money.budget import RunBudget
 from outrider.money.goal import UNSTEERED, read_billing, read_goal
 from outrider.options.roles import ClientRole
 from outrider.text.completion import Completion, OnCommit, Request, Show, complete, new_completion
+from outrider.text.prompts import TextModel
 
 if TYPE_CHECKING:
     from outrider.client.pools import AnyRows
@@ -47,6 +48,7 @@ class Client:
     checkpoint: of the draft model; None without one
     tokenizer: the target's
     length: maximum tokens of a text, prompt and output together
+    text_model: the target, for requests of texts
     budget: counts the usage of all texts, and limits their cost
     goal: of drafting
     billing: prices from the options; without a target price the target's own is used
@@ -73,6 +75,8 @@ class Client:
             self._drafted = min(self.length, found.sequence_length(requested))
         if requested is not None:
             self.length = min(self.length, requested)
+        there = target.description
+        self.text_model = TextModel(there.model, tokenizer, self.length, there.stop_ids)
         billing = billing.described(target.description.usd_per_hour)
         self.budget = RunBudget(billing, options.goal.max_usd)
         self.goal = read_goal(options.goal, billing)
@@ -112,7 +116,7 @@ class Client:
         Raises InvalidRequest for an unknown position, without a price of the target, and where
         steering has no effect.
         """
-        goal = read_goal(self._options.goal.but(cs=knob), self.budget.billing)
+        goal = read_goal(self._options.goal.replace(cs=knob), self.budget.billing)
         rows = self.wait()
         if rows is None:
             raise InvalidRequest(UNSTEERED)
@@ -181,6 +185,7 @@ class Client:
         watch: Watch | None = None,
         *,
         alone: bool = False,
+        charged: bool = True,
     ) -> Completion:
         """Generate the text of a request, charged to the budget.
 
@@ -189,8 +194,9 @@ class Client:
 
         watch: wraps the session with the target, to observe its messages
         alone: target-only; no draft proposes anything
+        charged: false for a text that has no cost, since it is for comparison
         """
-        budget = self.budget
+        budget = self.budget if charged else RunBudget(Billing())
         if budget.empty:
             cost = budget.cost(Usage(), 0)
             return replace(new_completion(request), finish_reason="spent", usd=0.0, cost=cost)

@@ -129,27 +129,6 @@ def test_stored_times_serve_nothing_but_their_conditions(tmp_path: Path, changed
     assert other.load(ignored) is None
 
 
-GOOD = {"name": "n", "source": stored_in(Path()).source, "assumes": "-", "times": [[1, 1, 0.5]]}
-DAMAGED: dict[str, str] = {
-    "half a file": json.dumps(GOOD)[:40],
-    "no JSON": "seconds",
-    "other conditions": json.dumps(GOOD | {"source": "Measured: device cuda."}),
-    "no times": json.dumps(GOOD | {"times": []}),
-    "a list": "[1]",
-}
-
-
-@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
-def test_a_corrupt_or_foreign_file_is_reported_and_replaced(tmp_path: Path, content: str) -> None:
-    told: list[str] = []
-    stored = stored_in(tmp_path)
-    stored.path.write_text(content, encoding="utf-8")
-    assert stored.load(told.append) is None
-    assert [line.rpartition(": ")[2] for line in told] == ["they are measured again"]
-    stored.store(TABLE)
-    assert stored.load(told.append) == TABLE
-
-
 def test_where_nothing_can_be_written_nothing_is_stored(tmp_path: Path) -> None:
     (tmp_path / "profiles").write_text("a file where the directory would be", encoding="utf-8")
     assert not stored_in(tmp_path / "profiles").store(TABLE)
