@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from inference.growing_tree import PLACE, GrowingTree, Mark
+from inference.order import Progress
 from inference.proposer import Nodes
 
 _NEVER = 1e-300  # least chance, whose logarithm is finite
@@ -134,15 +135,12 @@ class DraftTree(GrowingTree):
         self._sound = 0
         self._rankable(self.root, 0.0)
 
-    def unheard(self, position: int, tokens: Sequence[int]) -> Sequence[int]:
-        """Return those of the committed tokens from this position on that are behind the root.
-
-        Raises ValueError for a gap.
-        """
-        expected = self.position + 1
-        if position > expected:
-            raise ValueError(f"tokens are heard in order: got position {position}, not {expected}")
-        return tokens[expected - position :]
+    def new_tokens(self, progress: Progress) -> Sequence[int]:
+        """Return the committed tokens beyond the root. Raises ValueError for a gap."""
+        expected, first = self.position + 1, progress.position
+        if first > expected:
+            raise ValueError(f"progress must be in order: got position {first}, not {expected}")
+        return progress.tokens[expected - first :]
 
     def rank_of(self, value: float) -> float:
         """Return the rank of a node with this value."""

@@ -24,6 +24,7 @@ from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_rule import DraftRule, MakeRule, no_rule
 from inference.drafters.draft_tree import DraftTree, Named
 from inference.growing_tree import PLACE, Mark
+from inference.order import Progress
 from inference.planner.acceptance import Knowledge
 from inference.planner.child_features import joint_features, rank_features
 from inference.planner.prices import Prices, Usage
@@ -35,7 +36,6 @@ from inference.proposer import (
     NODE_BYTES,
     DraftUsage,
     Nodes,
-    Notice,
 )
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED
@@ -105,20 +105,20 @@ class GrowingProposer:
             self._masks.open(self._tree, self._rule)
         self._look()
 
-    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
-        """Take in committed tokens. Raises ValueError for a gap."""
-        fresh = self._tree.unheard(position, tokens)
+    def on_progress(self, progress: Progress, now: float) -> None:
+        fresh = self._tree.new_tokens(progress)
         if fresh:
             self._account(len(fresh), now)
             self._advance(fresh)
-        if notice is None:
-            self._runs = []
-            self._tree.recall()
-            return
         weight = TUNING.forward_forgetting if self._forward else 1.0
-        self._forward += weight * (notice.model_seconds - self._forward)
-        if notice.held < sum(number < notice.known for number in self._tree.sent.values()):
-            self._tree.recall()  # some that had arrived are not there
+        self._forward += weight * (progress.pass_seconds - self._forward)
+        arrived = sum(number < progress.known for number in self._tree.sent.values())
+        if progress.held < arrived:
+            self._tree.recall()  # the target has shed some of them
+
+    def on_new_stream(self) -> None:
+        self._runs = []
+        self._tree.recall()
 
     def work(self, now: float) -> DraftUsage | None:
         if self._row is None:

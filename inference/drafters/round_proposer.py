@@ -26,7 +26,8 @@ from inference.drafters.draft_rule import DraftRule, MakeRule, no_rule
 from inference.drafters.draft_tree import DraftTree
 from inference.errors import InvalidRequest
 from inference.growing_tree import Mark
-from inference.proposer import MODEL, DraftUsage, Nodes, Notice
+from inference.order import Progress
+from inference.proposer import MODEL, DraftUsage, Nodes
 from inference.sampling import SamplingParams
 from inference.times import Times
 
@@ -166,14 +167,13 @@ class RoundProposer:
         self._grown, self._sent = None, False
         self._row.open(prompt, params, self._rule, self._tree)
 
-    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
-        """Take in committed tokens. Raises ValueError for a gap."""
-        tree, fresh = self._tree, self._tree.unheard(position, tokens)
-        if notice is None:
-            self._sent = False
-            tree.recall()
-        else:
-            self.room = notice.room
+    def on_new_stream(self) -> None:
+        self._sent = False
+        self._tree.recall()
+
+    def on_progress(self, progress: Progress, now: float) -> None:
+        tree, fresh = self._tree, self._tree.new_tokens(progress)
+        self.room = progress.room
         if not fresh:
             return
         self._rule.commit(fresh)

@@ -38,7 +38,7 @@ from inference.engine.tuning import TUNING
 from inference.order import End, Spent
 from inference.planner.acceptance import Knowledge
 from inference.planner.prices import Prices, Usage
-from inference.proposer import COLOCATED, Nodes, Notice
+from inference.proposer import COLOCATED, Nodes
 
 log = logging.getLogger(__name__)
 
@@ -105,8 +105,7 @@ class _DraftedSession:
         if self.gained is not None:
             self.gained += proposers.count(COLOCATED) - max(took / root_only - forwards, 0.0)
         self.arbitration.hear(self.session.length, proposers, forwards)
-        notice = Notice(now, took / forwards, progress.known, progress.held, progress.room)
-        self.proposer.hear(self.heard, tokens, now, notice)
+        self.proposer.on_progress(progress, now)
         self.heard, self.spent = self.session.length, progress
         return True
 

@@ -17,7 +17,7 @@ from inference.planner.prices import Prices
 from inference.proposer import COPY, MODEL
 from tests.support.columns import BASE, candidates_of
 from tests.support.scripted_models import ScriptedModel, disagreeing
-from tests.support.stepped import QUIET, SAMPLING, Numbers, knowledge, sent, tokens_of
+from tests.support.stepped import SAMPLING, Numbers, knowledge, progress, sent, tokens_of
 
 PHRASE = [11, 12, 13, 14, 15, 16]
 NUMBERS = Numbers()
@@ -49,7 +49,7 @@ def test_a_target_that_never_copies_silences_the_copies() -> None:
         copies.append(0)
         for token in (1, 2, 100 + step):
             copies[-1] += len(tokens_of(sent(proposer, NUMBERS)))
-            proposer.hear(length, [token], 0.0, QUIET)
+            proposer.on_progress(progress(length, [token]), 0.0)
             length += 1
     assert sum(copies[:20]) > 30
     assert sum(copies[-20:]) < 0.5 * sum(copies[:20])
@@ -138,7 +138,7 @@ def calls_and_sent(one: GrowingProposer, written: int, tokens: list[int]) -> lis
         one.work(0.0)
         sent(one, Numbers(one.proposed))
         history.append((one.usage.calls, one.proposed))
-        one.hear(place, [token], 0.0, QUIET)
+        one.on_progress(progress(place, [token]), 0.0)
     return history
 
 
@@ -167,7 +167,7 @@ def test_rounds_of_a_draft_end_where_it_reaches() -> None:
     one.open(TEXT[:70], SAMPLING, end=200)
     for place, token in enumerate(TEXT[70:80], 70):
         one.work(0.0)
-        one.hear(place, [token], 0.0, QUIET)
+        one.on_progress(progress(place, [token]), 0.0)
     assert (one.usage.calls, model.calls) == (0, 0)
 
 
