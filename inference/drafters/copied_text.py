@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import compress
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from inference.draft_tuning import TUNING
 from inference.drafters.draft_rule import DraftRule
@@ -43,11 +43,13 @@ class SuffixAutomaton:
     latest: [state] position at which they ended last
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: Sequence[int] = ()) -> None:
         self.next: list[dict[int, int]] = [{}]
         self.counts, self.latest = [0], [-1]
         self._lengths, self._links = [0], [-1]
         self._last, self._size = ROOT, 0
+        for token in tokens:
+            self.extend(token)
 
     def __len__(self) -> int:
         """Tokens of the sequence."""
@@ -81,6 +83,23 @@ class SuffixAutomaton:
             length = self._lengths[state]
         return Match(self.next[state][token], length + 1)
 
+    def following(self, match: Match) -> list[Following]:
+        """Return the tokens that followed a context most often, the most frequent first."""
+        if not match.length:
+            return []
+        counts, latest = self.counts, self.latest
+        seen = [
+            (counts[after], latest[after], token) for token, after in self.next[match.state].items()
+        ]
+        seen.sort(reverse=True)
+        others = sum(count for count, _, _ in seen)
+        newest = max((position for _, position, _ in seen), default=0)
+        following = list[Following]()
+        for count, position, token in seen[: TUNING.copied]:
+            others -= count
+            following.append(Following(token, count, others, position == newest))
+        return following
+
     def _behind(self, state: int, token: int) -> int:
         """The state of exactly this context and the token. A state that also stands for longer
         substrings is split.
@@ -113,115 +132,39 @@ class SuffixAutomaton:
         return len(self.next) - 1
 
 
-class CopySource:
-    """Continuations for one text at a time, copied from its own tokens."""
-
-    def __init__(self) -> None:
-        self._own = SuffixAutomaton()
-
-    def open(self, prompt: Sequence[int]) -> None:
-        """Begin a text."""
-        self._own = SuffixAutomaton()
-        for token in prompt:
-            self.extend(token)
-
-    def extend(self, token: int) -> None:
-        """Append a token to the text."""
-        self._own.extend(token)
-
-    def close(self) -> None:
-        """End the text."""
-        self._own = SuffixAutomaton()
-
-    @property
-    def end(self) -> Match:
-        """The context of the next token."""
-        return self._own.end
-
-    def step(self, context: Match, token: int) -> Match:
-        """Return the context with one more token behind it."""
-        return self._own.step(context, token)
-
-    def following(self, context: Match) -> tuple[int, list[Following]]:
-        """Return the matched length, and what followed it most often, the most frequent first."""
-        return context.length, _named(self._own, context.state) if context.length else []
-
-
-def _named(automaton: SuffixAutomaton, state: int) -> list[Following]:
-    counts, latest = automaton.counts, automaton.latest
-    seen = [(counts[after], latest[after], token) for token, after in automaton.next[state].items()]
-    seen.sort(reverse=True)
-    left = sum(count for count, _, _ in seen)
-    newest = max((position for _, position, _ in seen), default=0)
-    named = list[Following]()
-    for count, position, token in seen[: TUNING.copied]:
-        left -= count
-        named.append(Following(token, count, left, position == newest))
-    return named
-
-
-class TextSource(Protocol):
-    """Continuations for one text at a time. A context is of the source's own type."""
-
-    def open(self, prompt: Sequence[int]) -> None:
-        """Begin a text."""
-        ...
-
-    def extend(self, token: int) -> None:
-        """Append a token to the text."""
-        ...
-
-    def close(self) -> None:
-        """End the text."""
-        ...
-
-    @property
-    def end(self) -> Any:
-        """The context of the next token."""
-        ...
-
-    def step(self, context: Any, token: int) -> Any:
-        """Return the context with one more token behind it."""
-        ...
-
-    def following(self, context: Any) -> tuple[int, list[Following]]:
-        """Return the matched length, and what followed it, the most frequent first."""
-        ...
-
-
 class CopiedText:
-    """Names the children of a draft tree's nodes by a text source, and learns what that is worth.
+    """Proposes children of a draft tree's nodes that followed the same words before in the text,
+    and learns their chances.
 
     learned: chances of copied tokens
     """
 
     _rule: DraftRule
     _tree: DraftTree
-    _contexts: dict[Mark, Any]  # of the source, up to a node
+    _text: SuffixAutomaton
+    _contexts: dict[Mark, Match]  # up to a node
 
-    def __init__(self, source: TextSource, learned: AcceptanceModel) -> None:
-        self._source, self._learned = source, learned
+    def __init__(self, learned: AcceptanceModel) -> None:
+        self._learned = learned
 
     def open(self, prompt: Sequence[int], rule: DraftRule, tree: DraftTree) -> None:
-        """Begin a text. What its rule excludes is not copied."""
+        """Begin a text. Tokens that its rule excludes are not proposed."""
         self._rule, self._tree, self._contexts = rule, tree, tree.table()
-        self._source.open(prompt)
-
-    def close(self) -> None:
-        """End the text."""
-        self._source.close()
+        self._text = SuffixAutomaton(prompt)
 
     def name(self, node: Mark) -> None:
-        """Let the node have the children that followed the same words before, if some did."""
-        length, following = self._source.following(self._context(node))
+        """Propose the node's children, if its words occurred before."""
+        context = self._context(node)
+        following = self._text.following(context)
         allowed = self._rule.allows(self._tree, node, [one.token for one in following])
         following = list(compress(following, allowed))
         if following:
-            ids, table = [one.token for one in following], copy_features(length, following)
+            table = copy_features(context.length, following)
+            ids = [one.token for one in following]
             self._tree.copied[node] = Named(ids, table, self._learned.copied(table))
 
     def learn(self, node: Mark, token: int) -> None:
-        """Learn whether the token that the target chose at this node was copied."""
+        """Learn whether the token that the target chose at this node was proposed."""
         named = self._tree.copied.get(node)
         if named is not None:
             self._learned.observe_copied(named.table, named.place_of(token))
@@ -229,16 +172,16 @@ class CopiedText:
     def extend(self, tokens: Sequence[int]) -> None:
         """Append committed tokens to the text."""
         for token in tokens:
-            self._source.extend(token)
+            self._text.extend(token)
 
-    def _context(self, node: Mark) -> Any:
-        """The context behind this node's token."""
+    def _context(self, node: Mark) -> Match:
+        """The context that ends with this node's token."""
         context = self._contexts.get(node)
         if context is None:
-            above, source = self._tree.parent(node), self._source
+            above = self._tree.parent(node)
             if above == NOWHERE:
-                context = source.end
+                context = self._text.end
             else:
-                context = source.step(self._context(above), self._tree.token(node))
+                context = self._text.step(self._context(above), self._tree.token(node))
             self._contexts[node] = context
         return context

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from inference.backends import Ranked, Segment
 from inference.draft_tuning import TUNING
 from inference.drafters.block_masks import BlockMasks
-from inference.drafters.copied_text import CopiedText, TextSource
+from inference.drafters.copied_text import CopiedText
 from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_rule import DraftRule, MakeRule, no_rule
 from inference.drafters.draft_tree import DraftTree, Named
@@ -47,8 +47,8 @@ ENDLESS = 2**31
 class GrowingProposer:
     """A Proposer.
 
-    source: text that is copied; None copies nothing
     row: where a draft model ranks nodes; None drafts without a model
+    copies: whether the text's own earlier words are proposed
     make_rule: makes the rule of a text
     prices: by which it drafts
     proposed: nodes sent
@@ -70,9 +70,9 @@ class GrowingProposer:
         self,
         knowledge: Knowledge,
         prices: Prices,
-        source: TextSource | None = None,
         row: DraftRow | None = None,
         *,
+        copies: bool = False,
         kind: int = MODEL,
         make_rule: MakeRule = no_rule,
     ) -> None:
@@ -80,7 +80,7 @@ class GrowingProposer:
         self._make_rule = make_rule
         self._kind = COPY if row is None else kind
         learned = knowledge.acceptance
-        self._copied = None if source is None else CopiedText(source, learned)
+        self._copied = CopiedText(learned) if copies else None
         masks = None if row is None else row.masks
         self._masks = None if row is None or masks is None else BlockMasks(masks, row, learned)
         self.open([0], SamplingParams(), 1)
@@ -144,8 +144,6 @@ class GrowingProposer:
         return self._runs.pop(0) if self._runs else None
 
     def close(self) -> None:
-        if self._copied is not None:
-            self._copied.close()
         self.open([0], SamplingParams(), 1)
 
     # --- a call of the model

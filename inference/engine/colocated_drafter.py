@@ -27,7 +27,6 @@ from inference.backends import Ranked, Segment
 from inference.backends.dynamic_batcher import call_each
 from inference.backends.sequence import TargetRow
 from inference.draft_tuning import TUNING as DRAFTING
-from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.engine.proposer_arbitration import ProposerArbitration, token_seconds
@@ -248,7 +247,7 @@ class ColocatedDrafter:
             room=self._room,
             clock=self._clock,
             kind=COLOCATED,
-            source=CopySource() if self._copies else None,
+            copies=self._copies,
             beside=partial(_row_of, session),
             make_rule=make_rule,
         )

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from grpc_comm.client.connection import Connection
 from inference.draft_tuning import TUNING
-from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import BestFirst, Chain, Policy
 from inference.grammar import Grammars
@@ -74,17 +73,12 @@ def _growing(options: ClientRole, sides: Sides, goal: Goal) -> Iterator[AnyRows]
         called = found.fingerprint()
     learned = learned_file(called, sides.target.description.model_fingerprint)
     pair, draft = Pair(sides.target, times, learned), draft._replace(grammars=sides.grammars)
-    pool = GrowingRows(draft, pair, goal, _sources(options, sides.rows))
+    pool = GrowingRows(draft, pair, goal, options.copies, sides.rows)
     try:
         yield pool
     finally:
         pool.settle()
         pool.keep()
-
-
-def _sources(options: ClientRole, rows: int) -> list[CopySource | None]:
-    """The copy source of each row: its own text."""
-    return [CopySource() if options.copies else None for _ in range(rows)]
 
 
 def load_draft(

@@ -9,7 +9,6 @@ import pytest
 from inference.backends import Masks, Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
-from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.planner.acceptance import Knowledge
@@ -61,7 +60,7 @@ def proposer_of(
         Prices(),
         room=room,
         clock=lambda: model.now,
-        source=CopySource() if copies else None,
+        copies=copies,
     )
 
 

@@ -6,7 +6,6 @@ from itertools import count
 
 import pytest
 
-from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.planner.prices import Prices
@@ -94,7 +93,7 @@ def test_a_draft_that_cannot_have_the_grammar_drafts_as_before(bad: str) -> None
 def test_copies_and_model_learn_nothing_where_a_token_is_forced() -> None:
     known = knowledge()
     draft = Draft(ScriptedModel(disagreeing), grammars=GRAMMARS)
-    proposer = draft.proposer(0, known, Prices(), source=CopySource())
+    proposer = draft.proposer(0, known, Prices(), copies=True)
     before = known.acceptance.to_record()
     proposer.open([*PROMPT, *ids("abcdefgh")], regex("abcdefgh(a|b)"))
     for _ in range(4):

@@ -8,7 +8,6 @@ from functools import cache
 import pytest
 
 from inference.backends import Masks
-from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import BestFirst, Chain, Policy, RoundProposer
 from inference.planner.prices import Prices
@@ -36,9 +35,9 @@ def text(params: SamplingParams) -> list[int]:
     return World(None, TOKENS, prompt=PROMPT, params=params, grammars=GRAMMARS).live().made
 
 
-def _drafted(draft: Draft, source: CopySource | None = None) -> Proposer:
+def _drafted(draft: Draft, *, copies: bool = False) -> Proposer:
     draft = draft._replace(grammars=GRAMMARS)
-    return draft.proposer(0, knowledge(), Prices(), source=source, room=200)
+    return draft.proposer(0, knowledge(), Prices(), copies=copies, room=200)
 
 
 def _rounds(policy: Policy) -> Proposer:
@@ -48,11 +47,11 @@ def _rounds(policy: Policy) -> Proposer:
 
 PROPOSERS: dict[str, Callable[[], Proposer]] = {
     "a model": lambda: _drafted(Draft(ScriptedModel(disagreeing))),
-    "a model and copies": lambda: _drafted(Draft(ScriptedModel(disagreeing)), CopySource()),
+    "a model and copies": lambda: _drafted(Draft(ScriptedModel(disagreeing)), copies=True),
     "masks": lambda: _drafted(
         Draft(ScriptedModel(with_masks(disagreeing, disagreeing)), Masks(MASK, 3))
     ),
-    "copies": lambda: _drafted(Draft(None), CopySource()),
+    "copies": lambda: _drafted(Draft(None), copies=True),
     "chains": lambda: _rounds(Chain(4)),
     "trees": lambda: _rounds(BestFirst(8, 4)),
 }
