@@ -163,7 +163,7 @@ class CandidateTree(GrowingTree):
         cost = -math.log(min(max(chance, LEAST_CHANCE), SUREST))
         child = self.children.get(above, {}).get(token)
         if child is None:
-            child = self.hang(above, token, self.rank(above) + cost)
+            child = self.add_child(above, token, self.rank(above) + cost)
             self.deepest = max(self.deepest, self.position_of(child))
         elif cost < self._raised.get(child, self.rank(child) - self.rank(above)) - _ROUNDING:
             self._raised[child] = cost

@@ -1,10 +1,9 @@
-"""Prompt lookup: continuations of the same words in this text, and the children that they propose
-in a draft tree.
+"""Prompt lookup: tokens that followed the same words earlier in the text are proposed again.
 
-They are found in a suffix automaton of a sequence of tokens, which grows at its end. It is the
-smallest automaton that accepts every suffix (Blumer et al., 1985). Each state stands for a set of
-substrings that end at the same positions. So it tells, for a context of any length, which tokens
-followed it before and how often. A token costs amortized constant time. Pure.
+A suffix automaton of the text finds them. It is the smallest automaton that accepts every suffix
+(Blumer et al., 1985). Each state represents a set of substrings that end at the same positions. So
+for a context of any length it has the tokens that followed, and how often. Appending a token takes
+amortized constant time. Pure.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import NamedTuple
 
 from inference.draft_tuning import TUNING
 from inference.drafters.draft_rule import DraftRule
-from inference.drafters.draft_tree import DraftTree, Named
+from inference.drafters.draft_tree import DraftTree, ProposedChildren
 from inference.growing_tree import NOWHERE, Mark
 from inference.planner.acceptance import AcceptanceModel
 from inference.planner.child_features import Following, copy_features
@@ -24,22 +23,24 @@ ROOT = 0
 """The state of the empty context."""
 
 COUNTED = 64
-"""States that a new token is counted in at most, those of the longest contexts first.
+"""Maximum states in which a new token is counted, those of the longest contexts first.
 
-A text that repeats one token has as many such states as it has tokens.
+A text that repeats a single token has as many such states as tokens.
 """
 
 
 class Match(NamedTuple):
-    """The longest known end of a context: its state, and its length in tokens."""
+    """The longest suffix of a context that occurred before: its state and its length in tokens."""
 
     state: int = ROOT
     length: int = 0
 
 
 class SuffixAutomaton:
-    """next: [state] token -> state of the context with that token behind it
-    counts: [state] how often its substrings occurred
+    """The suffix automaton of a sequence of tokens.
+
+    next: [state] token -> state of the context with that token appended
+    counts: [state] number of occurrences of its substrings
     latest: [state] position at which they ended last
     """
 
@@ -57,7 +58,7 @@ class SuffixAutomaton:
 
     @property
     def end(self) -> Match:
-        """The longest end of the sequence that occurred in it before."""
+        """The longest suffix of the sequence that occurred in it before."""
         state = self._links[self._last] if self._size else ROOT
         return Match(state, self._lengths[state])
 
@@ -74,7 +75,7 @@ class SuffixAutomaton:
         self._size += 1
 
     def step(self, match: Match, token: int) -> Match:
-        """Return the match of a context with one more token behind it."""
+        """Return the match of a context with a token appended."""
         state, length = match
         while token not in self.next[state]:
             if state == ROOT:
@@ -101,7 +102,7 @@ class SuffixAutomaton:
         return following
 
     def _behind(self, state: int, token: int) -> int:
-        """The state of exactly this context and the token. A state that also stands for longer
+        """The state of exactly this context and the token. A state that also represents longer
         substrings is split.
         """
         found, length = self.next[state][token], self._lengths[state] + 1
@@ -152,7 +153,7 @@ class CopiedText:
         self._rule, self._tree, self._contexts = rule, tree, tree.table()
         self._text = SuffixAutomaton(prompt)
 
-    def name(self, node: Mark) -> None:
+    def propose(self, node: Mark) -> None:
         """Propose the node's children, if its words occurred before."""
         context = self._context(node)
         following = self._text.following(context)
@@ -161,13 +162,13 @@ class CopiedText:
         if following:
             table = copy_features(context.length, following)
             ids = [one.token for one in following]
-            self._tree.copied[node] = Named(ids, table, self._learned.copied(table))
+            self._tree.copied[node] = ProposedChildren(ids, table, self._learned.copied(table))
 
     def learn(self, node: Mark, token: int) -> None:
         """Learn whether the token that the target chose at this node was proposed."""
         named = self._tree.copied.get(node)
         if named is not None:
-            self._learned.observe_copied(named.table, named.place_of(token))
+            self._learned.observe_copied(named.table, named.index_of(token))
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append committed tokens to the text."""

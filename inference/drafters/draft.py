@@ -1,4 +1,4 @@
-"""A loaded draft: all that pools, clients and targets need to know of it."""
+"""A loaded draft, as pools, clients and targets use it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from inference.proposer import MODEL
 
 
 class Draft(NamedTuple):
-    """A loaded draft, and how it is used.
+    """A loaded draft and its settings.
 
-    model: ranks nodes; None for a draft that ranks none
-    masks: what stands for tokens that are not known yet; None for a draft that knows none
+    model: ranks nodes; None for a draft without a model
+    masks: the model's mask tokens; None for a model without
     sequence: makes the sequence of a text on a row
-    grammars: of its tokenizer; None for a draft that ranks without regard to rules
+    grammars: of its tokenizer; None for a draft that ignores rules
     """
 
     model: Model | None
@@ -35,7 +35,7 @@ class Draft(NamedTuple):
 
     @property
     def make_rule(self) -> MakeRule:
-        """Makes the rule of a text."""
+        """Builds the rule of a text."""
         return no_rule if self.grammars is None else self.grammars.rule
 
     def proposer(
@@ -53,8 +53,8 @@ class Draft(NamedTuple):
     ) -> GrowingProposer:
         """Make the proposer of a row. Arguments are those of GrowingProposer and DraftRow.
 
-        beside: where the target has the text, for a draft that reads its target
-        make_rule: makes the rules of texts, in place of the draft's own grammars
+        beside: the target's row of the text, for a draft that reads its target
+        make_rule: builds the rules of texts, in place of the draft's own grammars
         """
         make_rule = make_rule or self.make_rule
         if self.model is None:
