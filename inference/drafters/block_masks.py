@@ -79,8 +79,8 @@ class BlockMasks:
     # --- masks in a call
 
     def add_to_call(self) -> list[Mark]:
-        """Add the planned masks, each below the one before it, to the tree but to none of its orders.
-        Returns them.
+        """Add the planned masks to the tree, but to none of its orders, each below the one before
+        it. Returns them.
         """
         plan, self._plan = self._plan, _NO_CALL
         for node in plan.masked:
