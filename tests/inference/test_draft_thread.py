@@ -118,7 +118,7 @@ def left() -> None:
 
 @pytest.mark.parametrize(
     ("held_in", "pace"),
-    [("open", Pace.WAIT), *((at, Pace.GO_ON) for at in ("open", "hear", "work", "flush"))],
+    [("open", Pace.WAIT), *((at, Pace.GO_ON) for at in ("open", "on_progress", "work", "flush"))],
 )
 def test_a_text_ends_while_its_draft_is_held_up(held_in: str, pace: Pace) -> None:
     """A target that waits goes on while no draft has joined."""
