@@ -33,8 +33,7 @@ from outrider.endpoint.requests import MAX_MESSAGES
 from outrider.endpoint.target_manager import TargetManager, TargetSettings
 from outrider.endpoint.text_runner import TextRunner
 from outrider.options.draft_flags import NONE
-from outrider.terminal.live_text import silent
-from outrider.text.completion import Completion
+from outrider.text.completion import Completion, silent
 from outrider.text.defaults import defaults_of
 from outrider.text.parameters import Parameters
 from outrider.text.prompts import make_request, resume_request
