@@ -65,7 +65,7 @@ class PageText(BaseModel):
     top_p: Annotated[float, Ge(0), Le(1)] = 1.0
     seed: Annotated[int, Ge(0), Lt(2**SEED_BITS)] | None = None
     stop: list[Text] | None = None  # the model's default
-    draft: Literal["none"] | None = None  # the server's own draft
+    draft: Literal["none"] | None = None  # by default the server's own
     made: Annotated[list[int], Len(max_length=1 << 17)] = []  # ids of a text that broke off
 
 
