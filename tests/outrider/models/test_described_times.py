@@ -41,8 +41,7 @@ from outrider.money.goal import Goal
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
 from outrider.target.target import load_target
-from outrider.terminal.live_text import silent
-from outrider.text.completion import Request, complete
+from outrider.text.completion import Request, complete, silent
 from tests.support.fake_recorder import Reruns
 from tests.support.wire_fixtures import LOOPBACK, describe, eventually, opened, successor_engine
 
