@@ -39,7 +39,7 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.Description:
         key = (await self._grant(context)).key
         async with self._guarded(context, key):
-            model = await self._state.catalogue.running(request.model)
+            model = await self._state.catalogue.model(request.model)
         description = model.description
         settings = description.tokenizer_settings if request.tokenizer_settings else b""
         now = replace(
