@@ -1,4 +1,4 @@
-"""A peer can end its own session alone: another session goes on, and all rows come free."""
+"""A hostile peer ends only its own session: others continue, and all rows are freed."""
 
 from __future__ import annotations
 
