@@ -6,7 +6,6 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
@@ -15,13 +14,11 @@ from grpc_comm import statuses, translate
 from grpc_comm.keys import Grant, Key
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
-from grpc_comm.server.guard import refuse
+from grpc_comm.server.guard import Context, refuse
 from grpc_comm.server.reading import Inbox
 from grpc_comm.server.state import ServerState
 from grpc_comm.server.stream import Stream
 from inference.errors import Busy, OutriderError, Unavailable
-
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 log = logging.getLogger(__name__)
 
