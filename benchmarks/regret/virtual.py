@@ -66,7 +66,7 @@ class MeteredModel:
         self._model.copy_row(source, target, slots)
 
     def _spend_on(self, segments: Sequence[Segment]) -> None:
-        shape = BatchShape.least(segments)
+        shape = BatchShape.of(segments)
         self.calls += 1
         self._spend(self._profile.seconds(shape.rows, shape.nodes, shape.slots))
 

@@ -30,13 +30,13 @@ from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer, Target, serve
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address
-from inference.backends import Chosen, Ranked, Segment
+from inference.backends import Chosen, Segment
 from inference.decode import TargetSession
 from inference.engine.engine import Engine
 from inference.order import Decode, End, Progress
 from inference.proposer import NOBODY, Nodes
 from inference.sampling import SamplingParams
-from tests.support.exact import chain
+from tests.support.exact import HandModel, chain
 from tests.support.repository import ROOT
 
 LOOPBACK = Address("127.0.0.1", 0)
@@ -48,12 +48,12 @@ WAIT = 20.0
 """Seconds after which a test fails instead of hanging."""
 
 
-class Successor:
+class Successor(HandModel):
     """A Model that chooses token + 1 after every token; `calls` holds the rows of each forward,
     `gate` holds it up.
     """
 
-    capacity, max_nodes, masks, branches = 60_000, 64, False, True
+    capacity, masks = 60_000, False
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -68,12 +68,6 @@ class Successor:
         if any(FAULTY in segment.tokens for segment in segments):
             raise RuntimeError("a private reason")
         return [Chosen((segment.tokens[segment.pick] + 1) % FAULTY) for segment in segments]
-
-    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        raise NotImplementedError
-
-    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        return rows, nodes
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
         """There are no keys."""
