@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from grpc_comm.messages import read_logprobs, read_tokens, write_logprobs
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.sampling_fields import PROTOCOL_VERSION, check_protocol, read_params, write_params
-from inference.errors import InvalidRequest, Mismatch
+from inference.errors import InvalidRequest, LimitExceeded, Mismatch
 from inference.order import Opened, Progress
 from inference.proposer import MOST_CANDIDATES
 from inference.sampling import SamplingParams
@@ -25,14 +25,14 @@ from inference.sampling import SamplingParams
 if TYPE_CHECKING:
     from inference.times import Shape
 
-MOST_TIMES = 512
+MAX_TIMES = 512
 
-MOST_SCORE_BYTES = 2 * 2**20
+MAX_SCORE_BYTES = 2 * 2**20
 """Maximum bytes of the log-probabilities of a prompt."""
 
 _DIGEST = re.compile("[0-9a-f]{64}")  # SHA-256
 
-MOST_SIGNS = 400
+MAX_CHARACTERS = 400
 """Maximum characters shown of a text from the other side."""
 
 
@@ -127,7 +127,7 @@ def read_description(message: pb.Description) -> Description:
 
 def plain(text: str) -> str:
     """The start of a text of the other side, on a single line and without control characters."""
-    return "".join(sign if sign.isprintable() else "?" for sign in text[:MOST_SIGNS])
+    return "".join(sign if sign.isprintable() else "?" for sign in text[:MAX_CHARACTERS])
 
 
 def _shown(value: Any) -> Any:
@@ -135,8 +135,8 @@ def _shown(value: Any) -> Any:
 
 
 def _read_times(messages: Sequence[pb.ForwardTime]) -> Iterator[tuple[Shape, float]]:
-    if len(messages) > MOST_TIMES:
-        raise Mismatch(f"the target reports {len(messages)} times: the maximum is {MOST_TIMES}")
+    if len(messages) > MAX_TIMES:
+        raise Mismatch(f"the target reports {len(messages)} times: the maximum is {MAX_TIMES}")
     for time in messages:
         if min(time.rows, time.nodes) < 1 or not 0 < time.seconds < math.inf:
             raise Mismatch(
@@ -194,11 +194,11 @@ def read_open(message: pb.Open) -> OpenRequest:
     )
 
 
-def most_scored(likeliest: int) -> int:
+def max_scored_tokens(likeliest: int) -> int:
     """Return the maximum tokens of a prompt whose log-probabilities are reported, with so many
     alternatives at each.
     """
-    return MOST_SCORE_BYTES // (4 + 9 * likeliest)
+    return MAX_SCORE_BYTES // (4 + 9 * likeliest)
 
 
 def write_opened(terms: SessionTerms) -> pb.Opened:
@@ -238,6 +238,15 @@ def read_answer(message: pb.ServerMessage) -> SessionTerms | Progress | str:
     if kind == "go_away":
         return plain(message.go_away.reason)
     raise Mismatch("sent a message that this version does not know")
+
+
+def check_prompt_length(length: int, sequence_length: int) -> None:
+    """Raise LimitExceeded for a prompt that leaves no room for output."""
+    if length >= sequence_length:
+        raise LimitExceeded(
+            f"a prompt of {length} tokens leaves no room: the sequence length is "
+            f"{sequence_length}, prompt and output together"
+        )
 
 
 def check_fingerprints(request: OpenRequest, description: Description) -> None:

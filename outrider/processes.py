@@ -37,6 +37,10 @@ def end(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
+CHILD = "OUTRIDER_CHILD"
+"""Environment variable of a command that ends with its standard input."""
+
+
 def end_with_input() -> None:
     """From now on, end this process as SIGTERM does when its standard input is closed.
 

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 
 from grpc_comm import messages, translate
 from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.server.tasks import mark_retrieved
 from grpc_comm.translate import SessionTerms
 from inference.engine.engine import Engine
 from inference.engine.session import Session
@@ -21,7 +22,7 @@ Send = Callable[[pb.ServerMessage], Awaitable[None]]
 HEARTBEAT_SECONDS = 1.0
 """Seconds between heartbeats of a target that has nothing else to send."""
 
-MOST_STEP_SECONDS = 30.0
+MAX_STEP_SECONDS = 30.0
 """An engine whose step takes longer than this counts as hung: its clients get no heartbeats."""
 
 
@@ -71,7 +72,7 @@ class Sender:
     async def until_open(self, opening: Future[Opened]) -> Opened:
         """Wait until the prompt is prefilled, and send the client heartbeats meanwhile."""
         prefilled = asyncio.wrap_future(opening)
-        prefilled.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved
+        prefilled.add_done_callback(mark_retrieved)
         while not prefilled.done():
             await asyncio.wait({prefilled}, timeout=HEARTBEAT_SECONDS)
             if self._leaving is not None:
@@ -96,7 +97,7 @@ class Sender:
     async def _send_progress(self) -> None:
         progress = self._engine.progress(self._session, self._cursor, self._stream)
         due = self._loop.time() >= self._sent_at + HEARTBEAT_SECONDS
-        alive = self._engine.step_seconds < MOST_STEP_SECONDS
+        alive = self._engine.step_seconds < MAX_STEP_SECONDS
         if not (progress.tokens or progress.end is not self._sent_end or (due and alive)):
             return
         self._sent_at = self._loop.time()

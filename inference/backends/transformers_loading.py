@@ -56,17 +56,17 @@ def load_transformers(
         check_trees(library, config, vocabulary)
         sizes: dict[str, Any] = {"rows": rows, "capacity": capacity, "max_nodes": max_nodes}
         if device.type == "cuda" and not config.keeps_states and not _has_experts(library):
-            from inference.backends.cuda import CudaGraphs
-            from inference.backends.cuda_library import CudaLibraryModel, IfRecordable
+            from inference.backends.cuda_graphs import CudaGraphs
+            from inference.backends.cuda_library import CudaLibraryModel
 
-            sizes["recorder"] = IfRecordable(CudaGraphs(device))
+            sizes["recorder"] = CudaGraphs(device)
             return CudaLibraryModel(library, config.reaches, vocabulary=vocabulary, **sizes)
         return TransformersModel(library, config.reaches, vocabulary=vocabulary, **sizes)
     except _ERRORS as error:
-        said = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())[:300]
         raise UnsupportedModel(
             f"{directory}: --backend transformers cannot compute this {config.model_type} model: "
-            f"{said}"
+            f"{reason}"
         ) from error
 
 

@@ -40,7 +40,7 @@ def compare(options: CompareOptions) -> Report:
     if not options.elsewhere:
         read_positions(options)
         if not options.emulate:
-            options = options.but(measure_first=True)
+            options = options.replace(measure_first=True)
     plan = plan_of(options.plan_settings, {item.place: item for item in items})
     tasks = partial(tasks_of, items, options.text)
 
@@ -50,7 +50,7 @@ def compare(options: CompareOptions) -> Report:
             local.extend(local_arms(names, options.local_role(), client.tokenizer))
         return nullcontext([*arms, *local])
 
-    fused = {"draft_model": options.stated().get("draft_model"), "draft": options.draft}
+    fused = {"draft_model": options.explicit().get("draft_model"), "draft": options.draft}
     role, more = ("fused_target", fused) if FUSED in options.chosen else ("target", {})
     out = None if options.out is None else Path(options.out)
     with opened(out, plan, replace_finished=True) as journal:
@@ -90,7 +90,7 @@ def read_positions(options: CompareOptions) -> list[Goal]:
     nobody has stated.
     """
     prices = options.prices
-    given, billing = prices.stated(), read_billing(prices)
+    given, billing = prices.explicit(), read_billing(prices)
     return [read_goal(GoalOptions(cs=knob, **given), billing) for knob in options.cs]
 
 

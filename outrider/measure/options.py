@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions
-from inference.flags.group import FlagRule, Shown, flags_of
+from inference.flags.group import FlagRule, Metavar, flags_of
 from inference.flags.values import (
     Count,
     Directory,
@@ -72,7 +72,7 @@ class RunOptions(
         own = flags_of(ClientRole).keys() - flags_of(ConnectionOptions).keys() - {"cs", "objective"}
         if "model" not in str(flags.get("draft", self.draft)):
             own -= {"draft_quantization"}
-        stated = {name: value for name, value in self.stated().items() if name in own}
+        stated = {name: value for name, value in self.explicit().items() if name in own}
         return ClientRole(connection=connection, **{**stated, **flags})
 
 
@@ -93,9 +93,9 @@ class LinkedOptions(RunOptions, title="measurement"):
     )
     emulate: Name | None = None
     """emulate forward-pass times of this profile"""
-    rtt: Annotated[NumberList, Shown("MS,...")] = (0.0,)
+    rtt: Annotated[NumberList, Metavar("MS,...")] = (0.0,)
     """emulated round trips in ms, added to the real one"""
-    bandwidth: Annotated[float, Gt(0), Shown("MBIT")] | None = None
+    bandwidth: Annotated[float, Gt(0), Metavar("MBIT")] | None = None
     """bandwidth of the emulated link each way, in Mbit/s (default: unlimited)"""
     connection: ConnectionOptions = ConnectionOptions()
 
@@ -111,7 +111,7 @@ class LinkedOptions(RunOptions, title="measurement"):
     @property
     def elsewhere(self) -> bool:
         """Whether the options name a running target."""
-        return bool({"target", "target_host", "port"} & self.stated().keys())
+        return bool({"target", "target_host", "port"} & self.explicit().keys())
 
 
 class MeasuredTexts(SamplingOptions):
@@ -149,19 +149,19 @@ class CompareOptions(LinkedOptions, title="comparison"):
         FlagRule("objective", needs="cs", why="it is what --cs weighs speed against"),
     )
 
-    architectures: Annotated[Words, among(tuple(ARCHITECTURES)), Shown("NAME,...")] = ()
+    architectures: Annotated[Words, among(tuple(ARCHITECTURES)), Metavar("NAME,...")] = ()
     """architectures to compare (default: all that use a link)"""
-    settings: Annotated[Words, AfterValidator(_each_size), Shown("N,NxD,...")] = Field(
+    settings: Annotated[Words, AfterValidator(_each_size), Metavar("N,NxD,...")] = Field(
         default=("2", "4", "8", "8x4", "16x6", "32x8")
     )
     """sizes of synchronous rounds, each an arm: chains of N tokens, trees of N nodes and depth D"""
-    cs: Annotated[Words, Shown("KNOB,...")] = ()
+    cs: Annotated[Words, Metavar("KNOB,...")] = ()
     """positions of the knob for the adaptive draft: tps, balanced, cost or 0 to 100"""
     prompt_text: File | None = None
     """file with one prompt a line (default: embedded prompts)"""
     num_runs: Count = 2
     """repetitions of each prompt and architecture"""
-    rtt: Annotated[NumberList, Shown("MS,...")] = (0.0, 40.0)
+    rtt: Annotated[NumberList, Metavar("MS,...")] = (0.0, 40.0)
     """emulated round trips in ms, added to the real one (with --cs: 0)"""
     out: Directory | None = None
     """directory of the run, with its texts and report"""
@@ -215,7 +215,7 @@ class CompareOptions(LinkedOptions, title="comparison"):
     def local_role(self) -> FusedTargetRole:
         """The target in this process, with a draft beside it."""
         own = flags_of(FusedTargetRole).keys() - flags_of(ConnectionOptions).keys()
-        given = {name: value for name, value in self.stated().items() if name in own}
+        given = {name: value for name, value in self.explicit().items() if name in own}
         return FusedTargetRole(**given | {"batch": 1, "emulate": None, "rtt": None})
 
     def items(self) -> list[Item]:
@@ -251,13 +251,13 @@ class BenchOptions(LinkedOptions, title="measurement"):
         FlagRule("presets", excludes="draft", why="both choose drafting methods"),
     )
 
-    sets: Annotated[Words, Shown("NAME,...")] = Field(default=("small",), alias="set")
+    sets: Annotated[Words, Metavar("NAME,...")] = Field(default=("small",), alias="set")
     """prompt sets"""
     file: File | None = None
     """JSON lines file of prompts"""
     samples: Count | None = None
     """number of prompts of each kind (default: all)"""
-    presets: Annotated[Words, among(PRESETS), Shown("NAME,...")] = ()
+    presets: Annotated[Words, among(PRESETS), Metavar("NAME,...")] = ()
     """presets to measure (default: the method of --draft)"""
     num_runs: Count = 1
     """repetitions of each prompt and drafting method"""
@@ -330,7 +330,12 @@ class RecommendOptions(CommandOptions, title="drafting"):
 
     def of_run(self, **flags: Any) -> dict[str, Any]:
         """Flags of `outrider run`: those of a way of drafting, and those given here."""
-        return {**self.connection.stated(), **self.device.stated(), **self.prices.stated(), **flags}
+        return {
+            **self.connection.explicit(),
+            **self.device.explicit(),
+            **self.prices.explicit(),
+            **flags,
+        }
 
 
 class RunsOptions(CommandOptions, title="general"):

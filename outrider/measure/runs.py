@@ -38,7 +38,7 @@ def _make(one: NamedRun, directory: Path) -> int:
     from outrider.role_programs import run_role
 
     try:
-        return run_role(one.options.but(profile=str(directory)))
+        return run_role(one.options.replace(profile=str(directory)))
     except OutriderError as error:
         say(f"error: {one.name}: {printable(str(error))}")
         return FAILED

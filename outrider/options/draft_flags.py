@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 
 from inference.errors import InvalidRequest
 from inference.extras import require
-from inference.flags.group import Also, Group, Shown
+from inference.flags.group import Alias, Group, Metavar
 from inference.flags.values import Count, Natural
 from inference.model.hub import is_gguf
 from outrider.options.groups import DraftModelOptions
@@ -55,21 +55,21 @@ SOURCES_HELP = (
 def _sources(text: str) -> str:
     named = text.split(",")
     models = [name for name in named if name != COPY]
-    known = {*METHODS, BESIDE} | ({NONE} if len(named) == 1 else set())
-    if not set(models) <= known or len(models) > 1 or len(set(named)) < len(named):
+    sources = {*METHODS, BESIDE} | ({NONE} if len(named) == 1 else set())
+    if not set(models) <= sources or len(models) > 1 or len(set(named)) < len(named):
         raise ValueError(
             f"one of {', '.join((*METHODS, BESIDE))}, or {COPY}, or both, or {NONE} is needed"
         )
     return text
 
 
-Sources: TypeAlias = Annotated[str, AfterValidator(_sources), Shown("SOURCE,...")]
+Sources: TypeAlias = Annotated[str, AfterValidator(_sources), Metavar("SOURCE,...")]
 
 
 class TreeOptions(Group, title="drafting"):
     """The form of the draft's proposals, and whether the target waits for them."""
 
-    gamma: Annotated[Natural, Also("speculation_length")] | None = None
+    gamma: Annotated[Natural, Alias("speculation_length")] | None = None
     """length of the chain of draft tokens that the target waits for in each round"""
     tree_nodes: Count | None = None
     """nodes of the tree that the target waits for in each round (default with --tree_depth: 16)"""
@@ -79,7 +79,7 @@ class TreeOptions(Group, title="drafting"):
     @property
     def waits(self) -> bool:
         """Whether the target waits for a whole tree before each forward pass."""
-        return bool(self.given(TreeOptions))
+        return bool(self.changed(TreeOptions))
 
 
 class SourceOptions(Group, title="drafting"):
@@ -143,7 +143,7 @@ def _preset(name: str) -> str:
     return name
 
 
-Preset: TypeAlias = Annotated[str, AfterValidator(_preset), Shown("NAME")]
+Preset: TypeAlias = Annotated[str, AfterValidator(_preset), Metavar("NAME")]
 
 
 class PresetOptions(SourceOptions, TreeOptions, title="drafting"):
@@ -153,21 +153,21 @@ class PresetOptions(SourceOptions, TreeOptions, title="drafting"):
     """named drafting method: vanilla, classic_sd, tree_sd, adaptive, suffix, hybrid, eagle_sd or
     subspec_sd (docs/runs.md)"""
 
-    def __init__(self, /, **given: Any) -> None:
+    def __init__(self, /, **values: Any) -> None:
         """Add the preset's flags. Raises InvalidRequest for flags that contradict them."""
-        preset = given.get("preset")
+        preset = values.get("preset")
         meant = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
         flags = " ".join(f"--{name} {value}" for name, value in meant.items())
-        missing = {name: value for name, value in meant.items() if given.get(name) is None}
+        missing = {name: value for name, value in meant.items() if values.get(name) is None}
         for name in ("draft", *SIZES) if meant else ():
-            value = given.get(name)
+            value = values.get(name)
             same = name in meant and (name in SIZES or value == meant[name])
             if value is not None and not same:
                 raise InvalidRequest(
                     f"--preset {preset} stands for {flags}, got --{name} {value}: give one of them"
                 )
         try:
-            super().__init__(**given | missing)
+            super().__init__(**values | missing)
         except InvalidRequest as error:
             if any(f"--{name}" in str(error) for name in missing):
                 raise InvalidRequest(f"--preset {preset} stands for {flags}: {error}") from error

@@ -34,7 +34,7 @@ def parse(arguments: Sequence[str] | None = None) -> Role:
     """The options of a command line. Prints help or an error in one line, and exits."""
     words = [underscored(word) for word in (sys.argv[1:] if arguments is None else arguments)]
     verb = words.pop(0) if words and not words[0].startswith("-") else ""
-    if "--version" in words:
+    if words == ["--version"] and not verb:
         print(f"outrider {outrider_version()}")
         raise SystemExit(0)
     try:
@@ -77,8 +77,8 @@ def _start_role(words: Sequence[str]) -> str:
     if role is None:
         raise InvalidRequest(f"a command is needed, or --role: one of {', '.join(ROLES)}")
     if not isinstance(role, str) or role not in ROLES:
-        got, known = brief(role), ", ".join(ROLES)
-        raise InvalidRequest(f"--role {got}: one of {known} is needed{nearest(got, ROLES)}")
+        got, names = brief(role), ", ".join(ROLES)
+        raise InvalidRequest(f"--role {got}: one of {names} is needed{nearest(got, ROLES)}")
     return role
 
 

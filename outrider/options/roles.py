@@ -19,8 +19,8 @@ from outrider.options import draft_flags, groups, network
 from outrider.options.draft_flags import METHODS
 
 OBJECTIVES_BUT = {
-    "max_usd_per_1m": " ".join(f"objective={one}" for one in (*ENERGIES, "latency")),
-    "max_joules_per_token": " ".join(f"objective={one}" for one in (*COSTS, "latency")),
+    "max_usd_per_1m": " ".join(f"objective={name}" for name in (*ENERGIES, "latency")),
+    "max_joules_per_token": " ".join(f"objective={name}" for name in (*COSTS, "latency")),
 }
 ROUNDS = "gamma tree_nodes tree_depth"
 LIMITS = "min_tps max_usd_per_1m max_joules_per_token"
@@ -157,10 +157,10 @@ class ClientRole(
         """
         if is_installed(PACKAGES["torch"]) or self.method != "model":
             return self
-        asked = {"draft", "draft_model", "draft_quantization"} & self.stated().keys()
-        if asked or self.waits or is_gguf(self.draft_name or ""):
+        requested = {"draft", "draft_model", "draft_quantization"} & self.explicit().keys()
+        if requested or self.waits or is_gguf(self.draft_name or ""):
             return self
-        return self.but(draft=f"{draft_flags.COPY},{draft_flags.BESIDE}")
+        return self.replace(draft=f"{draft_flags.COPY},{draft_flags.BESIDE}")
 
     @model_validator(mode="after")
     def _drafts_here(self) -> Self:
@@ -199,13 +199,11 @@ class ChatRole(ClientRole, title="text"):
     """chat in the terminal"""
 
     COMMON: ClassVar = (
-        *("system", "max_new_tokens", "temperature", "seed"),
+        *("max_new_tokens", "temperature", "seed"),
         *("model", "draft", "cs", "max_usd", *TO_A_TARGET),
     )
     role: Literal["chat"] = "chat"
     text: groups.SamplingOptions = groups.SamplingOptions()
-    system: str | None = None
-    """system message"""
 
 
 class EndpointRole(network.HttpOptions, SharedClientRole):
@@ -257,7 +255,7 @@ class UpRole(EndpointRole):
     @property
     def elsewhere(self) -> bool:
         """The target is not started here."""
-        return bool({"target_host", "port"} & self.stated().keys())
+        return bool({"target_host", "port"} & self.explicit().keys())
 
     @property
     def lists(self) -> bool:
@@ -270,7 +268,7 @@ class UpRole(EndpointRole):
 
     @model_validator(mode="after")
     def _chooses_the_models(self) -> Self:
-        named = [*self.given(groups.ModelOptions), *self.given(groups.DraftModelOptions)]
+        named = [*self.changed(groups.ModelOptions), *self.changed(groups.DraftModelOptions)]
         if named:
             raise ValueError(f"{named[0]} is for outrider serve: outrider up chooses the models")
         return self
@@ -297,8 +295,10 @@ class VerifyTargetRole(
 
     @model_validator(mode="after")
     def _one_text_at_a_time(self) -> Self:
-        if self.given(groups.BatchOptions) and self.device != "neuron":
-            raise ValueError("--batch is for --device neuron here: one text is made at a time")
+        if self.changed(groups.BatchOptions) and self.device != "neuron":
+            raise ValueError(
+                "--batch needs --device neuron here: other devices generate one text at a time"
+            )
         return self
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, NamedTuple
 
-from inference.command import run_command, say, told_to
+from inference.command import messages_to, run_command, say
 from inference.extras import require
 from inference.flags.command_line import CommandOptions, parse_flags
 from outrider.terminal.race import Arrival, Lane, conclude, show_race
@@ -83,7 +83,7 @@ def _demonstrate() -> int:
     load = os.getloadavg()[0]
     say("starting two emulated targets and loading the draft: about ten seconds")
     lanes = [Lane(name, PROMPT) for name in (ALONE, OUTRIDER)]
-    with told_to(lambda _line, _lasting: None), _clients() as clients:
+    with messages_to(lambda _line, _lasting: None), _clients() as clients:
         texts = _race(*clients, lanes, load)
     conclude(lanes, conclusion(texts))
     return int(texts.alone.token_ids != texts.drafted.token_ids)
@@ -119,7 +119,7 @@ def _race(alone: Client, drafted: Client, lanes: Sequence[Lane], load: float) ->
 
     take_short_turns()
     clients, parameters = (alone, drafted), Parameters(MAX_TOKENS, seed=SEED)
-    requests = [make_request(client, PROMPT, parameters) for client in clients]
+    requests = [make_request(client.text_model, PROMPT, parameters) for client in clients]
     for client, request in zip(clients, requests, strict=True):
         warm_up = replace(request, max_new_tokens=WARM_UP_TOKENS)
         client.complete(warm_up, silent, Event()).raise_failure()

@@ -12,17 +12,13 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
-from grpc_comm.client.connection import Connection
 from inference.command import INTERRUPTED, printable, say
-from inference.decode import TargetSession
-from inference.draft_thread import inline, take_short_turns
+from inference.draft_thread import take_short_turns
 from inference.errors import InvalidRequest, OutriderError
-from inference.text import Tokenizer
 from inference.times import Times
 from outrider.client.client import Client, open_client
-from outrider.client.connecting import connect_target, target_tokenizer
 from outrider.client.watching import Watcher
-from outrider.models.directories import find_tokenizer
+from outrider.options.draft_flags import BESIDE
 from outrider.options.groups import TextOptions
 from outrider.options.roles import DraftRole, FusedClientRole, TextRole
 from outrider.terminal.live_text import LiveText, in_colour, silent
@@ -31,10 +27,8 @@ from outrider.terminal.text_recording import ALONE, OUTRIDER, TextRecording
 from outrider.text.completion import (
     Complete,
     Completion,
-    OnCommit,
     Request,
     Show,
-    complete,
     new_completion,
 )
 from outrider.text.limits import time_lines
@@ -50,10 +44,10 @@ def draft(options: DraftRole) -> int:
         raise InvalidRequest(f"--record needs exactly one prompt: got {len(prompts)}")
     take_short_turns()
     with open_client(options) as client:
-        stop_ids = client.target.description.stop_ids
-        requests = make_requests(
-            options.text, prompts, client.tokenizer, client.length, stop_ids, client.model
-        )
+        requests = make_requests(client.text_model, options.text, prompts)
+        if options.beside:
+            there = client.target.description.draft_model
+            say(f"draft beside the target: {there or 'none'}")
 
         def more_lines(finished: Sequence[Completion]) -> str:
             lines = [*_time_lines(client, finished), account(finished, client.budget, client.goal)]
@@ -64,11 +58,13 @@ def draft(options: DraftRole) -> int:
         def make(request: Request, show: Show, cancelled: Event) -> Completion:
             record = options.record and Path(options.record)
             recording = TextRecording(client, request.prompt, record) if record else None
-            maker: Client | Watcher = recording.begin(OUTRIDER) if recording else client
-            done = maker.complete(request, show, cancelled)
+
+            def maker(name: str) -> Client | Watcher:
+                return client if recording is None else recording.begin(name)
+
+            done = maker(OUTRIDER).complete(request, show, cancelled)
             if options.baseline:
-                alone = _alone(client.target, client.tokenizer, recording)
-                done = with_baseline(done, request, alone, cancelled)
+                done = _with_baseline(done, request, maker(ALONE), cancelled)
             if recording is not None:
                 recording.write(done)
             return done
@@ -79,24 +75,6 @@ def draft(options: DraftRole) -> int:
         code = run(options, requests, make, workers=rows, more_lines=more_lines)
         client.check()  # an error of the draft fails the command, not its texts
         return code
-
-
-def _alone(
-    target: Connection, tokenizer: Tokenizer, recording: TextRecording | None = None
-) -> Complete:
-    """Generates texts with the target alone, and records them if asked to."""
-
-    def make(request: Request, show: Show, cancelled: Event) -> Completion:
-        session: TargetSession = target.session()
-        on_commit: OnCommit | None = None
-        if recording is not None:
-            watcher = recording.begin(ALONE)
-            session, show = watcher.watch(session), watcher.shown(show)
-            on_commit = watcher.committed()
-        done = complete(request, session, inline(), tokenizer, show, cancelled, on_commit=on_commit)
-        return replace(done, device=target.description.device)
-
-    return make
 
 
 def _time_lines(client: Client, finished: Sequence[Completion]) -> list[str]:
@@ -111,43 +89,20 @@ def fused_client(options: FusedClientRole) -> int:
     """Role fused_client: generate with the target and the draft beside it, if any. Only the
     tokenizer is loaded here, no model.
     """
-    prompts, tokenizer = read_prompts(options.text), find_tokenizer(options.target_name, "target")
-    with connect_target(options.connection) as target:
-        tokenizer = target_tokenizer(target, tokenizer, "the tokenizer here")
-        description = target.description
-        length, stop_ids = description.sequence_length, description.stop_ids
-        requests = make_requests(
-            options.text, prompts, tokenizer, length, stop_ids, description.model
-        )
-        colocated = bool(description.draft_model)
-        drafted = f"with {description.draft_model} beside it"
-        who = drafted if colocated else "alone: no draft beside it"
-        say(f"{description.model} {who}")
-
-        def make(request: Request, show: Show, cancelled: Event) -> Completion:
-            order, session = request.order(colocated=colocated), target.session()
-            done = complete(request, session, inline(), tokenizer, show, cancelled, order=order)
-            device = f"{description.device}, {who}" if colocated else description.device
-            done = replace(done, device=device)
-            if options.baseline:
-                return with_baseline(done, request, _alone(target, tokenizer), cancelled)
-            return done
-
-        return run(options, requests, make, workers=min(options.batch, len(requests)))
+    own = {"role", "target_model", "model"}
+    flags = {name: value for name, value in options.explicit().items() if name not in own}
+    return draft(DraftRole(**flags, model=options.target_name, draft=BESIDE))
 
 
-def with_baseline(
-    done: Completion, request: Request, alone: Complete, cancelled: Event
+def _with_baseline(
+    done: Completion, request: Request, maker: Client | Watcher, cancelled: Event
 ) -> Completion:
-    """The record with the target-only text of the same request, as long as this text.
-
-    alone: makes that text
-    """
+    """The record with the target-only text of the same request, as long as this text."""
     if done.failure is not None or not done.token_ids or cancelled.is_set():
         return done
     if not done.whole:
         request = replace(request, max_new_tokens=len(done.token_ids))
-    baseline = alone(request, silent, cancelled)
+    baseline = maker.complete(request, silent, cancelled, alone=True, charged=False)
     if baseline.failure is not None:
         return replace(done, finish_reason="error", failure=baseline.failure)
     return replace(done, baseline=baseline)
@@ -207,7 +162,7 @@ def _all(
             return new_completion(request, error)
 
     finished = dict[int, Completion]()
-    texts = TextRun([partial(attempt, one) for one in requests], workers)
+    texts = TextRun([partial(attempt, request) for request in requests], workers)
     reported, interrupted = 0, False
     while True:
         try:

@@ -17,8 +17,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from inference.backends.choices import choose_at
-from inference.backends.cuda import Recorder
-from inference.backends.cuda_library import CudaLibraryModel, IfRecordable
+from inference.backends.cuda_graphs import Recorder
+from inference.backends.cuda_library import CudaLibraryModel
 from inference.backends.sequence import ModelSequence
 from inference.backends.slots import Slots
 from inference.backends.transformers_loading import in_fours, load_transformers
@@ -38,7 +38,7 @@ from inference.tree import TokenTree
 from tests.support.drafts import alone, knowledge, rounds, speculated
 from tests.support.fake_recorder import Traced
 from tests.support.families import EVERY_TIME, FAMILIES, STATES, VOCABULARY, config_of, table_rows
-from tests.support.models import segment, sequence_after, tiny_decoder
+from tests.support.models import by_id, segment, sequence_after, tiny_decoder
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 from tests.support.row_independence import assert_rows_are_independent
@@ -154,13 +154,13 @@ REFUSED = {
     ),
     "code of its own": (
         {"model_type": "unheard_of", "auto_map": {"AutoModelForCausalLM": "modeling.Model"}},
-        ["unheard_of", "code of a checkpoint is never run"],
+        ["unheard_of", "code"],
     ),
     "quantized": (
         {**config_of("llama"), "quantization_config": {"quant_method": "mxfp4"}},
         ["quantization_config", "mxfp4", "bfloat16"],
     ),
-    "no text model": ({"model_type": "vit"}, ["no causal language model"]),
+    "no text model": ({"model_type": "vit"}, ["causal"]),
     "a wrong field": ({**config_of("llama"), "hidden_size": "wide"}, ["hidden_size"]),
 }
 
@@ -220,18 +220,20 @@ def test_a_dense_familys_calls_can_be_recorded(family: str, tmp_path: Path) -> N
     assert recorder.replayed == 4
 
 
-def test_what_cannot_be_recorded_is_run_each_time(tmp_path: Path) -> None:
+def test_what_cannot_be_recorded_is_run_each_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recorder = Traced()
-    recorded_as_loaded("gpt_oss", tmp_path, IfRecordable(recorder))
-    assert (recorder.warmed, recorder.recorded) == (2, 0)
+    recorded_as_loaded("gpt_oss", tmp_path, recorder)
+    assert (recorder.eager, recorder.recorded) == (6, 0)
+    assert capsys.readouterr().err.count("without a CUDA graph") == 2  # one line for each shape
 
 
 def scores_behind(model: TransformersModel, row: int, slots: Slots) -> NDArray[np.float32]:
     """Log-probabilities of all tokens at a tree behind what the slots hold."""
     tree = TokenTree(*np.array([[5, 6, 7, 8], [-1, 0, 0, 2]], dtype=np.int32))
-    ranked = ModelSequence(model, row, SamplingParams(), slots).rank(tree, range(4), VOCABULARY)
-    scores: NDArray[np.float32] = np.take_along_axis(ranked.scores, ranked.ids.argsort(), 1)
-    return scores
+    sequence = ModelSequence(model, row, SamplingParams(), slots)
+    return by_id(sequence.rank(tree, range(4), VOCABULARY))
 
 
 @each_with_states

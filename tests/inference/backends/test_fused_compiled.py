@@ -236,4 +236,4 @@ def test_flags_that_contradict_the_artefact_are_refused(
     built: Path, changes: dict[str, Any], shown: str
 ) -> None:
     options = FusedTargetRole(artifact=str(built), host="127.0.0.1", port=0)
-    assert_refused(lambda: load_target(options.but(**changes)), [shown])
+    assert_refused(lambda: load_target(options.replace(**changes)), [shown])

@@ -37,7 +37,7 @@ def test_only_an_administrator_changes_what_everybody_uses(
     target: str, keys: tuple[str, ...], admin_keys: tuple[str, ...]
 ) -> None:
     alice, root = bearer(ALICE), bearer(ROOT)
-    start = {"address": target, "target_only": True}
+    start = {"address": target, "draft": "none"}
     with opened(target, keys, admin_keys) as (manager, _, address):
         everybody = not keys and not admin_keys
         for path, asked in (("steer", {"cs": 0}), ("start", start), ("stop", {})):
@@ -134,7 +134,7 @@ def test_a_caller_among_several_leaves_room_for_others(target: str) -> None:
             texts.check_room(1, "alice")
         texts.check_room(1, "bob")
         texts.check_room(2)
-        with pytest.raises(LimitExceeded, match="at most 6"):
+        with pytest.raises(LimitExceeded, match="maximum is 6"):
             texts.check_room(7, "bob")
         with pytest.raises(LimitExceeded, match="9 texts"):
             texts.check_room(9)

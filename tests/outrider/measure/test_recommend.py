@@ -122,7 +122,7 @@ def test_a_far_target_changes_no_text(target: str, served: Description) -> None:
     }
     known = Description(**{**vars(served), **named})
     near = texts_over(target, known)
-    with shaped_link(target, LinkShape(delay_ms=75)) as link:
+    with shaped_link(target, LinkShape(delay_ms=20)) as link:
         far = texts_over(link.address, known)
     assert list(near) == list(far) == WAYS
     for texts in [*near.values(), *far.values()]:

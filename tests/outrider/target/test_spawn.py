@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from outrider.target.spawn import role_command, role_environment
+from outrider.target.spawn import child_environment, role_command
 from outrider.target.target import READY
 
 STARTED = {
-    "target": role_command("target", "--port", "0", "--batch", "1", "--end_with_input"),
+    "target": role_command("target", "--port", "0", "--batch", "1"),
     "link": [
         *(sys.executable, "-m", "outrider.measure.link"),
         *("127.0.0.1:1", "127.0.0.1:0", "0", "0"),
@@ -30,7 +30,7 @@ def test_a_process_ends_when_it_is_told_to_and_when_its_starter_and_input_are_go
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=role_environment(),
+        env=child_environment(),
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
