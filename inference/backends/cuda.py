@@ -135,7 +135,7 @@ class RecordedModel(SlotModel):
         keys = [
             _RecordingKey(shape, choice)
             for shape in sorted(shapes, key=lambda shape: (shape.rows, shape.slots, shape.nodes))
-            for choice in (ChoiceFunction(_choose_greedy, 0), _open_choice(1, shape.nodes))
+            for choice in (_GREEDY, _TRUNCATED, _open_choice(1, shape.nodes))
         ]
         self._waiting |= dict.fromkeys(keys[: MAX_RECORDINGS // 2], False)
         return len(self._waiting)
@@ -253,9 +253,9 @@ def _need_logits(segments: Sequence[Segment]) -> bool:
 def _chooser(segments: Sequence[Segment], nodes: int) -> ChoiceFunction:
     """Return the cheapest choice that serves every row. Few distinct sizes occur."""
     if all(segment.params.greedy for segment in segments):
-        return ChoiceFunction(_choose_greedy, 0)
+        return _GREEDY
     if all(segment.params.truncated for segment in segments):
-        return ChoiceFunction(_choose_truncated, 0)
+        return _TRUNCATED
     spread = int(max(np.ptp(segment.positions[segment.pick]) for segment in segments))
     return _open_choice(1 + spread, nodes)
 
@@ -278,3 +278,6 @@ def _choose_truncated(logits: Tensor, sampling: Sampling, positions: Tensor, siz
 
 def _rank_greedy(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
     return rank_greedy(logits, size)
+
+
+_GREEDY, _TRUNCATED = ChoiceFunction(_choose_greedy, 0), ChoiceFunction(_choose_truncated, 0)
