@@ -126,16 +126,6 @@ def test_the_latest_numbers_are_remembered_and_older_ones_are_unknown() -> None:
     assert say(tree, (REMEMBERED_NUMBERS + 2, REMEMBERED_NUMBERS, 13, 0.5)) == 1
 
 
-def test_a_child_that_comes_after_a_raise_has_the_raised_value() -> None:
-    tree = planted()
-    say(tree, (0, BASE, 10, 0.1), (1, 0, 11, 0.5))
-    say(tree, (2, BASE, 10, 0.9))
-    assert paths(tree) == pytest.approx({(10,): 0.9, (10, 11): 0.45})
-    say(tree, (3, 0, 12, 0.5), (4, 1, 13, 0.2))
-    raised = {(10,): 0.9, (10, 11): 0.45, (10, 12): 0.45, (10, 11, 13): 0.09}
-    assert paths(tree) == pytest.approx(raised)
-
-
 def test_beyond_the_cap_the_least_valuable_are_shed() -> None:
     tree = planted(most=8)
     say(tree, *((number, BASE, 10 + number, 0.9 - number / 20) for number in range(9)))
@@ -253,6 +243,12 @@ EVENTS = st.one_of(
 
 @settings(max_examples=examples(200))
 @example([("advance", [0, 0, 0]), ("say", 1, 5, [(0, -1, 0, 1.0), (1, 0, 0, 1.0)])])
+@example(
+    [  # the first of three nodes below each other is raised
+        ("say", 1, ROOT, [(0, -1, 0, 0.25), (1, 0, 1, 0.5), (2, 1, 2, 0.5)]),
+        ("say", 2, ROOT, [(0, -1, 0, 1.0)]),
+    ]
+)
 @given(st.lists(EVENTS, max_size=25))
 def test_the_tree_holds_what_may_still_come_true(events: list[tuple[Any, ...]]) -> None:
     """Beside a second way to keep it: the whole text of every number, and what was claimed of it.

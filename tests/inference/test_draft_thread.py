@@ -113,10 +113,14 @@ def left() -> None:
         assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("held_in", ["open", "hear", "work", "flush"])
-def test_a_text_ends_while_its_draft_is_held_up(held_in: str) -> None:
+@pytest.mark.parametrize(
+    ("held_in", "pace"),
+    [("open", Pace.WAIT), *((at, Pace.GO_ON) for at in ("open", "hear", "work", "flush"))],
+)
+def test_a_text_ends_while_its_draft_is_held_up(held_in: str, pace: Pace) -> None:
+    """A target that waits goes on while no draft has joined."""
     session, proposer = Told(exact_engine()[0]), Gated(held_in)
-    assert text_of(session, threaded([proposer])) == TEXT
+    assert text_of(session, threaded([proposer]), pace) == TEXT
     thread = drafting_thread()
     assert thread is not None
     assert thread.is_alive()
@@ -137,14 +141,6 @@ def test_a_text_begins_while_its_draft_still_loads() -> None:
 
     assert text_of(LocalSession(exact_engine()[0]), on_thread(lend)) == TEXT
     loaded.set()
-    left()
-
-
-def test_a_waiting_target_goes_on_while_no_draft_has_joined() -> None:
-    proposer = Gated("open")
-    session = LocalSession(exact_engine()[0])
-    assert text_of(session, threaded([proposer]), Pace.WAIT) == TEXT
-    proposer.gate.set()
     left()
 
 
