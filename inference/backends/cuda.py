@@ -124,7 +124,7 @@ class RecordedModel(SlotModel):
         nodes = max(min(_step(nodes), self.max_nodes), self._min_nodes)
         return min(_step(rows), self.rows), nodes
 
-    def plan(self, rows: int, nodes: int) -> int:
+    def plan(self, rows: int, nodes: int) -> None:
         """See RecordingModel.plan(). The smallest shapes come first."""
         shapes = {
             self._rounded(BatchShape(row, node, node, 1, SLOT_STEP * steps))
@@ -138,7 +138,6 @@ class RecordedModel(SlotModel):
             for choice in (_GREEDY, _TRUNCATED, _open_choice(1, shape.nodes))
         ]
         self._waiting |= dict.fromkeys(keys[: MAX_RECORDINGS // 2], False)
-        return len(self._waiting)
 
     @torch.no_grad()
     def record_next(self) -> bool:
@@ -232,7 +231,7 @@ class CudaModel(RecordedModel, EagerModel):
 
     def keep_features(self, layers: Sequence[int]) -> None:
         super().keep_features(layers)
-        self._waiting |= dict.fromkeys(self._calls, False)  # their recordings keep none
+        self._waiting = dict.fromkeys((*self._calls, *self._waiting), False)  # they store none
         self._calls.clear()
 
 
