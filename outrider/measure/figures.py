@@ -170,6 +170,11 @@ def summarise(texts: Texts, arms: Sequence[str] = ()) -> list[Row]:
     return rows
 
 
+def totals(rows: Sequence[Row]) -> list[Row]:
+    """The rows of all kinds together."""
+    return [row for row in rows if row.kind == ALL] or [*rows]
+
+
 def _pairs(texts: Texts, arm: str) -> list[Pair]:
     """The texts of an arm that target-only generated, too, with target-only's."""
     mine = ((key, text, texts.get(key._replace(arm=BASELINE))) for key, text in texts.items())

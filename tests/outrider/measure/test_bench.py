@@ -111,6 +111,13 @@ def test_a_target_behind_an_emulated_link_is_where_its_own_address_says(
         assert summary(out)["starts"][0]["shared"] is shared
 
 
+def test_a_preset_whose_draft_the_target_lacks_is_refused_in_one_line(
+    words: list[str], tmp_path: Path, run: Run
+) -> None:
+    ended = run(*words, "--presets", "eagle_sd", "--out", tmp_path / "out")
+    ended.assert_failed("--draft beside", "no draft beside it", "fused_target")
+
+
 @pytest.fixture
 def measured(words: list[str], tmp_path: Path, run: Run) -> tuple[Path, Ended]:
     return tmp_path / "bench", run(*words, "--num_runs", "1", "--out", tmp_path / "bench")
@@ -171,10 +178,10 @@ def test_a_run_that_has_ended_is_replaced_where_that_is_asked_for(tmp_path: Path
     unfinished = opened(tmp_path, other, replace_finished=True)
     assert_refused(unfinished.__enter__, ["a 1, then 2"])
     with opened(tmp_path, plan, replace_finished=True) as journal:
-        assert journal.known.starts == [{"load": 1}]
+        assert journal.run.starts == [{"load": 1}]
         journal.write("end", {})
     with opened(tmp_path, other, replace_finished=True) as journal:
-        assert journal.known.starts == []
+        assert journal.run.starts == []
     found = read_run(tmp_path / NAME)
     assert found is not None
     assert found.plan == other
