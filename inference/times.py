@@ -80,20 +80,14 @@ class Times:
     def observe(self, rows: int, nodes: int, seconds: float) -> None:
         """Record that a call of this padded shape took so many seconds."""
         self._calls += 1
-        samples = self._samples.pop((rows, nodes), None) or _Samples()
-        self._samples[rows, nodes] = samples
-        narrowest = self._samples[min(shape for shape in self._samples if shape[0] == rows)]
-        samples.add(max(seconds, MIN_SECONDS), self._calls)
-        samples.pace = narrowest, narrowest.middle
-        while self._calls - next(iter(self._samples.values())).at > REMEMBERED:
-            del self._samples[next(iter(self._samples))]
-        self._costs.clear()
+        self._add((rows, nodes), seconds)
 
     def trust(self, measured: Table) -> None:
-        """Record times that were measured elsewhere in this process."""
+        """Record times that were measured elsewhere in this process. They may be out of date."""
         for shape, seconds in measured.items():
             for _ in range(TRUSTED):
-                self.observe(*shape, seconds)
+                self._add(shape, seconds)
+        self._calls += STALE  # however many shapes, so that a large table does not age its own
 
     def samples(self, rows: int, nodes: int) -> int:
         """Number of samples of a shape that count at present."""
@@ -116,6 +110,17 @@ class Times:
         cost().
         """
         return self._both((rows, nodes))[1]
+
+    def _add(self, shape: Shape, seconds: float) -> None:
+        samples = self._samples.pop(shape, None) or _Samples()
+        self._samples[shape] = samples
+        rows = shape[0]
+        narrowest = self._samples[min(other for other in self._samples if other[0] == rows)]
+        samples.add(max(seconds, MIN_SECONDS), self._calls)
+        samples.pace = narrowest, narrowest.middle
+        while self._calls - next(iter(self._samples.values())).at > REMEMBERED:
+            del self._samples[next(iter(self._samples))]
+        self._costs.clear()
 
     def _both(self, shape: Shape) -> tuple[Cost, Cost]:
         if shape not in self._costs:

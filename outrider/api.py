@@ -107,7 +107,7 @@ class Engine:
         """The request for a text; `index` is added to the seed, if there is one."""
         if given.seed is not None:
             given = replace(given, seed=given.seed + index)
-        return make_request(self._client, prompt, given, index)
+        return make_request(self._client.text_model, prompt, given, index)
 
     def _generate_all(self, requests: Sequence[Request]) -> list[Completion]:
         """Generate the texts, as many at a time as the draft has rows."""

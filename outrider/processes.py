@@ -52,3 +52,10 @@ def end_with_input() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, name="outrider input", daemon=True).start()
+
+
+if __name__ == "__main__":  # a command whose parent holds its stdin: outrider/target/spawn.py
+    from outrider.__main__ import main
+
+    end_with_input()
+    sys.exit(main())

@@ -289,10 +289,8 @@ def test_a_spoilt_profile_is_told_of_once_and_measured_again(tmp_path: Path) -> 
     stored.store({(1, 1): 0.5})
     path = stored.path
     sound = _sound(path)
-    for content in [
-        *WHOLE,
-        *(content for value in VALUES for _, content in spoilt(sound, value)),
-    ]:
+    values = (content for value in VALUES for _, content in spoilt(sound, value))
+    for content in (*WHOLE, *values):
         path.write_bytes(content)
         told: list[str] = []
         times = stored.load(told.append)
@@ -300,6 +298,11 @@ def test_a_spoilt_profile_is_told_of_once_and_measured_again(tmp_path: Path) -> 
         assert times is not None or (
             path.name in told[0] and told[0].endswith("they are measured again")
         )
+    foreign = json.dumps(sound | {"source": "Measured: device cuda."})
+    path.write_text(foreign)
+    assert stored.load(told.append) is None
+    stored.store({(1, 1): 0.7})
+    assert stored.load(told.append) == {(1, 1): 0.7}
 
 
 def test_spoilt_notes_of_a_build_are_built_again(tmp_path: Path) -> None:
@@ -333,13 +336,8 @@ def test_target_and_draft_start_beside_spoilt_caches_and_replace_them(
         with BackgroundServer(load_target(options)) as server:
             # a busy machine leaves times to estimate, which are not kept
             words = f"--role draft --port {server.address.port} --max_new_tokens 48 --seed 3"
-            command = [
-                *words.split(),
-                "--measure_first",
-                "--prompt",
-                REPEATED,
-            ]  # so that copies are sent at once
-            assert main(command) == 0
+            # so that copies are sent at once
+            assert main([*words.split(), "--measure_first", "--prompt", REPEATED]) == 0
         said = capsys.readouterr()
         return said.out, said.err
 

@@ -185,7 +185,7 @@ def test_a_growing_draft_with_the_targets_weights_saves_most_forwards(
 ) -> None:
     """By a clock that stands still: what is worth drafting depends on times."""
     clock, params = Clock(), SamplingParams(1.0, seed=3)
-    served, proposer = engine(target, clock=clock), growing(target, clock)
+    served, proposer = engine(target, clock=clock), growing(target, clock=clock)
     steps = steps_of(served, prompt_of(9), params, 120, [proposer], clock, pace=pace)
     assert len(steps) < 15
     assert {kind for step in steps for kind in step.proposers[:-1]} == {MODEL}

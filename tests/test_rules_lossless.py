@@ -65,13 +65,14 @@ RULES = {
     "all": replace(PENALTIES, grammar=WORDS, min_p=0.125, logit_bias=((70, 3.0), (71, -2.5))),
 }
 TEMPERATURES = [(0.0, 0), (0.7, 11), (1.0, 2**62 + 12345)]
-PROPOSERS: dict[str, Callable[[Decoder, Grammars | None], Proposer]] = {
-    "rounds": lambda draft, known: rounds(draft, grammars=known),
-    "growing": lambda draft, known: growing(draft, grammars=known),
+PROPOSERS: dict[str, Callable[..., Proposer]] = {
+    "rounds": rounds,
+    "growing": growing,
     "blocks": blocks,
     "growing and copying": growing_and_copying,
-    "copying": lambda draft, known: copying(known),
+    "copying": lambda draft, grammars: copying(grammars=grammars),
 }
+"""Each of a draft, and of the grammars that it knows."""
 DRAFTS: dict[str, tuple[Decoder, Grammars | None]] = {
     "close": (perturbed(1, 0.02), None),
     "close, knows the rule": (perturbed(1, 0.02), grammars()),
@@ -151,7 +152,8 @@ def test_no_proposer_changes_a_text_with_a_rule(
 
     def produce(text: Sequence[int], n: int) -> list[int]:
         own = replace(params, made=len(text) - len(prompt))
-        return text_with(served, PROPOSERS[name](*DRAFTS[draft]), text, own, n, pace)
+        decoder, known = DRAFTS[draft]
+        return text_with(served, PROPOSERS[name](decoder, grammars=known), text, own, n, pace)
 
     adjust = oracle_of(prompt, params).adjusted
     assert_same_text(target, prompt, params, references[params], produce, ties, adjust)

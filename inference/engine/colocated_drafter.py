@@ -204,6 +204,8 @@ class ColocatedDrafter:
         """Whether a call is worth its cost for the session, which can pay for it."""
         if not drafted.fed or drafted.session not in self._drafted or self._adds_nothing(drafted):
             return False
+        if drafted.heard < drafted.session.length:
+            return False  # the client ended the text during this step
         tokens = drafted.ahead + self._allowed_deficit(drafted)
         return bool(drafted.proposer.choose(now, tokens * root_only / TUNING.least_rate))
 

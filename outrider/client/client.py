@@ -32,6 +32,7 @@ from outrider.money.budget import RunBudget
 from outrider.money.goal import UNSTEERED, read_billing, read_goal
 from outrider.options.roles import ClientRole
 from outrider.text.completion import Completion, OnCommit, Request, Show, complete, new_completion
+from outrider.text.prompts import TextModel
 
 if TYPE_CHECKING:
     from outrider.client.pools import AnyRows
@@ -47,6 +48,7 @@ class Client:
     checkpoint: of the draft model; None without one
     tokenizer: the target's
     length: maximum tokens of a text, prompt and output together
+    text_model: the target, for requests of texts
     budget: counts the usage of all texts, and limits their cost
     goal: of drafting
     billing: prices from the options; without a target price the target's own is used
@@ -73,6 +75,8 @@ class Client:
             self._drafted = min(self.length, found.sequence_length(requested))
         if requested is not None:
             self.length = min(self.length, requested)
+        there = target.description
+        self.text_model = TextModel(there.model, tokenizer, self.length, there.stop_ids)
         billing = billing.described(target.description.usd_per_hour)
         self.budget = RunBudget(billing, options.goal.max_usd)
         self.goal = read_goal(options.goal, billing)

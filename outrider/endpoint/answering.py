@@ -29,9 +29,6 @@ Result = TypeVar("Result")
 TEMPERATURE = 1.0
 """Temperature of a request without one, unless the model has its own default."""
 
-STREAM = "text/event-stream"
-"""Content type of streamed answers."""
-
 PING_SECONDS = 15
 """Seconds of silence after which a stream sends a comment, so that proxies keep it open."""
 
@@ -120,7 +117,7 @@ def read_requests(
         if left.is_set():
             break
         settled = replace(given, seed=seed).settled(texts.client.model, TEMPERATURE)
-        request = make_request(texts.client, prompt, settled)
+        request = make_request(texts.client.text_model, prompt, settled)
         for more in range(asked.choices):
             params = replace(request.params, seed=seed + more)
             requests.append(replace(request, index=len(requests), params=params))

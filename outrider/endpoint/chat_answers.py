@@ -12,8 +12,8 @@ from uuid import uuid4
 from inference.order import TokenLogProb
 from inference.text import Tokenizer
 from outrider.client.client import Client
-from outrider.endpoint.answers import finish_reason, speculation, usage
 from outrider.endpoint.chat_messages import JsonObject
+from outrider.endpoint.counts import finish_reason, speculation, usage
 from outrider.endpoint.failures import ApiError
 from outrider.endpoint.requests import ChatRequest, CompletionRequest
 from outrider.text.completion import Completion, Request

@@ -78,6 +78,12 @@ def _sayable(text: str) -> str:
     return text[:MAX_MESSAGE].encode(errors="replace").decode()
 
 
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "a wrong request, or too many: the error says what is needed"},
+    "5XX": {"description": "the target is away, or an error of this program"},
+}
+"""Refusals as the published schema (/openapi.json) describes them."""
+
 UNFORESEEN = ApiError(500, "an error of this program: its log has it", "server_error")
 
 

@@ -27,13 +27,13 @@ from starlette.types import Scope
 from inference.errors import OutriderError
 from inference.sampling import SEED_BITS, random_seed
 from outrider.client.watching import TextEvent, Watcher, ended
-from outrider.endpoint.answering import STREAM, TEMPERATURE, event_stream
-from outrider.endpoint.answers import TargetState, responses
+from outrider.endpoint.answering import TEMPERATURE, event_stream
 from outrider.endpoint.chat_messages import ChatMessage, Text
 from outrider.endpoint.failures import UNFORESEEN, ApiError, api_error
 from outrider.endpoint.requests import MAX_MESSAGES
-from outrider.endpoint.target_manager import TargetManager
+from outrider.endpoint.target_manager import TargetManager, TargetSettings
 from outrider.endpoint.text_runner import TextRunner
+from outrider.options.draft_flags import NONE
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion
 from outrider.text.defaults import defaults_of
@@ -56,36 +56,6 @@ HEADERS = {
 """Headers of the page: nothing is loaded from elsewhere, and no text can become a script."""
 
 
-class TargetSettings(BaseModel):
-    """A target that the page chooses. Empty fields keep the server's own options."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    address: Text
-    model_name: Text = ""
-    draft: Text = ""  # directory or hub name
-    target_only: bool = False
-    tls: bool = False
-    ca: Text = ""  # the authority's certificate, as PEM text
-    token: Text = ""
-
-    def options(self) -> dict[str, Any]:
-        """The options of ServeRole that these settings change."""
-        given: dict[str, Any] = {
-            "target_host": self.address,
-            "target_only": self.target_only,
-            "ca": self.ca,
-            "token": self.token,
-        }
-        if self.tls and not self.ca:
-            given["tls"] = True
-        if self.model_name:
-            given["model_name"] = self.model_name
-        if self.draft:
-            given["draft_model"] = self.draft
-        return given
-
-
 class PageText(BaseModel):
     """A text that the page requests."""
 
@@ -97,7 +67,7 @@ class PageText(BaseModel):
     top_p: Annotated[float, Ge(0), Le(1)] = 1.0
     seed: Annotated[int, Ge(0), Lt(2**SEED_BITS)] | None = None
     stop: list[Text] | None = None  # the model's default
-    target_only: bool = False
+    draft: Literal["none"] | None = None  # the server's own draft
     made: Annotated[list[int], Len(max_length=1 << 17)] = []  # ids of a text that broke off
 
 
@@ -114,28 +84,28 @@ def page_routes(manager: TargetManager, admin: Sequence[Depends]) -> APIRouter:
     """
     router = APIRouter(prefix="/page")
 
-    @router.get("/state", responses=responses(TargetState))
+    @router.get("/state")
     async def state() -> dict[str, Any]:
         trouble = await asyncio.to_thread(_trouble, manager.texts)
         return _state(manager) | {"trouble": trouble}
 
-    @router.post("/start", dependencies=admin, responses=responses(TargetState))
+    @router.post("/start", dependencies=admin)
     async def start(settings: TargetSettings) -> dict[str, Any]:
-        await asyncio.to_thread(manager.open, settings.options())
+        await asyncio.to_thread(manager.open, settings)
         return _state(manager)
 
-    @router.post("/stop", dependencies=admin, responses=responses(TargetState))
+    @router.post("/stop", dependencies=admin)
     async def stop() -> dict[str, Any]:
         await asyncio.to_thread(manager.close)
         return _state(manager)
 
-    @router.post("/steer", dependencies=admin, responses=responses(TargetState))
+    @router.post("/steer", dependencies=admin)
     async def steer(knob: Knob) -> dict[str, Any]:
         texts = await manager.get()
         await asyncio.to_thread(texts.client.steer, str(knob.cs))
         return _state(manager)
 
-    @router.post("/texts", responses=responses(None, STREAM))
+    @router.post("/texts")
     async def text(asked: PageText, http: Request) -> Response:
         texts = await manager.get()
         return event_stream(_events(texts, asked, http.state.caller))
@@ -223,17 +193,17 @@ def _task(texts: TextRunner, asked: PageText, _left: Event) -> Task[TextEvent]:
     seed = random_seed() if asked.seed is None else asked.seed
     given = Parameters(asked.max_tokens, asked.temperature, 0, asked.top_p, seed, asked.stop)
     given = given.settled(client.model, TEMPERATURE)
-    request = make_request(client, [message.plain for message in asked.messages], given)
+    request = make_request(client.text_model, [message.plain for message in asked.messages], given)
     before: dict[str, Any] = {}
     if asked.made:
-        request, text, tokens = going_on(client, request, asked.made)
+        request, text, tokens = going_on(client.text_model, request, asked.made)
         before = {"text": text, "tokens": tokens}
 
     def work(put: Callable[[TextEvent], None], end: Event) -> Completion:
         watcher = Watcher(client, put)
         if before:
             watcher.report("made", before)
-        return watcher.complete(request, silent, end, alone=asked.target_only)
+        return watcher.complete(request, silent, end, alone=asked.draft == NONE)
 
     return work
 

@@ -17,9 +17,9 @@ from pydantic import BaseModel, ConfigDict
 
 from inference.order import TokenLogProb
 from outrider.client.client import Client
-from outrider.endpoint.answers import usage
 from outrider.endpoint.chat_answers import scored
 from outrider.endpoint.chat_messages import JsonObject, Text, joined_text
+from outrider.endpoint.counts import usage
 from outrider.endpoint.failures import ApiError
 from outrider.endpoint.requests import MAX_MESSAGES, ChatRequest
 from outrider.text.completion import Completion, Request

@@ -35,7 +35,6 @@ from outrider.endpoint.access import (
     read_keys,
 )
 from outrider.endpoint.answering import GRACE_SECONDS
-from outrider.endpoint.answers import Health, Release, responses
 from outrider.endpoint.connections import (
     ACCEPTED,
     QUEUED,
@@ -43,7 +42,7 @@ from outrider.endpoint.connections import (
     OutOfDescriptors,
     bounded,
 )
-from outrider.endpoint.failures import ApiError, add_failures
+from outrider.endpoint.failures import REFUSALS, ApiError, add_failures
 from outrider.endpoint.page_routes import add_page, page_routes
 from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_routes import text_routes
@@ -186,6 +185,7 @@ def create_app(
         title="Outrider",
         version=outrider_version(),
         lifespan=lifespan,
+        responses=REFUSALS,
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
     )
@@ -196,16 +196,11 @@ def create_app(
     app.include_router(page_routes(manager, [Depends(known.admin)]), dependencies=checked)
     _add_health(app, manager)
 
-    @app.get("/version", dependencies=checked, responses=responses(Release))
+    @app.get("/version", dependencies=checked)
     async def version() -> dict[str, str]:
         return {"version": outrider_version()}
 
-    @app.get(
-        "/metrics",
-        dependencies=checked,
-        responses=responses(None, "text/plain"),
-        response_class=Response,
-    )
+    @app.get("/metrics", dependencies=checked, response_class=Response)
     async def metrics() -> Response:
         texts = await manager.get()
         return Response(texts.metrics_page(), media_type=CONTENT_TYPE_LATEST)
@@ -223,13 +218,7 @@ def create_app(
 def _add_health(app: FastAPI, manager: TargetManager) -> None:
     """/health: 200 while the target answers, else 503 with the reason."""
 
-    @app.get(
-        "/health",
-        responses={
-            200: {"model": Health},
-            503: {"model": Health, "description": "the target is away"},
-        },
-    )
+    @app.get("/health")
     async def health() -> Response:
         try:
             texts = await manager.get()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 import threading
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 from inference.errors import OutriderError, Unavailable
 from outrider.client.client import open_client
+from outrider.endpoint.chat_messages import Text
 from outrider.endpoint.failures import ApiError
 from outrider.endpoint.text_runner import TextRunner
 from outrider.options.draft_flags import DEFAULT_SOURCES, NONE
@@ -23,6 +24,20 @@ RETRY_SECONDS = 2.0
 
 MAX_REQUESTS = 64
 """Default of the maximum of concurrent texts."""
+
+
+class TargetSettings(BaseModel):
+    """A target that the page chooses. Empty fields keep the server's own options."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    address: Text
+    model_name: Text = ""
+    draft: Text = ""  # as --draft; where the server has none, its default
+    draft_model: Text = ""  # directory or hub name
+    tls: bool = False
+    ca: Text = ""  # the authority's certificate, as PEM text
+    token: Text = ""
 
 
 class TargetManager:
@@ -43,10 +58,10 @@ class TargetManager:
         self._stack, self._secrets = ExitStack(), ExitStack()
         self._changing, self._given_up = threading.Lock(), threading.Event()
 
-    def open(self, settings: Mapping[str, Any] | None = None) -> TextRunner:
+    def open(self, settings: TargetSettings | None = None) -> TextRunner:
         """Connect and load the draft, in place of what is in use. Blocks.
 
-        settings: options that differ from the server's own; None keeps those in use
+        settings: another target; None keeps the one in use
 
         Raises the error that prevents it, and keeps its words as the reason.
         """
@@ -114,35 +129,33 @@ class TargetManager:
             texts.end_all(reason)
         self._stack.close()
 
-    def _take(self, settings: Mapping[str, Any]) -> None:
+    def _take(self, settings: TargetSettings) -> None:
         """Use these settings from now on. Invalid settings change nothing."""
         with ExitStack() as stack:
-            options = self._first.but(**self._changed(settings, stack))
+            options = self._first.but(**self._changes(settings, stack))
             secrets = stack.pop_all()
         self._close("another target is being started")
         self._secrets.close()
         self.options, self._secrets, self.wanted = options, secrets, True
 
-    def _changed(self, settings: Mapping[str, Any], stack: ExitStack) -> dict[str, Any]:
-        """The settings as options. Secrets are in private files until the stack closes. Those of
-        the server itself are for its own target only.
+    def _changes(self, settings: TargetSettings, stack: ExitStack) -> dict[str, Any]:
+        """The options that the settings change. Secrets are in private files until the stack
+        closes. Those of the server itself are for its own target only.
         """
-        changed = {"preset": None, **settings}  # its flags stay, and may be changed one by one
-        alone = changed.pop("target_only", None)
-        if alone or (alone is False and self._first.draft == NONE):
-            changed["draft"] = NONE if alone else DEFAULT_SOURCES
-        given = {"token_file": changed.pop("token", ""), "tls_ca": changed.pop("ca", "")}
-        host = changed.get("target_host", self._first.connection.target_host)
         started = self._first.connection
-        if started.but(target_host=host).endpoints != started.endpoints:
-            changed |= dict.fromkeys(("token_file", "tls_ca", "tls_cert", "tls_key"))
-        if any(given.values()):
-            directory = Path(tempfile.mkdtemp(prefix="outrider-"))  # for this user alone
-            stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        for flag, text in given.items():
+        changes: dict[str, Any] = {"preset": None, "target_host": settings.address}
+        if started.but(target_host=settings.address).endpoints != started.endpoints:
+            changes |= dict.fromkeys(("token_file", "tls_ca", "tls_cert", "tls_key"))
+        changes |= settings.model_dump(include={"model_name", "draft_model"}, exclude_defaults=True)
+        if settings.tls and not settings.ca:
+            changes["tls"] = True
+        if sources := settings.draft or (DEFAULT_SOURCES if self._first.draft == NONE else ""):
+            changes["draft"] = sources
+        for flag, text in (("token_file", settings.token), ("tls_ca", settings.ca)):
             if text:
-                path = directory / flag
+                directory = stack.enter_context(TemporaryDirectory(prefix="outrider-"))  # mode 700
+                path = Path(directory) / flag
                 path.touch(mode=0o600)
                 path.write_text(text.strip() + "\n", encoding="utf-8")
-                changed[flag] = str(path)
-        return changed
+                changes[flag] = str(path)
+        return changes

@@ -9,18 +9,7 @@ from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 
-from outrider.endpoint.answering import STREAM, answer_request, check_model, read_requests
-from outrider.endpoint.answers import (
-    ChatAnswer,
-    MessageAnswer,
-    MessagesRefusal,
-    ModelCard,
-    ModelCards,
-    ResponseAnswer,
-    TextAnswer,
-    TokenCount,
-    responses,
-)
+from outrider.endpoint.answering import answer_request, check_model, read_requests
 from outrider.endpoint.chat_answers import ChatWriter, TextWriter
 from outrider.endpoint.messages import MessagesRequest, MessageWriter
 from outrider.endpoint.requests import ChatRequest, CompletionRequest
@@ -28,44 +17,42 @@ from outrider.endpoint.responses import ResponseRequest, ResponseWriter
 from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import TextRunner
 
-_MESSAGES = partial(responses, refusal=MessagesRefusal)
-
 
 def text_routes(manager: TargetManager) -> APIRouter:
     """Routes that answer with texts of the target in use."""
     router = APIRouter(prefix="/v1")
 
-    @router.get("/models", responses=responses(ModelCards))
+    @router.get("/models")
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [_described(await manager.get())]}
 
-    @router.get("/models/{name:path}", responses=responses(ModelCard))
+    @router.get("/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
         texts = await manager.get()
         check_model(texts, name)
         return _described(texts)
 
-    @router.post("/chat/completions", responses=responses(ChatAnswer, STREAM))
+    @router.post("/chat/completions")
     async def chat(asked: ChatRequest, http: HttpRequest) -> Response:
         texts = await manager.get()
         return await answer_request(texts, asked, http, partial(ChatWriter, texts.client, asked))
 
-    @router.post("/completions", responses=responses(TextAnswer, STREAM))
+    @router.post("/completions")
     async def completions(asked: CompletionRequest, http: HttpRequest) -> Response:
         texts = await manager.get()
         return await answer_request(texts, asked, http, partial(TextWriter, texts.client, asked))
 
-    @router.post("/responses", responses=responses(ResponseAnswer, STREAM))
+    @router.post("/responses")
     async def response(asked: ResponseRequest, http: HttpRequest) -> Response:
         texts, chat = await manager.get(), asked.chat()
         return await answer_request(texts, chat, http, partial(ResponseWriter, texts.client, chat))
 
-    @router.post("/messages", responses=_MESSAGES(MessageAnswer, STREAM))
+    @router.post("/messages")
     async def messages(asked: MessagesRequest, http: HttpRequest) -> Response:
         texts = await manager.get()
         return await answer_request(texts, asked.chat(), http, partial(MessageWriter, texts.client))
 
-    @router.post("/messages/count_tokens", responses=_MESSAGES(TokenCount))
+    @router.post("/messages/count_tokens")
     async def count(asked: MessagesRequest) -> dict[str, int]:
         texts, chat = await manager.get(), asked.chat()
         check_model(texts, chat.model)

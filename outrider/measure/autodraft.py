@@ -11,8 +11,6 @@ from typing import Any
 from inference.command import say
 from inference.errors import InvalidRequest
 from inference.extras import require
-from inference.flags.group import flags_of
-from outrider.options.roles import FusedClientRole
 
 FLAGS = {
     "DEVICE_MAP": "device",
@@ -29,7 +27,7 @@ FLAGS = {
 
 DEFAULTS = {
     "SEED": "4", "MAX_NEW_TOKENS": "256", "BENCHES_CSV": "mt_bench", "TARGET_HOST": "",
-    "TARGET_PORT": "26001", "BASE_MODEL_PATH": "", "NON_TREE_DEPTH": "15",
+    "TARGET_PORT": "26001", "NON_TREE_DEPTH": "15",
     "FIXED_TREE_NODES": "150", "FIXED_TREE_DEPTH": "15", "OBJECTIVE_METRICS_CSV": "total_cost",
     "AUTODRAFT_CS_LIST": "0 0.5 1", "TARGET_QUANTIZATION": "none", "DRAFT_QUANTIZATION": "none",
 }  # fmt: skip
@@ -89,12 +87,10 @@ def _algorithms(tags: Tags) -> dict[str, dict[str, Any]]:
         raise InvalidRequest(words) from error
     metrics = tags.get("OBJECTIVE_METRIC", tags["OBJECTIVE_METRICS_CSV"]).split(",")
     tree = {"tree_nodes": tags["FIXED_TREE_NODES"], "tree_depth": tags["FIXED_TREE_DEPTH"]}
-    unused = {*FLAGS.values(), "draft_quantization"} - set(flags_of(FusedClientRole))
-    fused = {**dict.fromkeys(unused), "target_model": tags["BASE_MODEL_PATH"] or None}
     goal = {"objective": [metric.strip() for metric in metrics], "cs": knobs}
     return {
         "ENABLE_SERVER_ONLY_AR": {"preset": "vanilla", "draft_quantization": None},
-        "ENABLE_SERVER_ONLY_AUTODRAFT": {"role": "fused_client", **fused},
+        "ENABLE_SERVER_ONLY_AUTODRAFT": {"preset": "eagle_sd", "draft_quantization": None},
         "ENABLE_HYBRID_NON_TREE_SD": {"preset": "classic_sd", "gamma": tags["NON_TREE_DEPTH"]},
         "ENABLE_HYBRID_OPT_TREE": {"preset": "tree_sd", **tree},
         "ENABLE_HYBRID_AUTODRAFT": {"preset": "adaptive", **goal},

@@ -54,7 +54,9 @@ def _request(
         max_tokens=text.max_new_tokens, temperature=text.temperature, top_k=text.top_k,
         top_p=text.top_p, seed=(text.seed or 0) + index, schema=item.schema,
     )  # fmt: skip
-    return make_request(client, _prompt(item, answers, client.tokenizer), parameters, index)
+    return make_request(
+        client.text_model, _prompt(item, answers, client.tokenizer), parameters, index
+    )
 
 
 def _prompt(item: Item, answers: Sequence[str], tokenizer: Tokenizer) -> Prompt:

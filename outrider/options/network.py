@@ -168,11 +168,9 @@ class SessionOptions(Group, title="network"):
 
 
 class ListeningOptions(KeysOptions, TlsOptions, PortOptions, HostOptions, title="network"):
-    """The address on which a target listens, its sessions, and its end."""
+    """The address on which a target listens, and its sessions."""
 
     sessions: SessionOptions = SessionOptions()
-    end_with_input: bool = False
-    """exit when stdin closes"""
 
 
 class ObservingOptions(Group, title="observing"):

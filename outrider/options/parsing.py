@@ -34,7 +34,7 @@ def parse(arguments: Sequence[str] | None = None) -> Role:
     """The options of a command line. Prints help or an error in one line, and exits."""
     words = [underscored(word) for word in (sys.argv[1:] if arguments is None else arguments)]
     verb = words.pop(0) if words and not words[0].startswith("-") else ""
-    if "--version" in words:
+    if words == ["--version"] and not verb:
         print(f"outrider {outrider_version()}")
         raise SystemExit(0)
     try:

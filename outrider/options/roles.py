@@ -199,13 +199,11 @@ class ChatRole(ClientRole, title="text"):
     """chat in the terminal"""
 
     COMMON: ClassVar = (
-        *("system", "max_new_tokens", "temperature", "seed"),
+        *("max_new_tokens", "temperature", "seed"),
         *("model", "draft", "cs", "max_usd", *TO_A_TARGET),
     )
     role: Literal["chat"] = "chat"
     text: groups.SamplingOptions = groups.SamplingOptions()
-    system: str | None = None
-    """system message"""
 
 
 class EndpointRole(network.HttpOptions, SharedClientRole):

@@ -24,13 +24,15 @@ from outrider.processes import READY, STOP_SECONDS, end
 _LINES = 50  # latest log lines kept per target
 
 
-def role_command(role: str, *arguments: str) -> list[str]:
-    """The command line of a role of this installation or checkout."""
-    return [sys.executable, "-m", "outrider", "--role", role, *arguments]
+def child_command(role: str, *arguments: str) -> list[str]:
+    """The command line of a role of this installation or checkout. Its process ends with its stdin,
+    which the system closes when this process is gone.
+    """
+    return [sys.executable, "-m", "outrider.processes", "--role", role, *arguments]
 
 
 def role_environment() -> dict[str, str]:
-    """The environment for role_command, so that packages are found also without an installation."""
+    """The environment of a role's process: packages are found also without an installation."""
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
@@ -88,7 +90,7 @@ def started(
 
     hear: receives each log line before the process listens
     """
-    command = role_command(role, "--port", "0", "--end_with_input", *arguments)
+    command = child_command(role, "--port", "0", *arguments)
     process = subprocess.Popen(  # noqa: S603
         command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=role_environment()
     )

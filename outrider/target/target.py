@@ -46,7 +46,7 @@ from outrider.models.loading import PREFILL_NODES, find_target
 from outrider.models.profiles import TargetTimes, user_profiles
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import FusedTargetRole, ServingRole, TargetRole
-from outrider.processes import READY, end_with_input
+from outrider.processes import READY
 from outrider.target.model_list import lazily, load_listed, read_listed
 from outrider.target.observing import notify, observed
 from outrider.version import outrider_version
@@ -60,8 +60,6 @@ if TYPE_CHECKING:
 
 def serve(options: ServingRole) -> int:
     """Serve a target until a signal."""
-    if options.end_with_input:
-        end_with_input()
     security = options.security  # checked before minutes are spent on loading
     check_security(security, Address(options.host, options.port))
     check_tls_files(security)

@@ -13,7 +13,7 @@ from inference.draft_thread import inline
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.grammar import Grammars
-from outrider.draft_methods import model
+from outrider.draft_methods import model as draft_model
 from outrider.models.artifacts import (
     artifact_length,
     load_artifact,
@@ -27,7 +27,7 @@ from outrider.options.groups import DeviceOptions
 from outrider.options.roles import VerifyDraftRole, VerifyTargetRole
 from outrider.terminal.generate import run
 from outrider.text.completion import Completion, Request, Show, complete
-from outrider.text.prompts import make_requests, read_prompts
+from outrider.text.prompts import TextModel, make_requests, read_prompts
 
 
 def verify(options: VerifyTargetRole | VerifyDraftRole) -> int:
@@ -37,7 +37,8 @@ def verify(options: VerifyTargetRole | VerifyDraftRole) -> int:
         _draft_alone(options) if isinstance(options, VerifyDraftRole) else _target_alone(options)
     )
     tokenizer = found.tokenizer
-    requests = make_requests(options.text, prompts, tokenizer, length, found.stop_ids, found.name)
+    model = TextModel(found.name, tokenizer, length, found.stop_ids)
+    requests = make_requests(model, options.text, prompts)
     engine = Engine(
         load(),
         sequence_length=length,
@@ -59,7 +60,7 @@ checked to fit.
 
 
 def _draft_alone(options: VerifyDraftRole) -> Alone:
-    found = model.find(options, None).model
+    found = draft_model.find(options, None).model
     assert found is not None, "the method is `model`"
     length = found.sequence_length(options.sequence_length)
     return found, length, partial(_load_alone, found, options, length, 1)

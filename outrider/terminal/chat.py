@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from threading import Event
 
 from inference.command import glance, printable, say
 from inference.draft_thread import take_short_turns
@@ -20,7 +20,7 @@ from inference.files import cache_directory
 from outrider.client.client import Client, open_client
 from outrider.options.roles import ChatRole
 from outrider.terminal.live_text import LiveText, in_colour
-from outrider.text.completion import Completion, Show
+from outrider.text.completion import Completion
 from outrider.text.conversation import Conversation
 from outrider.text.parameters import Parameters
 from outrider.text.prompts import make_request
@@ -38,13 +38,10 @@ Alt-Enter begins a new line within a message. Ctrl-C stops the current answer.""
 
 def chat(options: ChatRole) -> int:
     """Role chat: read messages from the terminal, or lines from standard input, until their end."""
-    conversation = Conversation()
-    if options.system is not None:
-        conversation.say("system", options.system)
     take_short_turns()
     with open_client(options) as client:
         client.wait()
-        chatting = Chat(client, options, conversation)
+        chatting = Chat(client, options)
         for line in _lines(f"{client.model}, draft: {client.draft or 'none'}"):
             if not chatting.take(line):
                 break
@@ -54,8 +51,8 @@ def chat(options: ChatRole) -> int:
 class Chat:
     """A chat with a client's target. `take` handles each line that the user types."""
 
-    def __init__(self, client: Client, options: ChatRole, conversation: Conversation) -> None:
-        self.conversation, self._client, self._options = conversation, client, options
+    def __init__(self, client: Client, options: ChatRole) -> None:
+        self.conversation, self._client, self._options = Conversation(), client, options
         self._texts, self._key = list[Completion](), uuid.uuid4().hex
         self._colour = in_colour()
         self._commands: Mapping[str, Callable[[str], None]] = {
@@ -116,14 +113,10 @@ class Chat:
             options.seed,
             prompt_cache_key=self._key,
         )
-        request = make_request(self._client, self.conversation.messages, parameters)
+        request = make_request(self._client.text_model, self.conversation.messages, parameters)
         glancing = _glance if sys.stderr.isatty() else None
         with LiveText(self._colour) as show:
-
-            def make(put: Show, end: Event) -> Completion:
-                return self._client.complete(request, put, end, glancing)
-
-            stream = CompletionStream(make)
+            stream = CompletionStream(partial(self._client.complete, request, on_commit=glancing))
             while True:
                 try:
                     for piece in stream:

@@ -119,7 +119,7 @@ def _race(alone: Client, drafted: Client, lanes: Sequence[Lane], load: float) ->
 
     take_short_turns()
     clients, parameters = (alone, drafted), Parameters(MAX_TOKENS, seed=SEED)
-    requests = [make_request(client, PROMPT, parameters) for client in clients]
+    requests = [make_request(client.text_model, PROMPT, parameters) for client in clients]
     for client, request in zip(clients, requests, strict=True):
         warm_up = replace(request, max_new_tokens=WARM_UP_TOKENS)
         client.complete(warm_up, silent, Event()).raise_failure()

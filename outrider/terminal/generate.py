@@ -12,17 +12,14 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
-from grpc_comm.client.connection import Connection
 from inference.command import INTERRUPTED, printable, say
 from inference.decode import TargetSession
 from inference.draft_thread import inline, take_short_turns
 from inference.errors import InvalidRequest, OutriderError
-from inference.text import Tokenizer
 from inference.times import Times
 from outrider.client.client import Client, open_client
-from outrider.client.connecting import connect_target, target_tokenizer
 from outrider.client.watching import Watcher
-from outrider.models.directories import find_tokenizer
+from outrider.options.draft_flags import BESIDE
 from outrider.options.groups import TextOptions
 from outrider.options.roles import DraftRole, FusedClientRole, TextRole
 from outrider.terminal.live_text import LiveText, in_colour, silent
@@ -50,10 +47,10 @@ def draft(options: DraftRole) -> int:
         raise InvalidRequest(f"--record needs exactly one prompt: got {len(prompts)}")
     take_short_turns()
     with open_client(options) as client:
-        stop_ids = client.target.description.stop_ids
-        requests = make_requests(
-            options.text, prompts, client.tokenizer, client.length, stop_ids, client.model
-        )
+        requests = make_requests(client.text_model, options.text, prompts)
+        if options.beside:
+            there = client.target.description.draft_model
+            say(f"draft beside the target: {there or 'none'}")
 
         def more_lines(finished: Sequence[Completion]) -> str:
             lines = [*_time_lines(client, finished), account(finished, client.budget, client.goal)]
@@ -67,7 +64,7 @@ def draft(options: DraftRole) -> int:
             maker: Client | Watcher = recording.begin(OUTRIDER) if recording else client
             done = maker.complete(request, show, cancelled)
             if options.baseline:
-                alone = _alone(client.target, client.tokenizer, recording)
+                alone = _alone(client, recording)
                 done = with_baseline(done, request, alone, cancelled)
             if recording is not None:
                 recording.write(done)
@@ -81,10 +78,9 @@ def draft(options: DraftRole) -> int:
         return code
 
 
-def _alone(
-    target: Connection, tokenizer: Tokenizer, recording: TextRecording | None = None
-) -> Complete:
-    """Generates texts with the target alone, and records them if asked to."""
+def _alone(client: Client, recording: TextRecording | None) -> Complete:
+    """Generates texts with the target alone, which cost nothing, and records them if asked to."""
+    target = client.target
 
     def make(request: Request, show: Show, cancelled: Event) -> Completion:
         session: TargetSession = target.session()
@@ -93,7 +89,9 @@ def _alone(
             watcher = recording.begin(ALONE)
             session, show = watcher.watch(session), watcher.shown(show)
             on_commit = watcher.committed()
-        done = complete(request, session, inline(), tokenizer, show, cancelled, on_commit=on_commit)
+        done = complete(
+            request, session, inline(), client.tokenizer, show, cancelled, on_commit=on_commit
+        )
         return replace(done, device=target.description.device)
 
     return make
@@ -111,29 +109,9 @@ def fused_client(options: FusedClientRole) -> int:
     """Role fused_client: generate with the target and the draft beside it, if any. Only the
     tokenizer is loaded here, no model.
     """
-    prompts, tokenizer = read_prompts(options.text), find_tokenizer(options.target_name, "target")
-    with connect_target(options.connection) as target:
-        tokenizer = target_tokenizer(target, tokenizer, "the tokenizer here")
-        description = target.description
-        length, stop_ids = description.sequence_length, description.stop_ids
-        requests = make_requests(
-            options.text, prompts, tokenizer, length, stop_ids, description.model
-        )
-        colocated = bool(description.draft_model)
-        drafted = f"with {description.draft_model} beside it"
-        who = drafted if colocated else "alone: no draft beside it"
-        say(f"{description.model} {who}")
-
-        def make(request: Request, show: Show, cancelled: Event) -> Completion:
-            order, session = request.order(colocated=colocated), target.session()
-            done = complete(request, session, inline(), tokenizer, show, cancelled, order=order)
-            device = f"{description.device}, {who}" if colocated else description.device
-            done = replace(done, device=device)
-            if options.baseline:
-                return with_baseline(done, request, _alone(target, tokenizer), cancelled)
-            return done
-
-        return run(options, requests, make, workers=min(options.batch, len(requests)))
+    own = {"role", "target_model", "model"}
+    flags = {name: value for name, value in options.stated().items() if name not in own}
+    return draft(DraftRole(**flags, model=options.target_name, draft=BESIDE))
 
 
 def with_baseline(

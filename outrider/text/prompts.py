@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from inference.command import say
 from inference.errors import InvalidRequest, LimitExceeded
@@ -23,15 +23,26 @@ from outrider.text.parameters import Parameters, text_form
 from outrider.text.stop_strings import StopStrings
 from outrider.text.tool_calls import NO_TOOLS, Message, Tools
 
-if TYPE_CHECKING:
-    from outrider.client.client import Client
-
 Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int]"
 """Text to continue, the messages of a chat, or token ids."""
 
 
 SLICE = 2**16
 """Characters of a long prompt that are tokenized at a time."""
+
+
+class TextModel(NamedTuple):
+    """A model as requests of texts need it.
+
+    name: its defaults count where a request gives none
+    length: maximum tokens of a text, prompt and output together
+    stop_ids: end a text
+    """
+
+    name: str
+    tokenizer: Tokenizer
+    length: int
+    stop_ids: frozenset[int]
 
 
 class PromptTooLong(LimitExceeded):
@@ -46,28 +57,30 @@ class PromptTooLong(LimitExceeded):
         self.param = "messages" if chat else "prompt"
 
 
-def make_request(client: Client, prompt: Prompt, parameters: Parameters, index: int = 0) -> Request:
+def make_request(
+    model: TextModel, prompt: Prompt, parameters: Parameters, index: int = 0
+) -> Request:
     """The request for a text. Raises PromptTooLong for a prompt that does not fit.
 
     The work on any prompt is bounded by the sequence length. Raises InvalidRequest for a prompt
     that is empty or out of range.
     """
-    parameters = parameters.settled(client.model)
+    parameters = parameters.settled(model.name)
     tools = parameters.functions()
     _check_kind(prompt)
-    _check_size(client, prompt, parameters.tools)
-    ids = read_prompt(client, prompt, tools, parameters)
-    if len(ids) >= client.length:
-        raise PromptTooLong(prompt, str(len(ids)), client.length)
-    room = client.length - len(ids)
+    _check_size(model, prompt, parameters.tools)
+    ids = read_prompt(model, prompt, tools, parameters)
+    if len(ids) >= model.length:
+        raise PromptTooLong(prompt, str(len(ids)), model.length)
+    room = model.length - len(ids)
     seed = random_seed() if parameters.seed is None else parameters.seed
     return Request(
         index,
         prompt if isinstance(prompt, str) else "",
         ids,
-        _sampling(client, parameters, tools, min(seed, 2**SEED_BITS - 1)),
+        _sampling(model, parameters, tools, min(seed, 2**SEED_BITS - 1)),
         min(parameters.max_tokens or room, room),
-        _end_ids(client, parameters),
+        _end_ids(model, parameters),
         stop=parameters.stop or (),
         cache_key=parameters.prompt_cache_key,
         tools=tools,
@@ -75,37 +88,37 @@ def make_request(client: Client, prompt: Prompt, parameters: Parameters, index: 
 
 
 def _sampling(
-    client: Client, parameters: Parameters, tools: Tools | None, seed: int
+    model: TextModel, parameters: Parameters, tools: Tools | None, seed: int
 ) -> SamplingParams:
     """The sampling parameters with what depends on the client's model: grammar and token ids."""
     params = parameters.sampling(seed)
-    _check_ids(client, parameters.logit_bias)
+    _check_ids(model, parameters.logit_bias)
     grammar = params.grammar
     if tools is not None:
-        grammar = tools.grammar(client.tokenizer, grammar)
+        grammar = tools.grammar(model.tokenizer, grammar)
     if grammar is not None and parameters.ignore_eos:
         raise InvalidRequest("ignore_eos is not supported with a form: the form ends the text")
-    ends = tuple(sorted(_end_ids(client, parameters)))
-    top_k = 0 if parameters.top_k >= client.tokenizer.vocabulary else params.top_k
+    ends = tuple(sorted(_end_ids(model, parameters)))
+    top_k = 0 if parameters.top_k >= model.tokenizer.vocabulary else params.top_k
     return replace(params, grammar=grammar, top_k=top_k, end_ids=ends if params.min_tokens else ())
 
 
-def _end_ids(client: Client, parameters: Parameters) -> frozenset[int]:
+def _end_ids(model: TextModel, parameters: Parameters) -> frozenset[int]:
     """The tokens that end a text."""
-    _check_ids(client, parameters.stop_token_ids)
-    own = frozenset[int]() if parameters.ignore_eos else client.target.description.stop_ids
-    special = client.tokenizer.special_tokens(parameters.stop or ())
+    _check_ids(model, parameters.stop_token_ids)
+    own = frozenset[int]() if parameters.ignore_eos else model.stop_ids
+    special = model.tokenizer.special_tokens(parameters.stop or ())
     return own.union(parameters.stop_token_ids, special)
 
 
-def _check_ids(client: Client, ids: Iterable[int]) -> None:
+def _check_ids(model: TextModel, ids: Iterable[int]) -> None:
     """Raise InvalidRequest for ids that the tokenizer does not know."""
-    vocabulary = client.tokenizer.vocabulary
+    vocabulary = model.tokenizer.vocabulary
     if wrong := [token for token in ids if not 0 <= token < vocabulary]:
         raise InvalidRequest(f"token ids are 0 to {vocabulary - 1}: got {wrong[0]}")
 
 
-def going_on(client: Client, request: Request, made: Sequence[int]) -> tuple[Request, str, int]:
+def going_on(model: TextModel, request: Request, made: Sequence[int]) -> tuple[Request, str, int]:
     """The rest of an interrupted text: its request, the text so far, and its number of tokens.
 
     With the same seed the rest is what it would have been. Tokens at the end are made again where
@@ -114,9 +127,9 @@ def going_on(client: Client, request: Request, made: Sequence[int]) -> tuple[Req
 
     made: tokens that came
     """
-    stream, stops = client.tokenizer.stream(request.ids), StopStrings(request.stop)
+    stream, stops = model.tokenizer.stream(request.ids), StopStrings(request.stop)
     said, certain, text, kept = "", 0, "", 0
-    for count, token in enumerate(read_prompt(client, made), start=1):
+    for count, token in enumerate(read_prompt(model, made), start=1):
         piece = stream.push(token)
         may_stop = count > request.params.min_tokens
         said, certain = said + piece, certain + len(stops.push(piece) if may_stop else piece)
@@ -143,13 +156,13 @@ def _check_kind(prompt: object) -> None:
     )
 
 
-def _check_size(client: Client, prompt: Prompt, tools: Sequence[Mapping[str, Any]]) -> None:
+def _check_size(model: TextModel, prompt: Prompt, tools: Sequence[Mapping[str, Any]]) -> None:
     """Raise PromptTooLong for a prompt far beyond the sequence length.
 
     Long text is counted slice by slice, up to a quarter more tokens than fit: a cut makes a few
     more tokens than the whole has.
     """
-    tokens, most = 0, client.length * 5 // 4
+    tokens, most = 0, model.length * 5 // 4
     if isinstance(prompt, str):
         texts = [prompt]
     else:
@@ -157,17 +170,17 @@ def _check_size(client: Client, prompt: Prompt, tools: Sequence[Mapping[str, Any
         texts = [str(value) for one in said for name, value in one if name != "role"]
         texts += map(str, tools)
         tokens = len(prompt)  # each id, or message, is one at least
-    if sum(map(len, texts)) > 8 * client.length:
+    if sum(map(len, texts)) > 8 * model.length:
         for part in (text[at : at + SLICE] for text in texts for at in range(0, len(text), SLICE)):
             if tokens > most:
                 break
-            tokens += len(client.tokenizer.encode(part))
+            tokens += len(model.tokenizer.encode(part))
     if tokens > most:
-        raise PromptTooLong(prompt, f"more than {client.length}", client.length)
+        raise PromptTooLong(prompt, f"more than {model.length}", model.length)
 
 
 def read_prompt(
-    client: Client,
+    model: TextModel,
     prompt: Prompt,
     tools: Tools | None = None,
     parameters: Parameters | None = None,
@@ -176,19 +189,19 @@ def read_prompt(
     if tools and (isinstance(prompt, str) or not prompt or isinstance(prompt[0], int)):
         raise InvalidRequest("tools need a chat: a prompt of messages")
     if isinstance(prompt, str):
-        return client.tokenizer.encode(prompt)
+        return model.tokenizer.encode(prompt)
     if not prompt:
         raise InvalidRequest("the prompt is empty")
     messages = [part for part in prompt if isinstance(part, Mapping)]
     if messages:
         chat = parameters or Parameters()
-        return client.tokenizer.encode_chat(
-            *(tools or NO_TOOLS).for_template(messages, client.tokenizer),
+        return model.tokenizer.encode_chat(
+            *(tools or NO_TOOLS).for_template(messages, model.tokenizer),
             chat.chat_template_kwargs,
             continues=chat.continue_final_message,
         )
     ids = [part for part in prompt if isinstance(part, int)]
-    _check_ids(client, ids)
+    _check_ids(model, ids)
     return ids
 
 
@@ -239,46 +252,34 @@ def _read_schema(path: str) -> str:
 
 
 def make_requests(
-    options: PromptOptions,
-    prompts: Sequence[str],
-    tokenizer: Tokenizer,
-    length: int,
-    stop_ids: frozenset[int],
-    model: str,
+    model: TextModel, options: PromptOptions, prompts: Sequence[str]
 ) -> list[Request]:
     """Requests of these prompts, each with its own seed. Raises InvalidRequest for a prompt that
     does not fit.
-
-    length: the longest text, prompt and output together
-    model: the target, whose defaults count where the options give no temperature
     """
     seed = min(random_seed(), 2**SEED_BITS - len(prompts)) if options.seed is None else options.seed
-    schema = options.json_schema and _read_schema(options.json_schema)
-    given = Parameters(
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        schema=schema,
+    parameters = Parameters(
+        options.max_new_tokens,
+        options.temperature,
+        options.top_k,
+        options.top_p,
+        schema=options.json_schema and _read_schema(options.json_schema),
         regex=options.regex,
-    ).settled(model)
-    base = given.sampling(seed)
+    )
     requests = []
     for index, prompt in enumerate(prompts):
-        ids = tokenizer.encode(prompt, chat=options.chat)
-        if len(ids) >= length:
-            raise InvalidRequest(
-                f"prompt {index} has {len(ids)} tokens: the sequence length is {length}, prompt "
-                "and output together"
-            )
-        room = min(options.max_new_tokens, length - len(ids))
-        params = replace(base, seed=seed + index)
-        requests.append(Request(index, prompt, ids, params, room, stop_ids, stop=given.stop or ()))
-    least = min(request.max_new_tokens for request in requests)
-    if least < options.max_new_tokens:
+        given = [{"role": "user", "content": prompt}] if options.chat else prompt
+        try:
+            request = make_request(model, given, replace(parameters, seed=seed + index), index)
+        except PromptTooLong as error:
+            raise InvalidRequest(f"prompt {index}: {error}") from error
+        requests.append(replace(request, prompt=prompt))
+    shortest = min(request.max_new_tokens for request in requests)
+    if shortest < options.max_new_tokens:
         say(
-            f"note: --max_new_tokens {options.max_new_tokens} is cut to {least} by the sequence "
-            f"length of {length}, prompt and output together"
+            f"note: --max_new_tokens {options.max_new_tokens} is cut to {shortest} by the sequence "
+            f"length of {model.length}, prompt and output together"
         )
-    if not base.greedy:
+    if not requests[0].params.greedy:
         say(f"seed {seed}")
     return requests

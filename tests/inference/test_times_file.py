@@ -36,6 +36,13 @@ def test_a_call_takes_the_time_of_the_shape_it_is_padded_to_and_of_its_context()
     assert profile.table(100)[4, 1] == pytest.approx(0.03 + 4 * 100 * 1e-6)
 
 
+def test_a_profile_of_many_shapes_has_the_seconds_of_each() -> None:
+    sizes = range(1, 33)
+    times = tuple((rows, nodes, rows + nodes / 64) for rows in sizes for nodes in sizes)
+    profile = Profile("test", "a test", "nothing", times)
+    assert [profile.seconds(1, nodes, 0) for nodes in (1, 32)] == [1 + 1 / 64, 1.5]
+
+
 @pytest.mark.parametrize("name", [COMPUTED, MEASURED, *TRN2])
 def test_more_rows_nodes_or_context_never_cost_less(name: str) -> None:
     one = find_profile(name)
@@ -120,27 +127,6 @@ def test_stored_times_serve_nothing_but_their_conditions(tmp_path: Path, changed
     if changed == "kind":
         other = stored_in(tmp_path)._replace(kind="draft")
     assert other.load(ignored) is None
-
-
-GOOD = {"name": "n", "source": stored_in(Path()).source, "assumes": "-", "times": [[1, 1, 0.5]]}
-DAMAGED: dict[str, str] = {
-    "half a file": json.dumps(GOOD)[:40],
-    "no JSON": "seconds",
-    "other conditions": json.dumps(GOOD | {"source": "Measured: device cuda."}),
-    "no times": json.dumps(GOOD | {"times": []}),
-    "a list": "[1]",
-}
-
-
-@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
-def test_a_corrupt_or_foreign_file_is_reported_and_replaced(tmp_path: Path, content: str) -> None:
-    told: list[str] = []
-    stored = stored_in(tmp_path)
-    stored.path.write_text(content, encoding="utf-8")
-    assert stored.load(told.append) is None
-    assert [line.rpartition(": ")[2] for line in told] == ["they are measured again"]
-    stored.store(TABLE)
-    assert stored.load(told.append) == TABLE
 
 
 def test_where_nothing_can_be_written_nothing_is_stored(tmp_path: Path) -> None:

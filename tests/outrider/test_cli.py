@@ -22,7 +22,7 @@ from outrider.target.spawn import started
 from outrider.terminal import generate
 from outrider.text.completion import Completion, Request, Show, new_completion
 from outrider.text.pieces import Piece
-from outrider.text.prompts import make_requests
+from outrider.text.prompts import TextModel, make_requests
 from tests.support.commands import Run
 from tests.support.repository import ROOT
 
@@ -114,7 +114,7 @@ def test_a_text_that_fails_is_printed_as_far_as_it_was_verified(
 ) -> None:
     options = DraftRole(prompt=PROMPT, json=as_json)
     tokenizer = find_draft(options).tokenizer
-    (request,) = make_requests(options.text, [PROMPT], tokenizer, 64, frozenset(), "")
+    (request,) = make_requests(TextModel("", tokenizer, 64, frozenset()), options.text, [PROMPT])
 
     def fail(request: Request, show: Show, cancelled: Event) -> Completion:
         show(Piece("verified"))

@@ -2,7 +2,8 @@
 
 Names in the product's modules that stand for threads, clocks, chance, sockets and gRPC's transport
 stand for the simulation's while it is installed. So do those in Python's pools and event loops. No
-other module of the process sees them.
+other module of the process sees them. Threads that other tests left running keep the real clock: an
+event loop that read the simulation's would sleep for hours.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
@@ -67,6 +68,12 @@ class Table(SessionTable):
 def _replacements(kernel: Kernel, network: Network, tap: Tap) -> dict[int, Any]:
     """What stands for what, by the identity of the real one."""
 
+    owner = threading.get_ident()
+
+    def clock(real: Callable[..., Any], simulated: Callable[..., Any]) -> Callable[..., Any]:
+        """The simulated function on the simulation's thread, the real one on any other."""
+        return lambda *args: (simulated if threading.get_ident() == owner else real)(*args)
+
     def now() -> float:
         return kernel.now
 
@@ -99,6 +106,7 @@ def _replacements(kernel: Kernel, network: Network, tap: Tap) -> dict[int, Any]:
         name: getattr(threads, name) for name in ("Thread", "Lock", "RLock", "Condition", "Event")
     }
     clocks = {"monotonic": now, "perf_counter": now, "time": wall, "sleep": kernel.sleep}
+    clocks = {name: clock(getattr(time, name), other) for name, other in clocks.items()}
     modules: dict[ModuleType, dict[str, Any]] = {
         threading: {**thing, "current_thread": threads.current_thread},
         time: clocks,

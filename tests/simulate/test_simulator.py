@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -13,6 +15,7 @@ from tests.simulate.plants import PLANTS, planted
 from tests.simulate.shrink import shrink
 from tests.simulate.world import run
 from tests.support.repository import ROOT
+from tests.support.wire_fixtures import WAIT
 
 SEEDS, MANY = range(40), range(40, 340)
 
@@ -30,6 +33,21 @@ def test_no_seed_breaks_a_promise(seed: int) -> None:
 def test_no_seed_of_many_breaks_a_promise(first: int) -> None:
     failed = {seed: run(draw(seed)).failures for seed in range(first, first + 20)}
     assert {seed: failures for seed, failures in failed.items() if failures} == {}
+
+
+def test_an_event_loop_on_another_thread_keeps_its_clock() -> None:
+    ended = threading.Event()
+
+    async def sleep_often() -> None:
+        for _ in iter(ended.is_set, True):
+            await asyncio.sleep(0.01)
+
+    other = threading.Thread(target=asyncio.run, args=(sleep_often(),), daemon=True)
+    other.start()
+    run(draw(0))
+    ended.set()
+    other.join(WAIT)
+    assert not other.is_alive()
 
 
 def test_the_same_seed_tells_the_same_story() -> None:

@@ -47,7 +47,7 @@ from tests.support.fake_llama_cpp import Cells, StateCells, model_of, own_text
 from tests.support.fake_neuron import Neuron
 from tests.support.fake_recorder import Reruns
 from tests.support.fake_tnx import install_tnx
-from tests.support.models import sequence_after, write_checkpoint
+from tests.support.models import by_id, sequence_after, write_checkpoint
 from tests.support.native_targets import native_spec, prepared
 from tests.support.neuron_artifacts import (
     FEW,
@@ -266,8 +266,6 @@ class Subject(NamedTuple):
         sequence.abandon()
         if not self.backend.drafts:
             return chosen[:, None].astype(np.float64)
-        ranked = sequence.rank(tree, range(len(tree)), VOCABULARY)
-        scores = np.empty(ranked.scores.shape, dtype=np.float32)
-        np.put_along_axis(scores, ranked.ids.astype(np.int64), ranked.scores, axis=1)
+        scores = by_id(sequence.rank(tree, range(len(tree)), VOCABULARY))
         sequence.abandon()
         return np.column_stack((chosen, scores))

@@ -6,9 +6,11 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 
 import torch
 
+from inference.backends import Masks
 from inference.backends.eager import EagerModel
 from inference.decode import Step, TargetSession, decode
 from inference.drafters.copied_text import CopySource
@@ -48,27 +50,23 @@ def nudged(decoder: Decoder, amount: float = 0.03) -> Decoder:
 
 
 def growing(
-    draft: Decoder,
-    clock: Callable[[], float] = time.perf_counter,
+    draft: Decoder | None,
+    *,
+    copies: bool = False,
+    masks: Masks | None = None,
     grammars: Grammars | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> GrowingProposer:
-    known = Draft(_model(draft), grammars=grammars)
-    return known.proposer(0, knowledge(), Prices(), clock=clock)
+    """A tree that grows by a draft's calls, by copied text, or by both."""
+    known = Draft(None if draft is None else _model(draft), masks, grammars=grammars)
+    source = CopySource() if copies else None
+    return known.proposer(0, knowledge(), Prices(), clock=clock, source=source)
 
 
-def blocks(draft: Decoder, grammars: Grammars | None = None) -> GrowingProposer:
-    """With masks that the draft was never taught."""
-    known = Draft(_model(draft), pairs.MASKS, grammars=grammars)
-    return known.proposer(0, knowledge(), Prices())
-
-
-def copying(grammars: Grammars | None = None) -> GrowingProposer:
-    return Draft(None, grammars=grammars).proposer(0, knowledge(), Prices(), source=CopySource())
-
-
-def growing_and_copying(draft: Decoder, grammars: Grammars | None = None) -> GrowingProposer:
-    known = Draft(_model(draft), grammars=grammars)
-    return known.proposer(0, knowledge(), Prices(), source=CopySource())
+blocks = partial(growing, masks=pairs.MASKS)
+"""With masks that the draft was never taught."""
+growing_and_copying = partial(growing, copies=True)
+copying = partial(growing, None, copies=True)
 
 
 def knowledge(call: float = 0.002, nodes: int = 1) -> Knowledge:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.support.fake_hlo import Lowering, append, program_of
 from tests.support.fake_nxd import (
-    Operations,
+    Finite,
     Traced,
     check_boundary,
     check_flags,
@@ -33,7 +33,7 @@ LAYOUT = "weight-layout"
 MARK = "transposable_weight_idx"
 
 
-class Recorder(Operations):
+class Recorder(Finite):
     """Notes the operations and which parameters they read."""
 
     def __init__(self, module: nn.Module) -> None:

@@ -28,7 +28,7 @@ from typing import Any, Literal, TypedDict
 def module() -> str:
     """The whole module."""
     own = {"target", "target_host", "draft", "draft_model"}  # arguments of connect()
-    of_process = {"end_with_input", *flags_of(ObservingOptions)}  # of a target's own process
+    of_process = set(flags_of(ObservingOptions))  # of a target's own process
     text = {field.name: str(field.type) for field in fields(Parameters)}
     parts = [
         _typed("TextKeywords", "Parameters of a text: see outrider.Parameters.", text),

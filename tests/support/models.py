@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from inference.backends import Model, Segment
+from inference.backends import Model, Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.model.checkpoint import load_decoder
@@ -86,6 +87,12 @@ def sequence_after(
     sequence = ModelSequence(model, row, params)
     sequence.extend(tokens)
     return sequence
+
+
+def by_id(ranked: Ranked) -> NDArray[np.float32]:  # [n, V]
+    """The scores of all tokens, which were ranked, in the order of their ids."""
+    scores: NDArray[np.float32] = np.take_along_axis(ranked.scores, ranked.ids.argsort(1), 1)
+    return scores
 
 
 def segment(

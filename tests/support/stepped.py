@@ -125,6 +125,12 @@ class World:
                 self.proposer.work(self.now - CALL)
                 self.flush()
 
+    def live(self, most: int = 64) -> World:
+        """Make turns until the text has ended."""
+        while self.goes_on:
+            self.turn(most)
+        return self
+
 
 @dataclass
 class Numbers:

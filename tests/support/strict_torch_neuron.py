@@ -1,10 +1,10 @@
 """A stand-in for TorchNeuron's compiler: a backend of torch.compile that runs graphs on the CPU and
-refuses what the real one refuses, or computes slowly or wrongly.
+refuses shapes and collectives that the real one refuses.
 
 Stated by AWS's documents: shapes are static, nothing falls back, and inputs that a graph writes
-stay where they are. Found in its source: index_copy becomes a scatter of single numbers, and argmax
-a reduction of values with their places. As the real one it keeps what it compiled in the directory
-that TORCH_NEURONX_NEFF_CACHE_DIR names, by a hash of the program.
+stay where they are. As the real one it keeps what it compiled in the directory that
+TORCH_NEURONX_NEFF_CACHE_DIR names, by a hash of the program. Operations are for
+tests/support/compiler_rules.py to judge.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ from torch import fx
 
 from inference.backends.native.sdk import Machine
 
-REFUSED = frozenset(
-    ("argmax", "argmin", "sort", "scatter", "scatter_", "index_copy", "index_copy_", "nonzero")
-)
 COLLECTIVES = frozenset(("all_reduce", "all_gather_into_tensor", "wait_tensor"))
 
 
@@ -57,13 +54,8 @@ def _checked(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., An
         if node.op != "call_function":
             continue
         name = getattr(node.target, "overloadpacket", node.target).__name__
-        if name in REFUSED:
-            raise RuntimeError(f"{name} is not supported")
         if "c10d" in str(node.target) and name not in COLLECTIVES:
             raise RuntimeError(f"the collective {name} is not supported")
-        made = node.meta.get("val")
-        if isinstance(made, torch.Tensor) and made.dtype == torch.float64:
-            raise RuntimeError(f"{name} makes float64")
     _keep(graph)
     boxed: Callable[..., Any] = torch._functorch.aot_autograd.make_boxed_func(graph.forward)
     return boxed

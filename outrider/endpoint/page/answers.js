@@ -105,7 +105,7 @@ export class Answers {
     };
     this.panel.begin(shown ? "target-only" : "Outrider", messages.at(-1)?.content ?? "");
     try {
-      await listen("page/texts", { messages, ...asked, target_only: Boolean(shown) }, hear, signal);
+      await listen("page/texts", { messages, ...asked, draft: shown ? "none" : null }, hear, signal);
       if (!ended) failed ??= new Error("the server of this page closed the connection");
     } catch (error) {
       if (!signal.aborted) failed = error;

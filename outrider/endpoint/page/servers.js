@@ -4,7 +4,7 @@ import { $, button, el } from "./elements.js";
 import { read } from "./conversations.js";
 import { call, useKey } from "./server.js";
 
-const KEPT = "outrider.servers", POLL_MS = 500;
+const KEPT = "outrider.servers.2", POLL_MS = 500;
 
 export class Servers {
   // changed(state): is called with the state of the target in use; failed(error)
@@ -36,8 +36,8 @@ export class Servers {
     const value = (name) => $(`server-${name}`).value.trim();
     const server = {
       name: value("name"), address: value("address"), model_name: value("model"),
-      draft: value("draft"), target_only: $("server-alone").checked, tls: $("server-tls").checked,
-      ca: value("ca"),
+      draft_model: value("draft"), draft: $("server-alone").checked ? "none" : "",
+      tls: $("server-tls").checked, ca: value("ca"),
     };
     this.tokens.set(server.name, value("token"));
     this.all = [...this.all.filter((one) => one.name !== server.name), server];

@@ -38,7 +38,7 @@ from inference.tree import TokenTree
 from tests.support.drafts import alone, knowledge, rounds, speculated
 from tests.support.fake_recorder import Traced
 from tests.support.families import EVERY_TIME, FAMILIES, STATES, VOCABULARY, config_of, table_rows
-from tests.support.models import segment, sequence_after, tiny_decoder
+from tests.support.models import by_id, segment, sequence_after, tiny_decoder
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 from tests.support.row_independence import assert_rows_are_independent
@@ -229,9 +229,8 @@ def test_what_cannot_be_recorded_is_run_each_time(tmp_path: Path) -> None:
 def scores_behind(model: TransformersModel, row: int, slots: Slots) -> NDArray[np.float32]:
     """Log-probabilities of all tokens at a tree behind what the slots hold."""
     tree = TokenTree(*np.array([[5, 6, 7, 8], [-1, 0, 0, 2]], dtype=np.int32))
-    ranked = ModelSequence(model, row, SamplingParams(), slots).rank(tree, range(4), VOCABULARY)
-    scores: NDArray[np.float32] = np.take_along_axis(ranked.scores, ranked.ids.argsort(), 1)
-    return scores
+    sequence = ModelSequence(model, row, SamplingParams(), slots)
+    return by_id(sequence.rank(tree, range(4), VOCABULARY))
 
 
 @each_with_states

@@ -22,7 +22,7 @@ from inference.tree import TokenTree
 from outrider.models.directories import EMBEDDED
 from tests.support.families import WINDOW, config_of
 from tests.support.gguf_files import write_library_gguf
-from tests.support.models import sequence_after
+from tests.support.models import by_id, sequence_after
 
 pytest.importorskip("llama_cpp", reason="a GGUF file needs pip install '.[gguf]'")
 pytest.importorskip("gguf", reason="a GGUF file is written with pip install '.[gguf]'")
@@ -73,9 +73,7 @@ def own_scores(library: Any, text: Sequence[int]) -> NDArray[np.float32]:  # [5,
 def scores_at(model: GgufModel, row: int, slots: Slots) -> NDArray[np.float32]:  # [5, VOCABULARY]
     """The model's own at TREE, behind what the row's slots hold."""
     sequence = ModelSequence(model, row, SamplingParams(), slots.committed_copy())
-    ranked = sequence.rank(TREE, range(len(TREE)), VOCABULARY)
-    scores: NDArray[np.float32] = np.take_along_axis(ranked.scores, ranked.ids.argsort(), 1)
-    return scores
+    return by_id(sequence.rank(TREE, range(len(TREE)), VOCABULARY))
 
 
 def after_the_search_for_cells(model: GgufModel) -> Slots:

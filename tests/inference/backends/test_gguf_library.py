@@ -17,7 +17,7 @@ from inference.model.decoder import Decoder
 from inference.tree import TokenTree
 from outrider.models.directories import EMBEDDED
 from tests.support.gguf_files import write_gguf
-from tests.support.models import TINY, random_decoder, sequence_after
+from tests.support.models import TINY, by_id, random_decoder, sequence_after
 from tests.support.refusals import assert_refused
 
 pytest.importorskip("llama_cpp", reason="a GGUF file needs pip install '.[gguf]'")
@@ -59,11 +59,7 @@ def scores_of(model: GgufModel | EagerModel) -> np.ndarray:  # [16, VOCABULARY]
     ranked.append(sequence.rank(tree, [6, 7], VOCABULARY))
     sequence.commit(tree, [2, 5])
     ranked.append(sequence.rank(tree, list(range(8)), VOCABULARY))
-    ids = np.concatenate([part.ids for part in ranked])
-    scores = np.concatenate([part.scores for part in ranked])
-    placed = np.empty_like(scores)
-    np.put_along_axis(placed, ids.astype(np.int64), scores, axis=1)
-    return placed
+    return np.concatenate([by_id(part) for part in ranked])
 
 
 def test_a_tree_has_the_scores_of_our_decoder(target: Decoder, files: dict[str, Path]) -> None:

@@ -123,3 +123,19 @@ def test_a_request_at_any_moment_of_drafting_harms_no_other_session(name: str) -
         engine.close(session)
     finish(engine, other)
     assert other.made == 200
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_draft_makes_no_call_for_a_text_whose_latest_tokens_it_lacks(name: str) -> None:
+    """Its client ended it after the step had begun, when a call was due: before that, another
+    session, which has no draft, had no credit for it.
+    """
+    engine, draft = beside(TARGET, clock := BusyClock())
+    other = asked(engine, [6, 17, 3], 100)
+    session = asked(engine, [5, 17, 3], 60, beside=True)
+    while draft.ranked < 3 or other.service_credit <= 0:
+        engine.step()
+    clock.looks, clock.request = 2, partial(REQUESTS[name], engine, session)
+    finish(engine, other)
+    assert clock.looks < 0
+    assert other.made == 100

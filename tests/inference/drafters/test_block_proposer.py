@@ -84,9 +84,7 @@ def test_one_call_names_tokens_of_as_many_levels_as_there_are_masks_and_one() ->
 def test_a_draft_whose_masks_are_right_is_called_less_often() -> None:
     def calls(says: Says, masks: Masks | None = None) -> float:
         proposer = Draft(ScriptedModel(says), masks).proposer(0, knowledge(), Prices())
-        world = World(proposer, 200, credit=64)
-        while world.goes_on:
-            world.turn()
+        world = World(proposer, 200, credit=64).live()
         assert world.made == TEXT[:200]
         return world.forwards
 
@@ -106,10 +104,7 @@ class Slow(Watched):
 def test_a_draft_that_the_target_overtakes_ranks_no_node_without_those_above_it() -> None:
     """The scripted model finds a gap where the keys of a parent are missing."""
     model = Slow(with_masks(disagreeing, disagreeing))
-    world = World(proposer_of(model), 120, credit=64)
-    while world.goes_on:
-        world.turn()
-    assert world.made == TEXT[:120]
+    assert World(proposer_of(model), 120, credit=64).live().made == TEXT[:120]
 
 
 def test_masks_that_are_never_right_are_given_up() -> None:

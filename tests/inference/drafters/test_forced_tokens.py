@@ -61,9 +61,7 @@ def test_a_chain_is_sent_to_its_end_without_a_model() -> None:
 def test_a_text_without_a_choice_costs_no_call() -> None:
     model = ScriptedModel(disagreeing)
     proposer, fixed = proposer_of(model), "abcdefgh" * 8
-    world = World(proposer, 50, params=regex(fixed), grammars=GRAMMARS)
-    while world.goes_on:
-        world.turn()
+    world = World(proposer, 50, params=regex(fixed), grammars=GRAMMARS).live()
     assert world.made == ids(fixed)[:50]
     assert proposer.usage.calls == 0
     assert world.forwards <= 5
@@ -74,9 +72,7 @@ def test_a_brace_costs_no_call() -> None:
     calls = list[int]()
     for knows in (True, False):
         proposer = proposer_of(ScriptedModel(perfect), knows=knows)
-        world = World(proposer, 200, params=RULED, grammars=GRAMMARS)
-        while world.goes_on:
-            world.turn()
+        World(proposer, 200, params=RULED, grammars=GRAMMARS).live()
         calls.append(proposer.usage.calls)
     assert calls[0] < 40
     assert calls[1] > 150

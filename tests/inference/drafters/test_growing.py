@@ -37,22 +37,16 @@ def fair(says: Says, tokens: int = 200, **changes: object) -> tuple[World, Growi
     return World(proposer, tokens), proposer
 
 
-def lived(world: World) -> World:
-    while world.goes_on:
-        world.turn()
-    return world
-
-
 @pytest.mark.parametrize(("says", "forwards"), [(perfect, 80), (disagreeing, 125)])
 def test_a_draft_that_knows_the_target_saves_forwards(says: Says, forwards: int) -> None:
-    world = lived(fair(says)[0])
+    world = fair(says)[0].live()
     assert world.made == TEXT[:200]
     assert world.forwards < forwards
 
 
 @pytest.mark.parametrize("says", [perfect, disagreeing])
 def test_a_path_is_sent_once(says: Says) -> None:
-    world, paths = lived(fair(says)[0]), dict[int, tuple[int, ...]]()
+    world, paths = fair(says)[0].live(), dict[int, tuple[int, ...]]()
     for message in world.sent:
         base = tuple(world.session.tokens[: message.base + 1])
         for number, parent, token, _ in candidates_of(message):
@@ -61,7 +55,7 @@ def test_a_path_is_sent_once(says: Says) -> None:
 
 
 def test_what_is_sent_is_worth_the_floor_or_leads_to_what_is() -> None:
-    world = lived(fair(disagreeing)[0])
+    world = fair(disagreeing)[0].live()
     edges: dict[int, tuple[int, int, float]] = {}  # parent, position and chance by number
     seen = 0
     for message in world.sent:
@@ -105,7 +99,7 @@ def test_a_useless_draft_falls_silent_and_tries_again_now_and_then() -> None:
     while len(world.made) < 200:
         world.turn()
     before, tokens = proposer.usage.calls, 400 - len(world.made)
-    lived(world)
+    world.live()
     assert 1 <= proposer.usage.calls - before <= 1 + tokens // TUNING.tries_again
 
 
@@ -114,7 +108,7 @@ def test_a_draft_that_becomes_useful_again_is_called_again() -> None:
     while world.session.length < 149:
         world.turn()
     forwards, left = world.forwards, 400 - len(world.made)
-    assert lived(world).forwards - forwards < 0.75 * left
+    assert world.live().forwards - forwards < 0.75 * left
 
 
 def test_on_a_battery_a_call_must_bring_more() -> None:
@@ -186,5 +180,5 @@ def test_a_row_that_is_full_ends_drafting_and_nothing_else() -> None:
 
 def test_a_draft_that_is_slower_than_the_target_tries_now_and_then() -> None:
     world, proposer = fair(disagreeing, 400, times=4.0)
-    lived(world)
+    world.live()
     assert 3 <= proposer.usage.calls <= 40

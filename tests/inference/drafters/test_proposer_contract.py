@@ -33,10 +33,7 @@ RULES = {"free": SAMPLING, "JSON": RULED}
 @cache
 def text(params: SamplingParams) -> list[int]:
     """What the target says alone."""
-    world = World(None, TOKENS, prompt=PROMPT, params=params, grammars=GRAMMARS)
-    while world.goes_on:
-        world.turn()
-    return world.made
+    return World(None, TOKENS, prompt=PROMPT, params=params, grammars=GRAMMARS).live().made
 
 
 def _drafted(draft: Draft, source: CopySource | None = None) -> Proposer:
@@ -98,9 +95,7 @@ def test_the_text_is_the_targets_own_also_that_of_a_second_text(
     """most: nodes of a forward; where not all fit, a walk ends within the tree."""
     for _ in range(2):
         world = World(proposer, TOKENS, prompt=PROMPT, params=params, grammars=GRAMMARS)
-        while world.goes_on:
-            world.turn(most)
-        assert world.made == text(params)
+        assert world.live(most).made == text(params)
         positions(world.sent)
         proposer.close()
 

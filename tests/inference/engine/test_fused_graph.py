@@ -25,7 +25,6 @@ from inference.artifact import (
 )
 from inference.backends import Segment
 from inference.backends.eager import EagerModel
-from inference.decode import Step, decode
 from inference.drafters.draft_tree import DraftTree
 from inference.drafters.round_proposer import Budget, RankChildren, RoundProposer
 from inference.engine.engine import Engine
@@ -45,51 +44,45 @@ from inference.tree import IntArray, TokenTree
 from inference.tree_shape import NONE, Branches
 from tests.support.beside import engine_of_rounds, fused
 from tests.support.clock import Clock
-from tests.support.exact import Cost, asked, chain, finish, free, opened, running, text_of
+from tests.support.drafts import alone, text_of
+from tests.support.exact import GREEDY, Cost, chain, finish, free, opened, running
+from tests.support.exact import text_of as made_by
 from tests.support.pairs import SEQUENCE_LENGTH, VOCABULARY, decoder, engine, perturbed
 
 LENGTH, TOKENS, PROMPT = 120, 30, [5, 17, 250, 3, 99]
 SAMPLINGS = [
-    SamplingParams(),
+    GREEDY,
     SamplingParams(0.7, seed=3),
     SamplingParams(1.0, seed=4),
     SamplingParams(1.0, top_p=0.9, top_k=20, seed=5).on_the_wire(),
 ]
 SHAPES = [Branches.chain(4), Branches((3, 1, 2))]
-DRAFTS = {"close": perturbed(1, 0.02), "unrelated": decoder(99, layers=1)}
+CLOSE = perturbed(1, 0.02)
+
+
+BESIDE = Decode(len(PROMPT) + TOKENS, beside=True)
+"""Drafted by the target's graphs where they can."""
 
 
 @cache
-def alone(params: SamplingParams, last: int = PROMPT[-1], tokens: int = TOKENS) -> list[int]:
-    """The target's own text after PROMPT, whose last token may be another."""
-    return tokens_of(steps_of(engine(decoder(1)), params, [*PROMPT[:-1], last], tokens))
+def own_text(
+    prompt: tuple[int, ...] = (*PROMPT,), params: SamplingParams = GREEDY, tokens: int = TOKENS
+) -> list[int]:
+    return alone(LocalSession(engine(decoder(1))), prompt, params, tokens)
 
 
-def beside(prompt: Sequence[int] = PROMPT, tokens: int = TOKENS) -> Decode:
-    """So many tokens, drafted by the target's graphs where they can."""
-    return Decode(len(prompt) + tokens, beside=True)
-
-
-def steps_of(
+def forwards_of(
     served: Engine,
     params: SamplingParams,
     prompt: Sequence[int] = PROMPT,
-    tokens: int = TOKENS,
-    order: Decode | None = None,
+    order: Decode = BESIDE,
     proposers: Sequence[Proposer] = (),
-) -> list[Step]:
-    """One for each forward that brought tokens."""
+) -> list[tuple[int, ...]]:
+    """The tokens of each forward pass that brought some."""
+    steps = list[tuple[int, ...]]()
     session = LocalSession(served)
-    order = order or beside(prompt, tokens)
-    try:
-        made = decode(prompt, params, session, order, proposers)
-        return [step for step in made if step.tokens or step.end is not End.NOT]
-    finally:
-        session.close()
-
-
-def tokens_of(steps: Sequence[Step]) -> list[int]:
-    return [token for step in steps for token in step.tokens]
+    text_of(prompt, params, session, order, proposers, lambda step: steps.append((*step.tokens,)))
+    return [tokens for tokens in steps if tokens]
 
 
 # --- acceptance
@@ -166,13 +159,12 @@ class Branching:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_round_drafts_what_its_draft_drafts(shape: Branches, params: SamplingParams) -> None:
     """Its caches are right after any verdict: else its trees would be others."""
-    model = EagerModel(DRAFTS["close"], rows=1, capacity=SEQUENCE_LENGTH, max_nodes=64)
+    model = EagerModel(CLOSE, rows=1, capacity=SEQUENCE_LENGTH, max_nodes=64)
     elsewhere = RoundProposer(model, Branching(shape), room=64)
-    waits = replace(beside(), pace=Pace.WAIT)
-    served = engine_of_rounds(fused(decoder(1), DRAFTS["close"], shape))
-    ours = steps_of(served, params)
-    theirs = steps_of(engine(decoder(1)), params, order=waits, proposers=[elsewhere])
-    assert [step.tokens for step in ours] == [step.tokens for step in theirs]
+    waits = replace(BESIDE, pace=Pace.WAIT)
+    served = engine_of_rounds(fused(decoder(1), CLOSE, shape))
+    theirs = forwards_of(engine(decoder(1)), params, order=waits, proposers=[elsewhere])
+    assert forwards_of(served, params) == theirs
 
 
 # --- limits
@@ -187,8 +179,8 @@ def test_a_session_whose_forwards_are_narrower_than_a_round_makes_none() -> None
     served = engine_of_rounds(fused(decoder(1), decoder(1), Branches.chain(4)))
     session, _ = served.open(PROMPT, SAMPLINGS[1])
     session.tree_nodes = 4
-    served.decode(session, beside())
-    assert finished(served, session) == alone(SAMPLINGS[1])
+    served.decode(session, BESIDE)
+    assert finished(served, session) == own_text(params=SAMPLINGS[1])
     assert session.spent.lone == session.spent.forwards == TOKENS
 
 
@@ -198,7 +190,7 @@ def test_a_text_with_a_rule_has_open_forwards() -> None:
     served, rounds = engine_of_rounds(model), GraphRounds(model)
     session, future = served.open(PROMPT, SAMPLINGS[1])
     served.finish(future)
-    served.decode(session, beside())
+    served.decode(session, BESIDE)
     assert rounds.select([session], lambda rows, nodes: 0.01) == ([], [session])
     for rule in (SamplingParams(presence_penalty=1.0), SamplingParams(logprobs=0)):
         session.params = rule
@@ -209,7 +201,7 @@ def test_a_text_with_a_rule_has_open_forwards() -> None:
 
 
 def test_texts_of_any_sampling_at_once_are_those_made_one_by_one() -> None:
-    model = fused(decoder(1), DRAFTS["close"], Branches.chain(3), rows=3)
+    model = fused(decoder(1), CLOSE, Branches.chain(3), rows=3)
     together, call = list[int](), model.rounds
 
     def counted(segments: Sequence[Segment]) -> list[IntArray]:
@@ -219,18 +211,20 @@ def test_texts_of_any_sampling_at_once_are_those_made_one_by_one() -> None:
     model.rounds = counted  # type: ignore[method-assign]
     served = engine_of_rounds(model)
 
-    def write(number: int) -> list[int]:
-        return tokens_of(steps_of(served, SAMPLINGS[number % 4], [*PROMPT[:-1], number]))
+    kinds = [((*PROMPT[:-1], number), SAMPLINGS[number % 4]) for number in range(7)]
+
+    def write(kind: tuple[tuple[int, ...], SamplingParams]) -> list[int]:
+        return text_of(*kind, LocalSession(served), BESIDE)
 
     with running(served), ThreadPoolExecutor(7) as texts:
-        made = list(texts.map(write, range(7)))
-    assert made == [alone(SAMPLINGS[number % 4], number) for number in range(7)]
+        made = list(texts.map(write, kinds))
+    assert made == [own_text(*kind) for kind in kinds]
     assert max(together) > 1
     assert served.free_rows == 3
 
 
 def test_a_long_prompt_is_fed_to_the_draft_in_chunks_between_rounds_of_others() -> None:
-    model = fused(decoder(1), DRAFTS["close"], Branches.chain(3))
+    model = fused(decoder(1), CLOSE, Branches.chain(3))
     served, order = engine_of_rounds(model), list[str]()
     for one, name in ((model.draft, "choose"), (model, "rounds")):
         call = getattr(one, name)
@@ -244,12 +238,12 @@ def test_a_long_prompt_is_fed_to_the_draft_in_chunks_between_rounds_of_others() 
     second, opened = served.open([index % 200 for index in range(80)], SAMPLINGS[0])
     served.finish(opened)
     order.clear()
-    served.decode(first, beside())
+    served.decode(first, BESIDE)
     served.step()
     served.decode(second, Decode(90, beside=True))
     text = finished(served, first)
     finished(served, second)
-    assert text == alone(SAMPLINGS[0])
+    assert text == own_text()
     fed = [index for index, name in enumerate(order) if name == "choose"][1:]
     assert len(fed) > 2
     assert all(order[index + 1] == "rounds" for index in fed)
@@ -259,10 +253,10 @@ def test_a_long_prompt_is_fed_to_the_draft_in_chunks_between_rounds_of_others() 
 
 
 def test_rounds_for_greedy_decoding_alone_refuse_another_temperature() -> None:
-    served = engine_of_rounds(fused(decoder(1), DRAFTS["close"], Branches.chain(2), sampled=False))
-    assert tokens_of(steps_of(served, SamplingParams())) == alone(SamplingParams())
+    served = engine_of_rounds(fused(decoder(1), CLOSE, Branches.chain(2), sampled=False))
+    assert text_of(PROMPT, GREEDY, LocalSession(served), BESIDE) == own_text()
     with pytest.raises(InvalidRequest, match="greedy decoding"):
-        steps_of(served, SAMPLINGS[1])
+        text_of(PROMPT, SAMPLINGS[1], LocalSession(served), BESIDE)
 
 
 def test_a_shape_has_children_on_every_level_and_a_bucket_its_nodes() -> None:
@@ -303,7 +297,7 @@ def test_a_manifest_remembers_the_draft_and_is_what_it_was_without_one(tmp_path:
 # --- neighbours
 
 LONG, DEPTH = 400, 4
-RIGHT, CLOSE, USELESS = decoder(1), DRAFTS["close"], DRAFTS["unrelated"]
+RIGHT, USELESS = decoder(1), decoder(99, layers=1)
 
 
 def cpu(rows: int, nodes: int) -> float:
@@ -338,11 +332,9 @@ class Graph:
             clock=self.clock,
         )
 
-    def asked(
-        self, kinds: Sequence[tuple[bool, int]], params: SamplingParams = SAMPLINGS[0]
-    ) -> list[Session]:
+    def asked(self, kinds: Sequence[tuple[bool, int]]) -> list[Session]:
         """Texts after [5, 17, 0], [5, 17, 1], ... kinds: whether each asks, and its tokens"""
-        sessions = [opened(self.engine, [5, 17, last], params) for last in range(len(kinds))]
+        sessions = [opened(self.engine, [5, 17, last]) for last in range(len(kinds))]
         for session, (beside, tokens) in zip(sessions, kinds, strict=True):
             order = Decode(3 + tokens, credit=512, beside=beside)
             self.engine.decode(session, order)
@@ -374,12 +366,8 @@ class Graph:
         setattr(model, name, timed)
 
 
-@cache
-def own_text(last: int, params: SamplingParams = SAMPLINGS[0]) -> list[int]:
-    """The target's own text after the prompt that ends in this token."""
-    served = engine(decoder(1))
-    finish(served, session := asked(served, [5, 17, last], 217, params))
-    return text_of(session)
+def neighbours_text(last: int) -> list[int]:
+    return own_text((5, 17, last), tokens=217)
 
 
 @pytest.mark.covering(2)
@@ -399,14 +387,14 @@ def test_who_did_not_ask_for_rounds_keeps_its_root_only_rate(
     while all(one.end is End.NOT for one in sessions):
         for index, (one, stream) in enumerate(zip(others, streams, strict=True)):
             if proposed:
-                ahead = own_text(drafted + index)[len(text_of(one)) :][:7]
+                ahead = neighbours_text(drafted + index)[len(made_by(one)) :][:7]
                 graph.engine.append(one, stream, chain(one.length - 1, ahead, 0.9, first=numbers))
         numbers += 7
         graph.step(sessions)
         promised = TUNING.least_rate * (graph.clock.now - began) / graph.cost(4, 1)
-        assert all(len(text_of(one)) >= promised - TUNING.most_deficit for one in others)
+        assert all(len(made_by(one)) >= promised - TUNING.most_deficit for one in others)
     for last, one in enumerate(sessions):
-        assert text_of(one) == own_text(last)[: len(text_of(one))]
+        assert made_by(one) == neighbours_text(last)[: len(made_by(one))]
 
 
 def test_rounds_are_made_beside_others_that_are_ahead_and_where_they_pay() -> None:
@@ -417,12 +405,12 @@ def test_rounds_are_made_beside_others_that_are_ahead_and_where_they_pay() -> No
     other, numbers = sessions[3], 0
     stream = graph.engine.join(other)
     while all(one.end is End.NOT for one in sessions):
-        ahead = own_text(3)[len(text_of(other)) :][:7]
+        ahead = neighbours_text(3)[len(made_by(other)) :][:7]
         graph.engine.append(other, stream, chain(other.length - 1, ahead, 0.9, first=numbers))
         numbers += 7
         graph.step(sessions)
     assert 3 in graph.rounds
-    assert len(text_of(sessions[0])) > 1.5 * sessions[0].spent.forwards
+    assert len(made_by(sessions[0])) > 1.5 * sessions[0].spent.forwards
 
 
 def test_a_draft_that_brings_nothing_holds_up_nobody_else() -> None:
@@ -440,27 +428,7 @@ def test_a_text_goes_on_in_rounds_when_it_is_alone_again() -> None:
     while sessions[1].end is End.NOT:
         graph.step(sessions)
     assert not graph.rounds, "none was measured, so nobody knows whether one pays"
-    before, forwards = len(text_of(sessions[0])), sessions[0].spent.forwards
+    before, forwards = len(made_by(sessions[0])), sessions[0].spent.forwards
     finish(graph.engine, sessions[0])
-    assert text_of(sessions[0]) == own_text(0)[:200]
+    assert made_by(sessions[0]) == neighbours_text(0)[:200]
     assert sessions[0].spent.forwards - forwards <= 2 + (200 - before) / (1 + DEPTH)
-
-
-@pytest.mark.parametrize("params", SAMPLINGS[:3], ids=str)
-@pytest.mark.parametrize("draft", [CLOSE, USELESS], ids=["close", "useless"])
-def test_texts_of_all_kinds_are_the_targets_own(params: SamplingParams, draft: Decoder) -> None:
-    """In rounds, and in forwards with candidates and without."""
-    graph = Graph(draft, neuron)
-    graph.measured()
-    kinds = [(True, 45), (True, 30), (False, 20), (False, 12)]
-    sessions = graph.asked(kinds, params)
-    proposed = sessions[2]
-    stream, numbers = graph.engine.join(proposed), 0
-    while any(one.end is End.NOT for one in sessions):
-        ahead = [*own_text(2, params)[len(text_of(proposed)) :][:3], 7]
-        graph.engine.append(proposed, stream, chain(proposed.length - 1, ahead, 0.9, first=numbers))
-        numbers += 4
-        graph.step(sessions)
-    for last, (one, (_, tokens)) in enumerate(zip(sessions, kinds, strict=True)):
-        assert text_of(one) == own_text(last, params)[:tokens]
-    assert graph.rounds

@@ -37,7 +37,7 @@ RULES = grammars()
 
 @pytest.fixture
 def served(target: Decoder) -> Engine:
-    return engine(target, rules=RULES)
+    return engine(target, rows=4, rules=RULES)
 
 
 def oracle_of(begin: int, params: SamplingParams) -> RuleOracle:
@@ -173,7 +173,7 @@ def test_a_neighbours_rule_changes_nobody(served: Engine) -> None:
         assert served.step()
         finish(served, *sessions)
         assert sessions[1].tokens == alone.tokens
-        for session in sessions:
+        for session in (alone, *sessions):
             served.close(session)
 
 

@@ -33,10 +33,9 @@ from inference.model.decoder import layers_on
 from inference.model.noise import noise
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
-from tests.support.models import loaded, sequence_after, tiny_decoder, tiny_model
+from tests.support.models import by_id, loaded, sequence_after, tiny_decoder, tiny_model
 
 VOCABULARY = 97
-Table = NDArray[np.float64]
 
 COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -132,23 +131,18 @@ def model(directory: Path) -> EagerModel:
 
 
 @torch.no_grad()
-def log_probabilities(family: str, tokens: Sequence[int]) -> Table:
+def log_probabilities(family: str, tokens: Sequence[int]) -> NDArray[np.float64]:
     """What `transformers` expects after each token."""
     logits = original(family)(torch.tensor([list(tokens)])).logits[0]
     return torch.log_softmax(logits.double(), -1).numpy()
 
 
-def unranked(ids: NDArray[np.int32], scores: NDArray[np.float32]) -> Table:
-    """Ranked children of the whole vocabulary, laid out by token."""
-    table = np.empty(scores.shape)
-    np.put_along_axis(table, ids.astype(np.int64), scores.astype(np.float64), axis=-1)
-    return table
-
-
-def scores_at(sequence: ModelSequence, tree: TokenTree, nodes: Sequence[int]) -> Table:
+def scores_at(
+    sequence: ModelSequence, tree: TokenTree, nodes: Sequence[int]
+) -> NDArray[np.float32]:
     """Log-probabilities of every token at these nodes (temperature 0)."""
     vocabulary = sequence.model.decoder.vocabulary  # type: ignore[attr-defined]
-    return unranked(*sequence.rank(tree, nodes, vocabulary))
+    return by_id(sequence.rank(tree, nodes, vocabulary))
 
 
 def test_a_chain_scores_as_transformers_scores_it(family: str, model: EagerModel) -> None:
@@ -274,8 +268,8 @@ def test_rows_that_grow_trees_share_a_call_with_rows_that_start() -> None:
     ranked = model.rank([late, starting], 61)
     first = scores_at(sequence_after(alone, [5, 6, 7]), TREE, range(8))
     second = scores_at(sequence_after(alone, range(60)), TREE, range(8))
-    assert np.abs(unranked(*ranked[0]) - first[[3, 4, 6]]).max() < 1e-5
-    assert np.abs(unranked(*ranked[1]) - second).max() < 1e-5
+    assert np.abs(by_id(ranked[0]) - first[[3, 4, 6]]).max() < 1e-5
+    assert np.abs(by_id(ranked[1]) - second).max() < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -292,10 +286,10 @@ def test_padding_does_not_change_scores(
         sequence_after(model, [9, 9], row=1), TokenTree.chain(list(range(min(nodes, 40))))
     )
     ranked = model.rank([segment(sequence_after(model, prompt), TREE), beside], 61)[0]
-    assert np.abs(unranked(*ranked) - expected).max() < 1e-5
+    assert np.abs(by_id(ranked) - expected).max() < 1e-5
 
 
-def fresh_scores(tokens: Sequence[int], tree: TokenTree) -> Table:
+def fresh_scores(tokens: Sequence[int], tree: TokenTree) -> NDArray[np.float32]:
     return scores_at(sequence_after(tiny_model(), tokens), tree, range(len(tree)))
 
 

@@ -31,7 +31,9 @@ def test_a_draft_that_cannot_be_loaded_ends_no_text(port: str, tmp_path: Path) -
     with open_client(SharedClientRole(port=port, draft_model=str(draft))) as client:
         (draft / "model.safetensors").unlink()
         for _ in range(2):
-            request = make_request(client, "def add(a, b):", Parameters(4, temperature=0))
+            request = make_request(
+                client.text_model, "def add(a, b):", Parameters(4, temperature=0)
+            )
             made = client.complete(request, silent, Event())
             assert (len(made.token_ids), made.drafted) == (4, False)
             with pytest.raises(OutriderError, match="safetensors"):
@@ -59,5 +61,7 @@ def calls(port: str, tokens: int) -> int:
     """Calls of a loaded draft for a text of so many tokens."""
     with open_client(SharedClientRole(port=port)) as client:
         client.wait()
-        request = make_request(client, "def add(a, b):", Parameters(tokens, temperature=0))
+        request = make_request(
+            client.text_model, "def add(a, b):", Parameters(tokens, temperature=0)
+        )
         return client.complete(request, silent, Event()).draft_calls

@@ -46,7 +46,7 @@ def test_a_head_beside_the_target_makes_the_targets_own_text(
         said = run("fused_client", "--port", server.address.port, *flags)
     (record,) = said.records
     assert record["token_ids"] == record["baseline"]["token_ids"]
-    assert f"with {head} beside it" in said.err
+    assert f"draft beside the target: {head}" in said.err
     assert "on inputs of layers 2, 4, 6 of outrider-embedded-target" in loaded
 
 

@@ -158,7 +158,7 @@ def own_text(texts: TextRunner) -> Callable[..., str]:
         from outrider.text.prompts import make_request
 
         given = Parameters(tokens, temperature, seed=seed)
-        request: Request = make_request(client, prompt, given)
+        request: Request = make_request(client.text_model, prompt, given)
         return client.complete(request, silent, threading.Event(), alone=True).text
 
     return make

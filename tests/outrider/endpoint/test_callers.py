@@ -37,7 +37,7 @@ def test_only_an_administrator_changes_what_everybody_uses(
     target: str, keys: tuple[str, ...], admin_keys: tuple[str, ...]
 ) -> None:
     alice, root = bearer(ALICE), bearer(ROOT)
-    start = {"address": target, "target_only": True}
+    start = {"address": target, "draft": "none"}
     with opened(target, keys, admin_keys) as (manager, _, address):
         everybody = not keys and not admin_keys
         for path, asked in (("steer", {"cs": 0}), ("start", start), ("stop", {})):

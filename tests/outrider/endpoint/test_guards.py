@@ -267,7 +267,7 @@ def test_work_on_a_prompt_is_bounded_by_the_sequence_length(
     texts: TextRunner, encoded: list[int], prompt: Any, param: str
 ) -> None:
     with pytest.raises(PromptTooLong, match="1024") as refused:
-        make_request(texts.client, prompt, Parameters(1))
+        make_request(texts.client.text_model, prompt, Parameters(1))
     assert refused.value.param == param
     assert sum(encoded) <= SLICE
 
@@ -276,7 +276,7 @@ def test_a_long_prompt_of_few_tokens_is_made(texts: TextRunner) -> None:
     longest = max(texts.client.tokenizer.ids(), key=len).replace("Ċ", "\n").replace("Ġ", " ")
     prompt = longest * (texts.client.length - 24)
     assert len(prompt) > 8 * texts.client.length
-    made = make_request(texts.client, prompt, Parameters(1))
+    made = make_request(texts.client.text_model, prompt, Parameters(1))
     assert texts.client.tokenizer.decode(made.ids) == prompt
 
 

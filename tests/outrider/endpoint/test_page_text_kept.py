@@ -95,7 +95,9 @@ def test_a_text_that_broke_off_goes_on_by_itself_as_it_would_have(mortal: Begin)
         expect(note).to_contain_text("tokens per forward pass", timeout=PATIENCE)
         until_idle(page)
         given = Parameters(400, 0.8, seed=broken["going"]["seed"])
-        own = client.complete(make_request(client, [asked], given), silent, Event(), alone=True)
+        own = client.complete(
+            make_request(client.text_model, [asked], given), silent, Event(), alone=True
+        )
     made = messages(page)[1]
     assert 0 < len(broken["content"]) < len(made["content"])
     assert made["content"] == own.text

@@ -24,10 +24,10 @@ from inference.errors import InvalidRequest, OutriderError, Unavailable
 from outrider.client import connecting
 from outrider.endpoint.failures import ApiError
 from outrider.endpoint.run import SERVING
-from outrider.endpoint.target_manager import TargetManager
+from outrider.endpoint.target_manager import TargetManager, TargetSettings
 from outrider.endpoint.text_runner import READERS, TextRunner
 from outrider.options.roles import ServeRole, TargetRole
-from outrider.target.spawn import role_command, role_environment
+from outrider.target.spawn import role_environment
 from outrider.target.target import load_target
 from outrider.text.completion import Completion
 from outrider.text.parameters import Parameters
@@ -35,6 +35,7 @@ from outrider.text.pieces import Piece
 from outrider.text.prompts import going_on, make_request
 from outrider.text.runner import CompletionStream
 from tests.outrider.endpoint.conftest import http_server, opened, page_events
+from tests.support.commands import role_command
 from tests.support.wire_fixtures import WAIT, eventually
 
 PROMPT = "def main():"
@@ -163,10 +164,10 @@ def test_no_text_begins_with_a_target_that_was_stopped(target: str) -> None:
 
 def test_settings_that_are_not_allowed_leave_the_target_in_use(target: str) -> None:
     manager = TargetManager(ServeRole(target_host=target, draft="none"))
-    texts = manager.open({"target_host": target, "target_only": True, "token": "t" * 20})
+    texts = manager.open(TargetSettings(address=target, draft="none", token="t" * 20))
     with closing(manager):
         with pytest.raises(InvalidRequest):
-            manager.open({"target_host": "a:b:c,"})
+            manager.open(TargetSettings(address="a:b:c,"))
         assert manager.texts is texts
         assert manager.options.connection.token_file is not None
         with open(manager.options.connection.token_file, encoding="utf-8") as file:
@@ -179,10 +180,10 @@ def test_the_servers_own_token_is_for_its_own_target_only(target: str, tmp_path:
     token.write_text("t" * 20, encoding="utf-8")
     manager = TargetManager(ServeRole(target_host=target, draft="none", token_file=str(token)))
     with closing(manager):
-        manager.open({"target_host": target, "target_only": True})
+        manager.open(TargetSettings(address=target, draft="none"))
         assert manager.options.connection.token_file == str(token)
         with pytest.raises(Unavailable):
-            manager.open({"target_host": "127.0.0.1:1", "target_only": True})
+            manager.open(TargetSettings(address="127.0.0.1:1", draft="none"))
         assert manager.options.connection.token_file is None
 
 
@@ -192,7 +193,7 @@ def test_two_starts_at_once_leave_one_target_that_answers(target: str) -> None:
 
     def start() -> None:
         together.wait()
-        manager.open({"target_host": target, "target_only": True})
+        manager.open(TargetSettings(address=target, draft="none"))
 
     threads = [Thread(target=start) for _ in range(3)]
     for thread in threads:
@@ -257,12 +258,12 @@ def test_a_text_that_broke_off_within_a_character_goes_on_with_that_character(
     texts: TextRunner,
 ) -> None:
     client = texts.client
-    request = make_request(client, PROMPT, Parameters(100))
+    request = make_request(client.text_model, PROMPT, Parameters(100))
     written = "x = 'é漢字🙂 ü'"
     made = client.tokenizer.encode(written)
     assert len(made) > len(written)  # characters of several tokens
     for cut in range(1, len(made)):
-        rest, text, kept = going_on(client, request, made[:cut])
+        rest, text, kept = going_on(client.text_model, request, made[:cut])
         stream = client.tokenizer.stream(rest.ids)
         text += "".join(map(stream.push, made[kept:])) + stream.finish()
         assert text == written

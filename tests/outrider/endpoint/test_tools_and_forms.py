@@ -122,7 +122,7 @@ def near(values: Any) -> Any:
 
 def own(texts: TextRunner, prompt: str, **given: Any) -> Any:
     """The target's own text, made without any draft."""
-    request = make_request(texts.client, prompt, Parameters(**given))
+    request = make_request(texts.client.text_model, prompt, Parameters(**given))
     return texts.client.complete(request, silent, Event(), alone=True)
 
 
@@ -295,7 +295,7 @@ def test_a_rule_that_cannot_be_kept_is_refused_in_one_line(http: httpx.Client, n
 
 def test_the_record_of_a_call_can_be_printed(texts: TextRunner, tmp_path: Path) -> None:
     given = Parameters(tools=[ADD], tool_choice="add", max_tokens=200, logprobs=0)
-    request = make_request(texts.client, CHAT, given)
+    request = make_request(texts.client.text_model, CHAT, given)
     done = texts.client.complete(request, silent, Event())
     record = json.loads(json.dumps(done.record()))
     assert len(record["logprobs"]) == len(record["token_ids"])

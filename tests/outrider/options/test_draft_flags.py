@@ -14,7 +14,7 @@ import outrider.draft_methods
 from grpc_comm.client.connection import connect
 from grpc_comm.server.server import BackgroundServer
 from inference.errors import InvalidRequest
-from outrider.endpoint.target_manager import TargetManager
+from outrider.endpoint.target_manager import TargetManager, TargetSettings
 from outrider.measure.arms import ARCHITECTURES
 from outrider.options.draft_flags import METHODS, PRESETS
 from outrider.options.parsing import parse
@@ -138,7 +138,7 @@ def test_what_a_preset_has_no_part_in_is_told_without_it() -> None:
 def test_the_page_of_a_server_with_a_preset_can_still_choose_who_drafts(port: str) -> None:
     with closing(TargetManager(ServeRole(port=port, preset="vanilla"))) as manager:
         assert manager.open().client.draft is None
-        drafted = manager.open({"target_host": f"127.0.0.1:{port}", "target_only": False})
+        drafted = manager.open(TargetSettings(address=f"127.0.0.1:{port}"))
         assert drafted.client.draft is not None
 
 
@@ -160,7 +160,7 @@ def test_the_hosts_draft_makes_the_targets_own_text(port: str, run: Run, tempera
     assert set(record["accepted_by"]) <= {"host", "copy"}
     assert record["baseline"]["accepted_by"] == {}
     assert (record["draft_calls"], record["draft_seconds"]) == (0, 0.0)  # none of them here
-    assert "with outrider-embedded-draft beside it" in made.err
+    assert "draft beside the target: outrider-embedded-draft" in made.err
 
 
 def test_a_target_says_which_draft_runs_beside_it(port: str) -> None:
@@ -173,7 +173,7 @@ def test_a_target_without_a_draft_makes_the_text_alone_and_the_client_says_so(ru
         made = run("fused_client", "--port", server.address.port, *HOSTED)
     (record,) = made.records
     assert record["forwards"] == record["lone_forwards"] == len(record["token_ids"])
-    assert "alone: no draft beside it" in made.err
+    assert "draft beside the target: none" in made.err
 
 
 # --- the comparison

@@ -157,6 +157,10 @@ def test_the_version_is_printed(run: Run, words: list[str]) -> None:
     assert run(*words).out.startswith("outrider ")
 
 
+def test_the_version_is_no_flag_of_a_command(run: Run) -> None:
+    run("run", "--version").assert_usage_error("there is no flag --version")
+
+
 # --- verbs
 
 

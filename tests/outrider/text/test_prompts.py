@@ -15,7 +15,7 @@ from inference import extras
 from inference.errors import UnsupportedModel
 from outrider.draft_methods import find_draft
 from outrider.options.groups import DraftModelOptions, TextOptions
-from outrider.text.prompts import make_requests, read_prompts
+from outrider.text.prompts import TextModel, make_requests, read_prompts
 from outrider.text.stop_strings import LONGEST, MOST, StopStrings
 from tests.support.refusals import assert_refused
 
@@ -48,7 +48,7 @@ def test_a_schema_that_is_no_json_is_refused_with_the_name_of_its_file(tmp_path:
     (tmp_path / "schema").write_text("here")
     tokenizer = find_draft(DraftModelOptions()).tokenizer
     options = TextOptions(prompt="x", schema=str(tmp_path / "schema"))
-    made = partial(make_requests, options, ["x"], tokenizer, 20, frozenset(), "")
+    made = partial(make_requests, TextModel("", tokenizer, 20, frozenset()), options, ["x"])
     assert_refused(made, [f"--schema {tmp_path / 'schema'}"])
 
 
@@ -74,7 +74,7 @@ def test_what_the_sequence_length_cuts_is_said_with_both_numbers(
 ) -> None:
     tokenizer = find_draft(DraftModelOptions()).tokenizer
     options = TextOptions(prompt="x", max_new_tokens=500)
-    (request,) = make_requests(options, ["x"], tokenizer, 20, frozenset(), "")
+    (request,) = make_requests(TextModel("", tokenizer, 20, frozenset()), options, ["x"])
     said = capsys.readouterr().err
     assert f"500 is cut to {request.max_new_tokens}" in said
     assert request.max_new_tokens == 20 - len(request.ids)

@@ -1,0 +1,60 @@
+"""Why a text ended, and its counts, as OpenAI's interface reports them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from outrider.text.completion import Completion
+
+
+def finish_reason(text: Completion) -> str:
+    """The interface's word for why a text ended."""
+    if text.finish_reason == "stop":
+        return "tool_calls" if text.tool_calls else "stop"
+    return "length"  # or what it may cost
+
+
+def usage(texts: Sequence[Completion], of_each: int = 1) -> dict[str, Any]:
+    """Tokens of the prompts, each counted once, and of all texts. of_each: texts of a prompt.
+
+    Cached are tokens that the target had computed before.
+    """
+    firsts = texts[::of_each]
+    prompt = sum(text.prompt_tokens for text in firsts)
+    made = sum(len(text.token_ids) for text in texts)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": made,
+        "total_tokens": prompt + made,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(
+                min(text.traffic.reused_tokens, text.prompt_tokens) for text in firsts
+            )
+        },
+    }
+
+
+def speculation(done: Sequence[Completion]) -> dict[str, Any]:
+    """Counts of speculative decoding, with vLLM's names, so that aiperf prints its table.
+
+    acceptance_histogram: [n] forwards in which n candidates were accepted
+    """
+    forwards = sum(one.traffic.forwards for one in done)
+    drafted = sum(one.num_draft_tokens for one in done)
+    accepted = sum(one.num_accepted_tokens for one in done)
+    at_depth = [one.accepted.accepted_at_depth for one in done]
+    deepest = max(map(len, at_depth), default=0)
+    at_least = [forwards] + [
+        sum(depths[depth] for depths in at_depth if depth < len(depths)) for depth in range(deepest)
+    ]
+    histogram = [here - deeper for here, deeper in zip(at_least, [*at_least[1:], 0], strict=True)]
+    return {
+        "mean_acceptance_length": 1 + accepted / forwards if forwards else 0.0,
+        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+        "acceptance_histogram": histogram,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafted,
+        "num_spec_steps": forwards,
+        "num_spec_tokens": deepest,
+    }
