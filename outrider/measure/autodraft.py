@@ -43,10 +43,10 @@ def read_autodraft(path: Path) -> dict[str, Any]:
     without defusedxml.
     """
     try:
-        found = _tags(path)
-        tags = DEFAULTS | found
+        stated = _tags(path)
+        tags = DEFAULTS | stated
         algorithms = _algorithms(tags)
-        unused = sorted(found.keys() - {*FLAGS, *DEFAULTS, *algorithms})
+        unused = sorted(stated.keys() - {*FLAGS, *DEFAULTS, *algorithms})
         if unused:
             say(f"note: {path}: {', '.join(unused)} have no effect here")
         runs = []
@@ -66,14 +66,13 @@ def _tags(path: Path) -> dict[str, str]:
     from defusedxml.ElementTree import ParseError, parse
 
     try:
-        elements = [one for one in parse(path, forbid_dtd=True).iter() if not len(one)]
+        leaves = [element for element in parse(path, forbid_dtd=True).iter() if not len(element)]
     except DefusedXmlException as error:
-        raise InvalidRequest(
-            "a DTD or an entity is defined: text and tags alone are read"
-        ) from error
+        words = "a DTD or an entity is defined: text and tags alone are read"
+        raise InvalidRequest(words) from error
     except (OSError, ValueError, LookupError, ParseError) as error:
         raise InvalidRequest(f"cannot be read as XML: {error}") from error
-    texts = {one.get("name", one.tag).upper(): (one.text or "").strip() for one in elements}
+    texts = {leaf.get("name", leaf.tag).upper(): (leaf.text or "").strip() for leaf in leaves}
     return {name: text for name, text in texts.items() if text}
 
 
@@ -105,11 +104,12 @@ def _flags(path: Path, tags: Tags) -> dict[str, Any]:
         )
     drafted = tags["DRAFT_QUANTIZATION"]
     if drafted not in QUANTIZATIONS:
-        known = ", ".join(QUANTIZATIONS)
-        raise InvalidRequest(f"DRAFT_QUANTIZATION {drafted}: one of {known} is needed")
+        needed = ", ".join(QUANTIZATIONS)
+        raise InvalidRequest(f"DRAFT_QUANTIZATION {drafted}: one of {needed} is needed")
     flags: dict[str, Any] = {flag: tags[name] for name, flag in FLAGS.items() if name in tags}
     flags["draft_quantization"] = QUANTIZATIONS[drafted]
     if tags["TARGET_HOST"]:
         flags["target_host"] = f"{tags['TARGET_HOST']}:{tags['TARGET_PORT']}"
-    files = [str(path.parent / f"{one.strip()}.txt") for one in tags["BENCHES_CSV"].split(",")]
+    names = tags["BENCHES_CSV"].split(",")
+    files = [str(path.parent / f"{name.strip()}.txt") for name in names]
     return flags | {"prompt_text": files if len(files) > 1 else files[0]}

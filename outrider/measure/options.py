@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
 from annotated_types import Ge, Gt, Le
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from inference.flags.command_line import CommandOptions
 from inference.flags.group import FlagRule, Shown, flags_of
@@ -23,7 +23,7 @@ from inference.flags.values import (
     among,
 )
 from outrider.measure.arms import ARCHITECTURES, BASELINE, LOCAL_ARMS
-from outrider.measure.sets import Item, read_file, read_lines, read_sets
+from outrider.measure.sets import Item, read_lines, read_set
 from outrider.options.draft_flags import METHODS, PRESETS, SourceOptions
 from outrider.options.groups import (
     BackendOptions,
@@ -75,7 +75,7 @@ class MeasuredTexts(SamplingOptions):
     temperature: Annotated[float, Ge(0), Le(1000)] = 0.0
     """sampling temperature; 0 is greedy"""
     seed: Seed = 0
-    """seed of the sampling noise and of --samples; text i uses seed + i"""
+    """seed of the sampling noise; text i uses seed + i"""
 
 
 class LinkedOptions(RunOptions, title="measurement"):
@@ -183,24 +183,21 @@ class CompareOptions(LinkedOptions, title="comparison"):
 
 
 class BenchOptions(LinkedOptions, title="measurement"):
-    """Measure drafting methods on public prompt sets, each against the target alone. Run the same
+    """Measure drafting methods on a set of prompts, each against the target alone. Run the same
     command again to resume an interrupted run.
     """
 
     COMMON: ClassVar = (
-        *("set", "file", "samples", "presets", "num_runs", "rtt", "emulate", "out"),
+        *("file", "samples", "presets", "num_runs", "rtt", "emulate", "out"),
         *("target_model", "draft_model", "device", "max_new_tokens", "temperature", "target_host"),
     )
     RULES: ClassVar = (
         *LinkedOptions.RULES,
-        FlagRule("file", excludes="set", why="both name prompts"),
         FlagRule("presets", excludes="draft", why="both choose drafting methods"),
     )
 
-    sets: Annotated[Words, Shown("NAME,...")] = Field(default=("small",), alias="set")
-    """prompt sets"""
     file: File | None = None
-    """JSON lines file of prompts"""
+    """JSON lines file of prompts (default: the small set that ships here)"""
     samples: Count | None = None
     """number of prompts of each kind (default: all)"""
     presets: Annotated[Words, among(PRESETS), Shown("NAME,...")] = ()
@@ -216,9 +213,7 @@ class BenchOptions(LinkedOptions, title="measurement"):
 
     def items(self) -> list[Item]:
         """The prompts, kinds in turn."""
-        if self.file is not None:
-            return read_file(Path(self.file), self.samples)
-        return read_sets(self.sets, self.samples, self.text.seed)
+        return read_set(None if self.file is None else Path(self.file), self.samples)
 
 
 class ProveOptions(RunOptions, title="check"):

@@ -21,7 +21,7 @@ from outrider.measure.figures import Row, summarise, totals
 from outrider.measure.journal import Journal, RunRecord
 from outrider.measure.options import Flags, MeasuredTexts, RecommendOptions
 from outrider.measure.report import Report
-from outrider.measure.sets import read_sets
+from outrider.measure.sets import read_set
 from outrider.measure.tasks import tasks_of
 from outrider.measure.testbed import ArmSet
 from outrider.models.models_here import ModelHere, find_models
@@ -57,7 +57,7 @@ def run(options: RecommendOptions) -> int:
     print(f"here: {machine()}", *(f"published, not here: {name}" for name in published), sep="\n")
     arms, left_out = find_arms(models, there)
     drafts = ArmSet(options.role, arms, optional=arms.keys() - {BASELINE, COPIED})
-    items = [item for item in read_sets(["small"], PROMPTS, 0) if item.kind in KINDS]
+    items = [item for item in read_set(None, PROMPTS) if item.kind in KINDS]
     text = MeasuredTexts(max_new_tokens=options.max_new_tokens)
     journal = Journal(None, RunRecord({"settings": {}, "prompts": {}}))
     tasks = partial(tasks_of, items, text)

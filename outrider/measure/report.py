@@ -32,8 +32,8 @@ DEPTHS = 6
 """Depths whose acceptance the table shows."""
 
 _PRICES: dict[str, Callable[[Row], Figure]] = {
-    "$/1M": lambda row: row.costs["usd_per_million"].median,
-    "J/token": lambda row: row.costs["joules_per_million"].median.times(1 / PER_MILLION),
+    "$/1M": lambda row: row.costs["usd_per_million"],
+    "J/token": lambda row: row.costs["joules_per_million"].times(1 / PER_MILLION),
 }
 
 
@@ -83,7 +83,7 @@ class Report:
                 "speed-up within that of its own link and kind is marked ? and claims nothing."
             )
         for name in COSTS:
-            figures = [row.costs[name].median for row in self.rows]
+            figures = [row.costs[name] for row in self.rows]
             sources = [figure.source for figure in figures if figure.value is None]
             if reasons := dict.fromkeys(part for each in sources for part in each.split("; ")):
                 notes.append(f"{name} is unavailable: {'; '.join(reasons)}.")
@@ -172,13 +172,12 @@ def speeds(rows: Sequence[Row]) -> list[str]:
             "TPOT": _milliseconds(row.time_per_output_token, ".2f"),
             "length": f"{row.acceptance_length:.2f}",
             "same": f"{row.equal}/{row.compared}" if row.compared else "-",
-            "right": f"{row.right}/{row.scored}" if row.scored else "-",
             **{head: _short(read(row)) for head, read in _PRICES.items()},
         }
         for row in rows
     ]
     alike = {head for head in ("RTT", "kind") if len({line[head] for line in cells}) == 1}
-    empty = {head for head in ("right", *_PRICES) if all(line[head] == "-" for line in cells)}
+    empty = {head for head in _PRICES if all(line[head] == "-" for line in cells)}
     hidden = alike | empty
     return _table([{head: line[head] for head in line if head not in hidden} for line in cells])
 

@@ -81,11 +81,11 @@ class Run:
                     if self.warm:
                         self.warm_up(request)
                         self.warm = False
-                    text = self._text(arm, task, key, request)
+                    text = self._text(arm, key, request)
                     self.journal.write("text", text)
                 answers[arm.name].append(text["text"])
 
-    def _text(self, arm: Arm, task: Task, key: TextKey, request: Request) -> Values:
+    def _text(self, arm: Arm, key: TextKey, request: Request) -> Values:
         """Generate a text, with the meters read meanwhile. Returns its record."""
         arm.alone(replace(request, max_new_tokens=1), Event())
         with EnergyMeter(self._readers) as meter:
@@ -96,6 +96,5 @@ class Run:
         return {
             **done.record(),
             **key._asdict(),
-            "score": task.score(done.text) if key.turn + 1 == task.turns else None,
             **{name: figure.record() for name, figure in costs.items()},
         }

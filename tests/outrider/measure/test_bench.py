@@ -21,11 +21,11 @@ from tests.support.commands import Ended, Run
 from tests.support.refusals import assert_refused
 
 PROMPTS = [
-    {"kind": "code", "name": "queue", "turns": ["class Queue:"], "answer": "self"},
+    {"kind": "code", "name": "queue", "turns": ["class Queue:"]},
     {"kind": "chat", "name": "two turns", "turns": ["import os", "import sys"], "system": "# x"},
     {"kind": "code", "name": "no room", "turns": ["def f(x):\n    return x\n" * 300]},
 ]
-MADE = ("kind", "arm", "prompts", "texts", "tokens", "compared", "equal", "scored")
+MADE = ("kind", "arm", "prompts", "texts", "tokens", "compared", "equal")
 
 
 @pytest.fixture(scope="module")
@@ -210,5 +210,3 @@ def test_the_small_set_is_measured_on_the_embedded_pair(tmp_path: Path, run: Run
     rows = made(tmp_path)
     assert len({row["kind"] for row in rows}) == 8  # all together, too
     assert all(row["equal"] == row["compared"] == row["texts"] for row in rows)
-    scores = {(row["kind"], row["arm"]): row["right"] for row in summary(tmp_path)["rows"]}
-    assert all(right == scores[kind, "target-only"] for (kind, _), right in scores.items())
