@@ -23,8 +23,7 @@ import numpy as np
 from benchmarks.floor.race import ScriptedTarget
 from benchmarks.harness import Flags, JsonFile, run, table_lines, write_json
 from grpc_comm.observability.metrics import Metrics
-from grpc_comm.observability.server_events import Listeners, OfModel
-from grpc_comm.observability.session_record import SessionRecords
+from grpc_comm.observability.model_observer import ModelObserver
 from inference.backends import Chosen, Segment
 from inference.backends.batch import BatchShape, check_rows, pad
 from inference.engine.batch_runner import collect_rarely
@@ -125,9 +124,7 @@ def measure(sessions: int, nodes: int, forwards: int) -> dict[str, float]:
         vocabulary=VOCABULARY,
         times=Times({(sessions, width): 0.03 for width in (1, nodes)}, measured=True),
     )
-    records = SessionRecords()
-    listeners = Listeners([records, Metrics(records)])  # which a server may have
-    engine.listeners.append(lambda event: listeners(OfModel("target", event)))
+    engine.listeners.append(ModelObserver(Metrics(), "target").count)  # as a server does
     clients = [Client(engine, number) for number in range(sessions)]
     messages, passes, stopped = list[float](), list[float](), threading.Event()
     last = len(model.between) + 2 * forwards

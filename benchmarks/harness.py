@@ -14,15 +14,15 @@ from pydantic import Field
 
 from inference.command import run_command
 from inference.flags.command_line import CommandOptions, parse_flags
-from inference.flags.group import Shown
+from inference.flags.group import Metavar
 from inference.flags.values import Words
 from inference.model.checkpoint import load_decoder
 from inference.model.decoder import Decoder, layers_on
 
-Folder: TypeAlias = Annotated[Path, Shown("DIR")]
-FileName: TypeAlias = Annotated[Path, Shown("FILE")]
-PairNames: TypeAlias = Annotated[Words, Len(2, 2), Shown("TARGET,DRAFT")]
-JsonFile: TypeAlias = Annotated[Path | None, Field(alias="json"), Shown("FILE")]
+Folder: TypeAlias = Annotated[Path, Metavar("DIR")]
+FileName: TypeAlias = Annotated[Path, Metavar("FILE")]
+PairNames: TypeAlias = Annotated[Words, Len(2, 2), Metavar("TARGET,DRAFT")]
+JsonFile: TypeAlias = Annotated[Path | None, Field(alias="json"), Metavar("FILE")]
 """Field of the flag --json: the file that all figures are written to."""
 
 

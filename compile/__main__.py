@@ -70,10 +70,6 @@ def _build(options: CompileOptions, arguments: Sequence[str]) -> None:
     command = shlex.join(["outrider", "compile", *arguments])
     with live_progress() if sys.stderr.isatty() else nullcontext(BuildProgress(say)) as progress:
         manifest = build_artifact(spec, source, builder, out, command=command, progress=progress)
-    if spec.fused is not None:
-        from compile.agreement import check_rounds
-
-        print(*check_rounds(out, manifest, say), sep="\n")
     print(f"{out}: complete, digest {manifest.digest()}")
     if request.lacking:
         rest = shlex.join(["outrider", "compile", *(w for w in arguments if w != "--quick")])

@@ -1,5 +1,5 @@
-"""The check that two models agree: a compiled graph with the eager model that it was made from, a
-device with the host, and an artefact's rounds with its target.
+"""The check that two models agree: a compiled graph with the eager model that it was made from, and
+a device with the host.
 
 Both models get the same calls: random trees above a random context, each row sampled in another
 way. Their choices may differ in the few near-ties that rounding decides. Of a graph the keys,
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -21,30 +20,18 @@ from torch import Tensor
 
 from compile.random_calls import beside, random_segments
 from compile.spec import verify_bucket
-from inference.artifact import MANIFEST, Bucket, Manifest
+from inference.artifact import Bucket, Manifest
 from inference.backends import Chosen, Model, Segment
 from inference.backends.compiled import CompiledModel
 from inference.backends.eager import EagerModel
-from inference.backends.fused import load_fused
-from inference.backends.neuron import Say
-from inference.backends.neuron_loading import load_neuron
-from inference.backends.neuron_sdk import has_device
 from inference.backends.sequence import ModelSequence
-from inference.decode import decode
-from inference.engine.engine import Engine
-from inference.engine.graph_rounds import GraphRounds, RoundModel
-from inference.engine.local_session import LocalSession
 from inference.errors import BadArtifact
-from inference.order import Decode
 from inference.sampling import SamplingParams
-from inference.tree import TokenTree
 
 CALLS = 3
 """Calls that are compared in each way."""
 WAYS = {"greedy": SamplingParams(), "temperature 1": SamplingParams(1.0, seed=7)}
 """Sampling of texts and devices that are compared, in words."""
-_TOKENS = 32
-"""Tokens of a text that rounds make in each way."""
 _LEAST = -100.0  # log-probability below which numbers are not compared
 
 
@@ -112,12 +99,12 @@ def check_graph(
         made, expected = model.choose(call), reference.choose(call)
         for segment, *pair in zip(call, made, expected, strict=True):
             choices[segment.params].append(tuple([each] for each in pair))
-        states = _states(reference, call, expected, bool(features))
-        for name, ours in _states(model, call, made, bool(features)).items():
+        states = written_states(reference, call, expected, bool(features))
+        for name, ours in written_states(model, call, made, bool(features)).items():
             errors[name].append(_distances(ours, states[name]))
     allowed, wrong = ROUNDING[reference.dtype], list[str]()
     for params, pairs in choices.items():
-        compared = _compare(_name(params), pairs)
+        compared = compare(_name(params), pairs)
         if not compared.is_enough(allowed.choices):
             wrong.append(f"its choices differ: {compared}")
     for name, distances in errors.items():
@@ -134,7 +121,7 @@ def check_graph(
     for call in (one, beside(one, other)):
         made = model.choose(call)[:1]
         roots.append({"choices": torch.from_numpy(made[0].tokens)[None]})
-        roots[-1] |= _states(model, call[:1], made, bool(features))
+        roots[-1] |= written_states(model, call[:1], made, bool(features))
     for name, ours in roots[0].items():
         if not torch.equal(ours[:, 0], roots[1][name][:, 0]):
             raise BadArtifact(
@@ -157,66 +144,7 @@ def agreements(model: Model, reference: Model, manifest: Manifest) -> Iterator[A
         calls = [
             random_segments(bucket, vocabulary, 1, length, seed, [params]) for seed in range(CALLS)
         ]
-        yield _compare(how, [(model.choose(call), reference.choose(call)) for call in calls])
-
-
-def check_rounds(directory: Path, manifest: Manifest, say: Say) -> Iterator[str]:
-    """Compare what an artefact's rounds write with what its target chooses, in words, or say that
-    it cannot run here. Raises BadArtifact, and removes the manifest, when the text is not the
-    target's.
-    """
-    if manifest.target == "cpu":
-        model: RoundModel = load_fused(directory, manifest)
-    elif has_device():
-        loaded = load_neuron(directory, manifest, say)
-        assert isinstance(loaded, RoundModel), "a manifest with a draft"
-        model = loaded
-    else:
-        yield "no Neuron device here: the artefact was built and not tried"
-        return
-    for found in round_agreements(model, manifest):
-        if found.equal < found.total:
-            (directory / MANIFEST).unlink()
-            raise BadArtifact(f"the artefact's rounds do not write its target's own text: {found}")
-        yield f"rounds, {found}"
-
-
-def round_agreements(model: RoundModel, manifest: Manifest) -> Iterator[Agreement]:
-    """Compare texts that rounds make after a random prompt with what the target chooses at each of
-    their positions. Row 0 is free.
-    """
-    assert manifest.fused is not None, "a manifest with a draft"
-    most = min(_TOKENS, manifest.sequence_length // 2)
-    length = max(1, manifest.sequence_length // 8)
-    prompt = np.random.default_rng(0).integers(0, manifest.vocabulary, length).tolist()
-    for how, params in WAYS.items():
-        if not params.greedy and not manifest.fused.rounds[-1].sampled:
-            continue
-        text = _text_of_rounds(model, manifest, prompt, params, most)
-        sequence, before, chosen = ModelSequence(model, 0, params), [prompt[-1], *text[:-1]], []
-        sequence.extend(prompt[:-1])
-        for start in range(0, len(text), manifest.max_tree_nodes):
-            chain = TokenTree.chain(before[start : start + manifest.max_tree_nodes])
-            chosen.append(sequence.choose(chain))
-            sequence.commit(chain, range(1, len(chain)))
-        made, expected = (Chosen(np.array(part)) for part in (text, np.concatenate(chosen)))
-        yield _compare(how, [([made], [expected])])
-
-
-def _text_of_rounds(
-    model: RoundModel, manifest: Manifest, prompt: list[int], params: SamplingParams, most: int
-) -> list[int]:
-    engine = Engine(
-        model,
-        sequence_length=manifest.sequence_length,
-        max_tree_nodes=manifest.max_tree_nodes,
-        vocabulary=manifest.vocabulary,
-        graphs=GraphRounds(model),
-    )
-    session, order = LocalSession(engine), Decode(len(prompt) + most, beside=True)
-    text = [token for step in decode(prompt, params, session, order) for token in step.tokens]
-    session.close()
-    return text
+        yield compare(how, [(model.choose(call), reference.choose(call)) for call in calls])
 
 
 def _name(params: SamplingParams) -> str:
@@ -226,7 +154,7 @@ def _name(params: SamplingParams) -> str:
     return f"temperature {params.temperature:g}, {limits}"
 
 
-def _compare(how: str, calls: Sequence[tuple[Sequence[Chosen], ...]]) -> Agreement:
+def compare(how: str, calls: Sequence[tuple[Sequence[Chosen], ...]]) -> Agreement:
     """Count the equal choices of two models in some calls."""
     equal, total, first = 0, 0, ""
     for number, answers in enumerate(calls):
@@ -239,11 +167,11 @@ def _compare(how: str, calls: Sequence[tuple[Sequence[Chosen], ...]]) -> Agreeme
     return Agreement(how, equal, total, first)
 
 
-def _states(
+def written_states(
     model: CompiledModel | EagerModel,
     call: Sequence[Segment],
-    answers: Sequence[Chosen],
-    features: bool,
+    answers: Sequence[Chosen] = (),
+    features: bool = False,
 ) -> dict[str, Tensor]:
     """Return the keys and values that a call wrote, and its features and log-probabilities where
     they were requested, by name: [layers, nodes, width].

@@ -4,6 +4,7 @@ builder is imported when it is chosen, because each needs its own compiler.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def neuron_artifact(
     source, builder = read_source(checkpoint), builder_of(spec, checkpoint)
     tools = builder.made_with()
     made_from = {
-        "spec": spec.plain(),
+        "spec": asdict(spec),
         "model": source.model_fingerprint,
         "versions": dict(tools.versions),
         "flags": dict(tools.flags),

@@ -12,7 +12,7 @@ from compile.spec import check_target
 from inference.artifact import NATIVE
 from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions, parse_flags
-from inference.flags.group import Also, FlagRule, Group, Repeated, Shown
+from inference.flags.group import Alias, FlagRule, Group, Metavar, Multiple
 from inference.flags.values import Count, Counts, Directory, File, ModelName, Region
 from inference.tree_shape import Branches
 
@@ -24,7 +24,7 @@ _SIZES = "sizes of graphs (comma-separated; every combination is built)"
 _ON = "build on a temporary EC2 instance (outrider compile --on TYPE)"
 
 Sizes = Annotated[Counts, AfterValidator(lambda sizes: tuple(sorted(set(sizes))))]
-Store = Annotated[str, Shown("STORE")]
+Store = Annotated[str, Metavar("STORE")]
 
 
 class JobOptions(Group, title=_ON):
@@ -34,9 +34,9 @@ class JobOptions(Group, title=_ON):
     """AWS region (default: that of boto3's configuration, else us-east-1)"""
     spot: bool = False
     """use a spot instance: cheaper, and AWS may end it at any time"""
-    lifetime_hours: Annotated[float, Gt(0), Le(24 * 7), Shown("HOURS")] = 6.0
+    lifetime_hours: Annotated[float, Gt(0), Le(24 * 7), Metavar("HOURS")] = 6.0
     """maximum lifetime of the instance"""
-    image: Annotated[str, Shown("PARAMETER")] | None = None
+    image: Annotated[str, Metavar("PARAMETER")] | None = None
     """public SSM parameter of the machine image (default: by --target or --instance)"""
     wheel: File | None = None
     """Outrider wheel to install on the instance (default: built from this checkout)"""
@@ -45,7 +45,7 @@ class JobOptions(Group, title=_ON):
 class InstanceOptions(JobOptions, title=_ON):
     """The machine that builds the artefact: this one, unless `on` names an instance type."""
 
-    on: Annotated[str, Shown("TYPE")] | None = None
+    on: Annotated[str, Metavar("TYPE")] | None = None
     """instance type, such as r7i.4xlarge or trn1.32xlarge; with --dry_run only its price and memory
     are printed"""
 
@@ -57,7 +57,7 @@ class FusedOptions(Group, title=_FUSED):
     """also build graphs of a whole round: the draft grows a tree and the target verifies it"""
     draft_model: ModelName | None = None
     """directory or hub name of the draft (default: the embedded draft)"""
-    gamma: Annotated[Count, Also("speculation_length")] | None = None
+    gamma: Annotated[Count, Alias("speculation_length")] | None = None
     """draft a chain of this many tokens each round (default: 4)"""
     draft_tree: Counts | None = None
     """draft a tree with this many children per node at each level, such as 3,2,1"""
@@ -84,7 +84,7 @@ class StoreOptions(Group, title="stores"):
     """upload the artefact, built now or present in --out, to a directory or s3://BUCKET/PREFIX"""
     pull: Store | None = None
     """download an artefact from a store to --out"""
-    digest: Annotated[str, Shown("HEX")] | None = None
+    digest: Annotated[str, Metavar("HEX")] | None = None
     """digest of the artefact to pull, which --push printed; required, since an artefact is
     executable code"""
     graph_store: Store | None = None
@@ -108,7 +108,7 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
     """device to build for"""
     out: Directory | None = None
     """directory for the artefact"""
-    batch: Annotated[Count, Also("rows")] | None = None
+    batch: Annotated[Count, Alias("rows")] | None = None
     """maximum concurrent texts (default: as many of 4, 2 or 1 as fit beside weights and graphs)"""
     sequence_length: Annotated[int, Ge(2)] | None = None
     """maximum length of prompt and output together (default: 2048, or the model's limit)"""
@@ -116,11 +116,11 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
     """maximum nodes of a candidate tree, root included"""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """precision (default: float32 on cpu, else bfloat16)"""
-    tensor_parallel: Annotated[Count, Also("tp_degree")] | None = None
+    tensor_parallel: Annotated[Count, Alias("tp_degree")] | None = None
     """NeuronCores that share the target (default: those of the smallest instance)"""
-    flag: Annotated[tuple[str, ...], Repeated(), Shown("NAME[=VALUE]")] = ()
+    flag: Annotated[tuple[str, ...], Multiple(), Metavar("NAME[=VALUE]")] = ()
     """compiler flag, can be repeated: --flag=-O2 --flag=max_autotune=1"""
-    features: Annotated[str, Shown("N,..._OR_DIR_OR_NAME")] | None = None
+    features: Annotated[str, Metavar("N,..._OR_DIR_OR_NAME")] | None = None
     """layers whose inputs the graphs return, such as 2,16,29; eagle3: the three that EAGLE-3 reads;
     or the EAGLE-3 head that reads them (default: none)"""
     masks: bool = False

@@ -28,7 +28,8 @@ from inference.model.attention import Sight, attend
 from inference.model.cache import empty_cache
 from inference.model.checkpoint import DTYPES
 from inference.model.config import ModelConfig
-from inference.model.decoder import Decoder, Layers
+from inference.model.decoder import Decoder
+from inference.model.layers import Layers
 from inference.model.noise_window import NoisePlace, empty_window, fill_inputs
 from inference.model.round_graph import StatefulRoundGraph
 from inference.model.verify_graph import StatefulGraph, copy_inputs

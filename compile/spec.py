@@ -5,8 +5,7 @@ or compilers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, fields
 
 from inference.artifact import Bucket, FusedPart, Manifest
 from inference.errors import InvalidRequest
@@ -74,12 +73,6 @@ class CompileSpec:
         names = [one.name for one in fields(cls) if one.name != "fused"]
         return cls(**{name: getattr(manifest, name) for name in names})
 
-    def plain(self) -> dict[str, Any]:
-        """Return the spec as a dictionary. Features are left out where there are none, so that what
-        was built before they existed is found again.
-        """
-        return {name: value for name, value in asdict(self).items() if name != "features" or value}
-
     @property
     def graphs(self) -> tuple[Bucket, ...]:
         """All graphs that are to be compiled: the target's, then the draft's, then those of
@@ -93,17 +86,14 @@ class CompileSpec:
 
     @property
     def capacity(self) -> int:
-        """Usable slots a row: the sequence and one tree."""
+        """Usable slots of a row, for the sequence and one tree. The next one, the junk slot, takes
+        padding.
+        """
         return self.sequence_length + self.max_tree_nodes
 
     @property
-    def junk(self) -> int:
-        """The slot that padding is written to. It lies behind the usable ones."""
-        return self.capacity
-
-    @property
     def cache_slots(self) -> int:
-        """Slots a row of the cache has, the junk slot included."""
+        """Slots of a row, the junk slot included."""
         return self.capacity + 1
 
 
@@ -152,10 +142,10 @@ def _check_buckets(spec: CompileSpec) -> None:
             f"graph {next(name for name in names if names.count(name) > 1)} is asked for twice"
         )
     for bucket in spec.buckets:
-        if bucket.junk != spec.junk:
+        if bucket.junk != spec.capacity:
             raise InvalidRequest(
                 f"graph {bucket.name} writes padding to slot {bucket.junk}, this cache's junk slot "
-                f"is {spec.junk}"
+                f"is {spec.capacity}"
             )
         if bucket.rows > spec.rows:
             raise InvalidRequest(
@@ -197,7 +187,7 @@ def _check_fused(spec: CompileSpec, fused: FusedPart) -> None:
             "looks at in a round"
         )
     for bucket in (*fused.prefill, *fused.rounds):
-        if bucket.junk != spec.junk or bucket.rows > spec.rows:
+        if bucket.junk != spec.capacity or bucket.rows > spec.rows:
             raise InvalidRequest(
                 f"graph {bucket.name} is for another cache than {spec.rows} rows of "
                 f"{spec.capacity} slots"

@@ -13,10 +13,10 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
+from compile.aws import Aws, aws_refusals, error_code
 from inference.artifact import (
     MANIFEST,
     Manifest,
@@ -25,13 +25,10 @@ from inference.artifact import (
     read_manifest,
     read_manifest_file,
 )
-from inference.errors import BadArtifact, InvalidRequest, Unavailable
-from inference.extras import require
+from inference.errors import BadArtifact, InvalidRequest
 from inference.files import replacing
 
 Say = Callable[[str], None]
-T = TypeVar("T")
-_REFUSALS = ["NoSuchBucket", "403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"]
 
 
 class Objects(Protocol):
@@ -89,7 +86,7 @@ def pull(store: Objects, digest: str, directory: Path, say: Say) -> Manifest:
     manifest = fetch_manifest(store, digest, partial)
     for index, (name, sha256) in enumerate(sorted(manifest.files.items()), 1):
         say(f"[{index}/{len(manifest.files)}] {name}")
-        _fetch(store, sha256, partial / name)
+        fetch_file(store, sha256, partial / name)
     check_files(partial, manifest)
     if directory.exists():
         directory.rmdir()
@@ -132,43 +129,36 @@ class S3Objects:
         if not self._bucket:
             raise InvalidRequest(f"{url}: a store on S3 is s3://BUCKET or s3://BUCKET/PREFIX")
         self._prefix = f"{prefix}/" if prefix else ""
-        self._client: Any = self._ask(lambda: import_module("boto3").client("s3"))
+        self._client = Aws().client("s3")
 
     def has(self, name: str) -> bool:
-        of = {"Bucket": self._bucket, "Key": self._prefix + name}
-        return self._ask(lambda: bool(self._client.head_object(**of)), absent=False)
+        return self._found(
+            lambda: self._client.head_object(Bucket=self._bucket, Key=self._key(name))
+        )
 
     def put(self, name: str, path: Path) -> None:
-        of = (str(path), self._bucket, self._prefix + name)
         checksum = {"ChecksumAlgorithm": "SHA256"}
-        self._ask(lambda: self._client.upload_file(*of, ExtraArgs=checksum))
+        with aws_refusals(self._url):
+            self._client.upload_file(str(path), self._bucket, self._key(name), ExtraArgs=checksum)
 
     def get(self, name: str, path: Path) -> None:
-        def download() -> bool:
-            self._client.download_file(self._bucket, self._prefix + name, str(path))
-            return True
-
-        if not self._ask(download, absent=False):
+        place = self._bucket, self._key(name), str(path)
+        if not self._found(lambda: self._client.download_file(*place)):
             raise BadArtifact(f"{self._url} has no {name}")
 
-    def _ask(self, call: Callable[[], T], **absent: T) -> T:
-        """Make a call and translate its errors into ours. With `absent`, that value is returned
-        where the object is missing.
-        """
-        require("aws", "S3")
-        from boto3.exceptions import Boto3Error
-        from botocore.exceptions import BotoCoreError, ClientError
+    def _key(self, name: str) -> str:
+        return self._prefix + name
 
-        try:
-            return call()
-        except (Boto3Error, BotoCoreError, ClientError) as error:
-            response: dict[str, Any] = getattr(error, "response", None) or {}
-            code = str(response.get("Error", {}).get("Code", ""))
-            if absent and code in ("404", "NoSuchKey"):
-                return absent["absent"]
-            if any(f"({word})" in str(error) for word in _REFUSALS):
-                raise InvalidRequest(f"{self._url}: S3 refuses ({error})") from error
-            raise Unavailable(f"{self._url}: {error}") from error
+    def _found(self, call: Callable[[], object]) -> bool:
+        """Make a call about an object. Returns whether the store has it."""
+        with aws_refusals(self._url):
+            try:
+                call()
+            except self._client.exceptions.ClientError as error:
+                if error_code(error) not in ("404", "NoSuchKey"):
+                    raise
+                return False
+        return True
 
 
 def _present(directory: Path, digest: str) -> Manifest:
@@ -196,7 +186,7 @@ def fetch_manifest(store: Objects, digest: str, directory: Path) -> Manifest:
     return manifest
 
 
-def _fetch(store: Objects, sha256: str, path: Path) -> None:
+def fetch_file(store: Objects, sha256: str, path: Path) -> None:
     """Fetch one file, unless an earlier pull that was broken off has it."""
     if path.is_file() and hash_file(path) == sha256:
         return

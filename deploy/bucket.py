@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from deploy.aws import Aws, aws_refusals, error_code
+from compile.aws import Aws, aws_refusals, error_code
 from deploy.deployment import own_bucket
 from inference.artifact import hash_file
 from inference.errors import InvalidRequest

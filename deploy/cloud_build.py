@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from compile.aws import Aws
 from compile.compile_options import CompileOptions, InstanceOptions
 from compile.plan.device import GIB, device_of
 from compile.plan.memory import build_memory
 from compile.request import find_checkpoint, make_request, names_layers
 from compile.store import open_store, pull
-from deploy.aws import Aws
 from deploy.deployment import own_bucket
 from deploy.host.user_data import ARTEFACT
 from deploy.instance_kind import NEURON_IMAGE, NEURON_VENV, check_image
@@ -81,7 +81,7 @@ def pinned(options: CompileOptions) -> tuple[CompileOptions, bool]:
         del named["features"]
     models = {name: pin_model(given) for name, given in named.items() if given is not None}
     names: dict[str, Any] = {name: model.name for name, model in models.items()}
-    return options.but(**names), any(model.needs_token for model in models.values())
+    return options.replace(**names), any(model.needs_token for model in models.values())
 
 
 def plan(aws: Aws, options: CompileOptions) -> tuple[HostJob, str]:
@@ -122,7 +122,7 @@ def plan(aws: Aws, options: CompileOptions) -> tuple[HostJob, str]:
 
 def _memory(aws: Aws, options: CompileOptions) -> int:
     """Bytes that the build needs. Raises InvalidRequest where the instance has less."""
-    checkpoint = find_checkpoint(options.but(dry_run=True))
+    checkpoint = find_checkpoint(options.replace(dry_run=True))
     need = build_memory(checkpoint.config, make_request(options, checkpoint).spec)
     on = options.where.on or ""
     has = host_size(aws, on).memory_gib * GIB

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from deploy.aws import Aws, aws_refusals
+from compile.aws import Aws, aws_refusals
 from deploy.deployment import hub_token_parameter, secret_parameters
 from grpc_comm.certificate import make_certificate
 from grpc_comm.keys_file import make_key

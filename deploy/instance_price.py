@@ -15,7 +15,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from statistics import median
 
-from deploy.aws import Aws, AwsDown, check_region
+from compile.aws import Aws, AwsDown, check_region
 from deploy.instance_kind import Market
 from deploy.running_instance import RunningInstance
 from inference.command import say

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from compile.aws import Aws
 from compile.compile_options import JobOptions
-from deploy.aws import Aws
 from deploy.bucket import HostBucket, put_wheel
 from deploy.deployment import Host, hub_token_parameter
 from deploy.handover import put_hub_token, withdraw_secrets

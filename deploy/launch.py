@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from deploy.aws import Aws
+from compile.aws import Aws
 from deploy.deployment import Host
 from deploy.places import SubnetInZone, host_size
 from deploy.running_instance import describe_instance

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from deploy.aws import Aws, aws_refusals, error_code
+from compile.aws import Aws, aws_refusals, error_code
 from deploy.instance_kind import NEURON_BASE_IMAGE, InstanceKind
 from inference.errors import InvalidRequest
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from compile.aws import Aws
 from compile.plan.device import device_of
 from compile.spec import CompileSpec
 from compile.store import fetch_manifest, open_store
-from deploy.aws import Aws
-from deploy.commands.options import DeploymentOptions
+from deploy.commands.options import UpOptions
 from deploy.deployment import Host, secret_parameters
 from deploy.instance_price import InstancePrices, NoPrice, Price, bundled_prices
 from deploy.places import SubnetInZone, find_image, places_for
@@ -37,7 +37,7 @@ class AccountView(NamedTuple):
 class Plan(NamedTuple):
     """A target and its host, with what is known of them."""
 
-    options: DeploymentOptions
+    options: UpOptions
     host: Host
     manifest: Manifest | None  # of the artefact; None for a model, and for one on S3 without AWS
     account: AccountView | None  # None where there are no credentials
@@ -78,7 +78,7 @@ class Plan(NamedTuple):
             )
 
 
-def make_plan(options: DeploymentOptions, host: Host, aws: Aws | None) -> Plan:
+def make_plan(options: UpOptions, host: Host, aws: Aws | None) -> Plan:
     """Ask the account about a target, where there are credentials. Without, the price is the
     bundled one. Raises InvalidRequest for what cannot be started or served.
     """
@@ -95,7 +95,7 @@ def make_plan(options: DeploymentOptions, host: Host, aws: Aws | None) -> Plan:
     return Plan(options, host, manifest, account, price)
 
 
-def _served(options: DeploymentOptions, manifest: Manifest | None) -> str:
+def _served(options: UpOptions, manifest: Manifest | None) -> str:
     if manifest is not None:
         return f"{manifest.model} for {manifest.target}, digest {manifest.digest()}"
     if options.artifact is not None:
@@ -103,7 +103,7 @@ def _served(options: DeploymentOptions, manifest: Manifest | None) -> str:
     return f"none; the host serves {options.model or 'the embedded target'}"
 
 
-def _ports(options: DeploymentOptions) -> str:
+def _ports(options: UpOptions) -> str:
     if options.allow_cidr is None:
         address = ", which has no public address" if options.private else ""
         return f"none; a tunnel leads to {options.port} on the host{address}"
@@ -133,7 +133,7 @@ class Speed(NamedTuple):
     source: str
 
 
-def read_served(options: DeploymentOptions) -> Manifest | None:
+def read_served(options: UpOptions) -> Manifest | None:
     """The manifest of the target's artefact; None where it serves a model. Of an artefact on S3
     no other file is fetched.
 

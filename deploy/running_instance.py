@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from deploy.aws import Aws, aws_refusals, error_code
+from compile.aws import Aws, aws_refusals, error_code
 from deploy.instance_kind import Market
 from inference.errors import Unavailable
 

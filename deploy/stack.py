@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 
-from deploy.aws import Aws, aws_refusals, error_code
+from compile.aws import Aws, aws_refusals, error_code
 from deploy.deployment import Host
 from inference.command import glance
 from inference.errors import InvalidRequest, Unavailable

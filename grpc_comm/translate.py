@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from grpc_comm.messages import read_logprobs, read_tokens, write_logprobs
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.sampling_fields import PROTOCOL_VERSION, check_protocol, read_params, write_params
-from inference.errors import InvalidRequest, Mismatch
+from inference.errors import InvalidRequest, LimitExceeded, Mismatch
 from inference.order import Opened, Progress
 from inference.proposer import MOST_CANDIDATES
 from inference.sampling import SamplingParams
@@ -238,6 +238,15 @@ def read_answer(message: pb.ServerMessage) -> SessionTerms | Progress | str:
     if kind == "go_away":
         return plain(message.go_away.reason)
     raise Mismatch("sent a message that this version does not know")
+
+
+def check_prompt_length(length: int, sequence_length: int) -> None:
+    """Raise LimitExceeded for a prompt that leaves no room for output."""
+    if length >= sequence_length:
+        raise LimitExceeded(
+            f"a prompt of {length} tokens leaves no room: the sequence length is "
+            f"{sequence_length}, prompt and output together"
+        )
 
 
 def check_fingerprints(request: OpenRequest, description: Description) -> None:

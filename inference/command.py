@@ -33,28 +33,28 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {wider[0]}?" if len(words) > 1 and wider else ""
 
 
-def check_names(given: Iterable[str], known: type, call: str) -> None:
+def check_names(names: Iterable[str], keywords: type, call: str) -> None:
     """Raise InvalidRequest for an unknown keyword argument of a call.
 
-    known: its keywords, a TypedDict
+    keywords: of the call, a TypedDict
     """
-    for name in given:
-        if name not in known.__annotations__:
-            meant = nearest(name, known.__annotations__)
+    for name in names:
+        if name not in keywords.__annotations__:
+            meant = nearest(name, keywords.__annotations__)
             raise InvalidRequest(f"{call} has no parameter {name}{meant}")
 
 
-def _edits(given: str, other: str) -> int:
+def _edits(name: str, other: str) -> int:
     """Edit distance: letters to insert, delete, replace or swap with their neighbour."""
     before: list[int] = []
     last = list(range(len(other) + 1))
-    for row, letter in enumerate(given):
+    for row, letter in enumerate(name):
         edits = [row + 1]
         for column, wanted in enumerate(other):
             edits.append(
                 min(edits[-1] + 1, last[column + 1] + 1, last[column] + (letter != wanted))
             )
-            if row and column and (letter, given[row - 1]) == (other[column - 1], wanted):
+            if row and column and (letter, name[row - 1]) == (other[column - 1], wanted):
                 edits[-1] = min(edits[-1], before[column - 1] + 1)
         before, last = last, edits
     return last[-1]
@@ -67,7 +67,7 @@ def run_command(work: Callable[[], int], *, debug: bool, interrupted: str = "int
     stdout, as behind `| head`, ends the command silently. Other errors are raised.
     """
     try:
-        with told_to(_print):
+        with messages_to(_print):
             return work()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for buffered output
@@ -84,38 +84,38 @@ def run_command(work: Callable[[], int], *, debug: bool, interrupted: str = "int
 
 def say(line: str) -> None:
     """Show the user a message on stderr; stdout is for the command's results."""
-    _hearers[-1](line, True)
+    _displays[-1](line, True)
 
 
 def glance(line: str) -> None:
     """Show the user the current status; the next such line replaces it."""
-    _hearers[-1](line, False)
+    _displays[-1](line, False)
 
 
-def is_heard() -> bool:
+def has_display() -> bool:
     """Whether a display shows the messages, such as a text during its generation."""
-    return _hearers[-1] is not _print
+    return _displays[-1] is not _print
 
 
 def _print(line: str, _lasting: bool) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-Hear = Callable[[str, bool], None]
+Display = Callable[[str, bool], None]
 """Gets a message, and whether it is permanent."""
 
-_hearers: list[Hear] = [_print]
+_displays: list[Display] = [_print]
 
 
 @contextmanager
-def told_to(hear: Hear) -> Iterator[None]:
-    """Within this context, messages of all threads go to `hear`."""
-    _hearers.append(hear)
+def messages_to(display: Display) -> Iterator[None]:
+    """Within this context, messages of all threads go to `display`."""
+    _displays.append(display)
     try:
         yield
     finally:
-        last = max(index for index, one in enumerate(_hearers) if one is hear)
-        del _hearers[last]
+        last = max(index for index, other in enumerate(_displays) if other is display)
+        del _displays[last]
 
 
 def logged(line: str, lasting: bool) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from threading import Event
 from typing import Any, Unpack, overload
 
-from inference.command import check_names, logged, told_to
+from inference.command import check_names, logged, messages_to
 from outrider.client.client import open_client
 from outrider.keywords import TextKeywords
 from outrider.options.roles import SharedClientRole
@@ -30,7 +30,7 @@ class Engine:
 
     def __init__(self, options: SharedClientRole) -> None:
         self._stack, self._rows = ExitStack(), options.batch
-        self._stack.enter_context(told_to(logged))
+        self._stack.enter_context(messages_to(logged))
         try:
             self._client = self._stack.enter_context(open_client(options))
             self._client.load(self._rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -9,7 +10,7 @@ from importlib import import_module
 from inference.command import run_command
 from outrider.options.parsing import parse
 from outrider.options.verbs import OTHER_VERBS
-from outrider.processes import leave
+from outrider.processes import CHILD, end_with_input, leave
 from outrider.role_programs import run_role
 
 PROGRAMS = {
@@ -28,6 +29,8 @@ PROGRAMS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a role or a verb. Returns 0 on success."""
     if arguments is None:
+        if os.environ.pop(CHILD, ""):
+            end_with_input()
         return leave(main(sys.argv[1:]))
     words = list(arguments)
     if words[:1] == ["help"]:

@@ -40,6 +40,10 @@ def end(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
+CHILD = "OUTRIDER_CHILD"
+"""Environment variable of a command that ends with its standard input."""
+
+
 def end_with_input() -> None:
     """From now on, end this process as SIGTERM does when its standard input is closed.
 
@@ -52,10 +56,3 @@ def end_with_input() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, name="outrider input", daemon=True).start()
-
-
-if __name__ == "__main__":  # a command whose parent holds its stdin: outrider/target/spawn.py
-    from outrider.__main__ import main
-
-    end_with_input()
-    sys.exit(main())

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-PACKAGES = ("compile", "deploy", "grpc_comm", "inference", "outrider")
+from tests.house import ROOMS
+from tests.support.repository import ROOT
 
 EVERYWHERE = (
     r"nor where", r"decodes on", r"hereby", r"thereof", r"shall", r"spoilt", r"times as fast",
@@ -50,7 +50,7 @@ def test_documentation_is_in_plain_english() -> None:
 def test_strings_of_the_product_are_in_plain_english() -> None:
     found = [
         match
-        for package in PACKAGES
+        for package in ROOMS
         for file in sorted((ROOT / package).rglob("*.py"))
         for node, is_docstring in _strings(file)
         for phrases in [EVERYWHERE if is_docstring else FOR_USERS]

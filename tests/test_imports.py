@@ -36,7 +36,7 @@ IMPURE = {
 """Files within inference/ that need nothing but the standard library and numpy, and the others."""
 
 HOMES = {
-    "boto3": ("deploy/aws.py", "compile/store.py"),
+    "boto3": ("compile/aws.py",),
     "defusedxml": ("outrider/measure/autodraft.py",),
     "llguidance": ("inference/grammar.py", "inference/grammar_check.py"),
 }
@@ -95,6 +95,25 @@ def test_what_starts_fast_imports_no_heavy_library(names: str) -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert heavy.stdout.split() == []
+
+
+TRANSFORMERS_4 = {
+    "transformers.AutoModelForCausalLM",
+    "transformers.Cache",
+    "transformers.utils.logging",
+}
+"""What modules may import of transformers, as version 4.57 of a trn1 host has it."""
+
+
+def test_modules_that_a_trn1_host_imports_take_of_transformers_what_version_4_has() -> None:
+    names = {
+        f"{node.module}.{alias.name}"
+        for module in modules("compile", "inference")
+        for node in module.tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert {name for name in names if name.startswith("transformers.")} == TRANSFORMERS_4
 
 
 def test_the_packages_imported_here_are_this_checkouts() -> None:

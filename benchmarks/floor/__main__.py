@@ -28,7 +28,7 @@ from benchmarks.floor.laws import LAWS, PROFILES, Law, Machine, Profile, profile
 from benchmarks.floor.race import MOST_NODES, SKILLS, race, tokens_by
 from benchmarks.floor.worlds import WORLDS, lines
 from benchmarks.harness import Flags, run
-from inference.flags.group import Shown
+from inference.flags.group import Metavar
 from inference.flags.values import Counts, Words, among
 from inference.times import Shape, Times
 
@@ -134,11 +134,11 @@ class Options(Flags):
     """the twelve cells that CI looks at"""
     worlds: bool = False
     """the worlds that try to make a draft cost time"""
-    world: Annotated[Words, among(WORLDS), Shown("NAME,...")] = tuple(WORLDS)
-    law: Annotated[Words, among(LAWS), Shown("NAME,...")] = tuple(LAWS)
-    profile: Annotated[Words, among(BELIEFS), Shown("NAME,...")] = ()
+    world: Annotated[Words, among(WORLDS), Metavar("NAME,...")] = tuple(WORLDS)
+    law: Annotated[Words, among(LAWS), Metavar("NAME,...")] = tuple(LAWS)
+    profile: Annotated[Words, among(BELIEFS), Metavar("NAME,...")] = ()
     """(default: all; with --worlds none and first)"""
-    draft: Annotated[Words, among(SKILLS), Shown("NAME,...")] = tuple(SKILLS)
+    draft: Annotated[Words, among(SKILLS), Metavar("NAME,...")] = tuple(SKILLS)
     sessions: Counts = (1, 8)
     seeds: int = 1
     first_seed: int = 0

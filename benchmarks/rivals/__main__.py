@@ -24,7 +24,7 @@ from benchmarks.rivals import llama_server, openvino
 from benchmarks.rivals.arm import Plays, rival_arm, with_cold_prompts
 from benchmarks.rivals.library import Library
 from inference.errors import InvalidRequest
-from inference.flags.group import Shown
+from inference.flags.group import Metavar
 from inference.flags.values import Count, Words
 from inference.model.checkpoint import DTYPES
 from outrider.client.client import Client
@@ -39,9 +39,9 @@ class Options(BenchOptions, Flags):
     """the library transformers, with the same checkpoints"""
     openvino_models: PairNames | None = None
     """OpenVINO GenAI, with these directories of exported models"""
-    llama_servers: Annotated[Words, Shown("NAME=HOST:PORT,...")] = ()
+    llama_servers: Annotated[Words, Metavar("NAME=HOST:PORT,...")] = ()
     """servers of llama.cpp, each with a name for its arm"""
-    rival_arms: Annotated[Words, Shown("NAME,...")] = ()
+    rival_arms: Annotated[Words, Metavar("NAME,...")] = ()
     """arms of other engines (default: all)"""
     rival_threads: Count = 2
     """CPU threads of transformers and OpenVINO"""

@@ -31,7 +31,7 @@ from benchmarks.training.agreement import TEMPERATURES, Agreement, collect
 from benchmarks.training.logistic import WORTH, fit_weights
 from inference.drafters.round_proposer import edge_values
 from inference.errors import InvalidRequest
-from inference.flags.group import Repeated, Shown
+from inference.flags.group import Metavar, Multiple
 from inference.json_file import Json
 from inference.planner.acceptance import KINDS, RANKS, VERSION, AcceptanceModel
 from inference.planner.acceptance_file import read_acceptance, read_model
@@ -169,7 +169,7 @@ def origin(pairs: dict[str, Texts]) -> dict[str, Any]:
 
 
 class Options(Flags):
-    pair: Annotated[tuple[str, ...], Repeated(), Shown("TARGET,DRAFT,TEXTS[,PROMPTS]")]
+    pair: Annotated[tuple[str, ...], Multiple(), Metavar("TARGET,DRAFT,TEXTS[,PROMPTS]")]
     """two models and a file for the target's texts; may be repeated"""
     each: int = 24
     """prompts of each kind"""

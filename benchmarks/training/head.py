@@ -27,19 +27,22 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.harness import FileName, Folder, cpu_decoder, run
 from benchmarks.training.corpus import TrainingFlags, prepared, read_texts
 from benchmarks.training.trainer import Trainer, batches, token_stream
-from inference.flags.group import Shown
+from inference.flags.group import Metavar
 from inference.flags.values import Natural, comma_separated
 from inference.model.attention import Sight
 from inference.model.cache import KeysValues
 from inference.model.config import ModelConfig, read_config
-from inference.model.decoder import Decoder, Past, RMSNorm
+from inference.model.decoder import Decoder
 from inference.model.eagle_head import EagleHead, HeadConfig
+from inference.model.layers import Past, RMSNorm
 from outrider.models.directories import EMBEDDED
 
 MOST_POSITIONS, LENGTH = 1024, 128
 FADING = 0.8
 
-Layers: TypeAlias = Annotated[tuple[Natural, ...], BeforeValidator(comma_separated), Shown("N,...")]
+Layers: TypeAlias = Annotated[
+    tuple[Natural, ...], BeforeValidator(comma_separated), Metavar("N,...")
+]
 
 
 def new_head(target: Decoder, kept: tuple[int, ...], inner: int, positions: int) -> EagleHead:

@@ -2,8 +2,9 @@
 not built again.
 
 Stages are the weights, each graph, and what needs all graphs. `.build/` in the artefact's directory
-remembers what each was made from, and the hashes of its files. The manifest is written last. It is
-removed before anything that it covers is changed.
+remembers what each was made from, and the hashes of its files. The manifest is written last, when
+the rounds of a draft in the graphs were checked. It is removed before anything that it covers is
+changed.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import torch
 
 from compile.build.progress import JOINT, WEIGHTS, BuildProgress
+from compile.round_check import check_rounds
 from compile.spec import CompileSpec
 from inference.artifact import (
     MANIFEST,
@@ -34,10 +38,12 @@ from inference.errors import BadArtifact, InvalidRequest
 from inference.file_model import Record, Text, read_record
 from inference.files import locked, write_whole
 from inference.json_file import read_json
+from inference.model.checkpoint import DTYPES, load_decoder
+from inference.model.config import read_config_for_graphs, read_raw_config
+from inference.model.decoder import Decoder
+from inference.model.weight_files import fingerprint
+from inference.text import Tokenizer
 from inference.tokenizer_settings import TEMPLATES
-
-if TYPE_CHECKING:
-    from inference.model.decoder import Decoder
 
 STATE = ".build"
 _COPIED = ("config.json", "generation_config.json", *TOKENIZER_FILES)
@@ -94,10 +100,6 @@ class Source:
 
 def read_source(directory: Path) -> Source:
     """A Hugging Face directory as a source. Raises UnsupportedModel for what cannot be computed."""
-    from inference.model.config import read_config_for_graphs, read_raw_config
-    from inference.model.weight_files import fingerprint
-    from inference.text import Tokenizer
-
     config, tokenizer = read_config_for_graphs(directory), Tokenizer(directory)
     return Source(
         directory,
@@ -110,10 +112,6 @@ def read_source(directory: Path) -> Source:
 
 def load_whole(spec: CompileSpec, checkpoint: Path) -> Decoder:
     """A checkpoint's decoder on the CPU, not divided, in the type of the spec's states."""
-    import torch
-
-    from inference.model.checkpoint import DTYPES, load_decoder
-
     return load_decoder(
         checkpoint,
         positions=spec.sequence_length,
@@ -159,7 +157,7 @@ def build_artifact(
         for made in _build_graphs(spec.graphs, builder, stages):
             files |= made
         files |= stages.run(JOINT, {"files": files}, lambda: builder.finish(directory, spec.graphs))
-        return _write_once(directory, make_manifest(spec, source, with_, files, command))
+        return _finish(directory, make_manifest(spec, source, with_, files, command), progress)
 
 
 def _build_graphs(
@@ -261,7 +259,7 @@ def _base_key(spec: CompileSpec, source: Source, with_: MadeWith) -> str:
     """
     settings = {
         name: value
-        for name, value in spec.plain().items()
+        for name, value in asdict(spec).items()
         if name not in ("buckets", "model", "fused")
     }
     if spec.fused is not None:
@@ -306,15 +304,19 @@ def make_manifest(
     )
 
 
-def _write_once(directory: Path, manifest: Manifest) -> Manifest:
-    """Write the manifest. One with equal content keeps its date and command, and so its digest."""
+def _finish(directory: Path, manifest: Manifest, progress: BuildProgress) -> Manifest:
+    """Check the rounds and write the manifest. One with equal content keeps its date and command,
+    and so its digest.
+    """
     if (directory / MANIFEST).is_file():
         try:
             present = read_manifest(directory)
         except BadArtifact:
             present = None
-        told = dict.fromkeys(("created", "command"))
-        if present is not None and asdict(present) | told == asdict(manifest) | told:
+        ignored = dict.fromkeys(("created", "command"))
+        if present is not None and asdict(present) | ignored == asdict(manifest) | ignored:
             return present
+    if manifest.fused is not None:
+        check_rounds(directory, manifest, progress.say)
     write_manifest(directory, manifest)
     return manifest

@@ -88,7 +88,7 @@ class CpuBuilder:
                 target.decoder, draft.decoder, target.cache, draft.cache, bucket.shape
             )
             with self._compiled(graph, bucket, round_inputs(bucket), constants, directory):
-                return [graph_path(bucket)]  # check_rounds compares it, when all graphs are there
+                return [graph_path(bucket)]  # check_rounds checks it, when all graphs are there
         model = self._draft if isinstance(bucket, DraftBucket) else self._target
         features, cache = self._spec.features, KeysValues.of(map(torch.clone, model.by_slot))
         graph = VerifyGraph(model.decoder, model.cache, bucket.levels, features)

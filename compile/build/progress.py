@@ -28,7 +28,7 @@ class BuildProgress:
     """
 
     def __init__(self, say: Say, bar: Progress | None = None) -> None:
-        self._say, self._bar = say, bar
+        self.say, self._bar = say, bar
         self._labels: dict[str, str] = {}
         self._task = None if bar is None else bar.add_task("planning", total=None)
 
@@ -43,7 +43,7 @@ class BuildProgress:
     def start(self, stage: str) -> None:
         """Report that a stage has started."""
         if self._bar is None or self._task is None:
-            self._say(f"{self._labels[stage]} ...")
+            self.say(f"{self._labels[stage]} ...")
         else:
             self._bar.update(self._task, description=stage)
 
@@ -56,7 +56,7 @@ class BuildProgress:
         self._end(f"{self._labels[stage]}: already built")
 
     def _end(self, line: str) -> None:
-        self._say(line)
+        self.say(line)
         if self._bar is not None and self._task is not None:
             self._bar.advance(self._task)
 

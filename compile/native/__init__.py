@@ -1,1 +1,1 @@
-"""Builds targets for trn2 and trn3, by native PyTorch."""
+"""Builds targets for trn2 and trn3, by native PyTorch. Not yet run on hardware."""

@@ -2,7 +2,7 @@
 TorchNeuron compiles when the ranks first call them.
 
 It runs on the instance that it builds for. What TorchNeuron compiled lies in the artefact, in the
-layout of its own cache, where loading finds it again. Not yet run on hardware.
+layout of its own cache, where loading finds it again.
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 one by one, all graphs in one file.
 
 It needs AWS's packages and no device. The graphs keep their caches as state, which is reassigned
-out of place. Graphs are told apart by the names and shapes of their inputs. Written against the
-source of NxD Core and run through a strict stand-in (tests/support/fake_neuron.py); not yet run on
-hardware.
+out of place. Graphs are told apart by the names and shapes of their inputs.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It compares the device's noise with the contract, builds a few graphs whose times tell the parts of
 a call apart, compares choices with those of the eager model, and takes the time of a call. It needs
-no other machine and leaves its artefact in --out. Not yet run on hardware.
+no other machine and leaves its artefact in --out.
 
 A graph makes noise for as many rows and tokens as a target's graph does, with the least and the
 greatest noise that occurs: the greatest decides texts. Wrong random words are wrong noise, too. A

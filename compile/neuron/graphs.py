@@ -3,8 +3,7 @@ them together to a package.
 
 A graph is traced in every build, which takes seconds, and compiled only where the cache lacks it.
 Weights are laid out as one graph reads them best (the priority graph). All other graphs are
-compiled for that layout, and loading brings the weights into it. Run through a strict stand-in
-(tests/support/fake_nxd.py); not yet run on hardware.
+compiled for that layout, and loading brings the weights into it.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from compile.build.build import hash_of
-from compile.store import Objects
+from compile.store import Objects, fetch_file
 from inference.artifact import hash_file
 from inference.errors import BadArtifact
 from inference.file_model import Record, Text, read_record
@@ -102,12 +102,7 @@ class NeffCache:
         with _replacing(unit) as part:
             self._store.get(f"units/{key}.json", part / _RECORD)
             for name, sha256 in _read(part).items():
-                self._store.get(f"files/{sha256}", part / name)
-            if not _whole(part):
-                raise BadArtifact(
-                    f"unit {key}: the store's files are not those that were compiled (a SHA-256 "
-                    "differs): nothing of it was loaded"
-                )
+                fetch_file(self._store, sha256, part / name)
         return unit
 
     def keep(self, key: str, files: Mapping[str, Path]) -> Path:

@@ -1,5 +1,4 @@
-"""Seconds of one call of a graph on a Neuron device, as far as published passes tell. Outrider has
-not yet run on this hardware.
+"""Seconds of one call of a graph on a Neuron device, as far as published passes tell.
 
 A graph takes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.aws import Aws
+from compile.aws import Aws
 from deploy.bucket import HostBucket
 from deploy.commands.options import NamedOptions
 from deploy.deployment import own_bucket, stack_name

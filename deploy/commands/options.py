@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar, Self
 from annotated_types import Ge, Gt, Le
 from pydantic import model_validator
 
+from compile.aws import Aws
 from compile.plan.device import device_of
-from deploy.aws import Aws
 from deploy.deployment import Host, own_bucket
 from deploy.host.user_data import METRICS_PORT
 from deploy.instance_kind import InstanceKind, Market, check_image
@@ -19,8 +19,8 @@ from grpc_comm.client.named_targets import check_name, find_target
 from inference.artifact import read_manifest
 from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions
-from inference.flags.group import FlagRule, Shown
-from inference.flags.values import Count, ModelName, Name
+from inference.flags.group import FlagRule, Metavar
+from inference.flags.values import Count, File, ModelName, Name
 
 BUILDER = "r7i.4xlarge"
 """Instance type with the memory that a compiler of a model of some billion parameters needs."""
@@ -36,7 +36,7 @@ class NamedOptions(CommandOptions, title="target"):
 
     name: Name = "target"
     """name of the target, here and in the AWS account"""
-    region: Annotated[str, Shown("REGION")] | None = None
+    region: Annotated[str, Metavar("REGION")] | None = None
     """AWS region (default: the existing target's, else boto3's, else us-east-1)"""
 
     @model_validator(mode="after")
@@ -59,47 +59,61 @@ class NamedOptions(CommandOptions, title="target"):
         return Aws(known.region)
 
 
-class DeploymentOptions(NamedOptions, title="instance"):
-    """A target and the instance that runs it."""
+class UpOptions(NamedOptions, title="start"):
+    """Start a target on AWS as a CloudFormation stack. Run the same command again to continue after
+    an interruption; `outrider deploy down` removes everything.
+    """
 
+    COMMON: ClassVar = (
+        *("name", "region", "instance", "model", "artifact", "digest", "spot", "allow_cidr"),
+        *("idle_minutes", "lifetime_hours", "disk_gib", "dry_run", "yes"),
+    )
     RULES: ClassVar = (
         FlagRule("spot", excludes="capacity_block", why="they are two ways to pay"),
         FlagRule("artifact", excludes="model", why="both are what is served"),
         FlagRule("private", needs="subnet", why="default subnets have no NAT gateway"),
     )
 
-    instance: Annotated[str, Shown("TYPE")] = "trn1.2xlarge"
+    instance: Annotated[str, Metavar("TYPE")] = "trn1.2xlarge"
     """EC2 type: trn1, trn2, inf2, with NVIDIA GPUs, or with CPUs only"""
-    artifact: Annotated[str, Shown("STORE")] | None = None
+    artifact: Annotated[str, Metavar("STORE")] | None = None
     """compiled target: s3://BUCKET/PREFIX with --digest, or a directory to upload to --bucket"""
-    digest: Annotated[str, Shown("HEX")] | None = None
+    digest: Annotated[str, Metavar("HEX")] | None = None
     """digest of the artefact on S3, which --push printed; for a model on S3 see docs/deploy.md"""
     model: ModelName | None = None
     """model on a CPU or CUDA instance: hub NAME or NAME@REVISION, or s3://BUCKET/PREFIX with
     --digest (default: the embedded target)"""
     spot: bool = False
     """use a spot instance: cheaper, and AWS may end it at any time"""
-    capacity_block: Annotated[str, Shown("CR_ID")] | None = None
+    capacity_block: Annotated[str, Metavar("CR_ID")] | None = None
     """start in this purchased capacity block"""
-    subnet: Annotated[str, Shown("SUBNET")] | None = None
+    subnet: Annotated[str, Metavar("SUBNET")] | None = None
     """subnet of the instance (default: the default subnet of each zone in turn)"""
     private: bool = False
     """no public address; --subnet must have a NAT gateway"""
-    bucket: Annotated[str, Shown("BUCKET")] | None = None
+    bucket: Annotated[str, Metavar("BUCKET")] | None = None
     """bucket for Outrider's wheel and artefacts (default: that of --artifact, else
     outrider-ACCOUNT-REGION)"""
-    image: Annotated[str, Shown("PARAMETER")] | None = None
+    image: Annotated[str, Metavar("PARAMETER")] | None = None
     """public SSM parameter of the machine image (default: by instance type)"""
     disk_gib: Annotated[int, Ge(8), Le(16384)] | None = None
     """volume size in GiB (default: 250 for Neuron, 200 for CUDA, 60 for CPU)"""
     port: Annotated[int, Ge(1), Le(65535)] = 50051
     """port of the target on the instance"""
-    allow_cidr: Annotated[str, Shown("CIDR")] | None = None
+    allow_cidr: Annotated[str, Metavar("CIDR")] | None = None
     """allow connections from this network, with TLS and token, in place of a tunnel"""
     idle_minutes: Count = 30
     """shut the instance down after this many minutes without a session"""
     lifetime_hours: Annotated[float, Gt(0), Le(24 * 365)] = 8.0
     """maximum lifetime of the instance"""
+    wheel: File | None = None
+    """Outrider wheel to install on the instance (default: built from this checkout)"""
+    yes: bool = False
+    """do not ask for confirmation; required if stdin is not a terminal"""
+    no_wait: bool = False
+    """do not wait until the target serves"""
+    dry_run: bool = False
+    """print the resources and their cost, and start nothing"""
 
     @model_validator(mode="after")
     def _can_be(self) -> Self:

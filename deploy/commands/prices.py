@@ -15,7 +15,7 @@ from deploy.instance_kind import Market
 from deploy.instance_price import InstancePrices, NoPrice, Price, bundled_prices
 from inference.command import FAILED
 from inference.flags.command_line import CommandOptions
-from inference.flags.group import Shown
+from inference.flags.group import Metavar
 
 EXAMPLES = """examples:
   outrider deploy prices                          every type that can serve a target, in us-east-1
@@ -29,7 +29,7 @@ class PricesOptions(CommandOptions, title="prices"):
 
     BARE: ClassVar = "instance"
 
-    instance: Annotated[str, Shown("TYPE,TYPE")] | None = None
+    instance: Annotated[str, Metavar("TYPE,TYPE")] | None = None
     """instance types (default: all types that can serve a target)"""
     region: str = "us-east-1"
     """AWS region"""

@@ -11,15 +11,15 @@ from typing import Annotated
 
 from annotated_types import Gt, Le
 
+from compile.aws import Aws
 from compile.compile_options import JobOptions
-from deploy.aws import Aws
 from deploy.deployment import own_bucket
 from deploy.host.user_data import RESULTS
 from deploy.instance_kind import InstanceKind, check_image
 from deploy.job import HostJob, job_host, prepare, run_job
 from inference.command import FAILED
 from inference.flags.command_line import CommandOptions
-from inference.flags.group import Shown
+from inference.flags.group import Metavar
 from inference.flags.values import Directory, ModelName
 from inference.model.hub import pin_model
 
@@ -37,13 +37,13 @@ FILES = ("report.json", "report.md", "run.jsonl", "profile.json")
 class ProofOptions(JobOptions, CommandOptions, title="proof"):
     """Run `outrider prove` on a temporary instance and download its reports."""
 
-    instance: Annotated[str, Shown("TYPE")] = "trn1.2xlarge"
+    instance: Annotated[str, Metavar("TYPE")] = "trn1.2xlarge"
     """EC2 type: trn1, inf2, with NVIDIA GPUs, or with CPUs only"""
     model: ModelName | None = None
     """target: hub NAME or NAME@REVISION (default: the embedded pair)"""
     draft_model: ModelName | None = None
     """draft on the instance's CPU or GPU (default: copied text only)"""
-    lifetime_hours: Annotated[float, Gt(0), Le(24), Shown("HOURS")] = 2.0
+    lifetime_hours: Annotated[float, Gt(0), Le(24), Metavar("HOURS")] = 2.0
     """maximum lifetime of the instance"""
     out: Directory = "proof"
     """directory for the reports"""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import ClassVar
 
+from compile.aws import DEFAULT_REGION, Aws
 from compile.store import open_store, push
-from deploy.aws import DEFAULT_REGION, Aws
 from deploy.bucket import HostBucket, put_wheel
-from deploy.commands.options import DeploymentOptions
+from deploy.commands.options import UpOptions
 from deploy.commands.status import host_commands
 from deploy.deployment import Host, hub_token_parameter, secret_parameters
 from deploy.handover import Handover, put_hub_token, withdraw_secrets
@@ -36,7 +35,6 @@ from grpc_comm.client.named_targets import (
 )
 from inference.command import FAILED, glance, say
 from inference.errors import InvalidRequest, MissingExtra, OutriderError, Unavailable
-from inference.flags.values import File
 from inference.model.hub import PinnedModel, pin_model
 
 EXAMPLES = """examples:
@@ -51,26 +49,6 @@ EXAMPLES = """examples:
 _FIRST_LOCAL_PORT = 50151
 _POLL_SECONDS = 5.0
 _START_MINUTES = 45
-
-
-class UpOptions(DeploymentOptions, title="start"):
-    """Start a target on AWS as a CloudFormation stack. Run the same command again to continue after
-    an interruption; `outrider deploy down` removes everything.
-    """
-
-    COMMON: ClassVar = (
-        *("name", "region", "instance", "model", "artifact", "digest", "spot", "allow_cidr"),
-        *("idle_minutes", "lifetime_hours", "disk_gib", "dry_run", "yes"),
-    )
-
-    wheel: File | None = None
-    """Outrider wheel to install on the instance (default: built from this checkout)"""
-    yes: bool = False
-    """do not ask for confirmation; required if stdin is not a terminal"""
-    no_wait: bool = False
-    """do not wait until the target serves"""
-    dry_run: bool = False
-    """print the resources and their cost, and start nothing"""
 
 
 def run(options: UpOptions) -> int:

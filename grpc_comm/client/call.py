@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import grpc
@@ -18,7 +19,6 @@ from grpc_comm import statuses, translate
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
 from grpc_comm.security import SecurityOptions, channel_security
-from grpc_comm.tls_files import check_tls_files
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address, channel_options
 from grpc_comm.unanswered import WrongSecurity, advice
@@ -39,7 +39,6 @@ class Channel:
     def __init__(self, address: Address, security: SecurityOptions, name: str = "") -> None:
         self.address, self._security = address, security
         credentials, self._metadata = channel_security(security, address)
-        check_tls_files(security)
         options = channel_options(address, name)
         if credentials is None:
             self._channel = grpc.insecure_channel(str(address), options)
@@ -71,16 +70,22 @@ class Channel:
     def _ask(self, request: pb.DescribeRequest, timeout: float) -> pb.Description:
         model = request.model
         try:
-            message: pb.Description = self._stub.Describe(
-                request, timeout=timeout, metadata=self._metadata
-            )
+            with self._open():
+                message: pb.Description = self._stub.Describe(
+                    request, timeout=timeout, metadata=self._metadata
+                )
         except grpc.RpcError as error:
-            lacking = f"{model} is not available" if model else "no Outrider target answers"
-            meaning = f"{lacking} at {self.address}"
-            raise self._failure(error, meaning) from error
-        except ValueError as error:  # gRPC's word for a closed channel
-            raise Unavailable(f"the connection to {self.address} is closed") from error
+            problem = f"{model} is not available" if model else "no Outrider target answers"
+            raise self._failure(error, f"{problem} at {self.address}") from error
         return message
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """Raise Unavailable where gRPC finds the channel closed, which it reports as ValueError."""
+        try:
+            yield
+        except ValueError as error:
+            raise Unavailable(f"the connection to {self.address} is closed") from error
 
     def _failure(self, error: grpc.RpcError, meaning: str) -> OutriderError:
         """Return our error for a failed call, with what to do about it where that is known."""
@@ -96,15 +101,14 @@ class Channel:
         An ingress without a health service counts as serving.
         """
         try:
-            answer = self._health.Check(
-                health_pb2.HealthCheckRequest(), timeout=timeout, metadata=self._metadata
-            )
+            with self._open():
+                answer = self._health.Check(
+                    health_pb2.HealthCheckRequest(), timeout=timeout, metadata=self._metadata
+                )
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return
             raise statuses.status_error(error, f"no answer from {self.address}") from error
-        except ValueError as error:  # gRPC's word for a closed channel
-            raise Unavailable(f"the connection to {self.address} is closed") from error
         if answer.status != health_pb2.HealthCheckResponse.SERVING:
             raise Unavailable(f"the target at {self.address} accepts no sessions at present")
 
@@ -116,12 +120,10 @@ class Channel:
         reconnects.
         """
         request = pb.DescribeRequest(model=model)
-        try:
+        with self._open():
             call = self._stub.Describe.future(
                 request, timeout=seconds, metadata=self._metadata, wait_for_ready=True
             )
-        except ValueError as error:  # gRPC's word for a closed channel
-            raise Unavailable(f"the connection to {self.address} is closed") from error
         while not call.done():
             if given_up.wait(REACH_POLL_SECONDS):
                 call.cancel()
@@ -130,10 +132,8 @@ class Channel:
         return translate.read_description(call.result())
 
     def session(self, messages: Iterator[pb.ClientMessage]) -> Any:
-        try:
+        with self._open():
             return self._stub.Session(messages, metadata=self._metadata)
-        except ValueError as error:  # gRPC's word for a closed channel
-            raise Unavailable(f"the connection to {self.address} is closed") from error
 
     def close(self) -> None:
         self._channel.close()

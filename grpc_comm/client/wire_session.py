@@ -10,7 +10,7 @@ from grpc_comm import messages, translate
 from grpc_comm.client.call import Call
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.translate import Description, SessionTerms
-from inference.errors import InvalidRequest, LimitExceeded, OutriderError
+from inference.errors import InvalidRequest, OutriderError
 from inference.order import Progress, TokenLogProb
 from inference.proposer import MOST_CANDIDATES, Nodes
 from inference.sampling import SamplingParams
@@ -142,9 +142,4 @@ class WireSession:
                 "log-probabilities: it needs this version of Outrider, and compiled graphs need "
                 "`outrider compile --masks`"
             )
-        length = self._description.sequence_length
-        if len(prompt) >= length:
-            raise LimitExceeded(
-                f"a prompt of {len(prompt)} tokens leaves no room: the sequence length is "
-                f"{length}, prompt and output together"
-            )
+        translate.check_prompt_length(len(prompt), self._description.sequence_length)

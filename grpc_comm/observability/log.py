@@ -15,25 +15,10 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
 
-from grpc_comm.observability.server_events import (
-    CallRejected,
-    Draining,
-    Ending,
-    Event,
-    ModelServed,
-    OfModel,
-    SessionEnded,
-    SessionOpened,
-    SessionResumed,
-    StreamLost,
-)
-from grpc_comm.observability.session_record import SessionRecord, SessionRecords
-from inference.engine.events import Evicted
-from inference.engine.session import Session
+_log = logging.getLogger(__name__)
+_log.addHandler(logging.NullHandler())  # a process without start_log() prints no events
 
-log = logging.getLogger(__name__)
-
-_ROOMS = ("inference", "grpc_comm", "outrider")
+_PACKAGES = ("inference", "grpc_comm", "outrider")
 
 
 def start_log(form: str, level: str) -> None:
@@ -51,63 +36,13 @@ def start_log(form: str, level: str) -> None:
         handlers=[handler],
         force=True,
     )
-    for room in _ROOMS:
-        logging.getLogger(room).setLevel(level.upper())
+    for package in _PACKAGES:
+        logging.getLogger(package).setLevel(level.upper())
 
 
-class EventLog:
-    """A Listener that logs events of sessions, callers and the target."""
-
-    def __init__(self, records: SessionRecords) -> None:
-        self._record = records.of
-
-    def __call__(self, event: Event) -> None:
-        match event:
-            case ModelServed(_, description):
-                names = ("model", "device", "dtype", "rows", "sequence_length", "max_tree_nodes")
-                _say("model served", {name: getattr(description, name) for name in names})
-            case SessionOpened(session):
-                _say("session opened", _opened(self._record(session), session))
-            case StreamLost(session):
-                _say("stream lost", _who(self._record(session)))
-            case SessionResumed(session):
-                _say("session resumed", _who(self._record(session)))
-            case SessionEnded(session, reason):
-                _say("session ended", _ended(self._record(session), session, reason))
-            case OfModel(_, Evicted(session)):
-                who = _who(self._record(session))
-                _say("row lent to another", {**who, "length": session.length})
-            case CallRejected(code, tenant):
-                _say("call rejected", {"code": code, "tenant": tenant}, logging.WARNING)
-            case Draining():
-                _say("draining", {})
-
-
-def _opened(record: SessionRecord, session: Session) -> dict[str, Any]:
-    return {
-        **_who(record),
-        "model": record.model,
-        "prompt_tokens": session.prompt_length,
-        "reused_tokens": record.opened.reused_tokens,
-        "queue_seconds": _round(record.opened.queue_seconds),
-        "prefill_seconds": _round(record.opened.prefill_seconds),
-    }
-
-
-def _ended(record: SessionRecord, session: Session, reason: Ending) -> dict[str, Any]:
-    spent = session.spent
-    accepted = session.made - spent.forwards  # each pass adds a token of the target's own
-    return {
-        **_who(record),
-        "reason": reason.value,
-        "prompt_tokens": session.prompt_length,
-        "tokens": session.made,
-        "forwards": spent.forwards,
-        "candidates": spent.candidates,
-        "accepted": accepted,
-        "acceptance_length": _round(1 + accepted / spent.drafted) if spent.drafted else None,
-        "seconds": _round(record.seconds),
-    }
+def log_event(event: str, level: int = logging.INFO, /, **fields: Any) -> None:
+    """Log an event of the target, with its fields."""
+    _log.log(level, event, extra={"fields": fields})
 
 
 class JsonFormatter(logging.Formatter):
@@ -145,14 +80,6 @@ class _StderrHandler(logging.Handler):
         print(self.format(record), file=sys.stderr, flush=True)
 
 
-def _say(event: str, fields: Mapping[str, Any], level: int = logging.INFO) -> None:
-    log.log(level, event, extra={"fields": fields})
-
-
-def _who(record: SessionRecord) -> dict[str, str]:
-    return {"session": record.name, "tenant": record.tenant}
-
-
 def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
     """Return what is logged with the event: its fields, or the logger's name for foreign
     records.
@@ -173,7 +100,3 @@ def _places(trace: TracebackType | None) -> list[str]:
 
 def _time(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-
-
-def _round(number: float) -> float:
-    return round(number, 4)

@@ -57,9 +57,10 @@ class TargetServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """One session. Open or Resume comes first and once. Decode, Nodes, Ack, Go and Heartbeat follow in any order and number, also
-        before Opened comes. The target sends Tokens as it makes them. Close, or the end of the client's messages, ends the session.
-        When the call breaks, the session is held for its lease.
+        """One session. The first message is Open or Resume. Any number of Decode, Nodes, Ack, Go and
+        Heartbeat follow in any order, even before Opened arrives. The target sends Tokens as it commits
+        them. Close, or the end of the client's messages, ends the session. If the call breaks, the session
+        is kept for its lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

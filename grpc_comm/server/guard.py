@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
 
 from grpc_comm.keys import WATCH_SECONDS, Grant, Keys
-from grpc_comm.security import SecurityOptions, read_file, read_secret_file, read_token
+from grpc_comm.security import (
+    SecurityOptions,
+    check_tls_files,
+    read_file,
+    read_secret_file,
+    read_token,
+)
+from grpc_comm.server.tasks import cancel, mark_retrieved
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest, LimitExceeded
 
 T = TypeVar("T")
 
 _HEALTH_CHECK = "/grpc.health.v1.Health/Check"
-_CANCEL_SECONDS = 0.05
 _WITHDRAWN = "this key was removed from the target's keys during the call"
 
 
@@ -53,6 +57,7 @@ def server_security(options: SecurityOptions, address: Address) -> ServerSecurit
             f"on {address.host} tokens would travel in plaintext: it needs --tls_cert and --tls_key"
         )
     keys = read_keys(options)
+    check_tls_files(options)
     if options.tls_cert is None or options.tls_key is None:
         return ServerSecurity(None, keys)
     pair = (
@@ -93,7 +98,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg, unus
     ) -> Any:
         grant = self._keys.grant(handler_call_details.invocation_metadata)
         if grant is None and handler_call_details.method != _HEALTH_CHECK:
-            return grpc.stream_stream_rpc_method_handler(_refuse)
+            return grpc.stream_stream_rpc_method_handler(_refuse_stream)
         handler = await continuation(handler_call_details)
         if handler is None:  # no such method
             return None
@@ -102,10 +107,16 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg, unus
         return _while_granted(_limited(handler, grant), grant)
 
 
-async def _refuse(_messages: Any, context: Any) -> None:
+async def refuse(context: Any) -> NoReturn:
+    """End a call without a valid token."""
     await context.abort(
         grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong (--token_file)"
     )
+    raise AssertionError("the call was ended")
+
+
+async def _refuse_stream(_messages: Any, context: Any) -> None:
+    await refuse(context)
 
 
 def _unread(handler: Any) -> Any:
@@ -143,32 +154,21 @@ def _while_granted(handler: Any, grant: Grant) -> Any:
     shape = "stream_stream" if handler.request_streaming else "unary_stream"
     method = getattr(handler, shape)
 
-    async def write(request: Any, context: Any) -> Any:
+    async def answer(request: Any, context: Any) -> Any:
         return await _granted(method(request, context), grant, context)
 
-    async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
-        async with aclosing(method(request, context)) as messages:
-            while True:
-                message = await _granted(anext(messages, None), grant, context)
-                if message is None:
-                    return
-                yield message
-
-    return handler._replace(**{shape: generate if inspect.isasyncgenfunction(method) else write})
+    return handler._replace(**{shape: answer})
 
 
 async def _granted(work: Awaitable[T], grant: Grant, context: Any) -> T:
     """Return the result of the work; end the call if the grant is withdrawn before."""
     task = asyncio.ensure_future(work)
+    task.add_done_callback(mark_retrieved)
     try:
         while not (task.done() or grant.withdrawn):
             await asyncio.wait({task}, timeout=WATCH_SECONDS)
     finally:  # also when the call breaks
-        while not task.done():
-            task.cancel()  # again and again: asyncio.wait_for() may swallow a cancellation
-            await asyncio.wait({task}, timeout=_CANCEL_SECONDS)
-        if not task.cancelled():
-            task.exception()  # retrieved, so that asyncio does not warn where no caller is left
+        await cancel(task)
     if task.cancelled() and grant.withdrawn:
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, _WITHDRAWN)
     return task.result()

@@ -18,12 +18,13 @@ from grpc_comm.proto import verifier_pb2_grpc
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.guard import KeyInterceptor, read_keys
 from grpc_comm.server.sender import MOST_STEP_SECONDS
-from grpc_comm.server.server import Serving, Target
+from grpc_comm.server.service import TargetService
+from grpc_comm.server.state import ServerState, Target
+from grpc_comm.server.tasks import cancel, mark_retrieved
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest, Unavailable
 
 _SESSION = "/outrider.v1.Target/Session"
-_CANCEL_SECONDS = 0.05
 _ROUTED_SECONDS, _ROUTED_POLL_SECONDS = 60.0, 0.1
 _REFUSALS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED)
 
@@ -45,17 +46,18 @@ class HostedTarget:
 
     def __init__(self, target: Target) -> None:
         check_hosted(target.security)
-        self._engine, self._keys = target.engine, read_keys(target.security)
-        self._serving = Serving(target, self._keys)
-        self._guard = KeyInterceptor(self._keys)
+        keys = read_keys(target.security)
+        self._engine, self._guard = target.engine, KeyInterceptor(keys)
+        self._state = ServerState(target, keys)
+        self._service = TargetService(self._state)
 
     def begin(self) -> None:
         """Start to accept calls."""
-        self._serving.begin()
+        self._state.begin()
 
     async def end(self) -> None:
         """End all sessions, and stop the model."""
-        await self._serving.end()
+        await self._state.end()
 
     @property
     def hung(self) -> bool:
@@ -65,7 +67,7 @@ class HostedTarget:
     async def describe(self, request: pb.DescribeRequest, carrier: Carrier) -> pb.Description:
         """Answer Describe. The status of a refused call is the carrier's; its answer is empty."""
         try:
-            return await self._serving.service.Describe(request, _CallContext(carrier))  # type: ignore[arg-type]  # what it uses of a context
+            return await self._service.Describe(request, _CallContext(carrier))  # type: ignore[arg-type]  # what it uses of a context
         except _EndedError:
             return pb.Description()
 
@@ -75,15 +77,13 @@ class HostedTarget:
         """Answer Session until either side ends it. The call's status is the carrier's."""
         call = _CallContext(carrier)
         work = asyncio.create_task(self._answer(messages, call))
+        work.add_done_callback(mark_retrieved)
         try:
             while (message := await call.written.get()) is not None:
                 yield message
             await work
         finally:  # also if the host drops the call
-            while not work.done():
-                work.cancel()  # again: asyncio.wait_for() may swallow a cancellation
-                await asyncio.wait({work}, timeout=_CANCEL_SECONDS)
-            work.cancelled() or work.exception()  # retrieved, so that asyncio does not warn
+            await cancel(work)
 
     async def _answer(self, messages: AsyncIterator[pb.ClientMessage], call: _CallContext) -> None:
         details = _Details(_SESSION, call.invocation_metadata())
@@ -98,7 +98,7 @@ class HostedTarget:
 
     async def _handler(self, _details: grpc.HandlerCallDetails) -> Any:
         return grpc.stream_stream_rpc_method_handler(
-            self._serving.service.Session, pb.ClientMessage.FromString
+            self._service.Session, pb.ClientMessage.FromString
         )
 
 

@@ -9,7 +9,10 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from grpc_comm.observability.server_events import Listener, ModelServed, OfModel
+from grpc_comm.observability.log import log_event
+from grpc_comm.observability.metrics import Metrics
+from grpc_comm.observability.model_observer import ModelObserver
+from grpc_comm.server.tasks import mark_retrieved
 from grpc_comm.translate import Description
 from inference.engine.engine import Engine
 from inference.errors import InvalidRequest
@@ -22,19 +25,25 @@ class Served(NamedTuple):
     description: Description
 
 
-class EngineThread:
-    """Runs an engine on a thread until stop()."""
+class RunningModel:
+    """A loaded model whose engine runs on a thread until stop().
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine, self._stopped = engine, threading.Event()
+    observer: counts and logs what happens to its sessions
+    """
+
+    def __init__(self, served: Served, metrics: Metrics) -> None:
+        self.engine, self.description = served
+        self.observer = ModelObserver(metrics, self.description.model)
+        self.engine.listeners.append(self.observer.count)
+        self._stopped = threading.Event()
         self._thread = threading.Thread(
-            target=engine.run, args=(self._stopped,), name="model", daemon=True
+            target=self.engine.run, args=(self._stopped,), name="model", daemon=True
         )
         self._thread.start()
 
     def stop(self) -> None:
         """Stop the engine. Returns when the forward pass in progress is done."""
-        self._engine.stop(self._stopped)
+        self.engine.stop(self._stopped)
         self._thread.join()
 
 
@@ -48,12 +57,11 @@ class Catalogue:
     """
 
     def __init__(
-        self, first: Served, listed: Mapping[str, Callable[[], Served]], emit: Listener
+        self, first: Served, listed: Mapping[str, Callable[[], Served]], metrics: Metrics
     ) -> None:
         self._first = first.description.model
-        self._served: dict[str, Served] = {}
-        self._listed, self._emit = dict(listed), emit
-        self._threads: list[EngineThread] = []
+        self._running: dict[str, RunningModel] = {}
+        self._listed, self._metrics = dict(listed), metrics
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._start(self._first, first)
 
@@ -61,24 +69,22 @@ class Catalogue:
     def names(self) -> list[str]:
         return list(dict.fromkeys([self._first, *self._listed]))
 
-    async def served(self, name: str) -> Served:
+    async def running(self, name: str) -> RunningModel:
         """Return the model of this name, the first where the name is empty.
 
         Raises InvalidRequest for a name that is not listed, and what its loader raises.
         """
         name = name or self._first
-        if name not in self._served and name not in self._listed:
+        if name not in self._running and name not in self._listed:
             raise InvalidRequest(
                 f"this target does not serve {name[:80]!r}: it lists {', '.join(self.names)}"
             )
-        if name not in self._served:
+        if name not in self._running:
             if name not in self._loading:
                 self._loading[name] = asyncio.create_task(self._load(name))
-                self._loading[name].add_done_callback(
-                    lambda done: done.cancelled() or done.exception()
-                )  # retrieved here, raised in the callers that wait
+                self._loading[name].add_done_callback(mark_retrieved)  # callers that wait raise it
             await asyncio.shield(self._loading[name])
-        return self._served[name]
+        return self._running[name]
 
     async def _load(self, name: str) -> None:
         try:
@@ -87,12 +93,12 @@ class Catalogue:
             del self._loading[name]
 
     def _start(self, name: str, served: Served) -> None:
-        emit, model = self._emit, served.description.model
-        emit(ModelServed(served.engine, served.description))
-        served.engine.listeners.append(lambda event: emit(OfModel(model, event)))
-        self._served[name] = served
-        self._threads.append(EngineThread(served.engine))
+        description = served.description
+        fields = ("model", "device", "dtype", "rows", "sequence_length", "max_tree_nodes")
+        log_event("model served", **{field: getattr(description, field) for field in fields})
+        self._metrics.add_engine(served.engine, description)
+        self._running[name] = RunningModel(served, self._metrics)
 
     def stop(self) -> None:
-        for thread in self._threads:
-            thread.stop()
+        for model in self._running.values():
+            model.stop()

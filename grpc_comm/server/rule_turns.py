@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from grpc_comm.keys import Key
+from grpc_comm.server.tasks import mark_retrieved
 from inference.errors import Busy
 from inference.token_rule import TokenRule
 
@@ -61,12 +62,8 @@ class RuleTurns:
     async def _in_turn(self, turn: asyncio.Lock, check: Callable[[], None]) -> None:
         await turn.acquire()
         checking = asyncio.get_running_loop().run_in_executor(self._checks, check)
-
-        def end_turn(done: asyncio.Future[None]) -> None:
-            turn.release()
-            done.cancelled() or done.exception()  # retrieved, even if no caller waits any more
-
-        checking.add_done_callback(end_turn)
+        checking.add_done_callback(lambda _: turn.release())
+        checking.add_done_callback(mark_retrieved)
         await asyncio.shield(checking)  # a caller that leaves gets no other turn meanwhile
 
     def close(self) -> None:

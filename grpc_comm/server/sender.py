@@ -10,6 +10,7 @@ from concurrent.futures import Future
 
 from grpc_comm import messages, translate
 from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.server.tasks import mark_retrieved
 from grpc_comm.translate import SessionTerms
 from inference.engine.engine import Engine
 from inference.engine.session import Session
@@ -71,7 +72,7 @@ class Sender:
     async def until_open(self, opening: Future[Opened]) -> Opened:
         """Wait until the prompt is prefilled, and send the client heartbeats meanwhile."""
         prefilled = asyncio.wrap_future(opening)
-        prefilled.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved
+        prefilled.add_done_callback(mark_retrieved)
         while not prefilled.done():
             await asyncio.wait({prefilled}, timeout=HEARTBEAT_SECONDS)
             if self._leaving is not None:

@@ -5,31 +5,24 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from grpc_comm.keys import Keys
-from grpc_comm.observability.server_events import Listener, ignore
 from grpc_comm.proto import verifier_pb2, verifier_pb2_grpc
-from grpc_comm.security import PLAINTEXT, SecurityOptions
 from grpc_comm.server.guard import KeyInterceptor, ServerSecurity, server_security
-from grpc_comm.server.model_registry import Catalogue, Served
-from grpc_comm.server.parse_errors import ReadingInterceptor
+from grpc_comm.server.reading import ReadingInterceptor
 from grpc_comm.server.service import TargetService
-from grpc_comm.server.session_table import LEASE_SECONDS, SessionTable
-from grpc_comm.server.state import ServerState
-from grpc_comm.tls_files import check_tls_files
-from grpc_comm.translate import Description
+from grpc_comm.server.state import ServerState, Target
 from grpc_comm.transport import Address, check_port, server_options
-from inference.engine.engine import Engine
 from inference.errors import InvalidRequest
+
+__all__ = ["BackgroundServer", "Target", "serve"]
 
 GRACE_SECONDS = 5.0
 """Seconds for which open sessions may continue after the first signal."""
@@ -42,27 +35,17 @@ SETTLE_SECONDS = 2.0
 _SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["Target"].full_name
 
 
-@dataclass(frozen=True)
-class Target:
-    """An engine to serve, with its address, its callers and its limits."""
-
-    engine: Engine
-    description: Description
-    address: Address
-    security: SecurityOptions = PLAINTEXT
-    listed: Mapping[str, Callable[[], Served]] = field(default_factory=dict)  # loaded on demand
-    listener: Listener = ignore  # gets the server's events
-    share_prefixes: bool = False  # sessions may start from rows of other keys
-    lease_seconds: float = LEASE_SECONDS  # how long to keep a disconnected client's session
-
-
 def serve(
-    target: Target, on_ready: Callable[[Address], None], grace: float = GRACE_SECONDS
+    target: Target,
+    on_ready: Callable[[Address], None],
+    grace: float = GRACE_SECONDS,
+    on_stop: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve until SIGINT or SIGTERM. A second signal ends it at once.
 
     on_ready: called with the bound address
     grace: seconds for which open sessions may continue after the first signal
+    on_stop: called upon that signal
 
     Raises InvalidRequest when the address cannot be used or would expose the target.
     """
@@ -76,6 +59,7 @@ def serve(
             await signalled.wait()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
+            on_stop()
             await listening.stop(grace)
 
     asyncio.run(until_signal())
@@ -127,83 +111,36 @@ class BackgroundServer:
         self.stop()
 
 
-class Serving:
-    """A target's service and its state, from begin() to end() on the running loop.
-
-    service: answers the calls
-    """
-
-    def __init__(self, target: Target, keys: Keys) -> None:
-        self._keys = keys
-        self._catalogue = Catalogue(
-            Served(target.engine, target.description), target.listed, target.listener
-        )
-        self._sessions = SessionTable(
-            target.listener,
-            2 * target.engine.most_sessions * (1 + len(target.listed)),
-            target.lease_seconds,
-        )
-        self._state = ServerState(
-            self._catalogue, self._sessions, target.listener, share_prefixes=target.share_prefixes
-        )
-        self.service = TargetService(self._state, keys)
-
-    def begin(self) -> None:
-        """Start to end sessions whose lease is over, and to follow the keys file."""
-        self._tasks = [
-            asyncio.create_task(self._expire()),
-            asyncio.create_task(self._keys.watch()),
-        ]
-
-    def rest(self) -> None:
-        """Stop both. Idempotent."""
-        for task in self._tasks:
-            task.cancel()
-
-    async def end(self) -> None:
-        """End all sessions, and stop the models after their forward pass in progress."""
-        self.rest()
-        self._state.rules.close()
-        self._sessions.end_all()
-        await asyncio.to_thread(self._catalogue.stop)
-
-    async def _expire(self) -> None:
-        """End sessions whose lease is over, even while there are no calls."""
-        while True:
-            await asyncio.sleep(self._sessions.lease_seconds / 4)
-            self._sessions.expire()
-
-
 class _Listening:
     """A gRPC server from bind to stop, on the running loop."""
 
     def __init__(self, target: Target) -> None:
         security = server_security(target.security, target.address)
-        check_tls_files(target.security)
         options = server_options(_longest(target))
-        interceptors: list[Any] = [ReadingInterceptor(target.listener)]
+        interceptors: list[Any] = [ReadingInterceptor(target.metrics)]
         if security.keys.required:
             interceptors.append(KeyInterceptor(security.keys))
         self._server = grpc.aio.server(options=options, interceptors=interceptors)
         self.address = target.address._replace(port=_bind(self._server, target.address, security))
-        self._serving = Serving(target, security.keys)
-        verifier_pb2_grpc.add_TargetServicer_to_server(self._serving.service, self._server)
+        self._state = ServerState(target, security.keys)
+        self._service = TargetService(self._state)
+        verifier_pb2_grpc.add_TargetServicer_to_server(self._service, self._server)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     async def __aenter__(self) -> _Listening:
         await self._server.start()
-        self._serving.begin()
+        self._state.begin()
         for name in ("", _SERVICE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         return self
 
     async def stop(self, grace: float | None) -> None:
         """Announce the end, accept no new sessions, and end open ones within `grace` seconds."""
-        self._serving.rest()
+        self._state.rest()
         await self._health.enter_graceful_shutdown()
         if grace:
-            self._serving.service.drain("the target is shutting down", RETRY_SECONDS)
+            self._service.drain("the target is shutting down", RETRY_SECONDS)
         await self._server.stop(grace)
         await _settle()
 
@@ -214,7 +151,7 @@ class _Listening:
         trace: TracebackType | None,
     ) -> None:
         await self._server.stop(None)
-        await self._serving.end()
+        await self._state.end()
 
 
 async def _settle() -> None:

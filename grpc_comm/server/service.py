@@ -12,11 +12,11 @@ import grpc
 import grpc.aio
 
 from grpc_comm import statuses, translate
-from grpc_comm.keys import Grant, Key, Keys
-from grpc_comm.observability.server_events import CallRejected, Draining
+from grpc_comm.keys import Grant, Key
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
-from grpc_comm.server.request_reader import Inbox
+from grpc_comm.server.guard import refuse
+from grpc_comm.server.reading import Inbox
 from grpc_comm.server.state import ServerState
 from grpc_comm.server.stream import Stream
 from inference.errors import Busy, OutriderError, Unavailable
@@ -32,27 +32,27 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
     A fault in one session ends that one only, with a status in the user's terms.
     """
 
-    def __init__(self, state: ServerState, keys: Keys) -> None:
-        self._state, self._keys = state, keys
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
         self._streams: dict[Stream, None] = {}  # in order of opening
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.Description:
         key = (await self._grant(context)).key
         async with self._guarded(context, key):
-            served = await self._state.catalogue.served(request.model)
-        description = served.description
+            model = await self._state.catalogue.running(request.model)
+        description = model.description
         settings = description.tokenizer_settings if request.tokenizer_settings else b""
         now = replace(
             self._state.limited(description, key),
             tokenizer_settings=settings,
-            sessions=len(served.engine.sessions),
+            sessions=len(model.engine.sessions),
         )
         return translate.write_description(now, self._state.catalogue.names)
 
     async def Session(self, requests: AsyncIterator[pb.ClientMessage], context: Context) -> None:
         grant = await self._grant(context)
         key = grant.key
-        inbox = Inbox(requests, self._state.emit)
+        inbox = Inbox(requests, self._state.metrics)
         stream = Stream(self._state, grant, inbox, context.write)
         self._streams[stream] = None
         try:
@@ -65,7 +65,7 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
     def drain(self, reason: str, retry_after: float) -> None:
         """Accept no new sessions, and end open ones after the forward pass in progress."""
         self._state.draining = True
-        self._state.emit(Draining())
+        self._state.metrics.drain()
         for stream in self._streams:
             stream.go_away(reason, retry_after)
 
@@ -89,10 +89,9 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
         """Return the caller's grant. The keys file may have changed since the interceptor
         looked.
         """
-        grant = self._keys.grant(context.invocation_metadata())
+        grant = self._state.keys.grant(context.invocation_metadata())
         if grant is None:
-            words = "the token is missing or wrong (--token_file)"
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, words)
+            await refuse(context)
         return grant
 
     @asynccontextmanager
@@ -105,13 +104,13 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
         # the only place where a session's internal error becomes a status; the others continue
         except Exception as error:
             log.exception("a session failed")
-            self._state.emit(CallRejected(grpc.StatusCode.INTERNAL.name, key.name))
+            self._state.metrics.reject(grpc.StatusCode.INTERNAL.name, key.name)
             await context.abort(
                 grpc.StatusCode.INTERNAL, f"{statuses.FAULT}: {type(error).__name__}"
             )
 
     async def _refuse(self, context: Context, error: OutriderError, key: Key) -> None:
-        self._state.emit(CallRejected(statuses.status_code(error).name, key.name))
+        self._state.metrics.reject(statuses.status_code(error).name, key.name)
         trailing: tuple[tuple[str, str], ...] = ()
         if isinstance(error, Busy):
             trailing = ((statuses.RETRY_AFTER, str(round(error.retry_after * 1e3))),)

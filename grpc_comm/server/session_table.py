@@ -9,14 +9,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from grpc_comm.observability.server_events import (
-    Ending,
-    Listener,
-    SessionEnded,
-    SessionResumed,
-    StreamLost,
-)
-from inference.engine.engine import Engine
+from grpc_comm.observability.metrics import Ending
+from grpc_comm.server.model_registry import RunningModel
 from inference.engine.session import Session
 from inference.errors import Busy, Gone, InvalidRequest, Mismatch
 
@@ -32,11 +26,12 @@ class SessionRecord:
     stream: id of the owner's stream of proposals
     """
 
-    def __init__(self, session_id: str, tenant: str, engine: Engine, session: Session) -> None:
-        self.session_id, self.tenant = session_id, tenant
-        self.engine, self.session = engine, session
+    def __init__(self, session_id: str, session: Session, model: RunningModel) -> None:
+        self.session_id, self.tenant, self.session = session_id, session.tenant, session
+        self.engine, self.observer = model.engine, model.observer
+        self.observer.name_session(session, session_id)
         self.resume_key = secrets.token_bytes(16)
-        self.epoch, self.stream = 0, engine.join(session)
+        self.epoch, self.stream = 0, self.engine.join(session)
         self.superseded = asyncio.Event()  # set when another stream takes the session over
         self.expires: float | None = None  # when it ends unless a stream comes; None: it has one
 
@@ -63,14 +58,9 @@ class SessionTable:
     """All sessions of a target, up to `limit`. Used on its event loop."""
 
     def __init__(
-        self,
-        emit: Listener,
-        limit: int,
-        lease_seconds: float,
-        clock: Callable[[], float] = time.monotonic,
+        self, limit: int, lease_seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.lease_seconds, self._limit = lease_seconds, limit
-        self._emit, self._clock = emit, clock
+        self.lease_seconds, self._limit, self._clock = lease_seconds, limit, clock
         self._records: dict[tuple[str, str], SessionRecord] = {}  # by tenant and session id
         self._counts: Counter[str] = Counter()  # by tenant
 
@@ -140,7 +130,7 @@ class SessionTable:
                 f"{record.epoch}"
             )
         record.give_to_new_stream(epoch)
-        self._emit(SessionResumed(record.session))
+        record.observer.record_resumed(record.session)
         return record
 
     def detach(self, record: SessionRecord) -> None:
@@ -150,7 +140,7 @@ class SessionTable:
         if self._records.get(record.name) is record:
             record.expires = self._clock() + self.lease_seconds
             record.engine.detach(record.session)
-            self._emit(StreamLost(record.session))
+            record.observer.record_lost(record.session)
 
     def end(self, record: SessionRecord, reason: Ending) -> None:
         """End the session. Idempotent."""
@@ -159,7 +149,7 @@ class SessionTable:
         del self._records[record.name]
         self._counts[record.tenant] -= 1
         record.close()
-        self._emit(SessionEnded(record.session, reason))
+        record.observer.record_end(record.session, reason)
 
     def end_all(self) -> None:
         for record in list(self._records.values()):

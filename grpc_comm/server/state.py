@@ -1,44 +1,92 @@
-"""State that all streams of a target share, and the limits of keys there."""
+"""A target to serve, the state that all of its streams share, and the limits of keys there."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from grpc_comm import messages
-from grpc_comm.keys import Key
-from grpc_comm.observability.server_events import Listener
+from grpc_comm.keys import Key, Keys
+from grpc_comm.observability.metrics import Metrics
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.server.model_registry import Catalogue
+from grpc_comm.security import PLAINTEXT, SecurityOptions
+from grpc_comm.server.model_registry import Catalogue, Served
 from grpc_comm.server.rate_limit import NODES_PER_SECOND, Allowance
 from grpc_comm.server.rule_turns import RuleTurns
-from grpc_comm.server.session_table import SessionTable
+from grpc_comm.server.session_table import LEASE_SECONDS, SessionTable
 from grpc_comm.translate import Description
+from grpc_comm.transport import Address
+from inference.engine.engine import Engine
 from inference.errors import Unavailable
 
 
+@dataclass(frozen=True)
+class Target:
+    """An engine to serve, with its address, its callers and its limits."""
+
+    engine: Engine
+    description: Description
+    address: Address
+    security: SecurityOptions = PLAINTEXT
+    listed: Mapping[str, Callable[[], Served]] = field(default_factory=dict)  # loaded on demand
+    metrics: Metrics = field(default_factory=Metrics)
+    share_prefixes: bool = False  # sessions may start from rows of other keys
+    lease_seconds: float = LEASE_SECONDS  # how long to keep a disconnected client's session
+
+
 class ServerState:
-    """The state that streams share. Used on the event loop only.
+    """The state that streams share, from begin() to end(). Used on the event loop only.
 
     draining: no new sessions are accepted
     rules: builds the rules of sessions
     """
 
-    def __init__(
-        self, catalogue: Catalogue, sessions: SessionTable, emit: Listener, *, share_prefixes: bool
-    ) -> None:
-        self.catalogue, self.sessions, self.emit = catalogue, sessions, emit
+    def __init__(self, target: Target, keys: Keys) -> None:
+        self.keys, self.metrics = keys, target.metrics
+        self.catalogue = Catalogue(
+            Served(target.engine, target.description), target.listed, target.metrics
+        )
+        limit = 2 * target.engine.most_sessions * (1 + len(target.listed))
+        self.sessions = SessionTable(limit, target.lease_seconds)
         self.draining, self.rules = False, RuleTurns()
-        self._share_prefixes = share_prefixes
+        self._share_prefixes = target.share_prefixes
         self._allowances = defaultdict[str, Allowance](Allowance)  # by the names of keys
+        self._tasks = list[asyncio.Task[None]]()
+
+    def begin(self) -> None:
+        """Start to end sessions whose lease is over, and to follow the keys file."""
+        self._tasks = [
+            asyncio.create_task(self._expire()),
+            asyncio.create_task(self.keys.watch()),
+        ]
+
+    def rest(self) -> None:
+        """Stop both. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def end(self) -> None:
+        """End all sessions, and stop the models after their forward pass in progress."""
+        self.rest()
+        self.rules.close()
+        self.sessions.end_all()
+        await asyncio.to_thread(self.catalogue.stop)
+
+    async def _expire(self) -> None:
+        """End sessions whose lease is over, even while there are no calls."""
+        while True:
+            await asyncio.sleep(self.sessions.lease_seconds / 4)
+            self.sessions.expire()
 
     def charge(self, key: Key, message: pb.ClientMessage) -> float:
         """Return the seconds by which a message exceeds its key's rate; 0 where it may be
         processed.
         """
         share = max(self.sessions.count(key.name), 1)
-        most_nodes = key.nodes_per_second or NODES_PER_SECOND * share
-        nodes = messages.count_nodes(message) * NODES_PER_SECOND * share / most_nodes
+        max_nodes = key.nodes_per_second or NODES_PER_SECOND * share
+        nodes = messages.count_nodes(message) * NODES_PER_SECOND * share / max_nodes
         return self._allowances[key.name].charge(nodes, message.ByteSize(), share)
 
     def limited(self, description: Description, key: Key) -> Description:

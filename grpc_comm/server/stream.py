@@ -17,28 +17,16 @@ import grpc.aio
 from grpc_comm import messages, translate
 from grpc_comm.keys import Grant, Key
 from grpc_comm.messages import Acknowledge, Go, StreamRequest
-from grpc_comm.observability.server_events import (
-    CandidatesDropped,
-    Drop,
-    Ending,
-    MessageSent,
-    SessionOpened,
-)
+from grpc_comm.observability.metrics import Ending
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.server.parse_errors import BREAK_SECONDS
-from grpc_comm.server.request_reader import Inbox
+from grpc_comm.server.reading import BREAK_SECONDS, Inbox
 from grpc_comm.server.sender import HEARTBEAT_SECONDS, Send, Sender
 from grpc_comm.server.session_table import SessionRecord
 from grpc_comm.server.state import ServerState
+from grpc_comm.server.tasks import cancel, mark_retrieved
 from grpc_comm.translate import OpenRequest, ResumeRequest, SessionTerms
 from inference.engine.engine import Engine
-from inference.errors import (
-    Gone,
-    LimitExceeded,
-    Mismatch,
-    OutriderError,
-    Unavailable,
-)
+from inference.errors import Gone, LimitExceeded, Mismatch, OutriderError, Unavailable
 from inference.order import Decode, Opened
 from inference.proposer import Nodes
 from inference.sampling import SamplingParams
@@ -47,7 +35,6 @@ from inference.token_rule import TokenRule
 T = TypeVar("T")
 
 _NOTHING_NEW = Opened()
-_CANCEL_SECONDS = 0.05
 
 
 class Stream:
@@ -56,7 +43,7 @@ class Stream:
     def __init__(self, state: ServerState, grant: Grant, inbox: Inbox, write: Send) -> None:
         self._grant, self._applied = grant, grant.key
         self._state, self._inbox, self._write = state, inbox, write
-        self._sessions = state.sessions
+        self._sessions, self._dropped = state.sessions, state.metrics.dropped
         self._record: SessionRecord | None = None
         self._sender: Sender | None = None
         self._writing: asyncio.Future[Any] | None = None  # the last message
@@ -96,11 +83,11 @@ class Stream:
     # The two ways to begin: Open and Resume.
 
     async def _open(self, request: OpenRequest) -> tuple[SessionRecord, Future[Opened]]:
-        served = await self._state.catalogue.served(request.model)
-        description = self._state.limited(served.description, self.key)
+        model = await self._state.catalogue.running(request.model)
+        description = self._state.limited(model.description, self.key)
         translate.check_fingerprints(request, description)
         _check_prompt(request, description.sequence_length)  # first, as it is cheap
-        engine, prompt, params = served.engine, list(request.prompt), request.params
+        engine, prompt, params = model.engine, list(request.prompt), request.params
         rule = None
         if params.adjusts:
             rule = await self._with_heartbeats(len(prompt), self._rule(engine, prompt, params))
@@ -114,7 +101,7 @@ class Stream:
             sharing=self._state.prefix_tenant(self.key),
             limit=description.sequence_length,
         )
-        record = SessionRecord(request.session_id, self.key.name, engine, session)
+        record = SessionRecord(request.session_id, session, model)
         self._sessions.add(record)
         self._set_limits(record)
         return record, opening
@@ -195,7 +182,7 @@ class Stream:
         session, length = record.session, record.session.length
         if opened is not _NOTHING_NEW:
             length = session.prompt_length  # later tokens are sent as Tokens
-            self._state.emit(SessionOpened(session, record.session_id, self.key.name))
+            record.observer.record_opened(session, opened)
         return SessionTerms(
             session_id=record.session_id,
             length=length,
@@ -218,7 +205,7 @@ class Stream:
             if early == 0 or kind != "nodes":
                 self._handle(record, stream, messages.read_request(message))
             else:
-                self._state.emit(CandidatesDropped(messages.count_nodes(message), Drop.RATE))
+                self._dropped["rate"].inc(messages.count_nodes(message))
             if early > 0:
                 await asyncio.sleep(early)
         await asyncio.sleep(BREAK_SECONDS)
@@ -228,10 +215,8 @@ class Stream:
         match request:
             case Nodes():
                 late, shed = engine.append(session, stream, request)
-                if late:
-                    self._state.emit(CandidatesDropped(late, Drop.LATE))
-                if shed:
-                    self._state.emit(CandidatesDropped(shed, Drop.CAP))
+                self._dropped["late"].inc(late)
+                self._dropped["cap"].inc(shed)
             case Acknowledge(length):
                 engine.acknowledge(session, length)
             case Decode():
@@ -265,9 +250,9 @@ class Stream:
         """
         if self._record is not None:
             self._apply_limits(self._record)
-        self._state.emit(MessageSent(message.ByteSize()))
+        self._state.metrics.bytes_down.inc(message.ByteSize())
         writing = self._writing = asyncio.ensure_future(self._write(message))
-        writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved
+        writing.add_done_callback(mark_retrieved)
         await asyncio.wait({writing}, timeout=self._sessions.lease_seconds)
         failure = writing.exception() if writing.done() and not writing.cancelled() else None
         if failure is not None and not isinstance(failure, grpc.aio.BaseError):
@@ -279,10 +264,7 @@ class Stream:
 def _check_prompt(request: OpenRequest, sequence_length: int) -> None:
     """Raise LimitExceeded for a prompt that leaves no room, or whose answer would be too long."""
     length, params = len(request.prompt), request.params
-    if length >= sequence_length:
-        raise LimitExceeded(
-            f"a prompt of {length} tokens leaves no room: the sequence length is {sequence_length}"
-        )
+    translate.check_prompt_length(length, sequence_length)
     limit = translate.most_scored(params.logprobs or 0)
     if params.prompt_logprobs and length > limit:
         raise LimitExceeded(
@@ -311,16 +293,12 @@ async def _until_superseded(ended: asyncio.Event) -> None:
 async def _first_of(*works: Coroutine[Any, Any, None]) -> None:
     """Run all works until one has ended, and raise what it raises. The others are cancelled."""
     tasks = [asyncio.ensure_future(work) for work in works]
-    for task in tasks:  # retrieved here, even if this task is cancelled while others end
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    ended: set[asyncio.Task[None]] = set()
+    for task in tasks:
+        task.add_done_callback(mark_retrieved)
     try:
-        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        ended = [task for task in tasks if task.done()]
     finally:
-        pending = set(tasks) - ended
-        while pending:
-            for task in pending:
-                task.cancel()  # again: asyncio.wait_for() may swallow a cancellation
-            _, pending = await asyncio.wait(pending, timeout=_CANCEL_SECONDS)
+        await cancel(*tasks)
     for task in ended:
         task.result()

@@ -5,7 +5,7 @@ host.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,6 +104,24 @@ class Model(Protocol):
         a target's rows are copied.
 
         Slots of `target` behind these may change, too.
+        """
+        ...
+
+
+@runtime_checkable
+class RecordingModel(Model, Protocol):
+    """A model that records its calls by shape, so that later ones are quick (CUDA graphs)."""
+
+    def plan(self, rows: int, nodes: int) -> int:
+        """Plan to record the target's calls of up to so many rows, and nodes of each. Returns how
+        many recordings that are.
+        """
+        ...
+
+    def record_next(self) -> bool:
+        """Record a planned call, else one that was made once; False where none is left.
+
+        It takes as long as a few calls, and only writes to junk slots.
         """
         ...
 

@@ -1,14 +1,16 @@
-"""Models on CUDA graphs, one for each padded shape: forward, cache writes and choice.
+"""Models on CUDA graphs, one for each padded shape: forward pass, cache writes and choice.
 
-Calls are padded to few shapes. The first call of a shape runs eagerly, the second is recorded, and
-later ones replay the recording over the same buffers. Only `Recorder` needs CUDA; all else runs on
-any device. Not yet run on a GPU.
+Calls are padded to few shapes. Planned shapes are recorded before they are needed. Of any other
+shape the first call runs eagerly and the second is recorded. A recording is replayed over the same
+buffers. A shape that cannot be recorded runs eagerly. Only the Recorder needs CUDA. Not yet run on
+a GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +19,9 @@ from torch import Tensor
 from inference.backends import Chosen, Ranked, Segment
 from inference.backends.batch import Batch, BatchShape, pad
 from inference.backends.choices import choose_at, rank_at, ranked_rows
+from inference.backends.cuda_graphs import Outputs, Recorder, Run
 from inference.backends.eager import SLOT_STEP, BatchTensors, EagerModel, SlotModel
+from inference.command import say
 from inference.model.sampler import (
     Sampling,
     choose_greedy,
@@ -28,54 +32,13 @@ from inference.model.sampler import (
 )
 from inference.sampling import SamplingParams
 
-Outputs = tuple[Tensor, ...]
-Replay = Callable[[], Outputs]
+MAX_RECORDINGS = 256
+"""Maximum recordings. Shapes that are met after them run eagerly."""
 
-MOST_GRAPHS = 256
-"""Recordings that are kept. Shapes met after them run eagerly."""
-
-
-class Recorder(Protocol):
-    """Runs a function over tensors with fixed addresses: at once, or recorded and repeated."""
-
-    def warm(self, run: Replay) -> Outputs:
-        """Run it once, as is required before recording it."""
-        ...
-
-    def record(self, run: Replay) -> tuple[Callable[[], None], Outputs]:
-        """Return a function that repeats `run`, and the tensors that hold its outputs.
-
-        The next repetition of any recording may overwrite these tensors.
-        """
-        ...
-
-
-class CudaGraphs:
-    """A Recorder with torch.cuda.CUDAGraph.
-
-    All recordings share a stream and a memory pool, so only one at a time may run.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._pool = device, torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def warm(self, run: Replay) -> Outputs:
-        """Run on the recordings' stream, where libraries set themselves up."""
-        current = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            outputs = run()
-        current.wait_stream(self._stream)
-        return outputs
-
-    def record(self, run: Replay) -> tuple[Callable[[], None], Outputs]:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-        ):
-            outputs = run()
-        return graph.replay, outputs
+MIN_LEVELS = 8
+"""Positions that noise is made for at least, where a call has so many nodes: fewer recordings serve
+the trees of all depths.
+"""
 
 
 class ChoiceFunction(NamedTuple):
@@ -93,27 +56,42 @@ class _RecordingKey(NamedTuple):
 
 
 class _Buffers:
-    """The input tensors of one shape on the device."""
+    """The input tensors of one shape on the device: parts of one buffer, which one copy fills."""
 
     def __init__(self, shape: BatchShape, junk: int, device: torch.device) -> None:
-        self.inputs = BatchTensors.of(Batch(shape, junk), device)
-        self.sampling = Sampling.of([SamplingParams()] * shape.rows, device)
+        self._idle = Batch(shape, junk)
+        cpu = _inputs(self._idle, [SamplingParams()] * shape.rows)
+        sizes = [part.numel() for part in cpu]
+        whole = torch.empty(sum(sizes), dtype=torch.int32, device=device)
+        self._host = torch.empty_like(whole, device="cpu", pin_memory=device.type == "cuda")
+        self._whole = whole
+        parts = [
+            held.view(like.dtype).view(like.shape)
+            for held, like in zip(torch.split(whole, sizes), cpu, strict=True)
+        ]
+        batch = len(BatchTensors._fields)
+        self.inputs, self.sampling = BatchTensors(*parts[:batch]), Sampling(*parts[batch:])
+        self.clear()
 
     def fill(self, batch: Batch, params: Sequence[SamplingParams]) -> None:
         """Copy a call's inputs into the buffers."""
-        cpu = torch.device("cpu")
-        given = (*BatchTensors.of(batch, cpu), *Sampling.of(params, cpu))
-        for held, one in zip((*self.inputs, *self.sampling), given, strict=True):
-            held.copy_(one)
+        flat = [part.contiguous().view(torch.int32).flatten() for part in _inputs(batch, params)]
+        torch.cat(flat, out=self._host)
+        self._whole.copy_(self._host)
+
+    def clear(self) -> None:
+        """Fill in an idle call, which writes to the junk slot alone."""
+        self.fill(self._idle, [SamplingParams()] * len(self._idle.rows))
 
 
-class _Recorded(NamedTuple):
-    replay: Callable[[], None]
-    outputs: Outputs
+def _inputs(batch: Batch, params: Sequence[SamplingParams]) -> tuple[Tensor, ...]:
+    """Return all inputs of a call on the host, each of numbers of four bytes."""
+    cpu = torch.device("cpu")
+    return *BatchTensors.of(batch, cpu), *Sampling.of(params, cpu)
 
 
 class RecordedModel(SlotModel):
-    """A SlotModel whose calls are recorded and replayed. One call at a time, as for every Model.
+    """A SlotModel whose calls are recorded and replayed: a RecordingModel.
 
     It stands before the class that computes, among the bases of a class of both.
     """
@@ -122,7 +100,8 @@ class RecordedModel(SlotModel):
         super().__init__(*what, **sizes)
         self._recorder = recorder
         self._buffers: dict[BatchShape, _Buffers] = {}
-        self._recorded: dict[_RecordingKey, _Recorded | None] = {}  # None: met once
+        self._calls: dict[_RecordingKey, Run] = {}
+        self._waiting: dict[_RecordingKey, bool] = {}  # not recorded yet: whether a call had it
 
     @torch.no_grad()
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
@@ -145,9 +124,37 @@ class RecordedModel(SlotModel):
         nodes = max(min(_step(nodes), self.max_nodes), self._least_nodes)
         return min(_step(rows), self.rows), nodes
 
+    def plan(self, rows: int, nodes: int) -> int:
+        """See RecordingModel.plan(). The smallest shapes come first."""
+        shapes = {
+            self._rounded(BatchShape(row, node, node, 1, SLOT_STEP * steps))
+            for row in _doublings(rows)
+            for node in _doublings(nodes)
+            for steps in _doublings(-(-self.capacity // SLOT_STEP))
+        }
+        keys = [
+            _RecordingKey(shape, choice)
+            for shape in sorted(shapes, key=lambda shape: (shape.rows, shape.slots, shape.nodes))
+            for choice in (ChoiceFunction(_choose_greedy, 0), _open_choice(1, shape.nodes))
+        ]
+        self._waiting |= dict.fromkeys(keys[: MAX_RECORDINGS // 2], False)
+        return len(self._waiting)
+
+    @torch.no_grad()
+    def record_next(self) -> bool:
+        """See RecordingModel.record_next()."""
+        if not self._waiting:
+            return False
+        key = next(iter(self._waiting))
+        self._buffers_of(key.shape).clear()
+        self._record(key)
+        return True
+
     def _shape(self, segments: Sequence[Segment]) -> BatchShape:
+        return self._rounded(super()._shape(segments))
+
+    def _rounded(self, least: BatchShape) -> BatchShape:
         """Round sizes up to powers of two. Either one node or every node is picked."""
-        least = super()._shape(segments)
         rows, nodes = self.padded(least.rows, least.nodes)
         picks, contexts = (1 if size == 1 else nodes for size in (least.picks, least.contexts))
         slots = min(SLOT_STEP * _step(-(-least.slots // SLOT_STEP)), self.capacity + 1)
@@ -164,8 +171,8 @@ class RecordedModel(SlotModel):
     def _logits(self, segments: Sequence[Segment], shape: BatchShape) -> tuple[Tensor, Tensor]:
         """Return logits [B, P, V] on the device, and positions [B, P] of the tokens to be chosen.
 
-        What a rule says is known when the device computes already, so it is no part of what is
-        recorded. The next call may overwrite both.
+        A rule is evaluated while the device computes, so it is not part of the recording. The next
+        call may overwrite both.
         """
         logits, positions = self._run(segments, shape, ChoiceFunction(_keep_logits, 0))
         return logits[: len(segments)], positions[: len(segments)]
@@ -173,29 +180,41 @@ class RecordedModel(SlotModel):
     def _run(
         self, segments: Sequence[Segment], shape: BatchShape, choice: ChoiceFunction
     ) -> Outputs:
-        buffers = self._buffers.get(shape)
-        if buffers is None:
-            buffers = self._buffers[shape] = _Buffers(shape, self.capacity, self.device)
+        """Replay the call, or run it eagerly if the shape is met for the first time."""
         idle = [SamplingParams()] * (shape.rows - len(segments))
-        buffers.fill(
-            pad(segments, shape, junk=self.capacity),
-            [*(segment.params for segment in segments), *idle],
-        )
-        return self._outputs(_RecordingKey(shape, choice), buffers)
+        params = [*(segment.params for segment in segments), *idle]
+        self._buffers_of(shape).fill(pad(segments, shape, junk=self.capacity), params)
+        key = _RecordingKey(shape, choice)
+        if self._waiting.get(key):
+            self._record(key)
+        if key in self._calls:
+            return self._calls[key]()
+        if key in self._waiting or len(self._calls) + len(self._waiting) < MAX_RECORDINGS:
+            self._waiting[key] = True
+        return self._recorder.run(self._eager(key))
 
-    def _outputs(self, key: _RecordingKey, buffers: _Buffers) -> Outputs:
-        def run() -> Outputs:
-            return self._compute(key.choice, buffers)
+    def _record(self, key: _RecordingKey) -> None:
+        """Record a call; if that fails, it runs eagerly from now on."""
+        del self._waiting[key]
+        run = self._eager(key)
+        try:
+            self._calls[key] = self._recorder.record(run)
+        except RuntimeError as error:
+            self._calls[key] = partial(self._recorder.run, run)
+            rows, nodes, *_, slots = key.shape
+            why = str(error).strip().partition("\n")[0]
+            say(
+                f"calls of {rows} x {nodes} nodes over {slots} slots run without a CUDA graph, "
+                f"which is slower: {why}"
+            )
 
-        if key not in self._recorded:
-            if len(self._recorded) < MOST_GRAPHS:
-                self._recorded[key] = None
-            return self._recorder.warm(run)
-        recorded = self._recorded[key]
-        if recorded is None:
-            recorded = self._recorded[key] = _Recorded(*self._recorder.record(run))
-        recorded.replay()
-        return recorded.outputs
+    def _buffers_of(self, shape: BatchShape) -> _Buffers:
+        if shape not in self._buffers:
+            self._buffers[shape] = _Buffers(shape, self.capacity, self.device)
+        return self._buffers[shape]
+
+    def _eager(self, key: _RecordingKey) -> Run:
+        return partial(self._compute, key.choice, self._buffers[key.shape])
 
     def _compute(self, choice: ChoiceFunction, buffers: _Buffers) -> Outputs:
         """The computation that is recorded.
@@ -213,7 +232,8 @@ class CudaModel(RecordedModel, EagerModel):
 
     def keep_features(self, layers: Sequence[int]) -> None:
         super().keep_features(layers)
-        self._recorded.clear()  # what was recorded before keeps none
+        self._waiting |= dict.fromkeys(self._calls, False)  # their recordings keep none
+        self._calls.clear()
 
 
 def _step(size: int) -> int:
@@ -221,8 +241,13 @@ def _step(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
+def _doublings(size: int) -> list[int]:
+    """Return the powers of two up to the least that is at least `size`."""
+    return [1 << power for power in range(_step(size).bit_length())]
+
+
 def _need_logits(segments: Sequence[Segment]) -> bool:
-    return any(one.rule is not None or one.scoring is not None for one in segments)
+    return any(segment.rule is not None or segment.scoring is not None for segment in segments)
 
 
 def _chooser(segments: Sequence[Segment], nodes: int) -> ChoiceFunction:
@@ -231,8 +256,12 @@ def _chooser(segments: Sequence[Segment], nodes: int) -> ChoiceFunction:
         return ChoiceFunction(_choose_greedy, 0)
     if all(segment.params.truncated for segment in segments):
         return ChoiceFunction(_choose_truncated, 0)
-    spread = 1 + int(max(np.ptp(segment.positions[segment.pick]) for segment in segments))
-    return ChoiceFunction(choose_mixed, min(_step(spread), nodes))
+    spread = int(max(np.ptp(segment.positions[segment.pick]) for segment in segments))
+    return _open_choice(1 + spread, nodes)
+
+
+def _open_choice(levels: int, nodes: int) -> ChoiceFunction:
+    return ChoiceFunction(choose_mixed, min(_step(max(levels, MIN_LEVELS)), nodes))
 
 
 def _keep_logits(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:

@@ -42,6 +42,7 @@ def substitute_of(decoder: Decoder) -> Decoder:
     with torch.device("meta"):
         draft = Decoder(decoder.config, len(decoder.cos), decoder.vocabulary)
     draft.cos, draft.sin, draft.lm_head = decoder.cos, decoder.sin, decoder.lm_head
+    draft.look = decoder.look
     draft.model.embed_tokens, draft.model.norm = decoder.model.embed_tokens, decoder.model.norm
     draft.model.layers = nn.ModuleList(
         quantize(copy.deepcopy(layer), "int4") for layer in decoder.model.layers

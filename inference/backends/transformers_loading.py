@@ -11,7 +11,6 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.utils import logging
 
 from inference.backends.transformers_model import TransformersModel
@@ -57,10 +56,10 @@ def load_transformers(
         check_trees(library, config, vocabulary)
         sizes: dict[str, Any] = {"rows": rows, "capacity": capacity, "max_nodes": max_nodes}
         if device.type == "cuda" and not config.keeps_states and not _has_experts(library):
-            from inference.backends.cuda import CudaGraphs
-            from inference.backends.cuda_library import CudaLibraryModel, IfRecordable
+            from inference.backends.cuda_graphs import CudaGraphs
+            from inference.backends.cuda_library import CudaLibraryModel
 
-            sizes["recorder"] = IfRecordable(CudaGraphs(device))
+            sizes["recorder"] = CudaGraphs(device)
             return CudaLibraryModel(library, config.reaches, vocabulary=vocabulary, **sizes)
         return TransformersModel(library, config.reaches, vocabulary=vocabulary, **sizes)
     except _ERRORS as error:
@@ -92,16 +91,26 @@ def _loaded(directory: Path, dtype: torch.dtype) -> Any:
 
 
 def _has_experts(library: nn.Module) -> bool:
-    """Whether the shapes of a call depend on which experts its tokens take."""
-    return any(type(part).__name__.endswith("Experts") for part in library.modules())
+    """Whether the shapes of a call depend on which experts its tokens take. transformers 5 names
+    its classes for experts so, transformers 4 those of their layers.
+    """
+    names = (type(part).__name__ for part in library.modules())
+    return any(name.endswith(("Experts", "MoE", "MoeBlock")) for name in names)
 
 
 def in_fours(library: Any) -> None:
     """Let no expert of a float32 model compute fewer than four tokens.
 
     Kernels for few rows of a matrix round differently from those for more, and which tokens share
-    an expert depends on the others of a call.
+    an expert depends on the others of a call. Raises ImportError for experts with transformers 4,
+    where they cannot be replaced.
     """
+    try:
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+    except ModuleNotFoundError as error:
+        if _has_experts(library):
+            raise ImportError("a mixture of experts needs transformers 5") from error
+        return
     ALL_EXPERTS_FUNCTIONS.register(_IN_FOURS, _compute_in_fours)
     library.set_experts_implementation(_IN_FOURS if library.dtype == torch.float32 else "eager")
 

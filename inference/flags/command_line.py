@@ -41,8 +41,8 @@ class ValueSource(NamedTuple):
 def environment(model: type[Group]) -> ValueSource:
     """The values that the environment gives to this model's flags."""
     variables = {name: f"{PREFIX}{name.upper()}" for name in flags_of(model)}
-    given = {name: os.environ[one] for name, one in variables.items() if one in os.environ}
-    return ValueSource(PREFIX + "{}", given)
+    values = {name: os.environ[key] for name, key in variables.items() if key in os.environ}
+    return ValueSource(PREFIX + "{}", values)
 
 
 def read_file(path: Path) -> ValueSource:
@@ -70,8 +70,8 @@ def resolve(model: type[Options], sources: list[ValueSource]) -> Options:
     """
 
     def label(name: str) -> str:
-        given = (source.call(name) for source in sources if name in source.values)
-        return next(given, f"--{name}")
+        labels = (source.call(name) for source in sources if name in source.values)
+        return next(labels, f"--{name}")
 
     try:
         return model(**ChainMap(*(source.values for source in sources)))
@@ -151,7 +151,7 @@ def help_text(model: type[CommandOptions], command: str, examples: str, *, every
         command,
         usage=f"{command}{bare} [FLAG VALUE ...]",
         description=getdoc(model),
-        epilog="\n".join(part for part in (examples, more) if part),
+        epilog="\n".join(text for text in (examples, more) if text),
     )
     parser.add_flags(flags[name] for name in shown)
     return parser.format_help().rstrip()
@@ -187,12 +187,12 @@ class Parser(argparse.ArgumentParser):
         bare: flags whose values may be given without the flag, in this order
         """
         try:
-            given, unknown = self.parse_known_args(words)
+            values, unknown = self.parse_known_args(words)
         except argparse.ArgumentError as error:
             raise InvalidRequest(self._misuse(str(error.argument_name), words)) from error
         for flag in bare:
-            if flag not in given and unknown and (unknown[0] == "-" or unknown[0][:1] != "-"):
-                setattr(given, flag, unknown.pop(0))
+            if flag not in values and unknown and (unknown[0] == "-" or unknown[0][:1] != "-"):
+                setattr(values, flag, unknown.pop(0))
         if unknown:
             word = unknown[0].partition("=")[0]
             if not word.startswith("-"):
@@ -200,7 +200,7 @@ class Parser(argparse.ArgumentParser):
             if other := elsewhere(word.removeprefix("--")):
                 raise InvalidRequest(f"{word} {other}")
             raise InvalidRequest(f"there is no flag {word}{nearest(word, self._flags)}")
-        return ValueSource("--{}", vars(given))
+        return ValueSource("--{}", vars(values))
 
     def _misuse(self, name: str, words: Sequence[str]) -> str:
         """The error for a flag without its value, or a switch with one."""

@@ -38,23 +38,23 @@ from inference.json_file import shown
 Same = TypeVar("Same", bound="Group")
 
 
-class Shown(NamedTuple):
+class Metavar(NamedTuple):
     """Marks a field: the placeholder of its flag's value in the help."""
 
-    metavar: str
+    text: str
 
 
-class Repeated(NamedTuple):
+class Multiple(NamedTuple):
     """Marks a field of a tuple: its flag may be given several times, once for each part."""
 
 
-class Also(NamedTuple):
+class Alias(NamedTuple):
     """Marks a field: another name of its flag."""
 
     name: str
 
 
-Known = Mapping[str, tuple[Any, Any]]
+FlagValues = Mapping[str, tuple[Any, Any]]
 """Value and default of each flag, by its name."""
 
 
@@ -70,29 +70,30 @@ class FlagRule(NamedTuple):
     needs: str = ""  # one of these must hold
     why: str = ""
 
-    def check(self, known: Known) -> None:
+    def check(self, values: FlagValues) -> None:
         """Raise ValueError where the values break the rule. Rules of other flags do not apply."""
         because = f": {self.why}" if self.why else ""
-        for given in _holding(self.flags, known):
-            for other in _holding(self.excludes, known):
-                if other != given:
-                    raise ValueError(f"{given} does not go with {other}{because}: give one of them")
-            wanted = [one for one in self.needs.split() if one.partition("=")[0] in known]
-            if wanted and not any(_holding(self.needs, known)):
-                named = " or ".join(_spelt(*one.partition("=")[::2]) for one in wanted)
-                raise ValueError(f"{given} needs {named}{because}")
+        for flag in _true_conditions(self.flags, values):
+            for other in _true_conditions(self.excludes, values):
+                if other != flag:
+                    raise ValueError(f"{flag} does not go with {other}{because}: give one of them")
+            needs = [need for need in self.needs.split() if need.partition("=")[0] in values]
+            if needs and not any(_true_conditions(self.needs, values)):
+                named = " or ".join(flag_text(*need.partition("=")[::2]) for need in needs)
+                raise ValueError(f"{flag} needs {named}{because}")
 
 
-def _holding(conditions: str, known: Known) -> Iterator[str]:
+def _true_conditions(conditions: str, values: FlagValues) -> Iterator[str]:
     """The conditions that hold, as a user writes their flags."""
     for condition in conditions.split():
         name, equals, pattern = condition.partition("=")
-        value, default = known.get(name, (None, None))
+        value, default = values.get(name, (None, None))
         if fnmatchcase(str(value), pattern) if equals else value != default:
-            yield _spelt(name, value if equals else "")
+            yield flag_text(name, value if equals else "")
 
 
-def _spelt(name: str, value: object) -> str:
+def flag_text(name: str, value: object) -> str:
+    """A flag with its value, if it has one, as a user writes it."""
     return f"--{name} {str(value).strip('*')}" if value else f"--{name}"
 
 
@@ -111,15 +112,15 @@ class Group(BaseModel):
     RULES: ClassVar[tuple[FlagRule, ...]] = ()
     """Rules of the group's flags, each of which excludes or needs other flags."""
 
-    def __init__(self, /, **given: Any) -> None:
+    def __init__(self, /, **values: Any) -> None:
         """Take values by the names of their flags, those of groups within this one, too."""
         own = own_flags(type(self))
-        for name, part in parts_of(type(self)).items():
-            if name not in given:
-                inner = [flag for flag in flags_of(part) if flag in given and flag not in own]
-                given[name] = part(**{flag: given.pop(flag) for flag in inner})
+        for name, group in groups_of(type(self)).items():
+            if name not in values:
+                inner = [flag for flag in flags_of(group) if flag in values and flag not in own]
+                values[name] = group(**{flag: values.pop(flag) for flag in inner})
         try:
-            super().__init__(**given)
+            super().__init__(**values)
         except ValidationError as error:
             raise InvalidRequest(refusal(type(self), error)) from error
 
@@ -127,29 +128,29 @@ class Group(BaseModel):
     def _fits_together(self) -> Self:
         if self.RULES:
             flags, values = flags_of(type(self)), self.values()
-            known = {name: (values[name], flag.field.default) for name, flag in flags.items()}
+            pairs = {name: (values[name], flag.field.default) for name, flag in flags.items()}
             for rule in self.RULES:
-                rule.check(known)
+                rule.check(pairs)
         return self
 
-    def but(self: Same, **changes: Any) -> Same:
+    def replace(self: Same, **changes: Any) -> Same:
         """A copy of this group with these changes, validated again."""
-        return type(self)(**self.stated() | changes)
+        return type(self)(**self.explicit() | changes)
 
     def values(self) -> dict[str, Any]:
         """Every value by its flag's name."""
         return _flat(self, vars(self), Group.values)
 
-    def stated(self) -> dict[str, Any]:
+    def explicit(self) -> dict[str, Any]:
         """The explicit values, by the names of their flags."""
-        return _flat(self, self.model_fields_set, Group.stated)
+        return _flat(self, self.model_fields_set, Group.explicit)
 
-    def given(self, group: type[Group], *but: str) -> list[str]:
-        """Names of the flags that this group declares and whose value is not the default, without
-        those in `but`.
+    def changed(self, group: type[Group], *without: str) -> list[str]:
+        """The flags that this group declares and whose value is not the default, but for those in
+        `without`.
         """
         fields = type(self).model_fields
-        names = [name for name in get_annotations(group) if name in fields and name not in but]
+        names = [name for name in get_annotations(group) if name in fields and name not in without]
         return [f"--{name}" for name in names if vars(self)[name] != fields[name].default]
 
 
@@ -157,11 +158,11 @@ def _flat(
     group: Group, names: Iterable[str], within: Callable[[Group], dict[str, Any]]
 ) -> dict[str, Any]:
     """These fields by the names of their flags; those of a group within by `within`."""
-    found: dict[str, Any] = {}
-    for part in parts_of(type(group)):
-        found |= within(vars(group)[part])
+    flat: dict[str, Any] = {}
+    for inner in groups_of(type(group)):
+        flat |= within(vars(group)[inner])
     own = own_flags(type(group)).items()
-    return found | {flag: vars(group)[name] for flag, name in own if name in names}
+    return flat | {flag: vars(group)[name] for flag, name in own if name in names}
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ class Flag:
     @property
     def spellings(self) -> list[str]:
         """The flag, and its other name where it has one."""
-        others = (mark.name for mark in self._parts[1] if isinstance(mark, Also))
+        others = (mark.name for mark in self._parts[1] if isinstance(mark, Alias))
         return [f"--{name}" for name in (self.name, *others)]
 
     @property
@@ -190,7 +191,7 @@ class Flag:
     @property
     def metavar(self) -> str:
         named = {float: "NUMBER", int: "N"}.get(self.kind, "TEXT")
-        return next((mark.metavar for mark in self._parts[1] if isinstance(mark, Shown)), named)
+        return next((mark.text for mark in self._parts[1] if isinstance(mark, Metavar)), named)
 
     @property
     def allowed(self) -> str:
@@ -206,7 +207,7 @@ class Flag:
     @property
     def repeated(self) -> bool:
         """The flag may be given several times."""
-        return any(isinstance(mark, Repeated) for mark in self._parts[1])
+        return any(isinstance(mark, Multiple) for mark in self._parts[1])
 
     @property
     def help(self) -> str:
@@ -228,11 +229,11 @@ class Flag:
     @property
     def _bounds(self) -> str:
         marks = self._parts[1]
-        least = [mark.ge for mark in marks if isinstance(mark, Ge)]
-        most = [mark.le for mark in marks if isinstance(mark, Le)]
-        if least and most:
-            return f" from {least[0]} to {most[0]}"
-        words = [f" of {bound} or more" for bound in least] + [f" up to {bound}" for bound in most]
+        low = [mark.ge for mark in marks if isinstance(mark, Ge)]
+        high = [mark.le for mark in marks if isinstance(mark, Le)]
+        if low and high:
+            return f" from {low[0]} to {high[0]}"
+        words = [f" of {bound} or more" for bound in low] + [f" up to {bound}" for bound in high]
         words += [f" above {mark.gt}" for mark in marks if isinstance(mark, Gt)]
         return "".join(words + [f" below {mark.lt}" for mark in marks if isinstance(mark, Lt)])
 
@@ -241,7 +242,7 @@ class Flag:
         """The field's type without None, and its markers."""
         kind, marks = self.field.annotation, list(self.field.metadata)
         if get_origin(kind) in (Union, UnionType):
-            (kind,) = (part for part in get_args(kind) if part is not NoneType)
+            (kind,) = (option for option in get_args(kind) if option is not NoneType)
         if get_origin(kind) is Annotated:
             kind, *more = get_args(kind)
             marks += more
@@ -256,7 +257,7 @@ def _shown(value: object) -> str:
 
 
 @cache
-def parts_of(model: type[Group]) -> dict[str, type[Group]]:
+def groups_of(model: type[Group]) -> dict[str, type[Group]]:
     """The groups within a group, by their fields. The mapping is shared between callers."""
     kinds = ((name, field.annotation) for name, field in model.model_fields.items())
     return {
@@ -269,7 +270,7 @@ def own_flags(model: type[Group]) -> dict[str, str]:
     """Fields of a group by their flags, without those of groups within it, before which they come.
     The mapping is shared between callers.
     """
-    fields, parts = model.model_fields.items(), parts_of(model)
+    fields, parts = model.model_fields.items(), groups_of(model)
     return {field.alias or name: name for name, field in fields if name not in parts}
 
 
@@ -277,8 +278,8 @@ def own_flags(model: type[Group]) -> dict[str, str]:
 def flags_of(model: type[Group]) -> dict[str, Flag]:
     """A group's flags by name. The mapping is shared between callers: do not change it."""
     flags: dict[str, Flag] = {}
-    for part in parts_of(model).values():
-        flags |= flags_of(part)
+    for group in groups_of(model).values():
+        flags |= flags_of(group)
     for name in own_flags(model).values():
         field = model.model_fields[name]
         owner = next(base for base in model.__mro__ if name in get_annotations(base))
@@ -301,12 +302,12 @@ def refusal(
 
     label: how errors name a flag
     """
-    found = error.errors(include_url=False)
-    first = found[0]
+    errors = error.errors(include_url=False)
+    first = errors[0]
     raised = first.get("ctx", {}).get("error")
     if not first["loc"]:
         return str(raised)
-    missing = [label(str(one["loc"][0])) for one in found if one["type"] == "missing"]
+    missing = [label(str(each["loc"][0])) for each in errors if each["type"] == "missing"]
     if missing:
         return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} needed"
     name, got, flags = str(first["loc"][0]), brief(first["input"]), flags_of(model)

@@ -9,42 +9,42 @@ from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, BeforeValidator
 
 from inference.command import nearest
-from inference.flags.group import Shown
+from inference.flags.group import Metavar
 
 
-def comma_separated(given: object) -> object:
-    """The parts of a text, which commas separate; anything else as it is."""
-    if not isinstance(given, str):
-        return given
-    return tuple(part.strip() for part in given.split(",") if part.strip())
+def comma_separated(value: object) -> object:
+    """The words of a text, which commas separate; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    return tuple(word.strip() for word in value.split(",") if word.strip())
 
 
-def among(known: Collection[str]) -> AfterValidator:
+def among(names: Collection[str]) -> AfterValidator:
     """Check that every name is one of these."""
 
-    def check(names: tuple[str, ...]) -> tuple[str, ...]:
-        for name in names:
-            if name not in known:
-                raise ValueError(f"there are {', '.join(known)}{nearest(name, known)}")
-        return names
+    def check(values: tuple[str, ...]) -> tuple[str, ...]:
+        for value in values:
+            if value not in names:
+                raise ValueError(f"there are {', '.join(names)}{nearest(value, names)}")
+        return values
 
     return AfterValidator(check)
 
 
-File: TypeAlias = Annotated[str, Shown("FILE")]
-Directory: TypeAlias = Annotated[str, Shown("DIR")]
-ModelName: TypeAlias = Annotated[str, Shown("DIR_OR_NAME")]
-Name: TypeAlias = Annotated[str, Shown("NAME")]
-Region: TypeAlias = Annotated[str, Shown("REGION")]
-Host: TypeAlias = Annotated[str, Shown("HOST")]
+File: TypeAlias = Annotated[str, Metavar("FILE")]
+Directory: TypeAlias = Annotated[str, Metavar("DIR")]
+ModelName: TypeAlias = Annotated[str, Metavar("DIR_OR_NAME")]
+Name: TypeAlias = Annotated[str, Metavar("NAME")]
+Region: TypeAlias = Annotated[str, Metavar("REGION")]
+Host: TypeAlias = Annotated[str, Metavar("HOST")]
 Count: TypeAlias = Annotated[int, Ge(1)]
 Natural: TypeAlias = Annotated[int, Ge(0)]
-Port: TypeAlias = Annotated[int, Ge(0), Le(65535), Shown("PORT")]
-Seconds: TypeAlias = Annotated[float, Ge(0), Shown("SECONDS")]
-Usd: TypeAlias = Annotated[float, Ge(0), Shown("USD")]
-Watts: TypeAlias = Annotated[float, Ge(0), Shown("WATTS")]
-Amount: TypeAlias = Annotated[float, Gt(0), Shown("USD")]
+Port: TypeAlias = Annotated[int, Ge(0), Le(65535), Metavar("PORT")]
+Seconds: TypeAlias = Annotated[float, Ge(0), Metavar("SECONDS")]
+Usd: TypeAlias = Annotated[float, Ge(0), Metavar("USD")]
+Watts: TypeAlias = Annotated[float, Ge(0), Metavar("WATTS")]
+Amount: TypeAlias = Annotated[float, Gt(0), Metavar("USD")]
 Share: TypeAlias = Annotated[float, Gt(0), Le(1)]
 Words: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(comma_separated)]
 NumberList: TypeAlias = Annotated[tuple[float, ...], BeforeValidator(comma_separated)]
-Counts: TypeAlias = Annotated[tuple[Count, ...], BeforeValidator(comma_separated), Shown("N,...")]
+Counts: TypeAlias = Annotated[tuple[Count, ...], BeforeValidator(comma_separated), Metavar("N,...")]

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from inference.errors import InvalidRequest, UnsupportedModel
 from inference.model.config import ModelConfig, check_shape, check_sizes, read_config
-from inference.model.decoder import WHOLE, Decoder, Layers
+from inference.model.decoder import Decoder
+from inference.model.layers import WHOLE, Layers
 from inference.model.weight_files import (
     HEAD,
     IGNORED,

@@ -32,7 +32,8 @@ from inference.json_file import Json
 from inference.model.attention import MASKED, Sight
 from inference.model.cache import KeysValues, read_rows
 from inference.model.config import ModelConfig, check_shape, parse_config, read_config_json
-from inference.model.decoder import MLP, WHOLE, Attention, Decoder, Hidden, Layer, Past, RMSNorm
+from inference.model.decoder import Decoder, Hidden
+from inference.model.layers import MLP, WHOLE, Attention, Layer, Past, RMSNorm
 from inference.model.rotary import rotary_tables
 from inference.model.weight_files import tensor_shapes, weight_files
 

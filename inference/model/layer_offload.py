@@ -26,7 +26,8 @@ from inference.model.checkpoint import (
     read_tensors,
 )
 from inference.model.config import ModelConfig
-from inference.model.decoder import Decoder, Layer, layers_on
+from inference.model.decoder import Decoder, layers_on
+from inference.model.layers import Layer
 from inference.model.weight_files import stored_type, weight_files
 
 Offload = Literal["host", "disk"]

@@ -116,7 +116,7 @@ class Client:
         Raises InvalidRequest for an unknown position, without a price of the target, and where
         steering has no effect.
         """
-        goal = read_goal(self._options.goal.but(cs=knob), self.budget.billing)
+        goal = read_goal(self._options.goal.replace(cs=knob), self.budget.billing)
         rows = self.wait()
         if rows is None:
             raise InvalidRequest(UNSTEERED)
@@ -185,6 +185,7 @@ class Client:
         watch: Watch | None = None,
         *,
         alone: bool = False,
+        charged: bool = True,
     ) -> Completion:
         """Generate the text of a request, charged to the budget.
 
@@ -193,8 +194,9 @@ class Client:
 
         watch: wraps the session with the target, to observe its messages
         alone: target-only; no draft proposes anything
+        charged: false for a text that has no cost, since it is for comparison
         """
-        budget = self.budget
+        budget = self.budget if charged else RunBudget(Billing())
         if budget.empty:
             cost = budget.cost(Usage(), 0)
             return replace(new_completion(request), finish_reason="spent", usd=0.0, cost=cost)

@@ -107,7 +107,7 @@ def check_listening(options: ConnectionOptions) -> None:
     """Raise Unavailable, with a remedy, if the target is on this machine and the connection is
     refused, unless the user set --patience.
     """
-    if "patience" in options.stated():
+    if "patience" in options.explicit():
         return
     places = [endpoint.address for endpoint in options.endpoints]
     if not all(refuses(place) for place in places):

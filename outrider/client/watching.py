@@ -16,7 +16,7 @@ from inference.order import Progress
 from inference.proposer import NOBODY, Nodes
 from inference.times import Times
 from outrider.client.client import Client
-from outrider.text.completion import PROPOSERS, Completion, OnCommit, Request, Show
+from outrider.text.completion import PROPOSERS, Completion, Request, Show
 from outrider.text.limits import dear_law, limit_of
 from outrider.text.pieces import Piece
 
@@ -41,32 +41,22 @@ class Watcher:
         request: Request,
         show: Show,
         cancelled: Event,
-        on_commit: OnCommit | None = None,
         *,
         alone: bool = False,
+        charged: bool = True,
     ) -> Completion:
         """Generate the text as Client.complete() does, and report its events."""
-        show, on_commit = self.shown(show), self.committed(on_commit)
-        return self._client.complete(request, show, cancelled, on_commit, self.watch, alone=alone)
-
-    def shown(self, show: Show) -> Show:
-        """A callback that reports pieces of the text, and passes them on."""
 
         def put(piece: Piece) -> None:
             self.report("piece", {"text": piece.text, "by": _name(piece.proposer)})
             show(piece)
 
-        return put
-
-    def committed(self, on_commit: OnCommit | None = None) -> OnCommit:
-        """A callback that reports the figures at each commit, and passes the record on."""
-
-        def put(done: Completion) -> None:
+        def on_commit(done: Completion) -> None:
             self.report("figures", _figures(self._client, done))
-            if on_commit is not None:
-                on_commit(done)
 
-        return put
+        return self._client.complete(
+            request, put, cancelled, on_commit, self.watch, alone=alone, charged=charged
+        )
 
     def report(self, name: str, data: dict[str, Any]) -> None:
         """Report an event with the current time."""

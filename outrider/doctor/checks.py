@@ -60,7 +60,7 @@ def _check_draft_and_link(options: DoctorRole) -> Iterator[Finding]:
 
 def check_credentials() -> Finding:
     """The AWS account. Only `outrider deploy` needs one, so a missing one is no fault."""
-    from deploy.aws import Aws
+    from compile.aws import Aws
 
     try:
         aws = Aws()

@@ -64,7 +64,7 @@ def up(options: UpRole) -> int:
 def _serve(options: UpRole, **flags: Any) -> int:
     """Serve endpoint and page with these flags of role serve."""
     known = flags_of(EndpointRole).keys() - {"role"}
-    given = {name: value for name, value in options.stated().items() if name in known}
+    given = {name: value for name, value in options.explicit().items() if name in known}
     return serve_http(ServeRole(**given | flags), partial(_open_page, not options.no_browser))
 
 
@@ -88,7 +88,7 @@ def _serve_pair(options: UpRole, short: str, size: str) -> int:
         drafting = max(1, machine.cores // 4)
         draft["threads"], target["threads"] = drafting, max(1, machine.cores - drafting)
     shared = [*flags_of(DeviceOptions), *flags_of(BatchOptions)]
-    target |= {name: value for name, value in options.stated().items() if name in shared}
+    target |= {name: value for name, value in options.explicit().items() if name in shared}
     words = [word for name, value in target.items() for word in (f"--{name}", str(value))]
     say("starting the target")
     with started("target", words, say) as process:

@@ -48,7 +48,7 @@ class TargetManager:
     """
 
     def __init__(self, options: ServeRole, max_requests: int = MAX_REQUESTS) -> None:
-        options = options.but(target=None)  # the page may name another place
+        options = options.replace(target=None)  # the page may name another place
         self.options, self._first = options, options
         self._max_requests = max_requests
         self.texts: TextRunner | None = None
@@ -132,7 +132,7 @@ class TargetManager:
     def _take(self, settings: TargetSettings) -> None:
         """Use these settings from now on. Invalid settings change nothing."""
         with ExitStack() as stack:
-            options = self._first.but(**self._changes(settings, stack))
+            options = self._first.replace(**self._changes(settings, stack))
             secrets = stack.pop_all()
         self._close("another target is being started")
         self._secrets.close()
@@ -144,7 +144,7 @@ class TargetManager:
         """
         started = self._first.connection
         changes: dict[str, Any] = {"preset": None, "target_host": settings.address}
-        if started.but(target_host=settings.address).endpoints != started.endpoints:
+        if started.replace(target_host=settings.address).endpoints != started.endpoints:
             changes |= dict.fromkeys(("token_file", "tls_ca", "tls_cert", "tls_key"))
         changes |= settings.model_dump(include={"model_name", "draft_model"}, exclude_defaults=True)
         if settings.tls and not settings.ca:

@@ -52,7 +52,7 @@ def compare_arms(
     """
     items, out = options.items(), None if options.out is None else Path(options.out)
     if not options.elsewhere and not options.emulate:
-        options = options.but(measure_first=True)
+        options = options.replace(measure_first=True)
     take_short_turns()
     plan = plan_of(options.plan_settings, {item.place: item for item in items})
     with opened(out, plan) as journal:

@@ -87,4 +87,4 @@ def over_link(connection: ConnectionOptions, shape: LinkShape) -> Iterator[Conne
         yield connection
         return
     with shaped_link(connection.addresses, shape) as link:
-        yield connection.but(target=None, target_host=link.address)
+        yield connection.replace(target=None, target_host=link.address)

@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import model_validator
 
 from inference.flags.command_line import CommandOptions
-from inference.flags.group import FlagRule, Shown, flags_of
+from inference.flags.group import FlagRule, Metavar, flags_of
 from inference.flags.values import (
     Count,
     Directory,
@@ -61,7 +61,7 @@ class RunOptions(
         own = flags_of(ClientRole).keys() - flags_of(ConnectionOptions).keys()
         if "model" not in str(flags.get("draft", self.draft)):
             own -= {"draft_quantization"}
-        stated = {name: value for name, value in self.stated().items() if name in own}
+        stated = {name: value for name, value in self.explicit().items() if name in own}
         return ClientRole(connection=connection, **{**stated, **flags})
 
 
@@ -91,9 +91,9 @@ class LinkedOptions(RunOptions, title="measurement"):
     )
     emulate: Name | None = None
     """emulate forward-pass times of this profile"""
-    rtt: Annotated[NumberList, Shown("MS,...")] = (0.0,)
+    rtt: Annotated[NumberList, Metavar("MS,...")] = (0.0,)
     """emulated round trips in ms, added to the real one"""
-    bandwidth: Annotated[float, Gt(0), Shown("MBIT")] | None = None
+    bandwidth: Annotated[float, Gt(0), Metavar("MBIT")] | None = None
     """bandwidth of the emulated link each way, in Mbit/s (default: unlimited)"""
     num_runs: Count = 1
     """repetitions of each prompt and arm"""
@@ -113,7 +113,7 @@ class LinkedOptions(RunOptions, title="measurement"):
     @property
     def elsewhere(self) -> bool:
         """Whether the options name a running target."""
-        return bool({"target", "target_host", "port"} & self.stated().keys())
+        return bool({"target", "target_host", "port"} & self.explicit().keys())
 
 
 class ComparedTexts(MeasuredTexts):
@@ -131,13 +131,13 @@ class CompareOptions(LinkedOptions, title="comparison"):
         *("device", "prompt_text", "max_new_tokens", "temperature", "target_host", "usd_per_hour"),
     )
 
-    architectures: Annotated[Words, among(tuple(ARCHITECTURES)), Shown("NAME,...")] = ()
+    architectures: Annotated[Words, among(tuple(ARCHITECTURES)), Metavar("NAME,...")] = ()
     """architectures to compare with target-only (default: all that use a link)"""
     prompt_text: File | None = None
     """file with one prompt a line (default: embedded prompts)"""
     num_runs: Count = 2
     """repetitions of each prompt and arm"""
-    rtt: Annotated[NumberList, Shown("MS,...")] = (0.0, 40.0)
+    rtt: Annotated[NumberList, Metavar("MS,...")] = (0.0, 40.0)
     """emulated round trips in ms, added to the real one"""
     out: Directory | None = None
     """directory of the run, with its texts and report"""
@@ -174,7 +174,7 @@ class CompareOptions(LinkedOptions, title="comparison"):
     def local_role(self) -> FusedTargetRole:
         """The target in this process, with a draft beside it."""
         own = flags_of(FusedTargetRole).keys() - flags_of(ConnectionOptions).keys()
-        stated = {name: value for name, value in self.stated().items() if name in own}
+        stated = {name: value for name, value in self.explicit().items() if name in own}
         return FusedTargetRole(**stated | {"batch": 1, "emulate": None, "rtt": None})
 
     def items(self) -> list[Item]:
@@ -200,7 +200,7 @@ class BenchOptions(LinkedOptions, title="measurement"):
     """JSON lines file of prompts (default: the small set that ships here)"""
     samples: Count | None = None
     """number of prompts of each kind (default: all)"""
-    presets: Annotated[Words, among(PRESETS), Shown("NAME,...")] = ()
+    presets: Annotated[Words, among(PRESETS), Metavar("NAME,...")] = ()
     """presets to measure (default: the method of --draft)"""
     out: Directory = "bench"
     """directory of the run, with its texts and report"""
@@ -269,7 +269,12 @@ class RecommendOptions(CommandOptions, title="drafting"):
 
     def of_run(self, flags: Flags) -> dict[str, Any]:
         """The flags of `outrider run` for these drafting flags, with those stated here."""
-        return {**self.connection.stated(), **self.device.stated(), **self.prices.stated(), **flags}
+        return {
+            **self.connection.explicit(),
+            **self.device.explicit(),
+            **self.prices.explicit(),
+            **flags,
+        }
 
     def role(self, connection: ConnectionOptions, flags: Flags) -> ClientRole:
         """The options of a client with these flags, on the connection of these options."""

@@ -57,7 +57,7 @@ def run(options: ProveOptions) -> int:
     out, checks = Path(options.out), list[str]()
     if options.device.startswith("neuron") and options.artifact is None and has_device():
         checks = _check_device(options, out / "artefact")
-        options = options.but(artifact=str(out / "artefact"), model=None, target_model=None)
+        options = options.replace(artifact=str(out / "artefact"), model=None, target_model=None)
     take_short_turns()
     items = read_lines(options.prompt_text)
     plan = plan_of(options.plan_settings, {item.place: item for item in items})
@@ -93,7 +93,7 @@ def measured_graphs(options: ProveOptions) -> list[GraphTime]:
     """Times of the target's forward passes, loaded in this process once the served one has ended.
     They are measured with as many rows as the shapes need, unless an artefact has its own.
     """
-    stated = options.stated()
+    stated = options.explicit()
     flags = {name: stated[name] for name in flags_of(TargetRole) if name in stated}
     if options.artifact is None:
         flags["batch"] = max(rows for rows, _ in SHAPES)

@@ -38,7 +38,7 @@ def _generate(named: NamedRun, directory: Path) -> int:
     from outrider.role_programs import run_role
 
     try:
-        return run_role(named.options.but(profile=str(directory)))
+        return run_role(named.options.replace(profile=str(directory)))
     except OutriderError as error:
         say(f"error: {named.name}: {printable(str(error))}")
         return FAILED

@@ -38,7 +38,7 @@ def start(
 
     flags: of the target, beside those given
     """
-    stated = {"batch": 1} | options.stated()
+    stated = {"batch": 1} | options.explicit()
     names = ("batch", "backend", "emulate", "measure_first", "usd_per_hour")
     words = target_words(options, **{name: stated.get(name) for name in names}, **flags)
     return started(role, words)
@@ -59,7 +59,7 @@ def target_of(
         role = "fused_target"
         flags = {"draft_model": options.draft_model, "draft": options.method and options.draft}
     with start(options, role, **flags) as target:
-        yield options.connection.but(target_host=target.address), target
+        yield options.connection.replace(target_host=target.address), target
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ def with_neuron_artifact(options: Served) -> Served:
         command="outrider target --device neuron",
         say=say,
     )
-    return options.but(artifact=str(directory), model=None, target_model=None, dtype=None)
+    return options.replace(artifact=str(directory), model=None, target_model=None, dtype=None)
 
 
 def artifact_length(options: TargetOptions, manifest: Manifest) -> int:

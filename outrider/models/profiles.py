@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from inference.backends import RecordingModel
 from inference.command import say
 from inference.files import cache_directory
-from inference.planner.profiling import CONTEXT, Profiler, Tell, survey_draft, survey_target
+from inference.planner.profiling import (
+    CONTEXT,
+    PROGRESS_SECONDS,
+    Profiler,
+    Tell,
+    survey_draft,
+    survey_target,
+)
 from inference.times import Table, Times
 from inference.times_file import StoredTimes
 from outrider.models.found_model import FoundModel, LoadedModel
@@ -23,7 +32,6 @@ if TYPE_CHECKING:
 WIDEST = 64
 """Maximum nodes of a profiled draft call."""
 
-
 QUICK_SECONDS = 0.5
 """Seconds of measuring before the first request, without stored times and to check them."""
 
@@ -33,6 +41,11 @@ IDLE_SECONDS = 20.0
 IDLE_CALL_SECONDS, IDLE_CALL_NODES = 1.0, 4.0
 """Maximum seconds of a measured call while no session is open, or that many calls of one node if
 these are slow: a client that connects meanwhile has to wait for it.
+"""
+
+RECORDING_SECONDS = 20.0
+"""Seconds of recording a target's calls before the first request. The others are recorded while no
+session is open.
 """
 
 
@@ -93,7 +106,10 @@ class Profiles:
         identity: fingerprint of its weights, and of its artefact
         """
         rows = model.rows
-        when_idle: Callable[[Engine], bool] | None = None
+        idle: list[Callable[[Engine], bool]] = []
+        if isinstance(model, RecordingModel):
+            self._record(model, rows, nodes)
+            idle.append(lambda engine: model.record_next())
         place = self._stored("target", target, model, identity, length, rows=rows, nodes=nodes)
         stored = place.load(self.tell)
         survey = survey_target(model, length, rows, nodes, Times(stored))
@@ -102,8 +118,24 @@ class Profiles:
         else:
             self._measure(place, survey)
             if not survey.done:
-                when_idle = partial(_measure_idle, survey, partial(self._store, place), nodes)
+                idle.append(partial(_measure_idle, survey, partial(self._store, place), nodes))
+        when_idle = (lambda engine: any(step(engine) for step in idle)) if idle else None
         return TargetTimes(survey.times, survey.table(), when_idle)
+
+    def _record(self, model: RecordingModel, rows: int, nodes: int) -> None:
+        """Record the target's calls, the smallest first, for RECORDING_SECONDS at most."""
+        start = reported = time.perf_counter()
+        planned, recorded = model.plan(rows, nodes), 0
+        while time.perf_counter() - start < RECORDING_SECONDS and model.record_next():
+            recorded += 1
+            if time.perf_counter() - reported > PROGRESS_SECONDS:
+                reported = time.perf_counter()
+                self.tell(f"recorded {recorded} of {planned} CUDA graphs")
+        later = "; the others while no session is open" if recorded < planned else ""
+        self.tell(
+            f"recorded {recorded} of {planned} CUDA graphs in "
+            f"{time.perf_counter() - start:.1f} s{later}"
+        )
 
     def _stored(
         self,

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 
 from inference.errors import InvalidRequest
 from inference.extras import require
-from inference.flags.group import Also, Group, Shown
+from inference.flags.group import Alias, Group, Metavar
 from inference.flags.values import Count, Natural
 from inference.model.hub import is_gguf
 from outrider.options.groups import DraftModelOptions
@@ -63,13 +63,13 @@ def _sources(text: str) -> str:
     return text
 
 
-Sources: TypeAlias = Annotated[str, AfterValidator(_sources), Shown("SOURCE,...")]
+Sources: TypeAlias = Annotated[str, AfterValidator(_sources), Metavar("SOURCE,...")]
 
 
 class TreeOptions(Group, title="drafting"):
     """The form of the draft's proposals, and whether the target waits for them."""
 
-    gamma: Annotated[Natural, Also("speculation_length")] | None = None
+    gamma: Annotated[Natural, Alias("speculation_length")] | None = None
     """length of the chain of draft tokens that the target waits for in each round"""
     tree_nodes: Count | None = None
     """nodes of the tree that the target waits for in each round (default with --tree_depth: 16)"""
@@ -79,7 +79,7 @@ class TreeOptions(Group, title="drafting"):
     @property
     def waits(self) -> bool:
         """Whether the target waits for a whole tree before each forward pass."""
-        return bool(self.given(TreeOptions))
+        return bool(self.changed(TreeOptions))
 
 
 class SourceOptions(Group, title="drafting"):
@@ -143,7 +143,7 @@ def _preset(name: str) -> str:
     return name
 
 
-Preset: TypeAlias = Annotated[str, AfterValidator(_preset), Shown("NAME")]
+Preset: TypeAlias = Annotated[str, AfterValidator(_preset), Metavar("NAME")]
 
 
 class PresetOptions(SourceOptions, TreeOptions, title="drafting"):

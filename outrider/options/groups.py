@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions
-from inference.flags.group import Also, Group, Shown
+from inference.flags.group import Alias, Group, Metavar
 from inference.flags.values import (
     Amount,
     Count,
@@ -61,8 +61,8 @@ def _knob(position: str) -> str:
     return position
 
 
-DeviceName: TypeAlias = Annotated[str, AfterValidator(_device), Shown("DEVICE")]
-KnobPosition: TypeAlias = Annotated[str, AfterValidator(_knob), Shown("KNOB")]
+DeviceName: TypeAlias = Annotated[str, AfterValidator(_device), Metavar("DEVICE")]
+KnobPosition: TypeAlias = Annotated[str, AfterValidator(_knob), Metavar("KNOB")]
 Seed: TypeAlias = Annotated[int, Ge(0), Lt(2**SEED_BITS)]
 Precision = Literal["float32", "bfloat16", "float16"]
 PrecisionChoice: TypeAlias = Annotated[
@@ -125,7 +125,7 @@ class DeviceOptions(Group, title="models and devices"):
 
 
 class BatchOptions(Group, title="models and devices"):
-    batch: Annotated[Count, Also("rows")] = 4
+    batch: Annotated[Count, Alias("rows")] = 4
     """maximum concurrent texts: rows of the target, prompts of a file at a time"""
 
 
@@ -160,7 +160,7 @@ class OffloadOptions(TargetOptions, title="models and devices"):
 class LegacyOptions(TargetOptions):
     """Options of a target that may also run on --device neuron-legacy."""
 
-    tensor_parallel: Annotated[Count, Also("tp_degree")] = 2
+    tensor_parallel: Annotated[Count, Alias("tp_degree")] = 2
     """NeuronCores that share the target, with --device neuron-legacy"""
 
 
@@ -176,14 +176,14 @@ class EmulationOptions(Group, title="models and devices"):
     emulate: Name | None = None
     """the model chooses, but each forward pass takes the time of this profile; reports are marked
     as emulated (an unknown name lists the profiles)"""
-    rtt: Annotated[float, Gt(0), Le(10_000), Shown("MS")] | None = None
+    rtt: Annotated[float, Gt(0), Le(10_000), Metavar("MS")] | None = None
     """round trip of an emulated link in front of an emulated target, in milliseconds"""
 
 
 class SamplingOptions(Group, title="text"):
     """The sampling and the length of texts, and the way in which they are shown."""
 
-    max_new_tokens: Annotated[Count, Also("max_tokens")] = 128
+    max_new_tokens: Annotated[Count, Alias("max_tokens")] = 128
     """maximum new tokens"""
     temperature: Annotated[float, Ge(0), Le(1000)] | None = None
     """sampling temperature; 0 is greedy (default: 0; for the embedded pair 0.8, and a text ends
@@ -206,7 +206,7 @@ class PromptOptions(SamplingOptions):
 
     prompt: str | None = None
     """prompt, or - for stdin; the tokenizer's beginning-of-text token is prepended if it has one"""
-    prompt_text: Annotated[File, Also("prompt_file")] | None = None
+    prompt_text: Annotated[File, Alias("prompt_file")] | None = None
     """file with one prompt a line, or - for stdin; --batch of them run at a time"""
     chat: bool = False
     """apply the model's chat template to the prompt"""
@@ -244,7 +244,7 @@ class HourlyOptions(Group, title="prices and limits"):
 class PriceOptions(HourlyOptions):
     """Prices of the target, traffic and electricity, and the watts of both machines."""
 
-    instance: Annotated[str, Shown("TYPE")] | None = None
+    instance: Annotated[str, Metavar("TYPE")] | None = None
     """EC2 type that prices the target, such as trn1.2xlarge"""
     region: str = "us-east-1"
     """AWS region of --instance"""
@@ -278,14 +278,14 @@ class GoalOptions(PriceOptions):
     """minimum tokens per second; cost is minimized within it"""
     max_usd_per_1m: Amount | None = None
     """maximum USD per million tokens; speed is maximized within it"""
-    max_joules_per_token: Annotated[float, Gt(0), Shown("J")] | None = None
+    max_joules_per_token: Annotated[float, Gt(0), Metavar("J")] | None = None
     """maximum joules per token; speed is maximized within it"""
     max_usd: Amount | None = None
     """spending limit of the run; it ends with the text generated so far"""
 
     @model_validator(mode="after")
     def _one_goal(self) -> Self:
-        limits = [name for name in self.given(GoalOptions, "max_usd") if name.startswith("--m")]
+        limits = [name for name in self.changed(GoalOptions, "max_usd") if name.startswith("--m")]
         if limits and read_knob(self.cs):
             raise ValueError(
                 f"--cs weighs speed against cost, {limits[0]} is a limit that decides it: give one"

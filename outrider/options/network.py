@@ -12,7 +12,7 @@ from pydantic import AfterValidator, model_validator
 
 from grpc_comm.client.named_targets import read_target
 from grpc_comm.transport import DNS, Address, Endpoint, parse_address
-from inference.flags.group import Group, Shown
+from inference.flags.group import Group, Metavar
 from inference.flags.values import File, Host, Name, Port, Seconds, Words
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _origins(given: tuple[str, ...]) -> tuple[str, ...]:
     return given
 
 
-Origins: TypeAlias = Annotated[Words, AfterValidator(_origins), Shown("ORIGIN,...")]
+Origins: TypeAlias = Annotated[Words, AfterValidator(_origins), Metavar("ORIGIN,...")]
 
 
 class HttpOptions(Group, title="network"):

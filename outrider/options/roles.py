@@ -157,10 +157,10 @@ class ClientRole(
         """
         if is_installed(PACKAGES["torch"]) or self.method != "model":
             return self
-        asked = {"draft", "draft_model", "draft_quantization"} & self.stated().keys()
+        asked = {"draft", "draft_model", "draft_quantization"} & self.explicit().keys()
         if asked or self.waits or is_gguf(self.draft_name or ""):
             return self
-        return self.but(draft=f"{draft_flags.COPY},{draft_flags.BESIDE}")
+        return self.replace(draft=f"{draft_flags.COPY},{draft_flags.BESIDE}")
 
     @model_validator(mode="after")
     def _drafts_here(self) -> Self:
@@ -255,7 +255,7 @@ class UpRole(EndpointRole):
     @property
     def elsewhere(self) -> bool:
         """The target is not started here."""
-        return bool({"target_host", "port"} & self.stated().keys())
+        return bool({"target_host", "port"} & self.explicit().keys())
 
     @property
     def lists(self) -> bool:
@@ -268,7 +268,7 @@ class UpRole(EndpointRole):
 
     @model_validator(mode="after")
     def _chooses_the_models(self) -> Self:
-        named = [*self.given(groups.ModelOptions), *self.given(groups.DraftModelOptions)]
+        named = [*self.changed(groups.ModelOptions), *self.changed(groups.DraftModelOptions)]
         if named:
             raise ValueError(f"{named[0]} is for outrider serve: outrider up chooses the models")
         return self
@@ -295,7 +295,7 @@ class VerifyTargetRole(
 
     @model_validator(mode="after")
     def _one_text_at_a_time(self) -> Self:
-        if self.given(groups.BatchOptions) and self.device != "neuron":
+        if self.changed(groups.BatchOptions) and self.device != "neuron":
             raise ValueError("--batch is for --device neuron here: one text is made at a time")
         return self
 

@@ -78,7 +78,7 @@ def _knowledge(times: Table, description: Description) -> Knowledge:
 def _in_graph(options: FusedTargetRole, model: RoundModel, description: Description) -> Drafts:
     """Use the draft in the target's graphs. The shape of a round is fixed by the build."""
     manifest = read_manifest(Path(options.artifact or ""))
-    named = [*options.given(DraftModelOptions), *options.given(QuantizationOptions)]
+    named = [*options.changed(DraftModelOptions), *options.changed(QuantizationOptions)]
     if named:
         raise InvalidRequest(
             f"--artifact contains a draft ({fused_part(manifest).model}): leave out {named[0]}"

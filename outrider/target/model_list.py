@@ -60,7 +60,7 @@ class _ListedModel(Record):
         changes |= {"model": self.model, "artifact": self.artifact}
         changes |= {"dtype": None} if self.artifact is not None else {}
         del changes["name"]
-        return options.but(**changes | ({"batch": changes.pop("rows")} if self.rows else {}))
+        return options.replace(**changes | ({"batch": changes.pop("rows")} if self.rows else {}))
 
 
 @dataclass(frozen=True)

@@ -7,35 +7,29 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
-from grpc_comm.observability.log import EventLog, start_log
-from grpc_comm.observability.server_events import Listeners
-from grpc_comm.observability.session_record import SessionRecords
+from grpc_comm.observability.endpoint import serve_metrics
+from grpc_comm.observability.log import start_log
+from grpc_comm.observability.metrics import Metrics
 from grpc_comm.transport import Address
 from inference.command import say
 from outrider.options.network import ObservingOptions
 
 
 @contextmanager
-def observed(options: ObservingOptions) -> Iterator[Listeners]:
-    """Yield the listeners of a target's events: a log, and metrics until the context ends.
+def observed(metrics: Metrics, options: ObservingOptions) -> Iterator[None]:
+    """Start the log and, where a port is given, serve the metrics until the context ends.
 
     Raises InvalidRequest when metrics cannot be served at their address.
     """
     start_log(options.log, options.log_level)
-    records = SessionRecords()
-    listeners = Listeners([records, EventLog(records)])
-    with ExitStack() as stack:
-        if options.metrics_port is not None:
-            from grpc_comm.observability.endpoint import serve_metrics
-            from grpc_comm.observability.metrics import Metrics
-
-            listeners.append(metrics := Metrics(records))
-            address = Address(options.metrics_host, options.metrics_port)
-            bound = stack.enter_context(serve_metrics(metrics, address))
-            say(f"metrics on http://{bound}/metrics, health on http://{bound}/healthz")
-        yield listeners
+    if options.metrics_port is None:
+        yield
+        return
+    with serve_metrics(metrics, Address(options.metrics_host, options.metrics_port)) as bound:
+        say(f"metrics on http://{bound}/metrics, health on http://{bound}/healthz")
+        yield
 
 
 def notify(*states: str) -> None:

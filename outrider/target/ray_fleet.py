@@ -90,7 +90,7 @@ class RayOptions(
     @property
     def target(self) -> TargetRole:
         """Options of the target that each replica serves."""
-        shared = self.stated().keys() & flags_of(TargetRole).keys() - {"host", "port", "debug"}
+        shared = self.explicit().keys() & flags_of(TargetRole).keys() - {"host", "port", "debug"}
         return TargetRole(**{name: getattr(self, name) for name in shared})
 
 
@@ -186,7 +186,7 @@ def start(options: RayOptions) -> None:
             port=options.port, grpc_servicer_functions=[_SERVICER], enable_reflection=False
         ),
     )
-    flags = dict(sorted(options.target.stated().items()))
+    flags = dict(sorted(options.target.explicit().items()))
     serve.run(_deployment(options).bind(flags), name=NAME, route_prefix=f"/{NAME}")
     if cluster is None:
         await_routes(options.ingress)

@@ -19,22 +19,25 @@ from inference.backends.timed import EMULATED
 from inference.errors import Unavailable
 from inference.flags.group import flags_of
 from outrider.options.groups import TargetOptions
-from outrider.processes import READY, STOP_SECONDS, end
+from outrider.processes import CHILD, READY, STOP_SECONDS, end
 
 _LINES = 50  # latest log lines kept per target
 
 
 def child_command(role: str, *arguments: str) -> list[str]:
-    """The command line of a role of this installation or checkout. Its process ends with its stdin,
-    which the system closes when this process is gone.
-    """
-    return [sys.executable, "-m", "outrider.processes", "--role", role, *arguments]
+    """The command line of a role of this installation or checkout."""
+    return [sys.executable, "-m", "outrider", "--role", role, *arguments]
 
 
 def role_environment() -> dict[str, str]:
     """The environment of a role's process: packages are found also without an installation."""
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def child_environment() -> dict[str, str]:
+    """The same for a process that ends with its stdin: the system closes it when this one ends."""
+    return {**role_environment(), CHILD: "1"}
 
 
 def flag_words(values: Mapping[str, object]) -> list[str]:
@@ -48,7 +51,7 @@ def flag_words(values: Mapping[str, object]) -> list[str]:
 
 def target_words(options: TargetOptions, **more: object) -> list[str]:
     """The command line of a target with these options, and further flags."""
-    stated = options.stated()
+    stated = options.explicit()
     return flag_words({name: stated.get(name) for name in flags_of(TargetOptions)} | more)
 
 
@@ -92,7 +95,7 @@ def started(
     """
     command = child_command(role, "--port", "0", *arguments)
     process = subprocess.Popen(  # noqa: S603
-        command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=role_environment()
+        command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=child_environment()
     )
     log_lines: deque[str] = deque(maxlen=_LINES)
     listener = None

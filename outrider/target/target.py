@@ -7,23 +7,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from grpc_comm.observability.server_events import Draining, Event
+from grpc_comm.security import check_tls_files
 from grpc_comm.server.guard import server_security as check_security
 from grpc_comm.server.model_registry import Served
 from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.server.server import serve as serve_target
-from grpc_comm.tls_files import check_tls_files
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address, check_free, parse_address
 from inference.backends.gguf_model import GgufModel
 from inference.backends.neuron_sdk import has_device
 from inference.backends.timed import TimedModel
-from inference.command import logged, say, told_to
+from inference.command import logged, messages_to, say
 from inference.engine.batch_runner import collect_rarely
 from inference.engine.engine import Engine
 from inference.engine.graph_rounds import RoundModel
@@ -81,9 +79,8 @@ def serve(options: ServingRole) -> int:
         notify("READY=1", f"STATUS={description.model} on {bound}")
 
     collect_rarely()
-    with stack, observed(options) as listeners:
-        listeners.append(_tell_of_end)
-        serve_target(replace(target, listener=listeners), say_ready, options.sessions.grace)
+    with stack, observed(target.metrics, options):
+        serve_target(target, say_ready, options.sessions.grace, _notify_of_end)
     if isinstance(target.engine.model, TimedModel):
         say(target.engine.model.account())
     return 0
@@ -102,9 +99,8 @@ def chat_command(options: ServingRole, bound: Address) -> str:
     return " ".join(["outrider chat", *flags])
 
 
-def _tell_of_end(event: Event) -> None:
-    if isinstance(event, Draining):
-        notify("STOPPING=1", "STATUS=open sessions are asked to leave")
+def _notify_of_end() -> None:
+    notify("STOPPING=1", "STATUS=open sessions are asked to leave")
 
 
 def load_target(options: ServingRole) -> Target:
@@ -223,7 +219,7 @@ class RunningTarget:
         security = options.security
         check_security(security, Address(options.host, options.port))
         self._stack = ExitStack()
-        self._stack.enter_context(told_to(logged))
+        self._stack.enter_context(messages_to(logged))
         try:
             self._server = BackgroundServer(load_target(options))
             self._stack.callback(self._server.stop, options.sessions.grace)
@@ -309,7 +305,7 @@ def _times(options: ServingRole, loaded: _LoadedTarget, emulated: Profile | None
         table = emulated.table(CONTEXT)
         return TargetTimes(Times(table, measured=True), table)
     if not loaded.model.branches or isinstance(loaded.model, RoundModel | GgufModel):
-        options = options.but(measure_first=True)  # its state is more than slots
+        options = options.replace(measure_first=True)  # its state is more than slots
     profiles = user_profiles(options)
     length, nodes = loaded.sequence_length, loaded.max_tree_nodes
     return profiles.target(loaded.found, loaded.identity, loaded.model, length, nodes)

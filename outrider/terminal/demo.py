@@ -12,7 +12,7 @@ from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, NamedTuple
 
-from inference.command import run_command, say, told_to
+from inference.command import messages_to, run_command, say
 from inference.extras import require
 from inference.flags.command_line import CommandOptions, parse_flags
 from outrider.terminal.race import Arrival, Lane, conclude, show_race
@@ -83,7 +83,7 @@ def _demonstrate() -> int:
     load = os.getloadavg()[0]
     say("starting two emulated targets and loading the draft: about ten seconds")
     lanes = [Lane(name, PROMPT) for name in (ALONE, OUTRIDER)]
-    with told_to(lambda _line, _lasting: None), _clients() as clients:
+    with messages_to(lambda _line, _lasting: None), _clients() as clients:
         texts = _race(*clients, lanes, load)
     conclude(lanes, conclusion(texts))
     return int(texts.alone.token_ids != texts.drafted.token_ids)

@@ -13,8 +13,7 @@ from pathlib import Path
 from threading import Event
 
 from inference.command import INTERRUPTED, printable, say
-from inference.decode import TargetSession
-from inference.draft_thread import inline, take_short_turns
+from inference.draft_thread import take_short_turns
 from inference.errors import InvalidRequest, OutriderError
 from inference.times import Times
 from outrider.client.client import Client, open_client
@@ -28,10 +27,8 @@ from outrider.terminal.text_recording import ALONE, OUTRIDER, TextRecording
 from outrider.text.completion import (
     Complete,
     Completion,
-    OnCommit,
     Request,
     Show,
-    complete,
     new_completion,
 )
 from outrider.text.limits import time_lines
@@ -61,11 +58,13 @@ def draft(options: DraftRole) -> int:
         def make(request: Request, show: Show, cancelled: Event) -> Completion:
             record = options.record and Path(options.record)
             recording = TextRecording(client, request.prompt, record) if record else None
-            maker: Client | Watcher = recording.begin(OUTRIDER) if recording else client
-            done = maker.complete(request, show, cancelled)
+
+            def maker(name: str) -> Client | Watcher:
+                return client if recording is None else recording.begin(name)
+
+            done = maker(OUTRIDER).complete(request, show, cancelled)
             if options.baseline:
-                alone = _alone(client, recording)
-                done = with_baseline(done, request, alone, cancelled)
+                done = _with_baseline(done, request, maker(ALONE), cancelled)
             if recording is not None:
                 recording.write(done)
             return done
@@ -76,25 +75,6 @@ def draft(options: DraftRole) -> int:
         code = run(options, requests, make, workers=rows, more_lines=more_lines)
         client.check()  # an error of the draft fails the command, not its texts
         return code
-
-
-def _alone(client: Client, recording: TextRecording | None) -> Complete:
-    """Generates texts with the target alone, which cost nothing, and records them if asked to."""
-    target = client.target
-
-    def make(request: Request, show: Show, cancelled: Event) -> Completion:
-        session: TargetSession = target.session()
-        on_commit: OnCommit | None = None
-        if recording is not None:
-            watcher = recording.begin(ALONE)
-            session, show = watcher.watch(session), watcher.shown(show)
-            on_commit = watcher.committed()
-        done = complete(
-            request, session, inline(), client.tokenizer, show, cancelled, on_commit=on_commit
-        )
-        return replace(done, device=target.description.device)
-
-    return make
 
 
 def _time_lines(client: Client, finished: Sequence[Completion]) -> list[str]:
@@ -110,22 +90,19 @@ def fused_client(options: FusedClientRole) -> int:
     tokenizer is loaded here, no model.
     """
     own = {"role", "target_model", "model"}
-    flags = {name: value for name, value in options.stated().items() if name not in own}
+    flags = {name: value for name, value in options.explicit().items() if name not in own}
     return draft(DraftRole(**flags, model=options.target_name, draft=BESIDE))
 
 
-def with_baseline(
-    done: Completion, request: Request, alone: Complete, cancelled: Event
+def _with_baseline(
+    done: Completion, request: Request, maker: Client | Watcher, cancelled: Event
 ) -> Completion:
-    """The record with the target-only text of the same request, as long as this text.
-
-    alone: makes that text
-    """
+    """The record with the target-only text of the same request, as long as this text."""
     if done.failure is not None or not done.token_ids or cancelled.is_set():
         return done
     if not done.whole:
         request = replace(request, max_new_tokens=len(done.token_ids))
-    baseline = alone(request, silent, cancelled)
+    baseline = maker.complete(request, silent, cancelled, alone=True, charged=False)
     if baseline.failure is not None:
         return replace(done, finish_reason="error", failure=baseline.failure)
     return replace(done, baseline=baseline)

@@ -14,7 +14,7 @@ from threading import Lock
 from types import TracebackType
 from unicodedata import category
 
-from inference.command import say, told_to
+from inference.command import messages_to, say
 from outrider.terminal.status_lines import StatusLines, columns, takes_status
 from outrider.text.pieces import Piece
 
@@ -49,7 +49,7 @@ class LiveText:
 
     def __enter__(self) -> LiveText:
         if self._below:
-            self._stack.enter_context(told_to(self._hear))
+            self._stack.enter_context(messages_to(self._hear))
             self._write("")
         return self
 

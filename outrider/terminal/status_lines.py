@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from inference.command import glance, is_heard, say
+from inference.command import glance, has_display, say
 
 if TYPE_CHECKING:
     from inference.model.checkpoint import Loading
@@ -111,7 +111,7 @@ class LoadingStatus:
         return f"loading {self._name}: {file}{done}{wait}"
 
     def _write(self, *lines: str) -> None:
-        if is_heard():  # the terminal belongs to another display
+        if has_display():  # the terminal belongs to another display
             glance("\n".join(lines))
             return
         assert self._lines is not None

@@ -208,7 +208,7 @@ def write_options(directory: Path, options: TextRole, completions: Sequence[Comp
     --config, it reproduces the same texts.
     """
     if completions:
-        options = options.but(seed=completions[0].seed - completions[0].index)
+        options = options.replace(seed=completions[0].seed - completions[0].index)
     unset = ("config", "profile")
     every = options.values().items()
     values = {name: one for name, one in every if one is not None and name not in unset}

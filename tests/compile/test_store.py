@@ -186,10 +186,9 @@ def test_uploads_carry_checksums_and_the_manifest_follows_its_files(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[dict[str, Any]] = []
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", boto3.Session())
-    boto3.DEFAULT_SESSION.events.register(
-        "provide-client-params.s3.PutObject", lambda params, **_: written.append(params)
-    )
+    session, uploads = boto3.Session(), "provide-client-params.s3.PutObject"
+    session.events.register(uploads, lambda params, **_: written.append(params))
+    monkeypatch.setattr(boto3, "Session", lambda **_: session)
     digest, files = push(out, open_store(URL), silent), read_manifest(out).files
     *keys, last = (params["Key"].removeprefix("some/prefix/") for params in written)
     assert sorted(keys) == sorted(f"files/{sha256}" for sha256 in set(files.values()))
@@ -207,7 +206,6 @@ def test_a_bucket_that_is_not_there_and_missing_credentials_are_named(
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
     assert_refused(lambda: push(out, open_store(URL), silent), ["credentials"], Unavailable)
 
 

@@ -17,9 +17,9 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
+from compile.aws import Aws
 from compile.compile_options import CompileOptions, parse
 from compile.store import open_store, push
-from deploy.aws import Aws
 from deploy.cloud_build import check, host_arguments, pinned, plan
 from deploy.commands.prove import ProofOptions, words_on_host
 from deploy.host.user_data import RESULTS

@@ -12,9 +12,9 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
+from compile.aws import Aws
 from compile.compile_options import parse as parse_compile
-from deploy.aws import Aws
-from deploy.commands.up import UpOptions
+from deploy.commands.options import UpOptions
 from deploy.host.user_data import MOST_BYTES
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
 from deploy.stack import (

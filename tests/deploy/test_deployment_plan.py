@@ -12,10 +12,10 @@ import boto3
 import pytest
 from moto import mock_aws
 
+from compile.aws import Aws
 from compile.plan.pass_seconds import pass_seconds
 from compile.request import find_checkpoint, make_request
-from deploy.aws import Aws
-from deploy.commands.up import UpOptions
+from deploy.commands.options import UpOptions
 from deploy.instance_price import bundled_prices
 from deploy.places import host_size
 from deploy.plan import computed_speed, read_served

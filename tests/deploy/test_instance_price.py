@@ -16,7 +16,7 @@ import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.stub import ANY, Stubber
 
-from deploy.aws import Aws, AwsDown
+from compile.aws import Aws, AwsDown
 from deploy.instance_kind import Market
 from deploy.instance_price import (
     ON_DEMAND_TERMS,

@@ -89,14 +89,14 @@ def test_log_probabilities_that_nobody_asked_for_or_that_are_left_out_are_a_mism
 
 
 WRONG: dict[str, tuple[Progress, str]] = {
-    "a gap": (progress(6, 7), "omitted tokens 5 to 5"),
-    "the greatest position": (progress(2**32 - 1, 7), "omitted"),
+    "a gap": (progress(6, 7), "5 to 5"),
+    "the greatest position": (progress(2**32 - 1, 7), str(2**32 - 2)),
     "another token than before": (progress(4, 6), "contradicts itself"),
     "another prompt": (progress(0, 2), "contradicts itself"),
     "a contradiction within what is new": (progress(3, 4, 6, 7), "contradicts itself"),
-    "a token outside the vocabulary": (progress(5, 100), "outside its vocabulary of 100"),
-    "more than was asked": (progress(5, *range(6, 12)), "sent 11 tokens of 10 requested"),
-    "tokens behind a stop id": (progress(5, 50, 6), "continued after a stop id"),
+    "a token outside the vocabulary": (progress(5, 100), "100"),
+    "more than was asked": (progress(5, *range(6, 12)), "11 .* 10 "),
+    "tokens behind a stop id": (progress(5, 50, 6), "stop id"),
     "nodes that were not": (progress(5, 6, nodes=4), "backwards"),
     "a forward that was not": (progress(5, 6, forwards=1), "backwards"),
     "time that runs back": (progress(5, 6, model_seconds=0.5), "backwards"),

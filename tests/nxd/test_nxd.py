@@ -21,9 +21,10 @@ from typing import Any
 import pytest
 import torch
 
-from compile.agreement import agreements, round_agreements
+from compile.agreement import agreements
 from compile.neuron import check
 from compile.neuron.builder import NeuronBuilder
+from compile.round_check import round_agreements
 from compile.spec import verify_bucket
 from inference.artifact import Manifest
 from inference.backends.neuron import NeuronFusedModel

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 import outrider
-from grpc_comm.observability.server_events import SessionOpened
-from grpc_comm.server.server import BackgroundServer
+from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.transport import Address, Endpoint
 from outrider.cli import main
 from outrider.options.roles import ChatRole, TargetRole
 from outrider.target.target import load_target
 from tests.support.keywords import module
+from tests.support.observed import counted
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 from tests.support.wire_fixtures import WAIT
@@ -233,29 +233,34 @@ def test_no_module_takes_the_place_of_a_public_name() -> None:
 
 
 @contextmanager
-def two_targets() -> Iterator[tuple[str, list[list[object]]]]:
-    """The embedded target twice: the addresses, and what each one's listener heard."""
+def two_targets() -> Iterator[list[Target]]:
+    """The embedded target twice, each at its address."""
     with ExitStack() as stack:
-        heard: list[list[object]] = [[], []]
-        servers = [
-            stack.enter_context(
-                BackgroundServer(
-                    replace(load_target(TargetRole(port=0, batch=2)), listener=events.append)
-                )
-            )
-            for events in heard
+        targets = [load_target(TargetRole(port=0, batch=2)) for _ in range(2)]
+        servers = [stack.enter_context(BackgroundServer(target)) for target in targets]
+        yield [
+            replace(target, address=server.address)
+            for target, server in zip(targets, servers, strict=True)
         ]
-        yield ",".join(str(server.address) for server in servers), heard
 
 
 def test_texts_are_spread_over_replicas_and_those_of_one_key_stay_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("grpc_comm.client.replicas.GATHER_SECONDS", WAIT)
-    with two_targets() as (addresses, heard), outrider.connect(addresses, draft=False) as engine:
+    with (
+        two_targets() as targets,
+        outrider.connect(
+            ",".join(str(target.address) for target in targets), draft=False
+        ) as engine,
+    ):
 
-        def sessions() -> list[int]:
-            return [sum(isinstance(event, SessionOpened) for event in events) for events in heard]
+        def sessions() -> list[float]:
+            name = "vllm:request_queue_time_seconds_count"
+            return [
+                counted(target.metrics, name, model_name=target.description.model)
+                for target in targets
+            ]
 
         def generate(key: str) -> str:
             made = engine.generate(PROMPT, max_tokens=8, temperature=0, prompt_cache_key=key)

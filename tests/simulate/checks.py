@@ -29,6 +29,7 @@ WINDOW, PROMISE = 256, 0.98
 SURELY = 24
 """Tokens of which one is a candidate, if candidates are right as often as not."""
 
+ENDED = "outrider_sessions_ended_total"
 SECRET = "token-that-nobody-may-see"
 IN_PATIENCE = frozenset({"Unavailable", "Busy", "Gone"})
 """Errors that name a target that cannot be had."""
@@ -147,7 +148,14 @@ def leaks(targets: Sequence[TargetProcess]) -> Iterator[str]:
             "rows": engine.model.rows - admission.pool.free,
             **{what: len(held) for what, held in target.process.holds.items()},
         }
-        tables = reachable(engine, target.records, target.process.holds["session records"])
+        table = target.process.holds["session records"]
+        ended = sum(
+            sample.value
+            for family in target.metrics.registry.restricted_registry([ENDED]).collect()
+            for sample in family.samples
+        )
+        held["sessions whose end was not counted"] = table.added - int(ended)
+        tables = reachable(engine, target.metrics, table)
         held["ended sessions"] = tables["Session"] - DRAFTED * tables["ColocatedDrafter"]
         for what, number in held.items():
             if number > 0:

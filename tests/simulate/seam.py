@@ -58,7 +58,17 @@ def shim(real: ModuleType, **others: Any) -> Any:
 
 
 class Table(SessionTable):
-    """A target's sessions. records: by tenant and session id"""
+    """A target's sessions.
+
+    records: by tenant and session id
+    added: sessions since the target started
+    """
+
+    added = 0
+
+    def add(self, record: SessionRecord) -> None:
+        self.added += 1
+        super().add(record)
 
     @property
     def records(self) -> dict[tuple[str, str], SessionRecord]:

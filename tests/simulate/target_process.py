@@ -11,13 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grpc_comm.observability.server_events import (
-    Event,
-    Listeners,
-    SessionEnded,
-    SessionOpened,
-)
-from grpc_comm.observability.session_record import SessionRecords
+from grpc_comm.observability.metrics import Metrics
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.transport import Address
@@ -26,7 +20,6 @@ from inference.drafters.draft import Draft
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.prefix_cache import CacheRow
-from inference.engine.session import Session
 from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
 from tests.simulate.kernel import Kernel, Process, kernel
@@ -131,8 +124,7 @@ class TargetProcess:
             clock=clock,
         )
         security = SecurityOptions(keys_file=self._keys) if plan.keys else SecurityOptions()
-        self.records = SessionRecords()
-        self.process.holds["sessions whose end was not told"] = self._told = set[Session]()
+        self.metrics = Metrics()
         self._watch_line()
         host, _, port = self.address.rpartition(":")
         target = Target(
@@ -140,7 +132,7 @@ class TargetProcess:
             describe(self.engine),
             Address(host, int(port)),
             security,
-            listener=Listeners([self.records, self._note]),
+            metrics=self.metrics,
             share_prefixes=plan.sharing,
             lease_seconds=plan.lease,
         )
@@ -149,12 +141,6 @@ class TargetProcess:
                 self.server = BackgroundServer(target)
             except InvalidRequest:  # its keys file is spoilt, and it is started again
                 self._kernel.sleep(1.0)
-
-    def _note(self, event: Event) -> None:
-        if isinstance(event, SessionOpened):
-            self._told.add(event.session)
-        elif isinstance(event, SessionEnded):
-            self._told.discard(event.session)
 
     def _watch_line(self) -> None:
         """Look at who gets each row that is free."""

@@ -19,7 +19,7 @@ from compile.build.cpu import CpuBuilder
 from inference.backends import Model
 from inference.backends.compiled import load_compiled, read_compiled
 from inference.backends.cuda import CudaModel
-from inference.backends.cuda_library import CudaLibraryModel, IfRecordable
+from inference.backends.cuda_library import CudaLibraryModel
 from inference.backends.dynamic_batcher import DynamicBatcher
 from inference.backends.eager import EagerModel
 from inference.backends.gguf_library import SEQUENCES
@@ -170,9 +170,8 @@ def library(machine: Machine) -> TransformersModel:
 
 def recorded_library(machine: Machine) -> Model:
     made, sizes = library(machine), {"rows": ROWS, "capacity": JUNK, "max_nodes": 16}
-    recorder = IfRecordable(Reruns())
     return CudaLibraryModel(
-        made.library, made.reaches, vocabulary=VOCABULARY, recorder=recorder, **sizes
+        made.library, made.reaches, vocabulary=VOCABULARY, recorder=Reruns(), **sizes
     )
 
 

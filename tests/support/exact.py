@@ -66,6 +66,32 @@ def own_text(
     return made
 
 
+class RowTokens:
+    """What rows hold in place of keys: the token and the position in each slot."""
+
+    def __init__(self, rows: int, capacity: int) -> None:
+        self._tokens, self._positions = np.full((2, rows, capacity), -1, dtype=np.int64)
+
+    def seen(self, segment: Segment) -> list[NDArray[np.int64]]:
+        """Write a segment's nodes. Return the tokens that each picked node sees, in order."""
+        tokens, positions = self._tokens[segment.row], self._positions[segment.row]
+        tokens[segment.slots], positions[segment.slots] = segment.tokens, segment.positions
+        texts = list[NDArray[np.int64]]()
+        for node in segment.pick.tolist():
+            context = segment.context[min(node, len(segment.context) - 1)]
+            new = segment.slots[segment.tree_mask[node]]
+            slots = np.concatenate([np.flatnonzero(context), new])
+            slots = slots[positions[slots].argsort()]
+            wanted = range(int(segment.positions[node]) + 1)
+            assert positions[slots].tolist() == [*wanted], "a gap, or a key too many"
+            texts.append(tokens[slots])
+        return texts
+
+    def copy(self, source: int, target: int, slots: int) -> None:
+        for held in (self._tokens, self._positions):
+            held[target, :slots] = held[source, :slots]
+
+
 class Exact:
     """A Model.
 
@@ -89,8 +115,7 @@ class Exact:
         self.calls: list[tuple[int, int]] = []
         self.during: Callable[[], None] | None = None
         self.cost, self._clock, self._sizes = cost, clock, sizes
-        self._tokens = np.zeros((rows, capacity), dtype=np.int64)
-        self._positions = np.full((rows, capacity), -1)
+        self._held = RowTokens(rows, capacity)
 
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         nodes = max(len(segment.tokens) for segment in segments)
@@ -107,33 +132,17 @@ class Exact:
         return rows, next((size for size in self._sizes if size >= nodes), nodes)
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        for cache in (self._tokens, self._positions):
-            cache[target, :slots] = cache[source, :slots]
+        self._held.copy(source, target, slots)
 
     def _chosen(self, segment: Segment) -> IntArray:
         if FAULTY in segment.tokens:
             raise RuntimeError("a private reason")
-        found = [self._seen(segment, node) for node in segment.pick]
-        row, slots = segment.row, segment.slots
-        self._tokens[row, slots], self._positions[row, slots] = segment.tokens, segment.positions
-        allowed = allowed_at(segment, self.kinds)
+        texts, allowed = self._held.seen(segment), allowed_at(segment, self.kinds)
         chosen = [
-            nearest(next_token(seen, segment.params, self.kinds), row)
-            for seen, row in zip(found, allowed, strict=True)
+            nearest(next_token(text, segment.params, self.kinds), row)
+            for text, row in zip(texts, allowed, strict=True)
         ]
         return np.array(chosen, dtype=np.int32)
-
-    def _seen(self, segment: Segment, node: int) -> NDArray[np.int64]:
-        """The tokens that a node sees, in order; each position must be there once."""
-        context = segment.context[min(node, len(segment.context) - 1)]
-        slots, new = np.flatnonzero(context), np.flatnonzero(segment.tree_mask[node])
-        tokens = np.concatenate([self._tokens[segment.row, slots], segment.tokens[new]])
-        at = np.concatenate([self._positions[segment.row, slots], segment.positions[new]])
-        seen = np.full(int(segment.positions[node]) + 1, -1, dtype=np.int64)
-        assert len(at) == len(seen), f"node {node} sees {sorted(at)}"
-        seen[at] = tokens
-        assert (seen >= 0).all(), f"node {node} sees {sorted(at)}"
-        return seen
 
 
 class Recorder:

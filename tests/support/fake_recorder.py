@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from inference.backends.cuda import Outputs, Replay
+from inference.backends.cuda_graphs import Outputs, Run
 
 
 @dataclass
 class Reruns:
-    """Runs the function again. Nothing is computed while recording; outputs keep their place."""
+    """Runs the function again. Outputs keep their place."""
 
-    warmed: int = 0
+    eager: int = 0
     recorded: int = 0
     replayed: int = 0
 
-    def warm(self, run: Replay) -> Outputs:
-        self.warmed += 1
+    def run(self, run: Run) -> Outputs:
+        self.eager += 1
         return run()
 
-    def record(self, run: Replay) -> tuple[Callable[[], None], Outputs]:
-        self.recorded += 1
+    def record(self, run: Run) -> Run:
         outputs = tuple(torch.full_like(output, -1) for output in run())
+        self.recorded += 1
 
-        def replay() -> None:
+        def replay() -> Outputs:
             self.replayed += 1
             for kept, made in zip(outputs, run(), strict=True):
                 kept.copy_(made)
+            return outputs
 
-        return replay, outputs
+        return replay
 
 
 class Traced(Reruns):
@@ -40,7 +40,7 @@ class Traced(Reruns):
     shapes alone.
     """
 
-    def record(self, run: Replay) -> tuple[Callable[[], None], Outputs]:
+    def record(self, run: Run) -> Run:
         with FakeTensorMode(allow_non_fake_inputs=True):
             run()
         return super().record(run)

@@ -18,7 +18,8 @@ from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.model.checkpoint import load_decoder
 from inference.model.config import ModelConfig, parse_config
-from inference.model.decoder import WHOLE, Decoder, Layers
+from inference.model.decoder import Decoder
+from inference.model.layers import WHOLE, Layers
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.models.directories import EMBEDDED

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from grpc_comm.observability.log import EventLog
-from grpc_comm.observability.metrics import Metrics
-from grpc_comm.observability.server_events import (
-    CandidatesDropped,
-    Drop,
-    Ending,
-    Event,
-    Listeners,
-    ModelServed,
-    OfModel,
-    SessionEnded,
-    SessionOpened,
-)
-from grpc_comm.observability.session_record import SessionRecords
+from grpc_comm.observability.metrics import Ending, Metrics
+from grpc_comm.observability.model_observer import ModelObserver
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import Decode, Pace
@@ -41,46 +28,41 @@ class PaddedSuccessor(Successor):
         return 2 if rows <= 2 else 4, 8 if nodes <= 8 else 64
 
 
-class Observers(Listeners):
-    """The listeners that a target has."""
-
-    def __init__(self) -> None:
-        records = SessionRecords()
-        self.metrics = Metrics(records)
-        super().__init__([records, EventLog(records), self.metrics])
+def counted(metrics: Metrics, name: str, **labels: str) -> float:
+    """The value of the sample that has exactly these labels."""
+    value = metrics.registry.get_sample_value(name, labels)
+    assert value is not None, f"no {name} {labels}"
+    return value
 
 
-def dropped(events: Sequence[Event]) -> Counter[Drop]:
+def dropped(metrics: Metrics) -> dict[str, float]:
     """Candidates that were dropped, by reason."""
-    return Counter(
-        why
-        for event in events
-        if isinstance(event, CandidatesDropped)
-        for why in [event.why] * event.candidates
-    )
+    name = "outrider_dropped_candidates_total"
+    return {reason: counted(metrics, name, reason=reason) for reason in metrics.dropped}
 
 
 class Service:
-    """The events of a server, without a wire."""
+    """A served model and its observer, without a wire."""
 
-    def __init__(self, listener: Listeners, model: str = MODEL) -> None:
-        self.emit = listener
+    def __init__(self, metrics: Metrics | None = None, model: str = MODEL) -> None:
+        self.metrics = metrics or Metrics()
         self.model = PaddedSuccessor(4)
         self.engine = Engine(self.model, sequence_length=500, max_tree_nodes=32, vocabulary=4_000)
         served = describe(self.engine)
-        self.description = replace(
-            served, server_version="1.2", model=model, device="emulated: by hand"
+        self.metrics.add_engine(
+            self.engine,
+            replace(served, server_version="1.2", model=model, device="emulated: by hand"),
         )
-        listener(ModelServed(self.engine, self.description))
-        self.engine.listeners.append(lambda event: listener(OfModel(model, event)))
+        self.observer = ModelObserver(self.metrics, model)
+        self.engine.listeners.append(self.observer.count)
 
     def open(
         self, prompt: Sequence[int], session_id: str = SESSION_ID, tenant: str = TENANT
     ) -> Session:
-        session, future = self.engine.open(prompt, SamplingParams())
+        session, future = self.engine.open(prompt, SamplingParams(), tenant=tenant)
+        self.observer.name_session(session, session_id)
         self.engine.finish(future)
-        future.result()
-        self.emit(SessionOpened(session, session_id, tenant))
+        self.observer.record_opened(session, future.result())
         return session
 
     def ask(self, session: Session, tokens: Sequence[int], parents: Sequence[int]) -> None:
@@ -99,4 +81,4 @@ class Service:
 
     def close(self, session: Session) -> None:
         self.engine.close(session)
-        self.emit(SessionEnded(session, Ending.CLOSED))
+        self.observer.record_end(session, Ending.CLOSED)

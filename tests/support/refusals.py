@@ -10,14 +10,14 @@ from inference.errors import InvalidRequest, OutriderError
 
 
 def assert_refused(
-    asked: Callable[[], object], shown: Sequence[str], error: type[OutriderError] = InvalidRequest
+    call: Callable[[], object], facts: Sequence[str], error: type[OutriderError] = InvalidRequest
 ) -> str:
-    """The call raises this error, of one line with all of these words; the line."""
-    with pytest.raises(error) as refused:
-        asked()
-    line = str(refused.value)
+    """The call raises this error, of one line with all of these names and numbers; the line."""
+    with pytest.raises(error) as refusal:
+        call()
+    line = str(refusal.value)
     assert "\n" not in line
-    assert all(word in line for word in shown), line
+    assert all(fact in line for fact in facts), line
     return line
 
 
@@ -25,12 +25,12 @@ def assert_usage_error(
     capsys: pytest.CaptureFixture[str],
     parse: Callable[[list[str]], object],
     arguments: Sequence[str],
-    shown: Sequence[str],
+    facts: Sequence[str],
 ) -> None:
-    """The command line ends with exit code 2, and one line on stderr with all of these words."""
-    with pytest.raises(SystemExit) as ended:
+    """The command line ends with exit code 2, and one line on stderr with all of these facts."""
+    with pytest.raises(SystemExit) as end:
         parse(list(arguments))
-    said = capsys.readouterr()
-    assert (ended.value.code, said.out) == (2, "")
-    (line,) = said.err.splitlines()
-    assert all(word in line for word in shown), line
+    printed = capsys.readouterr()
+    assert (end.value.code, printed.out) == (2, "")
+    (line,) = printed.err.splitlines()
+    assert all(fact in line for fact in facts), line

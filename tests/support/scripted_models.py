@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from inference.backends import Chosen, Ranked, Segment
 from inference.sampling import SamplingParams
 from tests.support import exact
-from tests.support.exact import GREEDY, next_token
+from tests.support.exact import GREEDY, RowTokens, next_token
 from tests.support.scripted_grammar import allowed_at, nearest
 
 VOCABULARY = 40
@@ -114,7 +114,7 @@ class ScriptedModel:
         self.rows, self.capacity, self.max_nodes = rows, capacity, max_nodes
         self.calls = 0
         self._says = says
-        self._tokens, self._positions = np.full((2, rows, capacity), -1, dtype=np.int32)
+        self._held = RowTokens(rows, capacity)
 
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         return [Chosen(ranked.ids[:, 0]) for ranked in self.rank(segments, 1)]
@@ -130,17 +130,10 @@ class ScriptedModel:
         raise NotImplementedError
 
     def _rank(self, segment: Segment, k: int) -> Ranked:
-        tokens, positions = self._tokens[segment.row], self._positions[segment.row]
-        tokens[segment.slots], positions[segment.slots] = segment.tokens, segment.positions
         ids, scores = list[list[int]](), list[list[float]]()
-        allowed = allowed_at(segment, VOCABULARY)
-        for node, row in zip(segment.pick.tolist(), allowed, strict=True):
-            context = segment.context[0 if len(segment.context) == 1 else node]
-            earlier = np.flatnonzero(context)
-            seen = np.concatenate([earlier, segment.slots[segment.tree_mask[node]]])
-            order = seen[np.argsort(positions[seen])]
-            assert positions[order].tolist() == list(range(len(order))), "a gap, or a key too many"
-            named, given = ruled(*self._says(tuple(tokens[order].tolist())), row)
+        texts, allowed = self._held.seen(segment), allowed_at(segment, VOCABULARY)
+        for text, row in zip(texts, allowed, strict=True):
+            named, given = ruled(*self._says(tuple(text.tolist())), row)
             ids.append(named[:k])
             scores.append(given[:k])
         return Ranked(np.array(ids, dtype=np.int32), np.array(scores, dtype=np.float32))

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from inference.model.arithmetic import Arithmetic
 from inference.model.cache import KeysValues, places_of
-from inference.model.decoder import Layers
+from inference.model.layers import Layers
 from inference.model.noise_window import window_places
 from inference.model.verify_graph import StatefulGraph
 from inference.model.vocabulary import VocabularyShare

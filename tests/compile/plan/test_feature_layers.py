@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -63,14 +63,6 @@ def test_features_are_part_of_an_artefacts_digest_and_their_absence_is_not(tmp_p
         assert ("features" in (tmp_path / "manifest.json").read_text()) == bool(manifest.features)
     write_manifest(tmp_path, replace(plain, features=(2, 0)))
     assert_refused(lambda: read_manifest(tmp_path), ["ascending"], BadArtifact)
-
-
-def test_a_spec_without_features_is_made_from_what_it_was_before_they_existed() -> None:
-    spec = artifacts.small_spec()
-    assert spec.plain() == {
-        name: value for name, value in asdict(spec).items() if name != "features"
-    }
-    assert replace(spec, features=(1,)).plain()["features"] == (1,)
 
 
 def neuron_spec(target: str, features: tuple[int, ...]) -> CompileSpec:

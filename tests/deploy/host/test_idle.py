@@ -6,9 +6,9 @@ from pathlib import Path
 
 from deploy.host.idle import Activity, Idleness, idleness, main
 from grpc_comm.observability.endpoint import serve_metrics
-from grpc_comm.observability.server_events import Ending
+from grpc_comm.observability.metrics import Metrics
 from grpc_comm.transport import Address
-from tests.support.observed import Observers
+from tests.support.observed import counted
 from tests.support.wire_fixtures import connected, eventually, free_port, opened, successor_engine
 
 AT_ONCE = "1e-9"
@@ -34,18 +34,17 @@ def test_a_target_without_an_answer_is_idle() -> None:
 
 
 def test_a_host_is_idle_before_and_after_a_session_and_not_while_it_is_open(tmp_path: Path) -> None:
-    observers = Observers()
+    target = Metrics()
     with (
-        connected(successor_engine(), listener=observers) as connection,
-        serve_metrics(observers.metrics, Address("127.0.0.1", 0)) as metrics,
+        connected(successor_engine(), metrics=target) as connection,
+        serve_metrics(target, Address("127.0.0.1", 0)) as metrics,
     ):
         words = [AT_ONCE, str(metrics.port), str(tmp_path / "idle")]
         assert [main(words), main(words)] == [1, 0]
         session = opened(connection)
         assert [main(words), main(words)] == [1, 1]
         session.close()
-        closed = ("outrider_sessions_ended_total", {"reason": Ending.CLOSED.value})
-        eventually(lambda: observers.metrics.registry.get_sample_value(*closed) == 1)
+        eventually(lambda: counted(target, "outrider_sessions_ended_total", reason="closed") == 1)
         assert [main(words), main(words)] == [1, 0]
 
 

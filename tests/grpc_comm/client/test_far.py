@@ -17,6 +17,7 @@ from grpc_comm.client import patience as bounds
 from grpc_comm.client.connection import connect
 from grpc_comm.client.patience import Patience
 from grpc_comm.client.remote_session import RemoteSession
+from grpc_comm.observability.metrics import Metrics
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
 from inference.backends import Chosen, Segment
@@ -26,7 +27,7 @@ from inference.order import MOST_CREDIT, Decode
 from inference.sampling import SamplingParams
 from inference.text_copy import MAX_UNREAD
 from outrider.measure.link import LinkShape, shaped_link
-from tests.support.observed import Observers
+from tests.support.observed import counted
 from tests.support.wire_fixtures import (
     VOCABULARY,
     WAIT,
@@ -53,9 +54,9 @@ class Paced(Successor):
 @pytest.mark.parametrize("delay", [0, 40, 150])
 def test_a_text_without_any_draft_never_stands_still_for_want_of_credit(delay: float) -> None:
     engine = Engine(Paced(2), sequence_length=50_000, max_tree_nodes=32, vocabulary=VOCABULARY)
-    observers = Observers()
+    metrics = Metrics()
     with (
-        background(engine, listener=observers) as server,
+        background(engine, metrics=metrics) as server,
         shaped_link(str(server.address), LinkShape(delay_ms=delay)) as link,
         connect(link.address) as connection,
     ):
@@ -64,10 +65,7 @@ def test_a_text_without_any_draft_never_stands_still_for_want_of_credit(delay: f
         session.decode(Decode(3 + 512))
         assert rest(session) == list(range(4, 516))
         name = connection.description.model
-        stalls = observers.metrics.registry.get_sample_value(
-            "outrider_credit_stalls_total", {"model_name": name}
-        )
-        assert stalls == 0
+        assert counted(metrics, "outrider_credit_stalls_total", model_name=name) == 0
         assert session.traffic.messages_up < 60
         session.close()
 

@@ -10,28 +10,17 @@ from typing import Any
 import pytest
 
 from grpc_comm.observability.log import start_log
-from grpc_comm.observability.server_events import (
-    CallRejected,
-    Draining,
-    Ending,
-    SessionEnded,
-    SessionResumed,
-    StreamLost,
-)
+from grpc_comm.observability.metrics import Ending, Metrics
 from inference.engine.tuning import TUNING
 from inference.errors import InvalidRequest
-from tests.support.observed import MODEL, SESSION_ID, TENANT, Observers, Service
+from tests.support.observed import MODEL, SESSION_ID, TENANT, Service
 
 SECRET_TOKENS = [3_777, 3_778, 3_779]
 
 
-def logged() -> Service:
-    return Service(Observers())
-
-
 def a_session() -> None:
     """Opened, three of five candidates accepted, closed."""
-    service = logged()
+    service = Service()
     session = service.open([*SECRET_TOKENS, 13])
     service.ask(session, [14, 15, 16, 99, 98], [0, 1, 2, 0, 3])
     service.close(session)
@@ -48,9 +37,8 @@ def check(said: dict[str, Any], **fields: Any) -> None:
 def test_each_event_is_one_json_object_with_its_counts(capsys: pytest.CaptureFixture[str]) -> None:
     start_log("json", "info")
     a_session()
-    served, opened, ended = events(capsys.readouterr().err)
-    check(served, event="model served", model=MODEL, device="emulated: by hand")
-    check(opened, event="session opened", level="info", tenant=TENANT)
+    opened, ended = events(capsys.readouterr().err)
+    check(opened, event="session opened", level="info", tenant=TENANT, model=MODEL)
     check(opened, prompt_tokens=4, reused_tokens=0)
     check(ended, event="session ended", reason="closed", tokens=4, forwards=1)
     check(ended, candidates=5, accepted=3, acceptance_length=4)
@@ -87,17 +75,14 @@ def test_of_an_exception_only_its_type_and_places_are_logged(
 
 
 def test_refusals_drains_and_lost_streams_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
-    service = logged()
+    service = Service()
     session = service.open([1, 2])
     start_log("json", "info")
-    for event in (
-        CallRejected("UNAUTHENTICATED"),
-        StreamLost(session),
-        SessionResumed(session),
-        Draining(),
-        SessionEnded(session, Ending.DRAINED),
-    ):
-        service.emit(event)
+    service.metrics.reject("UNAUTHENTICATED")
+    service.observer.record_lost(session)
+    service.observer.record_resumed(session)
+    service.metrics.drain()
+    service.observer.record_end(session, Ending.DRAINED)
     said = events(capsys.readouterr().err)
     assert [one["event"] for one in said] == [
         "call rejected",
@@ -115,7 +100,7 @@ def test_a_session_that_loses_its_row_is_logged(
 ) -> None:
     monkeypatch.setattr("inference.engine.admission.TUNING", replace(TUNING, silent_seconds=-1.0))
     start_log("json", "info")
-    service = logged()
+    service = Service()
     for number in range(service.model.rows + 1):
         service.open([1, 2], session_id=f"{number}-session")
     said = events(capsys.readouterr().err)
@@ -138,13 +123,13 @@ def test_other_packages_say_no_more_than_warnings(capsys: pytest.CaptureFixture[
 
 def test_a_text_line_has_no_fields_without_a_value(capsys: pytest.CaptureFixture[str]) -> None:
     start_log("text", "info")
-    logged().emit(CallRejected("UNAUTHENTICATED"))
+    Metrics().reject("UNAUTHENTICATED")
     line = capsys.readouterr().err
     assert line.endswith("WARNING call rejected code=UNAUTHENTICATED\n")
 
 
 def test_a_session_id_cannot_write_lines_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     start_log("text", "info")
-    service = logged()
-    service.open([1, 2], session_id='a\n{"b"} c=d')
-    assert "session=ab " in capsys.readouterr().err.splitlines()[-1]
+    service = Service()
+    service.open([1, 2], session_id='a\n{b"}_c=d')
+    assert "session=a??b??_c " in capsys.readouterr().err.splitlines()[-1]

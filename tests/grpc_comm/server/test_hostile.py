@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import grpc
 import pytest
 
-from grpc_comm.observability.server_events import Drop, Event
+from grpc_comm.observability.metrics import Metrics
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.model_registry import Served
 from grpc_comm.server.server import BackgroundServer
@@ -255,11 +255,11 @@ def test_candidates_that_come_too_fast_are_dropped_and_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("grpc_comm.server.rate_limit.NODES_PER_SECOND", 40)
-    events = list[Event]()
-    with background(successor_engine(), listener=events.append) as server:
+    metrics = Metrics()
+    with background(successor_engine(), metrics=metrics) as server:
         said = say(server.address, [opening(), *[chain_of(range(4, 34))] * 2, decode_to(6)])
     assert said.code is CODES.OK
-    assert dropped(events)[Drop.RATE] == 30
+    assert dropped(metrics)["rate"] == 30
 
 
 def _still(flood: Flood) -> bool:
@@ -409,8 +409,8 @@ def test_the_log_holds_no_token_of_a_prompt_or_a_tree_even_at_its_most_talkative
 
 
 def test_candidates_that_come_late_are_counted() -> None:
-    events = list[Event]()
-    with background(successor_engine(), listener=events.append) as server:
+    metrics = Metrics()
+    with background(successor_engine(), metrics=metrics) as server:
         wrong = chain_of([9, 9], base=1)  # below a token that another one follows
         assert say(server.address, [opening(), wrong, decode_to(6)]).code is CODES.OK
-    assert dropped(events) == {Drop.LATE: 2}
+    assert dropped(metrics) == {"rate": 0, "late": 2, "cap": 0}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from grpc_comm.observability.server_events import CallRejected, Event
+from grpc_comm.observability.metrics import Metrics
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer
 from tests.support.hostile import bearer, keys_file
@@ -32,31 +32,24 @@ REFUSED = {
 }
 
 
-class Rejections:
-    """The codes that callers were told."""
-
-    def __init__(self) -> None:
-        self.codes: list[str] = []
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, CallRejected):
-            self.codes.append(event.code)
-
-
 @pytest.fixture(scope="module")
-def rejections() -> Rejections:
-    return Rejections()
+def metrics() -> Metrics:
+    return Metrics()
 
 
 @pytest.fixture(scope="module")
 def served(
-    tmp_path_factory: pytest.TempPathFactory, rejections: Rejections
+    tmp_path_factory: pytest.TempPathFactory, metrics: Metrics
 ) -> Iterator[BackgroundServer]:
     keys = keys_file(tmp_path_factory.mktemp("keys") / "keys", alice={"message_bytes": MOST_BYTES})
     security = SecurityOptions(keys_file=keys)
-    engine = successor_engine()
-    with background(engine, security=security, listener=rejections) as server:
+    with background(successor_engine(), security=security, metrics=metrics) as server:
         yield server
+
+
+def rejections(metrics: Metrics) -> float:
+    code = CODES.INVALID_ARGUMENT.name
+    return metrics.registry.get_sample_value("outrider_rejected_total", {"code": code}) or 0
 
 
 def ask(served: BackgroundServer, method: str, message: bytes) -> tuple[grpc.StatusCode, str]:
@@ -71,16 +64,16 @@ def test_a_message_that_is_not_taken_ends_its_call_with_a_listed_code_and_no_err
     method: str,
     kind: str,
     served: BackgroundServer,
-    rejections: Rejections,
+    metrics: Metrics,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     message, code, words = REFUSED[kind]
-    told = len(rejections.codes)
+    before = rejections(metrics)
     with caplog.at_level(logging.WARNING):
         answered, details = ask(served, method, message)
     assert (answered, words in details) == (code, True), details
     assert "grpc._cython" not in {record.name for record in caplog.records}
-    assert rejections.codes[told:] == [code.name] * (code is CODES.INVALID_ARGUMENT)
+    assert rejections(metrics) - before == (code is CODES.INVALID_ARGUMENT)
 
 
 def test_every_method_still_answers_what_it_can_read(served: BackgroundServer) -> None:

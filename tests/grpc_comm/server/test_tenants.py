@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from grpc_comm.client.connection import connect
 from grpc_comm.keys import WATCH_SECONDS
-from grpc_comm.observability.server_events import Drop, Event
+from grpc_comm.observability.metrics import Metrics
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer
@@ -250,18 +250,18 @@ def rewrite(server: BackgroundServer, file: Path, **limits: dict[str, int]) -> N
 
 
 def test_a_keys_own_rate_of_candidates_holds_for_all_its_sessions(file: Path) -> None:
-    events = list[Event]()
+    metrics = Metrics()
     keys_file(file, alice={"nodes_per_second": 20})
     options = SecurityOptions(keys_file=file)
     engine = successor_engine(rows=2)
-    with background(engine, security=options, listener=events.append) as server:
+    with background(engine, security=options, metrics=metrics) as server:
         chain = chain_of(range(4, 19))
         first, second = under_way(server.address, "alice"), under_way(server.address, "alice")
         with first as one, second as other:
             one.send(chain)
             eventually(lambda: engine.sessions[0].candidates.live == 15)
             other.send(chain)
-            eventually(lambda: dropped(events)[Drop.RATE] == 15)
+            eventually(lambda: dropped(metrics)["rate"] == 15)
             assert engine.sessions[1].candidates.live == 0
 
 

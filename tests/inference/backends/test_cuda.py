@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from inference.backends import Segment
-from inference.backends.cuda import CudaModel, Outputs, Replay
+from inference.backends.cuda import CudaModel
+from inference.backends.cuda_graphs import Outputs, Run
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.model.decoder import Decoder
@@ -79,7 +80,7 @@ def test_a_shape_is_run_once_recorded_once_and_replayed_from_then_on(target: Dec
     counts = []
     for nodes in (5, 8, 6, 7):  # one shape: eight nodes
         model.choose([segment(0, nodes)])
-        counts.append((reruns.warmed, reruns.recorded, reruns.replayed))
+        counts.append((reruns.eager, reruns.recorded, reruns.replayed))
     assert counts == [(1, 0, 0), (1, 1, 1), (1, 1, 2), (1, 1, 3)]
 
 
@@ -131,12 +132,70 @@ def test_calls_are_padded_to_powers_of_two_within_the_models_limits(
 def test_shapes_beyond_the_most_run_as_they_are(
     target: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.backends.cuda.MOST_GRAPHS", 1)
+    monkeypatch.setattr("inference.backends.cuda.MAX_RECORDINGS", 1)
     model, reruns = recorded(target)
     for _ in range(3):
         model.choose([segment(0, 2)])
         model.choose([segment(0, 4)])
-    assert (reruns.warmed, reruns.recorded, reruns.replayed) == (4, 1, 2)
+    assert (reruns.eager, reruns.recorded, reruns.replayed) == (4, 1, 2)
+
+
+def test_planned_calls_are_recorded_before_they_are_made(target: Decoder) -> None:
+    """Greedy and open choices of the shapes that clients ask for; the smallest come first."""
+    model, reruns = recorded(target)
+    kept = [tensor[:, : model.capacity].clone() for tensor in model.cache.tensors]
+    planned = model.plan(2, 8)
+    assert planned == 2 * 2 * 4 * 5  # choices, rows, nodes (one is computed as two), slots
+    for _ in range(16):
+        assert model.record_next()
+    for before, tensor in zip(kept, model.cache.tensors, strict=True):
+        assert torch.equal(before, tensor[:, : model.capacity])
+    for nodes in (1, 4, 8):
+        for params in (GREEDY, OPEN):
+            model.choose([segment(0, nodes, params, context=70)])
+    assert (reruns.eager, reruns.recorded, reruns.replayed) == (0, 16, 6)
+    model.choose([segment(0, 4), segment(1, 4)])  # planned, and not recorded yet
+    assert reruns.eager == 1
+    left = 0
+    while model.record_next():
+        left += 1
+    assert left == planned - 16
+
+
+def test_a_call_that_was_made_once_is_recorded_when_nobody_waits(target: Decoder) -> None:
+    """Its last inputs are not written again: their slots may hold another text by then."""
+    model, reruns = recorded(target)
+    model.choose([segment(0, 4, WARM)])
+    model.choose([segment(0, 8)])
+    kept = model.cache.keys[0][0].clone()
+    assert model.record_next()
+    assert torch.equal(kept[: model.capacity], model.cache.keys[0][0, : model.capacity])
+    model.choose([segment(0, 4, WARM)])
+    assert (reruns.eager, reruns.recorded, reruns.replayed) == (2, 1, 1)
+
+
+class Full(Reruns):
+    """A recorder without memory for calls of several nodes."""
+
+    def record(self, run: Run) -> Run:
+        if run()[0].shape[1] > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory\nand details")
+        return super().record(run)
+
+
+def test_a_call_that_cannot_be_recorded_runs_eagerly_and_others_are_recorded(
+    target: Decoder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = Full()
+    model = CudaModel(target, rows=1, capacity=999, max_nodes=8, recorder=full)
+    made = [model.choose([segment(0, 8)])[0].tokens.tolist() for _ in range(4)]
+    assert made[0] == made[1] == made[3]
+    for _ in range(3):
+        model.choose([segment(0, 4)])
+    assert (full.eager, full.recorded, full.replayed) == (5, 1, 2)
+    (line,) = capsys.readouterr().err.splitlines()
+    for fact in ("1 x 8", "CUDA out of memory"):
+        assert fact in line
 
 
 def test_results_are_not_written_over_by_later_calls(target: Decoder) -> None:
@@ -156,7 +215,7 @@ class Seen(Exception):
 class OnNoDevice(Reruns):
     """A recorder of a model without memory: only shapes and devices are computed."""
 
-    def warm(self, run: Replay) -> Outputs:
+    def run(self, run: Run) -> Outputs:
         raise Seen(run())
 
 

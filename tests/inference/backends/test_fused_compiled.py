@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
-from compile import agreement
+from compile import round_check
 from compile.__main__ import main as compile_main
-from compile.agreement import check_rounds
 from compile.build.build import build_artifact, read_source
 from compile.build.cpu import CpuBuilder
 from compile.build.progress import BuildProgress
+from compile.round_check import check_independence
 from compile.spec import CompileSpec, verify_bucket
 from inference.artifact import (
     MANIFEST,
@@ -27,7 +27,7 @@ from inference.artifact import (
     read_manifest,
 )
 from inference.backends.eager import EagerModel
-from inference.backends.fused import load_fused
+from inference.backends.fused import FusedModel, load_fused
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
 from inference.errors import BadArtifact
@@ -69,10 +69,27 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+class Build(NamedTuple):
+    """A build of the target's graphs, the draft's, and a round of two rows; and what it printed."""
+
+    spec: CompileSpec
+    source: Path
+    draft: Path
+    lines: list[str]
+
+    def into(self, directory: Path) -> Manifest:
+        return build_artifact(
+            self.spec,
+            read_source(self.source),
+            CpuBuilder(self.spec, self.source, self.draft),
+            directory,
+            command="test",
+            progress=BuildProgress(self.lines.append),
+        )
+
+
 @pytest.fixture(scope="module")
-def built(source: Path, draft: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Graphs of the target and of the draft, and a round of two rows."""
-    vocabulary = Tokenizer(source).vocabulary
+def build(source: Path, draft: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
     part = FusedPart(
         "disagreeing draft",
         fingerprint(draft),
@@ -80,14 +97,21 @@ def built(source: Path, draft: Path, tmp_path_factory: pytest.TempPathFactory) -
         (DraftBucket(1, 16, JUNK, 1, 1, False, JUNK),),
         (RoundBucket.of(SHAPE, 2, JUNK, JUNK, sampled=True),),
     )
-    graphs = (verify_bucket(2, TREE, JUNK, JUNK, sampled=True),)
-    spec = CompileSpec("tiny", "cpu", vocabulary, graphs, 2, LENGTH, TREE, fused=part)
-    builder, out = CpuBuilder(spec, source, draft), tmp_path_factory.mktemp("artifact")
+    graphs, vocabulary = (
+        verify_bucket(2, TREE, JUNK, JUNK, sampled=True),
+        Tokenizer(source).vocabulary,
+    )
+    spec = CompileSpec("tiny", "cpu", vocabulary, (graphs,), 2, LENGTH, TREE, fused=part)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
-        progress = BuildProgress(print)
-        build_artifact(spec, read_source(source), builder, out, command="test", progress=progress)
-        yield out
+        yield Build(spec, source, draft, [])
+
+
+@pytest.fixture(scope="module")
+def built(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("artifact")
+    build.into(out)
+    return out
 
 
 @pytest.fixture(scope="module")
@@ -100,16 +124,18 @@ def target(source: Path) -> Decoder:
     return loaded(source, LENGTH, Tokenizer(source).vocabulary)
 
 
-def test_an_artefact_holds_both_models_and_says_so(built: Path, manifest: Manifest) -> None:
+def test_an_artefact_holds_both_models_and_says_so(
+    build: Build, built: Path, manifest: Manifest
+) -> None:
     assert manifest.fused is not None
     assert {path.relative_to(built).as_posix() for path in (built / "graphs").iterdir()} == {
         f"graphs/{bucket.name}.pt2" for bucket in manifest.graphs
     }
     assert {"weights/model.safetensors", "weights/draft.safetensors"} < set(manifest.files)
     assert str(manifest.fused.shape) == "tree of 2 nodes (2 children a node)"
-    assert [line.split(": ") for line in check_rounds(built, manifest, print)] == [
-        ["rounds, greedy", "30 of 30 choices equal"],
-        ["rounds, temperature 1", "30 of 30 choices equal"],
+    assert build.lines[-2:] == [
+        "rounds, greedy: 30 of 30 choices equal",
+        "rounds, temperature 1: 30 of 30 choices equal",
     ]
 
 
@@ -126,21 +152,64 @@ def test_the_role_serves_the_targets_own_text(built: Path, target: Decoder, ties
         assert_drafted_text(served.engine, target, prompt, params, own, ties)
 
 
-def test_an_artefact_whose_rounds_write_another_text_is_refused_and_loses_its_manifest(
-    built: Path, manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+Graph = Callable[..., tuple[torch.Tensor, ...]]
+
+
+def with_round(built: Path, manifest: Manifest, change: Callable[[Graph], Graph]) -> FusedModel:
+    """The artefact's model, the graph of its rounds changed."""
+    model = load_fused(built, manifest)
+    ((bucket, graph),) = model.round_graphs.items()
+    model.round_graphs = {bucket: change(graph)}
+    return model
+
+
+def test_a_build_whose_rounds_write_another_text_ends_without_a_manifest(
+    build: Build, built: Path, manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, broken = shutil.copytree(built, tmp_path / "out"), load_fused(built, manifest)
-    ((bucket, graph),) = broken.round_graphs.items()
+    def shifted(graph: Graph) -> Graph:
+        def call(**inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            answer, *others = graph(**inputs)
+            answer[:, -1] = (answer[:, -1] + 1) % manifest.vocabulary
+            return answer, *others
 
-    def shifted(**inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        answer, *others = graph(**inputs)
-        answer[:, -1] = (answer[:, -1] + 1) % manifest.vocabulary
-        return answer, *others
+        return call
 
-    broken.round_graphs = {bucket: shifted}
-    monkeypatch.setattr(agreement, "load_fused", lambda *_: broken)
-    assert_refused(lambda: [*check_rounds(out, manifest, print)], ["own text"], BadArtifact)
+    out, wrong = shutil.copytree(built, tmp_path / "out"), with_round(built, manifest, shifted)
+    (out / MANIFEST).unlink()
+    monkeypatch.setattr(round_check, "load_fused", lambda *_: wrong)
+    assert_refused(lambda: build.into(out), ["own text"], BadArtifact)
     assert not (out / MANIFEST).exists()
+    monkeypatch.undo()
+    assert build.into(out).files == manifest.files
+
+
+@pytest.mark.parametrize(
+    ("part", "cause", "shown"),
+    [
+        (0, "the row beside it", ["beside a row", "its answer"]),
+        (1, "the row beside it", ["beside a row", "its keys"]),
+        (4, "the row beside it", ["beside a row", "its draft values"]),
+        (1, "its draft", ["below the root", "its keys"]),
+    ],
+)
+def test_rounds_that_are_not_independent_bit_for_bit_are_refused(
+    built: Path, manifest: Manifest, part: int, cause: str, shown: list[str]
+) -> None:
+    def leaking(graph: Graph) -> Graph:
+        def call(**inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            parts = list(graph(**inputs))
+            beside = cause == "the row beside it"
+            leak = inputs["draft_tokens"][1, 1] if beside else parts[0][0, 0]
+            parts[part] = parts[part] + (leak if part == 0 else leak * 1e-4)
+            return tuple(parts)
+
+        return call
+
+    assert manifest.fused is not None
+    (bucket,) = manifest.fused.rounds
+    check_independence(load_fused(built, manifest), bucket, manifest)
+    wrong = with_round(built, manifest, leaking)
+    assert_refused(lambda: check_independence(wrong, bucket, manifest), shown, BadArtifact)
 
 
 def test_a_dry_run_names_rounds_and_refuses_a_large_tree(
@@ -167,4 +236,4 @@ def test_flags_that_contradict_the_artefact_are_refused(
     built: Path, changes: dict[str, Any], shown: str
 ) -> None:
     options = FusedTargetRole(artifact=str(built), host="127.0.0.1", port=0)
-    assert_refused(lambda: load_target(options.but(**changes)), [shown])
+    assert_refused(lambda: load_target(options.replace(**changes)), [shown])

@@ -100,7 +100,7 @@ def test_behind_a_token_that_llama_cpp_refuses_the_next_call_is_right(
 def test_files_that_cannot_be_served_are_refused(files: dict[str, Path], tmp_path: Path) -> None:
     whole, cut, none = files["F32"], tmp_path / "cut.gguf", tmp_path / "none.gguf"
     cut.write_bytes(whole.read_bytes()[:5000])
-    assert_refused(lambda: load(cut), ["llama.cpp cannot load", "cut.gguf"], UnsupportedModel)
-    assert_refused(lambda: load(none), ["no such file"])
-    assert_refused(lambda: load(whole, 521), ["has 520 ids, the tokenizer 521"], Mismatch)
-    assert_refused(lambda: load(whole, 9, gpu=0), ["built without a GPU"])
+    assert_refused(lambda: load(cut), ["llama.cpp", "cut.gguf"], UnsupportedModel)
+    assert_refused(lambda: load(none), ["none.gguf"])
+    assert_refused(lambda: load(whole, 521), ["520", "521"], Mismatch)
+    assert_refused(lambda: load(whole, 9, gpu=0), ["GPU"])

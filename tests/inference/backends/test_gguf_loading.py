@@ -41,7 +41,7 @@ def tried(cells: Cells) -> GgufModel:
 
 @pytest.mark.parametrize("context", [StateOfTheCall, NoPositions])
 def test_a_context_that_follows_no_branches_is_refused(context: type[Cells]) -> None:
-    with pytest.raises(ValueError, match="does not follow masks and positions"):
+    with pytest.raises(ValueError, match="masks"):
         tried(context())
 
 

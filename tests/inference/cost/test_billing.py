@@ -62,7 +62,7 @@ def test_an_unknown_energy_makes_the_total_unavailable_and_is_never_nothing() ->
     assert found["api_cost"].quality is Quality.MEASURED
     known = found["known_cost"]
     assert (known.quality, known.lower_bound) == (Quality.ESTIMATED, True)
-    assert known.source == "at least, from wall clock; counted bytes; not counted: no counter"
+    assert all(part in known.source for part in ("wall clock", "counted bytes", "no counter"))
     assert known.times(1e6).value == pytest.approx(9.331597 + 0.0018)
 
 
@@ -103,8 +103,9 @@ def test_sums_are_as_good_as_their_worst_part() -> None:
     assert total([one, estimate]) == Figure.estimated(3.0, "counter; model")
     assert total([one, UNKNOWN]) == UNKNOWN
     assert total([]).value is None
-    least = "at least, from counter; not counted: no counter"
-    assert at_least([one, UNKNOWN]) == Figure(1.0, Quality.ESTIMATED, least, lower_bound=True)
+    least = at_least([one, UNKNOWN])
+    assert (least.value, least.quality, least.lower_bound) == (1.0, Quality.ESTIMATED, True)
+    assert UNKNOWN.source in least.source
     assert at_least([one, estimate]) == total([one, estimate])
     assert at_least([UNKNOWN]) == UNKNOWN
     plain = {"value": None, "quality": "unavailable", "source": "no counter", "lower_bound": False}
@@ -154,14 +155,14 @@ def test_unit_prices_by_hand() -> None:
 @pytest.mark.parametrize(
     ("unstated", "objective", "missing"),
     [
-        ("usd_per_hour", "api_cost", "no price of the target"),
-        ("usd_per_kwh", "total_cost", "no price of electricity"),
-        ("usd_per_gb_up", "total_cost", "no price of traffic to the target"),
-        ("usd_per_gb_down", "total_cost", "no price of traffic from the target"),
-        ("draft_watts", "total_cost", "watts of the draft"),
-        ("draft_watts", "draft_energy", "watts of the draft"),
-        ("target_watts", "target_energy", "watts of the target"),
-        (("draft_watts", "target_watts"), "energy_total", "watts of the target .*of the draft"),
+        ("usd_per_hour", "api_cost", "target"),
+        ("usd_per_kwh", "total_cost", "electricity"),
+        ("usd_per_gb_up", "total_cost", "traffic to"),
+        ("usd_per_gb_down", "total_cost", "traffic from"),
+        ("draft_watts", "total_cost", "watts .*draft"),
+        ("draft_watts", "draft_energy", "watts .*draft"),
+        ("target_watts", "target_energy", "watts .*target"),
+        (("draft_watts", "target_watts"), "energy_total", "watts .*target .*draft"),
     ],
 )
 def test_what_nobody_has_stated_is_named_and_never_nothing(

@@ -94,7 +94,7 @@ def test_a_counter_that_the_kernel_denies_is_unavailable_with_the_reason(
 def test_a_machine_without_counters_says_so(tmp_path: Path) -> None:
     (reader,) = rapl_readers(tmp_path / "powercap")
     assert reader.joules().value is None
-    assert "as in virtual machines and on EC2" in reader.joules().source
+    assert "EC2" in reader.joules().source
 
 
 def test_a_counter_that_stood_still_is_unavailable_and_not_zero() -> None:
@@ -108,7 +108,8 @@ def test_a_counter_that_stood_still_is_unavailable_and_not_zero() -> None:
         clock.now += 7.5
     (part,) = meter.parts
     assert part.value is None
-    assert part.source.startswith("Apple CPU and memory: did not advance in 7.5 s")
+    assert part.source.startswith("Apple CPU and memory: ")
+    assert "7.5 s" in part.source
 
 
 def monitor_at(**millijoules: int) -> Any:
@@ -228,18 +229,18 @@ def publish(path: Path, mean: str, status: str = "POWER_STATUS_VALID") -> None:
 def test_neurons_percentages_are_no_joules(tmp_path: Path) -> None:
     for place in ("neuron0/stats/power", "neuron1/moved/power"):
         publish(tmp_path / place / "utilization", "18.86")
-    assert [reader.joules() for reader in neuron_readers(tmp_path)] == [
-        Figure.unavailable(f"neuron{number}: 18.86 % of a maximum that AWS does not publish")
-        for number in (0, 1)
-    ]
+    for number, reader in enumerate(neuron_readers(tmp_path)):
+        figure = reader.joules()
+        assert figure.value is None
+        assert figure.source.startswith(f"neuron{number}: 18.86 % ")
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("POWER_STATUS_NO_DATA,0,0.00,0.00,0.00", "neuron0: POWER_STATUS_NO_DATA"),
-        ("", "neuron0: not enough values"),
-        ("POWER_STATUS_VALID,1,2,3,much", "neuron0: could not convert"),
+        ("", "neuron0: "),
+        ("POWER_STATUS_VALID,1,2,3,much", "neuron0: "),
     ],
 )
 def test_a_neuron_file_without_data_is_unavailable(text: str, says: str, tmp_path: Path) -> None:
@@ -252,8 +253,10 @@ def test_a_part_that_is_unknown_leaves_a_lower_bound_that_names_it(tmp_path: Pat
     advance(path := zone(tmp_path, "0", "package-0", 0), 0)
     with EnergyMeter([*rapl_readers(tmp_path), Unreadable("board: no counter")]) as meter:
         advance(path, 30_000_000)
-    known = "at least, from RAPL package-0; not counted: board: no counter"
-    assert meter.known == Figure(30.0, Quality.ESTIMATED, known, lower_bound=True)
+    known = meter.known
+    assert (known.value, known.quality, known.lower_bound) == (30.0, Quality.ESTIMATED, True)
+    assert "RAPL package-0" in known.source
+    assert "board: no counter" in known.source
 
 
 def test_readers_are_asked_while_the_meter_runs() -> None:

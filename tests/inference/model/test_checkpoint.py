@@ -27,45 +27,44 @@ def rewrite(directory: Path, **changes: torch.Tensor | None) -> Path:
     return directory
 
 
-EXPERTS, POSITIVE = "mixtures of experts", "an integer from 1 to "
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"model_type": "mixtral"}, "model_type is 'mixtral'"),
-    ({"model_type": "gemma2"}, "model_type is 'gemma2'"),
-    ({"model_type": None}, "model_type is None"),
-    ({"num_experts": 8}, f"num_experts is 8: {EXPERTS}"),
-    ({"num_local_experts": 4}, f"num_local_experts is 4: {EXPERTS}"),
-    ({"n_routed_experts": 64}, f"n_routed_experts is 64: {EXPERTS}"),
-    ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
-    ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is {'quant_method'"),
-    ({"layer_types": ["full_attention", "linear"]}, "layer_types names ['linear']"),
-    ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling.rope_type is 'yarn'"),
-    ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic'"),
-    ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type is 'longrope'"),
+    ({"model_type": "mixtral"}, "model_type 'mixtral'"),
+    ({"model_type": "gemma2"}, "model_type 'gemma2'"),
+    ({"model_type": None}, "model_type None"),
+    ({"num_experts": 8}, "num_experts 8 mixtures"),
+    ({"num_local_experts": 4}, "num_local_experts 4 mixtures"),
+    ({"n_routed_experts": 64}, "n_routed_experts 64 mixtures"),
+    ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+    ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config {'quant_method'"),
+    ({"layer_types": ["full_attention", "linear"]}, "layer_types ['linear']"),
+    ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling.rope_type 'yarn'"),
+    ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
+    ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type 'longrope'"),
     (
         {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}},
-        "rope_parameters.partial_rotary_factor is 0.25",
+        "rope_parameters.partial_rotary_factor 0.25",
     ),
     (
         {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}},
-        "rope_parameters differs from layer to layer",
+        "rope_parameters layer",
     ),
-    ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor is None: a number"),
+    ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor None number"),
     (
         {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
-        "rope_scaling.original_max_position_embeddings is None: an integer",
+        "rope_scaling.original_max_position_embeddings None integer",
     ),
-    ({"hidden_size": None}, f"hidden_size is None: {POSITIVE}"),
-    ({"num_hidden_layers": "2"}, f"num_hidden_layers is '2': {POSITIVE}"),
-    ({"vocab_size": 0}, f"vocab_size is 0: {POSITIVE}"),
-    ({"max_position_embeddings": None}, f"max_position_embeddings is None: {POSITIVE}"),
+    ({"hidden_size": None}, "hidden_size None integer"),
+    ({"num_hidden_layers": "2"}, "num_hidden_layers '2' integer"),
+    ({"vocab_size": 0}, "vocab_size 0 integer"),
+    ({"max_position_embeddings": None}, "max_position_embeddings None integer"),
 ]
 
 
 @pytest.mark.parametrize(("fields", "shown"), WRONG, ids=str)
 def test_an_unknown_configuration_is_refused_by_field(fields: dict[str, Any], shown: str) -> None:
     raw = {field: value for field, value in (TINY | fields).items() if value is not None}
-    assert_refused(lambda: parse_config(raw), [shown], UnsupportedModel)
+    assert_refused(lambda: parse_config(raw), shown.split(), UnsupportedModel)
 
 
 def test_the_older_and_the_newer_spelling_of_rope_give_one_configuration() -> None:
@@ -277,17 +276,13 @@ def test_other_weights_of_one_shape_have_another_fingerprint(tmp_path: Path) -> 
     assert fingerprint(write_checkpoint(tmp_path / "c", seed=1)) == fingerprint(tmp_path / "a")
 
 
-SAYS = "has shape (61, 16), config.json says"
 HUGE: dict[str, tuple[int, str]] = {
-    "num_hidden_layers": (10**6, "is 1000000, and the tensors are of 2 layers"),
-    "hidden_size": (2**30, f"model.embed_tokens.weight {SAYS} (61, 1073741824)"),
-    "intermediate_size": (
-        2**30,
-        "gate_proj.weight has shape (24, 16), config.json says (1073741824",
-    ),
-    "vocab_size": (2**30, f"model.embed_tokens.weight {SAYS} (1073741824, 16)"),
-    "head_dim": (2**30, "q_proj.weight has shape (16, 16), config.json says (4294967296, 16)"),
-    "num_attention_heads": (2**30, "heads have 0 dimensions"),
+    "num_hidden_layers": (10**6, "num_hidden_layers 1000000 2"),
+    "hidden_size": (2**30, "model.embed_tokens.weight 16) 1073741824)"),
+    "intermediate_size": (2**30, "gate_proj.weight (24, (1073741824,"),
+    "vocab_size": (2**30, "model.embed_tokens.weight (61, (1073741824,"),
+    "head_dim": (2**30, "q_proj.weight (16, (4294967296,"),
+    "num_attention_heads": (2**30, "heads 0"),
 }
 
 
@@ -300,4 +295,4 @@ def test_a_size_that_the_tensors_do_not_have_is_refused_before_anything_is_built
     raw = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(raw | {field: size}))
     monkeypatch.setattr(Decoder, "__init__", lambda *_: pytest.fail("a decoder was built"))
-    assert_refused(lambda: loaded(directory), [words], UnsupportedModel)
+    assert_refused(lambda: loaded(directory), words.split(), UnsupportedModel)

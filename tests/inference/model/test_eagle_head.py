@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from inference.errors import UnsupportedModel
 from inference.model.eagle_head import OfTarget, read_head, read_head_config
 from tests.support import heads, pairs
+from tests.support.refusals import assert_refused
 
 TARGET = pairs.decoder(1)
 TENSORS = heads.tensors_of(TARGET.config)
@@ -101,44 +103,45 @@ def test_layers_behind_the_first_are_read(tmp_path: Path, spelt: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"draft_vocab_size": None}, "no draft_vocab_size"),
-        ({"draft_vocab_size": 301}, "from 1 to 300"),
-        ({"vocab_size": 299}, "vocabulary of 299 tokens, the target has 300"),
-        ({"hidden_size": 64}, "hidden size 64, this one has 32"),
-        ({"target_hidden_size": 48}, "hidden size 48, this one has 32"),
-        ({"num_hidden_layers": 2}, "tensor layers.1.* is missing"),
-        ({"num_hidden_layers": 10**9}, "1 to 16 layers, this one 1000000000"),
+        ({"draft_vocab_size": None}, "draft_vocab_size"),
+        ({"draft_vocab_size": 301}, "1 300"),
+        ({"vocab_size": 299}, "299 300"),
+        ({"hidden_size": 64}, "64 32"),
+        ({"target_hidden_size": 48}, "48 32"),
+        ({"num_hidden_layers": 2}, "layers.1."),
+        ({"num_hidden_layers": 10**9}, "16 1000000000"),
         ({"norm_before_fc": True}, "norm_before_fc"),
-        ({IDS: [0, 1, 3]}, "from 0 to 2"),
+        ({IDS: [0, 1, 3]}, "0 2"),
         ({IDS: [0, 2, 1]}, "ascending"),
-        ({IDS: None}, "a target of 7 or more"),
-        ({"eagle_config": {IDS: [0, 1, 2]}, IDS: None}, "from 0 to 1"),
+        ({IDS: None}, "7"),
+        ({"eagle_config": {IDS: [0, 1, 2]}, IDS: None}, "0 1"),
     ],
 )
 def test_a_head_that_does_not_fit_is_refused(
     tmp_path: Path, fields: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(UnsupportedModel, match=says):
-        read_head(written(tmp_path, **fields), OfTarget.of(TARGET), 64)
+    directory = written(tmp_path, **fields)
+    read = partial(read_head, directory, OfTarget.of(TARGET), 64)
+    assert_refused(read, says.split(), UnsupportedModel)
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"fc.weight": torch.zeros(32, 64)}, "fc.weight has shape"),
-        ({"midlayer.self_attn.q_proj.weight": torch.zeros(32, 32)}, "q_proj.weight has shape"),
-        ({"norm.weight": None}, "tensor norm.weight of an EAGLE-3 head is missing"),
-        ({"midlayer.extra.weight": torch.zeros(1)}, "midlayer.extra.weight is not part"),
-        ({"layers.1.mlp.up_proj.weight": torch.zeros(48, 32)}, "layers.1.* is not part"),
-        ({"mask_hidden": torch.zeros(1, 1, 96)}, "mask_hidden is not part of an EAGLE-3 head"),
-        ({"d2t": None}, "has no tensor d2t"),
-        ({"d2t": torch.full((40,), 300)}, "40 different ids from 0 to 299"),
-        ({"d2t": -torch.arange(40)}, "40 different ids from 0 to 299"),
+        ({"fc.weight": torch.zeros(32, 64)}, "fc.weight shape"),
+        ({"midlayer.self_attn.q_proj.weight": torch.zeros(32, 32)}, "q_proj.weight shape"),
+        ({"norm.weight": None}, "norm.weight EAGLE-3"),
+        ({"midlayer.extra.weight": torch.zeros(1)}, "midlayer.extra.weight"),
+        ({"layers.1.mlp.up_proj.weight": torch.zeros(48, 32)}, "layers.1."),
+        ({"mask_hidden": torch.zeros(1, 1, 96)}, "mask_hidden EAGLE-3"),
+        ({"d2t": None}, "d2t"),
+        ({"d2t": torch.full((40,), 300)}, "40 299"),
+        ({"d2t": -torch.arange(40)}, "40 299"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(
     tmp_path: Path, change: dict[str, torch.Tensor | None], says: str
 ) -> None:
     tensors = {name: one for name, one in {**TENSORS, **change}.items() if one is not None}
-    with pytest.raises(UnsupportedModel, match=says):
-        read_head(written(tmp_path, tensors), OfTarget.of(TARGET), 64)
+    read = partial(read_head, written(tmp_path, tensors), OfTarget.of(TARGET), 64)
+    assert_refused(read, says.split(), UnsupportedModel)

@@ -14,7 +14,8 @@ from inference.artifact import Bucket
 from inference.backends.graph_calls import inputs_of
 from inference.model.arithmetic import ENGINES, HOST
 from inference.model.config import parse_config
-from inference.model.decoder import Decoder, Head, Layers
+from inference.model.decoder import Decoder
+from inference.model.layers import Head, Layers
 from inference.model.masked_choice import MaskInputs, Scored, choose_scored
 from inference.model.sampler import (
     Sampling,

@@ -51,7 +51,7 @@ def test_the_name_stands_for_address_authority_and_token(demo: NamedTarget) -> N
     assert [str(endpoint) for endpoint in options.endpoints] == ["127.0.0.1:50151"]
     assert options.tls_ca == str(demo.ca_file)
     assert options.token_file == str(demo.token_file)
-    assert options.but(patience=7).endpoints == options.endpoints
+    assert options.replace(patience=7).endpoints == options.endpoints
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_a_target_is_here_by_its_address_unless_it_has_a_name(
 
 
 def test_without_the_name_the_same_place_can_be_left(demo: NamedTarget) -> None:
-    unnamed = ChatRole(target="demo").but(target=None).connection
+    unnamed = ChatRole(target="demo").replace(target=None).connection
     assert unnamed.tls_ca == str(demo.ca_file)
-    assert unnamed.but(target_host="127.0.0.1:1").target_host == "127.0.0.1:1"
+    assert unnamed.replace(target_host="127.0.0.1:1").target_host == "127.0.0.1:1"
 
 
 @pytest.mark.parametrize("other", [{"target_host": "there:1"}, {"token_file": "mine"}])

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from threading import Event
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,8 @@ from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.sampling_fields import PROTOCOL_VERSION
 from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.translate import MOST_TIMES
+from inference.backends.cuda import CudaModel
+from inference.backends.eager import EagerModel
 from inference.decode import decode
 from inference.draft_thread import inline
 from inference.draft_tuning import TUNING
@@ -32,7 +35,7 @@ from outrider.client.pools import GrowingRows, Pair
 from outrider.client.probing import PROBES, measure_round_trip
 from outrider.draft_methods import find_draft
 from outrider.models.capacity import Capacity
-from outrider.models.loading import PREFILL_NODES
+from outrider.models.loading import PREFILL_NODES, find_checkpoint
 from outrider.models.profiles import Profiles
 from outrider.money.goal import Goal
 from outrider.options.groups import DeviceOptions, DraftModelOptions
@@ -40,6 +43,7 @@ from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
 from outrider.target.target import load_target
 from outrider.terminal.live_text import silent
 from outrider.text.completion import Request, complete
+from tests.support.fake_recorder import Reruns
 from tests.support.wire_fixtures import LOOPBACK, describe, eventually, opened, successor_engine
 
 TIMES = (((1, 8), 0.03125), ((4, 8), 0.0625))
@@ -230,3 +234,24 @@ def test_a_profile_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> N
     profiles = Profiles(tmp_path / "profiles", told.append, whole=True)
     assert set(found.times(profiles, draft, 64)) == {(1, 1), (1, 2), (1, 4), (1, 8)}
     assert "not stored" in told[-1]
+
+
+@pytest.mark.parametrize("seconds", [60.0, 0.0])
+def test_a_target_on_cuda_records_its_calls_before_the_first_request_or_when_it_is_idle(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float
+) -> None:
+    monkeypatch.setattr("outrider.models.profiles.RECORDING_SECONDS", seconds)
+    found, reruns, told = find_checkpoint(None, "target"), Reruns(), list[str]()
+    eager = found.load(DeviceOptions(), Capacity(1, 64, 0, 2))
+    assert isinstance(eager, EagerModel)
+    model = CudaModel(eager.decoder, rows=1, capacity=100, max_nodes=2, recorder=reruns)
+    profiles = Profiles(tmp_path, told.append, whole=True)
+    times = profiles.target(found, "identity", model, 64, 2)
+    planned = 2 * 2 * 2  # choices, nodes, slots
+    assert f"of {planned} CUDA graphs" in told[0]
+    assert reruns.eager == (0 if seconds else 1)  # of the shape that is measured
+    assert times.when_idle is not None
+    no_engine: Any = None
+    while times.when_idle(no_engine):
+        pass
+    assert reruns.recorded == planned

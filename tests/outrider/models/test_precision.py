@@ -152,7 +152,7 @@ def test_on_a_machine_too_busy_to_compare_nothing_is_picked_or_kept(
 def test_what_was_asked_for_or_is_small_is_left_as_it_is(large: Checkpoint, cache: Path) -> None:
     here = DraftOptions(device="cpu")
     for found, options in [
-        (large, here.but(dtype="bfloat16")),
+        (large, here.replace(dtype="bfloat16")),
         (large, DraftOptions(device="neuron-legacy")),
         (replace(large, quantization="int4"), here),
         (find_checkpoint(None, "target"), here),
@@ -165,4 +165,4 @@ def test_what_was_asked_for_or_is_small_is_left_as_it_is(large: Checkpoint, cach
 def test_auto_is_what_no_flag_means() -> None:
     words = ["--role", "target", "--dtype"]
     assert parse([*words, "auto"]) == parse(words[:2])
-    assert parse([*words, "float16"]).but(dtype="auto") == parse(words[:2])
+    assert parse([*words, "float16"]).replace(dtype="auto") == parse(words[:2])

@@ -100,7 +100,7 @@ def test_where_every_position_of_the_knob_asks_for_the_same_none_is_offered(
     unsteered = read_goal(options, billing).unsteered
     assert said in unsteered
     assert bool(said) == bool(unsteered)
-    half = options.but(cs="50")
+    half = options.replace(cs="50")
     if said:
         assert_refused(lambda: read_goal(half, billing), [])
     else:

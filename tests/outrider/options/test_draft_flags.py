@@ -77,7 +77,7 @@ def test_a_model_drafts_only_where_its_row_says(name: str) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_the_flags_that_it_stands_for(role: str, preset: str) -> None:
     named = parse(["--role", role, "--preset", preset])
-    assert named.but(preset=None) == parse(["--role", role, *words(preset)])
+    assert named.replace(preset=None) == parse(["--role", role, *words(preset)])
 
 
 @pytest.mark.parametrize("preset", PRESETS)

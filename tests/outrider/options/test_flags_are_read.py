@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inference.errors import InvalidRequest
-from inference.flags.group import Group, flags_of, own_flags, parts_of
+from inference.flags.group import Group, flags_of, groups_of, own_flags
 from outrider.models.directories import EMBEDDED
 from outrider.options.roles import FusedTargetRole
 from outrider.options.verbs import ROLES
@@ -30,7 +30,7 @@ WITH_ANOTHER: dict[str, dict[str, Any]] = {
 
 def fields_of(model: type[Group]) -> set[str]:
     """The fields of a group's flags, those of groups within it included."""
-    within = parts_of(model).values()
+    within = groups_of(model).values()
     return set(own_flags(model).values()).union(*map(fields_of, within))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from compile.compile_options import CompileOptions
 from inference.cost.billing import OBJECTIVES
-from inference.flags.group import Flag, Group, flags_of, parts_of
+from inference.flags.group import Flag, Group, flags_of, groups_of
 from outrider.measure.options import CompareOptions
 from outrider.options.groups import Objective
 from outrider.options.parsing import all_flags, parse, verbs_with
@@ -232,7 +232,7 @@ def test_every_flag_has_a_help_and_a_place_in_it() -> None:
 
 @pytest.mark.parametrize("model", [*ROLES.values(), CompileOptions, CompareOptions])
 def test_no_record_has_more_than_forty_fields(model: type[Group]) -> None:
-    assert all(len(one.model_fields) <= 40 for one in (model, *parts_of(model).values()))
+    assert all(len(one.model_fields) <= 40 for one in (model, *groups_of(model).values()))
 
 
 def test_the_objectives_are_those_that_can_be_computed() -> None:

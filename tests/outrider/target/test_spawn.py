@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from outrider.processes import READY
-from outrider.target.spawn import child_command, role_environment
+from outrider.target.spawn import child_command, child_environment
 
 STARTED = {
     "target": child_command("target", "--port", "0", "--batch", "1"),
@@ -30,7 +30,7 @@ def test_a_process_ends_when_it_is_told_to_and_when_its_starter_and_input_are_go
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=role_environment(),
+        env=child_environment(),
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -8,16 +8,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from inference.errors import Busy, InvalidRequest, Unavailable
+from inference.errors import Busy, InvalidRequest, OutriderError, Unavailable
 from inference.extras import require
 
 DEFAULT_REGION = "us-east-1"
 
-_DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation"}
+_DENIED = {"403", "AccessDenied", "AccessDeniedException", "UnauthorizedOperation"}
 _WRONG_CREDENTIALS = {
     "AuthFailure",
     "ExpiredToken",
     "ExpiredTokenException",
+    "InvalidAccessKeyId",
     "InvalidClientTokenId",
     "InvalidSignatureException",
     "RequestExpired",
@@ -83,40 +84,54 @@ class Aws:
         return self._session.client(service, region_name=self.region, config=settings)
 
 
-@contextmanager
-def aws_refusals() -> Iterator[None]:
-    """Within this context an error of boto3 is one of ours, which says what is needed."""
-    from botocore.exceptions import BotoCoreError, ClientError
-    from botocore.parsers import ResponseParserError
-
-    try:
-        yield
-    except ClientError as error:
-        code, said = error_code(error), error.response.get("Error", {}).get("Message", "")
-        call = error.operation_name
-        if code in _WRONG_CREDENTIALS:
-            raise AwsDown(f"AWS refuses the credentials ({code}): {said}") from error
-        if code in _DENIED:
-            raise InvalidRequest(
-                f"AWS denies {call} to these credentials ({code}: {said}); docs/deploy.md lists "
-                "what they must be allowed"
-            ) from error
-        if code in _THROTTLED:
-            raise Busy(
-                f"AWS takes no more calls of {call} for now ({code}): run the same "
-                "command in a minute to resume",
-                retry_after=60,
-            ) from error
-        raise Unavailable(f"AWS refuses {call} ({code}): {said}") from error
-    except (BotoCoreError, ResponseParserError) as error:  # the latter: a proxy's page, such as
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise AwsDown(f"AWS cannot be asked: {first}") from error
-
-
 def check_region(region: str) -> None:
     """Raises InvalidRequest for what cannot be the name of a region."""
     if not re.fullmatch(r"[a-z]{2}(-[a-z]+)+-[0-9]+", region):
         raise InvalidRequest(f"{region!r} is no region, such as us-east-1")
+
+
+@contextmanager
+def aws_refusals(place: str = "") -> Iterator[None]:
+    """Within this context an error of boto3 is one of ours.
+
+    place: what was asked, in messages, where the name of the call does not say it
+    """
+    from boto3.exceptions import Boto3Error
+    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
+
+    start = f"{place}: AWS" if place else "AWS"
+    try:
+        yield
+    except ClientError as error:
+        raise _refusal(error, start) from error
+    except (Boto3Error, BotoCoreError, ResponseParserError) as error:
+        if isinstance(error.__context__, ClientError):  # of an upload
+            raise _refusal(error.__context__, start) from error
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise AwsDown(f"{start} cannot be asked: {first}") from error
+
+
+def _refusal(error: Any, start: str) -> OutriderError:
+    """What a ClientError means, in a line that begins with `start`."""
+    code, said = error_code(error), error.response.get("Error", {}).get("Message", "")
+    call = error.operation_name
+    if code in _WRONG_CREDENTIALS:
+        return AwsDown(f"{start} refuses the credentials ({code}): {said}")
+    if code in _DENIED:
+        return InvalidRequest(
+            f"{start} denies {call} to these credentials ({code}: {said}); docs/deploy.md lists "
+            "what they must be allowed"
+        )
+    if code == "NoSuchBucket":
+        return InvalidRequest(f"{start} has no such bucket ({code}): {said}")
+    if code in _THROTTLED:
+        return Busy(
+            f"{start} takes no more calls of {call} for now ({code}): run the same command in a "
+            "minute to resume",
+            retry_after=60,
+        )
+    return Unavailable(f"{start} refuses {call} ({code}): {said}")
 
 
 def error_code(error: Exception) -> str:

@@ -1,0 +1,178 @@
+"""Counts and logs what happens to the sessions of one model."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from prometheus_client import Counter, Histogram
+
+from grpc_comm.observability.log import log_event
+from grpc_comm.observability.metrics import Ending, Metrics
+from inference.engine.events import Commit, EngineEvent, Evicted, Forward, Prefilled
+from inference.engine.session import Session
+from inference.order import End, Opened
+
+Family = TypeVar("Family", Counter, Histogram)
+
+_ID_CHARACTERS = 8  # of a session's id that are logged
+
+
+@dataclass
+class _Times:
+    """Name and times of one session, in seconds of time.perf_counter(); 0: not yet."""
+
+    name: str = ""
+    opened_at: float = 0.0
+    first_at: float = 0.0  # its first tokens
+    last_at: float = 0.0  # its last tokens
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from Open to its last tokens; 0 before the first."""
+        return self.last_at - self.opened_at if self.last_at else 0.0
+
+
+class ModelObserver:
+    """Counts the events of one model's engine, and counts and logs those of its sessions.
+
+    count() runs on the engine's thread, all else on the event loop. Both are quick.
+    """
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self._metrics, self._model = metrics, model
+        self._counters = _bind(metrics.counters, model)
+        self._histograms = _bind(metrics.histograms, model)
+        self._forwards = {
+            kind: (
+                _bind(metrics.forward_counters, model, kind),
+                _bind(metrics.forward_histograms, model, kind),
+            )
+            for kind in ("prefill", "decode")
+        }
+        self._lock = threading.Lock()  # guards the map
+        self._times = WeakKeyDictionary[Session, _Times]()
+
+    def count(self, event: EngineEvent) -> None:
+        """Count an event of the engine."""
+        match event:
+            case Forward():
+                self._count_forward(event)
+            case Commit():
+                self._count_commit(event)
+            case Prefilled(session, opened):
+                self._count_prompt(session, opened)
+            case Evicted(session):
+                self._counters["vllm:num_preemptions"].inc()
+                log_event("row lent to another", **self._who(session), length=session.length)
+
+    def name_session(self, session: Session, session_id: str) -> None:
+        """Store a session's id, of which the log shows the beginning."""
+        signs = session_id[:_ID_CHARACTERS]
+        name = "".join(sign if sign.isalnum() or sign in "-_" else "?" for sign in signs)
+        self._of(session).name = name
+
+    def record_opened(self, session: Session, opened: Opened) -> None:
+        """Log that a session's prompt is prefilled."""
+        log_event(
+            "session opened",
+            **self._who(session),
+            model=self._model,
+            prompt_tokens=session.prompt_length,
+            reused_tokens=opened.reused_tokens,
+            queue_seconds=round(opened.queue_seconds, 4),
+            prefill_seconds=round(opened.prefill_seconds, 4),
+        )
+
+    def record_lost(self, session: Session) -> None:
+        """Record that a session's stream broke. The session is kept for its lease."""
+        self._metrics.streams_lost.inc()
+        log_event("stream lost", **self._who(session))
+
+    def record_resumed(self, session: Session) -> None:
+        """Record that another stream continues a session."""
+        self._metrics.sessions_resumed.inc()
+        log_event("session resumed", **self._who(session))
+
+    def record_end(self, session: Session, reason: Ending) -> None:
+        """Record the end of a session."""
+        self._metrics.sessions_ended[reason].inc()
+        times, spent, tokens = self._of(session), session.spent, session.made
+        if tokens:
+            self._observe("vllm:e2e_request_latency_seconds", times.seconds)
+            self._observe("vllm:request_prompt_tokens", session.prompt_length)
+            self._observe("vllm:request_generation_tokens", tokens)
+        if tokens > 1:
+            each = (times.last_at - times.first_at) / (tokens - 1)
+            self._observe("vllm:request_time_per_output_token_seconds", each)
+        accepted = tokens - spent.forwards  # each pass adds a token of the target's own
+        log_event(
+            "session ended",
+            **self._who(session),
+            reason=reason.value,
+            prompt_tokens=session.prompt_length,
+            tokens=tokens,
+            forwards=spent.forwards,
+            candidates=spent.candidates,
+            accepted=accepted,
+            acceptance_length=round(1 + accepted / spent.drafted, 4) if spent.drafted else None,
+            seconds=round(times.seconds, 4),
+        )
+
+    def _count_forward(self, done: Forward) -> None:
+        counters, histograms = self._forwards["prefill" if done.prefill else "decode"]
+        histograms["outrider_forward_seconds"].observe(done.model_seconds)
+        histograms["outrider_batch_rows"].observe(done.rows)
+        counters["outrider_computed_rows"].inc(done.padded_rows)
+        counters["outrider_useful_nodes"].inc(done.nodes)
+        counters["outrider_computed_nodes"].inc(done.padded_rows * done.padded_nodes)
+        self._counters["outrider_engine_seconds"].inc(done.engine_seconds)
+
+    def _count_prompt(self, session: Session, opened: Opened) -> None:
+        waited = opened.queue_seconds + opened.prefill_seconds
+        self._of(session).opened_at = time.perf_counter() - waited
+        self._counters["vllm:prompt_tokens"].inc(session.length)
+        self._counters["vllm:prefix_cache_queries"].inc(session.length)
+        self._counters["vllm:prefix_cache_hits"].inc(opened.reused_tokens)
+        self._observe("vllm:request_queue_time_seconds", opened.queue_seconds)
+        self._observe("vllm:request_prefill_time_seconds", opened.prefill_seconds)
+
+    def _count_commit(self, commit: Commit) -> None:
+        self._counters["vllm:generation_tokens"].inc(len(commit.tokens))
+        if commit.candidates:
+            self._counters["vllm:spec_decode_num_drafts"].inc()
+            self._counters["vllm:spec_decode_num_draft_tokens"].inc(commit.candidates)
+            self._counters["vllm:spec_decode_num_accepted_tokens"].inc(commit.accepted)
+        else:
+            self._counters["outrider_root_only_forwards"].inc()
+        for depth in range(commit.accepted):
+            self._metrics.accepted.labels(self._model, str(depth)).inc()
+        if commit.credit <= 0 and commit.session.end is End.NOT:
+            self._counters["outrider_credit_stalls"].inc()
+        self._observe("outrider_forward_queue_seconds", commit.queue_seconds)
+        times, now = self._of(commit.session), time.perf_counter()
+        if times.last_at:
+            self._observe("vllm:inter_token_latency_seconds", now - times.last_at)
+        else:
+            self._observe("vllm:time_to_first_token_seconds", now - times.opened_at)
+            times.first_at = now
+        times.last_at = now
+
+    def _observe(self, name: str, value: float) -> None:
+        self._histograms[name].observe(value)
+
+    def _of(self, session: Session) -> _Times:
+        with self._lock:
+            return self._times.setdefault(session, _Times())
+
+    def _who(self, session: Session) -> dict[str, Any]:
+        return {"session": self._of(session).name, "tenant": session.tenant}
+
+
+def _bind(families: Mapping[str, Family], *labels: str) -> dict[str, Family]:
+    """Return the series with these labels, which is visible from now on, of each family."""
+    return {name: family.labels(*labels) for name, family in families.items()}

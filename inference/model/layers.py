@@ -1,0 +1,166 @@
+"""The layers of the Llama-family transformer, and the forms that ranks and devices have of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from inference.model.attention import Attend, Sight, attend
+from inference.model.config import ModelConfig
+from inference.model.rotary import rotate
+from inference.model.vocabulary import WHOLE_VOCABULARY, VocabularyShare
+
+
+class Past(NamedTuple):
+    """One layer's keys and values that were computed before."""
+
+    keys: Tensor  # [B, S, width] of the cache
+    values: Tensor  # [B, S, width]
+    near_keys: Tensor | None  # [B, E, width] of earlier nodes that are not in the cache
+    near_values: Tensor | None  # [B, E, width]
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight.
+
+    The quotient is computed in float32 and rounded before the weight is applied, as in training.
+    """
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return self.weight * (
+            wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + self.eps)
+        ).to(x.dtype)
+
+
+class Head(nn.Linear):
+    """The output layer, cut at the tokenizer's last id. The weights are cut, not the result."""
+
+    def forward(self, states: Tensor, vocabulary: int) -> Tensor:  # type: ignore[override]
+        return F.linear(states, self.weight[:vocabulary])
+
+
+class Attention(nn.Module):
+    """Grouped-query attention over the cache and the new nodes.
+
+    One softmax covers both; it is summed in float32 and rounded once.
+    """
+
+    def __init__(self, config: ModelConfig, layers: Layers) -> None:
+        super().__init__()
+        self.head_dim, self.attend = config.head_dim, layers.attend or attend
+        query, shared = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.q_proj = layers.column(config.hidden_size, query, config.qkv_bias)
+        self.k_proj = layers.column(config.hidden_size, shared, config.qkv_bias)
+        self.v_proj = layers.column(config.hidden_size, shared, config.qkv_bias)
+        self.o_proj = layers.row(query, config.hidden_size, config.output_bias)
+        if config.qk_norm:
+            self.q_norm = layers.norm(config.head_dim, config.norm_eps)
+            self.k_norm = layers.norm(config.head_dim, config.norm_eps)
+        self.qk_norm = config.qk_norm
+
+    @staticmethod
+    def look(sight: Sight, group: int) -> Any:
+        """Return what the layers of a forward pass need of what its nodes see.
+
+        group: query heads of a key-value head
+        """
+        return sight
+
+    def forward(self, x: Tensor, past: Past, sight: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the attention's output [B, T, hidden], and the new keys and values [B, T, width].
+
+        x: [B, T, hidden]
+        """
+        batch, nodes, _ = x.shape
+        q = self.q_proj(x).view(batch, nodes, -1, self.head_dim)  # as many heads as this rank has
+        k, v = self.k_proj(x).view(batch, nodes, -1, self.head_dim), self.v_proj(x)
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = self.rotate(q, k, sight)
+        k = k.flatten(2)
+        near_keys, near_values = (
+            part if earlier is None else torch.cat((earlier, part), 1)
+            for part, earlier in ((k, past.near_keys), (v, past.near_values))
+        )
+        mixed = self.mix(q, past, near_keys, near_values, sight)
+        return self.o_proj(mixed.to(x.dtype)), k, v
+
+    def rotate(self, q: Tensor, k: Tensor, sight: Any) -> tuple[Tensor, Tensor]:
+        """Apply rotary positions to queries and keys, each [B, T, heads, D]."""
+        return rotate(q, sight.cos, sight.sin), rotate(k, sight.cos, sight.sin)
+
+    def mix(
+        self, q: Tensor, past: Past, near_keys: Tensor, near_values: Tensor, sight: Any
+    ) -> Tensor:  # [B, T, H * D]
+        """Return the values that the queries [B, T, H, D] attend to.
+
+        near_keys, near_values: [B, E + T, width] of nodes that are not in the cache
+        """
+        return self.attend(q, past.keys, past.values, near_keys, near_values, sight)
+
+
+class Layers(NamedTuple):
+    """Makers of the layers that tensor parallelism splits among ranks or that a device has a form
+    of. The defaults are for one rank and any device.
+    """
+
+    # (inputs, outputs, bias): each rank has some of the outputs
+    column: Callable[[int, int, bool], nn.Linear] = nn.Linear
+    # (inputs, outputs, bias): each rank has some of the inputs, and the whole result
+    row: Callable[[int, int, bool], nn.Linear] = nn.Linear
+    # (ids, size): each rank has the whole result
+    embedding: Callable[[int, int], nn.Embedding] = nn.Embedding
+    # (inputs, outputs, bias): called with states and the vocabulary; each rank has its share's ids
+    head: Callable[[int, int, bool], nn.Linear] = Head
+    attend: Attend | None = None  # None: attend(), of all rows at once
+    share: VocabularyShare = WHOLE_VOCABULARY
+    # (outputs): its float32 weight [V, 1] numbers this rank's ids; None where a rank has all
+    ids: Callable[[int], nn.Linear] | None = None
+    norm: type[RMSNorm] = RMSNorm
+    attention: type[Attention] = Attention
+
+
+WHOLE = Layers()
+
+
+class MLP(nn.Module):
+    """The SwiGLU feed-forward layer."""
+
+    def __init__(self, config: ModelConfig, layers: Layers) -> None:
+        super().__init__()
+        self.gate_proj = layers.column(
+            config.hidden_size, config.intermediate_size, config.mlp_bias
+        )
+        self.up_proj = layers.column(config.hidden_size, config.intermediate_size, config.mlp_bias)
+        self.down_proj = layers.row(config.intermediate_size, config.hidden_size, config.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return mixed
+
+
+class Layer(nn.Module):
+    """Attention and MLP, each with a norm before it and a residual around it."""
+
+    def __init__(self, config: ModelConfig, layers: Layers) -> None:
+        super().__init__()
+        self.input_layernorm = layers.norm(config.hidden_size, config.norm_eps)
+        self.self_attn = layers.attention(config, layers)
+        self.post_attention_layernorm = layers.norm(config.hidden_size, config.norm_eps)
+        self.mlp = MLP(config, layers)
+
+    def forward(self, x: Tensor, past: Past, sight: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the layer's output [B, T, hidden], and its new keys and values [B, T, width]."""
+        mixed, keys, values = self.self_attn(self.input_layernorm(x), past, sight)
+        x = x + mixed
+        return x + self.mlp(self.post_attention_layernorm(x)), keys, values
