@@ -33,7 +33,7 @@ from outrider.text.limits import Limit, dear_law, limit_of
 MAX_DRAFTS = 3
 """Maximum number of drafts measured: the smallest ones."""
 
-KINDS, PROMPTS = ("chat", "code", "edits", "summaries"), 2
+KINDS, SAMPLES = ("chat", "code", "edits", "summaries"), 2
 """Kinds of the small set that are measured, and prompts of each."""
 
 COPIED = "copied text"
@@ -57,7 +57,7 @@ def run(options: RecommendOptions) -> int:
     print(f"here: {machine()}", *(f"published, not here: {name}" for name in published), sep="\n")
     arms, left_out = find_arms(models, there)
     drafts = ArmSet(options.role, arms, optional=arms.keys() - {BASELINE, COPIED})
-    items = [item for item in read_set(None, PROMPTS) if item.kind in KINDS]
+    items = [item for item in read_set(None, SAMPLES) if item.kind in KINDS]
     text = MeasuredTexts(max_new_tokens=options.max_new_tokens)
     journal = Journal(None, RunRecord({"settings": {}, "prompts": {}}))
     tasks = partial(tasks_of, items, text)
@@ -69,8 +69,8 @@ def run(options: RecommendOptions) -> int:
     speed_up = next(row.speed_up for row in rows if row.arm == best)
     verdict = f"{best} is the fastest here, {speed_up} of target-only's speed."
     if best == BASELINE:
-        last = [*arms][-1]
-        verdict = reason(Times(dict(there.times)), run.latest[last], trip)
+        last = [run.latest[name] for name in arms if name in run.latest][-1]
+        verdict = reason(Times(dict(there.times)), last, trip)
     line = command(options.of_run(arms[best]))
     remarks = [f"Left out: {name}: {why}" for name, why in left_out.items()]
     data = {"left_out": left_out, "published": published, "command": line}
@@ -102,9 +102,8 @@ def find_arms(
         left_out[model.name] = f"only the {MAX_DRAFTS} smallest are measured"
     arms: dict[str, Flags] = {BASELINE: {"draft": "none", **tokenizer}}
     arms |= {COPIED: {"draft": "copy", **tokenizer}}
-    return arms | {
-        model.name: model.as_flag("draft_model") for model in drafts[:MAX_DRAFTS]
-    }, left_out
+    arms |= {model.name: model.as_flag("draft_model") for model in drafts[:MAX_DRAFTS]}
+    return arms, left_out
 
 
 def choose(rows: Sequence[Row]) -> str:

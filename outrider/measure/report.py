@@ -98,13 +98,10 @@ class Report:
             "remarks": self.notes,
             "rows": [row.record() for row in self.rows],
             **self.data,
-            **self._source,
+            "settings": self.run.plan["settings"],
+            "starts": self.run.starts,
+            "ends": self.run.ends,
         }
-
-    @property
-    def _source(self) -> dict[str, Any]:
-        settings = self.run.plan["settings"]
-        return {"settings": settings, "starts": self.run.starts, "ends": self.run.ends}
 
     def text(self) -> str:
         """Verdict, title, table and remarks for a terminal."""
@@ -130,7 +127,7 @@ class Report:
             "## Texts that differ from target-only's",
             "\n".join(differing) or "None.",
             *(f"![{path.stem}]({path.name})" for path in plots),
-            f"## Made with\n\n```json\n{json.dumps(self._source, indent=1)}\n```\n",
+            "All figures, settings and machines: report.json\n",
         ]
         return "\n\n".join(parts)
 
@@ -142,6 +139,7 @@ class Report:
         print(self.text())
         if directory is None:
             return
+        directory.mkdir(parents=True, exist_ok=True)
         try:
             plots = draw(directory, self.title, self.rows, self.run.starts[-1]["times"])
         except MissingExtra as error:

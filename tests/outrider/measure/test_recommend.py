@@ -51,8 +51,9 @@ def served() -> Description:
 def test_what_fits_is_measured_and_the_command_runs(
     target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["recommend", "--target_host", target, *BRIEF, "--out", str(tmp_path)]) == 0
-    told, figures = capsys.readouterr().out, json.loads((tmp_path / "report.json").read_text())
+    out = tmp_path / "new"
+    assert main(["recommend", "--target_host", target, *BRIEF, "--out", str(out)]) == 0
+    told, figures = capsys.readouterr().out, json.loads((out / "report.json").read_text())
     assert {row["arm"] for row in figures["rows"]} == {*WAYS, AGAIN}
     assert len({row["texts"] for row in figures["rows"]}) == 1
     assert "half of the target's" in figures["left_out"]["outrider-embedded-target"]
