@@ -1,8 +1,8 @@
 """Lines of a llama.cpp model that keeps running states: Mamba, linear attention, convolutions.
 
-llama.cpp keeps the state behind a sequence's last token alone. So a sequence here holds the first
-tokens of a row's text, and a few of those are kept. Each line of a tree is computed in a copy of
-the longest one that its text begins with, and computes the tokens behind that again.
+llama.cpp has the state of a sequence's last token only. So a sequence here holds the first tokens
+of a row's text, and a few of these sequences are stored. Each line of a tree is computed in a copy
+of the longest one that its text begins with, and computes the later tokens again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from inference.backends import Segment
 from inference.backends.gguf_branches import LlamaContext
-from inference.backends.gguf_library import LEAST_BATCH, ContextSizes, TokenBatch
+from inference.backends.gguf_library import MIN_BATCH, ContextSizes, TokenBatch
 from inference.backends.host_choice import Floats
 from inference.backends.kept_states import BEHIND, KEPT, begins, thinned
 from inference.backends.tree_lines import lines_of, path_of
@@ -25,7 +25,7 @@ from inference.errors import Unavailable
 from inference.tree import IntArray
 
 LINES = 4
-"""Sequences for lines that do not become what a row keeps."""
+"""Sequences for lines whose states are not stored."""
 
 
 class _Beginning(NamedTuple):
@@ -84,7 +84,7 @@ class GgufStates:
         needed = min(rows * (KEPT + 1) + LINES, sequences)
         # What lines compute again has keys of its own in each sequence.
         cells = rows * capacity + needed * (max_nodes + BEHIND)
-        return ContextSizes(cells, max(LEAST_BATCH, max_nodes) + BEHIND, needed)
+        return ContextSizes(cells, max(MIN_BATCH, max_nodes) + BEHIND, needed)
 
     def check(self, segment: Segment) -> None:
         """Accept every segment: lines that fit into no decode are computed by several."""
@@ -93,34 +93,35 @@ class GgufStates:
         self._positions[target] = self._positions[source]
         self._tokens[target] = self._tokens[source]
         self._keep(target, ())
-        self._keep(target, [self._copied(one) for one in self._kept[source]])
+        self._keep(target, [self._copied(beginning) for beginning in self._kept[source]])
 
     def logits(self, segments: Sequence[Segment]) -> Iterator[tuple[Segment, Floats]]:
         """Compute segments by as few decodes as hold their lines."""
         waiting = deque(chain.from_iterable(map(self._lines, segments)))
         found = dict[tuple[int, int], Floats]()
-        wanted = {(one.row, node) for one in segments for node in one.pick.tolist()}
+        wanted = {(segment.row, node) for segment in segments for node in segment.pick.tolist()}
         while waiting:
             self._decode(self._group(waiting), wanted, found)
-        for one in segments:
-            yield one, np.stack([found[one.row, node] for node in one.pick.tolist()])
+        for segment in segments:
+            nodes = segment.pick.tolist()
+            yield segment, np.stack([found[segment.row, node] for node in nodes])
 
     def _lines(self, segment: Segment) -> list[_TextLine]:
-        """Return a segment's lines. Its row keeps what one of them begins with, and nothing else.
+        """Return a segment's lines. Its row keeps the sequences that a line begins with, no others.
 
-        What is kept ends where all its nodes see it, or a few tokens above. Raises Unavailable.
+        They end where all nodes see them, or a few tokens above. Raises Unavailable.
         """
         row, ids, positions = segment.row, self._tokens[segment.row], self._positions[segment.row]
         positions[segment.slots], ids[segment.slots] = segment.positions, segment.tokens
         parts = list(lines_of(segment, positions))
         texts = [ids[np.concatenate((path, segment.slots[nodes]))] for nodes, path in parts]
-        kept = [one for one in self._kept[row] if any(begins(one, text) for text in texts)]
+        kept = [each for each in self._kept[row] if any(begins(each, text) for text in texts)]
         self._keep(row, kept)
         common = ids[path_of(positions, np.logical_and.reduce(segment.context))]
         if len(common) - self._known(row, common, len(common)) > BEHIND:
             sequence, _ = self._begin(row, common, len(common), left=0)
             # Longer ones have keys of their own for what was computed now.
-            shorter = [one for one in self._kept[row] if len(one.tokens) < len(common)]
+            shorter = [each for each in self._kept[row] if len(each.tokens) < len(common)]
             self._keep(row, [*shorter, _Beginning(sequence, common)])
         if len(parts) > 1:
             self._forks[row] = self._longest(row, common, len(common))
@@ -146,7 +147,7 @@ class GgufStates:
         wanted: set[tuple[int, int]],
         found: dict[tuple[int, int], Floats],
     ) -> None:
-        """Compute lines, and move their nodes from those that are wanted to those found."""
+        """Compute lines, and move their nodes from `wanted` to `found`."""
         sequences, parts, asked = list[int](), list[TokenBatch](), list[tuple[int, int]]()
         try:
             for line in group:
@@ -196,10 +197,10 @@ class GgufStates:
     def _longest(self, row: int, text: IntArray, most: int) -> _Beginning | None:
         """Return the longest that the row keeps of a text, of at most `most` tokens.
 
-        What other rows keep is left alone: else a row could hold keys of several rows' texts, and
-        a tenant would be told by the time of a call what another one's text is.
+        What other rows keep is not used: else a row could hold keys of several rows' texts, and
+        the time of a call would tell a tenant about another tenant's text.
         """
-        held = [one for one in self._kept[row] if len(one.tokens) <= most and begins(one, text)]
+        held = [each for each in self._kept[row] if len(each.tokens) <= most and begins(each, text)]
         return held[-1] if held else None
 
     def _known(self, row: int, text: IntArray, most: int) -> int:
@@ -207,11 +208,11 @@ class GgufStates:
         return 0 if start is None else len(start.tokens)
 
     def _keep(self, row: int, texts: Sequence[_Beginning]) -> None:
-        """Let a row keep the best of these texts, and nothing else."""
-        before = {one.sequence for one in (*self._kept[row], *texts)}
-        held = sorted(texts, key=lambda one: len(one.tokens))
+        """Store the best of these sequences for a row, and release its others."""
+        before = {each.sequence for each in (*self._kept[row], *texts)}
+        held = sorted(texts, key=lambda each: len(each.tokens))
         self._kept[row] = thinned(held, self._forks[row])
-        self._release(before - {one.sequence for one in self._kept[row]})
+        self._release(before - {each.sequence for each in self._kept[row]})
 
     def _release(self, sequences: Iterable[int]) -> None:
         for sequence in sequences:

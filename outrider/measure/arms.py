@@ -12,8 +12,7 @@ from inference.cost.billing import PER_MILLION, Billing
 from inference.cost.quantity import Figure
 from inference.draft_thread import inline
 from outrider.client.client import Client
-from outrider.terminal.live_text import silent
-from outrider.text.completion import Completion, Request, complete
+from outrider.text.completion import Completion, Request, complete, silent
 
 if TYPE_CHECKING:
     from inference.text import Tokenizer

@@ -27,7 +27,7 @@ def cores() -> int:
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     shares = Path("/sys/devices/system/cpu")
-    names = [shares / f"cpu{one}/topology/thread_siblings" for one in os.sched_getaffinity(0)]
+    names = [shares / f"cpu{core}/topology/thread_siblings" for core in os.sched_getaffinity(0)]
     return len({path.read_text() if path.exists() else path for path in names})
 
 
@@ -66,3 +66,8 @@ def _processor_field(name: str) -> str:
     except OSError:
         return ""
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
+
+
+def size_words(size: float) -> str:
+    """A number of bytes with its unit."""
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

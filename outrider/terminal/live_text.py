@@ -49,7 +49,7 @@ class LiveText:
 
     def __enter__(self) -> LiveText:
         if self._below:
-            self._stack.enter_context(messages_to(self._hear))
+            self._stack.enter_context(messages_to(self._take_message))
             self._write("")
         return self
 
@@ -69,7 +69,7 @@ class LiveText:
         for message in self._messages:
             say(message)
 
-    def _hear(self, line: str, lasting: bool) -> None:
+    def _take_message(self, line: str, lasting: bool) -> None:
         with self._lock:
             if lasting:
                 self._messages.append(line)
@@ -118,10 +118,6 @@ def _lead_to_one_place() -> bool:
         return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
     except (AttributeError, OSError):  # streams of Python's own
         return False
-
-
-def silent(piece: Piece) -> None:
-    """Show nothing."""
 
 
 def in_colour() -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from inference.command import glance, has_display, say
+from outrider.models.machine import size_words
 
 if TYPE_CHECKING:
     from inference.model.checkpoint import Loading
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _SAVE, _RESTORE, _DOWN, _UP, _ERASE = "\x1b7", "\x1b8", "\x1bD", "\x1bM", "\x1b[J"
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
-MOST = 8
+MAX_LINES = 8
 """Maximum number of lines shown."""
 
 LARGE = 200e6
@@ -33,11 +34,6 @@ _EVERY = 0.1  # seconds between two updates
 def takes_status(stream: TextIO) -> bool:
     """Whether the stream is a terminal that can move its cursor."""
     return stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
-
-
-def size_words(size: float) -> str:
-    """A number of bytes with its unit."""
-    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
 def columns() -> int:
@@ -64,7 +60,7 @@ class StatusLines:
         from rich.cells import set_cell_size
 
         width, height = shutil.get_terminal_size()
-        shown = list(lines)[-max(min(MOST, height - 2), 0) :] if height > 2 else []
+        shown = list(lines)[-max(min(MAX_LINES, height - 2), 0) :] if height > 2 else []
         if not shown:
             return ""
         self._drawn = True

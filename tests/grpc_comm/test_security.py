@@ -1,4 +1,4 @@
-"""Plaintext stays on this machine, and a target that others can reach asks who calls."""
+"""Plaintext stays on this machine, and a target that others can reach authenticates callers."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_an_http_server_at_the_targets_address_is_named_as_one(
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             context.load_cert_chain(files.certificate, files.key)
             server.socket = context.wrap_socket(server.socket, server_side=True)
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         security = SecurityOptions(tls_ca=files.ca) if ours == "tls" else SecurityOptions()
         with pytest.raises(Unavailable, match=r"that is an HTTP server, perhaps `outrider serve`"):
             connect(f"127.0.0.1:{server.server_address[1]}", security=security, timeout=2)

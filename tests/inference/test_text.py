@@ -40,22 +40,6 @@ def test_text_survives_encoding_and_streaming(tokenizer: Tokenizer, text: str) -
     assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
 
 
-def test_what_is_streamed_after_a_prompt_continues_it_exactly(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("for x in range(10):\n    print('🙂', x)\n")
-    for cut in range(1, len(ids)):
-        stream = tokenizer.stream(ids[:cut])
-        text = "".join([stream.push(token) for token in ids[cut:]] + [stream.finish()])
-        assert tokenizer.decode(ids).endswith(text)
-        assert len(text) >= len(tokenizer.decode(ids)) - len(tokenizer.decode(ids[:cut]))
-
-
-def test_a_broken_character_at_the_end_is_shown_once_nothing_follows(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("🙂")
-    stream = tokenizer.stream(ids[:1])
-    assert stream.push(ids[1]) == ""
-    assert stream.finish() == "\N{REPLACEMENT CHARACTER}"
-
-
 def test_an_empty_prompt_and_a_missing_chat_template_are_refused(tmp_path: Path) -> None:
     tokenizer = altered(tmp_path, template="")
     with pytest.raises(InvalidRequest, match="empty"):

@@ -20,6 +20,8 @@ from inference.artifact import NATIVE
 from inference.backends.native.graph import ALONE, Collectives, rank_layers
 from inference.backends.neuron_sdk import Sdk
 from inference.model.config import ModelConfig, parse_config
+from tests.support import fake_ranks
+from tests.support.fake_ranks import NxDParallelState
 
 WIDEST_TOP_K = 16_384
 EXACT = 2**24
@@ -161,6 +163,17 @@ def refused_by_native(name: str, out: Tensor, source: Tensor, states: set[int]) 
         yield "writes a copy of the whole cache"
 
 
+PARALLEL = Sdk(
+    *[None] * 4,
+    fake_ranks.ColumnParallelLinear,
+    fake_ranks.RowParallelLinear,
+    fake_ranks.ParallelEmbedding,
+    fake_ranks.gather_from_tensor_model_parallel_region_with_dim,
+    fake_ranks.get_tensor_model_parallel_group,
+)
+"""NxD's layers: while one rank stands for all, a collective has its parts from itself."""
+
+
 def run_checked(graph: nn.Module, inputs: Mapping[str, Tensor], native: bool) -> CompilerRules:
     """A call of a graph, checked. Its own buffers may be reassigned: it is used up."""
     rules = CompilerRules(native, list(graph.buffers()))
@@ -183,67 +196,30 @@ def rank_graph(config: ModelConfig, spec: CompileSpec, device: str = "meta") -> 
     """One rank's module, without weights."""
     draft = None if spec.fused is None else parse_config(spec.fused.config)
     ranks = spec.tensor_parallel
-    with torch.device(device):
-        native = spec.target in NATIVE
-        layers = _native_layers(ranks) if native else layers_of(_rank_sdk(ranks), spec)
+    state = NxDParallelState(world_size=ranks, tensor_model_parallel_size=ranks)
+    with torch.device(device), state:
+        layers = _native_layers(ranks) if spec.target in NATIVE else layers_of(PARALLEL, spec)
         return rank_module(spec, config, draft, layers, device).to(device)
 
 
 def _native_layers(ranks: int) -> Any:
     named = torch.ops.outrider
-    among = Collectives(ranks, named.all_reduce, lambda x: named.all_gather(x, ranks, 0))
+    among = Collectives(ranks, named.all_reduce, lambda x: named.all_gather(x, ranks))
     return rank_layers(ALONE if ranks == 1 else among)
 
 
-def _all_gather(x: Tensor, ranks: int, axis: int = -1) -> Tensor:
-    shape = list(x.shape)
-    shape[axis] *= ranks
-    return x.new_empty(shape)
+def _all_gather(x: Tensor, ranks: int) -> Tensor:
+    return x.new_empty((len(x) * ranks, *x.shape[1:]))
 
 
 def _collectives() -> Any:
     """The collectives as operations of torch, on the meta device."""
     library: Any = torch.library.Library("outrider", "DEF")  # type: ignore[no-untyped-call]
     library.define("all_reduce(Tensor x) -> Tensor")
-    library.define("all_gather(Tensor x, int ranks, int axis=-1) -> Tensor")
+    library.define("all_gather(Tensor x, int ranks) -> Tensor")
     library.impl("all_reduce", torch.empty_like, "Meta")
     library.impl("all_gather", _all_gather, "Meta")
     return library
 
 
 _LIBRARY = _collectives()  # its operations are there while it is held
-
-
-def _rank_sdk(ranks: int) -> Sdk:
-    """One rank's share of each parallel layer, with collectives in the places where NxD has them:
-    sums in the type that is asked for, and gathers along one axis.
-    """
-
-    def gathered(x: Tensor, axis: int = -1, _: object = None) -> Tensor:
-        return torch.ops.outrider.all_gather(x, ranks, axis) if ranks > 1 else x
-
-    class Column(nn.Linear):
-        def __init__(self, inputs: int, outputs: int, bias: bool, **_: Any) -> None:
-            super().__init__(inputs, outputs // ranks, bias)
-
-    class Row(nn.Linear):
-        def __init__(
-            self, inputs: int, outputs: int, bias: bool, reduce_dtype: torch.dtype, **_: Any
-        ) -> None:
-            super().__init__(inputs // ranks, outputs, bias)
-            self._summed = reduce_dtype
-
-        def forward(self, x: Tensor) -> Tensor:
-            part = nn.functional.linear(x, self.weight)
-            if ranks > 1:
-                part = torch.ops.outrider.all_reduce(part.to(self._summed)).to(x.dtype)
-            return part if self.bias is None else part + self.bias
-
-    class Embedding(nn.Embedding):
-        def __init__(self, ids: int, size: int, **_: Any) -> None:
-            super().__init__(ids, size // ranks)
-
-        def forward(self, ids: Tensor) -> Tensor:
-            return gathered(super().forward(ids))
-
-    return Sdk(None, None, None, None, Column, Row, Embedding, gathered, lambda: None)

@@ -92,14 +92,28 @@ class RowTokens:
             held[target, :slots] = held[source, :slots]
 
 
-class Exact:
-    """A Model.
+class HandModel:
+    """A Model without weights. sizes: nodes that its calls are padded to"""
+
+    max_nodes, masks, branches = 64, True, True
+    sizes: Sequence[int] = ()
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        raise NotImplementedError
+
+    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
+        return rows, next((size for size in self.sizes if size >= nodes), nodes)
+
+    def copy_row(self, source: int, target: int, slots: int) -> None:
+        raise NotImplementedError
+
+
+class Exact(HandModel):
+    """A target.
 
     kinds: of tokens that it chooses among; few of them make guesses come true.
     calls: rows of each forward, and nodes of the largest of them.
     """
-
-    max_nodes, masks, branches = 64, True, True
 
     def __init__(
         self,
@@ -114,7 +128,7 @@ class Exact:
         self.rows, self.capacity, self.kinds = rows, capacity, kinds
         self.calls: list[tuple[int, int]] = []
         self.during: Callable[[], None] | None = None
-        self.cost, self._clock, self._sizes = cost, clock, sizes
+        self.cost, self._clock, self.sizes = cost, clock, sizes
         self._held = RowTokens(rows, capacity)
 
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
@@ -124,12 +138,6 @@ class Exact:
         if self.during is not None:
             self.during()
         return [Chosen(self._chosen(segment)) for segment in segments]
-
-    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        raise NotImplementedError
-
-    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        return rows, next((size for size in self._sizes if size >= nodes), nodes)
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
         self._held.copy(source, target, slots)

@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from compile.build.build import Source
 from compile.native.builder import TorchNeuronBuilder
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, Manifest
-from inference.model.config import read_raw_config
-from inference.model.weight_files import fingerprint
 from tests.support.artifacts import planned_manifest
-from tests.support.neuron_artifacts import FEW, spec_of
+from tests.support.neuron_artifacts import FEW, source_of, spec_of
 from tests.support.strict_torch_neuron import CPU
 
 
@@ -27,15 +24,9 @@ def native_builder(checkpoint: Path, spec: CompileSpec) -> TorchNeuronBuilder:
     )
 
 
-def native_source(checkpoint: Path) -> Source:
-    raw = read_raw_config(checkpoint)
-    return Source(checkpoint, fingerprint(checkpoint), "tokenizer", raw, (2,))
-
-
 def prepared(directory: Path, checkpoint: Path, spec: CompileSpec) -> Manifest:
     """Weights in a directory, and the manifest of an artefact of which nothing was compiled yet."""
     (directory / "weights").mkdir(parents=True)
     builder = native_builder(checkpoint, spec)
     builder.prepare(directory)
-    planned = planned_manifest(spec, native_source(checkpoint), builder)
-    return planned
+    return planned_manifest(spec, source_of(checkpoint), builder)

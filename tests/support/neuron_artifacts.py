@@ -22,7 +22,7 @@ from inference.model.config import read_raw_config
 from inference.model.decoder import Decoder
 from inference.model.weight_files import fingerprint
 from inference.tree_shape import Branches
-from tests.support.models import TINY, loaded
+from tests.support.models import loaded
 
 LENGTH, TREE, ROWS, VOCABULARY = 64, 8, 2, 59
 JUNK = LENGTH + TREE
@@ -70,6 +70,11 @@ def fused_spec_of(draft: Path, ranks: int) -> CompileSpec:
     )
 
 
+def source_of(checkpoint: Path) -> Source:
+    raw = read_raw_config(checkpoint)
+    return Source(checkpoint, fingerprint(checkpoint), "tokenizer", raw, (2,))
+
+
 def build(
     directory: Path,
     checkpoint: Path,
@@ -77,7 +82,7 @@ def build(
     builder: Callable[[CompileSpec, Path], Builder] = NeuronBuilder,
     said: list[str] | None = None,
 ) -> Manifest:
-    source = Source(checkpoint, fingerprint(checkpoint), "tokenizer", dict(TINY), (2,))
+    source = source_of(checkpoint)
     lines = [] if said is None else said
     return build_artifact(
         spec,
@@ -106,5 +111,6 @@ def eager_of(checkpoint: Path) -> EagerModel:
     return EagerModel(whole(checkpoint), rows=ROWS, capacity=JUNK, max_nodes=16)
 
 
-def engine_of(model: Any) -> Engine:
-    return Engine(model, sequence_length=LENGTH, max_tree_nodes=TREE, vocabulary=VOCABULARY)
+def engine_of(model: Any, **options: Any) -> Engine:
+    sizes = {"sequence_length": LENGTH, "max_tree_nodes": TREE, "vocabulary": VOCABULARY}
+    return Engine(model, **sizes, **options)

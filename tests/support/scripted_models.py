@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from inference.backends import Chosen, Ranked, Segment
 from inference.sampling import SamplingParams
 from tests.support import exact
-from tests.support.exact import GREEDY, RowTokens, next_token
+from tests.support.exact import GREEDY, HandModel, RowTokens, next_token
 from tests.support.scripted_grammar import allowed_at, nearest
 
 VOCABULARY = 40
@@ -103,10 +103,8 @@ def ruled(
     return kept + excluded[:missing], scores[: len(kept)] + [-1e9] * missing
 
 
-class ScriptedModel:
+class ScriptedModel(HandModel):
     """A Model that says what a script says."""
-
-    masks, branches = True, True
 
     def __init__(
         self, says: Says, *, rows: int = 1, capacity: int = 1200, max_nodes: int = 64
@@ -122,12 +120,6 @@ class ScriptedModel:
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         self.calls += 1
         return [self._rank(segment, k) for segment in segments]
-
-    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        return rows, nodes
-
-    def copy_row(self, source: int, target: int, slots: int) -> None:
-        raise NotImplementedError
 
     def _rank(self, segment: Segment, k: int) -> Ranked:
         ids, scores = list[list[int]](), list[list[float]]()

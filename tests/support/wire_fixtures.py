@@ -23,7 +23,6 @@ import grpc
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.client.replicas import rendezvous
-from grpc_comm.client.wire_session import WireSession
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
 from grpc_comm.sampling_fields import PROTOCOL_VERSION
@@ -31,13 +30,13 @@ from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer, Target, serve
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address
-from inference.backends import Chosen, Ranked, Segment
+from inference.backends import Chosen, Segment
 from inference.decode import TargetSession
 from inference.engine.engine import Engine
 from inference.order import Decode, End, Progress
 from inference.proposer import NOBODY, Nodes
 from inference.sampling import SamplingParams
-from tests.support.exact import chain
+from tests.support.exact import HandModel, chain
 from tests.support.repository import ROOT
 
 LOOPBACK = Address("127.0.0.1", 0)
@@ -49,12 +48,12 @@ WAIT = 20.0
 """Seconds after which a test fails instead of hanging."""
 
 
-class Successor:
+class Successor(HandModel):
     """A Model that chooses token + 1 after every token; `calls` holds the rows of each forward,
     `gate` holds it up.
     """
 
-    capacity, max_nodes, masks, branches = 60_000, 64, False, True
+    capacity, masks = 60_000, False
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -69,12 +68,6 @@ class Successor:
         if any(FAULTY in segment.tokens for segment in segments):
             raise RuntimeError("a private reason")
         return [Chosen((segment.tokens[segment.pick] + 1) % FAULTY) for segment in segments]
-
-    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        raise NotImplementedError
-
-    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        return rows, nodes
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
         """There are no keys."""
@@ -205,7 +198,7 @@ def rest(session: TargetSession) -> list[int]:
     return tokens
 
 
-def until_it_fails(session: WireSession) -> None:
+def until_it_fails(session: RemoteSession) -> None:
     """Raises why. It must fail within a minute."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:

@@ -21,8 +21,8 @@ from inference.backends.native.program import own_config
 from inference.model.config import parse_config
 from inference.model.decoder import Decoder
 from tests.support.models import TINY, tiny_decoder, write_checkpoint
-from tests.support.native_targets import native_builder, native_source, native_spec
-from tests.support.neuron_artifacts import JUNK, ROWS, TREE
+from tests.support.native_targets import native_builder, native_spec
+from tests.support.neuron_artifacts import JUNK, ROWS, TREE, source_of
 from tests.support.strict_torch_neuron import CPU, DEATH, dying_once
 
 GREEDY = (verify_bucket(ROWS, TREE, JUNK, JUNK, sampled=False),)
@@ -32,7 +32,7 @@ def built(directory: Path, checkpoint: Path, said: list[str]) -> Manifest:
     spec = native_spec(1, GREEDY)
     return build_artifact(
         spec,
-        native_source(checkpoint),
+        source_of(checkpoint),
         native_builder(checkpoint, spec),
         directory,
         command="test",

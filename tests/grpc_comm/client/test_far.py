@@ -1,4 +1,4 @@
-"""A target far away waits for no acknowledgement; one that says what cannot be is left."""
+"""A distant target waits for no acknowledgement; one that breaks the protocol is abandoned."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_a_target_that_talks_for_ever_is_left(
     said: str, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "HEARTBEAT_SECONDS", 0.02)
-    for name in ("SHORTEST_SILENCE", "LONGEST_SILENCE", "LEAST_PROGRESS", "LONGEST_LINE"):
+    for name in ("MIN_SILENCE", "MAX_SILENCE", "MIN_PROGRESS_SECONDS", "MAX_QUEUE_SECONDS"):
         monkeypatch.setattr(bounds, name, 0.3)
     monkeypatch.setattr(bounds, "SILENCES", 1)
     answers, forever = TALK[said]

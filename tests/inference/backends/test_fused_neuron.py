@@ -14,7 +14,6 @@ from inference.backends import Scoring
 from inference.backends.neuron import COPY, NeuronFusedModel
 from inference.backends.neuron_loading import load_neuron
 from inference.backends.sequence import ModelSequence
-from inference.engine.engine import Engine
 from inference.engine.graph_rounds import GraphRounds, RoundModel, blank_tree
 from inference.engine.local_session import LocalSession
 from inference.errors import InvalidRequest
@@ -27,9 +26,7 @@ from tests.support.fake_neuron import Neuron
 from tests.support.models import write_checkpoint
 from tests.support.neuron_artifacts import (
     FUSED_SHAPE,
-    LENGTH,
     MASKED,
-    TREE,
     VOCABULARY,
     build,
     eager_of,
@@ -57,21 +54,11 @@ def built(
     return model, target
 
 
-def drafting(model: NeuronFusedModel) -> Engine:
-    return Engine(
-        model,
-        sequence_length=LENGTH,
-        max_tree_nodes=TREE,
-        vocabulary=VOCABULARY,
-        graphs=GraphRounds(model),
-    )
-
-
 def test_rounds_of_two_ranks_write_the_targets_own_text(neuron: Neuron, tmp_path: Path) -> None:
     said = list[str]()
     model, target = built(tmp_path, said=said)
     assert isinstance(model, RoundModel)
-    engine, ties = drafting(model), NearTies()
+    engine, ties = engine_of(model, graphs=GraphRounds(model)), NearTies()
     prompt = np.random.default_rng(2).integers(0, VOCABULARY, 20).tolist()
     for params in SAMPLINGS:
         own = alone(LocalSession(engine_of(eager_of(target))), prompt, params, 12)

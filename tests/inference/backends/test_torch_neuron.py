@@ -38,8 +38,8 @@ from tests.support import heads
 from tests.support.artifacts import planned_manifest
 from tests.support.fake_neuron import Neuron, lay_out
 from tests.support.models import tiny_decoder, write_checkpoint
-from tests.support.native_targets import native_builder, native_source, native_spec, prepared
-from tests.support.neuron_artifacts import JUNK, ROWS, VOCABULARY, build, spec_of, whole
+from tests.support.native_targets import native_builder, native_spec, prepared
+from tests.support.neuron_artifacts import JUNK, ROWS, VOCABULARY, build, source_of, spec_of, whole
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 from tests.support.strict_torch_neuron import CPU
@@ -225,7 +225,7 @@ def test_a_torch_that_did_not_load_the_device_is_told(
 @pytest.fixture
 def manifest(shallow: Path) -> Manifest:
     spec = native_spec()
-    planned = planned_manifest(spec, native_source(shallow), native_builder(shallow, spec))
+    planned = planned_manifest(spec, source_of(shallow), native_builder(shallow, spec))
     return replace(planned, versions={"torch": torch.__version__, **NATIVE})
 
 

@@ -25,17 +25,17 @@ from inference.planner.profiling import (
 from inference.sampling import SamplingParams
 from inference.times import Shape, Times
 from inference.tree import TokenTree
+from tests.support.exact import HandModel
 from tests.support.fake_llama_cpp import Cells, model_of
 from tests.support.models import TINY, random_decoder, tiny_model
 
 LENGTH = 500
 
 
-class Clocked:
+class Clocked(HandModel):
     """A Model on a clock of its own. first: factor of the first call of a shape"""
 
-    rows, capacity, max_nodes = 4, 1_000, 256
-    masks, branches = False, True
+    rows, capacity, max_nodes, masks = 4, 1_000, 256, False
 
     def __init__(
         self, seconds: Callable[[int, int], float], sizes: Sequence[int] = (), first: float = 3.0
@@ -54,12 +54,6 @@ class Clocked:
             Ranked(np.zeros(shape, dtype=np.int32), np.zeros(shape, dtype=np.float32))
             for shape in shapes
         ]
-
-    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        return rows, next((size for size in self.sizes if size >= nodes), nodes)
-
-    def copy_row(self, source: int, target: int, slots: int) -> None:
-        raise NotImplementedError
 
     def _pass(self, segments: Sequence[Segment]) -> None:
         shape = self.padded(len(segments), max(len(segment.tokens) for segment in segments))

@@ -18,7 +18,7 @@ from grpc_comm.client.connection import Connection, connect
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.sampling_fields import PROTOCOL_VERSION
 from grpc_comm.server.server import BackgroundServer, Target
-from grpc_comm.translate import MOST_TIMES
+from grpc_comm.translate import MAX_TIMES
 from inference.backends.cuda import CudaModel
 from inference.backends.eager import EagerModel
 from inference.decode import decode
@@ -41,8 +41,7 @@ from outrider.money.goal import Goal
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
 from outrider.target.target import load_target
-from outrider.terminal.live_text import silent
-from outrider.text.completion import Request, complete
+from outrider.text.completion import Request, complete, silent
 from tests.support.fake_recorder import Reruns
 from tests.support.wire_fixtures import LOOPBACK, describe, eventually, opened, successor_engine
 
@@ -104,7 +103,7 @@ WRONG = {
     "no time": pb.Description(times=[one_time(seconds=float("nan"))]),
     "no rows": pb.Description(times=[one_time(rows=0)]),
     "no nodes": pb.Description(times=[one_time(nodes=0)]),
-    "too many": pb.Description(times=[one_time()] * (MOST_TIMES + 1)),
+    "too many": pb.Description(times=[one_time()] * (MAX_TIMES + 1)),
     "a negative price": pb.Description(usd_per_hour=-1.0),
     "no price": pb.Description(usd_per_hour=float("nan")),
 }
@@ -247,8 +246,8 @@ def test_a_target_on_cuda_records_its_calls_before_the_first_request_or_when_it_
     model = CudaModel(eager.decoder, rows=1, capacity=100, max_nodes=2, recorder=reruns)
     profiles = Profiles(tmp_path, told.append, whole=True)
     times = profiles.target(found, "identity", model, 64, 2)
-    planned = 2 * 2 * 2  # choices, nodes, slots
-    assert f"of {planned} CUDA graphs" in told[0]
+    planned = 3 * 2 * 2  # choices, nodes, slots
+    assert f"recorded {planned if seconds else 0} CUDA graphs" in told[0]
     assert reruns.eager == (0 if seconds else 1)  # of the shape that is measured
     assert times.when_idle is not None
     no_engine: Any = None
