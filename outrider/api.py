@@ -117,5 +117,5 @@ class Engine:
 
 def _parameters(keywords: Mapping[str, Any]) -> Parameters:
     """The parameters of texts. Raises InvalidRequest for an unknown name or a bad value."""
-    check_names(keywords, TextKeywords.__annotations__, "generate()")
+    check_names(keywords, TextKeywords, "generate()")
     return Parameters(**keywords)
