@@ -21,7 +21,7 @@ from inference.order import Decode
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.draft_methods.model import find
-from outrider.measure.sets import read_file
+from outrider.measure.sets import read_set
 from outrider.models.capacity import Capacity
 from outrider.models.found_model import FoundModel
 from outrider.models.loading import PREFILL_NODES
@@ -56,7 +56,7 @@ def read_prompts(tokenizer: Tokenizer, file: Path | None, each: int) -> list[Pro
         return [Prompt("python", tuple(tokenizer.encode(text))) for text in PROMPTS[:each]]
     return [
         Prompt(item.kind, tuple(tokenizer.encode(item.turns[0], chat=True)))
-        for item in read_file(file, each)
+        for item in read_set(file, each)
     ]
 
 

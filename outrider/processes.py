@@ -10,6 +10,9 @@ import threading
 
 STOP_SECONDS = 10.0
 
+READY = "listening on "
+"""Start of the line with a server's bound address. It is printed once connections are accepted."""
+
 BACKGROUND = "outrider load"
 """Name of threads whose work is discarded when the command ends."""
 

@@ -17,7 +17,6 @@ from grpc_comm.client.named_targets import NamedTarget
 from inference.flags.command_line import parse_flags
 from outrider.aws_verbs import DEPLOY_VERBS
 from outrider.measure import commands as measuring
-from outrider.measure.compare import read_positions
 from outrider.options import parsing as running
 from outrider.options.verbs import OTHER_VERBS, ROLES, VERBS
 from outrider.terminal.demo import DemoOptions
@@ -134,11 +133,3 @@ def test_a_documented_command_is_understood(page: str, command: str) -> None:
         assert arguments[0] != "deploy" or {*arguments[1:2]} <= {*DEPLOY_VERBS}
     elif arguments:
         PARSERS[program](arguments)
-
-
-@pytest.mark.parametrize(
-    "command", sorted({command for _, command in DOCUMENTED if "outrider compare --cs" in command})
-)
-def test_a_documented_curve_states_the_prices_that_it_weighs(command: str) -> None:
-    options = partial(measuring.parse, "compare")(split(command)[1][1:])
-    assert len(read_positions(options)) == len(options.cs)

@@ -1,21 +1,16 @@
-"""Arms of a run: ways of generating a text, with one interface for the run's loop.
-
-An architecture of `outrider compare` is a preset in each requested setting. Two run the target in
-this process.
-"""
+"""Arms of a run: ways of generating a text, with one interface for the run's loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from inference.cost.billing import PER_MILLION, Billing
 from inference.cost.quantity import Figure
 from inference.draft_thread import inline
-from inference.errors import InvalidRequest
 from outrider.client.client import Client
 from outrider.text.completion import Completion, Request, complete, silent
 
@@ -46,8 +41,6 @@ ARCHITECTURES = {
 """The preset of each architecture; empty where the target runs in this process."""
 
 LOCAL_ARMS = (LOCAL, FUSED_LOCAL)
-STEERED = (GROWING, SUFFIX, HYBRID)
-"""Architectures that --cs steers."""
 
 Make = Callable[[Request, Event], Completion]
 """Generates a text, until the event is set. Raises the error that ended it."""
@@ -90,12 +83,6 @@ class Arm:
         }
 
 
-def with_again(arms: Sequence[Arm]) -> list[Arm]:
-    """These arms with an A/A pair: target-only once more, beside any others."""
-    again = [replace(arm, name=AGAIN) for arm in arms if arm.name == BASELINE and len(arms) > 1]
-    return [*arms[:1], *again, *arms[1:]]
-
-
 def client_arm(name: str, client: Client) -> Arm:
     """An arm of a client, with its draft unless it is target-only."""
 
@@ -116,60 +103,6 @@ def client_arm(name: str, client: Client) -> Arm:
         client.shares_device,
         client.target.description.emulated,
     )
-
-
-class Choice(NamedTuple):
-    """An architecture in one setting.
-
-    label: the setting as a user writes it, such as 4, 16x6 or --cs 50; empty for none
-    flags: of a client, beside those of the pair
-    """
-
-    architecture: str
-    label: str
-    flags: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        """The architecture's name, with the setting."""
-        return f"{self.architecture} {self.label}".strip()
-
-    @property
-    def preset(self) -> str:
-        """The preset of the architecture; empty where the target runs in this process."""
-        return ARCHITECTURES[self.architecture]
-
-    @property
-    def command(self) -> str:
-        """The command to decode in this way."""
-        if not self.preset:
-            return "none: the target runs in the process of the comparison"
-        if self.architecture == FUSED:
-            return "outrider run --draft beside, with outrider fused_target"
-        words = [] if self.architecture == HYBRID else ["--preset", self.preset]
-        for name in ("gamma", "tree_nodes", "tree_depth", "cs"):
-            if self.label and name in self.flags:
-                words += [f"--{name}", str(self.flags[name])]
-        return " ".join(["outrider run", *words])
-
-    def record(self) -> dict[str, object]:
-        """The choice as plain data for JSON."""
-        return {**self._asdict(), "command": self.command}
-
-
-def sizes(text: str) -> dict[str, int]:
-    """The flags of synchronous rounds of this size: 4 is a chain, 16x6 a tree of 16 nodes and depth
-    6. Raises InvalidRequest for anything else.
-    """
-    nodes, tree, depth = text.strip().partition("x")
-    try:
-        return (
-            {"tree_nodes": int(nodes), "tree_depth": int(depth)} if tree else {"gamma": int(nodes)}
-        )
-    except ValueError as error:
-        raise InvalidRequest(
-            f"{text!r} is neither a chain, such as 4, nor a tree, such as 16x6"
-        ) from error
 
 
 def local_arms(names: Sequence[str], role: FusedTargetRole, tokenizer: Tokenizer) -> list[Arm]:

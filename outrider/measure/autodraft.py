@@ -11,8 +11,6 @@ from typing import Any
 from inference.command import say
 from inference.errors import InvalidRequest
 from inference.extras import require
-from inference.flags.group import flags_of
-from outrider.options.roles import FusedClientRole
 
 FLAGS = {
     "DEVICE_MAP": "device",
@@ -29,7 +27,7 @@ FLAGS = {
 
 DEFAULTS = {
     "SEED": "4", "MAX_NEW_TOKENS": "256", "BENCHES_CSV": "mt_bench", "TARGET_HOST": "",
-    "TARGET_PORT": "26001", "BASE_MODEL_PATH": "", "NON_TREE_DEPTH": "15",
+    "TARGET_PORT": "26001", "NON_TREE_DEPTH": "15",
     "FIXED_TREE_NODES": "150", "FIXED_TREE_DEPTH": "15", "OBJECTIVE_METRICS_CSV": "total_cost",
     "AUTODRAFT_CS_LIST": "0 0.5 1", "TARGET_QUANTIZATION": "none", "DRAFT_QUANTIZATION": "none",
 }  # fmt: skip
@@ -45,10 +43,10 @@ def read_autodraft(path: Path) -> dict[str, Any]:
     without defusedxml.
     """
     try:
-        found = _tags(path)
-        tags = DEFAULTS | found
+        stated = _tags(path)
+        tags = DEFAULTS | stated
         algorithms = _algorithms(tags)
-        unused = sorted(found.keys() - {*FLAGS, *DEFAULTS, *algorithms})
+        unused = sorted(stated.keys() - {*FLAGS, *DEFAULTS, *algorithms})
         if unused:
             say(f"note: {path}: {', '.join(unused)} have no effect here")
         runs = []
@@ -68,14 +66,13 @@ def _tags(path: Path) -> dict[str, str]:
     from defusedxml.ElementTree import ParseError, parse
 
     try:
-        elements = [one for one in parse(path, forbid_dtd=True).iter() if not len(one)]
+        leaves = [element for element in parse(path, forbid_dtd=True).iter() if not len(element)]
     except DefusedXmlException as error:
-        raise InvalidRequest(
-            "a DTD or an entity is defined: text and tags alone are read"
-        ) from error
+        words = "a DTD or an entity is defined: text and tags alone are read"
+        raise InvalidRequest(words) from error
     except (OSError, ValueError, LookupError, ParseError) as error:
         raise InvalidRequest(f"cannot be read as XML: {error}") from error
-    texts = {one.get("name", one.tag).upper(): (one.text or "").strip() for one in elements}
+    texts = {leaf.get("name", leaf.tag).upper(): (leaf.text or "").strip() for leaf in leaves}
     return {name: text for name, text in texts.items() if text}
 
 
@@ -89,12 +86,10 @@ def _algorithms(tags: Tags) -> dict[str, dict[str, Any]]:
         raise InvalidRequest(words) from error
     metrics = tags.get("OBJECTIVE_METRIC", tags["OBJECTIVE_METRICS_CSV"]).split(",")
     tree = {"tree_nodes": tags["FIXED_TREE_NODES"], "tree_depth": tags["FIXED_TREE_DEPTH"]}
-    unused = {*FLAGS.values(), "draft_quantization"} - set(flags_of(FusedClientRole))
-    fused = {**dict.fromkeys(unused), "target_model": tags["BASE_MODEL_PATH"] or None}
     goal = {"objective": [metric.strip() for metric in metrics], "cs": knobs}
     return {
         "ENABLE_SERVER_ONLY_AR": {"preset": "vanilla", "draft_quantization": None},
-        "ENABLE_SERVER_ONLY_AUTODRAFT": {"role": "fused_client", **fused},
+        "ENABLE_SERVER_ONLY_AUTODRAFT": {"preset": "eagle_sd", "draft_quantization": None},
         "ENABLE_HYBRID_NON_TREE_SD": {"preset": "classic_sd", "gamma": tags["NON_TREE_DEPTH"]},
         "ENABLE_HYBRID_OPT_TREE": {"preset": "tree_sd", **tree},
         "ENABLE_HYBRID_AUTODRAFT": {"preset": "adaptive", **goal},
@@ -109,11 +104,12 @@ def _flags(path: Path, tags: Tags) -> dict[str, Any]:
         )
     drafted = tags["DRAFT_QUANTIZATION"]
     if drafted not in QUANTIZATIONS:
-        known = ", ".join(QUANTIZATIONS)
-        raise InvalidRequest(f"DRAFT_QUANTIZATION {drafted}: one of {known} is needed")
+        needed = ", ".join(QUANTIZATIONS)
+        raise InvalidRequest(f"DRAFT_QUANTIZATION {drafted}: one of {needed} is needed")
     flags: dict[str, Any] = {flag: tags[name] for name, flag in FLAGS.items() if name in tags}
     flags["draft_quantization"] = QUANTIZATIONS[drafted]
     if tags["TARGET_HOST"]:
         flags["target_host"] = f"{tags['TARGET_HOST']}:{tags['TARGET_PORT']}"
-    files = [str(path.parent / f"{one.strip()}.txt") for one in tags["BENCHES_CSV"].split(",")]
+    names = tags["BENCHES_CSV"].split(",")
+    files = [str(path.parent / f"{name.strip()}.txt") for name in names]
     return flags | {"prompt_text": files if len(files) > 1 else files[0]}

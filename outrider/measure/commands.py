@@ -22,14 +22,12 @@ examples:
   outrider compare --target_model DIR --draft_model DIR  a real pair
   outrider compare --rtt 0,20,80 --out DIR --emulate llama-3.1-8b-trn1.2xlarge-measured
   outrider compare --target_host HOST --draft_model DIR \\
-    --tls_ca ca.pem --token_file token
-  outrider compare --cs 0,25,50,75,100 --usd_per_hour 1.34 \\
-    --usd_per_kwh 0.3 --usd_per_gb_up 0 --usd_per_gb_down 0.09 --draft_watts 30"""
+    --tls_ca ca.pem --token_file token"""
 
 BENCH = """examples:
   outrider bench                                          the embedded pair and prompts
   outrider bench --target_model DIR --draft_model DIR --out real
-  outrider bench --set small --presets hybrid,suffix --rtt 40 --samples 5
+  outrider bench --presets hybrid,suffix --rtt 40 --samples 5
   outrider bench --target_host HOST --draft_model DIR --file prompts.jsonl --out server"""
 
 PROVE = """examples:

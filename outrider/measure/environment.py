@@ -12,10 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from grpc_comm.client.connection import Connection
 from inference.command import say
+from outrider.client.client import Client
 from outrider.client.probing import measure_round_trip
-from outrider.measure.link import LinkShape, shaped_link
+from outrider.measure.link import NO_LINK, LinkShape, shaped_link
 from outrider.models.machine import instructions, processor
 from outrider.options.network import ConnectionOptions
 
@@ -49,27 +49,31 @@ def commit() -> str:
     git = shutil.which("git")
     if git is None:
         return "unknown"
-    asked = [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    said = subprocess.run(asked, capture_output=True, text=True, check=False)  # noqa: S603
-    return said.stdout.strip() or "unknown"
+    words = [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
+    return done.stdout.strip() or "unknown"
 
 
 def start_record(
-    target: Connection, drafts: Mapping[str, str], *, shared: bool
+    clients: Mapping[str, Client], drafts: Mapping[str, str], left_out: Mapping[str, str]
 ) -> dict[str, object]:
     """The models, the machine and the link, for a line of the journal.
 
-    drafts: what tells the draft of each arm from every other; empty for none
-    shared: whether draft and target compute on this machine
+    clients: by the names of their arms, target-only first
+    drafts: fingerprints of the draft models, by the names of their arms
+    left_out: reasons, by the names of the arms
     """
-    there = target.description
+    alone = next(iter(clients.values()))
+    there = alone.target.description
     models = {"target": f"{there.model} {there.model_fingerprint}", "type": there.dtype}
     models |= {"device": there.device, **drafts}
-    trip = measure_round_trip(target.probe, say)
     return {
         "models": models,
-        "shared": shared,
-        "round_trip": trip,
+        "target": there.model,
+        "draft": next((clients[name].draft for name in drafts), None),
+        "shared": alone.shares_device,
+        "left_out": left_out,
+        "round_trip": measure_round_trip(alone.target.probe, say),
         "times": [[*shape, seconds] for shape, seconds in there.times],
         "server": there.server_version,
         "environment": environment(),
@@ -79,7 +83,7 @@ def start_record(
 @contextmanager
 def over_link(connection: ConnectionOptions, shape: LinkShape) -> Iterator[ConnectionOptions]:
     """Yield this connection over an emulated link of this shape."""
-    if shape == LinkShape():
+    if shape == NO_LINK:
         yield connection
         return
     with shaped_link(connection.addresses, shape) as link:

@@ -18,7 +18,6 @@ from outrider.measure.arms import AGAIN, BASELINE
 from outrider.measure.journal import TextKey, Values
 from outrider.measure.statistics import (
     MIN_TEXTS,
-    FigureInterval,
     Interval,
     Percentiles,
     bootstrap_median,
@@ -110,11 +109,9 @@ class Row:
     gaps: Gaps
     acceptance_length: float  # tokens a forward pass
     acceptance_by_depth: Sequence[float]  # share of forward passes that accepted the depth
-    costs: Mapping[str, FigureInterval]
+    costs: Mapping[str, Figure]
     compared: int  # texts that target-only generated, too
     differences: Sequence[Difference]
-    scored: int
-    right: int
     device: str  # as described by the target, which includes emulation
 
     @property
@@ -144,7 +141,7 @@ class Row:
             **counts,
             **{name: cost.record() for name, cost in costs.items()},
             "equal": self.equal,
-            "differences": [one._asdict() for one in parts],
+            "differences": [part._asdict() for part in parts],
         }
 
 
@@ -170,6 +167,11 @@ def summarise(texts: Texts, arms: Sequence[str] = ()) -> list[Row]:
     return rows
 
 
+def totals(rows: Sequence[Row]) -> list[Row]:
+    """The rows of all kinds together."""
+    return [row for row in rows if row.kind == ALL] or [*rows]
+
+
 def _pairs(texts: Texts, arm: str) -> list[Pair]:
     """The texts of an arm that target-only generated, too, with target-only's."""
     mine = ((key, text, texts.get(key._replace(arm=BASELINE))) for key, text in texts.items())
@@ -183,7 +185,6 @@ def _row(texts: Texts, kind: str, arm: str, noise: SpeedUp | None) -> Row:
     tokens, forwards = sum(len(text["token_ids"]) for text in made), counts["forwards"]
     at_depth = zip_longest(*(text["accepted_at_depth"] for text in made), fillvalue=0)
     each = [seconds for text in made if (seconds := _seconds_per_token(text)) is not None]
-    scores = [text["score"] for text in made if text["score"] is not None]
     return Row(
         rtt_ms=keys[0].rtt_ms,
         kind=kind,
@@ -203,8 +204,6 @@ def _row(texts: Texts, kind: str, arm: str, noise: SpeedUp | None) -> Row:
         costs={name: median_figure([_figure(text[name]) for text in made]) for name in COSTS},
         compared=len(pairs),
         differences=list(_differences(pairs)),
-        scored=len(scores),
-        right=sum(scores),
         device=made[0]["device"],
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from inference.errors import OutriderError
 from inference.planner.profiling import CONTEXT, time_calls
 from inference.times import Shape
 from inference.times_file import Profile
+from outrider.measure.progress import progress
 from outrider.measure.statistics import Interval, bootstrap_median
 from outrider.terminal.tables import aligned
 
@@ -53,13 +55,14 @@ def time_graphs(model: Model, length: int) -> list[GraphTime]:
     shapes = list(dict.fromkeys([*SHAPES, chunk]))
     samples = {shape: list[float]() for shape in shapes}
     failures = {shape: _refusal(model, length, shape) for shape in shapes}
-    for _ in range(REPEATS):
-        for shape in shapes:
+    with progress(REPEATS * len(shapes)) as report:
+        for _, shape in product(range(REPEATS), shapes):
             if not failures[shape]:
                 try:
                     samples[shape] += time_calls(model, length, shape, CALLS)
                 except (OutriderError, RuntimeError) as error:  # torch and runtimes raise these
                     failures[shape] = str(error).splitlines()[0]
+            report("forward passes of {} x {} nodes".format(*shape))
     return [
         GraphTime(
             shape,
@@ -73,16 +76,16 @@ def time_graphs(model: Model, length: int) -> list[GraphTime]:
 
 def _refusal(model: Model, length: int, shape: Shape) -> str:
     rows, nodes = shape
-    most = min(model.max_nodes, model.capacity - 1, length - 1)
+    limit = min(model.max_nodes, model.capacity - 1, length - 1)
     if rows > model.rows:
         return f"the target was loaded with {model.rows} rows"
-    return f"the target takes {most} nodes beside a context" if nodes > most else ""
+    return f"the target takes {limit} nodes beside a context" if nodes > limit else ""
 
 
 class Fit(NamedTuple):
     """Seconds of a forward pass: call + rows x row + rows x nodes x node, by least squares.
 
-    call holds weights, layers and the host's part, which the passes of one model cannot tell apart.
+    call holds weights, layers and the host's part: the passes of one model cannot separate these.
     """
 
     call: float
@@ -90,69 +93,71 @@ class Fit(NamedTuple):
     node: float
     error: float  # largest, as a part of the measured time
 
+    def seconds(self, rows: int, nodes: int) -> float:
+        """Seconds of a forward pass of this shape."""
+        return self.call + rows * self.row + rows * nodes * self.node
+
 
 def fit(times: Sequence[GraphTime]) -> Fit | None:
     """The fit to the measured shapes; None for fewer than three. Errors count relative to the time,
     and no part is negative.
     """
-    known = {one.padded: one.seconds.median for one in times if one.seconds is not None}
-    if len(known) < 3:
+    medians = _medians(times)
+    if len(medians) < 3:
         return None
-    parts = np.array([[1, rows, rows * nodes] for rows, nodes in known], dtype=np.float64)
-    seconds = np.array([*known.values()])
+    parts = np.array([[1, rows, rows * nodes] for rows, nodes in medians], dtype=np.float64)
+    seconds = np.array([*medians.values()])
     best, used = np.zeros(3), [0, 1, 2]
     while used:  # a part that would be negative is left out, the most negative first
-        found = np.linalg.lstsq(
+        solution = np.linalg.lstsq(
             parts[:, used] / seconds[:, None], np.ones(len(seconds)), rcond=None
-        )
-        if (found[0] >= 0).all():
-            best[used] = found[0]
+        )[0]
+        if (solution >= 0).all():
+            best[used] = solution
             break
-        used.pop(int(found[0].argmin()))
+        used.pop(int(solution.argmin()))
     error = float(np.abs(parts @ best / seconds - 1).max())
     call, row, node = best.tolist()
     return Fit(call, row, node, error)
 
 
+def _medians(times: Sequence[GraphTime]) -> dict[Shape, float]:
+    """Measured seconds by the computed shape."""
+    return {time.padded: time.seconds.median for time in times if time.seconds is not None}
+
+
 def profile(name: str, source: str, times: Sequence[GraphTime]) -> Profile | None:
     """The profile of these times, for --emulate. None if nothing was measured."""
-    known = {one.padded: one.seconds.median for one in times if one.seconds is not None}
-    if not known:
-        return None
-    shapes = tuple((*shape, seconds) for shape, seconds in sorted(known.items()))
-    return Profile(name, source, "That context costs nothing.", shapes)
+    shapes = tuple((*shape, seconds) for shape, seconds in sorted(_medians(times).items()))
+    return Profile(name, source, "That context costs nothing.", shapes) if shapes else None
 
 
 def times_table(times: Sequence[GraphTime], fitted: Fit | None, device: str) -> list[str]:
     """The measured times with their intervals, the fit, and the constants of the plan's model."""
-    rows = []
-    for one in times:
-        sizes = [f"{a}x{b}" for a, b in (one.shape, one.padded)]
-        if one.seconds is None:
-            rows.append([*sizes, "-", "-", one.failure])
-            continue
-        median, low, high = (f"{seconds * 1e3:.2f}" for seconds in one.seconds)
-        computed = "-"
-        if fitted is not None:
-            count, nodes = one.padded
-            seconds = fitted.call + count * fitted.row + count * nodes * fitted.node
-            computed = f"{seconds * 1e3:.2f}"
-        rows.append([*sizes, f"{median} [{low}, {high}]", computed, ""])
-    table = aligned(("shape", "computed as", "measured ms [95 %]", "fit", ""), rows)
-    lines = ["```", *(line.rstrip() for line in table), "```", ""]
+    heads = ("shape", "computed as", "measured ms [95 %]", "fit", "")
+    table = aligned(heads, [_cells(time, fitted) for time in times])
+    lines = [line.rstrip() for line in table]
     lines.append(
         f"Rows x nodes at a context of {CONTEXT} slots; {REPEATS} rounds of {CALLS} calls, medians."
     )
     if fitted is not None:
         lines.append(
             f"Fit: {fitted.call * 1e3:.2f} ms a call, {fitted.row * 1e3:.3f} ms a row, "
-            f"{fitted.node * 1e3:.4f} ms a node; max error {fitted.error:.0%}. One model "
-            "cannot separate weights, layers and the host's part of a call."
+            f"{fitted.node * 1e3:.4f} ms a node; max error {fitted.error:.0%}."
         )
     if (rates := RATES.get(device)) is not None:
         lines.append(
-            f"The plan's model:  {rates.stream / 1e9:.0f} GB/s of weights, keys and values, "
+            f"The plan's model: {rates.stream / 1e9:.0f} GB/s of weights, keys and values, "
             f"{rates.layer * 1e6:.0f} us a layer, {rates.call * 1e3:.1f} ms a call and "
             f"{rates.node * 1e3:.2f} ms a node."
         )
     return lines
+
+
+def _cells(time: GraphTime, fitted: Fit | None) -> list[str]:
+    sizes = [f"{rows}x{nodes}" for rows, nodes in (time.shape, time.padded)]
+    if time.seconds is None:
+        return [*sizes, "-", "-", time.failure]
+    median, low, high = (f"{seconds * 1e3:.2f}" for seconds in time.seconds)
+    computed = "-" if fitted is None else f"{fitted.seconds(*time.padded) * 1e3:.2f}"
+    return [*sizes, f"{median} [{low}, {high}]", computed, ""]

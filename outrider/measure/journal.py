@@ -102,7 +102,7 @@ class Journal:
     """Appends to a run's file. file: None keeps the records in memory"""
 
     file: TextIO | None
-    known: RunRecord
+    run: RunRecord
 
     def write(self, kind: str, values: Values) -> None:
         """Append a line, durably."""
@@ -111,11 +111,11 @@ class Journal:
             self.file.write(f"{line}\n")
             self.file.flush()
         if kind != "run":
-            self.known.take(json.loads(line))
+            self.run.take(json.loads(line))
 
     def start(self, here: Values) -> None:
         """Record a start. Raises InvalidRequest if the models differ from the first start's."""
-        for first in self.known.starts[:1]:
+        for first in self.run.starts[:1]:
             _check_same("models", first["models"], here["models"], NAME)
         self.write("start", here)
 
@@ -137,15 +137,15 @@ def opened(
     path = directory / NAME
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory), path.open("a", encoding="utf-8") as file:
-        known = read_run(path)
-        if replace_finished and known and known.ends:
+        run = read_run(path)
+        if replace_finished and run and run.ends:
             file.truncate(0)
-            known = None
-        for what, values in known.plan.items() if known else ():
+            run = None
+        for what, values in run.plan.items() if run else ():
             _check_same(what, values, plan[what], str(path))
         file.truncate(path.read_bytes().rfind(b"\n") + 1)
-        journal = Journal(file, known or RunRecord(plan))
-        if known is None:
+        journal = Journal(file, run or RunRecord(plan))
+        if run is None:
             journal.write("run", plan)
         yield journal
 

@@ -27,10 +27,7 @@ from typing import NamedTuple
 from grpc_comm.transport import Address, parse_address
 from inference.command import run_command
 from inference.errors import InvalidRequest, Unavailable
-from outrider.processes import end, end_with_input
-
-READY = "listening on "
-"""Start of the stdout line that names the bound address."""
+from outrider.processes import READY, end, end_with_input
 
 MAX_DELAY_MS = 60_000
 _CHUNK = 16 * 2**10  # bytes; a chunk arrives when its last byte does
@@ -50,6 +47,9 @@ class LinkShape:
             raise InvalidRequest(f"delay_ms is 0 to {MAX_DELAY_MS}: got {self.delay_ms:g}")
         if self.mbit is not None and not self.mbit > 0:
             raise InvalidRequest(f"mbit is above 0: got {self.mbit:g}")
+
+
+NO_LINK = LinkShape()
 
 
 class _Direction:

@@ -1,5 +1,5 @@
-"""Plots of a run: speed-up by link and kind, acceptance by depth, times by width, and speed against
-cost. matplotlib is the optional extra `plots`.
+"""The plots of a run: speed-up by link and kind, acceptance by depth, and times by width.
+matplotlib is the optional extra `plots`.
 """
 
 from __future__ import annotations
@@ -7,53 +7,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from inference.extras import require
 from outrider.measure.arms import AGAIN
-from outrider.measure.figures import COSTS, Row
-from outrider.measure.journal import Values
+from outrider.measure.figures import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_LETTERS_AN_INCH = 14  # of a title
+_LETTERS_PER_INCH = 14  # of a title
+
+Times: TypeAlias = Sequence[tuple[int, int, float]]
+"""Rows, nodes and seconds of forward passes."""
 
 
-def draw(directory: Path, title: str, rows: Sequence[Row], starts: Sequence[Values]) -> list[Path]:
-    """Write PNG files and return their paths. A picture without data is left out. Raises
-    MissingExtra without matplotlib.
+def draw(directory: Path, title: str, rows: Sequence[Row], times: Times) -> list[Path]:
+    """Write a PNG file and return its path; without a speed-up there is none. Raises MissingExtra
+    without matplotlib.
 
-    starts: of the run, with the target's times
+    times: of the target
     """
     require("plots", "a picture")
     from matplotlib.figure import Figure
 
     drawn = [row for row in rows if row.speed_up is not None]
-    priced = {
-        name: [row for row in rows if row.costs[name].median.value is not None] for name in COSTS
-    }
-    costs = [name for name in COSTS if len(priced[name]) > 1]
-    paths = []
-    for name, count in (("speeds", 3 * bool(drawn)), ("tradeoff", len(costs))):
-        if not count:
-            continue
-        picture = Figure(figsize=(6 * max(count, 2), 5), layout="constrained")
-        axes = picture.subplots(1, count, squeeze=False)[0]
-        if name == "speeds":
-            _speed_ups(axes[0], drawn)
-            _acceptance(axes[1], drawn)
-            _times(axes[2], starts)
-        else:
-            for panel, cost in zip(axes, costs, strict=True):
-                _tradeoff(panel, priced[cost], cost)
-        letters = int(_LETTERS_AN_INCH * picture.get_figwidth())
-        picture.suptitle(fill(title, letters), fontsize=8)
-        paths.append(directory / f"{name}.png")
-        picture.savefig(paths[-1], dpi=120)
-    return paths
+    if not drawn:
+        return []
+    picture = Figure(figsize=(18, 5), layout="constrained")
+    speeds, depths, widths = picture.subplots(1, 3)
+    _speed_ups(speeds, drawn)
+    _acceptance(depths, drawn)
+    _times(widths, times)
+    picture.suptitle(fill(title, 18 * _LETTERS_PER_INCH), fontsize=8)
+    path = directory / "speeds.png"
+    picture.savefig(path, dpi=120)
+    return [path]
 
 
 def _place(row: Row) -> str:
@@ -85,25 +76,11 @@ def _acceptance(axes: Axes, rows: Sequence[Row]) -> None:
     axes.legend(fontsize=8)
 
 
-def _times(axes: Axes, starts: Sequence[Values]) -> None:
+def _times(axes: Axes, times: Times) -> None:
     """Seconds of the target's forward passes by their nodes, a line for each number of rows."""
-    times = starts[-1].get("times", []) if starts else []
     for count in sorted({rows for rows, _, _ in times}):
         points = sorted((nodes, 1e3 * seconds) for rows, nodes, seconds in times if rows == count)
         axes.plot(*zip(*points, strict=True), ".-", label=f"{count} rows")
     axes.set(xlabel="nodes of a forward pass of the target", ylabel="ms")
     if times:
         axes.legend(fontsize=8)
-
-
-def _tradeoff(axes: Axes, rows: Sequence[Row], cost: str) -> None:
-    """Speed against a cost, with intervals."""
-    for row in rows:
-        speed, (median, low, high) = row.tokens_per_second, row.costs[cost]
-        middle = median.value or 0.0
-        across = [[middle - (low or middle)], [(high or middle) - middle]]
-        above = [[speed.median - speed.low], [speed.high - speed.median]]
-        label = f"{row.arm}, {_place(row)}"
-        axes.errorbar([middle], [speed.median], above, across, fmt="o", capsize=3, label=label)
-    axes.set(xlabel=cost.replace("_", " ") + " tokens", ylabel="tokens a second")
-    axes.legend(fontsize=8)

@@ -32,7 +32,8 @@ from outrider.measure.options import ProveOptions
 from outrider.measure.report import Report
 from outrider.measure.sets import Item, read_lines
 from outrider.measure.tasks import Task, tasks_of
-from outrider.measure.testbed import measure, start
+from outrider.measure.testbed import ArmSet, start
+from outrider.measure.verdict import verdict as speed_verdict
 from outrider.options.draft_flags import PRESETS
 from outrider.options.groups import SamplingOptions
 from outrider.options.network import ConnectionOptions
@@ -60,33 +61,31 @@ def run(options: ProveOptions) -> int:
     take_short_turns()
     items = read_lines(options.prompt_text)
     plan = plan_of(options.plan_settings, {item.place: item for item in items})
-    arms = {BASELINE: PRESETS["vanilla"], DRAFTED: {}}
     with opened(out, plan, replace_finished=True) as journal:
         with cold_start(), start(options) as target:
             there = ConnectionOptions(target_host=target.address)
+            arms = ArmSet(options.role, {BASELINE: PRESETS["vanilla"], DRAFTED: {}}, warm=False)
             tasks = partial(_tasks, items, options.max_new_tokens)
-            alone, drafted = measure(
-                options, journal, there, arms, tasks, repeats=REPEATS, warm=False
-            )
+            arms.measure(journal, there, tasks, repeats=REPEATS)
         journal.write("end", {"load": environment()["load"]})
     times = measured_graphs(options)
-    name = f"{alone.model} on {alone.target.description.device}, drafted by {drafted.draft}"
-    report = _report(options, name, journal.known, times, checks)
+    report = _report(options, journal.run, times, checks)
     report.publish(out)
-    print("", *report.sections["Forward passes"], sep="\n")
-    source = f"Measured by outrider prove on {report.rows[0].device}."
-    if (emulated := profile(name, source, times)) is not None:
+    device = report.rows[0].device
+    emulated = profile(report.title, f"Measured by outrider prove on {device}.", times)
+    if emulated is not None:
         write_whole(out / "profile.json", f"{json.dumps(asdict(emulated), indent=1)}\n")
         say(f"wrote {out / 'profile.json'}")
     return 0 if report.equal else FAILED
 
 
-def _tasks(items: Sequence[Item], most: int, client: Client) -> list[Task]:
-    """Every prompt at every temperature."""
+def _tasks(items: Sequence[Item], limit: int, client: Client) -> list[Task]:
+    """Every prompt at every temperature. limit: maximum tokens of a text"""
+    sampling = [SamplingOptions(max_new_tokens=limit, temperature=each) for each in TEMPERATURES]
     return [
-        task._replace(kind=f"temperature {one:g}")
-        for one in TEMPERATURES
-        for task in tasks_of(items, SamplingOptions(max_new_tokens=most, temperature=one), client)
+        task._replace(kind=f"temperature {each.temperature:g}")
+        for each in sampling
+        for task in tasks_of(items, each, client)
     ]
 
 
@@ -95,34 +94,27 @@ def measured_graphs(options: ProveOptions) -> list[GraphTime]:
     They are measured with as many rows as the shapes need, unless an artefact has its own.
     """
     stated = options.explicit()
-    given = {name: stated[name] for name in flags_of(TargetRole) if name in stated}
+    flags = {name: stated[name] for name in flags_of(TargetRole) if name in stated}
     if options.artifact is None:
-        given["batch"] = max(rows for rows, _ in SHAPES)
-    served = load_served(TargetRole(**given))
+        flags["batch"] = max(rows for rows, _ in SHAPES)
+    served = load_served(TargetRole(**flags))
     return time_graphs(served.engine.model, served.description.sequence_length)
 
 
 def _report(
-    options: ProveOptions, title: str, run: RunRecord, times: list[GraphTime],
-    checks: Sequence[str],
-) -> Report:  # fmt: skip
+    options: ProveOptions, run: RunRecord, times: list[GraphTime], checks: Sequence[str]
+) -> Report:
     rows, fitted = summarise(run.texts), fit(times)
     manifest = None if options.artifact is None else read_manifest(Path(options.artifact))
-    device = {"The device": [f"- {line}" for line in checks]} if checks else {}
     return Report(
-        title,
         verdict(rows),
         rows,
         run,
-        remarks=["With one machine for both, speed-ups are no promise."],
-        sections={
-            **device,
-            "Forward passes": times_table(times, fitted, instance_family() or ""),
-        },
+        below=[*checks, *times_table(times, fitted, instance_family() or ""), ""],
         data={
             "digest": None if manifest is None else manifest.digest(),
             "checks": list(checks),
-            "times": [one.record() for one in times],
+            "times": [graph.record() for graph in times],
             "fit": None if fitted is None else fitted._asdict(),
         },
     )
@@ -130,15 +122,12 @@ def _report(
 
 def verdict(rows: Sequence[Row]) -> list[str]:
     """Equality in one line, which decides the exit code, and speed in another."""
-    drafted = [row for row in rows if row.arm == DRAFTED]
-    each = [row for row in drafted if row.kind != ALL]
-    texts, equal = sum(row.compared for row in each), sum(row.equal for row in each)
-    whole = drafted[-1]
-    versus = "faster than" if whole.faster else "slower than" if whole.slower else "no different to"
+    drafted = [row for row in rows if row.arm == DRAFTED and row.kind != ALL]
+    texts, equal = sum(row.compared for row in drafted), sum(row.equal for row in drafted)
     return [
         f"{'proved' if equal == texts else 'NOT proved'}: {equal} of {texts} texts equal "
-        f"target-only's, at temperatures {', '.join(f'{one:g}' for one in TEMPERATURES)}.",
-        f"With a draft {whole.speed_up} of target-only's speed, {versus} target-only.",
+        f"target-only's, at temperatures {', '.join(f'{each:g}' for each in TEMPERATURES)}.",
+        *speed_verdict(rows, {}),
     ]
 
 
@@ -147,10 +136,9 @@ def _check_device(options: ProveOptions, out: Path) -> list[str]:
     cores back. Returns the lines that it printed. Raises BadArtifact where something differs, and
     Unavailable with its own reason where it could not be compared.
     """
-    given = {"model": options.target_name, "target": instance_family()}
-    words = [*flag_words(given), "--out", str(out)]
+    flags = {"model": options.target_name, "target": instance_family(), "out": out}
     process = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", "compile.neuron.check", *words],
+        [sys.executable, "-m", "compile.neuron.check", *flag_words(flags)],
         env=role_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -16,10 +16,11 @@ from inference.cost.billing import PER_MILLION
 from inference.cost.quantity import Figure, Quality
 from inference.errors import MissingExtra
 from inference.files import write_whole
-from outrider.measure.arms import AGAIN, BASELINE
+from outrider.measure.arms import AGAIN, BASELINE, HYBRID
 from outrider.measure.figures import COSTS, Row
 from outrider.measure.journal import RunRecord
 from outrider.measure.plots import draw
+from outrider.measure.statistics import Percentiles
 from outrider.terminal.tables import aligned
 
 WIDTH = 100
@@ -31,8 +32,8 @@ DEPTHS = 6
 """Depths whose acceptance the table shows."""
 
 _PRICES: dict[str, Callable[[Row], Figure]] = {
-    "$/1M": lambda row: row.costs["usd_per_million"].median,
-    "J/token": lambda row: row.costs["joules_per_million"].median.times(1 / PER_MILLION),
+    "$/1M": lambda row: row.costs["usd_per_million"],
+    "J/token": lambda row: row.costs["joules_per_million"].times(1 / PER_MILLION),
 }
 
 
@@ -40,22 +41,24 @@ _PRICES: dict[str, Callable[[Row], Figure]] = {
 class Report:
     """The results of a run.
 
-    below: lines behind the table, as they stand
+    below: lines below the table
     remarks: sentences that a reader needs to judge the figures
-    labels: words behind the name of an arm in the table; such rows come first
-    sections: further parts of the Markdown file, by their headings
     data: further fields of the JSON file
     """
 
-    title: str
     verdict: Sequence[str]
     rows: Sequence[Row]
     run: RunRecord
     remarks: Sequence[str] = ()
     below: Sequence[str] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
-    sections: Mapping[str, Sequence[str]] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The models and the device."""
+        start = self.run.starts[0]
+        draft = start["draft"] or "no draft model"
+        return f"{draft} for {start['target']} on {start['models']['device']}"
 
     @property
     def equal(self) -> bool:
@@ -64,21 +67,25 @@ class Report:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences below the table: the machine and its load, remarks on the run, the noise of the
-        A/A pair, and the reason for each unknown cost.
+        """Sentences below the table: the machine and its load, arms that were left out, remarks on
+        the run, the noise of the A/A pair, and the reason for each unknown cost.
         """
-        notes = [*(_operating_point(self.run) if self.run.starts else ()), *self.remarks]
-        again = [row.noise for row in self.rows if row.arm == AGAIN and row.noise]
-        if again:
-            low, high = min(one.low for one in again), max(one.high for one in again)
+        left_out = {
+            name: why for start in self.run.starts for name, why in start["left_out"].items()
+        }
+        notes = [*_operating_point(self.run)]
+        notes += [f"Left out: {name}: {why}" for name, why in left_out.items()]
+        notes += self.remarks
+        if noise := [row.noise for row in self.rows if row.arm == AGAIN and row.noise]:
+            low, high = min(each.low for each in noise), max(each.high for each in noise)
             notes.append(
                 f"Noise: target-only over itself lies within {low:.2f} and {high:.2f} (95 %). A "
                 "speed-up within that of its own link and kind is marked ? and claims nothing."
             )
         for name in COSTS:
-            figures = [row.costs[name].median for row in self.rows]
+            figures = [row.costs[name] for row in self.rows]
             sources = [figure.source for figure in figures if figure.value is None]
-            if reasons := dict.fromkeys(part for one in sources for part in one.split("; ")):
+            if reasons := dict.fromkeys(part for each in sources for part in each.split("; ")):
                 notes.append(f"{name} is unavailable: {'; '.join(reasons)}.")
         return notes
 
@@ -91,40 +98,36 @@ class Report:
             "remarks": self.notes,
             "rows": [row.record() for row in self.rows],
             **self.data,
-            **self._source,
+            "settings": self.run.plan["settings"],
+            "starts": self.run.starts,
+            "ends": self.run.ends,
         }
-
-    @property
-    def _source(self) -> dict[str, Any]:
-        settings = self.run.plan["settings"]
-        return {"settings": settings, "starts": self.run.starts, "ends": self.run.ends}
 
     def text(self) -> str:
         """Verdict, title, table and remarks for a terminal."""
         lines = [f"{number}. {line}" for number, line in enumerate(self.verdict, 1)]
         above = [*map(_filled, [*lines, self.title]), ""]
         return "\n".join(
-            [*above, *speeds(self), "", *self.below, *map(_filled, [NOTE, *self.notes])]
+            [*above, *speeds(self.rows), "", *self.below, *map(_filled, [NOTE, *self.notes])]
         )
 
     def markdown(self, plots: Sequence[Path]) -> str:
         """The report as a page that stands alone."""
         differing = [
-            f"- {row.arm}, {row.kind}, {row.rtt_ms:g} ms: {one.prompt} differs at token {one.at} "
-            f"({one.ours} instead of {one.theirs})"
+            f"- {row.arm}, {row.kind}, {row.rtt_ms:g} ms: {text.prompt} differs at token {text.at} "
+            f"({text.ours} instead of {text.theirs})"
             for row in self.rows
-            for one in row.differences
+            for text in row.differences
         ]
         parts = [
             f"# {self.title}",
             f"```\n{self.text()}\n```",
-            *(f"## {head}\n\n" + "\n".join(lines) for head, lines in self.sections.items()),
             "## Waits, traffic, and share of forward passes that accepted depth N",
             "```\n" + "\n".join(waits(self.rows)) + "\n```",
             "## Texts that differ from target-only's",
             "\n".join(differing) or "None.",
             *(f"![{path.stem}]({path.name})" for path in plots),
-            f"## Made with\n\n```json\n{json.dumps(self._source, indent=1)}\n```\n",
+            "All figures, settings and machines: report.json\n",
         ]
         return "\n\n".join(parts)
 
@@ -136,8 +139,9 @@ class Report:
         print(self.text())
         if directory is None:
             return
+        directory.mkdir(parents=True, exist_ok=True)
         try:
-            plots = draw(directory, self.title, self.rows, self.run.starts)
+            plots = draw(directory, self.title, self.rows, self.run.starts[-1]["times"])
         except MissingExtra as error:
             plots = []
             say(f"no plots: {error}")
@@ -150,30 +154,30 @@ class Report:
         say(f"wrote {', '.join([*written, *(path.name for path in plots)])} to {directory}")
 
 
-def speeds(report: Report) -> list[str]:
-    """The table of speeds. Columns that say nothing are left out."""
-    trips = list(dict.fromkeys(row.rtt_ms for row in report.rows))
-    rows = sorted(
-        report.rows, key=lambda row: (trips.index(row.rtt_ms), row.arm not in report.labels)
-    )
+def speeds(rows: Sequence[Row]) -> list[str]:
+    """The table of speeds, the default of `outrider run` first. Columns that say nothing are left
+    out.
+    """
+    places = list(dict.fromkeys((row.rtt_ms, row.kind) for row in rows))
+    rows = sorted(rows, key=lambda row: (places.index((row.rtt_ms, row.kind)), row.arm != HYBRID))
     cells = [
         {
             "RTT": f"{row.rtt_ms:g}",
             "kind": row.kind,
-            "arm": row.arm + report.labels.get(row.arm, ""),
+            "arm": row.arm + " (default)" * (row.arm == HYBRID),
             "tokens/s": f"{row.tokens_per_second.median:.1f}",
             "x target-only": "-" if row.speed_up is None else f"{row.speed_up}{_doubt(row)}",
             "TPOT": _milliseconds(row.time_per_output_token, ".2f"),
             "length": f"{row.acceptance_length:.2f}",
             "same": f"{row.equal}/{row.compared}" if row.compared else "-",
-            "right": f"{row.right}/{row.scored}" if row.scored else "-",
             **{head: _short(read(row)) for head, read in _PRICES.items()},
         }
         for row in rows
     ]
-    alike = {head for head in ("RTT", "kind") if len({one[head] for one in cells}) == 1}
-    empty = {head for head in ("right", *_PRICES) if all(one[head] == "-" for one in cells)}
-    return _table([{head: one[head] for head in one if head not in alike | empty} for one in cells])
+    alike = {head for head in ("RTT", "kind") if len({line[head] for line in cells}) == 1}
+    empty = {head for head in _PRICES if all(line[head] == "-" for line in cells)}
+    hidden = alike | empty
+    return _table([{head: line[head] for head in line if head not in hidden} for line in cells])
 
 
 def waits(rows: Sequence[Row]) -> list[str]:
@@ -228,7 +232,7 @@ def _operating_point(run: RunRecord) -> Iterator[str]:
 
 
 def _table(cells: Sequence[Mapping[str, str]]) -> list[str]:
-    return aligned(list(cells[0]), [list(cell.values()) for cell in cells]) if cells else []
+    return aligned(list(cells[0]), [list(cell.values()) for cell in cells])
 
 
 def _doubt(row: Row) -> str:
@@ -236,17 +240,17 @@ def _doubt(row: Row) -> str:
     return "" if row.faster or row.slower else " ?"
 
 
-def _milliseconds(known: Any, form: str) -> str:
-    return "-" if known is None else format(known.p50 * 1e3, form)
+def _milliseconds(seconds: Percentiles | None, form: str) -> str:
+    return "-" if seconds is None else format(seconds.p50 * 1e3, form)
 
 
 def _filled(line: str) -> str:
     return fill(line, WIDTH)
 
 
-def _short(known: Figure) -> str:
-    """A figure, marked where it is an estimate or a lower bound; never 0 for what is not known."""
-    if known.value is None:
+def _short(figure: Figure) -> str:
+    """A figure, marked where it is an estimate or a lower bound; never 0 where it is unknown."""
+    if figure.value is None:
         return "-"
-    bound = ">=" if known.lower_bound else "~" * (known.quality is Quality.ESTIMATED)
-    return f"{bound}{known.value:.2f}"
+    bound = ">=" if figure.lower_bound else "~" * (figure.quality is Quality.ESTIMATED)
+    return f"{bound}{figure.value:.2f}"

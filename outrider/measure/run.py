@@ -6,24 +6,20 @@ each text the target makes one token of its prompt, so the prompt's keys are equ
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import inf
 from random import Random
 from threading import Event
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from inference.command import say
 from inference.cost.energy import EnergyMeter, find_readers
 from inference.errors import Unavailable
 from outrider.measure.arms import Arm
 from outrider.measure.journal import Journal, TextKey, Values
+from outrider.measure.progress import progress
 from outrider.measure.tasks import Task
 from outrider.text.completion import Completion, Request
 from outrider.text.prompts import PromptTooLong
@@ -37,14 +33,14 @@ class Run:
     """Texts of some arms over one link. A text that the journal holds is not generated again.
 
     warm: let every arm generate a few tokens first
-    deadline: of time.perf_counter(); no prompt is begun that would pass it
+    seconds: to generate texts in; no prompt is started that would exceed them
     """
 
     journal: Journal
     arms: Sequence[Arm]
     rtt_ms: float = 0.0
     warm: bool = True
-    deadline: float = inf
+    seconds: float = inf
     latest: dict[str, Completion] = field(default_factory=dict, init=False)  # by the arm
 
     def __post_init__(self) -> None:
@@ -58,14 +54,14 @@ class Run:
 
     def make(self, tasks: Sequence[Task], repeats: Sequence[int] = (0,)) -> None:
         """Generate the texts of these repetitions, until they end or the time does."""
-        slowest = 0.0
-        with _progress(len(repeats) * len(tasks)) as report:
+        start, slowest = time.perf_counter(), 0.0
+        with progress(len(repeats) * len(tasks)) as report:
             for repeat, (index, task) in product(repeats, enumerate(tasks)):
-                begun = time.perf_counter()
-                if begun + slowest > self.deadline:
+                begin = time.perf_counter()
+                if begin - start + slowest > self.seconds:
                     return
                 self._converse(task, index, repeat)
-                slowest = max(slowest, time.perf_counter() - begun)
+                slowest = max(slowest, time.perf_counter() - begin)
                 report(f"{task.kind} {task.name}")
 
     def _converse(self, task: Task, index: int, repeat: int) -> None:
@@ -75,7 +71,7 @@ class Run:
             order = Random(f"{repeat} {index} {turn}")  # noqa: S311 (which arm is first is no secret)
             for arm in order.sample(self.arms, len(self.arms)):
                 key = TextKey(*task[:3], turn, repeat, self.rtt_ms, arm.name)
-                text = self.journal.known.texts.get(key)
+                text = self.journal.run.texts.get(key)
                 if text is None:
                     try:
                         request = task.request(answers[arm.name])
@@ -85,11 +81,11 @@ class Run:
                     if self.warm:
                         self.warm_up(request)
                         self.warm = False
-                    text = self._text(arm, task, key, request)
+                    text = self._text(arm, key, request)
                     self.journal.write("text", text)
                 answers[arm.name].append(text["text"])
 
-    def _text(self, arm: Arm, task: Task, key: TextKey, request: Request) -> Values:
+    def _text(self, arm: Arm, key: TextKey, request: Request) -> Values:
         """Generate a text, with the meters read meanwhile. Returns its record."""
         arm.alone(replace(request, max_new_tokens=1), Event())
         with EnergyMeter(self._readers) as meter:
@@ -100,28 +96,5 @@ class Run:
         return {
             **done.record(),
             **key._asdict(),
-            "score": task.score(done.text) if key.turn + 1 == task.turns else None,
             **{name: figure.record() for name, figure in costs.items()},
         }
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    """Yield a function that reports a finished prompt, and the time left: with a bar on a terminal,
-    else in a line.
-    """
-    begun, done = time.perf_counter(), 0
-
-    def tell(name: str) -> None:
-        nonlocal done
-        done += 1
-        left = (time.perf_counter() - begun) / done * (total - done)
-        say(f"{done} of {total}: {name}; {left / 60:.1f} min left")
-
-    if not sys.stderr.isatty():
-        yield tell
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
-        task = bar.add_task("first prompt", total=total)
-        yield lambda name: bar.update(task, advance=1, description=name)

@@ -17,30 +17,30 @@ def run(options: RunsOptions) -> int:
     """Execute the runs. Returns 0 if all texts of all runs were generated."""
     runs = read_runs(Path(options.file))
     if options.dry_run:
-        print(*(one.name for one in runs), sep="\n")
+        print(*(run.name for run in runs), sep="\n")
         return 0
     code, rows = 0, list[list[str]]()
-    for number, one in enumerate(runs, 1):
-        say(f"run {number} of {len(runs)}: {one.name}")
-        directory = Path(options.out) / one.directory
-        ended = _make(one, directory)
+    for number, named in enumerate(runs, 1):
+        say(f"run {number} of {len(runs)}: {named.name}")
+        directory = Path(options.out) / named.directory
+        ended = _generate(named, directory)
         code = max(code, ended)
         if ended == INTERRUPTED:
             break
         if not ended:
-            rows.append([*_figures(directory), one.name])
+            rows.append([*_figures(directory), named.name])
     say("\n".join(aligned(("texts", "tokens", "tokens/s", "tokens a forward pass", "run"), rows)))
     return code
 
 
-def _make(one: NamedRun, directory: Path) -> int:
+def _generate(named: NamedRun, directory: Path) -> int:
     """Generate the texts of a run. Another run may succeed where this one fails."""
     from outrider.role_programs import run_role
 
     try:
-        return run_role(one.options.replace(profile=str(directory)))
+        return run_role(named.options.replace(profile=str(directory)))
     except OutriderError as error:
-        say(f"error: {one.name}: {printable(str(error))}")
+        say(f"error: {named.name}: {printable(str(error))}")
         return FAILED
 
 
@@ -49,4 +49,8 @@ def _figures(directory: Path) -> list[str]:
     texts = json.loads((directory / PROFILE).read_text(encoding="utf-8"))
     tokens = sum(len(text["token_ids"]) for text in texts)
     rates = [sum(text[name] for text in texts) for name in ("seconds", "forwards")]
-    return [str(len(texts)), str(tokens), *(f"{tokens / one:.2f}" if one else "-" for one in rates)]
+    return [
+        str(len(texts)),
+        str(tokens),
+        *(f"{tokens / rate:.2f}" if rate else "-" for rate in rates),
+    ]

@@ -1,22 +1,21 @@
-"""Sets of prompts: our own small one, published ones by name, and files of JSON lines.
+"""Sets of prompts: our own small one, and files of JSON lines, those of published sets included.
 
 A row's keys say which format it has: that of an Item, or that of a published set.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
-import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
 from inference.errors import InvalidRequest
-from outrider.measure.published_sets import Row, find, json_lines
 from outrider.options.groups import PromptOptions
 from outrider.text.prompts import read_prompts
 
@@ -34,16 +33,17 @@ PROMPTS = (
 _SPEC_BENCH = {"translation", "summarization", "qa", "math_reasoning", "rag"}
 """Categories of Spec-Bench. Its others are those of MT-bench."""
 
+Row: TypeAlias = Mapping[str, Any]
+
 
 class Item(NamedTuple):
-    """A text of a set.
+    """A prompt of a set.
 
-    set: "small", a published set's name, or a file's name
+    set: "small", or a file's name
     kind: of work, such as code or chat
-    name: of the text in its set, unique within it
+    name: of the prompt in its set, unique within it
     turns: messages of the user, one after the other
-    schema: JSON schema that the answer keeps to
-    answer: right answer, which a score compares with
+    schema: JSON schema that the answer follows
     """
 
     set: str
@@ -52,11 +52,10 @@ class Item(NamedTuple):
     turns: tuple[str, ...]
     system: str | None = None
     schema: str | None = None
-    answer: str | None = None
 
     @property
     def place(self) -> str:
-        """The text's name among those of all sets."""
+        """The prompt's name among those of all sets."""
         return f"{self.set}/{self.kind}/{self.name}"
 
 
@@ -66,36 +65,40 @@ def read_lines(path: str | None) -> list[Item]:
     return [Item("", "text", str(number), (text,)) for number, text in enumerate(lines)]
 
 
-def read_sets(names: Sequence[str], samples: int | None, seed: int) -> list[Item]:
-    """Return texts of these sets, the kinds in turn. Raises InvalidRequest for an unknown set.
+def read_set(path: Path | None, samples: int | None) -> list[Item]:
+    """The prompts of a file of JSON lines, or of the small set, the kinds in turn.
 
-    names: small, NAME or NAME@COMMIT of a published set
-    samples: texts of each kind of a set, drawn by the seed; None for all
+    samples: the first so many of each kind; None for all
     """
-    found = {name: find(name) for name in names if name != "small"}
-    draw = random.Random(seed)  # noqa: S311 (which texts are read is no secret)
-    return _in_turn(
-        draw.sample(kind, len(kind) if samples is None else min(samples, len(kind)))
-        for name in dict.fromkeys(names)
-        for kind in _by_kind(_small() if name == "small" else _items(name, found[name].rows()))
-    )
-
-
-def read_file(path: Path, samples: int | None) -> list[Item]:
-    """Return the first texts of each kind of a file of JSON lines, the kinds in turn."""
-    return _in_turn(kind[:samples] for kind in _by_kind(_items(path.name, _rows(path))))
-
-
-def _rows(path: Path) -> Iterator[Row]:
-    try:
-        return json_lines(path.name, path.read_bytes())
-    except OSError as error:
-        raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from error
+    kinds = defaultdict[str, list[Item]](list)
+    for item in _small() if path is None else _items(path.name, _rows(path)):
+        kinds[item.kind].append(item)
+    turns = zip_longest(*(items[:samples] for items in kinds.values()))
+    return [item for item in chain.from_iterable(turns) if item is not None]
 
 
 def _small() -> Iterator[Item]:
     files = sorted(SMALL.glob("*.jsonl"))
     return _items("small", ({"kind": path.stem, **row} for path in files for row in _rows(path)))
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    """The rows of a file of JSON lines, which may be compressed by gzip. Raises InvalidRequest."""
+    try:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data).decode()
+    except OSError as error:  # gzip raises it, too
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror or error}") from error
+    except (UnicodeDecodeError, EOFError) as error:
+        raise InvalidRequest(f"{path} is no text in UTF-8: {error}") from error
+    for number, line in enumerate(filter(str.strip, text.split("\n")), start=1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise InvalidRequest(f"{path.name}, text {number} is no JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise InvalidRequest(f"{path.name}, text {number} is no JSON object: got {row!r:.80}")
+        yield row
 
 
 def _items(source: str, rows: Iterable[Row]) -> Iterator[Item]:
@@ -111,8 +114,8 @@ def _items(source: str, rows: Iterable[Row]) -> Iterator[Item]:
         try:
             item = _CHECKED.validate_python(read(row))
         except (ValidationError, LookupError, TypeError) as error:
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            raise InvalidRequest(f"{source}, text {number}: {said[:200]}") from error
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InvalidRequest(f"{source}, text {number}: {reason[:200]}") from error
         names[name := item.name or str(number)] += 1
         if names[name] > 1:
             raise InvalidRequest(f"{source} has two texts of the name {name}")
@@ -120,21 +123,15 @@ def _items(source: str, rows: Iterable[Row]) -> Iterator[Item]:
 
 
 def _own(row: Row) -> Item:
-    schema, kind = row.get("schema"), row.get("kind", "text")
-    schema = schema if schema is None else json.dumps(schema)
-    return Item("", kind, row["name"], row["turns"], row.get("system"), schema, row.get("answer"))
+    schema = None if row.get("schema") is None else json.dumps(row["schema"])
+    return Item("", row.get("kind", "text"), row["name"], row["turns"], row.get("system"), schema)
 
 
 def _question(row: Row) -> Item:
     """Read a question of MT-bench or Spec-Bench: MT-bench is of the kind chat in both."""
     category = row["category"]
     kind = category if category in _SPEC_BENCH else "chat"
-    answer = _behind_hashes(row["reference"][0]) if kind == "math_reasoning" else None
-    return Item("", kind, f"{category}/{row['question_id']}", row["turns"], answer=answer)
-
-
-def _behind_hashes(text: str) -> str:
-    return text.rpartition("####")[2].strip()
+    return Item("", kind, f"{category}/{row['question_id']}", row["turns"])
 
 
 _FORMATS: Sequence[tuple[set[str], Callable[[Row], Item]]] = (
@@ -144,31 +141,12 @@ _FORMATS: Sequence[tuple[set[str], Callable[[Row], Item]]] = (
     ),
     ({"question_id", "category", "turns"}, _question),
     ({"name", "turns"}, _own),
-    (
-        {"question", "answer"},  # GSM8K
-        lambda row: Item("", "maths", "", (row["question"],), answer=_behind_hashes(row["answer"])),
-    ),
+    ({"question", "answer"}, lambda row: Item("", "maths", "", (row["question"],))),  # GSM8K
     (
         {"problem", "answer", "unique_id"},  # MATH-500
-        lambda row: Item(
-            *("", "maths", row["unique_id"]),
-            (f"{row['problem']}\n\nPut the final answer within \\boxed{{}}.",),
-            answer=row["answer"],
-        ),
+        lambda row: Item("", "maths", row["unique_id"], (row["problem"],)),
     ),
 )
 """Keys of a format, and what reads a row that has them."""
 
 _CHECKED = TypeAdapter(Item)
-
-
-def _by_kind(items: Iterable[Item]) -> list[list[Item]]:
-    kinds = defaultdict[str, list[Item]](list)
-    for item in items:
-        kinds[item.kind].append(item)
-    return list(kinds.values())
-
-
-def _in_turn(kinds: Iterable[Sequence[Item]]) -> list[Item]:
-    """One text of each kind, then the next of each."""
-    return [item for item in chain.from_iterable(zip_longest(*kinds)) if item is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -36,20 +37,6 @@ class Percentiles(NamedTuple):
     largest: float
 
 
-class FigureInterval(NamedTuple):
-    """The median of figures with its interval. It is unavailable, with the reasons, as soon as one
-    figure is.
-    """
-
-    median: Figure
-    low: float | None
-    high: float | None
-
-    def record(self) -> dict[str, object]:
-        """The interval as plain data for JSON."""
-        return {**self.median.record(), "low": self.low, "high": self.high}
-
-
 def bootstrap_median(values: Sequence[float]) -> Interval:
     """The median and its interval, by the percentile bootstrap with a fixed seed. The interval of
     one value has no width.
@@ -78,13 +65,13 @@ def geometric_interval(groups: Sequence[Sequence[float]]) -> tuple[float, float]
     return float(low), float(high)
 
 
-def median_figure(figures: Sequence[Figure]) -> FigureInterval:
-    """The median of one quantity, with a figure for each text. Its quality is the worst of them."""
-    known = total(figures)
-    if known.value is None:
-        return FigureInterval(known, None, None)
-    interval = bootstrap_median([figure.value for figure in figures if figure.value is not None])
-    return FigureInterval(replace(known, value=interval.median), interval.low, interval.high)
+def median_figure(figures: Sequence[Figure]) -> Figure:
+    """The median of one quantity, with a figure for each text. Its quality is the worst of them: it
+    is unavailable, with the reasons, as soon as one is.
+    """
+    values = [figure.value for figure in figures if figure.value is not None]
+    worst = total(figures)
+    return worst if worst.value is None else replace(worst, value=median(values))
 
 
 def percentiles(values: Sequence[float]) -> Percentiles | None:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from inference.text import Tokenizer
 from outrider.client.client import Client
-from outrider.measure.scoring import score
 from outrider.measure.sets import Item
 from outrider.options.groups import SamplingOptions
 from outrider.text.completion import Request
@@ -20,7 +19,6 @@ class Task(NamedTuple):
     """A prompt of a run, which may be a conversation.
 
     request: the request of the next turn, after the answers to earlier ones. Raises PromptTooLong.
-    score: whether the last answer is right; None where it cannot be scored
     """
 
     set: str
@@ -28,7 +26,6 @@ class Task(NamedTuple):
     name: str
     request: Callable[[Sequence[str]], Request]
     turns: int
-    score: Callable[[str], bool | None]
 
 
 def tasks_of(items: Sequence[Item], text: SamplingOptions, client: Client) -> list[Task]:
@@ -38,13 +35,10 @@ def tasks_of(items: Sequence[Item], text: SamplingOptions, client: Client) -> li
     """
     rules = client.target.description.rules
     return [
-        Task(
-            *item[:3], partial(_request, item, text, client, index), len(item.turns),
-            partial(score, item),
-        )
+        Task(*item[:3], partial(_request, item, text, client, index), len(item.turns))
         for index, item in enumerate(items)
         if item.schema is None or rules
-    ]  # fmt: skip
+    ]
 
 
 def _request(
@@ -62,8 +56,10 @@ def _request(
 def _prompt(item: Item, answers: Sequence[str], tokenizer: Tokenizer) -> Prompt:
     """The next turn's prompt: messages, or their texts where the model has no chat template."""
     messages = [{"role": "system", "content": item.system}] if item.system else []
-    for asked, answer in zip(item.turns, answers, strict=False):
-        messages += [{"role": "user", "content": asked}]
+    for question, answer in zip(item.turns, answers, strict=False):
+        messages += [{"role": "user", "content": question}]
         messages += [{"role": "assistant", "content": answer}]
     messages += [{"role": "user", "content": item.turns[len(answers)]}]
-    return messages if tokenizer.template else "\n\n".join(one["content"] for one in messages)
+    return (
+        messages if tokenizer.template else "\n\n".join(message["content"] for message in messages)
+    )

@@ -4,24 +4,27 @@ it, and clients that share one loaded draft.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from math import inf
 
+from inference.command import printable
 from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
+from inference.errors import InvalidRequest, OutriderError
 from outrider.client.client import Client, find_client_draft, open_client
 from outrider.client.drafting import read_policy
 from outrider.draft_methods import FoundDraft
-from outrider.measure.arms import Arm, client_arm, with_again
+from outrider.measure.arms import AGAIN, Arm, client_arm
 from outrider.measure.environment import over_link, start_record
 from outrider.measure.journal import Journal
-from outrider.measure.link import LinkShape
-from outrider.measure.options import LinkedOptions, RunOptions
+from outrider.measure.link import NO_LINK, LinkShape
+from outrider.measure.options import Flags, LinkedOptions, RunOptions
 from outrider.measure.run import Run
 from outrider.measure.tasks import Task
 from outrider.models.capacity import Capacity
+from outrider.options.draft_flags import BESIDE, NONE
 from outrider.options.groups import DeviceOptions
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import ClientRole
@@ -43,12 +46,18 @@ def start(
 
 @contextmanager
 def target_of(
-    options: LinkedOptions, role: str = "target", **flags: object
+    options: LinkedOptions, arms: Mapping[str, Flags]
 ) -> Iterator[tuple[ConnectionOptions, StartedTarget | None]]:
-    """The target that the options name; without one, a target of this role is started."""
+    """The target that the options name; without one, a target is started, with a draft beside it
+    if an arm needs one.
+    """
     if options.elsewhere:
         yield options.connection, None
         return
+    role, flags = "target", dict[str, object]()
+    if any(BESIDE in arm.get("draft", options.draft) for arm in arms.values()):
+        role = "fused_target"
+        flags = {"draft_model": options.draft_model, "draft": options.method and options.draft}
     with start(options, role, **flags) as target:
         yield options.connection.replace(target_host=target.address), target
 
@@ -70,14 +79,15 @@ class SharedDraft(FoundDraft):
 
 
 def _finder(roles: Sequence[ClientRole]) -> Callable[[ClientRole], FoundDraft]:
-    """A function that finds the draft of a client, once for all clients of the same method."""
-    shared = dict[str | None, SharedDraft]()
-    room = max(TUNING.room, *(read_policy(one).most_ranked for one in roles if one.waits), 0)
+    """A function that finds the draft of a client, once for all clients of the same draft."""
+    shared = dict[tuple[str | None, str | None], SharedDraft]()
+    room = max(TUNING.room, *(read_policy(role).most_ranked for role in roles if role.waits), 0)
 
     def find(role: ClientRole) -> FoundDraft:
-        if role.method not in shared:
-            shared[role.method] = SharedDraft(**vars(find_client_draft(role)), room=room, loaded=[])
-        return shared[role.method]
+        draft = role.method, role.draft_name
+        if draft not in shared:
+            shared[draft] = SharedDraft(**vars(find_client_draft(role)), room=room, loaded=[])
+        return shared[draft]
 
     return find
 
@@ -85,45 +95,76 @@ def _finder(roles: Sequence[ClientRole]) -> Callable[[ClientRole], FoundDraft]:
 Beside = Callable[[Client, list[Arm]], AbstractContextManager[list[Arm]]]
 """Adds arms that are no client's, such as other engines, to ours."""
 
+OpenRole = Callable[[ConnectionOptions, Flags], ClientRole]
+"""The options of a client with these flags, on this connection."""
 
-def measure(
-    options: RunOptions,
-    journal: Journal,
-    there: ConnectionOptions,
-    arms: Mapping[str, Mapping[str, Any]],
-    tasks: Callable[[Client], Sequence[Task]],
-    *,
-    repeats: int,
-    trip: float = 0.0,
-    bandwidth: float | None = None,
-    beside: Beside = lambda client, arms: nullcontext(arms),
-    warm: bool = True,
-) -> list[Client]:
-    """Generate the journal's missing texts, over one link. Returns the clients, closed.
 
-    arms: flags of a client by the name of each arm, target-only first if it is among them
-    trip: emulated round trip in milliseconds
-    bandwidth: of the emulated link, in Mbit/s; None for no limit
+@dataclass(frozen=True)
+class ArmSet:
+    """The arms of a run and their options.
+
+    role: the options of a client
+    arms: flags of a client by the name of each arm, target-only first
+    optional: arms that are left out where they cannot be opened
     beside: adds further arms
     warm: let every arm generate a few tokens before anything counts
     """
-    with ExitStack() as stack:
-        reached = stack.enter_context(over_link(there, LinkShape(trip / 2, bandwidth)))
-        roles = {name: options.role(reached, flags) for name, flags in arms.items()}
-        find, clients = _finder([*roles.values()]), dict[str, Client]()
-        for name, role in roles.items():
-            opened = open_client(role, is_local=there.is_local, find=find)
-            clients[name] = stack.enter_context(opened)
-        for client in clients.values():
-            client.wait()
-        first = next(iter(clients.values()))
-        drafts = {
-            name: find(role).fingerprint()
-            for name, role in roles.items()
-            if role.computable.method is not None
-        }
-        journal.start(start_record(first.target, drafts, shared=first.shares_device))
-        ours = with_again([client_arm(name, client) for name, client in clients.items()])
-        every = stack.enter_context(beside(first, ours))
-        Run(journal, every, trip, warm=warm).make(tasks(first), range(repeats))
-    return [*clients.values()]
+
+    role: OpenRole
+    arms: Mapping[str, Flags]
+    optional: Container[str] = ()
+    beside: Beside = lambda client, arms: nullcontext(arms)
+    warm: bool = True
+
+    def measure(
+        self,
+        journal: Journal,
+        there: ConnectionOptions,
+        tasks: Callable[[Client], Sequence[Task]],
+        *,
+        repeats: int = 1,
+        link: LinkShape = NO_LINK,
+        seconds: float = inf,
+    ) -> Run:
+        """Generate the journal's missing texts over one link.
+
+        tasks: the prompts for a target
+        link: the emulated one
+        seconds: to generate texts in; no prompt is started that would exceed them
+        """
+        with ExitStack() as stack:
+            reached = stack.enter_context(over_link(there, link))
+            roles = {name: self.role(reached, flags) for name, flags in self.arms.items()}
+            find, clients, left_out = _finder([*roles.values()]), dict[str, Client](), {}
+            for name, role in roles.items():
+                try:
+                    client = open_client(role, is_local=there.is_local, find=find)
+                    clients[name] = _with_draft(stack.enter_context(client), role)
+                except OutriderError as error:
+                    if name not in self.optional:
+                        raise
+                    left_out[name] = printable(str(error))
+            drafts = {
+                name: find(roles[name]).fingerprint()
+                for name in clients
+                if roles[name].computable.method is not None
+            }
+            journal.start(start_record(clients, drafts, left_out))
+            alone = next(iter(clients.values()))
+            arms = [client_arm(name, client) for name, client in clients.items()]
+            arms.insert(1, replace(arms[0], name=AGAIN))
+            arms = stack.enter_context(self.beside(alone, arms))
+            run = Run(journal, arms, 2 * link.delay_ms, warm=self.warm, seconds=seconds)
+            run.make(tasks(alone), range(repeats))
+        return run
+
+
+def _with_draft(client: Client, role: ClientRole) -> Client:
+    """The client, whose draft is loaded. Raises InvalidRequest without the draft of its options."""
+    client.wait()
+    if client.draft is None and role.draft != NONE:
+        raise InvalidRequest(
+            f"--draft {role.draft}: {client.model} has no draft beside it; `outrider fused_target` "
+            "serves one"
+        )
+    return client

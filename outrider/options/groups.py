@@ -266,15 +266,12 @@ class PriceOptions(HourlyOptions):
     """power of the target's machine"""
 
 
-class ObjectiveOptions(PriceOptions):
+class GoalOptions(PriceOptions):
+    """Goals of drafting: what is kept small, or within a limit."""
+
     objective: Objective | None = None
     """quantity that counts as cost (default: total_cost if all its prices are known, else
     api_cost)"""
-
-
-class GoalOptions(ObjectiveOptions):
-    """Goals of drafting: what is kept small, or within a limit."""
-
     cs: KnobPosition = "tps"
     """cost against speed: tps, balanced, cost or 0 to 100"""
     min_tps: Annotated[float, Gt(0)] | None = None

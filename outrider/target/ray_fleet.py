@@ -29,6 +29,7 @@ from inference.flags.group import flags_of
 from inference.flags.values import Count, Host, Name, Natural, Port, Seconds
 from outrider.options import groups, network
 from outrider.options.roles import TargetRole
+from outrider.processes import READY
 
 EXAMPLES = """examples:
   outrider deploy ray --replicas 2 --insecure                  two targets here, to try it
@@ -95,8 +96,6 @@ class RayOptions(
 
 def run(options: RayOptions) -> int:
     """Start the fleet. Without --cluster, serve until a signal."""
-    from outrider.target.target import READY
-
     start(options)
     say(f"{READY}{options.ingress} ({options.replicas} replicas); Ctrl-C stops")
     if options.cluster is not None:

@@ -19,8 +19,7 @@ from inference.backends.timed import EMULATED
 from inference.errors import Unavailable
 from inference.flags.group import flags_of
 from outrider.options.groups import TargetOptions
-from outrider.processes import CHILD, STOP_SECONDS, end
-from outrider.target.target import READY
+from outrider.processes import CHILD, READY, STOP_SECONDS, end
 
 _LINES = 50  # latest log lines kept per target
 

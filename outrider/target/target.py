@@ -43,6 +43,7 @@ from outrider.models.loading import PREFILL_NODES, find_target
 from outrider.models.profiles import TargetTimes, user_profiles
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import FusedTargetRole, ServingRole, TargetRole
+from outrider.processes import READY
 from outrider.target.model_list import lazily, load_listed, read_listed
 from outrider.target.observing import notify, observed
 from outrider.version import outrider_version
@@ -52,9 +53,6 @@ if TYPE_CHECKING:
     from outrider.target.colocated_draft import Drafts
 
     MakeDraft = Callable[[Model, Description, Grammars | None], Drafts]
-
-READY = "listening on "
-"""Prefix of the stderr line with the bound address. It is printed once sessions are accepted."""
 
 
 def serve(options: ServingRole) -> int:

@@ -16,7 +16,7 @@ import pytest
 import outrider
 from grpc_comm.certificate import make_certificate
 from grpc_comm.keys_file import make_key
-from outrider.target.target import READY
+from outrider.processes import READY
 from tests.house import ROOMS
 from tests.support.host_files import read_dockerfile
 from tests.support.repository import ROOT, tool

@@ -32,8 +32,8 @@ from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.cli import main
+from outrider.processes import READY
 from outrider.target.spawn import role_environment
-from outrider.target.target import READY
 from tests.support.backends import NO_COMPILER
 from tests.support.drafts import alone, growing, nudged, speculated
 from tests.support.models import loaded, write_checkpoint_with_tokenizer

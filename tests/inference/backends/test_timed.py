@@ -19,7 +19,7 @@ from inference.backends import Chosen, Ranked, Segment, timed
 from inference.backends.timed import TimedModel
 from inference.times_file import Profile
 from outrider.cli import main
-from outrider.target.target import READY
+from outrider.processes import READY
 from tests.support.clock import Clock
 from tests.support.models import segment
 from tests.support.repository import ROOT

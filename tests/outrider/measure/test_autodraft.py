@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from outrider.measure.sweeps import read_runs
-from outrider.options.roles import DraftRole, FusedClientRole
+from outrider.options.roles import DraftRole
 from tests.support.refusals import assert_refused
 
 EXPERIMENT = """<?xml version="1.0" encoding="UTF-8"?>
@@ -68,12 +68,12 @@ def test_an_experiment_becomes_a_run_for_each_algorithm_and_knob(
     adaptive = {**drafted, "preset": "adaptive", "objective": "api_cost"}
     assert [(run.name, run.options) for run in runs] == [
         ("server_only_ar", DraftRole(**drafted, preset="vanilla")),
-        ("server_only_autodraft", FusedClientRole(**text, target_model="some/target")),
+        ("server_only_autodraft", DraftRole(**drafted, preset="eagle_sd")),
         ("hybrid_opt_tree", DraftRole(**drafted, preset="tree_sd", tree_nodes=40, tree_depth=15)),
         ("hybrid_autodraft objective=api_cost cs=0", DraftRole(**adaptive, cs="0")),
         ("hybrid_autodraft objective=api_cost cs=50", DraftRole(**adaptive, cs="50")),
     ]
-    assert "SERVER_NAME have no effect here" in capsys.readouterr().err
+    assert "BASE_MODEL_PATH, SERVER_NAME have no effect here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("said", "meant"), [("none", None), ("8bit", "int8"), ("4bit", "int4")])
@@ -86,7 +86,8 @@ def test_a_drafts_quantization_is_that_of_the_file(
         for run in runs
         if isinstance(run.options, DraftRole)
     }
-    assert drafted.pop("server_only_ar") is None  # it has no draft
+    for name in ("server_only_ar", "server_only_autodraft"):  # no draft here
+        assert drafted.pop(name) is None
     assert len(drafted) == 3
     assert set(drafted.values()) == {meant}
 

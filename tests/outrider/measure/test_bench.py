@@ -21,11 +21,11 @@ from tests.support.commands import Ended, Run
 from tests.support.refusals import assert_refused
 
 PROMPTS = [
-    {"kind": "code", "name": "queue", "turns": ["class Queue:"], "answer": "self"},
+    {"kind": "code", "name": "queue", "turns": ["class Queue:"]},
     {"kind": "chat", "name": "two turns", "turns": ["import os", "import sys"], "system": "# x"},
     {"kind": "code", "name": "no room", "turns": ["def f(x):\n    return x\n" * 300]},
 ]
-MADE = ("kind", "arm", "prompts", "texts", "tokens", "compared", "equal", "scored")
+MADE = ("kind", "arm", "prompts", "texts", "tokens", "compared", "equal")
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +111,13 @@ def test_a_target_behind_an_emulated_link_is_where_its_own_address_says(
         assert summary(out)["starts"][0]["shared"] is shared
 
 
+def test_a_preset_whose_draft_the_target_lacks_is_refused_in_one_line(
+    words: list[str], tmp_path: Path, run: Run
+) -> None:
+    ended = run(*words, "--presets", "eagle_sd", "--out", tmp_path / "out")
+    ended.assert_failed("--draft beside", "no draft beside it", "fused_target")
+
+
 @pytest.fixture
 def measured(words: list[str], tmp_path: Path, run: Run) -> tuple[Path, Ended]:
     return tmp_path / "bench", run(*words, "--num_runs", "1", "--out", tmp_path / "bench")
@@ -171,10 +178,10 @@ def test_a_run_that_has_ended_is_replaced_where_that_is_asked_for(tmp_path: Path
     unfinished = opened(tmp_path, other, replace_finished=True)
     assert_refused(unfinished.__enter__, ["a 1, then 2"])
     with opened(tmp_path, plan, replace_finished=True) as journal:
-        assert journal.known.starts == [{"load": 1}]
+        assert journal.run.starts == [{"load": 1}]
         journal.write("end", {})
     with opened(tmp_path, other, replace_finished=True) as journal:
-        assert journal.known.starts == []
+        assert journal.run.starts == []
     found = read_run(tmp_path / NAME)
     assert found is not None
     assert found.plan == other
@@ -203,5 +210,3 @@ def test_the_small_set_is_measured_on_the_embedded_pair(tmp_path: Path, run: Run
     rows = made(tmp_path)
     assert len({row["kind"] for row in rows}) == 8  # all together, too
     assert all(row["equal"] == row["compared"] == row["texts"] for row in rows)
-    scores = {(row["kind"], row["arm"]): row["right"] for row in summary(tmp_path)["rows"]}
-    assert all(right == scores[kind, "target-only"] for (kind, _), right in scores.items())

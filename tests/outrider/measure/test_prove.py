@@ -78,7 +78,7 @@ def test_a_text_that_differs_proves_nothing_and_a_slow_one_is_no_failure() -> No
     assert verdict(differing)[0].startswith("NOT proved: 0 of 1 texts equal")
     slow = verdict(rows({DRAFTED: 3.0}))
     assert slow[0].startswith("proved: 6 of 6")
-    assert slow[1].endswith("slower than target-only.")
+    assert "target-only is fastest" in slow[1]
 
 
 def timed(*seconds: tuple[int, int, float]) -> list[GraphTime]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,14 +16,10 @@ from inference.text import Tokenizer
 from inference.times import Times
 from outrider.cli import main
 from outrider.measure.arms import AGAIN, BASELINE
-from outrider.measure.link import LinkShape, shaped_link
-from outrider.measure.options import RecommendOptions
-from outrider.measure.recommend import choose, command, loaded, measure, reason
+from outrider.measure.recommend import choose, command, reason
 from outrider.models.directories import EMBEDDED
-from outrider.models.models_here import find_models
 from outrider.models.published_models import (
     PublishedModel,
-    judged,
 )
 from outrider.options.parsing import parse
 from outrider.options.roles import DraftRole
@@ -57,8 +51,9 @@ def served() -> Description:
 def test_what_fits_is_measured_and_the_command_runs(
     target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["recommend", "--target_host", target, *BRIEF, "--out", str(tmp_path)]) == 0
-    told, figures = capsys.readouterr().out, json.loads((tmp_path / "report.json").read_text())
+    out = tmp_path / "new"
+    assert main(["recommend", "--target_host", target, *BRIEF, "--out", str(out)]) == 0
+    told, figures = capsys.readouterr().out, json.loads((out / "report.json").read_text())
     assert {row["arm"] for row in figures["rows"]} == {*WAYS, AGAIN}
     assert len({row["texts"] for row in figures["rows"]}) == 1
     assert "half of the target's" in figures["left_out"]["outrider-embedded-target"]
@@ -82,7 +77,7 @@ def test_a_draft_that_cannot_be_loaded_is_listed_with_what_it_needs(
     words = ["recommend", "--target_host", target, *BRIEF, "--draft_model", str(tmp_path)]
     assert main(words) == 0
     told = capsys.readouterr().out
-    line = " ".join(told.split()).partition("left out: ")[2]
+    line = " ".join(told.split()).partition("Left out: ")[2]
     assert ".[gguf]" in line.partition("draft.gguf")[2]
 
 
@@ -96,39 +91,8 @@ def test_nothing_is_fetched_that_was_not_asked_for(
         assert main(["recommend", "--target_host", served.address, "--seconds", "0"]) == 1
     told = capsys.readouterr()
     assert "published, not here: Qwen/Qwen2.5-Coder-0.5B-Instruct" in told.out
-    assert "--seconds: too few" in told.err
+    assert "--seconds 0: no text was generated" in told.err
     assert not (tmp_path / "hub").exists()
-
-
-def texts_over(address: str, target: Description) -> dict[str, list[list[int]]]:
-    """The texts of every way as ids; on a slow machine there are fewer."""
-    options = RecommendOptions(target_host=address)
-    models = [judged(one, target) for one in find_models([])]
-    with ExitStack() as stack:
-        ways = list(loaded(options, models, target, stack, {}))
-        known, _ = measure(ways, time.perf_counter() + 30, 16)
-        return {
-            way.name: [
-                text["token_ids"] for key, text in known.texts.items() if key.arm == way.name
-            ]
-            for way in ways
-        }
-
-
-def test_a_far_target_changes_no_text(target: str, served: Description) -> None:
-    named = {
-        "model": "outrider-embedded-target",
-        "tokenizer_fingerprint": EMBEDDED_TOKENIZER.fingerprint,
-    }
-    known = Description(**{**vars(served), **named})
-    near = texts_over(target, known)
-    with shaped_link(target, LinkShape(delay_ms=20)) as link:
-        far = texts_over(link.address, known)
-    assert list(near) == list(far) == WAYS
-    for texts in [*near.values(), *far.values()]:
-        assert texts
-        for one, own in zip(texts, near[BASELINE], strict=False):
-            assert one[: len(own)] == own[: len(one)]  # a slow machine cuts some
 
 
 @pytest.mark.parametrize(
@@ -152,7 +116,7 @@ def test_the_targets_times_are_the_reason_where_each_node_costs_as_much_as_the_f
 
 def test_a_command_says_what_was_given_and_nothing_that_is_off() -> None:
     line = command({"target_host": "a b", "tls": True, "insecure": False, "threads": 2})
-    assert line == "outrider run 'def main():' '--target_host=a b' --tls --threads=2"
+    assert line == "outrider run 'def main():' --target_host 'a b' --tls --threads 2"
 
 
 def test_a_target_whose_tokenizer_is_not_here_is_refused_in_one_line(

@@ -1,4 +1,4 @@
-"""Sets of prompts: the one that ships, files of known formats, published ones by name."""
+"""Sets of prompts: the one that ships, and files of known formats."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import pytest
 from inference.errors import InvalidRequest
 from inference.grammar import is_whole
 from inference.sampling import Grammar, GrammarKind
-from outrider.measure.published_sets import find
-from outrider.measure.sets import Item, read_file, read_sets
+from outrider.measure.sets import Item, read_set
 
 KINDS = ("agent", "chat", "code", "edits", "json", "maths", "summaries")
 
@@ -36,17 +35,16 @@ FORMATS: dict[str, tuple[dict[str, Any], Item]] = {
             "question_id": 401,
             "category": "math_reasoning",
             "turns": ["How many?"],
-            "reference": ["2 and 2 are <<2+2=4>>4\n#### 4"],
         },
-        Item("f", "math_reasoning", "math_reasoning/401", ("How many?",), answer="4"),
+        Item("f", "math_reasoning", "math_reasoning/401", ("How many?",)),
     ),
     "GSM8K": (
         {"question": "How many?", "answer": "Many.\n#### 1,200"},
-        Item("f", "maths", "1", ("How many?",), answer="1,200"),
+        Item("f", "maths", "1", ("How many?",)),
     ),
     "MATH-500": (
         {"problem": "1+1", "solution": "", "answer": "2", "unique_id": "t"},
-        Item("f", "maths", "t", ("1+1\n\nPut the final answer within \\boxed{}.",), answer="2"),
+        Item("f", "maths", "t", ("1+1",)),
     ),
 }
 
@@ -57,34 +55,28 @@ def written(directory: Path, *rows: dict[str, Any]) -> Path:
 
 
 def test_the_small_set_has_ten_texts_of_each_kind_in_turn() -> None:
-    items = read_sets(["small"], None, seed=0)
+    items = read_set(None, None)
     assert Counter(item.kind for item in items) == dict.fromkeys(KINDS, 10)
     assert tuple(item.kind for item in items[:7]) == KINDS
     assert len({item.name for item in items}) == 70
 
 
 def test_every_schema_of_the_small_set_is_taken_as_a_grammar() -> None:
-    schemas = [item.schema for item in read_sets(["small"], None, seed=0) if item.kind == "json"]
+    schemas = [item.schema for item in read_set(None, None) if item.kind == "json"]
     for schema in schemas:
         assert not is_whole(Grammar(GrammarKind.JSON_SCHEMA, schema or ""), b"{}")
-
-
-def test_the_seed_draws_the_samples() -> None:
-    assert read_sets(["small"], 3, seed=1) == read_sets(["small"], 3, seed=1)
-    assert set(read_sets(["small"], 3, seed=1)) != set(read_sets(["small"], 3, seed=2))
-    assert len(read_sets(["small", "small"], 99, seed=1)) == 70
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_row_is_read_by_its_keys(tmp_path: Path, name: str) -> None:
     row, item = FORMATS[name]
-    assert read_file(written(tmp_path, row), None) == [item]
+    assert read_set(written(tmp_path, row), None) == [item]
 
 
 def test_a_compressed_file_is_read_and_its_first_texts_are_taken(tmp_path: Path) -> None:
     path = written(tmp_path, *({"question": f"{n}?", "answer": f"#### {n}"} for n in range(5)))
     path.write_bytes(gzip.compress(path.read_bytes()))
-    assert [item.answer for item in read_file(path, 2)] == ["0", "1"]
+    assert [item.turns for item in read_set(path, 2)] == [("0?",), ("1?",)]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +85,7 @@ def test_a_compressed_file_is_read_and_its_first_texts_are_taken(tmp_path: Path)
         ([{"text": "x"}], "text 1 has the keys text: needed are name and turns"),
         ([{"name": "a", "turns": ["x"]}] * 2, "two texts of the name a"),
         ([{"name": "a", "turns": "x"}], "turns"),
-        ([{"question_id": 1, "category": "math_reasoning", "turns": []}], "reference"),
+        ([{"question_id": 1, "category": "qa", "turns": None}], "turns"),
         (["x"], "no JSON object"),
     ],
 )
@@ -101,21 +93,9 @@ def test_other_files_are_refused_with_what_is_needed(
     tmp_path: Path, rows: list[dict[str, Any]], said: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=said):
-        read_file(written(tmp_path, *rows), None)
+        read_set(written(tmp_path, *rows), None)
 
 
 def test_a_file_that_is_not_there_is_refused_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"none\.jsonl cannot be read"):
-        read_file(tmp_path / "none.jsonl", None)
-
-
-def test_a_published_set_is_pinned_by_the_table_or_by_its_name() -> None:
-    assert find("gsm8k").revision == "740312add88f781978c0658806c59bc2815b9866"
-    assert find(f"gsm8k@{'a' * 40}").revision == "a" * 40
-    with pytest.raises(InvalidRequest, match="40 hexadecimal digits"):
-        find("gsm8k@main")
-
-
-def test_an_unknown_set_is_told_before_any_is_read() -> None:
-    with pytest.raises(InvalidRequest, match="no set is named nothing: there are small, spec-be"):
-        read_sets(["gsm8k", "nothing"], 1, seed=0)
+        read_set(tmp_path / "none.jsonl", None)

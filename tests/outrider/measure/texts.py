@@ -36,7 +36,6 @@ def record(
 
     seconds: of each further round
     """
-    score = fields.pop("score", None)
     made = completion(
         rounds * per_round,
         forwards=rounds,
@@ -53,7 +52,7 @@ def record(
     made = changed(made, **fields)
     made = replace(made, cost=RunBudget(billing).cost(made.usage, len(made.token_ids)))
     costs = {name: figure.record() for name, figure in arm(billing).costs(made, UNREAD).items()}
-    return {**made.record(), "score": score, **costs}
+    return {**made.record(), **costs}
 
 
 def key(

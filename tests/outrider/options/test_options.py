@@ -211,8 +211,8 @@ def test_the_help_of_a_verb_shows_what_may_follow_it(run: Run) -> None:
 
 
 def test_a_default_is_shown_as_a_user_would_write_it(run: Run) -> None:
-    shown = " ".join(run("bench", "--help-all").out.split())
-    assert "(default: small)" in shown
+    shown = " ".join(run("compare", "--help-all").out.split())
+    assert "(default: 0,40)" in shown
     assert "(default: (" not in shown
 
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from outrider.processes import READY
 from outrider.target.spawn import child_environment, role_command
-from outrider.target.target import READY
 
 STARTED = {
     "target": role_command("target", "--port", "0", "--batch", "1"),
