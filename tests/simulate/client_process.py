@@ -1,4 +1,4 @@
-"""Client processes: the real connection, loop and proposers, and what their texts came to."""
+"""Client processes: the real connection, loop and proposers, and the outcome of their texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planted faults: what a simulator has to find. Each is a patch of the product for one run."""
+"""Planted faults that the simulator must find. Each is a patch of the product for one run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts by script, whose calls take simulated time, and what watches their proposers."""
+"""Scripted drafts, whose calls take simulated time, and checks of their proposers."""
 
 from __future__ import annotations
 
