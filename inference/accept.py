@@ -1,8 +1,7 @@
 """Acceptance: the candidates of a tree that the target accepts, and the token that it adds.
 
 The target chooses a token at every node, and a walk follows them down the tree. The output is exact
-for
-any tree, proposer, policy or network: the target's token at a node never depends on the candidates.
+for any tree, proposer, policy or network: the target's token at a node never depends on candidates.
 """
 
 from __future__ import annotations

@@ -87,9 +87,9 @@ class Throttle:
     def hear(self, seconds: float, tokens: int, forwards: int, *, lone: bool, silent: bool) -> None:
         """Record the tokens since the last call.
 
-        A draft makes no forward pass quicker. So TRUSTED root-only forward passes beside it that
-        are clearly
-        quicker than those in silence show that a neighbour slowed these: they are timed again.
+        A draft makes no forward pass faster. So TRUSTED root-only forward passes beside it that are
+        clearly faster than those in silence show that another process slowed these: they are timed
+        again.
 
         seconds: since the last call, by the reader's clock
         forwards: number of forward passes of these tokens

@@ -128,7 +128,7 @@ class CommittedStep(NamedTuple):
         """Yield the claims that the walk has decided.
 
         At each of its nodes these are the claims for all children. Children outside the forward
-        pass pass count, too, because the target has chosen among all of them.
+        pass count, too, because the target has chosen among all of them.
         """
         for depth, (token, claimed) in enumerate(zip(self.tokens, self.claimed, strict=True), 1):
             for proposer, chances in claimed.items():

@@ -73,7 +73,7 @@ class _DraftedSession:
     """A session that the draft serves.
 
     gained: tokens that the latest calls gained, less their cost and that of longer forward passes,
-    in root-only forward passes. None: no call was made since hear() last found tokens.
+    in root-only forward passes. None: no call was made since the last new tokens.
     """
 
     session: Session

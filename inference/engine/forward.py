@@ -134,8 +134,7 @@ class CompletedForward(NamedTuple):
         return charges
 
     def charge(self, session: Session, nodes: int, charge: float) -> float:
-        """Charge the forward pass to a session; returns the seconds that it waited for the forward
-        pass pass.
+        """Charge the forward pass to a session; returns the seconds that it waited for the pass.
 
         nodes: the session's nodes, the root included.
         """
