@@ -60,7 +60,7 @@ class NextToken(ScriptedTarget):
         began = time.thread_time()
         self.between.append(began - self._ended)
         check_rows(segments)
-        pad(segments, BatchShape.least(segments), CAPACITY)
+        pad(segments, BatchShape.of(segments), CAPACITY)
         self.meanwhile()
         self._ended = time.thread_time()
         self.inside.append(self._ended - began)

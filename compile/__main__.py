@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0 when what was asked was done."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    options = parse(given)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    options = parse(words)
     return run_command(
-        lambda: _run(options, given),
+        lambda: _run(options, words),
         debug=options.debug,
         interrupted="interrupted: run the same command to resume",
     )

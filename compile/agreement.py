@@ -96,11 +96,11 @@ def check_graph(
         for ours, theirs in zip(model.by_slot, reference.by_slot, strict=True):
             ours.copy_(theirs.normal_(generator=generator))
         call = random_segments(bucket, vocabulary, rows, length, seed)
-        made, expected = model.choose(call), reference.choose(call)
-        for segment, *pair in zip(call, made, expected, strict=True):
+        choices_here, expected = model.choose(call), reference.choose(call)
+        for segment, *pair in zip(call, choices_here, expected, strict=True):
             choices[segment.params].append(tuple([each] for each in pair))
         states = written_states(reference, call, expected, bool(features))
-        for name, ours in written_states(model, call, made, bool(features)).items():
+        for name, ours in written_states(model, call, choices_here, bool(features)).items():
             errors[name].append(_distances(ours, states[name]))
     allowed, wrong = ROUNDING[reference.dtype], list[str]()
     for params, pairs in choices.items():
@@ -119,9 +119,9 @@ def check_graph(
         one, other = ([each._replace(pick=root) for each in call] for call in (one, other))
     roots = []
     for call in (one, beside(one, other)):
-        made = model.choose(call)[:1]
-        roots.append({"choices": torch.from_numpy(made[0].tokens)[None]})
-        roots[-1] |= written_states(model, call[:1], made, bool(features))
+        choices_here = model.choose(call)[:1]
+        roots.append({"choices": torch.from_numpy(choices_here[0].tokens)[None]})
+        roots[-1] |= written_states(model, call[:1], choices_here, bool(features))
     for name, ours in roots[0].items():
         if not torch.equal(ours[:, 0], roots[1][name][:, 0]):
             raise BadArtifact(
@@ -182,8 +182,8 @@ def written_states(
         for name, parts in (("keys", model.cache.keys), ("values", model.cache.values))
     }
     if features:
-        kept = [model.features(segment.row, segment.slots) for segment in call]
-        states["features"] = torch.cat(kept)[None]
+        features_of_rows = [model.features(segment.row, segment.slots) for segment in call]
+        states["features"] = torch.cat(features_of_rows)[None]
     told = [each.logprobs for each in answers if each.logprobs is not None]
     if told:
         numbers = np.concatenate([np.column_stack((one.values, one.likeliest)) for one in told])

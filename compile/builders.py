@@ -61,9 +61,9 @@ def _cpu_builder(spec: CompileSpec, checkpoint: Path, draft: Path | None, quiet:
     from compile.build.graph_processes import InProcesses
 
     weights = footprint(read_config(checkpoint), spec).weights
-    most = workers_within(processors(), worker_memory(spec.target, weights))
+    workers = workers_within(processors(), worker_memory(spec.target, weights))
     make = partial(CpuBuilder, spec, checkpoint, draft)
-    return InProcesses(make, min(most, len(spec.graphs)), quiet=quiet)
+    return InProcesses(make, min(workers, len(spec.graphs)), quiet=quiet)
 
 
 def neuron_artifact(

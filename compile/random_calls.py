@@ -121,5 +121,5 @@ def _ruled(segment: Segment, bucket: Bucket, vocabulary: int, rng: np.random.Gen
     factors, biases = np.repeat(rng.uniform(0.5, 2.0, (2, 1, count)), nodes, 1).astype(np.float32)
     biases[np.arange(nodes), rng.integers(0, count, nodes)] += 1
     rule = Adjustment(allowed, ids, factors, biases)
-    asked = rng.integers(0, vocabulary, nodes, dtype=np.int32)
-    return segment._replace(rule=lambda: rule, scoring=Scoring(MOST_LOGPROBS, asked))
+    scored = rng.integers(0, vocabulary, nodes, dtype=np.int32)
+    return segment._replace(rule=lambda: rule, scoring=Scoring(MOST_LOGPROBS, scored))

@@ -163,8 +163,8 @@ def _spec(
 def _limits(
     options: CompileOptions, checkpoint: BuildCheckpoint, sizes: Sizes, rows: int
 ) -> Limits:
-    asked, config = options.sequence_length, checkpoint.config
-    length = allowed_length(asked, checkpoint.name, config.max_positions, config.limited_by)
+    requested, config = options.sequence_length, checkpoint.config
+    length = allowed_length(requested, checkpoint.name, config.max_positions, config.limited_by)
     return Limits(
         rows,
         min(max(sizes.prefill or (_CHUNK if options.device == "cpu" else _NEURON_CHUNK,)), length),

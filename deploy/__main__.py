@@ -46,8 +46,8 @@ def parse(
         raise SystemExit(0)
     if name not in verbs:
         meant = nearest(name, verbs)
-        asked = f"unknown command {name!r}:" if name else "a command is needed:"
-        print(f"{_COMMAND}: error: {asked} one of {', '.join(verbs)}{meant}", file=sys.stderr)
+        problem = f"unknown command {name!r}:" if name else "a command is needed:"
+        print(f"{_COMMAND}: error: {problem} one of {', '.join(verbs)}{meant}", file=sys.stderr)
         raise SystemExit(USAGE)
     verb = import_module(verbs[name].module)
     flags = get_type_hints(verb.run)["options"]

@@ -121,14 +121,14 @@ def build_wheel(directory: Path) -> Path:
     return wheels[0]
 
 
-def put_wheel(bucket: HostBucket, given: str | None) -> tuple[str, str]:
+def put_wheel(bucket: HostBucket, file: str | None) -> tuple[str, str]:
     """Upload Outrider's wheel under its digest; returns its URL and SHA-256. Raises InvalidRequest
     for what is no wheel.
 
-    given: the file; None builds one
+    file: the wheel; None builds one
     """
     with tempfile.TemporaryDirectory(prefix="outrider-") as directory:
-        wheel = build_wheel(Path(directory)) if given is None else Path(given)
+        wheel = build_wheel(Path(directory)) if file is None else Path(file)
         if wheel.suffix != ".whl" or not wheel.is_file():
             raise InvalidRequest(f"--wheel {wheel}: a file NAME.whl is needed")
         sha256 = hash_file(wheel)

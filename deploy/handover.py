@@ -85,8 +85,8 @@ def _all_parameters(target: str) -> list[str]:
 def secrets_waiting(aws: Aws, target: str) -> list[str]:
     """Parameters with secrets that the target's host has not taken."""
     with aws_refusals():
-        found = aws.client("ssm").get_parameters(Names=_all_parameters(target))
-    return sorted(row["Name"] for row in found["Parameters"])
+        reply = aws.client("ssm").get_parameters(Names=_all_parameters(target))
+    return sorted(row["Name"] for row in reply["Parameters"])
 
 
 def withdraw_secrets(aws: Aws, target: str) -> None:

@@ -125,20 +125,20 @@ class InstancePrices:
         except OutriderError as error:
             if isinstance(error, MissingExtra | AwsDown):
                 self._refusals[service] = str(error)
-            found = self._find_bundled(instance_type, region, market, str(error))
-            say(f"note: the bundled price of {found.as_of} holds: {error}")
-            return found
+            price = self._find_bundled(instance_type, region, market, str(error))
+            say(f"note: the bundled price of {price.as_of} holds: {error}")
+            return price
         return Price(instance_type, region, market, usd, _now().date(), source)
 
     def _find_bundled(self, instance_type: str, region: str, market: Market, why: str) -> Price:
         table = self._bundled
-        known = {name: one.usd_per_hour for name, one in table.types.items() if one.usd_per_hour}
-        if instance_type not in known or (region, market) != (table.region, "on-demand"):
+        prices = {name: one.usd_per_hour for name, one in table.types.items() if one.usd_per_hour}
+        if instance_type not in prices or (region, market) != (table.region, "on-demand"):
             raise NoPrice(
                 f"no price for {instance_type} in {region}, {market}: {why}; the bundled table "
-                f"has on-demand prices of {table.region} only, of {len(known)} types"
+                f"has on-demand prices of {table.region} only, of {len(prices)} types"
             )
-        usd = known[instance_type]
+        usd = prices[instance_type]
         return Price(instance_type, region, market, usd, table.as_of, table.source)
 
     def _on_demand(self, instance_type: str, region: str) -> tuple[float, str]:
@@ -157,7 +157,7 @@ class InstancePrices:
                 for field, value in terms.items()
             ],
         )
-        found = {
+        rates = {
             float(rate["pricePerUnit"].get("USD", 0))
             for row in map(json.loads, rows)
             if row["product"]["attributes"].items() >= terms.items()
@@ -165,11 +165,11 @@ class InstancePrices:
             for rate in term["priceDimensions"].values()
             if rate["unit"] == "Hrs"
         } - {0.0}
-        if len(found) != 1:
-            several = ", ".join(f"${usd:g}" for usd in sorted(found))
-            said = f"several on-demand prices ({several})" if found else "no on-demand price"
-            raise NoPrice(f"the price list has {said} for {instance_type} in {region}")
-        return found.pop(), "AWS price list"
+        if len(rates) != 1:
+            several = ", ".join(f"${usd:g}" for usd in sorted(rates))
+            problem = f"several on-demand prices ({several})" if rates else "no on-demand price"
+            raise NoPrice(f"the price list has {problem} for {instance_type} in {region}")
+        return rates.pop(), "AWS price list"
 
     def _spot(self, instance_type: str, region: str) -> tuple[float, str]:
         """The cheapest zone's current price; its note names the zone and the others' median."""

@@ -153,8 +153,8 @@ def _plan_lines(job: HostJob, zone: str) -> Iterator[str]:
     except NoPrice as error:
         yield f"$/h         {error}"
         return
-    most = price.usd_per_hour * host.lifetime_hours
-    yield f"$/h         {price}; at most ${most:.2f} in all, for the instance alone"
+    maximum = price.usd_per_hour * host.lifetime_hours
+    yield f"$/h         {price}; at most ${maximum:.2f} in all, for the instance alone"
 
 
 def _remove(aws: Aws, job: HostJob) -> None:

@@ -114,9 +114,9 @@ class Launch:
 
     def _check_same(self, state: StackState) -> None:
         """Raise InvalidRequest where the stack was made for another host."""
-        asked = stack_parameters(self._host)
+        requested = stack_parameters(self._host)
         for key in ("InstanceType", "Port", "AllowCidr", "Private", "Market", "Served"):
-            stands, value = state.parameters.get(key), asked.get(key, "")
+            stands, value = state.parameters.get(key), requested.get(key, "")
             if stands != value:
                 raise InvalidRequest(
                     f"{self._stack.name} stands with {key} {stands or 'none'}, and "

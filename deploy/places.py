@@ -31,12 +31,12 @@ def host_size(aws: Aws, name: str) -> HostSize:
     client = aws.client("ec2")
     with aws_refusals():
         try:
-            (found,) = client.describe_instance_types(InstanceTypes=[name])["InstanceTypes"]
+            (row,) = client.describe_instance_types(InstanceTypes=[name])["InstanceTypes"]
         except client.exceptions.ClientError as error:
             if error_code(error) != "InvalidInstanceType":
                 raise
             raise InvalidRequest(f"{aws.region} has no instance type {name}") from error
-    return HostSize(found["VCpuInfo"]["DefaultVCpus"], found["MemoryInfo"]["SizeInMiB"] / 1024)
+    return HostSize(row["VCpuInfo"]["DefaultVCpus"], row["MemoryInfo"]["SizeInMiB"] / 1024)
 
 
 def places_for(aws: Aws, instance: InstanceKind, subnet: str | None) -> list[SubnetInZone]:
@@ -47,26 +47,26 @@ def places_for(aws: Aws, instance: InstanceKind, subnet: str | None) -> list[Sub
     Raises InvalidRequest where there is none.
     """
     offered = _offered_zones(aws, instance)
-    asked: dict[str, object] = {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
+    query: dict[str, object] = {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
     if subnet is not None:
-        asked = {"SubnetIds": [subnet]}
-    subnets = aws.rows("ec2", "describe_subnets", "Subnets", **asked)
+        query = {"SubnetIds": [subnet]}
+    subnets = aws.rows("ec2", "describe_subnets", "Subnets", **query)
     there = sorted(
         SubnetInZone(row["AvailabilityZone"], row["SubnetId"], row["VpcId"]) for row in subnets
     )
-    found = [place for place in there if place.zone in offered]
+    places = [place for place in there if place.zone in offered]
     if not there:
         raise InvalidRequest(
             f"the account has no default network in {aws.region}: `aws ec2 create-default-vpc` "
             "makes one, or --subnet names a subnet with a way to the internet"
         )
-    if not found:
+    if not places:
         zones = ", ".join(sorted({place.zone for place in there}))
         raise InvalidRequest(
             f"{instance.name} is offered in {', '.join(offered)} only, and the subnets "
             f"are in {zones}: give --subnet in one of those"
         )
-    return found
+    return places
 
 
 def _offered_zones(aws: Aws, instance: InstanceKind) -> list[str]:

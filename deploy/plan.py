@@ -50,7 +50,7 @@ class Plan(NamedTuple):
         bundled = bundled_prices().types.get(instance.name)
         device = bundled.accelerators if bundled else instance.kind
         bucket = options.bucket_name(account.number if account else "ACCOUNT", host.region)
-        told = {
+        rows = {
             "target": f"{host.name}, stack {host.stack} in {host.region}",
             "instance": f"{instance.name} ({device}), {host.market}",
             "zones": ", ".join(place.zone for place in account.places) if account else "",
@@ -70,7 +70,7 @@ class Plan(NamedTuple):
             "creates": ", ".join(created_resources()),
             **_costs(self),
         }
-        yield from (f"{label:<12}{text}" for label, text in told.items() if text)
+        yield from (f"{label:<12}{text}" for label, text in rows.items() if text)
         if account is None:
             yield (
                 "AWS was not asked: zones, image, artefact on S3 and prices of today are not "
@@ -118,10 +118,10 @@ def _costs(plan: Plan) -> dict[str, str]:
     if speed is not None:
         million = hire_usd(1e6 / speed.tokens_per_second, usd)
         tokens = f"{million:.4f} at {speed.tokens_per_second:.4g} tokens/s ({speed.source})"
-    most = usd * plan.host.lifetime_hours
+    maximum = usd * plan.host.lifetime_hours
     return {
         "$/h": f"{plan.price}; volume, address and traffic are not in it",
-        "at most": f"${most:.2f} for the instance until its lifetime ends",
+        "at most": f"${maximum:.2f} for the instance until its lifetime ends",
         "$/M tokens": tokens,
     }
 

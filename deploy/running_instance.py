@@ -64,12 +64,12 @@ def describe_instance(aws: Aws, instance_id: str) -> RunningInstance | None:
     client = aws.client("ec2")
     with aws_refusals():
         try:
-            found = client.describe_instances(InstanceIds=[instance_id])
+            reply = client.describe_instances(InstanceIds=[instance_id])
         except client.exceptions.ClientError as error:
             if error_code(error) == "InvalidInstanceID.NotFound":
                 return None
             raise
-    row = found["Reservations"][0]["Instances"][0]
+    row = reply["Reservations"][0]["Instances"][0]
     return RunningInstance(
         instance_id,
         row["InstanceType"],
@@ -98,10 +98,10 @@ def living_instance(aws: Aws, instance_id: str) -> RunningInstance:
 
 def _time_in(reason: str) -> datetime | None:
     """The time in a reason such as "User initiated (2026-11-22 14:00:00 GMT)"."""
-    found = _WHEN.search(reason)
-    if found is None:
+    match = _WHEN.search(reason)
+    if match is None:
         return None
-    return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
+    return datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
 
 
 class HostProgress(NamedTuple):
@@ -132,18 +132,20 @@ def run_on_host(aws: Aws, instance_id: str, command: str) -> str:
     while time.monotonic() < ends:
         with aws_refusals():
             try:
-                told = client.get_command_invocation(CommandId=command_id, InstanceId=instance_id)
+                invocation = client.get_command_invocation(
+                    CommandId=command_id, InstanceId=instance_id
+                )
             except client.exceptions.InvocationDoesNotExist:  # for a moment after sending
-                told = {"Status": "Pending"}
-        if told["Status"] not in _UNDER_WAY:
+                invocation = {"Status": "Pending"}
+        if invocation["Status"] not in _UNDER_WAY:
             break
         time.sleep(POLL_SECONDS)
     else:
         raise Unavailable(f"{instance_id} did not answer within {_MOST_SECONDS} s")
-    if told["Status"] != "Success":
-        said = told.get("StandardErrorContent", "").strip() or told["Status"]
-        raise Unavailable(f"{instance_id}: the command failed: {said}")
-    return str(told["StandardOutputContent"])
+    if invocation["Status"] != "Success":
+        reason = invocation.get("StandardErrorContent", "").strip() or invocation["Status"]
+        raise Unavailable(f"{instance_id}: the command failed: {reason}")
+    return str(invocation["StandardOutputContent"])
 
 
 def progress(aws: Aws, instance_id: str) -> HostProgress:

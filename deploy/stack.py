@@ -107,7 +107,7 @@ class TargetStack:
     def create(self, body: str, parameters: Mapping[str, str]) -> StackState:
         """Begin to make it. What cannot be completed is removed by CloudFormation itself."""
         with aws_refusals():
-            made = self._client.create_stack(
+            reply = self._client.create_stack(
                 StackName=self.name,
                 TemplateBody=body,
                 Parameters=[
@@ -118,7 +118,7 @@ class TargetStack:
                 OnFailure="DELETE",
                 Tags=[{"Key": TAG, "Value": parameters["TargetName"]}],
             )
-        return self._present(made["StackId"])
+        return self._present(reply["StackId"])
 
     def settled(self, state: StackState) -> StackState:
         """The stack's state when nothing moves any more."""

@@ -15,7 +15,7 @@ from inference.order import Decode, End, Pace, Progress, TokenLogProb
 from inference.proposer import COPY, MODEL, MOST_CANDIDATES, NOBODY, Nodes
 from inference.sampling import MOST_LOGPROBS
 
-MOST_STOP_IDS = 1024
+MAX_STOP_IDS = 1024
 
 CLIENT_KINDS = frozenset({MODEL, COPY})
 """Kinds of proposers that a client may name."""
@@ -120,8 +120,8 @@ def write_decode(order: Decode) -> pb.Decode:
 
 def read_decode(message: pb.Decode) -> Decode:
     """Read an order; raise InvalidRequest or LimitExceeded for an invalid one."""
-    if len(message.stop_ids) > MOST_STOP_IDS:
-        raise LimitExceeded(f"{len(message.stop_ids)} stop ids: the maximum is {MOST_STOP_IDS}")
+    if len(message.stop_ids) > MAX_STOP_IDS:
+        raise LimitExceeded(f"{len(message.stop_ids)} stop ids: the maximum is {MAX_STOP_IDS}")
     if message.pace not in pb.Decode.Pace.values():
         raise InvalidRequest(f"a pace is GO_ON or WAIT: got {message.pace}")
     stop_ids, pace = frozenset(message.stop_ids), Pace(message.pace)

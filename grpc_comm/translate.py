@@ -25,14 +25,14 @@ from inference.sampling import SamplingParams
 if TYPE_CHECKING:
     from inference.times import Shape
 
-MOST_TIMES = 512
+MAX_TIMES = 512
 
-MOST_SCORE_BYTES = 2 * 2**20
+MAX_SCORE_BYTES = 2 * 2**20
 """Maximum bytes of the log-probabilities of a prompt."""
 
 _DIGEST = re.compile("[0-9a-f]{64}")  # SHA-256
 
-MOST_SIGNS = 400
+MAX_CHARACTERS = 400
 """Maximum characters shown of a text from the other side."""
 
 
@@ -127,7 +127,7 @@ def read_description(message: pb.Description) -> Description:
 
 def plain(text: str) -> str:
     """The start of a text of the other side, on a single line and without control characters."""
-    return "".join(sign if sign.isprintable() else "?" for sign in text[:MOST_SIGNS])
+    return "".join(sign if sign.isprintable() else "?" for sign in text[:MAX_CHARACTERS])
 
 
 def _shown(value: Any) -> Any:
@@ -135,8 +135,8 @@ def _shown(value: Any) -> Any:
 
 
 def _read_times(messages: Sequence[pb.ForwardTime]) -> Iterator[tuple[Shape, float]]:
-    if len(messages) > MOST_TIMES:
-        raise Mismatch(f"the target reports {len(messages)} times: the maximum is {MOST_TIMES}")
+    if len(messages) > MAX_TIMES:
+        raise Mismatch(f"the target reports {len(messages)} times: the maximum is {MAX_TIMES}")
     for time in messages:
         if min(time.rows, time.nodes) < 1 or not 0 < time.seconds < math.inf:
             raise Mismatch(
@@ -194,11 +194,11 @@ def read_open(message: pb.Open) -> OpenRequest:
     )
 
 
-def most_scored(likeliest: int) -> int:
+def max_scored_tokens(likeliest: int) -> int:
     """Return the maximum tokens of a prompt whose log-probabilities are reported, with so many
     alternatives at each.
     """
-    return MOST_SCORE_BYTES // (4 + 9 * likeliest)
+    return MAX_SCORE_BYTES // (4 + 9 * likeliest)
 
 
 def write_opened(terms: SessionTerms) -> pb.Opened:

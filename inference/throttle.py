@@ -7,10 +7,9 @@ and then, and the draft works while texts lose little against them. Pure: reads 
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
 
 from inference.draft_tuning import TUNING
-from inference.times import CHANGED, LATEST, TRUSTED
+from inference.times import CHANGED, LATEST, TRUSTED, typical
 
 
 class Silence:
@@ -19,8 +18,8 @@ class Silence:
     All texts of a client share it, so a draft of no use costs them its loan once.
 
     seconds: of the latest root-only forward passes in silence, as the texts' readers see them
-    owes: whether the draft has used up its loan and not yet earned it back. So it is tried again
-        rarely, for several forward passes in a row.
+    owes: whether the draft has used up its loan, and texts have not yet saved enough to try it
+        again. They save more each time, so a draft that pays late gets the passes that it needs.
     """
 
     def __init__(self) -> None:
@@ -29,6 +28,7 @@ class Silence:
         self._settled = 0.0  # tokens ahead of the silent target, up to the last silence
         self._tokens, self._drafted = 0.0, 0.0  # since then: tokens allowed for, and seconds
         self._was_timed = False  # since the last tokens that came beside the draft
+        self._savings = 0.0  # tokens ahead at which the draft is tried again
 
     @property
     def ahead(self) -> float:
@@ -37,7 +37,7 @@ class Silence:
         """
         if len(self.seconds) < TRUSTED:
             return self._settled
-        ahead = self._settled + self._tokens - self._drafted / median(self.seconds)
+        ahead = self._settled + self._tokens - self._drafted / typical(self.seconds)
         return min(max(ahead, -TUNING.loan - TUNING.most_behind), TUNING.most_ahead)
 
     def time(self, seconds: float) -> None:
@@ -61,7 +61,11 @@ class Silence:
         self._judge()
 
     def _judge(self) -> None:
-        self.owes = self.ahead < (0.0 if self.owes else -TUNING.loan)
+        if not self.owes:
+            self.owes = self.ahead < -TUNING.loan
+        elif self.ahead >= self._savings:
+            self.owes = False
+            self._savings = min(2 * self._savings + TUNING.loan, TUNING.most_ahead)
 
 
 class Throttle:
@@ -93,7 +97,7 @@ class Throttle:
         silent: whether the draft was paused meanwhile
         """
         known, pace = self._silence.seconds, seconds / max(forwards, 1)
-        is_quicker = bool(known) and pace * CHANGED < median(known)
+        is_quicker = bool(known) and pace * CHANGED < typical(known)
         self._quicker = self._quicker + 1 if lone and not silent and is_quicker else 0
         self._since += tokens
         if lone and silent:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
-from statistics import median
+from collections.abc import Collection, Mapping
+from statistics import fmean
 from typing import NamedTuple, TypeAlias
 
 MIN_SECONDS = 1e-9
 """Shortest time of a call: a clock may not have moved meanwhile."""
 
 TRUSTED = 3
-"""Minimum samples for a median. With fewer, a single disturbed call could decide."""
+"""Samples from which a shape counts as measured. With fewer, one disturbed call could decide."""
 
 STALE, CHANGED = 16, 1.2
 """Calls after which samples of a shape may be out of date, and the factor by which the next sample
@@ -24,7 +24,7 @@ shows that they are.
 """
 
 LATEST = 7
-"""Latest samples of a shape that count. A change of the machine is accepted after four."""
+"""Latest samples of a shape that count."""
 
 REMEMBERED = 2048
 """Calls after which a shape without new samples counts as never measured."""
@@ -42,6 +42,14 @@ Table: TypeAlias = Mapping[Shape, float]
 """Seconds (above 0) by shape."""
 
 
+def typical(samples: Collection[float]) -> float:
+    """The mean of all samples but the slowest, which may be a pause of the machine.
+
+    A median would jump between the two speeds of a machine with a neighbour.
+    """
+    return fmean(sorted(samples)[:-1] or samples)
+
+
 class Cost(NamedTuple):
     """Seconds of a call: expected, and the upper bound. Equal if it was measured."""
 
@@ -52,11 +60,11 @@ class Cost(NamedTuple):
 class Times:
     """Expected seconds of a model's calls by shape.
 
-    A shape with TRUSTED samples takes their median. Fewer count only as a lower bound: a shape
-    takes at least as long as the slowest one of fewer nodes, until it, or one of more nodes, is
-    measured faster. Other shapes are interpolated between the nearest measured ones by the nodes of
-    all rows: by the prior while it is right about these two, else linearly. Beyond the widest
-    measured shape, the prior or the slope of the widest two is continued.
+    A shape with TRUSTED samples takes their typical() seconds. Fewer count only as a lower
+    bound: a shape takes at least as long as the slowest one of fewer nodes, until it, or one of
+    more nodes, is measured faster. Other shapes are interpolated between the nearest measured ones
+    by the nodes of all rows: by the prior while it is right about these two, else linearly. Beyond
+    the widest measured shape, the prior or the slope of the widest two is continued.
 
     prior: table without samples. A call takes the time of the cheapest shape that holds it, or of
         several of the largest.
@@ -117,7 +125,7 @@ class Times:
         rows = shape[0]
         narrowest = self._samples[min(other for other in self._samples if other[0] == rows)]
         samples.add(max(seconds, MIN_SECONDS), self._calls)
-        samples.pace = narrowest, narrowest.middle
+        samples.pace = narrowest, narrowest.mean
         while self._calls - next(iter(self._samples.values())).at > REMEMBERED:
             del self._samples[next(iter(self._samples))]
         self._costs.clear()
@@ -227,19 +235,19 @@ class _Samples:
 
     def __init__(self) -> None:
         self.latest: deque[float] = deque(maxlen=LATEST)
-        self.middle, self.at, self.trusted = 0.0, 0, False
+        self.mean, self.at, self.trusted = 0.0, 0, False
         self.pace = self, 0.0
 
     @property
     def now(self) -> float:
         """Seconds on the machine as it is: a neighbour slows all shapes down by one factor."""
         narrowest, before = self.pace
-        return self.middle * (narrowest.middle / before) if before else self.middle
+        return self.mean * (narrowest.mean / before) if before else self.mean
 
     def add(self, seconds: float, at: int) -> None:
-        changed = self.latest and not 1 / CHANGED < seconds / self.middle < CHANGED
+        changed = self.latest and not 1 / CHANGED < seconds / self.mean < CHANGED
         if changed and at - self.at > STALE:
             self.latest.clear()  # the machine has changed since
         self.latest.append(seconds)
         self.at, self.trusted = at, len(self.latest) >= TRUSTED
-        self.middle = median(self.latest) if self.trusted else min(self.latest)
+        self.mean = typical(self.latest)

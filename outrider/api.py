@@ -73,11 +73,11 @@ class Engine:
         Raises InvalidRequest for a prompt or a parameter that is not allowed, and Unavailable if
         the target is gone for good.
         """
-        given = _parameters(parameters)
+        shared = _parameters(parameters)
         if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], str):
-            requests = [self._request(one, given, index) for index, one in enumerate(prompt)]
+            requests = [self._request(each, shared, index) for index, each in enumerate(prompt)]
             return self._generate_all(requests)
-        request = self._request(prompt, given)
+        request = self._request(prompt, shared)
         return self._client.complete(request, silent, Event()).raise_failure()
 
     def stream(self, prompt: Prompt, **parameters: Unpack[TextKeywords]) -> CompletionStream:
@@ -103,11 +103,11 @@ class Engine:
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def _request(self, prompt: Any, given: Parameters, index: int = 0) -> Request:
+    def _request(self, prompt: Any, parameters: Parameters, index: int = 0) -> Request:
         """The request for a text; `index` is added to the seed, if there is one."""
-        if given.seed is not None:
-            given = replace(given, seed=given.seed + index)
-        return make_request(self._client.text_model, prompt, given, index)
+        if parameters.seed is not None:
+            parameters = replace(parameters, seed=parameters.seed + index)
+        return make_request(self._client.text_model, prompt, parameters, index)
 
     def _generate_all(self, requests: Sequence[Request]) -> list[Completion]:
         """Generate the texts, as many at a time as the draft has rows."""
@@ -116,7 +116,7 @@ class Engine:
             return [done.raise_failure() for done in run.completions()]
 
 
-def _parameters(given: Mapping[str, Any]) -> Parameters:
+def _parameters(keywords: Mapping[str, Any]) -> Parameters:
     """The parameters of texts. Raises InvalidRequest for an unknown name or a bad value."""
-    check_names(given, TextKeywords, "generate()")
-    return Parameters(**given)
+    check_names(keywords, TextKeywords.__annotations__, "generate()")
+    return Parameters(**keywords)

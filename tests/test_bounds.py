@@ -88,7 +88,7 @@ def unfinished_call(count: int) -> object:
 BOUNDED: dict[str, tuple[Filled, int]] = {
     "former candidates": (committed_candidates, REMEMBERED_NUMBERS),
     "checked grammars": (checked_grammars, grammar.KEPT),
-    "grammars known at an endpoint": (grammars_of_callers, grammar_turns.MAX_KNOWN),
+    "grammars known at an endpoint": (grammars_of_callers, grammar_turns.MAX_CHECKED),
     "letters of a call without an end": (unfinished_call, call_reader.MAX_HELD),
     "shapes": (measured_shapes, REMEMBERED // 2),
 }

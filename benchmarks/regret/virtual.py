@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from benchmarks.regret.clock import Signal, VirtualClock
 from grpc_comm import messages
-from grpc_comm.client.remote_session import ACKNOWLEDGED_AT_ONCE
+from grpc_comm.client.wire_session import ACKNOWLEDGED_AT_ONCE
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.backends import Chosen, Model, Ranked, Segment
 from inference.backends.batch import BatchShape
@@ -66,7 +66,7 @@ class MeteredModel:
         self._model.copy_row(source, target, slots)
 
     def _spend_on(self, segments: Sequence[Segment]) -> None:
-        shape = BatchShape.least(segments)
+        shape = BatchShape.of(segments)
         self.calls += 1
         self._spend(self._profile.seconds(shape.rows, shape.nodes, shape.slots))
 

@@ -231,10 +231,10 @@ def _finished(directory: Path, path: Path, key: str) -> dict[str, str] | None:
     """
     try:
         stage = read_record(read_json(path, BadArtifact), Stage)
-        made = stage.key == key and hash_files(directory, stage.files) == stage.files
+        unchanged = stage.key == key and hash_files(directory, stage.files) == stage.files
     except (BadArtifact, OSError):
         return None
-    return dict(stage.files) if made else None
+    return dict(stage.files) if unchanged else None
 
 
 def _hash_made(directory: Path, stage: str, names: Iterable[str]) -> dict[str, str]:

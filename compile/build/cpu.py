@@ -201,20 +201,20 @@ def _inductor_settings(flags: Mapping[str, str]) -> dict[str, object]:
     """
     from torch._inductor import config
 
-    known = config.get_config_copy()
+    defaults = config.get_config_copy()
     settings: dict[str, object] = {}
     readers: Mapping[type, Callable[[str], object]] = {
         bool: lambda text: text.lower() in ("", "1", "true"),
         int: int,
     }
     for name, text in flags.items():
-        if name not in known or name in ALWAYS:
+        if name not in defaults or name in ALWAYS:
             raise InvalidRequest(
                 f"compiler flag {name}: for cpu, flags are settings of torch._inductor.config, "
                 "such as cpp.simdlen=256"
             )
         try:
-            settings[name] = readers.get(type(known[name]), str)(text)
+            settings[name] = readers.get(type(defaults[name]), str)(text)
         except ValueError as error:
             raise InvalidRequest(f"compiler flag {name}={text}: a number is needed") from error
     return settings

@@ -99,18 +99,6 @@ class NeuronBuilder:
             shutil.copyfile(graph.log, directory / files[-1])
         return files
 
-    @property
-    def names(self) -> list[str]:
-        """The names of all graphs: those of the spec, then those called between them."""
-        return [*(bucket.name for bucket in self._spec.graphs), *self._between]
-
-    def hlo(self, name: str) -> tuple[Any, str]:
-        """A graph's HloModuleProto, for weights as they are, and the compiler's flags for it."""
-        call = self._between.get(name) or next(
-            self._call(bucket) for bucket in self._spec.graphs if bucket.name == name
-        )
-        return self._graphs.hlo(call), render(call.flags)
-
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
         """Put every graph into one package, without weights. With several rows there is also a
         graph that copies a row, and with sampling one that makes noise.
@@ -191,8 +179,8 @@ def graph_flags(flags: Mapping[str, str], spec: CompileSpec, bucket: Bucket) -> 
     """The compiler's flags for one graph. Prompts are compiled at -O1 unless the spec says
     otherwise: their calls are large, and the compiler's further passes take long on them.
     """
-    asked = any(flag.startswith(_OPTIMISATION) for flag in spec.compiler_flags)
-    if asked or bucket.everywhere:
+    stated = any(flag.startswith(_OPTIMISATION) for flag in spec.compiler_flags)
+    if stated or bucket.everywhere:
         return dict(flags)
     return {flag: value for flag, value in flags.items() if not flag.startswith("-O")} | {"-O1": ""}
 

@@ -86,11 +86,11 @@ def _check(options: CompileOptions) -> int:
     check_files(out, manifest)
     model = load_neuron(out, manifest, say)
     eager = _eager(spec, checkpoint.directory, model.max_nodes)
-    found = list(agreements(model, eager, manifest))
-    print(*found, sep="\n")
+    agreeing = list(agreements(model, eager, manifest))
+    print(*agreeing, sep="\n")
     taken, nodes = time_call(model, spec.vocabulary, spec.max_tree_nodes), spec.max_tree_nodes
     print(f"{taken:.2f} ms a call (median of {CALLS}), {nodes} nodes")
-    if not all(agreement.is_enough() for agreement in found):
+    if not all(agreement.is_enough() for agreement in agreeing):
         print("check: FAILED: the device does not choose as the eager model does")
         return UNEQUAL_DEVICE
     print("check: passed")
@@ -147,9 +147,9 @@ def _spec(options: CompileOptions, checkpoint: BuildCheckpoint) -> CompileSpec:
     )
 
 
-def _eager(spec: CompileSpec, directory: Path, most: int) -> EagerModel:
+def _eager(spec: CompileSpec, directory: Path, nodes: int) -> EagerModel:
     """The model that the device's choices are compared with, on the CPU."""
-    return EagerModel(load_whole(spec, directory), rows=1, capacity=spec.capacity, max_nodes=most)
+    return EagerModel(load_whole(spec, directory), rows=1, capacity=spec.capacity, max_nodes=nodes)
 
 
 def time_call(model: Model, vocabulary: int, nodes: int) -> float:

@@ -92,13 +92,13 @@ def compiler_flags(spec: CompileSpec, logical: int) -> dict[str, str]:
             f"compiler flag {taken[0]} follows from --target and NEURON_LOGICAL_NC_CONFIG: leave "
             "it out"
         )
-    asked = {
+    requested = {
         f"-O{value}" if flag == "--optlevel" else flag: "" if flag == "--optlevel" else value
         for flag, value in spec.compiler_flags.items()
     }
-    if not any(flag.startswith("-O") for flag in asked):
+    if not any(flag.startswith("-O") for flag in requested):
         flags["-O2"] = ""
-    return flags | asked
+    return flags | requested
 
 
 def render(flags: Mapping[str, str]) -> str:

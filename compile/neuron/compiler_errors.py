@@ -41,7 +41,7 @@ def once_more(compile_graph: Callable[[], T]) -> T:
 def first_error(text: str) -> str:
     """The line of a failed compiler's output that says most about why."""
     for pattern in _ERRORS:
-        if found := re.search(pattern, text):
-            return found[0].strip()[:_LONGEST]
-    said = text.split("\n")
-    return next((line.strip()[:_LONGEST] for line in reversed(said) if line.strip()), "no output")
+        if match := re.search(pattern, text):
+            return match[0].strip()[:_LONGEST]
+    lines = text.split("\n")
+    return next((line.strip()[:_LONGEST] for line in reversed(lines) if line.strip()), "no output")

@@ -91,11 +91,6 @@ class NeuronGraphs:
             return layout.graph
         return self._compiled_for(call, self._traced(call, layout))
 
-    def hlo(self, call: GraphCall) -> Any:
-        """The graph's HloModuleProto, for weights as they are. It is traced and not compiled."""
-        with self._tracing:
-            return self._trace(call).hlo
-
     def package(self, calls: Iterable[GraphCall], ranks: int) -> Any:
         """An NxDModel of the graphs, which share one set of weights and one state."""
         layout = self._laid_out()
@@ -121,7 +116,9 @@ class NeuronGraphs:
         """The graph's TraceArtifacts, for weights in the given layout. Traced once."""
         with self._tracing:
             if call.name not in self._traces:
-                units, trace = self._sdk(), self._trace(call)
+                units = self._sdk()
+                with self._ranks(), torch.no_grad():
+                    trace = units.trace(model=self._make(), kwargs=dict(call.inputs))
                 # a graph that reads no weights (copy_rows) has none to lay out
                 if layout is not None and trace.weight_name_to_idx:
                     units.apply_layout_transformation(
@@ -132,10 +129,6 @@ class NeuronGraphs:
                     )
                 self._traces[call.name] = trace
             return self._traces[call.name]
-
-    def _trace(self, call: GraphCall) -> Any:
-        with self._ranks(), torch.no_grad():
-            return self._sdk().trace(model=self._make(), kwargs=dict(call.inputs))
 
     def _compiled_for(self, call: GraphCall, trace: Any) -> CompiledCall:
         flags = render(call.flags)
@@ -219,9 +212,9 @@ class NeuronGraphs:
         """The directory of a unit, compiled if the cache lacks it. A compiler that dies without a
         reason is run once more.
         """
-        found = self._cache.find(key)
-        if found is not None:
-            return found
+        cached = self._cache.find(key)
+        if cached is not None:
+            return cached
         return once_more(lambda: self._made(key, make))
 
     def _made(self, key: str, make: Callable[[Path], dict[str, Path]]) -> Path:

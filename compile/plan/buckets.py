@@ -94,14 +94,14 @@ def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
     all of it where there is one row, else all of it. Where few are wanted, trees of 4 nodes are
     left out, and of all rows what the limits do not need.
     """
-    least, most = limits.least_nodes, max(limits.least_nodes, limits.tree_nodes)
+    smallest, largest = limits.least_nodes, max(limits.least_nodes, limits.tree_nodes)
     usual = _FEW_TREES if sizes.few else _TREES
-    trees = sizes.trees or (*(nodes for nodes in usual if nodes < most), most)
+    trees = sizes.trees or (*(nodes for nodes in usual if nodes < largest), largest)
     slots = sizes.slots or _windows(limits.capacity, 2)
     _check_sizes("--slots", slots, limits.capacity)
-    _check_sizes("--tree_sizes", trees, most)
+    _check_sizes("--tree_sizes", trees, largest)
     shapes: set[CallShape] = set()
-    for nodes in {max(least, nodes) for nodes in trees}:
+    for nodes in {max(smallest, nodes) for nodes in trees}:
         shapes |= {CallShape(False, 1, nodes, size) for size in tree_slots(sizes, limits)}
         if sizes.trees or not sizes.few:
             shapes.add(CallShape(False, limits.rows, nodes, limits.capacity))
@@ -109,16 +109,20 @@ def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
     if sizes.slots is None and len(chunks) == 1:
         slots = _windows(limits.capacity, sizes.windows)
     shapes |= {CallShape(True, 1, nodes, size) for nodes, size in product(chunks, slots)}
-    buckets = buckets_of([*shapes, *limits.required()], limits, sizes)
+    buckets = tuple(
+        shape.bucket(limits.capacity, sampled=sampled, words=words)
+        for shape in sorted(shapes | {*limits.required()})
+        for sampled, words in (((False, 0),) if shape.prefill else sizes.ways)
+    )
     return _within(sizes.most, buckets) if sizes.trees is None else buckets
 
 
-def _within(most: int, buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
+def _within(limit: int, buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
     """At most so many, as far as spare ones can be left out: greedy ones first, and those of the
     largest trees, which lose the smallest share of their time.
     """
     spare = sorted(_spare(buckets), key=lambda each: (not each.sampled, each.nodes, each.rows))
-    dropped = spare[-(len(buckets) - most) :] if len(buckets) > most else []
+    dropped = spare[-(len(buckets) - limit) :] if len(buckets) > limit else []
     return tuple(bucket for bucket in buckets if bucket not in dropped)
 
 
@@ -176,16 +180,7 @@ def tree_slots(sizes: Sizes, limits: Limits) -> tuple[int, ...]:
     return sizes.slots or _windows(limits.capacity, 2)
 
 
-def buckets_of(shapes: Sequence[CallShape], limits: Limits, sizes: Sizes) -> tuple[Bucket, ...]:
-    """The graphs of these shapes: greedy for prompts, as asked for trees."""
-    return tuple(
-        shape.bucket(limits.capacity, sampled=sampled, words=words)
-        for shape in sorted({*shapes})
-        for sampled, words in (((False, 0),) if shape.prefill else sizes.ways)
-    )
-
-
-def _check_sizes(flag: str, sizes: Sequence[int], most: int) -> None:
+def _check_sizes(flag: str, sizes: Sequence[int], largest: int) -> None:
     for size in sizes:
-        if not 1 <= size <= most:
-            raise InvalidRequest(f"{flag} {size}: sizes lie between 1 and {most}")
+        if not 1 <= size <= largest:
+            raise InvalidRequest(f"{flag} {size}: sizes lie between 1 and {largest}")

@@ -147,11 +147,6 @@ def _layer_matrices(config: ModelConfig, ranks: int) -> int:
 
 def _weight_bytes(config: ModelConfig, spec: CompileSpec) -> int:
     """Bytes of one rank's parameters."""
-    return _weight_count(config, spec) * ITEM[spec.dtype]
-
-
-def _weight_count(config: ModelConfig, spec: CompileSpec) -> int:
-    """Number of one rank's parameters."""
     hidden, size, ranks = config.hidden_size, config.head_dim, spec.tensor_parallel
     shared = config.tied and spec.target == "cpu"
     tables = config.vocab_size * hidden // ranks * (1 if shared else 2)
@@ -159,7 +154,8 @@ def _weight_count(config: ModelConfig, spec: CompileSpec) -> int:
     vectors += (config.heads + 2 * config.kv_heads) * size if config.qkv_bias else 0
     vectors += hidden if config.output_bias else 0
     vectors += 2 * config.intermediate_size + hidden if config.mlp_bias else 0
-    return tables + hidden + config.layers * (_layer_matrices(config, ranks) + vectors)
+    layers = config.layers * (_layer_matrices(config, ranks) + vectors)
+    return (tables + hidden + layers) * ITEM[spec.dtype]
 
 
 def _activations(
@@ -192,8 +188,8 @@ def build_memory(config: ModelConfig, spec: CompileSpec) -> int:
     for Neuron the weights of all ranks, which are dealt out by the process that starts it.
     """
     weights = footprint(config, spec).weights
-    held = 0 if spec.target == "cpu" else weights * spec.tensor_parallel
-    return _SYSTEM + held + worker_memory(spec.target, weights)
+    sharded = 0 if spec.target == "cpu" else weights * spec.tensor_parallel
+    return _SYSTEM + sharded + worker_memory(spec.target, weights)
 
 
 def compilers_at_once(target: str) -> int:
@@ -205,9 +201,9 @@ def compilers_at_once(target: str) -> int:
     return workers_within(max(1, processors() // 2), worker_memory(target, 0))
 
 
-def workers_within(most: int, need: int) -> int:
-    """The number of workers of `need` bytes each that fit the free memory, from one to `most`."""
-    return max(1, min(most, free_memory() // need))
+def workers_within(limit: int, need: int) -> int:
+    """The number of workers of `need` bytes each that fit the free memory, from one to `limit`."""
+    return max(1, min(limit, free_memory() // need))
 
 
 def free_memory() -> int:

@@ -108,10 +108,10 @@ def _memory(need: Footprint, device: Device) -> Iterator[str]:
         f"memory{where}: {gib(need.total)} of {gib(device.memory)} "
         f"({need.total / device.memory:.1%})"
     )
-    known = {"largest activation": need.largest, **_ESTIMATED}
+    notes = {"largest activation": need.largest, **_ESTIMATED}
     for name, size in need.parts.items():
         if size:
-            what = f" ({known[name]})" if name in known else ""
+            what = f" ({notes[name]})" if name in notes else ""
             yield f"  {name:<18}  {gib(size)}{what}"
 
 

@@ -39,9 +39,9 @@ def run(options: DownOptions) -> int:
             f"--with_bucket: {', '.join(sorted(others))} may need what the bucket holds: remove "
             "those first"
         )
-    known = find_target(options.name) is not None
+    registered = find_target(options.name) is not None
     if state is None:
-        if not known:
+        if not registered:
             _check_elsewhere(aws, options.name)
         meant = nearest(options.name, set(named_targets()) - {options.name})
         print(f"there is no stack {stack.name} in {aws.region}{meant}")
@@ -57,7 +57,7 @@ def run(options: DownOptions) -> int:
         print(f"s3://{used}, which you named, keeps what was put there: its wheels/ and artefacts")
     left = leftovers(aws, options.name)
     print(f"left of {options.name} in {aws.region}: {', '.join(left) or 'nothing'}")
-    return FAILED if left or not (state or known or removed) else 0
+    return FAILED if left or not (state or registered or removed) else 0
 
 
 def _check_elsewhere(aws: Aws, name: str) -> None:
@@ -83,8 +83,8 @@ def _bucket(aws: Aws, *, remove: bool) -> bool:
         print(f"removed s3://{bucket.name}")
         return True
     sizes = bucket.sizes()
-    held = f"{len(sizes)} objects, {sum(sizes) / 1e6:.1f} MB"
-    print(f"kept s3://{bucket.name} for the next target: {held}; --with_bucket removes it")
+    content = f"{len(sizes)} objects, {sum(sizes) / 1e6:.1f} MB"
+    print(f"kept s3://{bucket.name} for the next target: {content}; --with_bucket removes it")
     return False
 
 

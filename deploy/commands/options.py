@@ -48,15 +48,15 @@ class NamedOptions(CommandOptions, title="target"):
         """The account, in the target's region. Raises InvalidRequest for another one: what this
         machine keeps of the target belongs to the one that runs.
         """
-        known = find_target(self.name)
-        if known is None:
+        registered = find_target(self.name)
+        if registered is None:
             return Aws(self.region)
-        if self.region not in (None, known.region):
+        if self.region not in (None, registered.region):
             raise InvalidRequest(
-                f"{self.name} was started in {known.region}: leave out --region {self.region}, or "
-                "choose another name"
+                f"{self.name} was started in {registered.region}: leave out --region "
+                f"{self.region}, or choose another name"
             )
-        return Aws(known.region)
+        return Aws(registered.region)
 
 
 class UpOptions(NamedOptions, title="start"):

@@ -45,27 +45,27 @@ def run(options: PricesOptions) -> int:
     """Print the prices. Returns 1 without a price of the region: people then get the bundled ones
     of another region, labelled as such, and programs (--json) nothing.
     """
-    prices, found, refused = InstancePrices(live=not options.no_live), list[Price](), list[str]()
+    prices, priced, refusals = InstancePrices(live=not options.no_live), list[Price](), list[str]()
     names = options.instance.split(",") if options.instance else list(bundled_prices().types)
     market: Market = "spot" if options.spot else "on-demand"
     for name in names:
         try:
-            found.append(prices.find(name, options.region, market))
+            priced.append(prices.find(name, options.region, market))
         except NoPrice as error:
-            refused.append(str(error))
-    if found or options.instance:
-        print(*refused, sep="\n", end="\n" * bool(refused), file=sys.stderr)
+            refusals.append(str(error))
+    if priced or options.instance:
+        print(*refusals, sep="\n", end="\n" * bool(refusals), file=sys.stderr)
     else:
-        print(f"{refused[0]} (nor for {len(refused) - 1} other types)", file=sys.stderr)
+        print(f"{refusals[0]} (nor for {len(refusals) - 1} other types)", file=sys.stderr)
     if options.as_json:
-        if found:
-            print(json.dumps([asdict(one) | {"as_of": str(one.as_of)} for one in found], indent=1))
-    elif found:
-        _print_table(found)
+        if priced:
+            print(json.dumps([asdict(one) | {"as_of": str(one.as_of)} for one in priced], indent=1))
+    elif priced:
+        _print_table(priced)
     elif elsewhere := bundled_elsewhere(names, options):
         print("the bundled prices of another region, for comparison:")
         _print_table(elsewhere)
-    return 0 if found else FAILED
+    return 0 if priced else FAILED
 
 
 def bundled_elsewhere(names: Sequence[str], options: PricesOptions) -> list[Price]:
@@ -73,8 +73,8 @@ def bundled_elsewhere(names: Sequence[str], options: PricesOptions) -> list[Pric
     table = bundled_prices()
     if options.region == table.region or options.spot:
         return []
-    known = [name for name in names if name in table.types and table.types[name].usd_per_hour]
-    return [InstancePrices(live=False).find(name, table.region) for name in known]
+    priced = [name for name in names if name in table.types and table.types[name].usd_per_hour]
+    return [InstancePrices(live=False).find(name, table.region) for name in priced]
 
 
 def _print_table(prices: list[Price]) -> None:

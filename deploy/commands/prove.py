@@ -95,12 +95,12 @@ def words_on_host(
 def _bring(aws: Aws, job: HostJob, out: Path) -> bool:
     """Copy a proof's files here, and print its report. Returns whether all texts were equal."""
     contents = {file: job.read(aws, f"results/proof/{file}") for file in FILES}
-    found = {file: content for file, content in contents.items() if content is not None}
+    files = {file: content for file, content in contents.items() if content is not None}
     out.mkdir(parents=True, exist_ok=True)
-    for file, content in found.items():
+    for file, content in files.items():
         (out / file).write_bytes(content)
-    if not set(FILES[:2]) <= found.keys():
+    if not set(FILES[:2]) <= files.keys():
         print("the instance made no report")
         return False
-    print(found["report.md"].decode(), f"brought to {out}", sep="\n")
-    return bool(json.loads(found["report.json"])["equal"])
+    print(files["report.md"].decode(), f"brought to {out}", sep="\n")
+    return bool(json.loads(files["report.json"])["equal"])

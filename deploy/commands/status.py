@@ -79,8 +79,8 @@ def host_commands(
     there = f"--region {region} --target {instance.instance_id}"
     session = f"aws ssm start-session {there} --document-name AWS-Start"
     if not instance.alive:  # EC2 keeps the console for an hour
-        asked = f"--region {region} --instance-id {instance.instance_id} --output text"
-        return {"console": f"aws ec2 get-console-output {asked}"}
+        flags = f"--region {region} --instance-id {instance.instance_id} --output text"
+        return {"console": f"aws ec2 get-console-output {flags}"}
     commands = {
         label: f"{session}NonInteractiveCommand --parameters '{json.dumps({'command': [line]})}'"
         for label, line in _LOGS.items()

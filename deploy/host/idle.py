@@ -67,9 +67,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _check(minutes: float, state: Path, port: int) -> int:
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
-    found = idleness(_stored(state), _ask(port), now)
-    write_whole(state, f"{found.since} {found.ended}")
-    idle = (now - found.since) / 60
+    idle_now = idleness(_stored(state), _ask(port), now)
+    write_whole(state, f"{idle_now.since} {idle_now.ended}")
+    idle = (now - idle_now.since) / 60
     print(f"no session for {idle:.0f} of {minutes:g} minutes")
     return 0 if idle >= minutes else FAILED
 

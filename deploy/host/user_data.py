@@ -123,13 +123,13 @@ def user_data(settings: HostSettings) -> str:
         f"{name}() {{ cat <<'END_OF_FILE'\n{content}END_OF_FILE\n}}\n"
         for name, content in files.items()
     )
-    made = _script(settings, "torch,aws", values, printing, "setup.sh")
-    if len(made.encode()) > MOST_BYTES:
+    script = _script(settings, "torch,aws", values, printing, "setup.sh")
+    if len(script.encode()) > MOST_BYTES:
         raise InvalidRequest(
-            f"the host's flags make its user data {len(made.encode())} bytes long; EC2 takes "
+            f"the host's flags make its user data {len(script.encode())} bytes long; EC2 takes "
             f"{MOST_BYTES}"
         )
-    return made
+    return script
 
 
 def job_script(settings: JobSettings) -> str:

@@ -7,17 +7,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from grpc_comm.client.wire_session import LONGEST_SILENCE
+MAX_SILENCE = 30.0
+"""Seconds of silence after which a target counts as lost. A live one speaks every second."""
 
-SHORTEST_SILENCE = 3.0
+MIN_SILENCE = 3.0
 """Seconds of silence after which a target counts as lost, at the minimum patience."""
 
-SILENCES, LEAST_PROGRESS = 10, 60.0
+SILENCES, MIN_PROGRESS_SECONDS = 10, 60.0
 """A target may send no token for this many times the allowed silence, but at least for so many
 seconds. A target's step takes up to 30 s.
 """
 
-LONGEST_LINE = 3600.0
+MAX_QUEUE_SECONDS = 3600.0
 """Maximum seconds for which a session queues for a row."""
 
 
@@ -43,13 +44,13 @@ class Patience:
         search.
         """
         if not self.seconds:
-            return LONGEST_SILENCE
-        return min(max(self.seconds / 2, SHORTEST_SILENCE), LONGEST_SILENCE)
+            return MAX_SILENCE
+        return min(max(self.seconds / 2, MIN_SILENCE), MAX_SILENCE)
 
     @property
     def progress(self) -> float:
         """Seconds without a token after which a target that owes one is abandoned."""
-        return max(SILENCES * self.silence, LEAST_PROGRESS)
+        return max(SILENCES * self.silence, MIN_PROGRESS_SECONDS)
 
 
 class ProgressClock:
@@ -80,7 +81,7 @@ class ProgressClock:
         """
         if not owes_token:
             self._since = self._clock()
-        limit = self._patience.progress if opened and not self.evicted else LONGEST_LINE
+        limit = self._patience.progress if opened and not self.evicted else MAX_QUEUE_SECONDS
         if self._clock() - self._since <= limit:
             return 0.0
         self.stalled, self._since = True, self._latest(limit)

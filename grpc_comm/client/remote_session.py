@@ -23,10 +23,11 @@ from grpc_comm.client.wire_session import WireSession
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.translate import Description, ResumeRequest, SessionTerms
 from inference.errors import Busy, Gone, Mismatch, OutriderError, Unavailable
-from inference.order import LEAST_CREDIT, Decode, End, Progress
+from inference.order import Decode, End, Progress
+from inference.proposer import Nodes
 from inference.sampling import SamplingParams
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
+FIRST_PAUSE, MAX_PAUSE = 0.2, 5.0
 """Seconds between attempts. Each pause is random, up to a limit that doubles each time."""
 
 RESUME_SECONDS = 5.0
@@ -35,15 +36,13 @@ RESUME_SECONDS = 5.0
 REACH_SECONDS = 3.0
 """Seconds for TCP, TLS and HTTP/2 over a slow link, after gRPC's own back-off of a second."""
 
-LEAST_LEASE = 3.0
+MIN_LEASE = 3.0
 """Seconds for which any target keeps a silent session that waits for a row. Its answer has the real
 lease.
 """
 
-ACKNOWLEDGED_AT_ONCE = LEAST_CREDIT // 4
-"""Tokens that are acknowledged together: few enough that a distant target does not run out of
-credit.
-"""
+MAX_BACKLOG = 16
+"""Messages that may wait for the link. Further candidates are dropped."""
 
 
 class RemoteSession(WireSession):
@@ -62,9 +61,9 @@ class RemoteSession(WireSession):
         self._params = SamplingParams()
         # where the session is, and where the call goes
         self._at = self._candidate = replicas.order(key)[0]
-        self._resuming = self._is_opened = False  # the call is a Resume; it has been answered
-        self._held: SessionTerms | None = None  # how the session can be resumed
-        self._epoch = self._acknowledged = 0
+        self._resuming = False  # the call is a Resume
+        self._terms: SessionTerms | None = None  # how the session can be resumed
+        self._epoch = 0
         self._search: threading.Thread | None = None
         self._deadline: float | None = None  # when the search ends, while the target is lost
         self._progress = ProgressClock(patience)
@@ -82,7 +81,7 @@ class RemoteSession(WireSession):
     @property
     def is_open(self) -> bool:
         """Whether a target has opened the session."""
-        return self._held is not None
+        return self._terms is not None
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Begin a session. An error in the target's answer is raised by receive()."""
@@ -93,7 +92,7 @@ class RemoteSession(WireSession):
         with self._changed:
             self._received = self._copy(prompt, params)
             self._params = params
-            self._held = self._failure = self._search = self._deadline = None
+            self._terms = self._failure = self._search = self._deadline = None
             self._closed = threading.Event()
             self._progress = ProgressClock(self._patience)
             self.stream += 1
@@ -114,6 +113,15 @@ class RemoteSession(WireSession):
                 call.send(go=pb.Go(base=base))
                 self._received.requested = base + 1
 
+    def propose(self, nodes: Nodes) -> None:
+        """Send candidates. They are dropped silently while the link is down or too slow."""
+        self.next_number = nodes.end
+        with self._changed:
+            call = self._open_call()
+            if call is not None and not self.lost and call.backlog < MAX_BACKLOG:
+                for message in messages.write_nodes(nodes):
+                    call.send(nodes=message)
+
     def close(self) -> None:
         """End the session, waiting a moment for the target's confirmation. Idempotent."""
         self.abandon()
@@ -132,9 +140,9 @@ class RemoteSession(WireSession):
 
         Called periodically.
         """
-        call, terms = self._open_call(), self._held
+        call, terms = self._open_call(), self._terms
         if call is not None and not self._closed.is_set():
-            call.heartbeat((LEAST_LEASE if terms is None else terms.lease_seconds) / 3)
+            call.heartbeat((MIN_LEASE if terms is None else terms.lease_seconds) / 3)
             call.give_up_after(self._patience.silence)
             with self._changed:
                 owed = self._received.owes_token or not self._is_opened
@@ -151,13 +159,13 @@ class RemoteSession(WireSession):
         if not self._is_opened:
             self._progress.note_opened()
         super()._handle_opened(call, terms)
-        if self._held is not None:
+        if self._terms is not None:
             self.traffic.resumes += resumed
             self.traffic.reopenings += not resumed
         if not resumed:
             self._received.begin_session()
         self.stream += self._search is not None
-        self._held, self._at, self._search, self._is_opened = terms, self._candidate, None, True
+        self._terms, self._at, self._search, self._is_opened = terms, self._candidate, None, True
 
     def _handle_tokens(self, call: Call, progress: Progress) -> None:
         if not self._is_opened:
@@ -175,30 +183,20 @@ class RemoteSession(WireSession):
             self._progress.restart()
         if came or not owed:
             self._deadline = None
-        self._acknowledge(call)
+        self._acknowledge()
         if self._received.end is End.DRAINED and self._patience.seconds > 0:
             self._received.end = End.NOT  # another target continues
             self._start_search(self._leaving_error(call), call)
 
-    def _on_read(self) -> None:
-        call = self._open_call()
-        if call is not None and self._is_opened:
-            self._acknowledge(call)
-
-    def _acknowledge(self, call: Call) -> None:
-        """Acknowledge received tokens, unless their reader is far behind."""
-        length, order = self._received.length, self._received.order
-        at_once = ACKNOWLEDGED_AT_ONCE
-        if order is not None and order.credit:
-            at_once = max(1, min(at_once, order.credit // 4))
-        if not self._received.is_behind and length - self._acknowledged >= at_once:
-            self._acknowledged = length
-            call.send(ack=pb.Ack(length=length))
+    def on_end(self, call: Call, failure: OutriderError) -> None:
+        """Handle the end of a call, on the reader's thread."""
+        with self._changed:
+            if call is self._call and self._search is None:  # not an attempt to reconnect
+                self._handle_end(call, failure)
+            self._changed.notify_all()
 
     def _handle_end(self, call: Call, failure: OutriderError) -> None:
-        """Handle the end of the stream: look for the target, unless the text has ended."""
-        if self._search is not None:
-            return  # the call was an attempt to reconnect
+        """Look for the target, unless the text has ended."""
         patient = self._patience.seconds > 0 and not self._closed.is_set()
         if patient and isinstance(failure, Unavailable) and self._received.end is End.NOT:
             self._start_search(self._leaving_error(call) if self._leaving else failure, call)
@@ -261,7 +259,7 @@ class RemoteSession(WireSession):
                 if isinstance(reason, Busy)
                 else random.uniform(0, pause)  # noqa: S311
             )
-            pause = min(2 * pause, LONGEST_PAUSE)
+            pause = min(2 * pause, MAX_PAUSE)
             if time.monotonic() + wait > deadline or self._closed.wait(wait):
                 raise reason
 
@@ -270,7 +268,7 @@ class RemoteSession(WireSession):
 
         checked: it has just sent its description; otherwise that is fetched before Open
         """
-        terms = self._held
+        terms = self._terms
         if resume and terms is not None:
             self._epoch += 1
             length = self._received.length

@@ -1,4 +1,4 @@
-"""A session over a wire: tokens arrive unasked, and candidates are sent at any time."""
+"""The receiving half of a client's session: tokens arrive on a call, and are acknowledged."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ import threading
 import time
 from collections.abc import Sequence
 
-from grpc_comm import messages, translate
+from grpc_comm import translate
 from grpc_comm.client.call import Call
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.translate import Description, SessionTerms
 from inference.errors import InvalidRequest, OutriderError
-from inference.order import Progress, TokenLogProb
-from inference.proposer import MOST_CANDIDATES, Nodes
+from inference.order import LEAST_CREDIT, Progress, TokenLogProb
+from inference.proposer import MOST_CANDIDATES
 from inference.sampling import SamplingParams
 from inference.stats import Traffic
 from inference.text_copy import TextCopy
 
-MOST_BACKLOG = 16
-"""Messages that may wait for the link. Further candidates are dropped."""
-
-
-LONGEST_SILENCE = 30.0
-"""Seconds of silence after which a target counts as lost. A live one speaks every second."""
+ACKNOWLEDGED_AT_ONCE = LEAST_CREDIT // 4
+"""Tokens that are acknowledged together: few enough that a distant target does not run out of
+credit.
+"""
 
 
 class WireSession:
@@ -41,13 +39,9 @@ class WireSession:
         self._call: Call | None = None
         self._failure: OutriderError | None = None
         self._received = self._copy((), SamplingParams())
+        self._is_opened, self._acknowledged = False, 0  # the call has been answered; its last Ack
         self._leaving = ""  # why the target goes away, as it reported
         self.next_number, self._tree_nodes = 0, description.max_tree_nodes
-
-    @property
-    def lost(self) -> bool:
-        """Whether the target is being looked for."""
-        return False
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogProb, ...]:
@@ -59,15 +53,6 @@ class WireSession:
         """Candidates of this session that fit into a forward pass at present."""
         return min(self._received.latest.room or self._tree_nodes - 1, self.candidates)
 
-    def propose(self, nodes: Nodes) -> None:
-        """Send candidates. They are dropped silently while the link is down or too slow."""
-        self.next_number = nodes.end
-        with self._changed:
-            call = self._open_call()
-            if call is not None and not self.lost and call.backlog < MOST_BACKLOG:
-                for message in messages.write_nodes(nodes):
-                    call.send(nodes=message)
-
     def receive(self, timeout: float) -> Progress | None:
         """Return what was received since the last call; None after `timeout` seconds.
 
@@ -78,7 +63,7 @@ class WireSession:
             while True:
                 progress = self._received.read()
                 if progress is not None:
-                    self._on_read()
+                    self._acknowledge()
                     return progress
                 if self._failure is not None:
                     raise self._failure
@@ -101,16 +86,6 @@ class WireSession:
                 self._leaving = answer
             self._changed.notify_all()
 
-    def on_end(self, call: Call, failure: OutriderError) -> None:
-        """Record that the call has ended, on the reader's thread."""
-        with self._changed:
-            if call is self._call:
-                self._handle_end(call, failure)
-            self._changed.notify_all()
-
-    def _handle_end(self, call: Call, failure: OutriderError) -> None:
-        self._failure = failure
-
     def _handle_opened(self, call: Call, terms: SessionTerms) -> None:
         """Record that the target has opened the session."""
         self._tree_nodes = terms.tree_nodes or self._tree_nodes
@@ -121,8 +96,17 @@ class WireSession:
         """Store tokens, or the target's heartbeat."""
         self._received.take(progress)
 
-    def _on_read(self) -> None:
-        """Called when everything received has been read."""
+    def _acknowledge(self) -> None:
+        """Acknowledge received tokens, unless their reader is far behind."""
+        call, length, order = self._open_call(), self._received.length, self._received.order
+        at_once = ACKNOWLEDGED_AT_ONCE
+        if order is not None and order.credit:
+            at_once = max(1, min(at_once, order.credit // 4))
+        if call is None or not self._is_opened or self._received.is_behind:
+            return
+        if length - self._acknowledged >= at_once:
+            self._acknowledged = length
+            call.send(ack=pb.Ack(length=length))
 
     def _copy(self, prompt: Sequence[int], params: SamplingParams) -> TextCopy:
         return TextCopy(prompt, params, self._description.vocabulary, self.traffic)

@@ -17,7 +17,7 @@ from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.guard import KeyInterceptor, read_keys
-from grpc_comm.server.sender import MOST_STEP_SECONDS
+from grpc_comm.server.sender import MAX_STEP_SECONDS
 from grpc_comm.server.service import TargetService
 from grpc_comm.server.state import ServerState, Target
 from grpc_comm.server.tasks import cancel, mark_retrieved
@@ -62,7 +62,7 @@ class HostedTarget:
     @property
     def hung(self) -> bool:
         """Whether a step of the engine takes so long that it counts as hung."""
-        return self._engine.step_seconds > MOST_STEP_SECONDS
+        return self._engine.step_seconds > MAX_STEP_SECONDS
 
     async def describe(self, request: pb.DescribeRequest, carrier: Carrier) -> pb.Description:
         """Answer Describe. The status of a refused call is the carrier's; its answer is empty."""

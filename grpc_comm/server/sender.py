@@ -22,7 +22,7 @@ Send = Callable[[pb.ServerMessage], Awaitable[None]]
 HEARTBEAT_SECONDS = 1.0
 """Seconds between heartbeats of a target that has nothing else to send."""
 
-MOST_STEP_SECONDS = 30.0
+MAX_STEP_SECONDS = 30.0
 """An engine whose step takes longer than this counts as hung: its clients get no heartbeats."""
 
 
@@ -97,7 +97,7 @@ class Sender:
     async def _send_progress(self) -> None:
         progress = self._engine.progress(self._session, self._cursor, self._stream)
         due = self._loop.time() >= self._sent_at + HEARTBEAT_SECONDS
-        alive = self._engine.step_seconds < MOST_STEP_SECONDS
+        alive = self._engine.step_seconds < MAX_STEP_SECONDS
         if not (progress.tokens or progress.end is not self._sent_end or (due and alive)):
             return
         self._sent_at = self._loop.time()

@@ -265,7 +265,7 @@ def _check_prompt(request: OpenRequest, sequence_length: int) -> None:
     """Raise LimitExceeded for a prompt that leaves no room, or whose answer would be too long."""
     length, params = len(request.prompt), request.params
     translate.check_prompt_length(length, sequence_length)
-    limit = translate.most_scored(params.logprobs or 0)
+    limit = translate.max_scored_tokens(params.logprobs or 0)
     if params.prompt_logprobs and length > limit:
         raise LimitExceeded(
             f"log-probabilities of a prompt of {length} tokens: with {params.logprobs} "

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Scoring(NamedTuple):
-    """Log-probabilities that are reported at the picked nodes of a segment.
+    """The log-probabilities to report at the picked nodes of a segment.
 
-    likeliest: how many tokens are reported beside that one
-    of: [p] the token at each node; None: the chosen one
+    likeliest: how many of the most likely tokens are reported
+    of: [p] the token that is reported at each node; None: the chosen token
     """
 
     likeliest: int
@@ -28,7 +28,7 @@ class Scoring(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """One row's share of a forward: n new nodes, where their keys are written, and what they
+    """One row's part of a forward pass: n new nodes, where their keys are written, and what they
     see.
     """
 
@@ -41,17 +41,17 @@ class Segment(NamedTuple):
     tree_mask: NDArray[np.bool_]  # [n, n] which new nodes each new node sees, itself included
     pick: NDArray[np.int32]  # [p] the nodes to choose at
     params: SamplingParams
-    # What the model reads beside these, of a type that it shares with its sequence alone. Such as
-    # the draft's share of a round, or what a draft sees of its target.
+    # Further input of the model, of a type that only it and its sequence know: the draft's part of
+    # a round, or what a draft sees of its target.
     beside: Any = None
-    # What the logits at the picked nodes are adjusted by. It is asked once a call, when the logits
-    # are on their way: so it computes while a device computes. It may raise, which fails the call.
+    # Returns the adjustment of the logits at the picked nodes. It is called once, after the device
+    # has been started, so that it computes meanwhile. An error that it raises fails the call.
     rule: Callable[[], Adjustment] | None = None
     scoring: Scoring | None = None
 
 
 class LogProbs(NamedTuple):
-    """Log-probabilities at p nodes, of a token and of the k likeliest ones, best first."""
+    """Log-probabilities at p nodes: of a token, and of the k most likely tokens, best first."""
 
     values: NDArray[np.float32]  # [p]
     ids: NDArray[np.int32]  # [p, k]
@@ -59,14 +59,14 @@ class LogProbs(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """The token chosen at each picked node of a segment, and what was to be reported there."""
+    """The token chosen at each picked node of a segment, and its log-probabilities."""
 
     tokens: NDArray[np.int32]  # [p]
     logprobs: LogProbs | None = None  # where the segment has a scoring
 
 
 class Ranked(NamedTuple):
-    """The draft's likeliest children of m nodes, best first."""
+    """The draft's most likely children of m nodes, best first."""
 
     ids: NDArray[np.int32]  # [m, k]
     scores: NDArray[np.float32]  # [m, k]
@@ -79,7 +79,7 @@ class Model(Protocol):
     capacity: int
     max_nodes: int  # new nodes of one row in one call
     masks: bool  # whether a segment may have a rule or a scoring
-    branches: bool  # whether trees are worth their time; else each session's likeliest chain is
+    branches: bool  # whether trees are worth their time; else only chains are verified
 
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         """Write the new nodes' keys and return the token chosen at each picked node.
@@ -89,7 +89,7 @@ class Model(Protocol):
         ...
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        """Write the new nodes' keys and return the k likeliest tokens at each picked node.
+        """Write the new nodes' keys and return the k most likely tokens at each picked node.
 
         The result has one Ranked of [p, k] for each segment. Rows must be distinct.
         """
@@ -127,10 +127,10 @@ class RecordingModel(Model, Protocol):
 
 
 class Masks(NamedTuple):
-    """Mask tokens, which a block draft takes for tokens that are not known yet.
+    """Mask tokens, which a block draft reads in place of tokens that are not known yet.
 
     token: id of the mask
-    most: masks that stand behind a node at most, each of which names one token more
+    most: maximum masks behind a node, each of which proposes one more token
     """
 
     token: int

@@ -16,7 +16,7 @@ from inference.tree import IntArray
 
 
 class BatchShape(NamedTuple):
-    """The sizes that a call is padded to."""
+    """The sizes to which a call is padded."""
 
     rows: int
     nodes: int
@@ -25,7 +25,7 @@ class BatchShape(NamedTuple):
     slots: int  # cache slots that are read
 
     @classmethod
-    def least(cls, segments: Sequence[Segment]) -> BatchShape:
+    def of(cls, segments: Sequence[Segment]) -> BatchShape:
         """Return the smallest shape that holds these segments."""
         nodes = max(len(segment.tokens) for segment in segments)
         contexts = 1 if all(segment.context.shape[0] == 1 for segment in segments) else nodes

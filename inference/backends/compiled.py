@@ -153,7 +153,7 @@ class CompiledModel:
 
         As many rows as the largest graph takes are a call. Chunks of prompts are apart from trees.
         """
-        holding = [one for one in self.graphs if all(holds(one, [row]) for row in segments)]
+        holding = [graph for graph in self.graphs if all(holds(graph, [row]) for row in segments)]
         if holding:
             most = max(bucket.rows for bucket in holding)
             return self.choose(segments[:most]) + self.choose(segments[most:])

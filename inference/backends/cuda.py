@@ -121,7 +121,7 @@ class RecordedModel(SlotModel):
         return ranked_rows(segments, *self._call(segments, shape, choice))
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        nodes = max(min(_step(nodes), self.max_nodes), self._least_nodes)
+        nodes = max(min(_step(nodes), self.max_nodes), self._min_nodes)
         return min(_step(rows), self.rows), nodes
 
     def plan(self, rows: int, nodes: int) -> int:

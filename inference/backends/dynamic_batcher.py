@@ -1,31 +1,32 @@
 """A model shared by threads, batched dynamically.
 
-Calls of the same kind that arrive during a call are computed together in the next one.
+Rankings that arrive during a call are computed together in the next one.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from inference.backends import Chosen, Model, Ranked, Segment
 
 T = TypeVar("T")
 
 
-class _Asked(Generic[T]):
-    """One thread's queued call."""
+class _QueuedCall:
+    """A thread's queued call."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.segments = segments
-        self.answers: Sequence[T | Exception] | None = None
+        self.answers: Sequence[Ranked | Exception] | None = None
 
 
 class DynamicBatcher:
     """A Model for drafters, each with rows of its own.
 
-    Dynamic batching without a timer: whoever gets the lock runs every queued call of the same kind.
+    Dynamic batching without a timer: the thread that gets the lock runs every queued ranking of as
+    many children.
     """
 
     def __init__(self, model: Model) -> None:
@@ -33,7 +34,7 @@ class DynamicBatcher:
         self.masks, self.branches = model.masks, model.branches
         self._model = model
         self._turn, self._queue_lock = threading.Lock(), threading.Lock()
-        self.queue: dict[Hashable, list[_Asked[Any]]] = {}
+        self.queue: dict[int, list[_QueuedCall]] = {}  # by children
 
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         """Compute this call alone: it is mostly prompt chunks, which would be padded to the
@@ -43,7 +44,18 @@ class DynamicBatcher:
             return self._model.choose(segments)
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        return self._ask(k, segments, lambda together: self._model.rank(together, k))
+        call = _QueuedCall(segments)
+        with self._queue_lock:
+            self.queue.setdefault(k, []).append(call)
+        with self._turn:
+            if call.answers is None:
+                self._answer_queue(k)
+        answers = list[Ranked]()
+        for answer in call.answers or ():
+            if isinstance(answer, Exception):
+                raise answer
+            answers.append(answer)
+        return answers
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
         return self._model.padded(rows, nodes)
@@ -52,33 +64,18 @@ class DynamicBatcher:
         with self._turn:
             self._model.copy_row(source, target, slots)
 
-    def _ask(
-        self,
-        how: Hashable,
-        segments: Sequence[Segment],
-        call: Callable[[Sequence[Segment]], Sequence[T]],
-    ) -> list[T]:
-        asked: _Asked[T] = _Asked(segments)
+    def _answer_queue(self, k: int) -> None:
         with self._queue_lock:
-            self.queue.setdefault(how, []).append(asked)
-        with self._turn:
-            if asked.answers is None:
-                with self._queue_lock:
-                    everybody = self.queue.pop(how)
-                answers = call_each(call, [part for one in everybody for part in one.segments])
-                for one in everybody:
-                    size = len(one.segments)
-                    one.answers, answers = answers[:size], answers[size:]
-        taken = list[T]()
-        for answer in asked.answers or ():
-            if isinstance(answer, Exception):
-                raise answer
-            taken.append(answer)
-        return taken
+            calls = self.queue.pop(k)
+        segments = [segment for call in calls for segment in call.segments]
+        answers = call_each(lambda together: self._model.rank(together, k), segments)
+        for call in calls:
+            size = len(call.segments)
+            call.answers, answers = answers[:size], answers[size:]
 
 
 def call_each(
-    ask: Callable[[Sequence[Segment]], Sequence[T]], segments: Sequence[Segment]
+    compute: Callable[[Sequence[Segment]], Sequence[T]], segments: Sequence[Segment]
 ) -> list[T | Exception]:
     """The model's answer, or the exception, for each segment.
 
@@ -86,9 +83,9 @@ def call_each(
     fail.
     """
     try:
-        return list(ask(segments))
-    # A model error is charged to the faulty session only, so that the others go on.
+        return list(compute(segments))
+    # A model error is charged to the faulty session only, so that the others continue.
     except Exception as error:
         if len(segments) == 1:
             return [error]
-    return [call_each(ask, [segment])[0] for segment in segments]
+    return [call_each(compute, [segment])[0] for segment in segments]

@@ -62,7 +62,7 @@ class SlotModel(ABC):
         return rank_at(*self._forward(segments), segments, k)
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        return rows, max(nodes, self._least_nodes)
+        return rows, max(nodes, self._min_nodes)
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
         for held in self.by_slot:
@@ -79,7 +79,7 @@ class SlotModel(ABC):
         return self.cache.keys[0].shape[1] - 1
 
     @property
-    def _least_nodes(self) -> int:
+    def _min_nodes(self) -> int:
         """Nodes computed at least: 2 in float32, else 1.
 
         Float32 kernels for a single row of a matrix round differently from those for several.
@@ -102,12 +102,12 @@ class SlotModel(ABC):
 
     def _shape(self, segments: Sequence[Segment]) -> BatchShape:
         check_rows(segments)
-        least = BatchShape.least(segments)
+        least = BatchShape.of(segments)
         if least.nodes > self.max_nodes:
             raise LimitExceeded(
                 f"{least.nodes} nodes in one call: this model takes {self.max_nodes}"
             )
-        nodes = max(least.nodes, self._least_nodes)
+        nodes = max(least.nodes, self._min_nodes)
         slots = context_slots(least.slots)
         return least._replace(
             nodes=nodes,

@@ -10,6 +10,7 @@ those of their target; of a compiled one they are read from its artefact.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -21,20 +22,17 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from torch import Tensor
 
-from inference.artifact import NATIVE, Manifest
+from inference.artifact import Manifest
 from inference.backends import Chosen, Ranked, Segment
 from inference.backends.batch import BatchShape, check_rows, pad
 from inference.backends.choices import rank_at
 from inference.backends.compiled import WEIGHTS
-from inference.backends.neuron import SHARD
 from inference.backends.slots import FREE
 from inference.errors import BadArtifact
 from inference.model.cache import empty_cache, write_slots, write_states
 from inference.model.config import parse_config
 from inference.model.eagle_head import EagleHead
 from inference.tree import IntArray
-
-_EMBEDDINGS = "model.embed_tokens.weight"
 
 
 class _Wave(NamedTuple):
@@ -179,7 +177,7 @@ class EagleModel:
     def _compute(self, waves: Sequence[_Wave]) -> None:
         """Compute one wave of each row, and write its keys, values and states."""
         segments = [wave.segment for wave in waves]
-        least = BatchShape.least(segments)
+        least = BatchShape.of(segments)
         batch = pad(segments, least._replace(slots=max(least.slots, 1)), junk=self.capacity)
         arrays = {name: self._tensor(array) for name, array in batch.arrays().items()}
         del arrays["pick"]
@@ -215,26 +213,21 @@ def read_embeddings(directory: Path, manifest: Manifest) -> Tensor:  # [vocabula
     Raises BadArtifact.
     """
     size = parse_config(manifest.config).vocab_size
-    files, name = _parts_of(manifest)
-    table = torch.cat([_read(directory / file, name) for file in files], 1)[:size]
+    of_ranks = (directory / "weights").glob("*[0-9]*.safetensors")
+    files = sorted(of_ranks, key=_rank_of) or [directory / WEIGHTS]
+    table = torch.cat([_read_embeddings(file) for file in files], 1)[:size]
     return torch.nn.functional.pad(table, (0, 0, 0, size - len(table)))
 
 
-def _parts_of(manifest: Manifest) -> tuple[Sequence[str], str]:
-    """The files with the parts of the embeddings, in the order of ranks, and their name there."""
-    ranks = range(manifest.tensor_parallel)
-    if manifest.target == "cpu":
-        return [WEIGHTS], _EMBEDDINGS
-    if manifest.target in NATIVE:
-        from inference.backends.native.program import rank_weights
-
-        return [rank_weights(rank) for rank in ranks], _EMBEDDINGS
-    return [SHARD.format(rank) for rank in ranks], f"decoder.{_EMBEDDINGS}"
+def _rank_of(path: Path) -> int:
+    """The first number in a file's name."""
+    return int(re.findall(r"\d+", path.name)[0])
 
 
-def _read(path: Path, name: str) -> Tensor:
+def _read_embeddings(path: Path) -> Tensor:
     with safe_open(path, framework="pt") as file:
-        if name not in file.keys():  # noqa: SIM118, it is no mapping
-            raise BadArtifact(f"{path} has no tensor {name}: build the artefact again")
-        tensor: Tensor = file.get_tensor(name)
-        return tensor
+        for name in file.keys():  # noqa: SIM118, it is no mapping
+            if name.removeprefix("decoder.") == "model.embed_tokens.weight":
+                tensor: Tensor = file.get_tensor(name)
+                return tensor
+    raise BadArtifact(f"{path} has no embeddings: build the artefact again")

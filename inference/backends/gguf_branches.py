@@ -2,11 +2,11 @@
 
 llama.cpp keeps each key in a cell, and knows which sequences a cell belongs to. A node sees the
 cells of its own sequence. So every branch of a tree is a sequence, and cells above a fork belong to
-all sequences below it. Sequences are kept between calls: a branch goes on where its last node is,
-and a new branch is cut from a sequence that nobody needs any more, so few cells change hands.
+all sequences below it. Sequences stay between calls: a branch continues behind its last node, and a
+new branch reuses a sequence that is no longer needed, so few cells change.
 
-Nobody says when a slot becomes free, so a sequence is given up only for others, the longest unused
-first. Keys that are needed again after that are computed again (`known` tells how many are there).
+The engine does not report free slots, so a sequence is evicted only for others, the least recently
+used first. Keys that are needed after that are computed again (`known` is how many are left).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class BranchSequences:
 
     positions: [rows, capacity] of the slots
 
-    A slot that was never written counts as written with position = slot, and held by nobody.
+    A slot that was never written counts as written with position = slot, in no sequence.
     Invariant: a sequence holds the cells of one row at positions 0 to its length - 1, and the key
     in each was computed with exactly those before it.
     """
@@ -81,7 +81,7 @@ class BranchSequences:
         self._taken.clear()
 
     def rewrite(self, row: int, slots: IntArray, positions: IntArray) -> None:
-        """Let slots be written anew, at these positions: whoever held them is cut above them."""
+        """Rewrite slots at these positions: sequences that have them are cut above them."""
         before, mine = self.positions[row, slots], np.flatnonzero(self._rows == row)
         held = (before < self._lengths[mine, None]) & (self._paths[np.ix_(mine, before)] == slots)
         first = np.where(held, before, self._paths.shape[1]).min(axis=1)
@@ -157,7 +157,7 @@ class BranchSequences:
         return int(mine[best]), int(lengths[best])
 
     def _forked(self, row: int, path: IntArray, holder: int) -> int:
-        """A sequence that nobody needs, made to hold this path, which `holder` holds."""
+        """An unneeded sequence, changed to hold this path, which `holder` holds."""
         sequence, shared = self._spare(row), 0
         if self._rows[sequence] == row:
             n = min(len(path), int(self._lengths[sequence]))
@@ -172,8 +172,8 @@ class BranchSequences:
         return sequence
 
     def _spare(self, row: int) -> int:
-        """A sequence that this call may take: one whose keys another one holds, else a new one,
-        else the one that was not used for longest, but no row's last.
+        """A sequence that this call may take: a redundant one, else a new one, else the least
+        recently used one, but no row's last.
         """
         if (sequence := self._doubled(row)) != NONE:
             return sequence

@@ -18,22 +18,22 @@ from numpy.typing import NDArray
 
 from inference.errors import InvalidRequest, MissingExtra, Unavailable, UnsupportedModel
 from inference.extras import require
+from inference.model.weight_files import sample
 from inference.tree import IntArray
 
 SEQUENCES = 256
 """Number of sequences in llama.cpp's context: the most that it takes."""
 
-LEAST_BATCH = 256
+MIN_BATCH = 256
 """Tokens that a decode takes at least: llama.cpp has outputs for as many sequences."""
 
 _ERROR = 4  # ggml_log_level
 _ALL_LAYERS = 1 << 16
 _MODEL_SPLIT_NONE = 0
 _FLOAT32 = 0  # ggml_type
-_SAMPLE = 1 << 16
 _ALL_FLOAT32 = "0"  # general.file_type
 _ERRORS: list[str] = []
-"""Errors that the library would print of the call under way; the first one is the reason."""
+"""Errors that the library reported during this call; the first is the reason."""
 
 
 def import_llama_cpp() -> Any:
@@ -47,19 +47,19 @@ def import_llama_cpp() -> Any:
     return library
 
 
-_KEPT: list[Any] = []
+_CALLBACKS: list[Any] = []
 
 
 def _log(library: Any) -> Any:
-    """A callback that keeps errors. The library has its address only, so it is kept here."""
-    if not _KEPT:
+    """A callback that stores errors. The library has only its address, so it is stored here."""
+    if not _CALLBACKS:
 
-        def hear(level: int, text: bytes, _: Any) -> None:
+        def store_error(level: int, text: bytes, _: Any) -> None:
             if level == _ERROR:
                 _ERRORS.append(text.decode(errors="replace").strip())
 
-        _KEPT.append(library.llama_log_callback(hear))
-    return _KEPT[0]
+        _CALLBACKS.append(library.llama_log_callback(store_error))
+    return _CALLBACKS[0]
 
 
 def _why() -> str:
@@ -120,13 +120,7 @@ def check_gpu() -> None:
 
 def fingerprint(path: Path) -> str:
     """A hash of a file's size, head and tail: it tells files apart without reading them whole."""
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        digest.update(file.read(_SAMPLE))
-        file.seek(max(0, size - _SAMPLE))
-        digest.update(file.read(_SAMPLE))
-    return digest.hexdigest()[:32]
+    return hashlib.sha256(b"".join(sample(path))).hexdigest()[:32]
 
 
 def _check_magic(path: Path) -> None:
@@ -170,7 +164,7 @@ def _facts(library: Any, model: Any, path: Path) -> GgufFacts:
         limited_by=f"{architecture}.context_length",
         window=library.llama_model_n_swa(model),
         states=library.llama_model_is_recurrent(model) or library.llama_model_is_hybrid(model),
-        stop_ids=frozenset(one for one in ids if library.llama_vocab_is_eog(vocab, one)),
+        stop_ids=frozenset(number for number in ids if library.llama_vocab_is_eog(vocab, number)),
         float32=_metadata(library, model, "general.file_type") == _ALL_FLOAT32,
     )
 
@@ -192,7 +186,7 @@ class TokenBatch(NamedTuple):
     @classmethod
     def together(cls, parts: Sequence[TokenBatch]) -> TokenBatch:
         tokens, positions, sequences, picked = zip(*parts, strict=True)
-        joined = [one for part in sequences for one in part]
+        joined = [members for part in sequences for members in part]
         return cls(
             np.concatenate(tokens), np.concatenate(positions), joined, np.concatenate(picked)
         )
@@ -269,7 +263,8 @@ class GgufContext:
         """
         batch, n = self._batch, len(asked.tokens)
         members = [
-            [one + offset for offset in self._offsets for one in ids] for ids in asked.sequences
+            [sequence + offset for offset in self._offsets for sequence in ids]
+            for ids in asked.sequences
         ]
         batch.n_tokens = n
         for pointer, values in (

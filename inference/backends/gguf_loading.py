@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from inference.backends.gguf_branches import LlamaContext
 from inference.backends.gguf_library import (
-    LEAST_BATCH,
+    MIN_BATCH,
     SEQUENCES,
     GgufContext,
     GgufFacts,
@@ -74,7 +74,7 @@ def check_trees(
     """
     trial = TreeTrial.of(vocabulary)
     paths = np.stack([_path_logits(context, path)[:, :vocabulary] for path in trial.paths])
-    tried = kind(context, rows=1, capacity=trial.tokens, batch=LEAST_BATCH)
+    tried = kind(context, rows=1, capacity=trial.tokens, batch=MIN_BATCH)
     model = GgufModel(
         tried,
         max_nodes=trial.tokens,

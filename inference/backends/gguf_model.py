@@ -40,7 +40,7 @@ class Computation(Protocol):
     batch: int
 
     def check(self, segment: Segment) -> None:
-        """Raise LimitExceeded for a segment that cannot be computed, whatever stands beside it."""
+        """Raise LimitExceeded for a segment that cannot be computed even alone."""
         ...
 
     def logits(self, segments: Sequence[Segment]) -> Iterator[tuple[Segment, Floats]]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from inference.backends import Segment
 from inference.backends.gguf_branches import LlamaContext
-from inference.backends.gguf_library import LEAST_BATCH, ContextSizes, TokenBatch
+from inference.backends.gguf_library import MIN_BATCH, ContextSizes, TokenBatch
 from inference.backends.host_choice import Floats
 from inference.backends.kept_states import BEHIND, KEPT, begins, thinned
 from inference.backends.tree_lines import lines_of, path_of
@@ -84,7 +84,7 @@ class GgufStates:
         needed = min(rows * (KEPT + 1) + LINES, sequences)
         # What lines compute again has keys of its own in each sequence.
         cells = rows * capacity + needed * (max_nodes + BEHIND)
-        return ContextSizes(cells, max(LEAST_BATCH, max_nodes) + BEHIND, needed)
+        return ContextSizes(cells, max(MIN_BATCH, max_nodes) + BEHIND, needed)
 
     def check(self, segment: Segment) -> None:
         """Accept every segment: lines that fit into no decode are computed by several."""
@@ -93,17 +93,18 @@ class GgufStates:
         self._positions[target] = self._positions[source]
         self._tokens[target] = self._tokens[source]
         self._keep(target, ())
-        self._keep(target, [self._copied(one) for one in self._kept[source]])
+        self._keep(target, [self._copied(beginning) for beginning in self._kept[source]])
 
     def logits(self, segments: Sequence[Segment]) -> Iterator[tuple[Segment, Floats]]:
         """Compute segments by as few decodes as hold their lines."""
         waiting = deque(chain.from_iterable(map(self._lines, segments)))
         found = dict[tuple[int, int], Floats]()
-        wanted = {(one.row, node) for one in segments for node in one.pick.tolist()}
+        wanted = {(segment.row, node) for segment in segments for node in segment.pick.tolist()}
         while waiting:
             self._decode(self._group(waiting), wanted, found)
-        for one in segments:
-            yield one, np.stack([found[one.row, node] for node in one.pick.tolist()])
+        for segment in segments:
+            nodes = segment.pick.tolist()
+            yield segment, np.stack([found[segment.row, node] for node in nodes])
 
     def _lines(self, segment: Segment) -> list[_TextLine]:
         """Return a segment's lines. Its row keeps what one of them begins with, and nothing else.
@@ -114,13 +115,13 @@ class GgufStates:
         positions[segment.slots], ids[segment.slots] = segment.positions, segment.tokens
         parts = list(lines_of(segment, positions))
         texts = [ids[np.concatenate((path, segment.slots[nodes]))] for nodes, path in parts]
-        kept = [one for one in self._kept[row] if any(begins(one, text) for text in texts)]
+        kept = [each for each in self._kept[row] if any(begins(each, text) for text in texts)]
         self._keep(row, kept)
         common = ids[path_of(positions, np.logical_and.reduce(segment.context))]
         if len(common) - self._known(row, common, len(common)) > BEHIND:
             sequence, _ = self._begin(row, common, len(common), left=0)
             # Longer ones have keys of their own for what was computed now.
-            shorter = [one for one in self._kept[row] if len(one.tokens) < len(common)]
+            shorter = [each for each in self._kept[row] if len(each.tokens) < len(common)]
             self._keep(row, [*shorter, _Beginning(sequence, common)])
         if len(parts) > 1:
             self._forks[row] = self._longest(row, common, len(common))
@@ -196,10 +197,10 @@ class GgufStates:
     def _longest(self, row: int, text: IntArray, most: int) -> _Beginning | None:
         """Return the longest that the row keeps of a text, of at most `most` tokens.
 
-        What other rows keep is left alone: else a row could hold keys of several rows' texts, and
-        a tenant would be told by the time of a call what another one's text is.
+        What other rows keep is not used: else a row could hold keys of several rows' texts, and
+        the time of a call would tell a tenant about another tenant's text.
         """
-        held = [one for one in self._kept[row] if len(one.tokens) <= most and begins(one, text)]
+        held = [each for each in self._kept[row] if len(each.tokens) <= most and begins(each, text)]
         return held[-1] if held else None
 
     def _known(self, row: int, text: IntArray, most: int) -> int:
@@ -208,10 +209,10 @@ class GgufStates:
 
     def _keep(self, row: int, texts: Sequence[_Beginning]) -> None:
         """Let a row keep the best of these texts, and nothing else."""
-        before = {one.sequence for one in (*self._kept[row], *texts)}
-        held = sorted(texts, key=lambda one: len(one.tokens))
+        before = {each.sequence for each in (*self._kept[row], *texts)}
+        held = sorted(texts, key=lambda each: len(each.tokens))
         self._kept[row] = thinned(held, self._forks[row])
-        self._release(before - {one.sequence for one in self._kept[row]})
+        self._release(before - {each.sequence for each in self._kept[row]})
 
     def _release(self, sequences: Iterable[int]) -> None:
         for sequence in sequences:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from inference.backends import Segment
 from inference.backends.gguf_branches import BranchSequences, LlamaContext
-from inference.backends.gguf_library import LEAST_BATCH, ContextSizes, TokenBatch
+from inference.backends.gguf_library import MIN_BATCH, ContextSizes, TokenBatch
 from inference.backends.host_choice import Floats
 from inference.backends.tree_lines import lines_of, tips
 from inference.errors import LimitExceeded, Unavailable
@@ -38,7 +38,7 @@ class GgufTrees:
     @staticmethod
     def sizes(rows: int, capacity: int, max_nodes: int, sequences: int) -> ContextSizes:
         """Return the sizes of a context, which may have so many sequences."""
-        return ContextSizes(rows * capacity, max(LEAST_BATCH, max_nodes), sequences)
+        return ContextSizes(rows * capacity, max(MIN_BATCH, max_nodes), sequences)
 
     def check(self, segment: Segment) -> None:
         needed, room = _sequences(segment), self._branches.room

@@ -36,12 +36,12 @@ def picked(bucket: Bucket, chosen: Tensor, segments: Sequence[Segment]) -> list[
     answers = list[Chosen]()
     for row, segment in enumerate(segments):
         at = row, segment.pick if bucket.everywhere else slice(len(segment.pick))
-        told = None
+        logprobs = None
         if scored is not None and segment.scoring is not None:
             values, ids, likeliest = (part.numpy()[at] for part in scored.scores)
             most = segment.scoring.likeliest
-            told = LogProbs(values, ids[:, :most], likeliest[:, :most])
-        answers.append(Chosen(table[at], told))
+            logprobs = LogProbs(values, ids[:, :most], likeliest[:, :most])
+        answers.append(Chosen(table[at], logprobs))
     return answers
 
 
@@ -140,10 +140,10 @@ def picking(segment: Segment, places: IntArray) -> Segment:
 def joined(answers: Sequence[Chosen], places: Sequence[IntArray]) -> Chosen:
     """Return the answer of a segment from those of its parts, whose places picking() was given."""
     order = np.argsort(np.concatenate(places))
-    told = [answer.logprobs for answer in answers if answer.logprobs is not None]
-    logprobs = [np.concatenate(parts)[order] for parts in zip(*told, strict=True)]
+    scored = [answer.logprobs for answer in answers if answer.logprobs is not None]
+    logprobs = [np.concatenate(parts)[order] for parts in zip(*scored, strict=True)]
     tokens = np.concatenate([answer.tokens for answer in answers])[order]
-    return Chosen(tokens, LogProbs(*logprobs) if told else None)
+    return Chosen(tokens, LogProbs(*logprobs) if scored else None)
 
 
 def _after(bucket: Bucket, segments: Sequence[Segment]) -> IntArray:  # [B, P]

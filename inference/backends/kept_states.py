@@ -39,7 +39,7 @@ def thinned(held: Sequence[State], spared: State | None = None) -> list[State]:
     """
     kept = list(held)
     while len(kept) > KEPT:
-        gaps = np.diff([0, *(len(one.tokens) for one in kept[:-2])])
-        others = [at for at, one in enumerate(kept[:-2]) if one is not spared]
+        gaps = np.diff([0, *(len(state.tokens) for state in kept[:-2])])
+        others = [at for at, state in enumerate(kept[:-2]) if state is not spared]
         del kept[min(others, key=gaps.__getitem__)]
     return kept

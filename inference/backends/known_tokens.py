@@ -11,11 +11,11 @@ from inference.backends import Chosen, Model, Ranked, Segment
 
 
 class KnownTokens:
-    """A Model that reads ids which another one does not know as its id 0.
+    """A Model that replaces ids that the draft does not have by id 0.
 
-    So a text with such a token is drafted on, with a gap in what the draft sees of it.
+    So drafting continues after such a token, with a gap in what the draft sees of the text.
 
-    known: ids of the other model are below this
+    known: the draft's ids are below this
     """
 
     def __init__(self, model: Model, known: int) -> None:

@@ -1,7 +1,7 @@
 """A compiled target on NeuronCores, which serves one call at a time.
 
 The caches are the graphs' state on the device, and a graph writes the slots that a call names. The
-noise of the next positions is made there while nobody waits for it. Not yet run on hardware: see
+noise of the next positions is made there between calls. Not yet run on hardware: see
 docs/trainium.md.
 """
 
@@ -53,7 +53,7 @@ Say = Callable[[str], None]
 
 
 class _RuntimeFailure(NamedTuple):
-    """A failure of the runtime in words. It is known by what the runtime printed."""
+    """A failure of the runtime, recognised by what the runtime printed."""
 
     printed: re.Pattern[str]
     what: str
@@ -65,17 +65,17 @@ def _printed(words: str) -> re.Pattern[str]:
     return re.compile(rf".*({words}).*", re.IGNORECASE)
 
 
-_TOLD = (
+_FAILURES = (
     _RuntimeFailure(
         _printed(r"nrt_allocate_neuron_cores|cores?\(s\) not available|resource busy|in use\b"),
-        "the NeuronCores cannot be had",
-        "another process has reserved them, and keeps them until it ends. "
+        "the NeuronCores are not available",
+        "another process has reserved them until it ends. "
         "neuron-ls shows which; or share them out with NEURON_RT_VISIBLE_CORES",
         Busy,
     ),
     _RuntimeFailure(
         _printed(r"status\W{0,2}1003\b|numerical error|subtype_numerical"),
-        "the device met a NaN or an infinity and gave the call up",
+        "the device met a NaN or an infinity and aborted the call",
         "the row is lost, and this is a defect to report",
     ),
     _RuntimeFailure(
@@ -90,13 +90,13 @@ _TOLD = (
     ),
     _RuntimeFailure(
         _printed("libnccom"),
-        "the ranks cannot speak to each other",
+        "the ranks cannot communicate",
         "apt-get install aws-neuronx-collectives",
     ),
     _RuntimeFailure(
         _printed("not (be )?initialized|failed to initialize"),
         "the device did not start",
-        "dmesg says why; `sudo rmmod neuron && sudo modprobe neuron` starts it anew",
+        "dmesg says why; `sudo rmmod neuron && sudo modprobe neuron` restarts it",
     ),
     _RuntimeFailure(
         _printed("timed out|timeout"),
@@ -236,11 +236,11 @@ def shape_of_cache(manifest: Manifest, config: Mapping[str, Any]) -> KeysValues:
 
 
 def runtime_error(error: Exception) -> OutriderError:
-    """Return an error of ours that says what a Neuron runtime error means for the user."""
+    """Return an error that explains a Neuron runtime error to the user."""
     text = str(error)
-    for told in _TOLD:
-        if met := told.printed.search(text):
-            return told.kind(f"{told.what} ({met[0].strip()}): {told.remedy}")
+    for failure in _FAILURES:
+        if match := failure.printed.search(text):
+            return failure.kind(f"{failure.what} ({match[0].strip()}): {failure.remedy}")
     line = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return Unavailable(f"the Neuron runtime failed: {line}")
 

@@ -25,6 +25,7 @@ DEVICE = Path("/dev/neuron0")
 PRODUCT = Path("/sys/devices/virtual/dmi/id/product_name")
 """On EC2 this file holds the instance type."""
 
+VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 _OLDEST, _NEWEST = 28, 31
 _TRANSFORMERS = "transformers>=4.51,<5"
 WHEELS = (
@@ -63,7 +64,7 @@ class Sdk(NamedTuple):
 
 def load_sdk() -> Sdk:
     """Import the packages. Raises MissingExtra, with the install line, when they are absent or
-    unsuitable. The compiler may be absent: whoever compiles calls sdk_versions() before.
+    unsuitable. The compiler may be absent: a builder calls sdk_versions() before.
     """
     sdk_versions(compiles=False)
     try:
@@ -204,7 +205,7 @@ def has_device() -> bool:
 
 
 def instance_family() -> str | None:
-    """Return trn1, inf2, trn2 ... of an EC2 instance; None where it cannot be told."""
+    """Return trn1, inf2, trn2 ... of an EC2 instance; None if unknown."""
     try:
         family = PRODUCT.read_text(encoding="ascii").strip().split(".")[0].removesuffix("n")
     except (OSError, UnicodeDecodeError):
@@ -229,40 +230,45 @@ def logical_cores(target: str) -> int:
     return int(stated)
 
 
-_asked_for: set[str] = set()
-"""Numbers of cores that this process has asked the runtime for."""
+def core_numbers(ranges: str) -> list[int]:
+    """Return the cores of NEURON_RT_VISIBLE_CORES, such as 0-3,8. Raises InvalidRequest."""
+    try:
+        ends = [part.split("-") for part in ranges.split(",")]
+        return [core for part in ends for core in range(int(part[0]), int(part[-1]) + 1)]
+    except ValueError as error:
+        raise InvalidRequest(
+            f"{VISIBLE_CORES}={ranges}: numbers and ranges are needed, such as 0-3,8"
+        ) from error
+
+
+_requested: set[str] = set()
+"""Numbers of cores that this process has requested of the runtime."""
 
 
 def reserve_cores(needed: int, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Ask the runtime for as many cores as are needed. It reserves every core where none is asked
-    for, and keeps those of the first load until the process ends.
+    """Set how many cores the runtime reserves. Without a number it reserves every core; it holds
+    those of the first load until the process ends.
 
     What the user has set stays. Raises InvalidRequest if it leaves this process too few cores.
     """
-    ranges = environment.get("NEURON_RT_VISIBLE_CORES")
+    ranges = environment.get(VISIBLE_CORES)
     count = environment.get("NEURON_RT_NUM_CORES")
     try:
-        if ranges:
-            ends = [part.split("-") for part in ranges.split(",")]
-            visible = sum(int(part[-1]) - int(part[0]) + 1 for part in ends)
-        else:
-            visible = int(count or 0) or needed  # 0 means all
+        visible = len(core_numbers(ranges)) if ranges else int(count or 0) or needed  # 0: all
     except ValueError as error:
-        raise InvalidRequest(
-            f"NEURON_RT_VISIBLE_CORES={ranges} or NEURON_RT_NUM_CORES={count} is not understood"
-        ) from error
-    if visible < needed and not ranges and count in _asked_for:
+        raise InvalidRequest(f"NEURON_RT_NUM_CORES={count}: a number is needed") from error
+    if visible < needed and not ranges and count in _requested:
         raise InvalidRequest(
             f"this process has {count} cores since it loaded another artefact, this one needs "
             f"{needed}: load it in a process of its own, or set NEURON_RT_NUM_CORES={needed} "
             "before the first"
         )
     if visible < needed:
-        name = "NEURON_RT_VISIBLE_CORES" if ranges else "NEURON_RT_NUM_CORES"
+        name = VISIBLE_CORES if ranges else "NEURON_RT_NUM_CORES"
         raise InvalidRequest(
             f"{name}={ranges or count} leaves this process {visible} cores, the artefact needs "
             f"{needed}"
         )
     if not ranges and not count:
         environment["NEURON_RT_NUM_CORES"] = str(needed)
-        _asked_for.add(str(needed))
+        _requested.add(str(needed))

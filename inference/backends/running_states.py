@@ -163,7 +163,7 @@ class RunningStates:
         for place, segment in enumerate(segments):
             row, (positions, ids) = segment.row, known[segment.row].cpu().numpy().T
             common = path_of(positions, np.logical_and.reduce(segment.context))
-            held = [one for one in self._kept[row] if begins(one, ids[common])]
+            held = [state for state in self._kept[row] if begins(state, ids[common])]
             if len(common) - len(held[-1].tokens) > BEHIND:
                 start, end = held[-1], KeptStates(ids[common], {})
                 again, none = common[len(start.tokens) :], np.empty(0, dtype=np.intp)
@@ -186,7 +186,7 @@ class RunningStates:
     ) -> Tensor:  # [B, T, width]
         """Compute a layer at the new nodes. hidden_states: [B, T, width]"""
         held, made = self._given[layer], torch.zeros_like(hidden_states)
-        (name,) = (name for name, one in given.items() if isinstance(one, Cache))
+        (name,) = (name for name, value in given.items() if isinstance(value, Cache))
         for group in call.groups:
             for part in group:
                 held[part.row, part.slots[part.old :]] = hidden_states[part.segment, part.nodes]
@@ -206,4 +206,4 @@ class RunningStates:
 
 def _stacked(states: Sequence[States]) -> States:
     """Return the states of several lines as one."""
-    return {kind: torch.cat([one[kind] for one in states]) for kind in states[0]}
+    return {kind: torch.cat([state[kind] for state in states]) for kind in states[0]}

@@ -121,12 +121,12 @@ class SharedCacheModel(EagerModel):
     def _committed(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor]:
         """Return the target's rows [B] int32, and the slots seen there [B, 1, S] int32."""
         seen: list[Shared] = [segment.beside or _NOTHING for segment in segments]
-        most = max(len(one.context) for one in seen)
+        most = max(len(shared.context) for shared in seen)
         slots = min(context_slots(most), self.read.keys[0].shape[1])
         mask = np.zeros((len(seen), 1, slots), dtype=np.int32)
-        for row, one in zip(mask, seen, strict=True):
-            row[0, : len(one.context)] = one.context
-        rows = torch.tensor([one.row for one in seen], dtype=torch.int32, device=self.device)
+        for row, shared in zip(mask, seen, strict=True):
+            row[0, : len(shared.context)] = shared.context
+        rows = torch.tensor([shared.row for shared in seen], dtype=torch.int32, device=self.device)
         return rows, torch.from_numpy(mask).to(self.device)
 
 

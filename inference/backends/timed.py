@@ -1,8 +1,8 @@
-"""Emulates a target's speed: a small real model chooses, and each forward takes a profile's time.
+"""Emulates a target's speed: a small real model chooses, and each pass takes a profile's time.
 
 This is for studies of latency and capacity on machines without the device. The texts are the small
-model's. `TimedModel.overruns` counts forwards in which the small model was too slow. Where there
-are many, the study shows this machine and not the profile: use a smaller model.
+model's. `TimedModel.overruns` counts forward passes in which the small model was too slow. If there
+are many, the study measures this machine and not the profile: use a smaller model.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from inference.times_file import Profile
 T = TypeVar("T")
 
 EMULATED = "emulated "
-"""Start of the line in which an emulation says how well it kept its times."""
+"""Prefix of the line that says how exact an emulation's times were."""
 
 
 class TimedModel:
-    """A Model that answers like another one, but not before the profile's time has passed.
+    """A Model that returns the results of another one after the profile's time.
 
     real: the other one
-    overruns: forwards in which the real model alone took longer than the profile says
+    overruns: forward passes in which the real model alone took longer than the profile says
     emulated_seconds: sum of the profile's times
     late_seconds: time beyond that, from overruns and from waking late on a busy machine
     """
@@ -51,7 +51,7 @@ class TimedModel:
         self.real.copy_row(source, target, slots)
 
     def account(self) -> str:
-        """Say in one line whether the emulation kept its times."""
+        """Return a line that says how exact the emulated times were."""
         late = f"{self.late_seconds * 1e3:.1f} ms late in {self.emulated_seconds * 1e3:.1f} ms"
         return (
             f"{EMULATED}{self.profile.name}: {self.forwards} forwards, {self.overruns} longer "
@@ -59,7 +59,7 @@ class TimedModel:
         )
 
     def _timed(self, segments: Sequence[Segment], forward: Callable[[], T]) -> T:
-        start, shape = time.perf_counter(), BatchShape.least(segments)
+        start, shape = time.perf_counter(), BatchShape.of(segments)
         seconds = self.profile.seconds(shape.rows, shape.nodes, shape.slots)
         answer = forward()
         self.forwards += 1

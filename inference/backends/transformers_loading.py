@@ -63,10 +63,10 @@ def load_transformers(
             return CudaLibraryModel(library, config.reaches, vocabulary=vocabulary, **sizes)
         return TransformersModel(library, config.reaches, vocabulary=vocabulary, **sizes)
     except _ERRORS as error:
-        said = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())[:300]
         raise UnsupportedModel(
             f"{directory}: --backend transformers cannot compute this {config.model_type} model: "
-            f"{said}"
+            f"{reason}"
         ) from error
 
 

@@ -1,6 +1,6 @@
-"""The tree that a model of another library is tried with before it is used.
+"""A trial of a model of another library with a small tree, before it is used.
 
-Whether masks and positions are followed is seen from logits, so nobody lists architectures.
+Its logits show whether it respects masks and positions, so no list of architectures is needed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from inference.tree import IntArray, TokenTree
 _PROMPT, _NODES = 3, 5
 _PARENTS, _PATHS = (-1, 0, 0, 1, 2), ((0, 1, 3), (0, 2, 4))
 
-_CLOSEST, _WIDEST = 1e-3, 0.2
-"""Difference of logits, in parts of their spread, up to which two ways to compute them are one: in
-float32, and in narrower types, whose rounding may pick other experts.
+_MAX_DIFFERENCE, _MAX_NARROW_DIFFERENCE = 1e-3, 0.2
+"""Maximum difference of equal logits, relative to their spread: in float32, and in narrower types,
+whose rounding may select other experts.
 """
 
 
@@ -51,7 +51,7 @@ class TreeTrial(NamedTuple):
         found, expected = nodes[np.array(_PATHS)], paths[:, _PROMPT:]
         spread = np.linalg.norm(expected - expected.mean(-1, keepdims=True))
         off = float(np.linalg.norm(found - expected) / spread)
-        if not off <= (_CLOSEST if float32 else _WIDEST):
+        if not off <= (_MAX_DIFFERENCE if float32 else _MAX_NARROW_DIFFERENCE):
             raise ValueError(
                 f"a tree's logits differ from those of its paths by {off:.2g} of their spread, so "
                 "it does not follow masks and positions"

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from statistics import median
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -27,6 +26,7 @@ from inference.engine.scheduler import ForwardKind, ForwardSeconds, HeldUp
 from inference.engine.session import Session
 from inference.engine.tuning import TUNING
 from inference.proposer import COLOCATED
+from inference.times import typical
 from inference.tree import IntArray, TokenTree
 from inference.tree_shape import NONE, Branches
 
@@ -35,7 +35,7 @@ _RECENT = 0.1
 
 
 _KEPT = 15
-"""Latest calls for a number of sessions; their median estimates the time of such a call."""
+"""Latest calls for a number of sessions, from which the time of such a call is estimated."""
 
 
 @runtime_checkable
@@ -84,7 +84,7 @@ class CallRecord:
             return None
         nearest = min(self._latest, key=lambda known: abs(known - sessions))
         growth = forward(sessions, nodes) / max(forward(nearest, nodes), 1e-9)
-        return median(self._latest[nearest]) * growth
+        return typical(self._latest[nearest]) * growth
 
     def add_call(self, sessions: int, seconds: float) -> None:
         """Record the seconds of a call for so many sessions."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,8 +25,8 @@ class Sight(NamedTuple):
     tree: Tensor  # [B, T, E + T] bool: E earlier nodes, then the new ones
 
 
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Sight], Tensor]
-"""A way to compute attend()."""
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Any], Tensor]
+"""A way to compute attend(). What it takes as sight, Layers.look makes of a Sight."""
 
 
 def attend(

@@ -280,8 +280,8 @@ def _max_positions(raw: Json, family: str) -> tuple[int, str]:
 def read_stop_ids(directory: Path) -> frozenset[int]:
     """Return the ids that end a text by generation_config.json and config.json together.
 
-    Tuned models often have one of these files from the model that they were made of. So the end
-    that each file names is one, and that of the tokenizer (Tokenizer.end_ids), too.
+    Tuned models often have one of these files from their base model. So the ends that each file
+    names count, and those of the tokenizer (Tokenizer.end_ids), too.
     """
     stops = set[int]()
     for path in (directory / "generation_config.json", directory / "config.json"):

@@ -1,4 +1,4 @@
-"""The Llama-family transformer: a static-shape forward for prefill, decoding and verification.
+"""The Llama-family transformer: a static-shape forward pass for prefill, decoding and verification.
 
 It reads the KV caches and returns the new keys and values, which its caller writes. Modules and
 parameters are named as in Hugging Face checkpoints, so that loading needs no table of names. Masks,
@@ -70,7 +70,7 @@ class Decoder(nn.Module):
         self.lm_head: nn.Module | None = None  # None: the embeddings are the head
         if not config.tied:
             self.lm_head = layers.head(config.hidden_size, config.vocab_size, False)
-        self.share, self.look = layers.share, layers.attention.look
+        self.share, self.look = layers.share, layers.look
         self.ids = None if layers.ids is None else layers.ids(config.vocab_size)
         cos, sin = rotary_tables(config, positions)
         self.register_buffer("cos", cos, persistent=False)

@@ -42,8 +42,8 @@ _OTHER_HEADS = ("norm_before_fc", "norm_output", "fc_norm")
 EAGLE3 = "eagle3"
 """The name of the layers that EAGLE-3 reads."""
 
-LEAST_LAYERS = 7
-MOST_HEAD_LAYERS = 16
+MIN_LAYERS = 7
+MAX_HEAD_LAYERS = 16
 
 _NO_WINDOW = {"sliding_window": None, "use_sliding_window": False}
 
@@ -73,9 +73,9 @@ def named_layers(named: str, layers: int) -> tuple[int, ...]:
     Raises InvalidRequest for layers that the target does not have.
     """
     if named == EAGLE3:
-        if layers < LEAST_LAYERS:
+        if layers < MIN_LAYERS:
             raise InvalidRequest(
-                f"--features {EAGLE3} needs a target of {LEAST_LAYERS} layers or more, this one "
+                f"--features {EAGLE3} needs a target of {MIN_LAYERS} layers or more, this one "
                 f"has {layers}: name layers"
             )
         return usual_layers(layers)
@@ -101,9 +101,9 @@ def read_head_config(directory: Path, target: ModelConfig) -> HeadConfig:
         if raw.field(name).value:
             raise UnsupportedModel(f"{path} field {name} is set: such heads are not supported")
     sizes = parse_config(layer.dictionary() | {"model_type": "llama"} | _NO_WINDOW)
-    if sizes.layers > MOST_HEAD_LAYERS:
+    if sizes.layers > MAX_HEAD_LAYERS:
         raise UnsupportedModel(
-            f"{path}: a head has 1 to {MOST_HEAD_LAYERS} layers, this one {sizes.layers}"
+            f"{path}: a head has 1 to {MAX_HEAD_LAYERS} layers, this one {sizes.layers}"
         )
     if sizes.vocab_size != target.vocab_size:
         raise UnsupportedModel(
@@ -136,16 +136,16 @@ def _kept(raw: Json, layers: int) -> tuple[int, ...]:
     if not ids.absent:
         given = ids.each(lambda each: outputs + each.integer(0, layers - outputs))
         return given if list(given) == sorted(set(given)) else ids.refuse("ascending layers")
-    if layers < LEAST_LAYERS:
+    if layers < MIN_LAYERS:
         raise UnsupportedModel(
             f"{raw.where}: {_LAYERS_READ} is missing, and what stands for it are 3 layers of a "
-            f"target of {LEAST_LAYERS} or more; this one has {layers}"
+            f"target of {MIN_LAYERS} or more; this one has {layers}"
         )
     return usual_layers(layers)
 
 
 def usual_layers(layers: int) -> tuple[int, int, int]:
-    """Return the layers whose inputs EAGLE-3 reads of a target of LEAST_LAYERS or more."""
+    """Return the layers whose inputs EAGLE-3 reads of a target of MIN_LAYERS or more."""
     return 2, layers // 2, layers - 3
 
 

@@ -57,7 +57,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, layers: Layers) -> None:
         super().__init__()
-        self.head_dim, self.attend = config.head_dim, layers.attend or attend
+        self.head_dim, self.attend, self.rotate = config.head_dim, layers.attend, layers.rotate
         query, shared = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.q_proj = layers.column(config.hidden_size, query, config.qkv_bias)
         self.k_proj = layers.column(config.hidden_size, shared, config.qkv_bias)
@@ -67,14 +67,6 @@ class Attention(nn.Module):
             self.q_norm = layers.norm(config.head_dim, config.norm_eps)
             self.k_norm = layers.norm(config.head_dim, config.norm_eps)
         self.qk_norm = config.qk_norm
-
-    @staticmethod
-    def look(sight: Sight, group: int) -> Any:
-        """Return what the layers of a forward pass need of what its nodes see.
-
-        group: query heads of a key-value head
-        """
-        return sight
 
     def forward(self, x: Tensor, past: Past, sight: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Return the attention's output [B, T, hidden], and the new keys and values [B, T, width].
@@ -92,21 +84,18 @@ class Attention(nn.Module):
             part if earlier is None else torch.cat((earlier, part), 1)
             for part, earlier in ((k, past.near_keys), (v, past.near_values))
         )
-        mixed = self.mix(q, past, near_keys, near_values, sight)
+        mixed = self.attend(q, past.keys, past.values, near_keys, near_values, sight)
         return self.o_proj(mixed.to(x.dtype)), k, v
 
-    def rotate(self, q: Tensor, k: Tensor, sight: Any) -> tuple[Tensor, Tensor]:
-        """Apply rotary positions to queries and keys, each [B, T, heads, D]."""
-        return rotate(q, sight.cos, sight.sin), rotate(k, sight.cos, sight.sin)
 
-    def mix(
-        self, q: Tensor, past: Past, near_keys: Tensor, near_values: Tensor, sight: Any
-    ) -> Tensor:  # [B, T, H * D]
-        """Return the values that the queries [B, T, H, D] attend to.
+def rotate_each(q: Tensor, k: Tensor, sight: Sight) -> tuple[Tensor, Tensor]:
+    """Apply rotary positions to queries and keys, each [B, T, heads, D]."""
+    return rotate(q, sight.cos, sight.sin), rotate(k, sight.cos, sight.sin)
 
-        near_keys, near_values: [B, E + T, width] of nodes that are not in the cache
-        """
-        return self.attend(q, past.keys, past.values, near_keys, near_values, sight)
+
+def plain_sight(sight: Sight, group: int) -> Sight:
+    """Return what the nodes see as it is."""
+    return sight
 
 
 class Layers(NamedTuple):
@@ -122,12 +111,15 @@ class Layers(NamedTuple):
     embedding: Callable[[int, int], nn.Embedding] = nn.Embedding
     # (inputs, outputs, bias): called with states and the vocabulary; each rank has its share's ids
     head: Callable[[int, int, bool], nn.Linear] = Head
-    attend: Attend | None = None  # None: attend(), of all rows at once
+    attend: Attend = attend
     share: VocabularyShare = WHOLE_VOCABULARY
     # (outputs): its float32 weight [V, 1] numbers this rank's ids; None where a rank has all
     ids: Callable[[int], nn.Linear] | None = None
     norm: type[RMSNorm] = RMSNorm
-    attention: type[Attention] = Attention
+    # (queries, keys, sight), each [B, T, heads, D]
+    rotate: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]] = rotate_each
+    # (sight, query heads of a key-value head): what `rotate` and `attend` take as sight
+    look: Callable[[Sight, int], Any] = plain_sight
 
 
 WHOLE = Layers()
@@ -155,7 +147,7 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig, layers: Layers) -> None:
         super().__init__()
         self.input_layernorm = layers.norm(config.hidden_size, config.norm_eps)
-        self.self_attn = layers.attention(config, layers)
+        self.self_attn = Attention(config, layers)
         self.post_attention_layernorm = layers.norm(config.hidden_size, config.norm_eps)
         self.mlp = MLP(config, layers)
 

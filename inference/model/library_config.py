@@ -100,8 +100,8 @@ def _text_config(path: Path, raw: Json) -> Any:
     try:
         config = CONFIG_MAPPING[kind.text()].from_json_file(path)
     except (AttributeError, KeyError, StrictDataclassError, TypeError, ValueError) as error:
-        said = " ".join(str(error).split())[:200]
-        raise UnsupportedModel(f"{raw.where}: transformers cannot read it: {said}") from error
+        reason = " ".join(str(error).split())[:200]
+        raise UnsupportedModel(f"{raw.where}: transformers cannot read it: {reason}") from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModel(
             f"{kind.where} is {shown(kind.value)}: it is no causal language model"
@@ -133,8 +133,8 @@ def _max_positions(raw: Json, text: Any) -> tuple[int, str]:
     name, original = "max_position_embeddings", "original_max_position_embeddings"
     length = _positive(raw, text, name)
     ropes = getattr(text, "rope_parameters", None) or {}
-    each = [one for one in ropes.values() if isinstance(one, Mapping)] or [ropes]
-    for rope in each:
+    kinds = [rope for rope in ropes.values() if isinstance(rope, Mapping)] or [ropes]
+    for rope in kinds:
         if rope.get("rope_type") in _FOR_SHORTER:
             shorter = rope.get(original) or getattr(text, original, None) or length
             if shorter < length:

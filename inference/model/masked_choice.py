@@ -121,8 +121,8 @@ def choose_scored(
     """
     found = find_candidates(logits, sampling, by, drawn, share)
     chosen = choose_among(found, logits, sampling, drawn, share)
-    told = torch.where(asked < torch.zeros_like(asked), chosen, asked)
-    values = scores_of(share, sampling.scaled(logits), told) - found.log_mass[..., 0]
+    ids = torch.where(asked < torch.zeros_like(asked), chosen, asked)
+    values = scores_of(share, sampling.scaled(logits), ids) - found.log_mass[..., 0]
     most = (found.whole - found.log_mass)[..., :MOST_LOGPROBS]
     likeliest = in_order(most, found.ids[..., :MOST_LOGPROBS])
     return Scored(chosen, Scores(values, *likeliest))

@@ -30,7 +30,7 @@ _MIDDLE = 128  # of uint8, which the CPU's products take for states
 _TINY = 1e-20
 _OUTPUTS = 16  # the kernels of int4 take a multiple of so many outputs
 _AT_ONCE = 1 << 14  # outputs that are rounded at a time: a head's float32 copy is never whole
-_LEAST_ROWS = 32  # CUDA's integer product takes more than 16
+_MIN_ROWS = 32  # CUDA's integer product takes more than 16
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -192,7 +192,7 @@ class Int8Product(nn.Module):
         scale = _scales(x)
         rounded = torch.round(x.float() / scale).to(torch.int8).flatten(0, -2)
         nodes = len(rounded)
-        missing = (0, len(self._levels) - rounded.shape[1], 0, max(0, _LEAST_ROWS - nodes))
+        missing = (0, len(self._levels) - rounded.shape[1], 0, max(0, _MIN_ROWS - nodes))
         sums = self._multiply(F.pad(rounded, missing), self._levels)[:nodes, : self._outputs]
         wide = sums.float().view(*x.shape[:-1], -1)
         return _finished(wide * scale * self._scale, self._bias, x)

@@ -101,8 +101,8 @@ def choice(
 
 def together(kind: Callable[..., Inputs], *inputs: Tensor | None) -> Inputs | None:
     """Return a graph's inputs of one kind, in its order; None where they are left out."""
-    given = [one for one in inputs if one is not None]
-    return kind(*given) if len(given) == len(inputs) else None
+    present = [tensor for tensor in inputs if tensor is not None]
+    return kind(*present) if len(present) == len(inputs) else None
 
 
 class VerifyGraph(_ChoosingGraph):

@@ -1,4 +1,4 @@
-"""A rank's share of the vocabulary, and what ranks tell each other of the scores in their shares.
+"""A rank's share of the vocabulary, and the exchange of scores among ranks.
 
 A head that is divided among ranks gives each rank the logits of its own ids. Ranks exchange what
 they found there: a few scores and ids for each node, never all logits.
@@ -143,10 +143,10 @@ def _exchange(
     parts = [*numbers, *(part.to(torch.float32) for part in ids)]
     sent, sizes = torch.cat(parts, -1), [part.shape[-1] for part in parts]
     every = share.gather(sent).view(share.ranks, *sent.shape).permute(1, 2, 0, 3)
-    told = torch.split(every, sizes, -1)
+    received = torch.split(every, sizes, -1)
     first = torch.arange(0, share.ranks * size, size, dtype=torch.float32, device=sent.device)
-    raised = [(part + first[:, None]).to(torch.int32) for part in told[len(numbers) :]]
+    raised = [(part + first[:, None]).to(torch.int32) for part in received[len(numbers) :]]
     return (
-        [part.flatten(2) for part in told[: len(numbers)]],
+        [part.flatten(2) for part in received[: len(numbers)]],
         [part.flatten(2) for part in raised],
     )

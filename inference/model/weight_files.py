@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -171,18 +172,18 @@ def _has_own_head(directory: Path, _stamps: tuple[tuple[Path, int, int], ...]) -
     return head is not None and embeddings is not None and not _equal(head, embeddings)
 
 
-def _equal(one: StoredTensor, other: StoredTensor) -> bool:
+def _equal(tensor: StoredTensor, other: StoredTensor) -> bool:
     """Whether two tensors have the same bytes, type and shape."""
-    if (one.dtype, one.shape, one.end - one.start) != (
+    if (tensor.dtype, tensor.shape, tensor.end - tensor.start) != (
         other.dtype,
         other.shape,
         other.end - other.start,
     ):
         return False
-    with one.file.open("rb") as first, other.file.open("rb") as second:
-        first.seek(one.start)
+    with tensor.file.open("rb") as first, other.file.open("rb") as second:
+        first.seek(tensor.start)
         second.seek(other.start)
-        left = one.end - one.start
+        left = tensor.end - tensor.start
         while left:
             size = min(left, _CHUNK)
             if first.read(size) != second.read(size):
@@ -192,16 +193,23 @@ def _equal(one: StoredTensor, other: StoredTensor) -> bool:
 
 
 def fingerprint(directory: Path) -> str:
-    """Return a hash of the configuration and of each file's size, head and tail.
+    """Return a hash of the configuration and of each weight file's size, head and tail.
 
     It tells checkpoints apart without reading them whole.
     """
     digest = hashlib.sha256((directory / "config.json").read_bytes())
     for path in weight_files(directory):
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            digest.update(f"{path.name}:{size}".encode())
-            digest.update(file.read(_SAMPLE))
-            file.seek(max(0, size - _SAMPLE))
-            digest.update(file.read(_SAMPLE))
+        digest.update(f"{path.name}:".encode())
+        for part in sample(path):
+            digest.update(part)
     return digest.hexdigest()[:32]
+
+
+def sample(path: Path) -> Iterator[bytes]:
+    """Yield a file's size, head and tail."""
+    size = path.stat().st_size
+    yield str(size).encode()
+    with path.open("rb") as file:
+        yield file.read(_SAMPLE)
+        file.seek(max(0, size - _SAMPLE))
+        yield file.read(_SAMPLE)

@@ -33,7 +33,7 @@ Shapes for which there is no time are estimated from the measured ones.
 
 CALLS, ENOUGH_SECONDS = 5, 0.02
 """A shape is called CALLS times, or until TRUSTED calls took ENOUGH_SECONDS. A shape's first
-call may be slow: medians ignore it.
+call may be slow: the slowest sample does not count.
 """
 
 WIDE, WIDE_SECONDS = 16, 8.0

@@ -60,19 +60,19 @@ class Client:
         options: ClientRole,
         target: Connection,
         tokenizer: Tokenizer,
-        found: FoundDraft | None,
+        draft: FoundDraft | None,
         billing: Billing,
         is_local: bool,
     ) -> None:
         self.target, self.tokenizer = target, tokenizer
         self.shares_device = is_local and not target.description.emulated
-        self._options, self._found = options, found
+        self._options, self._model = options, draft
         # name of the requested draft beside the target; empty without one
         self._colocated = target.description.draft_model if options.beside else ""
         requested, self.length = options.sequence_length, target.description.sequence_length
         self._drafted = self.length  # maximum length that a draft here drafts for
-        if found is not None:
-            self._drafted = min(self.length, found.sequence_length(requested))
+        if draft is not None:
+            self._drafted = min(self.length, draft.sequence_length(requested))
         if requested is not None:
             self.length = min(self.length, requested)
         there = target.description
@@ -92,8 +92,8 @@ class Client:
     @property
     def draft(self) -> str | None:
         """The name of the draft here or beside the target; None without a draft."""
-        if self._found is not None:
-            return self._found.name
+        if self._model is not None:
+            return self._model.name
         return self._colocated or ("copied text" if self._options.copies else None)
 
     @property
@@ -145,20 +145,20 @@ class Client:
 
     @contextmanager
     def _load(self, rows: int) -> Iterator[AnyRows]:
-        if self._found is not None and self._drafted < self.length:
+        if self._model is not None and self._drafted < self.length:
             say(
-                f"{self._found.name} drafts the first {self._drafted:,} tokens of a text, of "
+                f"{self._model.name} drafts the first {self._drafted:,} tokens of a text, of "
                 f"{self.length:,} that the target serves: --sequence_length says how many"
             )
         from inference.grammar import Grammars
-        from outrider.client.drafting import Sides, draft_rows
+        from outrider.client.drafting import DraftSetup, draft_rows
 
         there = self.target.description
         grammars = Grammars(self.tokenizer.to_json(), there.vocabulary, sorted(there.stop_ids))
-        sides = Sides(self._found, self.target, rows, self._drafted, grammars)
+        setup = DraftSetup(self._model, self.target, rows, self._drafted, grammars)
         with ExitStack() as stack:
             try:
-                loaded = stack.enter_context(draft_rows(self._options, sides, self.goal))
+                loaded = stack.enter_context(draft_rows(self._options, setup, self.goal))
             except OutriderError as error:
                 say(f"note: no draft here: {printable(str(error))}")
                 raise
@@ -238,9 +238,9 @@ def find_client_draft(options: ClientRole) -> FoundDraft:
     """Find the draft. Raises InvalidRequest for a device that this machine does not have."""
     from outrider.draft_methods import find_draft
 
-    found = find_draft(options)
-    found.check(options)
-    return found
+    draft = find_draft(options)
+    draft.check(options)
+    return draft
 
 
 @contextmanager
@@ -264,16 +264,16 @@ def open_client(
     requested, options = options, options.computable
     if options is not requested:
         say(f"draft: copied text only; a draft model needs {install('torch')}")
-    found = find(options) if options.method is not None else None
+    draft = find(options) if options.method is not None else None
     tokenizer = (
-        found.tokenizer if found is not None else find_tokenizer(options.draft_name, "draft")
+        draft.tokenizer if draft is not None else find_tokenizer(options.draft_name, "draft")
     )
-    name = found.name if found is not None else "the tokenizer here"
+    name = draft.name if draft is not None else "the tokenizer here"
     with connect_target(options.connection, given_up) as target:
         tokenizer = target_tokenizer(target, tokenizer, name)
-        found = found and found.for_target(tokenizer)
+        draft = draft and draft.for_target(tokenizer)
         local = options.connection.is_local if is_local is None else is_local
-        client = Client(options, target, tokenizer, found, billing, local)
+        client = Client(options, target, tokenizer, draft, billing, local)
         try:
             yield client
         finally:

@@ -31,31 +31,32 @@ DEFAULT_TREE = BestFirst(nodes=16, depth=6)
 """The default tree of synchronous rounds."""
 
 
-class Sides(NamedTuple):
+class DraftSetup(NamedTuple):
     """The local draft and the remote target."""
 
-    found: FoundDraft | None  # None: n-gram copying only
+    model: FoundDraft | None  # None: n-gram copying only
     target: Connection
     rows: int  # concurrent texts
     length: int  # maximum tokens of a text, prompt and output together
     grammars: Grammars  # of the tokenizer of both
 
 
-def draft_rows(options: ClientRole, sides: Sides, goal: Goal) -> AbstractContextManager[AnyRows]:
+def draft_rows(
+    options: ClientRole, setup: DraftSetup, goal: Goal
+) -> AbstractContextManager[AnyRows]:
     """Load the draft and yield its rows, which draft for one text each."""
-    if options.waits and sides.found is not None and sides.found.ranks:
-        return _in_rounds(options, sides, sides.found)
-    return _growing(options, sides, goal)
+    if options.waits and setup.model is not None and setup.model.ranks:
+        return _in_rounds(options, setup, setup.model)
+    return _growing(options, setup, goal)
 
 
 @contextmanager
-def _in_rounds(options: ClientRole, sides: Sides, found: FoundDraft) -> Iterator[AnyRows]:
+def _in_rounds(options: ClientRole, setup: DraftSetup, model: FoundDraft) -> Iterator[AnyRows]:
     """Rows for synchronous rounds: the target waits for a whole tree of a fixed policy."""
     policy = read_policy(options)
-    ranked, found = policy.most_ranked, found.settled(options)
-    draft = load_draft(options, found, sides.rows, sides.length, ranked, ranked)
-    draft = draft._replace(grammars=sides.grammars)
-    pool = rounds(draft, policy, sides.target.description.max_tree_nodes - 1)
+    ranked = policy.most_ranked
+    draft = _load(options, model.settled(options), setup, ranked, ranked)
+    pool = rounds(draft, policy, setup.target.description.max_tree_nodes - 1)
     try:
         yield pool
     finally:
@@ -63,18 +64,18 @@ def _in_rounds(options: ClientRole, sides: Sides, found: FoundDraft) -> Iterator
 
 
 @contextmanager
-def _growing(options: ClientRole, sides: Sides, goal: Goal) -> Iterator[AnyRows]:
+def _growing(options: ClientRole, setup: DraftSetup, goal: Goal) -> Iterator[AnyRows]:
     """Rows that never wait. Their statistics of the pair are stored at the end."""
-    draft, called = Draft(None), "copy"
+    draft, identity = Draft(None, grammars=setup.grammars), "copy"
     times: Table = {}
-    if sides.found is not None:
-        found = sides.found.settled(options)
-        draft = load_draft(options, found, sides.rows, sides.length, TUNING.room, TUNING.widest)
-        times = found.times(user_profiles(options), draft, sides.length)
-        called = found.fingerprint()
-    learned = learned_file(called, sides.target.description.model_fingerprint)
-    pair, draft = Pair(sides.target, times, learned), draft._replace(grammars=sides.grammars)
-    pool = GrowingRows(draft, pair, goal, _sources(options, sides.rows))
+    if setup.model is not None:
+        model = setup.model.settled(options)
+        draft = _load(options, model, setup, TUNING.room, TUNING.widest)
+        times = model.times(user_profiles(options), draft, setup.length)
+        identity = model.fingerprint()
+    learned = learned_file(identity, setup.target.description.model_fingerprint)
+    pair = Pair(setup.target, times, learned)
+    pool = GrowingRows(draft, pair, goal, _sources(options, setup.rows))
     try:
         yield pool
     finally:
@@ -87,15 +88,16 @@ def _sources(options: ClientRole, rows: int) -> list[CopySource | None]:
     return [CopySource() if options.copies else None for _ in range(rows)]
 
 
-def load_draft(
-    options: DeviceOptions, found: FoundDraft, rows: int, length: int, room: int, widest: int
+def _load(
+    options: DeviceOptions, model: FoundDraft, setup: DraftSetup, room: int, widest: int
 ) -> Draft:
     """Load the draft.
 
     room: nodes per row beyond its longest text
     widest: maximum of these nodes in one call
     """
-    return found.load(options, Capacity(rows, length, room, max(PREFILL_NODES, widest)))
+    capacity = Capacity(setup.rows, setup.length, room, max(PREFILL_NODES, widest))
+    return model.load(options, capacity)._replace(grammars=setup.grammars)
 
 
 def read_policy(options: TreeOptions) -> Policy:

@@ -20,7 +20,7 @@ from outrider.text.completion import PROPOSERS, Completion, Request, Show
 from outrider.text.limits import dear_law, limit_of
 from outrider.text.pieces import Piece
 
-MOST_DRAWN = 24
+MAX_DRAWN = 24
 """Candidates reported per message: the first, which are the most likely."""
 
 TextEvent: TypeAlias = tuple[str, dict[str, Any]]
@@ -78,7 +78,7 @@ class Watcher:
         columns = zip(nodes.parents, nodes.tokens, nodes.chances, strict=True)
         drawn = [
             [number, number - back if back else -1, self._text(token), round(chance, 4), token]
-            for number, (back, token, chance) in enumerate(islice(columns, MOST_DRAWN), nodes.first)
+            for number, (back, token, chance) in enumerate(islice(columns, MAX_DRAWN), nodes.first)
         ]
         more = len(nodes.tokens) - len(drawn)
         return {"base": nodes.base, "by": _name(nodes.proposer), "nodes": drawn, "more": more}

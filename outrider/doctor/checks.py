@@ -15,7 +15,7 @@ from inference.planner.profiling import survey_draft
 from inference.times import Times
 from outrider.client.connecting import connect_target, target_tokenizer
 from outrider.client.probing import measure_round_trip
-from outrider.doctor.finding import Finding, refused, warning
+from outrider.doctor.finding import Finding, refused
 from outrider.draft_methods import FoundDraft, find_draft
 from outrider.models.capacity import Capacity
 from outrider.models.directories import find_tokenizer
@@ -67,7 +67,7 @@ def check_credentials() -> Finding:
         return Finding("cloud", f"AWS account {aws.account}, region {aws.region}")
     except OutriderError as error:
         remedy = "only `outrider deploy` needs them: docs/deploy.md"
-        return warning("cloud", printable(str(error)), remedy)
+        return Finding("cloud", printable(str(error)), "warning", remedy)
 
 
 def machine() -> str:
@@ -126,13 +126,14 @@ def plan(times: Times, call: float, round_trip: float) -> Iterator[Finding]:
     yield Finding("plan", f"target-only makes {1 / forward:.1f} tokens/s; {share}")
     if law := dear_law(times):
         dear = f"hardly any draft gives a speed-up: {law}"
-        yield warning("plan", dear, "at the target: more --threads, another --dtype or a GPU")
+        remedy = "at the target: more --threads, another --dtype or a GPU"
+        yield Finding("plan", dear, "warning", remedy)
     elif call < forward:
         ahead = math.ceil(round_trip / forward) + 1
         yield Finding("plan", f"the draft runs ahead: {ahead} tokens hide the round trip")
     else:
         slow = "the draft cannot run ahead: its calls take longer than a forward pass"
-        yield warning("plan", slow, "use a smaller draft (--draft_model)")
+        yield Finding("plan", slow, "warning", "use a smaller draft (--draft_model)")
 
 
 def _ms(seconds: float) -> str:

@@ -20,7 +20,7 @@ from grpc_comm.statuses import status_error
 from grpc_comm.transport import Address, channel_options
 from inference.command import FAILED
 from inference.errors import OutriderError
-from outrider.doctor.finding import Finding, fault, refused
+from outrider.doctor.finding import Finding, refused
 from outrider.options.network import ConnectionOptions
 from outrider.options.tool_roles import DoctorRole
 
@@ -37,7 +37,11 @@ def show(findings: Iterable[Finding], *, as_json: bool) -> int:
             print(*_lines(finding), sep="\n", flush=True)
     faults = sum(finding.severity == "fault" for finding in seen)
     if as_json:
-        print(json.dumps({"faults": faults, "findings": [asdict(one) for one in seen]}, indent=1))
+        print(
+            json.dumps(
+                {"faults": faults, "findings": [asdict(finding) for finding in seen]}, indent=1
+            )
+        )
     return FAILED if faults else 0
 
 
@@ -64,13 +68,13 @@ def check_health(options: ConnectionOptions) -> Iterator[Finding]:
     except OutriderError as error:
         yield refused("health", error)
     except grpc.RpcError as error:
-        said = status_error(error, f"{address} does not answer")
-        yield fault("health", str(said), _REMEDY)
+        answer = status_error(error, f"{address} does not answer")
+        yield Finding("health", str(answer), "fault", _REMEDY)
     else:
         serves = status == health_pb2.HealthCheckResponse.SERVING
         name = health_pb2.HealthCheckResponse.ServingStatus.Name(status)
         text = f"{address} says {name}"
-        yield Finding("health", text) if serves else fault("health", text, _REMEDY)
+        yield Finding("health", text) if serves else Finding("health", text, "fault", _REMEDY)
 
 
 def ask_health(address: Address, options: ConnectionOptions) -> int:

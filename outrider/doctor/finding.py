@@ -19,14 +19,6 @@ class Finding:
     remedy: str = ""
 
 
-def fault(subject: str, text: str, remedy: str) -> Finding:
-    return Finding(subject, text, "fault", remedy)
-
-
-def warning(subject: str, text: str, remedy: str) -> Finding:
-    return Finding(subject, text, "warning", remedy)
-
-
 def refused(subject: str, error: OutriderError) -> Finding:
     """The finding for an error; the error's message has the remedy."""
     return Finding(subject, printable(str(error)), "fault")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -26,37 +27,36 @@ from outrider.models.artifacts import artifact_checkpoint
 from outrider.models.capacity import Capacity
 from outrider.models.devices import describe
 from outrider.models.directories import find_directory
-from outrider.models.loading import Checkpoint, OfCheckpoint, find_checkpoint
+from outrider.models.loading import Checkpoint, find_checkpoint
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import FusedTargetRole
 
 
-@dataclass(frozen=True)
-class FoundHead(OfCheckpoint):
-    """A FoundModel with the tokenizer and limits of its target's checkpoint.
+@dataclass(frozen=True, kw_only=True)
+class FoundHead(Checkpoint):
+    """The checkpoint of a head's target, with the head's name.
 
-    called: the head's name
-    directory: of the head's files
+    beside: name of the target
+    head: directory of the head's files
     target: the model that stores features for it
     inputs: the head's inputs from the target
     """
 
-    called: str
-    directory: Path
+    beside: str
+    head: Path
     target: FeatureModel
     inputs: OfTarget
 
-    @property
-    def name(self) -> str:
-        return self.called
-
     def fingerprint(self) -> str:
-        return fingerprint(self.directory)
+        return fingerprint(self.head)
+
+    def settled(self, options: DeviceOptions, *, drafts: bool) -> Self:
+        return self
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> EagleModel:
         """Load the head on its target's device, in its precision."""
         start = time.perf_counter()
-        head = read_head(self.directory, self.inputs, capacity.sequence_length)
+        head = read_head(self.head, self.inputs, capacity.sequence_length)
         self.target.keep_features(head.config.kept)
         rows, slots, nodes = capacity.rows, capacity.slots, capacity.max_nodes
         model = EagleModel(head, rows=rows, capacity=slots, max_nodes=nodes)
@@ -64,7 +64,7 @@ class FoundHead(OfCheckpoint):
         layers = ", ".join(map(str, head.config.kept))
         say(
             f"{self.name}: a head of {parameters / 1e6:.1f} M parameters on inputs of "
-            f"layers {layers} of {self.checkpoint.name}, on {describe(model.device)}, loaded in "
+            f"layers {layers} of {self.beside}, on {describe(model.device)}, loaded in "
             f"{time.perf_counter() - start:.1f} s"
         )
         return model
@@ -93,7 +93,8 @@ def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
             "--draft eagle reads features of a target on cpu or cuda, or of an artefact that was "
             "built with --features"
         )
-    found = FoundHead(checkpoint, name, directory, real, inputs)
+    fields = vars(replace(checkpoint, name=name)) | {"beside": checkpoint.name}
+    found = FoundHead(**fields, head=directory, target=real, inputs=inputs)
     return FoundDraft.of(found, partial(Draft, sequence=partial(FeatureSequence, real)))
 
 

@@ -4,37 +4,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
+
+import torch
 
 from inference.backends import Model
 from inference.backends.eager import EagerModel
-from inference.backends.substitute_model import SharedCacheModel, SharedSequence
+from inference.backends.substitute_model import (
+    SharedCacheModel,
+    SharedSequence,
+    load_substitute,
+    substitute_of,
+)
 from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.errors import InvalidRequest
+from inference.model.decoder import Decoder
 from outrider.draft_methods import FoundDraft
 from outrider.models.capacity import Capacity
-from outrider.models.loading import Checkpoint, OfCheckpoint, find_checkpoint, load_eager
+from outrider.models.loading import Checkpoint, find_checkpoint
 from outrider.options.groups import DeviceOptions, DraftModelOptions, TargetModelOptions
 
 
 @dataclass(frozen=True)
-class Substitute(OfCheckpoint):
-    """A FoundModel: the substitute of a checkpoint, equal to --draft model with
-    --draft_quantization int4.
-    """
+class Substitute(Checkpoint):
+    """The substitute of a checkpoint, equal to --draft model with --draft_quantization int4."""
 
-    @property
-    def name(self) -> str:
-        return f"{self.checkpoint.name}, 4-bit"
-
-    def load(self, options: DeviceOptions, capacity: Capacity) -> EagerModel:
-        from inference.backends.substitute_model import load_substitute
-
-        return load_eager(options, self.checkpoint, load_substitute, capacity)
+    def load_decoder(self, *, device: torch.device, **sizes: Any) -> Decoder:
+        return load_substitute(self.directory, device=device, **sizes)
 
 
-@dataclass(frozen=True)
-class BesideItsTarget(Substitute):
+@dataclass(frozen=True, kw_only=True)
+class BesideItsTarget(Checkpoint):
     """The substitute of a target in this process. It shares the cache and unquantized weights."""
 
     target: EagerModel
@@ -43,8 +44,6 @@ class BesideItsTarget(Substitute):
         return f"{super().fingerprint()}-layers"
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> EagerModel:
-        from inference.backends.substitute_model import substitute_of
-
         draft = substitute_of(self.target.decoder)
         return SharedCacheModel(
             draft, self.target, own=capacity.spare, max_nodes=capacity.max_nodes
@@ -56,16 +55,18 @@ def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
     target itself.
     """
     if target is None or options.draft_model is not None:
-        return FoundDraft.of(Substitute(_rounded(options.draft_name)))
+        return FoundDraft.of(Substitute(**_rounded(options.draft_name)))
     if not isinstance(target, EagerModel):
         raise InvalidRequest(
             "--draft substitute rounds the layers of a target on cpu or cuda in this process: with "
             "--artifact or --emulate name a checkpoint by --draft_model"
         )
     assert isinstance(options, TargetModelOptions)
-    found = BesideItsTarget(_rounded(options.target_name), target)
+    found = BesideItsTarget(**_rounded(options.target_name), target=target)
     return FoundDraft.of(found, partial(Draft, sequence=partial(SharedSequence, TUNING.room)))
 
 
-def _rounded(name: str | None) -> Checkpoint:
-    return replace(find_checkpoint(name, "target"), quantization="int4")
+def _rounded(name: str | None) -> dict[str, Any]:
+    """The fields of a checkpoint of this name with 4-bit weights."""
+    found = find_checkpoint(name, "target")
+    return vars(replace(found, name=f"{found.name}, 4-bit", quantization="int4"))

@@ -1,4 +1,4 @@
-"""Who may call the server, and with how much: keys, hosts, origins of pages, sizes of requests."""
+"""Checks of requests: keys, hosts, origins of pages, and sizes."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ class KeyCheck:
 
     def _key(self, request: Request) -> str:
         """The request's key; empty without a valid one."""
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        bearer = given.strip() if scheme.lower() == "bearer" else ""
+        scheme, _, credential = request.headers.get("authorization", "").partition(" ")
+        bearer = credential.strip() if scheme.lower() == "bearer" else ""
         sent = (bearer or request.headers.get("x-api-key", "")).encode()
-        known = [hmac.compare_digest(sent, key.encode()) for key in self._keys]  # all: even time
-        return self._keys[known.index(True)] if any(known) else ""
+        matches = [hmac.compare_digest(sent, key.encode()) for key in self._keys]  # all: even time
+        return self._keys[matches.index(True)] if any(matches) else ""
 
     async def admin(self, request: Request) -> None:
         """Accept administrators only, who may change the target for everybody."""
@@ -152,10 +152,10 @@ class HeadCheck:
         lines = [
             scope["raw_path"],
             scope["query_string"],
-            *(b": ".join(one) for one in headers.raw),
+            *(b": ".join(header) for header in headers.raw),
         ]
         if sum(map(len, lines)) > MAX_HEAD_BYTES:
-            return ApiError(431, f"a request's head has {MAX_HEAD_BYTES} bytes at most")
+            return ApiError(431, f"the maximum size of a head is {MAX_HEAD_BYTES} bytes")
         return None
 
 
@@ -173,7 +173,7 @@ class BodyBound:
             message = await receive()
             read += len(message.get("body", b""))
             if read > MAX_BODY_BYTES:
-                raise HTTPException(413, f"a request's body has {MAX_BODY_BYTES} bytes at most")
+                raise HTTPException(413, f"the maximum size of a body is {MAX_BODY_BYTES} bytes")
             return message
 
         await self._app(scope, bounded, send)

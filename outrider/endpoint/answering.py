@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -35,7 +35,7 @@ PING_SECONDS = 15
 GRACE_SECONDS = 5
 """Seconds that open answers may continue after the first signal."""
 
-LEFT = 499
+DISCONNECTED = 499
 """Status of the answer to a client that has disconnected."""
 
 StreamEvent: TypeAlias = "str | dict[str, str]"
@@ -67,6 +67,11 @@ class Answer(Protocol):
 MakeAnswer: TypeAlias = Callable[[Sequence[Request]], Answer]
 
 
+def named_event(name: str, data: Mapping[str, Any]) -> StreamEvent:
+    """An event with its name and its data."""
+    return {"event": name, "data": json.dumps(data)}
+
+
 def event_stream(events: AsyncGenerator[Any, None]) -> EventSourceResponse:
     """A streamed answer."""
     return EventSourceResponse(
@@ -86,39 +91,42 @@ def check_model(texts: TextRunner, name: str | None) -> None:
 
 
 async def answer_request(
-    texts: TextRunner, asked: ChatRequest | CompletionRequest, http: HttpRequest, make: MakeAnswer
+    texts: TextRunner, body: ChatRequest | CompletionRequest, http: HttpRequest, make: MakeAnswer
 ) -> Response:
     """Generate the texts of a request, and answer in the format of its interface."""
-    check_model(texts, asked.model)
+    check_model(texts, body.model)
     caller = http.state.caller
-    texts.check_room(len(asked.prompts) * asked.choices, caller)
-    requests = await _unless_gone(http, texts.read(partial(read_requests, texts, asked)))
-    answer, tasks = make(requests), [partial(texts.client.complete, one) for one in requests]
+    texts.check_room(len(body.prompts) * body.choices, caller)
+    requests = await _unless_gone(http, texts.read(partial(read_requests, texts, body)))
+    answer, tasks = (
+        make(requests),
+        [partial(texts.client.complete, request) for request in requests],
+    )
     parts = texts.run(tasks, caller, requests[0].params.grammar if requests else None)
-    if asked.stream:
+    if body.stream:
         events = _events(parts, len(requests), answer)
         first = await _unless_gone(http, _begun(events))
         return event_stream(_after(first, events, answer))
-    made = await _unless_gone(http, completions(parts, len(requests)))
-    return Response(json.dumps(answer.whole(made)), media_type="application/json")
+    completed = await _unless_gone(http, completions(parts, len(requests)))
+    return Response(json.dumps(answer.whole(completed)), media_type="application/json")
 
 
 def read_requests(
-    texts: TextRunner, asked: ChatRequest | CompletionRequest, left: Event
+    texts: TextRunner, body: ChatRequest | CompletionRequest, left: Event
 ) -> list[Request]:
     """The texts of a request: n of each prompt, with seeds s, s + 1 and so on.
 
     left: set when the client has disconnected, which ends the work
     """
-    given = asked.parameters()
-    seed = random_seed() // 2 if given.seed is None else given.seed
+    parameters = body.parameters()
+    seed = random_seed() // 2 if parameters.seed is None else parameters.seed
     requests = list[Request]()
-    for prompt in asked.prompts:
+    for prompt in body.prompts:
         if left.is_set():
             break
-        settled = replace(given, seed=seed).settled(texts.client.model, TEMPERATURE)
+        settled = replace(parameters, seed=seed).settled(texts.client.model, TEMPERATURE)
         request = make_request(texts.client.text_model, prompt, settled)
-        for more in range(asked.choices):
+        for more in range(body.choices):
             params = replace(request.params, seed=seed + more)
             requests.append(replace(request, index=len(requests), params=params))
     return requests
@@ -127,15 +135,15 @@ def read_requests(
 async def completions(parts: Parts[Piece], count: int) -> list[Completion]:
     """The finished texts in the order of their requests."""
     async with aclosing(parts):
-        made = {index: item async for index, item in parts if isinstance(item, Completion)}
-    return [made[index] for index in range(count)]
+        completed = {index: item async for index, item in parts if isinstance(item, Completion)}
+    return [completed[index] for index in range(count)]
 
 
 async def _events(
     parts: Parts[Piece], count: int, answer: Answer
 ) -> AsyncGenerator[StreamEvent, None]:
     """The events of a stream."""
-    made = dict[int, Completion]()
+    completed = dict[int, Completion]()
     async with aclosing(parts) as pieces:
         begun = False
         async for index, item in pieces:
@@ -144,13 +152,13 @@ async def _events(
                 for event in answer.begin():
                     yield event
             if isinstance(item, Completion):
-                made[index] = item
-                told = answer.finish(index, item)
+                completed[index] = item
+                events = answer.finish(index, item)
             else:
-                told = answer.add(index, item)
-            for event in told:
+                events = answer.add(index, item)
+            for event in events:
                 yield event
-    for event in answer.end([made[index] for index in range(count)]):
+    for event in answer.end([completed[index] for index in range(count)]):
         yield event
 
 
@@ -181,13 +189,13 @@ async def _after(
                 yield event
 
 
-async def _unless_gone(http: HttpRequest, made: Awaitable[Result]) -> Result:
+async def _unless_gone(http: HttpRequest, result: Awaitable[Result]) -> Result:
     """The result. Ends the work as soon as the client leaves, and raises HTTPException."""
-    work, left = asyncio.ensure_future(made), asyncio.ensure_future(_left(http))
+    work, left = asyncio.ensure_future(result), asyncio.ensure_future(_left(http))
     try:
         await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
-            raise HTTPException(LEFT)
+            raise HTTPException(DISCONNECTED)
         return work.result()
     finally:
         for task in (work, left):

@@ -31,18 +31,18 @@ class _Writer:
     CHUNK: ClassVar[str]
 
     def __init__(
-        self, client: Client, asked: ChatRequest | CompletionRequest, requests: Sequence[Request]
+        self, client: Client, body: ChatRequest | CompletionRequest, requests: Sequence[Request]
     ) -> None:
-        self._client, self._asked, self._requests = client, asked, requests
+        self._client, self._body, self._requests = client, body, requests
         self._id, self._created = f"{self.PREFIX}-{uuid4().hex}", int(time.time())
-        self._scored = asked.logprobs is not None and asked.logprobs is not False
+        self._scored = body.logprobs is not None and body.logprobs is not False
 
     def finish(self, index: int, text: Completion) -> Iterable[str]:
         yield self._chunk(index, self._delta(""), finish_reason(text))
 
     def end(self, texts: Sequence[Completion]) -> Iterable[str]:
         """The chunk with the counts, if it was requested, and the end mark."""
-        if self._asked.include_usage:
+        if self._body.include_usage:
             yield json.dumps(self._frame(self.CHUNK, []) | self._counts(texts))
         yield DONE
 
@@ -54,18 +54,18 @@ class _Writer:
         raise NotImplementedError
 
     def _chunk(
-        self, index: int, said: JsonObject, finish: str | None = None, logprobs: Any = None
+        self, index: int, content: JsonObject, finish: str | None = None, logprobs: Any = None
     ) -> str:
-        choice = {"index": index, **said, "finish_reason": finish, "logprobs": logprobs}
+        choice = {"index": index, **content, "finish_reason": finish, "logprobs": logprobs}
         return json.dumps(self._frame(self.CHUNK, [choice]))
 
     def _frame(self, name: str, choices: Sequence[JsonObject]) -> JsonObject:
-        made = {"id": self._id, "object": name, "created": self._created}
-        return {**made, "model": self._client.model, "choices": choices}
+        head = {"id": self._id, "object": name, "created": self._created}
+        return {**head, "model": self._client.model, "choices": choices}
 
     def _counts(self, texts: Sequence[Completion]) -> JsonObject:
         metrics = {"speculative_decoding": speculation(texts)}
-        return {"usage": usage(texts, self._asked.choices), "metrics": metrics}
+        return {"usage": usage(texts, self._body.choices), "metrics": metrics}
 
 
 class ChatWriter(_Writer):
@@ -90,25 +90,25 @@ class ChatWriter(_Writer):
             yield self._chunk(index, {"delta": {"role": "assistant", "content": ""}})
 
     def add(self, index: int, piece: Piece) -> Iterable[str]:
-        said, call = self._delta(piece.text), piece.call
+        content, call = self._delta(piece.text), piece.call
         if call is not None:
             named = _call(call.id, call.name, call.arguments)
-            part = named if call.name else {"function": {"arguments": call.arguments}}
-            said = {"delta": {"tool_calls": [{"index": call.number, **part}]}}
+            delta = named if call.name else {"function": {"arguments": call.arguments}}
+            content = {"delta": {"tool_calls": [{"index": call.number, **delta}]}}
         logprobs = self._logprobs(piece.tokens, piece.logprobs)
-        yield self._chunk(index, said, logprobs=logprobs)
+        yield self._chunk(index, content, logprobs=logprobs)
 
     def _delta(self, text: str) -> JsonObject:
         return {"delta": {"content": text} if text else {}}
 
-    def _logprobs(self, tokens: Sequence[int], told: Sequence[TokenLogProb]) -> JsonObject | None:
+    def _logprobs(self, tokens: Sequence[int], scores: Sequence[TokenLogProb]) -> JsonObject | None:
         if not self._scored:
             return None
-        return {"content": scored(self._client.tokenizer, tokens, told), "refusal": None}
+        return {"content": scored(self._client.tokenizer, tokens, scores), "refusal": None}
 
 
 def scored(
-    tokenizer: Tokenizer, tokens: Sequence[int], told: Sequence[TokenLogProb]
+    tokenizer: Tokenizer, tokens: Sequence[int], scores: Sequence[TokenLogProb]
 ) -> list[JsonObject]:
     """Log-probabilities of tokens with their bytes, in the format of a chat."""
 
@@ -117,14 +117,15 @@ def scored(
         return {"token": raw.decode(errors="replace"), "logprob": logprob, "bytes": list(raw)}
 
     return [
-        described(token, one.value) | {"top_logprobs": list(map(described, one.ids, one.values))}
-        for token, one in zip(tokens, told, strict=True)
+        described(token, score.value)
+        | {"top_logprobs": list(map(described, score.ids, score.values))}
+        for token, score in zip(tokens, scores, strict=True)
     ]
 
 
 def _message(text: Completion) -> JsonObject:
-    said = text.text or (None if text.tool_calls else "")
-    message = {"role": "assistant", "content": said, "refusal": None}
+    content = text.text or (None if text.tool_calls else "")
+    message = {"role": "assistant", "content": content, "refusal": None}
     calls = [_call(*call) for call in text.tool_calls]
     return message | ({"tool_calls": calls} if calls else {})
 
@@ -140,12 +141,14 @@ class TextWriter(_Writer):
     PREFIX, WHOLE, CHUNK = "cmpl", "text_completion", "text_completion"
 
     def __init__(
-        self, client: Client, asked: CompletionRequest, requests: Sequence[Request]
+        self, client: Client, body: CompletionRequest, requests: Sequence[Request]
     ) -> None:
-        super().__init__(client, asked, requests)
-        self._echo, self._nothing = bool(asked.echo), asked.max_tokens == 0
+        super().__init__(client, body, requests)
+        self._echo, self._nothing = bool(body.echo), body.max_tokens == 0
         self._offsets = [0] * len(requests)  # characters of each text so far
-        self._streams = [client.tokenizer.stream(() if asked.echo else one.ids) for one in requests]
+        self._streams = [
+            client.tokenizer.stream(() if body.echo else request.ids) for request in requests
+        ]
 
     def whole(self, texts: Sequence[Completion]) -> JsonObject:
         if self._nothing:
@@ -166,15 +169,15 @@ class TextWriter(_Writer):
         return {"text": text}
 
     def _choice(self, index: int, text: Completion) -> JsonObject:
-        prompt, ids, told = "", list[int](), list[TokenLogProb | None](text.logprobs)
+        prompt, ids, scores = "", list[int](), list[TokenLogProb | None](text.logprobs)
         if self._echo:
             prompt, ids = self._prompt(index), list(self._requests[index].ids)
-            told = [None, *text.prompt_logprobs, *told]
+            scores = [None, *text.prompt_logprobs, *scores]
         return {
             "index": index,
             "text": prompt + text.text,
             "finish_reason": finish_reason(text),
-            "logprobs": self._logprobs(index, [*ids, *text.token_ids], told),
+            "logprobs": self._logprobs(index, [*ids, *text.token_ids], scores),
         }
 
     def _prompt(self, index: int) -> str:
@@ -182,7 +185,7 @@ class TextWriter(_Writer):
         return request.prompt or self._client.tokenizer.decode(request.ids)
 
     def _logprobs(
-        self, index: int, tokens: Sequence[int], told: Sequence[TokenLogProb | None]
+        self, index: int, tokens: Sequence[int], scores: Sequence[TokenLogProb | None]
     ) -> JsonObject | None:
         """Log-probabilities of tokens; the first token of a prompt has none."""
         if not self._scored:
@@ -192,11 +195,14 @@ class TextWriter(_Writer):
             offsets.append(self._offsets[index])
             self._offsets[index] += len(self._streams[index].push(token))
         likeliest = [
-            one
-            and {**dict(zip(map(self._word, one.ids), one.values, strict=True)), word: one.value}
-            for word, one in zip(words, told, strict=True)
+            score
+            and {
+                **dict(zip(map(self._word, score.ids), score.values, strict=True)),
+                word: score.value,
+            }
+            for word, score in zip(words, scores, strict=True)
         ]
-        values = [one and one.value for one in told]
+        values = [score and score.value for score in scores]
         return {
             "tokens": words,
             "token_logprobs": values,

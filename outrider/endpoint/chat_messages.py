@@ -110,6 +110,6 @@ class ChatMessage(BaseModel):
         """The assistant's reasoning, from the first field or content part that has any."""
         parts = self.content if isinstance(self.content, list) else []
         inside = "".join(part.text for part in parts if part.is_thought)
-        beside = [told for name in THOUGHTS if isinstance(told := getattr(self, name), str)]
+        beside = [thought for name in THOUGHTS if isinstance(thought := getattr(self, name), str)]
         thoughts = next(filter(None, [*beside, inside]), "")
         return {THOUGHTS[0]: thoughts} if thoughts else {}

@@ -39,14 +39,14 @@ HEAD_SECONDS, BODY_SECONDS = 10.0, 60.0
 class BoundedConnection(H11Protocol):
     """A connection of uvicorn that is closed if its request does not arrive in time.
 
-    most: connections at the same time. Beyond them the one that has waited longest for a request
+    maximum: connections at the same time. Beyond them the one that has waited longest for a request
     makes room; where all are being answered, the new one is refused.
     waiting_since: when it began to wait for what it waits for, by the loop's clock
     """
 
-    def __init__(self, most: int, *args: Any, **named: Any) -> None:
+    def __init__(self, maximum: int, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        self._most, self.waiting_since = most, 0.0
+        self._maximum, self.waiting_since = maximum, 0.0
         self._awaited: object = None  # the client's state, as h11 names it
         self._clock: asyncio.TimerHandle | None = None
 
@@ -58,7 +58,7 @@ class BoundedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         others = set(self.connections)
         super().connection_made(transport)
-        if len(others) >= self._most and not self.make_room(others):
+        if len(others) >= self._maximum and not self.make_room(others):
             return self._refuse()
         self._watch()
 
@@ -67,9 +67,11 @@ class BoundedConnection(H11Protocol):
         """End the connection that has waited longest for a request. Returns whether there was
         one.
         """
-        waiting = [one for one in connections if isinstance(one, BoundedConnection) and one.waiting]
+        waiting = [
+            each for each in connections if isinstance(each, BoundedConnection) and each.waiting
+        ]
         if waiting:
-            min(waiting, key=lambda one: one.waiting_since).end()
+            min(waiting, key=lambda each: each.waiting_since).end()
         return bool(waiting)
 
     def data_received(self, data: bytes) -> None:
@@ -102,7 +104,7 @@ class BoundedConnection(H11Protocol):
         body = (
             ApiError(
                 503,
-                f"all of {self._most} connections are in use: ask again later",
+                f"all of {self._maximum} connections are in use: try again later",
                 "server_error",
                 code="too_many_connections",
             )

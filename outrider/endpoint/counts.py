@@ -22,11 +22,11 @@ def usage(texts: Sequence[Completion], of_each: int = 1) -> dict[str, Any]:
     """
     firsts = texts[::of_each]
     prompt = sum(text.prompt_tokens for text in firsts)
-    made = sum(len(text.token_ids) for text in texts)
+    generated = sum(len(text.token_ids) for text in texts)
     return {
         "prompt_tokens": prompt,
-        "completion_tokens": made,
-        "total_tokens": prompt + made,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
         "prompt_tokens_details": {
             "cached_tokens": sum(
                 min(text.traffic.reused_tokens, text.prompt_tokens) for text in firsts
@@ -40,10 +40,10 @@ def speculation(done: Sequence[Completion]) -> dict[str, Any]:
 
     acceptance_histogram: [n] forwards in which n candidates were accepted
     """
-    forwards = sum(one.traffic.forwards for one in done)
-    drafted = sum(one.num_draft_tokens for one in done)
-    accepted = sum(one.num_accepted_tokens for one in done)
-    at_depth = [one.accepted.accepted_at_depth for one in done]
+    forwards = sum(text.traffic.forwards for text in done)
+    drafted = sum(text.num_draft_tokens for text in done)
+    accepted = sum(text.num_accepted_tokens for text in done)
+    at_depth = [text.accepted.accepted_at_depth for text in done]
     deepest = max(map(len, at_depth), default=0)
     at_least = [forwards] + [
         sum(depths[depth] for depths in at_depth if depth < len(depths)) for depth in range(deepest)

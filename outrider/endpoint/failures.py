@@ -80,11 +80,11 @@ def _sayable(text: str) -> str:
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "a wrong request, or too many: the error says what is needed"},
-    "5XX": {"description": "the target is away, or an error of this program"},
+    "5XX": {"description": "the target is away, or an internal error"},
 }
 """Refusals as the published schema (/openapi.json) describes them."""
 
-UNFORESEEN = ApiError(500, "an error of this program: its log has it", "server_error")
+UNFORESEEN = ApiError(500, "internal error: the log of the server has details", "server_error")
 
 
 def api_error(error: OutriderError) -> ApiError:
@@ -107,12 +107,12 @@ def add_failures(app: FastAPI) -> None:
     """Answer every error of this application in the format of its interface."""
 
     @app.exception_handler(ApiError)
-    async def told(request: Request, error: ApiError) -> JSONResponse:
+    async def answer(request: Request, error: ApiError) -> JSONResponse:
         return error.response(request.url.path)
 
     @app.exception_handler(OutriderError)
     async def ours(request: Request, error: OutriderError) -> JSONResponse:
-        return await told(request, api_error(error))
+        return await answer(request, api_error(error))
 
     @app.exception_handler(ValidationError)
     @app.exception_handler(RequestValidationError)
@@ -120,22 +120,22 @@ def add_failures(app: FastAPI) -> None:
         request: Request, error: RequestValidationError | ValidationError
     ) -> JSONResponse:
         if "json" in request.headers.get("content-type", ""):
-            return await told(request, _invalid(error))
+            return await answer(request, _invalid(error))
         needed = "a JSON body needs the header Content-Type: application/json"
-        return await told(request, ApiError(400, needed))
+        return await answer(request, ApiError(400, needed))
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
-        return await told(request, ApiError(error.status_code, str(error.detail)))
+        return await answer(request, ApiError(error.status_code, str(error.detail)))
 
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, _error: Exception) -> JSONResponse:
-        return await told(request, UNFORESEEN)
+        return await answer(request, UNFORESEEN)
 
 
 def _invalid(error: RequestValidationError | ValidationError) -> ApiError:
     # of a union, what came nearest
-    first = max(error.errors(), key=lambda one: (one["type"] == "too_long", len(one["loc"])))
+    first = max(error.errors(), key=lambda each: (each["type"] == "too_long", len(each["loc"])))
     raised = first.get("ctx", {}).get("error")
     if isinstance(raised, UnservedField):
         return ApiError(400, str(raised), param=raised.param, code="unsupported_parameter")
@@ -143,5 +143,5 @@ def _invalid(error: RequestValidationError | ValidationError) -> ApiError:
         return ApiError(400, "the body is not JSON: a JSON object is needed")
     place = [str(part) for part in first["loc"] if not _TYPE.fullmatch(str(part))]
     name = ".".join(place)
-    said = raised or first["msg"]
-    return ApiError(400, f"{name or 'the body'}: {said}", param=name or None)
+    message = raised or first["msg"]
+    return ApiError(400, f"{name or 'the body'}: {message}", param=name or None)

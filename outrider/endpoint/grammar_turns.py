@@ -16,8 +16,8 @@ from inference.sampling import Grammar
 MAX_WAITING = 8
 """Texts of one caller that wait for its turn."""
 
-MAX_KNOWN = 1000
-"""Latest grammars that are known to have been checked."""
+MAX_CHECKED = 1000
+"""Number of the latest checked grammars that are remembered."""
 
 RETRY_SECONDS = 1.0
 
@@ -29,21 +29,21 @@ class GrammarTurns:
     """One new grammar at a time for each caller. Used on one event loop."""
 
     def __init__(self) -> None:
-        self._known = OrderedDict[str, None]()
+        self._checked = OrderedDict[str, None]()
         self._turns = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._waiting = Counter[str]()
 
     async def begin(self, caller: str, grammar: Grammar | None) -> EndTurn:
-        """Wait for the caller's turn unless the grammar is known. Return what ends the turn.
+        """Wait for the caller's turn, unless the grammar was checked. Return what ends the turn.
 
         Raises Busy where MAX_WAITING texts of the caller wait already.
         """
-        if grammar is None or grammar.digest in self._known:
+        if grammar is None or grammar.digest in self._checked:
             return lambda checked: None
         waiting, turn, digest = self._waiting[caller], self._turns[caller], grammar.digest
         if waiting >= MAX_WAITING:
             raise Busy(
-                f"{waiting} texts with new grammars wait for this caller: ask again later",
+                f"{waiting} texts with new grammars wait for this caller: try again later",
                 RETRY_SECONDS,
             )
         self._waiting[caller] += 1
@@ -56,14 +56,14 @@ class GrammarTurns:
         def end(checked: bool) -> None:
             nonlocal ended
             if checked:
-                self._known[digest] = None
-                self._known.move_to_end(digest)
-                if len(self._known) > MAX_KNOWN:
-                    self._known.popitem(last=False)
+                self._checked[digest] = None
+                self._checked.move_to_end(digest)
+                if len(self._checked) > MAX_CHECKED:
+                    self._checked.popitem(last=False)
             if not ended:
                 ended = True
                 turn.release()
 
-        if digest in self._known:
+        if digest in self._checked:
             end(True)
         return end

@@ -6,7 +6,6 @@ whole conversation.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 from uuid import uuid4
@@ -15,6 +14,7 @@ from annotated_types import Len
 from pydantic import BaseModel, ConfigDict
 
 from outrider.client.client import Client
+from outrider.endpoint.answering import StreamEvent, named_event
 from outrider.endpoint.chat_messages import JsonObject, Text
 from outrider.endpoint.failures import ApiError
 from outrider.endpoint.requests import MAX_MESSAGES, ChatRequest
@@ -58,7 +58,7 @@ def _turn_messages(turn: JsonObject) -> Iterable[JsonObject]:
     if not isinstance(content, list):
         yield {"role": turn.get("role"), "content": content}
         return
-    said, calls = list[Any](), list[JsonObject]()
+    blocks, calls = list[Any](), list[JsonObject]()
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_result":
@@ -68,9 +68,9 @@ def _turn_messages(turn: JsonObject) -> Iterable[JsonObject]:
             called = {"name": block.get("name"), "arguments": block.get("input")}
             calls.append({"id": block.get("id"), "function": called})
         else:
-            said.append(block)
-    if said or calls:
-        yield {"role": turn.get("role"), "content": said, "tool_calls": calls}
+            blocks.append(block)
+    if blocks or calls:
+        yield {"role": turn.get("role"), "content": blocks, "tool_calls": calls}
 
 
 class MessageWriter:
@@ -82,18 +82,18 @@ class MessageWriter:
 
     def whole(self, texts: Sequence[Completion]) -> JsonObject:
         (text,) = texts
-        said = [{"type": "text", "text": text.text}] if text.text else []
+        blocks = [{"type": "text", "text": text.text}] if text.text else []
         uses = [
             _use(call.id, call.name, read_object(call.arguments) or {}) for call in text.tool_calls
         ]
-        return self._frame([*said, *uses]) | _ended(text) | {"usage": _usage(text)}
+        return self._frame([*blocks, *uses]) | _ended(text) | {"usage": _usage(text)}
 
-    def begin(self) -> Iterable[dict[str, str]]:
+    def begin(self) -> Iterable[StreamEvent]:
         counts = {"input_tokens": len(self._requests[0].ids), "output_tokens": 0}
         message = self._frame([]) | {"stop_reason": None, "stop_sequence": None, "usage": counts}
         yield _event("message_start", message=message)
 
-    def add(self, _index: int, piece: Piece) -> Iterable[dict[str, str]]:
+    def add(self, _index: int, piece: Piece) -> Iterable[StreamEvent]:
         if piece.call is None:
             if self._open != "text":
                 yield from self._begin_block({"type": "text", "text": ""})
@@ -103,36 +103,36 @@ class MessageWriter:
             yield from self._begin_block(_use(piece.call.id, piece.call.name, {}))
         yield self._delta(type="input_json_delta", partial_json=piece.call.arguments)
 
-    def finish(self, _index: int, text: Completion) -> Iterable[dict[str, str]]:
+    def finish(self, _index: int, text: Completion) -> Iterable[StreamEvent]:
         yield from self._end_block()
         yield _event("message_delta", delta=_ended(text), usage=_usage(text))
 
-    def end(self, _texts: Sequence[Completion]) -> Iterable[dict[str, str]]:
+    def end(self, _texts: Sequence[Completion]) -> Iterable[StreamEvent]:
         yield _event("message_stop")
 
-    def fail(self, error: ApiError) -> Iterable[dict[str, str]]:
-        yield {"event": "error", "data": json.dumps(error.of_messages)}
+    def fail(self, error: ApiError) -> Iterable[StreamEvent]:
+        yield named_event("error", error.of_messages)
 
-    def _begin_block(self, block: JsonObject) -> Iterable[dict[str, str]]:
+    def _begin_block(self, block: JsonObject) -> Iterable[StreamEvent]:
         yield from self._end_block()
         self._blocks, self._open = self._blocks + 1, block["type"]
         yield _event("content_block_start", index=self._blocks - 1, content_block=block)
 
-    def _end_block(self) -> Iterable[dict[str, str]]:
+    def _end_block(self) -> Iterable[StreamEvent]:
         if self._open:
             self._open = ""
             yield _event("content_block_stop", index=self._blocks - 1)
 
-    def _delta(self, **delta: str) -> dict[str, str]:
+    def _delta(self, **delta: str) -> StreamEvent:
         return _event("content_block_delta", index=self._blocks - 1, delta=delta)
 
     def _frame(self, content: Sequence[JsonObject]) -> JsonObject:
-        made = {"id": self._id, "type": "message", "role": "assistant"}
-        return {**made, "model": self._client.model, "content": content}
+        head = {"id": self._id, "type": "message", "role": "assistant"}
+        return {**head, "model": self._client.model, "content": content}
 
 
-def _event(name: str, **data: Any) -> dict[str, str]:
-    return {"event": name, "data": json.dumps({"type": name, **data})}
+def _event(name: str, **data: Any) -> StreamEvent:
+    return named_event(name, {"type": name, **data})
 
 
 def _use(call_id: str, name: str, arguments: Any) -> JsonObject:

@@ -7,7 +7,6 @@ they are sent, and where time goes.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -27,7 +26,7 @@ from starlette.types import Scope
 from inference.errors import OutriderError
 from inference.sampling import SEED_BITS, random_seed
 from outrider.client.watching import TextEvent, Watcher, ended
-from outrider.endpoint.answering import TEMPERATURE, event_stream
+from outrider.endpoint.answering import TEMPERATURE, StreamEvent, event_stream, named_event
 from outrider.endpoint.chat_messages import ChatMessage, Text
 from outrider.endpoint.failures import UNFORESEEN, ApiError, api_error
 from outrider.endpoint.requests import MAX_MESSAGES
@@ -38,7 +37,7 @@ from outrider.terminal.live_text import silent
 from outrider.text.completion import Completion
 from outrider.text.defaults import defaults_of
 from outrider.text.parameters import Parameters
-from outrider.text.prompts import going_on, make_request
+from outrider.text.prompts import make_request, resume_request
 from outrider.text.runner import Task
 
 log = logging.getLogger(__name__)
@@ -106,9 +105,9 @@ def page_routes(manager: TargetManager, admin: Sequence[Depends]) -> APIRouter:
         return _state(manager)
 
     @router.post("/texts")
-    async def text(asked: PageText, http: Request) -> Response:
+    async def text(body: PageText, http: Request) -> Response:
         texts = await manager.get()
-        return event_stream(_events(texts, asked, http.state.caller))
+        return event_stream(_events(texts, body, http.state.caller))
 
     return router
 
@@ -120,8 +119,8 @@ class _PageFiles(StaticFiles):
         try:
             return await super().get_response(path, scope)
         except HTTPException as error:
-            asked = f"{scope['method']} {scope['path']}"
-            raise ApiError(404, f"{asked} is not served: see /openapi.json") from error
+            route = f"{scope['method']} {scope['path']}"
+            raise ApiError(404, f"{route} is not served: see /openapi.json") from error
 
     def file_response(self, *args: Any, **named: Any) -> Response:
         response = super().file_response(*args, **named)
@@ -168,45 +167,43 @@ def _trouble(texts: TextRunner | None) -> str | None:
 
 
 async def _events(
-    texts: TextRunner, asked: PageText, caller: str
-) -> AsyncGenerator[dict[str, str], None]:
+    texts: TextRunner, body: PageText, caller: str
+) -> AsyncGenerator[StreamEvent, None]:
     """The events of a text: its name, and its data as JSON."""
     try:
-        task = await texts.read(partial(_task, texts, asked))
+        task = await texts.read(partial(_task, texts, body))
         async with aclosing(texts.run([task], caller)) as parts:
-            async for _, part in parts:
-                if isinstance(part, Completion):
-                    yield _event("end", ended(texts.client, part))
+            async for _, event in parts:
+                if isinstance(event, Completion):
+                    yield named_event("end", ended(texts.client, event))
                 else:
-                    yield _event(*part)
+                    yield named_event(*event)
     except OutriderError as error:
-        yield _event("error", api_error(error).body["error"])
+        yield named_event("error", api_error(error).body["error"])
     # the page shows any other fault, too: without an event it could only say that the stream ended
     except Exception:
         log.exception("a text of the page failed")
-        yield _event("error", UNFORESEEN.body["error"])
+        yield named_event("error", UNFORESEEN.body["error"])
 
 
-def _task(texts: TextRunner, asked: PageText, _left: Event) -> Task[TextEvent]:
+def _task(texts: TextRunner, body: PageText, _left: Event) -> Task[TextEvent]:
     """The task that generates a text of the page, and reports its events."""
     client = texts.client
-    seed = random_seed() if asked.seed is None else asked.seed
-    given = Parameters(asked.max_tokens, asked.temperature, 0, asked.top_p, seed, asked.stop)
-    given = given.settled(client.model, TEMPERATURE)
-    request = make_request(client.text_model, [message.plain for message in asked.messages], given)
+    seed = random_seed() if body.seed is None else body.seed
+    parameters = Parameters(body.max_tokens, body.temperature, 0, body.top_p, seed, body.stop)
+    parameters = parameters.settled(client.model, TEMPERATURE)
+    request = make_request(
+        client.text_model, [message.plain for message in body.messages], parameters
+    )
     before: dict[str, Any] = {}
-    if asked.made:
-        request, text, tokens = going_on(client.text_model, request, asked.made)
+    if body.made:
+        request, text, tokens = resume_request(client.text_model, request, body.made)
         before = {"text": text, "tokens": tokens}
 
     def work(put: Callable[[TextEvent], None], end: Event) -> Completion:
         watcher = Watcher(client, put)
         if before:
             watcher.report("made", before)
-        return watcher.complete(request, silent, end, alone=asked.draft == NONE)
+        return watcher.complete(request, silent, end, alone=body.draft == NONE)
 
     return work
-
-
-def _event(name: str, data: dict[str, Any]) -> dict[str, str]:
-    return {"event": name, "data": json.dumps(data)}

@@ -63,9 +63,9 @@ def up(options: UpRole) -> int:
 
 def _serve(options: UpRole, **flags: Any) -> int:
     """Serve endpoint and page with these flags of role serve."""
-    known = flags_of(EndpointRole).keys() - {"role"}
-    given = {name: value for name, value in options.explicit().items() if name in known}
-    return serve_http(ServeRole(**given | flags), partial(_open_page, not options.no_browser))
+    names = flags_of(EndpointRole).keys() - {"role"}
+    values = {name: value for name, value in options.explicit().items() if name in names}
+    return serve_http(ServeRole(**values | flags), partial(_open_page, not options.no_browser))
 
 
 def _open_page(browser: bool, address: str) -> None:
@@ -104,12 +104,12 @@ def _pair_flags(
     if short == EMBEDDED_PAIR:
         say("target and draft: the pair that ships here, which continues Python-looking text")
         return {}, {}
-    here = [one for one in _models_here(options) if not short or is_called(one.name, short)]
-    usable = [one for one in here if not one.refusal]
-    if found := choose_pair(usable, machine, size):
-        _tell_pair(found, machine)
-        return found[0].as_flag("model"), found[1].as_flag("draft_model")
-    refused = "".join(f"; {one.name}: {one.refusal}" for one in here if one.refusal)
+    here = [model for model in _models_here(options) if not short or is_called(model.name, short)]
+    usable = [model for model in here if not model.refusal]
+    if pair := choose_pair(usable, machine, size):
+        _tell_pair(pair, machine)
+        return pair[0].as_flag("model"), pair[1].as_flag("draft_model")
+    refused = "".join(f"; {model.name}: {model.refusal}" for model in here if model.refusal)
     if options.directory:
         raise InvalidRequest(
             f"--directory {options.directory}: a target and a draft of at most half of its "
@@ -141,11 +141,11 @@ def _tell_pair(pair: tuple[M, M], machine: MachineFacts) -> None:
     """Say what was chosen, and why."""
     target, draft = pair
     say(f"kind: {machine.reason}")
-    say(f"target: {_told(target)}; the largest that is quick here")
-    say(f"draft: {_told(draft)}; the smallest with the target's tokenizer")
+    say(f"target: {_model_words(target)}; the largest that is quick here")
+    say(f"draft: {_model_words(draft)}; the smallest with the target's tokenizer")
 
 
-def _told(model: Model) -> str:
+def _model_words(model: Model) -> str:
     licence = "here already" if isinstance(model, ModelHere) else f"licence {model.licence}"
     return f"{model.name}, {count_words(model.parameters)}, {size_words(model.size)}, {licence}"
 
@@ -161,9 +161,10 @@ def _fetched(
     try:
         place = fetch(model, tokenizer)
     except InvalidRequest as error:
-        names = " and ".join(f"{one.name} ({size_words(one.size)})" for one in (model, *others))
+        needed = [f"{each.name} ({size_words(each.size)})" for each in (model, *others)]
         raise InvalidRequest(
-            f"the hub is needed for {names}: {error}; --directory DIR takes them from a disk"
+            f"the hub is needed for {' and '.join(needed)}: {error}; --directory DIR takes them "
+            "from a disk"
         ) from error
     return str(place) if model.gguf else model.repository
 
@@ -181,17 +182,17 @@ def _draft_flags(options: UpRole, short: str, size: str, machine: MachineFacts) 
     say(f"target: {there.model} on {there.device}, at {options.connection.addresses}")
     if short and not is_called(there.model, short, size):
         raise InvalidRequest(f"the target serves {there.model}, not {options.name}")
-    here = [judged(one, there) for one in _models_here(options)]
-    if found := choose_draft([one for one in here if not one.refusal], machine):
-        say(f"draft: {_told(found)}; the smallest with the target's tokenizer")
-        return found.as_flag("draft_model")
+    here = [judged(model, there) for model in _models_here(options)]
+    if draft := choose_draft([model for model in here if not model.refusal], machine):
+        say(f"draft: {_model_words(draft)}; the smallest with the target's tokenizer")
+        return draft.as_flag("draft_model")
     published = [] if options.directory else published_for(there.model, here)
     if chosen := choose_draft(published, machine):
-        say(f"draft: {_told(chosen)}; the smallest of the target's family")
+        say(f"draft: {_model_words(chosen)}; the smallest of the target's family")
         return {"draft_model": _fetched(chosen, tokenizer)}
-    same = [one for one in here if one.drafts_for(tokenizer)]
-    tokenizers: list[dict[str, Any]] = [one.as_flag("model") for one in same]
-    tokenizers += [{"model": one.tokenizer or one.repository} for one in published]
+    same = [model for model in here if model.drafts_for(tokenizer)]
+    tokenizers: list[dict[str, Any]] = [model.as_flag("model") for model in same]
+    tokenizers += [{"model": model.tokenizer or model.repository} for model in published]
     if not tokenizers:
         raise InvalidRequest(
             f"no draft and no tokenizer is known for {there.model}: outrider serve --model DIR"

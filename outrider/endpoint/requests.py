@@ -45,30 +45,30 @@ Ids: TypeAlias = Annotated[list[TokenId], First]
 
 _CHOICE = "is not served: it would change the target's own choice"
 _TEMPLATE = "is not served: the model's own template makes the prompt"
-_LOGPROBS = "is not served here: logprobs of /v1/completions, with echo for a prompt's, are"
-_FORM = "is not served: response_format and structured_outputs say which form a text has"
-_TOOLS = "is not served here: tools of /v1/chat/completions are"
-_KEPT = "is not served: no answer is kept, so send the whole conversation"
+_LOGPROBS = "is not served here: use logprobs of /v1/completions, with echo for a prompt's"
+_FORM = "is not served: use response_format or structured_outputs"
+_TOOLS = "is not served here: use tools of /v1/chat/completions"
+_STORED = "is not served: no answer is stored, so send the whole conversation"
 
 REASONS = {
     _CHOICE: "length_penalty no_repeat_ngram_size bad_words allowed_token_ids logits_processors "
     "typical_p top_a tfs_z top_n_sigma mirostat dynatemp_range xtc_probability dry_multiplier "
     "samplers use_beam_search num_beams do_sample",
-    "is not served: repetition_penalty acts on prompt and text": "repeat_penalty",
+    "is not served: use repetition_penalty, which acts on prompt and text": "repeat_penalty",
     _FORM: "grammar json_schema regex ebnf guided_json guided_regex guided_choice guided_grammar "
     "format output_format verbosity modalities audio",
     _LOGPROBS: "top_logprobs prompt_logprobs n_probs",
     _TOOLS: "tools functions tool_calls function_call web_search_options mcp_servers",
-    _KEPT: "previous_response_id conversation background container prompt",
+    _STORED: "previous_response_id conversation background container prompt",
     _TEMPLATE: "chat_template add_special_tokens documents thinking_token_budget",
-    "is not served: max_tokens bounds a text": "n_predict max_new_tokens num_predict",
+    "is not served: use max_tokens": "n_predict max_new_tokens num_predict",
     "is not served: a text ends at the model's stop ids, stop_token_ids, max_tokens or stop": ""
     "min_new_tokens include_stop_str_in_output t_max_predict_ms",
     "is not served: texts come without special tokens": "skip_special_tokens "
     "spaces_between_special_tokens",
-    "is not served: send the prompt that is wanted": "echo suffix truncate_prompt_tokens "
+    "is not served: send the final prompt": "echo suffix truncate_prompt_tokens "
     "prompt_embeds input_prefix input_suffix options",
-    "is not served: ask for n texts and choose yourself": "best_of",
+    "is not served: request n texts and choose yourself": "best_of",
 }
 """Reasons to refuse fields that would change the text, and the fields."""
 
@@ -174,7 +174,7 @@ class TextRequest(BaseModel):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
-    def most_tokens(self) -> int | None:
+    def max_length(self) -> int | None:
         """Maximum tokens of a text; None for as many as fit."""
         return None if self.max_tokens == -1 else self.max_tokens
 
@@ -187,7 +187,7 @@ class TextRequest(BaseModel):
         schema = schema_of(self.response_format) if self.response_format else None
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
         changed = {
-            "max_tokens": self.most_tokens,
+            "max_tokens": self.max_length,
             "top_k": max(self.top_k or 0, 0),
             "seed": None if self.seed in (None, -1) else self.seed % SEEDS,
             "stop": None if stop is None else [string for string in stop if string],
@@ -195,8 +195,8 @@ class TextRequest(BaseModel):
             "regex": form.get("regex"),
             "choice": form.get("choice"),
         }
-        given = {name: getattr(self, name) for name in PASSED} | changed | own
-        return Parameters(**{name: value for name, value in given.items() if value is not None})
+        values = {name: getattr(self, name) for name in PASSED} | changed | own
+        return Parameters(**{name: value for name, value in values.items() if value is not None})
 
 
 class ChatRequest(TextRequest):
@@ -218,7 +218,7 @@ class ChatRequest(TextRequest):
     top_logprobs: Annotated[int, Ge(0), Le(MOST_LOGPROBS)] | None = None
 
     @model_validator(mode="after")
-    def _tells_logprobs(self) -> Self:
+    def _has_logprobs(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
         return self
@@ -230,10 +230,10 @@ class ChatRequest(TextRequest):
         return self
 
     @property
-    def most_tokens(self) -> int | None:
-        given = self.max_completion_tokens  # the newer name
-        most = self.max_tokens if given is None else given
-        return None if most == -1 else most
+    def max_length(self) -> int | None:
+        newer = self.max_completion_tokens  # the newer name
+        length = self.max_tokens if newer is None else newer
+        return None if length == -1 else length
 
     @property
     def variables(self) -> JsonObject:
@@ -247,13 +247,13 @@ class ChatRequest(TextRequest):
             thinks = reasoning["enabled"]
         if effort == "none":
             thinks = False
-        given = {
+        values = {
             "reasoning_effort": effort,
             "enable_thinking": thinks,
             "thinking": thinks,
             "add_generation_prompt": self.add_generation_prompt,
         }
-        variables = {name: value for name, value in given.items() if value is not None}
+        variables = {name: value for name, value in values.items() if value is not None}
         return variables | (self.chat_template_kwargs or {})
 
     @property
@@ -290,15 +290,15 @@ class CompletionRequest(TextRequest):
     echo: bool | None = None
 
     @model_validator(mode="after")
-    def _makes_something(self) -> Self:
+    def _generates_something(self) -> Self:
         if self.max_tokens == 0 and not self.echo:
-            raise ValueError("max_tokens 0 makes nothing: it needs echo: true")
+            raise ValueError("max_tokens 0 generates nothing: it needs echo: true")
         if self.echo and self.stream and self.logprobs not in (None, False):
-            raise ValueError("a stream tells no logprobs of a prompt: leave out stream or echo")
+            raise ValueError("logprobs of a prompt are not streamed: leave out stream or echo")
         return self
 
     @property
-    def most_tokens(self) -> int | None:
+    def max_length(self) -> int | None:
         if self.max_tokens is None:
             return COMPLETION_TOKENS
         return None if self.max_tokens == -1 else max(self.max_tokens, 1)
@@ -306,10 +306,10 @@ class CompletionRequest(TextRequest):
     @property
     def prompts(self) -> list[Prompt]:
         """The prompts, each as text or token ids."""
-        given = self.prompt
-        if isinstance(given, str) or all(isinstance(part, int) for part in given):
-            return [given]  # type: ignore[list-item]  # a string, or ids of one prompt
-        return list(given)  # type: ignore[arg-type]
+        prompt = self.prompt
+        if isinstance(prompt, str) or all(isinstance(part, int) for part in prompt):
+            return [prompt]  # type: ignore[list-item]  # a string, or ids of one prompt
+        return list(prompt)  # type: ignore[arg-type]
 
     def parameters(self, **own: Any) -> Parameters:
         scored = None if self.logprobs is False else self.logprobs

@@ -6,7 +6,6 @@ whole conversation.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from inference.order import TokenLogProb
 from outrider.client.client import Client
+from outrider.endpoint.answering import StreamEvent, named_event
 from outrider.endpoint.chat_answers import scored
 from outrider.endpoint.chat_messages import JsonObject, Text, joined_text
 from outrider.endpoint.counts import usage
@@ -43,11 +43,11 @@ class ResponseRequest(BaseModel):
     def chat(self) -> ChatRequest:
         """The request as one for a chat."""
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        said = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else None
+        user = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else None
         more, text = self.model_extra or {}, self.text or {}
         fields = {
             "n": 1,
-            "messages": [*first, *(said or _item_messages(self.input))],
+            "messages": [*first, *(user or _item_messages(self.input))],
             "max_completion_tokens": self.max_output_tokens,
             "response_format": text.get("format"),
             "verbosity": text.get("verbosity"),
@@ -76,12 +76,12 @@ def _item_messages(items: Iterable[Any]) -> list[JsonObject]:
             result, called = item.get("output"), item.get("call_id")
             messages.append({"role": "tool", "content": result, "tool_call_id": called})
         elif kind == "message":
-            said = {"role": item.get("role"), "content": item.get("content")}
-            thought = messages[-1:] if said["role"] == "assistant" else []
+            message = {"role": item.get("role"), "content": item.get("content")}
+            thought = messages[-1:] if message["role"] == "assistant" else []
             if thought and thought[0].keys() == {"role", "reasoning_content"}:
-                thought[0].update(said)
+                thought[0].update(message)
             else:
-                messages.append(said)
+                messages.append(message)
         else:
             raise ApiError(400, f"items of type {kind} are not served", param="input")
     return messages
@@ -97,15 +97,15 @@ class ResponseWriter:
 
     def whole(self, texts: Sequence[Completion]) -> JsonObject:
         (text,) = texts
-        told = [] if text.tool_calls else self._logprobs(text.token_ids, text.logprobs)
-        said = [_message(text.text, told)] if text.text or not text.tool_calls else []
-        return self._frame([*said, *(_call(*call) for call in text.tool_calls)], text)
+        logprobs = [] if text.tool_calls else self._logprobs(text.token_ids, text.logprobs)
+        messages = [_message(text.text, logprobs)] if text.text or not text.tool_calls else []
+        return self._frame([*messages, *(_call(*call) for call in text.tool_calls)], text)
 
-    def begin(self) -> Iterable[dict[str, str]]:
+    def begin(self) -> Iterable[StreamEvent]:
         for name in ("response.created", "response.in_progress"):
             yield self._event(name, response=self._frame([], None))
 
-    def add(self, _index: int, piece: Piece) -> Iterable[dict[str, str]]:
+    def add(self, _index: int, piece: Piece) -> Iterable[StreamEvent]:
         call = piece.call
         if call is not None and call.name:
             yield from self._begin_item(_call(call.id, call.name, ""))
@@ -117,30 +117,30 @@ class ResponseWriter:
             yield self._item_event("response.content_part.added", content_index=0, part=part)
         item = self._items[-1]
         if call is None:
-            told = self._logprobs(piece.tokens, piece.logprobs)
+            logprobs = self._logprobs(piece.tokens, piece.logprobs)
             item["content"][0]["text"] += piece.text
-            item["content"][0]["logprobs"] += told
-            delta = {"content_index": 0, "delta": piece.text, "logprobs": told}
+            item["content"][0]["logprobs"] += logprobs
+            delta = {"content_index": 0, "delta": piece.text, "logprobs": logprobs}
             yield self._item_event("response.output_text.delta", **delta)
         elif call.arguments:
             item["arguments"] += call.arguments
             yield self._item_event("response.function_call_arguments.delta", delta=call.arguments)
 
-    def finish(self, _index: int, _text: Completion) -> Iterable[dict[str, str]]:
+    def finish(self, _index: int, _text: Completion) -> Iterable[StreamEvent]:
         return self._end_item()
 
-    def end(self, texts: Sequence[Completion]) -> Iterable[dict[str, str]]:
+    def end(self, texts: Sequence[Completion]) -> Iterable[StreamEvent]:
         whole = self._frame(self._items, texts[0])
         yield self._event(f"response.{whole['status']}", response=whole)
 
-    def fail(self, error: ApiError) -> Iterable[dict[str, str]]:
+    def fail(self, error: ApiError) -> Iterable[StreamEvent]:
         code = error.code or error.kind
         yield self._event("error", code=code, message=error.message, param=error.param)
 
-    def _logprobs(self, tokens: Sequence[int], told: Sequence[TokenLogProb]) -> list[JsonObject]:
-        return scored(self._client.tokenizer, tokens, told) if self._chat.logprobs else []
+    def _logprobs(self, tokens: Sequence[int], scores: Sequence[TokenLogProb]) -> list[JsonObject]:
+        return scored(self._client.tokenizer, tokens, scores) if self._chat.logprobs else []
 
-    def _begin_item(self, item: JsonObject) -> Iterable[dict[str, str]]:
+    def _begin_item(self, item: JsonObject) -> Iterable[StreamEvent]:
         yield from self._end_item()
         self._items.append(item)
         self._open = True
@@ -148,7 +148,7 @@ class ResponseWriter:
         place = len(self._items) - 1
         yield self._event("response.output_item.added", output_index=place, item=begun)
 
-    def _end_item(self) -> Iterable[dict[str, str]]:
+    def _end_item(self) -> Iterable[StreamEvent]:
         if not self._open:
             return
         self._open, item = False, self._items[-1]
@@ -163,14 +163,13 @@ class ResponseWriter:
         place = len(self._items) - 1
         yield self._event("response.output_item.done", output_index=place, item=item)
 
-    def _item_event(self, name: str, **data: Any) -> dict[str, str]:
+    def _item_event(self, name: str, **data: Any) -> StreamEvent:
         place = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
         return self._event(name, **place, **data)
 
-    def _event(self, name: str, **data: Any) -> dict[str, str]:
+    def _event(self, name: str, **data: Any) -> StreamEvent:
         self._number += 1
-        told = {"type": name, "sequence_number": self._number - 1, **data}
-        return {"event": name, "data": json.dumps(told)}
+        return named_event(name, {"type": name, "sequence_number": self._number - 1, **data})
 
     def _frame(self, items: Sequence[JsonObject], text: Completion | None) -> JsonObject:
         """The answer with these items. text: None while it is generated"""
@@ -195,8 +194,8 @@ class ResponseWriter:
 
 
 def _message(text: str, logprobs: list[JsonObject]) -> JsonObject:
-    made = {"type": "message", "id": f"msg_{uuid4().hex}", "role": "assistant"}
-    return {**made, "status": "completed", "content": [_part(text, logprobs)]}
+    head = {"type": "message", "id": f"msg_{uuid4().hex}", "role": "assistant"}
+    return {**head, "status": "completed", "content": [_part(text, logprobs)]}
 
 
 def _part(text: str, logprobs: list[JsonObject]) -> JsonObject:
@@ -204,8 +203,8 @@ def _part(text: str, logprobs: list[JsonObject]) -> JsonObject:
 
 
 def _call(call_id: str, name: str, arguments: str) -> JsonObject:
-    made = {"type": "function_call", "id": f"fc_{uuid4().hex}", "call_id": call_id}
-    return {**made, "name": name, "arguments": arguments, "status": "completed"}
+    head = {"type": "function_call", "id": f"fc_{uuid4().hex}", "call_id": call_id}
+    return {**head, "name": name, "arguments": arguments, "status": "completed"}
 
 
 def _usage(text: Completion) -> JsonObject:

@@ -190,10 +190,10 @@ def create_app(
         redoc_url=None,
     )
     add_failures(app)
-    known = KeyCheck(keys, admin_keys)
-    checked = [Depends(OriginCheck(origins)), Depends(known)]
+    key_check = KeyCheck(keys, admin_keys)
+    checked = [Depends(OriginCheck(origins)), Depends(key_check)]
     app.include_router(text_routes(manager), dependencies=checked)
-    app.include_router(page_routes(manager, [Depends(known.admin)]), dependencies=checked)
+    app.include_router(page_routes(manager, [Depends(key_check.admin)]), dependencies=checked)
     _add_health(app, manager)
 
     @app.get("/version", dependencies=checked)

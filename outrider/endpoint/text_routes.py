@@ -33,28 +33,28 @@ def text_routes(manager: TargetManager) -> APIRouter:
         return _described(texts)
 
     @router.post("/chat/completions")
-    async def chat(asked: ChatRequest, http: HttpRequest) -> Response:
+    async def chat(body: ChatRequest, http: HttpRequest) -> Response:
         texts = await manager.get()
-        return await answer_request(texts, asked, http, partial(ChatWriter, texts.client, asked))
+        return await answer_request(texts, body, http, partial(ChatWriter, texts.client, body))
 
     @router.post("/completions")
-    async def completions(asked: CompletionRequest, http: HttpRequest) -> Response:
+    async def completions(body: CompletionRequest, http: HttpRequest) -> Response:
         texts = await manager.get()
-        return await answer_request(texts, asked, http, partial(TextWriter, texts.client, asked))
+        return await answer_request(texts, body, http, partial(TextWriter, texts.client, body))
 
     @router.post("/responses")
-    async def response(asked: ResponseRequest, http: HttpRequest) -> Response:
-        texts, chat = await manager.get(), asked.chat()
+    async def response(body: ResponseRequest, http: HttpRequest) -> Response:
+        texts, chat = await manager.get(), body.chat()
         return await answer_request(texts, chat, http, partial(ResponseWriter, texts.client, chat))
 
     @router.post("/messages")
-    async def messages(asked: MessagesRequest, http: HttpRequest) -> Response:
+    async def messages(body: MessagesRequest, http: HttpRequest) -> Response:
         texts = await manager.get()
-        return await answer_request(texts, asked.chat(), http, partial(MessageWriter, texts.client))
+        return await answer_request(texts, body.chat(), http, partial(MessageWriter, texts.client))
 
     @router.post("/messages/count_tokens")
-    async def count(asked: MessagesRequest) -> dict[str, int]:
-        texts, chat = await manager.get(), asked.chat()
+    async def count(body: MessagesRequest) -> dict[str, int]:
+        texts, chat = await manager.get(), body.chat()
         check_model(texts, chat.model)
         requests = await texts.read(partial(read_requests, texts, chat))
         return {"input_tokens": sum(len(request.ids) for request in requests)}

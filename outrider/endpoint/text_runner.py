@@ -40,18 +40,18 @@ Queue: TypeAlias = asyncio.Queue[tuple[int, Part | Completion | OutriderError]]
 
 
 class TextRunner:
-    """Generates texts with a client, up to `most` at a time. To be used on one event loop."""
+    """Generates texts with a client, up to `max_texts` at a time. To be used on one event loop."""
 
-    def __init__(self, client: Client, most: int) -> None:
-        self.client, self.most, self.running = client, most, 0
+    def __init__(self, client: Client, max_texts: int) -> None:
+        self.client, self.max_texts, self.running = client, max_texts, 0
         self.metrics = TextMetrics(client.model)
         self.created = int(time.time())
         self._grammars = GrammarTurns()
-        self._held = Counter[str]()  # texts of each caller
+        self._of_caller = Counter[str]()  # number of texts
         self._waiting = 0  # texts that wait for their first part
         self._runs = set[TextRun[Any]]()
         self._readers = ThreadPoolExecutor(READERS, "prompt")
-        self._over = ""  # the reason why no text is made any more
+        self._over = ""  # the reason why no text is generated any more
         self._beginning = Lock()  # of texts, and of the end of all
 
     def check_room(self, count: int, caller: str = "") -> None:
@@ -61,17 +61,16 @@ class TextRunner:
         caller: one of several; each leaves room for others, by a threshold that moves with what is
         free (Choudhury and Hahne, 1998)
         """
-        most = max(self.most * SHARE // (SHARE + 1), 1) if caller else self.most
-        if count > most:
+        limit = max(self.max_texts * SHARE // (SHARE + 1), 1) if caller else self.max_texts
+        if count > limit:
             raise LimitExceeded(
-                f"{count} texts were asked for in one request: at most {most} are made at "
-                "the same time"
+                f"{count} texts in one request: the maximum is {limit} at the same time"
             )
-        held, free = self._held[caller] + count, self.most - self.running - count
-        if free < 0 or (caller and held > max(SHARE * free, 1)):
+        own, free = self._of_caller[caller] + count, self.max_texts - self.running - count
+        if free < 0 or (caller and own > max(SHARE * free, 1)):
             raise Busy(
-                f"{self.running} of {self.most} texts are being made, {held - count} of them for "
-                f"this caller, and {count} more were asked for: ask again later",
+                f"{self.running} of {self.max_texts} texts are running, {own - count} of them for "
+                f"this caller, and {count} more were requested: try again later",
                 RETRY_SECONDS,
             )
 
@@ -144,12 +143,12 @@ class TextRunner:
             self._runs = {run, *(other for other in self._runs if other.is_running)}
         return run, queue
 
-    def _check(self, made: Completion) -> None:
+    def _check(self, text: Completion) -> None:
         """Raise Unavailable or LimitExceeded for a text that was cut off."""
-        if made.finish_reason == "cancelled":
+        if text.finish_reason == "cancelled":
             raise Unavailable(self._over)
-        if made.finish_reason == "spent" and not made.token_ids:
-            raise LimitExceeded("no text is begun: what texts may cost (--max_usd) is spent")
+        if text.finish_reason == "spent" and not text.token_ids:
+            raise LimitExceeded("no text was started: the spending limit (--max_usd) is reached")
 
     def end_all(self, reason: str) -> None:
         """End all texts and refuse new ones, with this reason."""
@@ -166,7 +165,7 @@ class TextRunner:
 
     def _count(self, more: int, caller: str) -> None:
         self.running += more
-        self._held[caller] += more
+        self._of_caller[caller] += more
 
     def metrics_page(self) -> bytes:
         """The metrics as Prometheus reads them."""

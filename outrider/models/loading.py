@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from inference.command import say
 from inference.errors import InvalidRequest, UnknownArchitecture
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
     from inference.backends.eager import EagerModel
     from inference.backends.legacy_neuron import LegacyNeuronModel
-    from inference.model.checkpoint import Loading
     from inference.model.decoder import Decoder
     from inference.model.layer_offload import Offload
     from outrider.models.gguf_file import GgufFile
@@ -78,7 +76,7 @@ class Checkpoint:
 
         pick_device(options.device)
 
-    def settled(self, options: DeviceOptions, *, drafts: bool) -> Checkpoint:
+    def settled(self, options: DeviceOptions, *, drafts: bool) -> Self:
         fixed = self.embedded or self.offload or options.dtype or self.quantization
         if fixed or options.device.startswith("neuron"):
             return self
@@ -95,11 +93,7 @@ class Checkpoint:
 
         return conditions(model.device)
 
-    def load(self, options: DeviceOptions, capacity: Capacity) -> EagerModel | LegacyNeuronModel:
-        from inference.model.checkpoint import load_decoder
-        from inference.model.decoder import layers_on
-        from inference.model.layer_offload import load_offloaded
-
+    def load(self, options: DeviceOptions, capacity: Capacity) -> LoadedModel:
         if options.device == "neuron-legacy":
             if not isinstance(options, LegacyOptions):
                 raise InvalidRequest(
@@ -107,106 +101,55 @@ class Checkpoint:
                     "cuda"
                 )
             return _load_legacy(options, self, capacity.sequence_length)
+        return self.load_eager(options, capacity)
 
-        def load(directory: Path, **how: Any) -> Decoder:
-            if self.offload:
-                return load_offloaded(directory, offload=self.offload, **how)
-            layers = layers_on(how["device"])
-            decoder = load_decoder(directory, layers=layers, **how)
-            if self.quantization is not None:
-                from inference.model.quantized import quantize
+    def load_eager(self, options: DeviceOptions, capacity: Capacity) -> EagerModel:
+        """Load the decoder as a model on the chosen device. See FoundModel.load()."""
+        import torch
 
-                quantize(decoder, self.quantization)
-            return decoder
+        from inference.model.checkpoint import DTYPES
+        from outrider.models.devices import describe, pick_device, set_threads
 
-        return load_eager(options, self, load, capacity)
-
-
-@dataclass(frozen=True)
-class OfCheckpoint:
-    """Base of a FoundModel that has the tokenizer and limits of a checkpoint."""
-
-    checkpoint: Checkpoint
-
-    @property
-    def name(self) -> str:
-        return self.checkpoint.name
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.checkpoint.tokenizer
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        return self.checkpoint.stop_ids
-
-    def sequence_length(self, requested: int | None) -> int:
-        return self.checkpoint.sequence_length(requested)
-
-    def fingerprint(self) -> str:
-        return self.checkpoint.fingerprint()
-
-    def check(self, options: DeviceOptions) -> None:
-        self.checkpoint.check(options)
-
-    def settled(self, options: DeviceOptions, *, drafts: bool) -> Self:
-        return self
-
-    def conditions(self, model: LoadedModel) -> Conditions:
-        return self.checkpoint.conditions(model)
-
-
-class LoadDecoder(Protocol):
-    """Loads a decoder as inference.model.checkpoint.load_decoder() does."""
-
-    def __call__(
-        self,
-        directory: Path,
-        *,
-        positions: int,
-        vocabulary: int,
-        dtype: torch.dtype | None,
-        device: torch.device,
-        tell: Callable[[Loading], None],
-    ) -> Decoder: ...
-
-
-def load_eager(
-    options: DeviceOptions, checkpoint: Checkpoint, load: LoadDecoder, capacity: Capacity
-) -> EagerModel:
-    """Load a checkpoint's decoder as a model on the chosen device. See FoundModel.load()."""
-    import torch
-
-    from inference.model.checkpoint import DTYPES
-    from outrider.models.devices import describe, pick_device, set_threads
-
-    device = pick_device(options.device)
-    requested = options.dtype or ("float32" if checkpoint.embedded else None)
-    start = time.perf_counter()
-    note_unread(checkpoint.directory)
-    with LoadingStatus(checkpoint.name) as tell:
-        decoder = load(
-            checkpoint.directory,
-            positions=capacity.sequence_length,
-            vocabulary=capacity.vocabulary(checkpoint.tokenizer.vocabulary),
-            dtype=DTYPES[requested] if requested else checkpoint.precision,
-            device=device,
-            tell=tell,
+        device = pick_device(options.device)
+        requested = options.dtype or ("float32" if self.embedded else None)
+        start = time.perf_counter()
+        note_unread(self.directory)
+        with LoadingStatus(self.name) as tell:
+            decoder = self.load_decoder(
+                positions=capacity.sequence_length,
+                vocabulary=capacity.vocabulary(self.tokenizer.vocabulary),
+                dtype=DTYPES[requested] if requested else self.precision,
+                device=device,
+                tell=tell,
+            )
+        with torch.device("meta"):  # all parameters, offloaded and quantized ones included
+            whole = type(decoder)(decoder.config, 1, decoder.vocabulary)
+        parameters = sum(parameter.numel() for parameter in whole.parameters())
+        if device.type == "cpu":
+            set_threads(options.threads, parameters)
+        stored = decoder.model.embed_tokens.weight.dtype
+        precision = str(stored).removeprefix("torch.")
+        if self.quantization is not None:
+            precision += f", {self.quantization} matrices"
+        say(
+            f"{self.name}: {parameters / 1e6:.1f} M parameters, {precision} on "
+            f"{describe(device)}, loaded in {time.perf_counter() - start:.1f} s"
         )
-    with torch.device("meta"):  # all parameters, offloaded and quantized ones included
-        whole = type(decoder)(decoder.config, 1, decoder.vocabulary)
-    parameters = sum(parameter.numel() for parameter in whole.parameters())
-    if device.type == "cpu":
-        set_threads(options.threads, parameters)
-    stored = decoder.model.embed_tokens.weight.dtype
-    precision = str(stored).removeprefix("torch.")
-    if checkpoint.quantization is not None:
-        precision += f", {checkpoint.quantization} matrices"
-    say(
-        f"{checkpoint.name}: {parameters / 1e6:.1f} M parameters, {precision} on "
-        f"{describe(device)}, loaded in {time.perf_counter() - start:.1f} s"
-    )
-    return _on_device(decoder, capacity)
+        return _on_device(decoder, capacity)
+
+    def load_decoder(self, *, device: torch.device, **sizes: Any) -> Decoder:
+        """Load the decoder with its quantization. sizes: other arguments of
+        inference.model.checkpoint.load_decoder()
+        """
+        from inference.model.checkpoint import load_decoder
+        from inference.model.decoder import layers_on
+        from inference.model.layer_offload import load_offloaded
+        from inference.model.quantized import quantize
+
+        if self.offload:
+            return load_offloaded(self.directory, device=device, offload=self.offload, **sizes)
+        decoder = load_decoder(self.directory, device=device, layers=layers_on(device), **sizes)
+        return decoder if self.quantization is None else quantize(decoder, self.quantization)
 
 
 Found: TypeAlias = "Checkpoint | GgufFile | LibraryCheckpoint"

@@ -27,7 +27,7 @@ def cores() -> int:
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     shares = Path("/sys/devices/system/cpu")
-    names = [shares / f"cpu{one}/topology/thread_siblings" for one in os.sched_getaffinity(0)]
+    names = [shares / f"cpu{core}/topology/thread_siblings" for core in os.sched_getaffinity(0)]
     return len({path.read_text() if path.exists() else path for path in names})
 
 

@@ -75,7 +75,7 @@ def list_here(options: ListRole) -> int:
     models = list(find_models(paths))
     pairs = list(fitting(models))
     if options.as_json:
-        record = {"models": [one.record() for one in models], "pairs": pairs}
+        record = {"models": [model.record() for model in models], "pairs": pairs}
         print(json.dumps(record, default=list))
         return 0
     for model in models:
@@ -130,8 +130,8 @@ def _cached() -> Iterator[ModelHere]:
         repositories = scan_cache_dir().repos
     except CacheNotFound:
         return
-    for repository in sorted(repositories, key=lambda one: one.repo_id):
-        revisions = sorted(repository.revisions, key=lambda one: one.last_modified)
+    for repository in sorted(repositories, key=lambda repository: repository.repo_id):
+        revisions = sorted(repository.revisions, key=lambda revision: revision.last_modified)
         if repository.repo_type == "model" and revisions:
             place = revisions[-1].snapshot_path
             yield from map(_look_into, sorted(place.glob("*.gguf")))
@@ -147,7 +147,7 @@ def _look(name: str, directory: Path) -> ModelHere:
         if not weights:
             raise InvalidRequest("it has no weights as safetensors")
         family, settings = Tokenizer(directory).identity
-        parameters = sum(math.prod(one.shape) for one in stored_tensors(directory).values())
+        parameters = sum(math.prod(each.shape) for each in stored_tensors(directory).values())
         return ModelHere(name, directory, size, parameters, family, settings=settings)
     except (OutriderError, OSError) as error:
         return ModelHere(name, directory, size, 0, "", str(error))

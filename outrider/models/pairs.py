@@ -115,9 +115,11 @@ def has_size(model: str, size: str) -> bool:
 
 def choose_draft(models: Sequence[M], machine: MachineFacts) -> M | None:
     """The smallest model that the machine can run, if possible of its preferred kind."""
-    fit = [one for one in models if machine.computes(one) and one.size <= machine.room]
+    fit = [model for model in models if machine.computes(model) and model.size <= machine.room]
     return min(
-        fit, key=lambda one: (one.gguf != machine.prefers_gguf, one.parameters), default=None
+        fit,
+        key=lambda model: (model.gguf != machine.prefers_gguf, model.parameters),
+        default=None,
     )
 
 
@@ -133,7 +135,7 @@ def short_names() -> dict[str, list[PublishedModel]]:
     """The published models of each short name that stands for a pair."""
     rows = published_models()
     families = dict.fromkeys(row.family for row in rows)
-    named = {one: [row for row in rows if row.family == one] for one in families}
+    named = {name: [row for row in rows if row.family == name] for name in families}
     return {
         family.rstrip("-."): found
         for family, found in named.items()
@@ -143,7 +145,11 @@ def short_names() -> dict[str, list[PublishedModel]]:
 
 def targets_of(models: Sequence[PublishedModel]) -> list[str]:
     """Sizes of the targets among these models, as a short name states them: 1.5b."""
-    sizes = {one.parameters: one for one in models if any(_drafts_for(two, one) for two in models)}
+    sizes = {
+        target.parameters: target
+        for target in models
+        if any(_drafts_for(draft, target) for draft in models)
+    }
     return [f"{stated_parameters(sizes[at].name) / 1e9:g}b" for at in sorted(sizes)]
 
 
@@ -179,8 +185,8 @@ def listed(machine: MachineFacts) -> Iterator[str]:
         able = machine.torch or machine.llama_cpp
         what, size, licence = "nothing fits" if able else "needs torch or llama.cpp", "-", "-"
         if pair is not None:
-            what = ", ".join(f"{stated_parameters(one.name) / 1e9:g}b" for one in pair)
+            what = ", ".join(f"{stated_parameters(model.name) / 1e9:g}b" for model in pair)
             what += " (GGUF)" if pair[0].gguf else " (safetensors)"
-            size = f"{sum(one.size for one in pair) / 1e9:.1f} GB"
-            licence = "; ".join(dict.fromkeys(one.licence for one in pair))
+            size = f"{sum(model.size for model in pair) / 1e9:.1f} GB"
+            licence = "; ".join(dict.fromkeys(model.licence for model in pair))
         yield f"{short:14} {' '.join(targets_of(models)):20} {what:28} {size:>9}  {licence}"

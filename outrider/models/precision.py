@@ -37,7 +37,7 @@ COUNTED = {"target": (1, 16), "draft": (1, 4)}
 MARGIN = 1.15
 """Minimum speed-up of another compute type over the checkpoint's own."""
 
-LEAST_BYTES = 64_000_000
+MIN_BYTES = 64_000_000
 """Size of a checkpoint below which nothing is measured: such a model is fast in any type."""
 
 MEMORY_SHARE = 0.5
@@ -47,7 +47,7 @@ ROUNDS = 3
 """Minimum products of each kind; with fewer a machine is too busy for meaningful times."""
 
 _MEASURED, _SECONDS = 32_000_000, 1.0  # weights, more than caches hold; seconds of measuring
-MOST_SECONDS = 10.0
+MAX_SECONDS = 10.0
 """Maximum seconds of measuring, if ROUNDS take longer than usual."""
 
 
@@ -84,10 +84,10 @@ def find_compute_type(
     from inference.model.weight_files import stored_type, weight_files
 
     size = sum(path.stat().st_size for path in weight_files(directory))
-    if size < LEAST_BYTES or pick_device(options.device).type != "cpu":
+    if size < MIN_BYTES or pick_device(options.device).type != "cpu":
         return None
     model = empty_decoder(directory, 1, vocabulary)
-    parameters = sum(one.numel() for one in model.parameters())
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     own = DTYPES[stored_type(directory)]
     int8 = drafts and isinstance(options, QuantizationOptions)
     possible = candidates(own, memory_size() / parameters, drafts=drafts, int8=int8)
@@ -113,11 +113,11 @@ def candidates(own: torch.dtype, room: float, *, drafts: bool, int8: bool) -> li
     int8: whether matrices may be rounded to it
     """
     others = [torch.float32, torch.bfloat16] if drafts else [torch.float32]
-    fit = [one for one in others if one.itemsize <= MEMORY_SHARE * room]
+    fit = [dtype for dtype in others if dtype.itemsize <= MEMORY_SHARE * room]
     packs = int8 and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if own not in (torch.float16, torch.bfloat16, torch.float32):
         return [ComputeType(own)]
-    wide = [ComputeType(one) for one in fit if one != own]
+    wide = [ComputeType(dtype) for dtype in fit if dtype != own]
     return [ComputeType(own), *wide, *[ComputeType(own, "int8")] * packs]
 
 
@@ -125,7 +125,7 @@ def pick(times: Tables, counted: Sequence[int]) -> ComputeType:
     """The compute type with the fastest forward passes of `counted` nodes, in the geometric mean.
     The checkpoint's own is kept unless another is faster by MARGIN.
     """
-    cost = {one: math.prod(table[1, nodes] for nodes in counted) for one, table in times.items()}
+    cost = {kind: math.prod(table[1, nodes] for nodes in counted) for kind, table in times.items()}
     own, best = next(iter(times)), min(cost, key=cost.__getitem__)
     return best if cost[own] > MARGIN ** len(counted) * cost[best] else own
 
@@ -135,8 +135,8 @@ def choice_line(times: Tables, picked: ComputeType, counted: Sequence[int]) -> s
     own, all_nodes = next(iter(times)), ", ".join(map(str, NODES))
     why = "nothing is clearly faster" if picked == own else f"faster than its own {own}"
     figures = [
-        f"{one} {', '.join(f'{1e3 * table[1, nodes]:.4g}' for nodes in NODES)}"
-        for one, table in times.items()
+        f"{kind} {', '.join(f'{1e3 * table[1, nodes]:.4g}' for nodes in NODES)}"
+        for kind, table in times.items()
     ]
     return (
         f"--dtype auto takes {picked}: {why} for {' and '.join(map(str, counted))} nodes (ms of a "
@@ -151,32 +151,32 @@ def _kept_or_measured(model: Decoder, use: str, possible: Sequence[ComputeType])
     each has its own times.
     """
     layer = next(iter(model.model.layers))
-    sizes = [one.weight.shape for one in layer.modules() if isinstance(one, nn.Linear)]
+    sizes = [part.weight.shape for part in layer.modules() if isinstance(part, nn.Linear)]
     head = model.head_weight()[: model.vocabulary].numel()
     weights = sum(size.numel() for size in sizes) * model.config.layers + head
     digest = hashlib.sha256(f"{weights} {[tuple(size) for size in sizes]}".encode()).hexdigest()
     device, threads = conditions("cpu")
     stored = {
-        one: StoredTimes(
+        kind: StoredTimes(
             cache_directory("profiles"),
             f"{use}-arithmetic",
-            f"products of a {use} in {one}",
+            f"products of a {use} in {kind}",
             {
                 "device": device,
                 "sizes": digest[:32],
-                "dtype": str(one),
+                "dtype": str(kind),
                 "threads": threads,
                 "version": outrider_version(),
             },
         )
-        for one in possible
+        for kind in possible
     }
-    tables = {one: stored[one].load(say) or {} for one in possible}
+    tables = {kind: stored[kind].load(say) or {} for kind in possible}
     if all((1, nodes) in table for table in tables.values() for nodes in NODES):
         return tables
     times = measured(sizes, weights, possible)  # all in one process: under equal load
-    for one, table in times.items():
-        stored[one].store(table)
+    for kind, table in times.items():
+        stored[kind].store(table)
     return times
 
 
@@ -185,7 +185,7 @@ def measured(
 ) -> dict[ComputeType, dict[Shape, float]]:
     """Measure a layer's products in each compute type, for about a second, on random weights.
     Layers are repeated, or their outputs cut, to a number of weights that can be timed. Returns
-    nothing if even MOST_SECONDS are too short for ROUNDS.
+    nothing if even MAX_SECONDS are too short for ROUNDS.
 
     sizes: of a layer's matrices, [outputs, inputs]
     weights: number in a whole forward pass, whose seconds are returned
@@ -194,21 +194,21 @@ def measured(
     cut = [(math.ceil(min(1, _MEASURED / layer) * outs / 16) * 16, ins) for outs, ins in sizes]
     cut *= max(1, min(_MEASURED, weights) // layer)
     scale = weights / sum(map(math.prod, cut))
-    products = {one: [_product(one, *size) for size in cut] for one in possible}
-    best = {one: {(1, nodes): math.inf for nodes in NODES} for one in possible}
+    products = {kind: [_product(kind, *size) for size in cut] for kind in possible}
+    best = {kind: {(1, nodes): math.inf for nodes in NODES} for kind in possible}
     begun, rounds = time.perf_counter(), 0
     while (took := time.perf_counter() - begun) < _SECONDS or rounds < ROUNDS:
-        if took >= MOST_SECONDS:
+        if took >= MAX_SECONDS:
             return {}
         rounds += 1
-        for one, layers in products.items():
+        for kind, layers in products.items():
             for nodes in NODES:
-                states = [_random(nodes, inputs).to(one.precision) for _, inputs in cut]
+                states = [_random(nodes, inputs).to(kind.precision) for _, inputs in cut]
                 start = time.perf_counter()
                 for product, state in zip(layers, states, strict=True):
                     product(state)
                 seconds = scale * (time.perf_counter() - start)
-                best[one][1, nodes] = min(best[one][1, nodes], seconds)
+                best[kind][1, nodes] = min(best[kind][1, nodes], seconds)
     return best
 
 

@@ -24,7 +24,7 @@ from outrider.client.connecting import tokenizer_identity
 from outrider.models.machine import memory_size
 from outrider.models.models_here import ModelHere
 
-LARGEST_DRAFT = 3500e6
+MAX_DRAFT = 3500e6
 """Maximum parameters of a published draft."""
 
 
@@ -94,15 +94,18 @@ def published_models() -> tuple[PublishedModel, ...]:
     return read_record(table, tuple[PublishedModel, ...])
 
 
-def published_for(model: str, here: Sequence[ModelHere]) -> list[PublishedModel]:
+def published_for(target: str, here: Sequence[ModelHere]) -> list[PublishedModel]:
     """Published drafts up to half of a target's parameters that are not here, the smallest file
     first.
     """
-    name, most = Path(model).name.lower(), min(stated_parameters(model) / 2, LARGEST_DRAFT)
-    known = {part for one in here if one.family for part in (one.name, one.directory.name)}
-    fit = [one for one in published_models() if one.family in name and one.parameters <= most]
-    missing = [one for one in fit if one.name not in known]
-    return sorted(missing, key=lambda one: (one.megabytes, -len(one.family)))
+    name, limit = Path(target).name.lower(), min(stated_parameters(target) / 2, MAX_DRAFT)
+    local = {part for model in here if model.family for part in (model.name, model.directory.name)}
+    missing = [
+        model
+        for model in published_models()
+        if model.family in name and model.parameters <= limit and model.name not in local
+    ]
+    return sorted(missing, key=lambda model: (model.megabytes, -len(model.family)))
 
 
 def fetch_agreed(published: Sequence[PublishedModel], tokenizer: TokenizerIdentity) -> None:

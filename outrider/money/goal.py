@@ -32,7 +32,7 @@ EVERY = 8
 STEP = 0.2
 """Change of the weight when the measured value is e times the limit."""
 
-LEAST_SAVED = 0.25
+MIN_SAVED = 0.25
 """Minimum ratio of the prices of drafting and waiting at which the cost end of --cs was measured to
 be cheaper (docs/cost.md).
 """
@@ -111,7 +111,7 @@ class Goal:
             return self.unsteered
         prices = self.billing.unit_prices(self.objective)
         saved = prices.drafting + prices.byte_up * SENT_BYTES
-        if saved >= LEAST_SAVED * prices.wall:
+        if saved >= MIN_SAVED * prices.wall:
             return ""
         return (
             f"a second of drafting costs {saved / prices.wall:.1%} of a second of waiting "

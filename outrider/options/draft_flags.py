@@ -55,8 +55,8 @@ SOURCES_HELP = (
 def _sources(text: str) -> str:
     named = text.split(",")
     models = [name for name in named if name != COPY]
-    known = {*METHODS, BESIDE} | ({NONE} if len(named) == 1 else set())
-    if not set(models) <= known or len(models) > 1 or len(set(named)) < len(named):
+    sources = {*METHODS, BESIDE} | ({NONE} if len(named) == 1 else set())
+    if not set(models) <= sources or len(models) > 1 or len(set(named)) < len(named):
         raise ValueError(
             f"one of {', '.join((*METHODS, BESIDE))}, or {COPY}, or both, or {NONE} is needed"
         )
@@ -153,21 +153,21 @@ class PresetOptions(SourceOptions, TreeOptions, title="drafting"):
     """named drafting method: vanilla, classic_sd, tree_sd, adaptive, suffix, hybrid, eagle_sd or
     subspec_sd (docs/runs.md)"""
 
-    def __init__(self, /, **given: Any) -> None:
+    def __init__(self, /, **values: Any) -> None:
         """Add the preset's flags. Raises InvalidRequest for flags that contradict them."""
-        preset = given.get("preset")
+        preset = values.get("preset")
         meant = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
         flags = " ".join(f"--{name} {value}" for name, value in meant.items())
-        missing = {name: value for name, value in meant.items() if given.get(name) is None}
+        missing = {name: value for name, value in meant.items() if values.get(name) is None}
         for name in ("draft", *SIZES) if meant else ():
-            value = given.get(name)
+            value = values.get(name)
             same = name in meant and (name in SIZES or value == meant[name])
             if value is not None and not same:
                 raise InvalidRequest(
                     f"--preset {preset} stands for {flags}, got --{name} {value}: give one of them"
                 )
         try:
-            super().__init__(**given | missing)
+            super().__init__(**values | missing)
         except InvalidRequest as error:
             if any(f"--{name}" in str(error) for name in missing):
                 raise InvalidRequest(f"--preset {preset} stands for {flags}: {error}") from error

@@ -67,7 +67,7 @@ Seed: TypeAlias = Annotated[int, Ge(0), Lt(2**SEED_BITS)]
 Precision = Literal["float32", "bfloat16", "float16"]
 PrecisionChoice: TypeAlias = Annotated[
     Literal["float32", "bfloat16", "float16", "auto"] | None,
-    AfterValidator(lambda given: None if given == "auto" else given),
+    AfterValidator(lambda value: None if value == "auto" else value),
 ]
 """A Precision; None, also for auto, where outrider/models/precision.py picks one."""
 

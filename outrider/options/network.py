@@ -86,24 +86,24 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
     @property
     def is_local(self) -> bool:
         """Whether the target is on this machine. To a named one a tunnel may begin here."""
-        return self.target is None and all(one.address.loopback for one in self.endpoints)
+        return self.target is None and all(endpoint.address.loopback for endpoint in self.endpoints)
 
     @model_validator(mode="before")
     @classmethod
-    def _named(cls, given: dict[str, Any]) -> dict[str, Any]:
+    def _named(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Set the flags that the named target stands for. Raises ValueError where one differs."""
-        if not given.get("target"):
-            return given
-        named = read_target(given["target"])
+        if not values.get("target"):
+            return values
+        named = read_target(values["target"])
         meant = {
             "target_host": named.address,
             "tls_ca": str(named.ca_file),
             "token_file": str(named.token_file),
         }
         for flag, value in meant.items():
-            if given.get(flag) not in (None, value):
-                raise ValueError(f"--target {named.name} says what --{flag} is: give one of them")
-        return given | meant
+            if values.get(flag) not in (None, value):
+                raise ValueError(f"--target {named.name} already sets --{flag}: give one of them")
+        return values | meant
 
     @model_validator(mode="after")
     def _has_addresses(self) -> Self:
@@ -113,13 +113,13 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
         return self
 
 
-def _origins(given: tuple[str, ...]) -> tuple[str, ...]:
-    for origin in given:
+def _origins(origins: tuple[str, ...]) -> tuple[str, ...]:
+    for origin in origins:
         parts = urlsplit(origin)
         address = f"{parts.scheme}://{parts.netloc}"
         if parts.scheme not in ("http", "https") or not parts.hostname or origin != address:
             raise ValueError(f"https://HOST or http://HOST:PORT is needed: got {origin}")
-    return given
+    return origins
 
 
 Origins: TypeAlias = Annotated[Words, AfterValidator(_origins), Metavar("ORIGIN,...")]

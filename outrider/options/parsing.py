@@ -77,8 +77,8 @@ def _start_role(words: Sequence[str]) -> str:
     if role is None:
         raise InvalidRequest(f"a command is needed, or --role: one of {', '.join(ROLES)}")
     if not isinstance(role, str) or role not in ROLES:
-        got, known = brief(role), ", ".join(ROLES)
-        raise InvalidRequest(f"--role {got}: one of {known} is needed{nearest(got, ROLES)}")
+        got, names = brief(role), ", ".join(ROLES)
+        raise InvalidRequest(f"--role {got}: one of {names} is needed{nearest(got, ROLES)}")
     return role
 
 

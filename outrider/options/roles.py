@@ -19,8 +19,8 @@ from outrider.options import draft_flags, groups, network
 from outrider.options.draft_flags import METHODS
 
 OBJECTIVES_BUT = {
-    "max_usd_per_1m": " ".join(f"objective={one}" for one in (*ENERGIES, "latency")),
-    "max_joules_per_token": " ".join(f"objective={one}" for one in (*COSTS, "latency")),
+    "max_usd_per_1m": " ".join(f"objective={name}" for name in (*ENERGIES, "latency")),
+    "max_joules_per_token": " ".join(f"objective={name}" for name in (*COSTS, "latency")),
 }
 ROUNDS = "gamma tree_nodes tree_depth"
 LIMITS = "min_tps max_usd_per_1m max_joules_per_token"
@@ -157,8 +157,8 @@ class ClientRole(
         """
         if is_installed(PACKAGES["torch"]) or self.method != "model":
             return self
-        asked = {"draft", "draft_model", "draft_quantization"} & self.explicit().keys()
-        if asked or self.waits or is_gguf(self.draft_name or ""):
+        requested = {"draft", "draft_model", "draft_quantization"} & self.explicit().keys()
+        if requested or self.waits or is_gguf(self.draft_name or ""):
             return self
         return self.replace(draft=f"{draft_flags.COPY},{draft_flags.BESIDE}")
 
@@ -296,7 +296,9 @@ class VerifyTargetRole(
     @model_validator(mode="after")
     def _one_text_at_a_time(self) -> Self:
         if self.changed(groups.BatchOptions) and self.device != "neuron":
-            raise ValueError("--batch is for --device neuron here: one text is made at a time")
+            raise ValueError(
+                "--batch needs --device neuron here: other devices generate one text at a time"
+            )
         return self
 
 

@@ -25,7 +25,7 @@ from outrider.target.target import READY
 _LINES = 50  # latest log lines kept per target
 
 
-def child_command(role: str, *arguments: str) -> list[str]:
+def role_command(role: str, *arguments: str) -> list[str]:
     """The command line of a role of this installation or checkout."""
     return [sys.executable, "-m", "outrider", "--role", role, *arguments]
 
@@ -94,7 +94,7 @@ def started(
 
     hear: receives each log line before the process listens
     """
-    command = child_command(role, "--port", "0", *arguments)
+    command = role_command(role, "--port", "0", *arguments)
     process = subprocess.Popen(  # noqa: S603
         command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=child_environment()
     )

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from grpc_comm.security import check_tls_files
 from grpc_comm.server.guard import server_security as check_security
 from grpc_comm.server.model_registry import Served
 from grpc_comm.server.server import BackgroundServer, Target
@@ -62,7 +61,6 @@ def serve(options: ServingRole) -> int:
     """Serve a target until a signal."""
     security = options.security  # checked before minutes are spent on loading
     check_security(security, Address(options.host, options.port))
-    check_tls_files(security)
     check_free(Address(options.host, options.port))
     if options.metrics_port is not None:
         check_free(Address(options.metrics_host, options.metrics_port))

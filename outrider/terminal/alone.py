@@ -33,18 +33,18 @@ from outrider.text.prompts import TextModel, make_requests, read_prompts
 def verify(options: VerifyTargetRole | VerifyDraftRole) -> int:
     """Generate the texts with one model alone. Returns 0 when all succeeded."""
     prompts = read_prompts(options.text)
-    found, length, load = (
+    checkpoint, length, load = (
         _draft_alone(options) if isinstance(options, VerifyDraftRole) else _target_alone(options)
     )
-    tokenizer = found.tokenizer
-    model = TextModel(found.name, tokenizer, length, found.stop_ids)
-    requests = make_requests(model, options.text, prompts)
+    tokenizer, stop_ids = checkpoint.tokenizer, checkpoint.stop_ids
+    text_model = TextModel(checkpoint.name, tokenizer, length, stop_ids)
+    requests = make_requests(text_model, options.text, prompts)
     engine = Engine(
         load(),
         sequence_length=length,
         max_tree_nodes=1,
         vocabulary=tokenizer.vocabulary,
-        grammars=Grammars(tokenizer.to_json(), tokenizer.vocabulary, sorted(found.stop_ids)),
+        grammars=Grammars(tokenizer.to_json(), tokenizer.vocabulary, sorted(stop_ids)),
     )
 
     def make(request: Request, show: Show, cancelled: Event) -> Completion:
@@ -60,28 +60,25 @@ checked to fit.
 
 
 def _draft_alone(options: VerifyDraftRole) -> Alone:
-    found = draft_model.find(options, None).model
-    assert found is not None, "the method is `model`"
-    length = found.sequence_length(options.sequence_length)
-    return found, length, partial(_load_alone, found, options, length, 1)
+    checkpoint = draft_model.find(options, None).model
+    assert checkpoint is not None, "the method is `model`"
+    length = checkpoint.sequence_length(options.sequence_length)
+    return checkpoint, length, partial(_load_alone, checkpoint, options, length, 1)
 
 
 def _target_alone(options: VerifyTargetRole) -> Alone:
     options = with_neuron_artifact(options)
     if options.artifact:
-        manifest, checkpoint = open_artifact(options)
+        manifest, artifact = open_artifact(options)
         length = artifact_length(options, manifest)
-        return checkpoint, length, partial(load_artifact, options, manifest)
-    found = find_target(options)
-    length = found.sequence_length(options.sequence_length)
-    return (
-        found,
-        length,
-        partial(_load_alone, found, options, length, options.max_tree_nodes),
-    )
+        return artifact, length, partial(load_artifact, options, manifest)
+    checkpoint = find_target(options)
+    length = checkpoint.sequence_length(options.sequence_length)
+    nodes = options.max_tree_nodes
+    return checkpoint, length, partial(_load_alone, checkpoint, options, length, nodes)
 
 
-def _load_alone(found: FoundModel, options: DeviceOptions, length: int, nodes: int) -> Model:
+def _load_alone(checkpoint: FoundModel, options: DeviceOptions, length: int, nodes: int) -> Model:
     """Load a model with its exact weights, since its text is the reference."""
-    chosen = found.settled(options, drafts=False)
-    return chosen.load(options, Capacity(1, length, 1, nodes))
+    exact = checkpoint.settled(options, drafts=False)
+    return exact.load(options, Capacity(1, length, 1, nodes))

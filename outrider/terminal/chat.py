@@ -81,8 +81,8 @@ class Chat:
     def _command(self, line: str) -> None:
         name, _, rest = line.partition(" ")
         if name not in self._commands:
-            known = " ".join(f"/{command}" for command in (*self._commands, "exit"))
-            raise InvalidRequest(f"unknown command /{name}: there are {known}")
+            commands = " ".join(f"/{command}" for command in (*self._commands, "exit"))
+            raise InvalidRequest(f"unknown command /{name}: there are {commands}")
         self._commands[name](rest.strip())
 
     def _load(self, path: str) -> None:

@@ -162,7 +162,7 @@ def _all(
             return new_completion(request, error)
 
     finished = dict[int, Completion]()
-    texts = TextRun([partial(attempt, one) for one in requests], workers)
+    texts = TextRun([partial(attempt, request) for request in requests], workers)
     reported, interrupted = 0, False
     while True:
         try:

@@ -49,7 +49,7 @@ class LiveText:
 
     def __enter__(self) -> LiveText:
         if self._below:
-            self._stack.enter_context(messages_to(self._hear))
+            self._stack.enter_context(messages_to(self._take_message))
             self._write("")
         return self
 
@@ -69,7 +69,7 @@ class LiveText:
         for message in self._messages:
             say(message)
 
-    def _hear(self, line: str, lasting: bool) -> None:
+    def _take_message(self, line: str, lasting: bool) -> None:
         with self._lock:
             if lasting:
                 self._messages.append(line)

@@ -22,11 +22,11 @@ def read_recording(path: Path) -> Recording:
     """The recording in a file. Raises InvalidRequest unless it is a comparison."""
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
-        known = (read["format"], read["version"]) == (FORMAT, VERSION)
+        right_format = (read["format"], read["version"]) == (FORMAT, VERSION)
         names = sorted(track["name"] for track in read["tracks"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidRequest(f"{path} cannot be read as a recording: {error}") from error
-    if not known or names != sorted((ALONE, OUTRIDER)):
+    if not right_format or names != sorted((ALONE, OUTRIDER)):
         raise InvalidRequest(
             f"{path} is not a comparison: needs {FORMAT} version {VERSION} with the texts {ALONE} "
             f"and {OUTRIDER}, as `outrider run --record FILE --baseline` writes it"
@@ -63,7 +63,7 @@ def conclusion(recording: Recording) -> list[str]:
     tracks = {track["name"]: track for track in recording["tracks"]}
     seconds = {name: track["end"]["seconds"] for name, track in tracks.items()}
     ids = [
-        [one for name, data in track["events"] if name == "tokens" for one in data["ids"]]
+        [token for name, data in track["events"] if name == "tokens" for token in data["ids"]]
         for track in tracks.values()
     ]
     return [

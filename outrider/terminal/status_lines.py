@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SAVE, _RESTORE, _DOWN, _UP, _ERASE = "\x1b7", "\x1b8", "\x1bD", "\x1bM", "\x1b[J"
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
-MOST = 8
+MAX_LINES = 8
 """Maximum number of lines shown."""
 
 LARGE = 200e6
@@ -64,7 +64,7 @@ class StatusLines:
         from rich.cells import set_cell_size
 
         width, height = shutil.get_terminal_size()
-        shown = list(lines)[-max(min(MOST, height - 2), 0) :] if height > 2 else []
+        shown = list(lines)[-max(min(MAX_LINES, height - 2), 0) :] if height > 2 else []
         if not shown:
             return ""
         self._drawn = True

@@ -64,7 +64,7 @@ def _waits(completions: Sequence[Completion]) -> list[str]:
     first = [done.time_to_first_token for done in completions if done.arrivals]
     if not first:
         return []
-    gaps = gaps_between(one.arrivals for one in completions)
+    gaps = gaps_between(done.arrivals for done in completions)
     return [
         f"first token after {median(first):.3f} s{' (median)' * (len(first) > 1)}; gaps between "
         f"pieces {gaps.p50 * 1e3:.0f} ms (p50), {gaps.p99 * 1e3:.0f} ms (p99), "
@@ -109,22 +109,22 @@ def account(completions: Sequence[Completion], budget: RunBudget, goal: Goal) ->
 def _limit(
     completions: Sequence[Completion], figures: Mapping[str, Figure], goal: Goal
 ) -> list[str]:
-    """Whether the user's limit was kept over the whole run, prefill included."""
+    """Whether the user's limit was met over the whole run, prefill included."""
     if goal.min_tps is not None:
         tokens = sum(len(done.token_ids) for done in completions)
         speed = tokens / sum(done.seconds for done in completions)
-        kept, measured, wanted = speed >= goal.min_tps, f"{speed:.4g} tokens/s", f"{goal.min_tps:g}"
+        met, measured, wanted = speed >= goal.min_tps, f"{speed:.4g} tokens/s", f"{goal.min_tps:g}"
         flag = "--min_tps"
     elif goal.max_per_token is not None:
         value, dollars = figures[goal.objective].value, goal.objective in COSTS
         assert value is not None, "a limit is on a figure that can be computed"
         flag = "--max_usd_per_1m" if dollars else "--max_joules_per_token"
         unit = PER_MILLION if dollars else 1.0
-        kept, measured = value <= goal.max_per_token, price_words(goal.objective, value)
+        met, measured = value <= goal.max_per_token, price_words(goal.objective, value)
         wanted = f"{'$' * dollars}{goal.max_per_token * unit:.4g}"
     else:
         return []
-    return [f"{flag} {'kept' if kept else 'missed'}: measured {measured}, wanted {wanted}"]
+    return [f"{flag} {'met' if met else 'missed'}: measured {measured}, wanted {wanted}"]
 
 
 def _forwards(completions: Sequence[Completion], tokens: int) -> list[str]:
@@ -135,16 +135,16 @@ def _forwards(completions: Sequence[Completion], tokens: int) -> list[str]:
     )
     if not forwards:
         return []
-    said = f"forward passes {forwards}, {tokens / forwards:.2f} tokens each (acceptance length)"
+    passes = f"forward passes {forwards}, {tokens / forwards:.2f} tokens each (acceptance length)"
     if not drafted:
-        return [said]
+        return [passes]
     with_candidates = 1 + accepted / max(forwards - lone, 1)
     named = Counter[str]()
     for done in completions:
         named.update(done.accepted_by)
     by = ", ".join(f"{name} {count}" for name, count in named.most_common())
     return [
-        f"{said}; {lone} of them without candidates, {with_candidates:.2f} tokens in the others",
+        f"{passes}; {lone} of them without candidates, {with_candidates:.2f} tokens in the others",
         f"candidates computed {drafted}, accepted {accepted} ({accepted / drafted:.1%})"
         + f": by {by}" * (len(named) > 1),
     ]
@@ -211,7 +211,7 @@ def write_options(directory: Path, options: TextRole, completions: Sequence[Comp
         options = options.replace(seed=completions[0].seed - completions[0].index)
     unset = ("config", "profile")
     every = options.values().items()
-    values = {name: one for name, one in every if one is not None and name not in unset}
+    values = {name: value for name, value in every if value is not None and name not in unset}
     path = directory / "outrider-options.json"
     write_whole(path, json.dumps(values, indent=1) + "\n")
     return path
@@ -230,7 +230,7 @@ def write_profile(directory: Path, completions: Sequence[Completion]) -> list[Pa
         for record in records
     ]
     for row, done in zip(rows, completions, strict=True):
-        row["baseline_seconds"] = done.baseline.seconds if done.baseline else ""
+        row["basepassesseconds"] = done.baseline.seconds if done.baseline else ""
         row["speedup"] = done.speedup or ""
         row["device"] = done.device
     write_csv(paths[1], rows)

@@ -24,7 +24,7 @@ FORMAT, VERSION = "outrider-recording", 1
 ALONE, OUTRIDER = "target-only", "Outrider"
 """Names of the two texts of a comparison."""
 
-MOST_EVENTS = 20_000
+MAX_EVENTS = 20_000
 """Maximum events stored per text: those of several thousand tokens."""
 
 
@@ -44,7 +44,7 @@ class TextRecording:
 
         def keep(event: TextEvent) -> None:
             events = track["events"]
-            if len(events) < MOST_EVENTS:
+            if len(events) < MAX_EVENTS:
                 events.append(event)
             else:
                 track["cut"] = True

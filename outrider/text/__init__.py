@@ -1,1 +1,1 @@
-"""Texts: what is asked for, how it is made, and the record of it."""
+"""Texts: their requests, their generation, and their records."""

@@ -113,23 +113,23 @@ class CallReader:
         return self._read_head("") if start.startswith("{") else self._go_on(self._say)
 
     def _say(self) -> str | None:
-        said, opening, rest = self._held.partition(self._form.opening)
-        kept = len(said[: len(said) - begun(said, self._form.opening)].rstrip())
+        text, opening, rest = self._held.partition(self._form.opening)
+        end = len(text[: len(text) - begun(text, self._form.opening)].rstrip())
         if opening:
-            kept = len(said.rstrip())
+            end = len(text.rstrip())
             self._held = rest
-            self._read_head(said[kept:] + opening)
-            return said[:kept]
-        self._held = said[kept:]
-        return said[:kept] or None
+            self._read_head(text[end:] + opening)
+            return text[:end]
+        self._held = text[end:]
+        return text[:end] or None
 
     def _head(self) -> str | CallPiece | None:
         body = self._held.lstrip()
         listed = self._listed or body.startswith("[")
         body = body.removeprefix("[").lstrip()
         first, name = body[1:MAX_HEAD].lstrip(), _NAME.match(self._held[:MAX_HEAD])
-        known = name is None or self._may_name(name[1], whole=bool(name[2]))
-        if not ("{".startswith(body[:1]) and _may_begin(first) and known):
+        possible = name is None or self._may_name(name[1], whole=bool(name[2]))
+        if not ("{".startswith(body[:1]) and _may_begin(first) and possible):
             text, self._opened = self._opened, ""
             self._state = self._say
             return text
@@ -154,7 +154,11 @@ class CallReader:
 
     def _may_name(self, name: str, *, whole: bool) -> bool:
         """Whether the name, or a longer one that begins with it, is that of a function."""
-        return name in self._names if whole else any(one.startswith(name) for one in self._names)
+        return (
+            name in self._names
+            if whole
+            else any(function.startswith(name) for function in self._names)
+        )
 
     def _body(self) -> CallPiece | None:
         end = self._end.find(self._held)
@@ -226,16 +230,16 @@ def _read_call(text: str) -> tuple[str, str] | None:
     call = read_object(text) or {}
     inner = call.get("function")
     call = {**call, **inner} if isinstance(inner, dict) else call
-    given = call.get("arguments", call.get("parameters"))
+    arguments = call.get("arguments", call.get("parameters"))
     if not isinstance(call.get("name"), str):
         return None
-    if given is None or given == "":
+    if arguments is None or arguments == "":
         return call["name"], "{}"
-    if isinstance(given, str):
-        return (call["name"], given) if read_object(given) is not None else None
-    return (
-        (call["name"], json.dumps(given, ensure_ascii=False)) if isinstance(given, dict) else None
-    )
+    if isinstance(arguments, str):
+        return (call["name"], arguments) if read_object(arguments) is not None else None
+    if not isinstance(arguments, dict):
+        return None
+    return call["name"], json.dumps(arguments, ensure_ascii=False)
 
 
 def new_call_id() -> str:

@@ -72,13 +72,13 @@ class Completion:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     tool_calls: list[ToolCall] = field(default_factory=list)  # none of them stands in the text
-    # [token] and of the prompt's tokens but the first, where they were asked for
+    # [token] and of the prompt's tokens but the first, if requested
     logprobs: list[TokenLogProb] = field(default_factory=list)
     prompt_logprobs: Sequence[TokenLogProb] = ()
     stopped_by: str = ""  # the stop string that ended it
     # stop, length, cancelled, spent (what the run may cost, perhaps before it began), or error
     finish_reason: str = "cancelled"
-    # the error that ended it; what was verified until then stands above
+    # the error that ended it; what was verified until then is above
     failure: OutriderError | None = None
     traffic: Traffic = field(default_factory=Traffic)  # counts and times of the session
     accepted: DecodeStatistics = field(default_factory=DecodeStatistics)
@@ -173,12 +173,12 @@ class Completion:
 
     def record(self) -> dict[str, Any]:
         """The record as plain data for JSON. The field `error` is there only if there is one."""
-        asked = {name for name in _ASKED if getattr(self, name)}
-        left_out = {*_PARTS, *_ASKED} - asked
-        kept = {name: value for name, value in vars(self).items() if name not in left_out}
+        filled = {name for name in _ASKED if getattr(self, name)}
+        left_out = {*_PARTS, *_ASKED} - filled
+        fields = {name: value for name, value in vars(self).items() if name not in left_out}
         counts, gaps = dict(vars(self.traffic)), gaps_between([self.arrivals])
         return {
-            **kept,
+            **fields,
             **({"error": self.error} if self.error else {}),
             "lone_forwards": counts.pop("lone"),
             "target_seconds": counts.pop("model_seconds"),
@@ -202,8 +202,8 @@ _DERIVED = (
 )  # fmt: skip
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+def _ratio(amount: float, whole: float) -> float:
+    return amount / whole if whole else 0.0
 
 
 OnCommit = Callable[[Completion], None]
@@ -231,8 +231,8 @@ class _Generation:
         self.done = new_completion(request)
         self._request, self._show, self._session = request, show, session
         self._special_stops = tokenizer.special_tokens(request.stop) if request.stop else {}
-        least = max(request.params.min_tokens - request.params.made, 0)
-        self._pieces = PieceMaker(tokenizer, request.ids, request.stop, least, request.tools)
+        minimum = max(request.params.min_tokens - request.params.made, 0)
+        self._pieces = PieceMaker(tokenizer, request.ids, request.stop, minimum, request.tools)
         self._start = time.perf_counter()
 
     def take(self, step: Step, drafting: Drafting) -> bool:
@@ -285,10 +285,10 @@ class _Generation:
             if done.stopped_by:  # what came behind it is no part of the text
                 done.finish_reason = "stop"
                 break
-        made = len(done.token_ids) - before
-        done.accepted.count(step.proposers[:made])
+        count = len(done.token_ids) - before
+        done.accepted.count(step.proposers[:count])
         done.arrivals.append(done.seconds)
-        done.chunk_tokens.append(made)
+        done.chunk_tokens.append(count)
         done.traffic = self._session.traffic.copy()
 
     def _spent(self) -> bool:
@@ -322,7 +322,7 @@ def complete(
 
     An error ends the text, too, and is in the record.
 
-    order: what the target is asked for; request.order() if not given
+    order: the order for the target; by default request.order()
     on_commit: called whenever tokens were committed
     """
     text = _Generation(request, session, tokenizer, show)

@@ -79,13 +79,13 @@ class Conversation:
     def read(cls, path: Path) -> Conversation:
         """Read a file. Raises InvalidRequest for anything but a conversation."""
         try:
-            found = _File.model_validate_json(path.read_bytes())
+            file = _File.model_validate_json(path.read_bytes())
         except OSError as error:
             raise InvalidRequest(f"{path} cannot be read: {error}") from error
         except ValidationError as error:
             raise InvalidRequest(f"{path} is no conversation that was saved here") from error
-        roles = {line.role for line in found.messages} - set(_ROLES)
-        if found.format != FORMAT or roles:
-            got = f"the format {found.format!r}" if found.format != FORMAT else f"roles {roles}"
+        roles = {line.role for line in file.messages} - set(_ROLES)
+        if file.format != FORMAT or roles:
+            got = f"the format {file.format!r}" if file.format != FORMAT else f"roles {roles}"
             raise InvalidRequest(f"{path}: {FORMAT} with roles {_ROLES} is needed, got {got}")
-        return cls([line.model_dump() for line in found.messages])
+        return cls([line.model_dump() for line in file.messages])

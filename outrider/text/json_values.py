@@ -23,8 +23,10 @@ def nests_deeply(value: Any) -> bool:
     """Whether objects and lists stand within each other beyond MAX_DEPTH."""
     level = [value] if isinstance(value, Mapping | list) else []
     for _ in range(MAX_DEPTH + 1):
-        parts = (one.values() if isinstance(one, Mapping) else one for one in level)
-        level = [child for part in parts for child in part if isinstance(child, Mapping | list)]
+        children = (each.values() if isinstance(each, Mapping) else each for each in level)
+        level = [
+            child for inner in children for child in inner if isinstance(child, Mapping | list)
+        ]
         if not level:
             return False
     return True

@@ -49,10 +49,10 @@ def dear_law(times: Times) -> str:
     """The reason in words why no good draft pays on a target with these times; empty where one
     does.
     """
-    one = times.seconds(1, 1)
-    if not one:
+    single = times.seconds(1, 1)
+    if not single:
         return ""
-    ratio = {nodes: times.seconds(1, nodes) / one for nodes in _CHAINS}
+    ratio = {nodes: times.seconds(1, nodes) / single for nodes in _CHAINS}
     # tokens that a forward makes on average, by what it takes
     gain = {nodes: (1 - GOOD**nodes) / (1 - GOOD) / ratio[nodes] for nodes in _CHAINS}
     best = max(_CHAINS, key=gain.__getitem__)

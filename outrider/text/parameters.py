@@ -102,13 +102,13 @@ class Parameters:
         temperature: where the model has no default
         """
         defaults = defaults_of(model)
-        known = temperature if defaults.temperature is None else defaults.temperature
+        default = temperature if defaults.temperature is None else defaults.temperature
         forms = (self.schema, self.regex, self.choice, self.grammar, self.tools or None)
         length = self.min_tokens or self.ignore_eos
         free = self.temperature is None and not length and all(form is None for form in forms)
         return replace(
             self,
-            temperature=known if self.temperature is None else self.temperature,
+            temperature=default if self.temperature is None else self.temperature,
             stop=(defaults.stop if free else ()) if self.stop is None else self.stop,
         )
 
@@ -150,12 +150,12 @@ RESERVED_VARIABLES = {"messages", "tools", "chat_template", "tokenize", "continu
 """Variables that the caller of a template sets."""
 
 
-def text_form(**given: Any) -> Grammar | None:
-    """The form of a text, of which one is given at most; None for any text.
+def text_form(**fields: Any) -> Grammar | None:
+    """The form of a text, of which there is one at most; None for any text.
 
-    given: the fields schema, regex, choice and grammar of Parameters
+    fields: schema, regex, choice and grammar of Parameters
     """
-    forms = {name: form for name, form in given.items() if form is not None}
+    forms = {name: form for name, form in fields.items() if form is not None}
     if len(forms) > 1:
         raise InvalidRequest(f"a text has one form: got {' and '.join(forms)}")
     for name, form in forms.items():
@@ -175,8 +175,8 @@ _KINDS = {
 
 def schema_of(form: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The schema of OpenAI's response_format, in a chat or in /v1/responses; None for any text."""
-    kind, given = form.get("type"), form.get("json_schema")
-    described = given if isinstance(given, Mapping) else form
+    kind, inner = form.get("type"), form.get("json_schema")
+    described = inner if isinstance(inner, Mapping) else form
     schema = described.get("schema") or (kind == "json_object" and {"type": "object"})
     if kind == "text":
         return None

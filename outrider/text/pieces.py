@@ -34,7 +34,7 @@ class Piece(NamedTuple):
 class PieceMaker:
     """Turns tokens into pieces: whole characters, up to a stop string, with calls apart from text.
 
-    least: number of first tokens in which no stop string ends the text
+    minimum: number of first tokens in which no stop string ends the text
     tools: functions that the text may call; None for none
     """
 
@@ -43,13 +43,13 @@ class PieceMaker:
         tokenizer: Tokenizer,
         prompt: Sequence[int],
         stop: Sequence[str],
-        least: int,
+        minimum: int,
         tools: Tools | None,
     ) -> None:
         self._text, self._stop = tokenizer.stream(prompt), StopStrings(stop)
         self._shown: Mapping[int, str] = {} if tools is None else tools.shown(tokenizer)
         self._calls = None if tools is None else tools.reader(tokenizer)
-        self._least, self._pushed = least, 0
+        self._minimum, self._pushed = minimum, 0
         self._tokens, self._logprobs = list[int](), list[TokenLogProb]()
 
     @property
@@ -68,7 +68,7 @@ class PieceMaker:
         mark = self._shown.get(token)
         text = self._text.push(token) if mark is None else self._text.finish() + mark
         self._pushed += 1
-        certain = text if self._pushed <= self._least else self._stop.push(text)
+        certain = text if self._pushed <= self._minimum else self._stop.push(text)
         return self._pieces(certain, proposer)
 
     def finish(self) -> Iterator[Piece]:
@@ -84,11 +84,11 @@ class PieceMaker:
                 yield self._piece(part, proposer)
 
     def _piece(self, part: str | CallPiece, proposer: int) -> Piece:
-        told = tuple(self._tokens), tuple(self._logprobs)
+        tokens = tuple(self._tokens), tuple(self._logprobs)
         self._tokens, self._logprobs = [], []
         if isinstance(part, CallPiece):
-            return Piece("", proposer, part, *told)
-        return Piece(part, proposer, None, *told)
+            return Piece("", proposer, part, *tokens)
+        return Piece(part, proposer, None, *tokens)
 
 
 class Gaps(NamedTuple):

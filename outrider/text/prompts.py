@@ -118,28 +118,30 @@ def _check_ids(model: TextModel, ids: Iterable[int]) -> None:
         raise InvalidRequest(f"token ids are 0 to {vocabulary - 1}: got {wrong[0]}")
 
 
-def going_on(model: TextModel, request: Request, made: Sequence[int]) -> tuple[Request, str, int]:
+def resume_request(
+    model: TextModel, request: Request, token_ids: Sequence[int]
+) -> tuple[Request, str, int]:
     """The rest of an interrupted text: its request, the text so far, and its number of tokens.
 
-    With the same seed the rest is what it would have been. Tokens at the end are made again where
-    they are no whole character, or may begin a stop string. Raises InvalidRequest for ids out of
-    range, and for a whole text.
+    With the same seed the rest is what it would have been. Tokens at the end are generated again
+    where they are no whole character, or may begin a stop string. Raises InvalidRequest for ids out
+    of range, and for a whole text.
 
-    made: tokens that came
+    token_ids: of the text so far
     """
     stream, stops = model.tokenizer.stream(request.ids), StopStrings(request.stop)
-    said, certain, text, kept = "", 0, "", 0
-    for count, token in enumerate(read_prompt(model, made), start=1):
+    decoded, certain, text, tokens = "", 0, "", 0
+    for count, token in enumerate(read_prompt(model, token_ids), start=1):
         piece = stream.push(token)
         may_stop = count > request.params.min_tokens
-        said, certain = said + piece, certain + len(stops.push(piece) if may_stop else piece)
-        if piece and stream.is_whole and certain == len(said):
-            text, kept = said, count
-    if kept >= request.max_new_tokens:
+        decoded, certain = decoded + piece, certain + len(stops.push(piece) if may_stop else piece)
+        if piece and stream.is_whole and certain == len(decoded):
+            text, tokens = decoded, count
+    if tokens >= request.max_new_tokens:
         raise InvalidRequest(f"the text is whole: it has its {request.max_new_tokens} tokens")
-    ids, left = [*request.ids, *made[:kept]], request.max_new_tokens - kept
-    params = replace(request.params, made=kept)
-    return replace(request, ids=ids, params=params, max_new_tokens=left), text, kept
+    ids, left = [*request.ids, *token_ids[:tokens]], request.max_new_tokens - tokens
+    params = replace(request.params, made=tokens)
+    return replace(request, ids=ids, params=params, max_new_tokens=left), text, tokens
 
 
 def _check_kind(prompt: object) -> None:
@@ -162,20 +164,20 @@ def _check_size(model: TextModel, prompt: Prompt, tools: Sequence[Mapping[str, A
     Long text is counted slice by slice, up to a quarter more tokens than fit: a cut makes a few
     more tokens than the whole has.
     """
-    tokens, most = 0, model.length * 5 // 4
+    tokens, limit = 0, model.length * 5 // 4
     if isinstance(prompt, str):
         texts = [prompt]
     else:
-        said = [one.items() for one in prompt if isinstance(one, Mapping)]
-        texts = [str(value) for one in said for name, value in one if name != "role"]
+        fields = [message.items() for message in prompt if isinstance(message, Mapping)]
+        texts = [str(value) for message in fields for name, value in message if name != "role"]
         texts += map(str, tools)
         tokens = len(prompt)  # each id, or message, is one at least
     if sum(map(len, texts)) > 8 * model.length:
-        for part in (text[at : at + SLICE] for text in texts for at in range(0, len(text), SLICE)):
-            if tokens > most:
+        for piece in (text[at : at + SLICE] for text in texts for at in range(0, len(text), SLICE)):
+            if tokens > limit:
                 break
-            tokens += len(model.tokenizer.encode(part))
-    if tokens > most:
+            tokens += len(model.tokenizer.encode(piece))
+    if tokens > limit:
         raise PromptTooLong(prompt, f"more than {model.length}", model.length)
 
 
@@ -192,7 +194,7 @@ def read_prompt(
         return model.tokenizer.encode(prompt)
     if not prompt:
         raise InvalidRequest("the prompt is empty")
-    messages = [part for part in prompt if isinstance(part, Mapping)]
+    messages = [message for message in prompt if isinstance(message, Mapping)]
     if messages:
         chat = parameters or Parameters()
         return model.tokenizer.encode_chat(
@@ -200,7 +202,7 @@ def read_prompt(
             chat.chat_template_kwargs,
             continues=chat.continue_final_message,
         )
-    ids = [part for part in prompt if isinstance(part, int)]
+    ids = [token for token in prompt if isinstance(token, int)]
     _check_ids(model, ids)
     return ids
 
@@ -268,9 +270,9 @@ def make_requests(
     )
     requests = []
     for index, prompt in enumerate(prompts):
-        given = [{"role": "user", "content": prompt}] if options.chat else prompt
+        content = [{"role": "user", "content": prompt}] if options.chat else prompt
         try:
-            request = make_request(model, given, replace(parameters, seed=seed + index), index)
+            request = make_request(model, content, replace(parameters, seed=seed + index), index)
         except PromptTooLong as error:
             raise InvalidRequest(f"prompt {index}: {error}") from error
         requests.append(replace(request, prompt=prompt))

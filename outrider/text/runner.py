@@ -68,8 +68,8 @@ class TextRun(Generic[Part]):
 
     def completions(self) -> list[Completion]:
         """Iterate to the end. Returns the records in the order of the tasks."""
-        found = {index: item for index, item in self if isinstance(item, Completion)}
-        return [found[index] for index in sorted(found)]
+        records = {index: item for index, item in self if isinstance(item, Completion)}
+        return [records[index] for index in sorted(records)]
 
     def end(self) -> None:
         """End all texts now. The iteration continues to their last parts."""
@@ -92,7 +92,7 @@ class TextRun(Generic[Part]):
             except Empty:
                 return
             last: Completion | OutriderError = OutriderError(
-                "a text was ended by an error of this program: its log has it"
+                "an internal error ended the text: the log has details"
             )
             try:
                 last = task(partial(self._put, index), self._end)

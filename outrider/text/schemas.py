@@ -43,7 +43,7 @@ def written(schema: Mapping[str, Any] | str | bool) -> str:
 def needed(schema: Any) -> Any:
     """A schema, or a list of them, without what asks for nothing."""
     if isinstance(schema, list):
-        return [needed(one) for one in schema]
+        return [needed(each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
     return {
@@ -57,5 +57,5 @@ def _part(name: str, value: Any) -> Any:
     if name in _DATA:
         return value
     if name in _NAMED and isinstance(value, Mapping):
-        return {key: needed(one) for key, one in value.items()}
+        return {key: needed(each) for key, each in value.items()}
     return needed(value)

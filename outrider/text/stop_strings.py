@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from inference.errors import InvalidRequest
 
-MOST, LONGEST = 16, 1024
+MAX_COUNT, MAX_LENGTH = 16, 1024
 """Bounds of the number of stop strings, and of the characters of each."""
 
 
@@ -20,10 +20,12 @@ class StopStrings:
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
-        if len(strings) > MOST or any(not 1 <= len(string) <= LONGEST for string in strings):
+        if len(strings) > MAX_COUNT or any(
+            not 1 <= len(string) <= MAX_LENGTH for string in strings
+        ):
             raise InvalidRequest(
-                f"up to {MOST} stop strings of 1 to {LONGEST} characters are allowed: got "
-                f"{[string[:40] for string in strings[: MOST + 1]]}"
+                f"up to {MAX_COUNT} stop strings of 1 to {MAX_LENGTH} characters are allowed: got "
+                f"{[string[:40] for string in strings[: MAX_COUNT + 1]]}"
             )
         self._strings, self._held, self.found = tuple(strings), "", ""
 
@@ -36,9 +38,9 @@ class StopStrings:
         if places:
             (place, self.found), self._held = min(places), ""
             return text[:place]
-        kept = len(text) - max(begun(text, string) for string in self._strings)
-        self._held = text[kept:]
-        return text[:kept]
+        certain = len(text) - max(begun(text, string) for string in self._strings)
+        self._held = text[certain:]
+        return text[:certain]
 
     def finish(self) -> str:
         """The rest of a text in which no stop string was found."""
@@ -48,5 +50,5 @@ class StopStrings:
 
 def begun(text: str, string: str) -> int:
     """Characters at the end of the text that a string begins with, short of the whole string."""
-    most = min(len(string) - 1, len(text))
-    return next((n for n in range(most, 0, -1) if text.endswith(string[:n])), 0)
+    longest = min(len(string) - 1, len(text))
+    return next((n for n in range(longest, 0, -1) if text.endswith(string[:n])), 0)

@@ -69,23 +69,29 @@ class Function:
 
         Raises InvalidRequest for tools of another kind.
         """
-        kind, given = tool.get("type") or "custom", tool.get("function", tool)
-        known = kind == "function" or (kind == "custom" and "input_schema" in tool)
-        if not known or not isinstance(given, Mapping):
+        kind, function = tool.get("type") or "custom", tool.get("function", tool)
+        supported = kind == "function" or (kind == "custom" and "input_schema" in tool)
+        if not supported or not isinstance(function, Mapping):
             raise InvalidRequest(f"tools of type {kind} are not served: functions are")
-        parameters = given.get("parameters") or given.get("input_schema") or _NO_ARGUMENTS
+        parameters = function.get("parameters") or function.get("input_schema") or _NO_ARGUMENTS
         if not isinstance(parameters, Mapping):
             raise InvalidRequest(
                 f"a function's parameters are a JSON schema: got {parameters!r:.80}"
             )
-        words = (str(given.get("name", "")), str(given.get("description") or ""))
-        return cls(*words, parameters, bool(given.get("strict")))
+        words = (str(function.get("name", "")), str(function.get("description") or ""))
+        return cls(*words, parameters, bool(function.get("strict")))
 
     @property
     def described(self) -> dict[str, Any]:
         """The function as chat templates take it."""
-        told = {"name": self.name, "description": self.description, "parameters": self.parameters}
-        return {"type": "function", "function": told}
+        return {
+            "type": "function",
+            "function": {
+                "name": self.name,
+                "description": self.description,
+                "parameters": self.parameters,
+            },
+        }
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ class Tools:
         """The functions that the choice allows."""
         if self.choice in ("auto", "required"):
             return self.functions
-        return tuple(one for one in self.functions if one.name == self.choice)
+        return tuple(function for function in self.functions if function.name == self.choice)
 
     @property
     def _several(self) -> bool:
@@ -123,7 +129,7 @@ class Tools:
         """A reader of the calls in a text; None where no function may be called."""
         if not self.callable:
             return None
-        names = frozenset(one.name for one in self.callable)
+        names = frozenset(function.name for function in self.callable)
         form = call_form(tokenizer.template) or TAGGED
         return CallReader(form, names, several=self._several)
 
@@ -142,7 +148,7 @@ class Tools:
         and where a function is strict.
         """
         free = self.choice == "auto" and answer is None
-        if not self.callable or (free and not any(one.strict for one in self.functions)):
+        if not self.callable or (free and not any(function.strict for function in self.functions)):
             return answer
         form = call_form(tokenizer.template) or TAGGED
         opening, closing = (_mark(tokenizer, mark) for mark in (form.opening, form.closing))
@@ -160,7 +166,8 @@ class Tools:
             schema = _closed(function.parameters) if strict else {"type": "object"}
             head = json.dumps(f'{{"name": "{function.name}", "{form.key}": ')
             rules.append(f'call_{number}: {head} %json {_one_line(schema)} "}}"')
-        rules.append("call: " + " | ".join(f"call_{one}" for one in range(len(self.callable))))
+        calls = (f"call_{number}" for number in range(len(self.callable)))
+        rules.append("call: " + " | ".join(calls))
         if answer is not None and self.choice == "auto":
             rules.append(f"answer: %json {_one_line(_schema_of(answer))}")
         return Grammar(GrammarKind.EBNF, "\n".join(rules))
@@ -173,7 +180,8 @@ class Tools:
         """
         if not self.functions and not any(map(_has_calls, messages)):
             return [_with_thoughts(message) for message in messages], []
-        described = [] if self.choice == "none" else [one.described for one in self.functions]
+        offered = () if self.choice == "none" else self.functions
+        described = [function.described for function in offered]
         read = [_with_thoughts(_read_calls(message)) for message in messages]
         if call_form(tokenizer.template) is not None:
             return read, described
@@ -255,28 +263,28 @@ def _read_calls(message: Message) -> Message:
             raise InvalidRequest(
                 'a call is {"id": ..., "function": {"name": ..., "arguments": ...}}'
             )
-        told = {"name": function["name"], "arguments": _arguments(function.get("arguments"))}
-        calls.append({"id": str(call.get("id", "")), "type": "function", "function": told})
+        parsed = {"name": function["name"], "arguments": _arguments(function.get("arguments"))}
+        calls.append({"id": str(call.get("id", "")), "type": "function", "function": parsed})
     return {**message, "tool_calls": calls}
 
 
 def _with_thoughts(message: Message) -> Message:
     """The message with its reasoning under all names that templates use."""
-    told = [thought for name in THOUGHTS if isinstance(thought := message.get(name), str)]
-    thoughts = next(filter(None, told), "")
+    reasoning = [thought for name in THOUGHTS if isinstance(thought := message.get(name), str)]
+    thoughts = next(filter(None, reasoning), "")
     return {**message, **dict.fromkeys(THOUGHTS, thoughts)} if thoughts else message
 
 
-def _arguments(given: Any) -> Mapping[str, Any]:
+def _arguments(arguments: Any) -> Mapping[str, Any]:
     """The arguments of a past call as an object, which every template can write. Other text, such
     as a call that was cut off, becomes a member of it.
     """
-    if given is None or given == "":
+    if arguments is None or arguments == "":
         return {}
-    read = read_object(given) if isinstance(given, str) else given
+    read = read_object(arguments) if isinstance(arguments, str) else arguments
     if nests_deeply(read):
         raise InvalidRequest(f"the arguments of a call nest deeper than {MAX_DEPTH}")
-    return read if isinstance(read, Mapping) else {"arguments": given}
+    return read if isinstance(read, Mapping) else {"arguments": arguments}
 
 
 def _spelled_out(messages: Sequence[Message], tools: Iterable[Any]) -> Iterable[Message]:
@@ -299,9 +307,9 @@ def _spelled_out(messages: Sequence[Message], tools: Iterable[Any]) -> Iterable[
             yield {"role": "user", "content": "\n".join(results)}
             results = []
         calls = [_written(call["function"]) for call in message.get("tool_calls") or ()]
-        said = [_content(message)] if message.get("content") else []
+        content = [_content(message)] if message.get("content") else []
         rest = {name: value for name, value in message.items() if name != "tool_calls"}
-        yield {**rest, "content": "\n".join([*said, *calls])}
+        yield {**rest, "content": "\n".join([*content, *calls])}
     if results:
         yield {"role": "user", "content": "\n".join(results)}
 

@@ -17,8 +17,7 @@ from grpc_comm.transport import Address
 from outrider.cli import main
 from outrider.measure.link import main as link
 from outrider.options.parsing import verbs_with
-from outrider.target.spawn import role_environment
-from tests.support.commands import role_command
+from outrider.target.spawn import role_command, role_environment
 from tests.support.refusals import assert_refused, assert_usage_error
 from tests.support.wire_fixtures import WAIT, background, successor_engine
 

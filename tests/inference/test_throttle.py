@@ -120,3 +120,11 @@ def test_a_useless_draft_is_silent_until_the_loan_that_it_lost_is_earned_back() 
     silent = works.index(False, first)
     again = works.index(True, silent)
     assert again - silent >= TUNING.loan / TUNING.loss
+
+
+def test_a_draft_gets_a_dozen_slow_passes_in_a_row_before_it_is_given_up() -> None:
+    text, beside = Text(1.5, 1.0), 0
+    while beside < 12 and text.made < 2000:
+        beside = beside + 1 if text.throttle.allows else 0
+        text.forward()
+    assert beside == 12

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from inference.times import REMEMBERED, Times
+from inference.times import LATEST, REMEMBERED, Times
 
 PROFILE = {(1, 8): 0.030, (1, 32): 0.040, (4, 8): 0.050, (4, 32): 0.080}
 
@@ -106,12 +106,10 @@ def test_a_profile_that_is_wrong_about_wide_calls_gives_way_to_two_measured_ones
 
 def test_a_machine_that_slows_down_slows_down_shapes_that_are_not_called_meanwhile() -> None:
     times = Times({(1, 1): 0.1, (1, 4): 0.3}, measured=True)
-    for _ in range(5):
-        times.observe(1, 1, 0.2)
-    assert times.seconds(1, 4) == pytest.approx(0.6)
-    for _ in range(5):
-        times.observe(1, 1, 0.1)
-    assert times.seconds(1, 4) == 0.3
+    for factor in (2.0, 1.0):
+        for _ in range(LATEST):
+            times.observe(1, 1, factor * 0.1)
+        assert times.seconds(1, 4) == pytest.approx(factor * 0.3)
 
 
 def test_one_disturbed_forward_is_not_believed() -> None:
@@ -120,6 +118,14 @@ def test_one_disturbed_forward_is_not_believed() -> None:
         times.observe(1, 8, seconds)
     assert times.seconds(1, 8) == pytest.approx(0.0305, abs=0.001)
     assert times.seconds(1, 32) == pytest.approx(0.0405, abs=0.001)
+
+
+def test_a_shape_that_is_slow_every_other_time_takes_the_mean() -> None:
+    times = Times()
+    for _ in range(LATEST):
+        times.observe(1, 8, 0.1)
+        times.observe(1, 8, 0.2)
+    assert times.seconds(1, 8) == pytest.approx(0.15, rel=0.15)
 
 
 def test_an_undescribed_target_is_learned_from_its_answers() -> None:
@@ -134,7 +140,7 @@ def test_an_undescribed_target_is_learned_from_its_answers() -> None:
 def test_a_draft_on_a_busy_machine_is_followed_up_and_down() -> None:
     times = Times({(1, 1): 0.010, (1, 16): 0.020})
     for factor in (3.0, 1.0):
-        for width in (1, 2, 4, 16) * 5:
+        for width in (1, 2, 4, 16) * LATEST:
             times.observe(1, width, factor * (0.010 + 0.010 * (width - 1) / 15))
         assert times.seconds(1, 1) == pytest.approx(factor * 0.010)
         assert factor * 0.012 < times.seconds(1, 12) <= factor * 0.020

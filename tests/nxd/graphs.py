@@ -219,6 +219,8 @@ def generate_hlo(
     assert not inline_weights_to_neff, "the weights are kept in files of their own"
     module = copy.deepcopy(func)
     held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for tensor in held.values():  # weights come later; memory may hold what is no number
+        tensor.data.zero_()
     versions = {name: tensor._version for name, tensor in held.items()}
     with replaced_operations():
         out = module(**example_inputs)

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from outrider.endpoint.run import SERVING
-from outrider.target.spawn import role_environment, started
-from tests.support.commands import role_command
+from outrider.target.spawn import role_command, role_environment, started
 from tests.support.repository import ROOT
 
 pytestmark = pytest.mark.extended

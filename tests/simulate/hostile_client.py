@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 import grpc
 
 from grpc_comm.proto import verifier_pb2 as pb
+from grpc_comm.sampling_fields import RULES_VERSION
 from grpc_comm.translate import ResumeRequest, write_resume
 from tests.simulate.network import Network
 from tests.simulate.plan import ClientPlan
@@ -20,6 +22,18 @@ from tests.support.wire_fixtures import opening
 
 CONVERSATIONS = 6
 LINGER_SECONDS = 0.05
+RULE: dict[str, Any] = {
+    "protocol_version": RULES_VERSION,
+    "min_p": 0.05,
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "bias_ids": [5, 6],
+    "biases": [2.0, -100.0],
+    "made": 1,
+}
+"""Fields of an Open that this target takes."""
+
 BESIDE = {
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.UNAVAILABLE,
@@ -42,7 +56,9 @@ class Hostile:
         mutator = Mutator(self._chance, (16, 512, 1000))
         bearer = (("authorization", f"Bearer {token_of(self._tenant)}"),)
         for _ in range(CONVERSATIONS):
-            first = opening(session_id=f"{self._chance.getrandbits(64):016x}")
+            name = f"{self._chance.getrandbits(64):016x}"
+            rule = RULE if self._chance.random() < 0.3 else {}
+            first = opening(session_id=name, **rule)
             messages = self._theft() or mutator.session(first, RIGHT)
             begin = self._channel.stream_stream(SESSION)
             call = begin(self._said(messages), timeout=30.0, metadata=bearer)

@@ -12,7 +12,6 @@ from unittest.mock import patch
 from grpc_comm.client.call import Call
 from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.client.replicas import Replicas
-from grpc_comm.client.wire_session import WireSession
 from grpc_comm.keys import Grant
 from grpc_comm.keys_file import KeysFile
 from grpc_comm.server.sender import Sender
@@ -71,7 +70,7 @@ PLANTS: dict[str, Edit] = {
     "rows shared between tenants": Edit(ServerState, "prefix_tenant", "key.name", '""'),
     "drained before the end": Edit(Session, "_ended", "is None:", "is None or self._drained:"),
     "signs of life of a hung target": Edit(
-        Sender, "_send_progress", "self._engine.step_seconds < MOST_STEP_SECONDS", "True"
+        Sender, "_send_progress", "self._engine.step_seconds < MAX_STEP_SECONDS", "True"
     ),
     "tokens made before not told": Edit(
         RemoteSession, "_opening", "self._params.made + self._received.made", "self._params.made"
@@ -80,7 +79,7 @@ PLANTS: dict[str, Edit] = {
         Admission, "line", "rows[session.tenant]", "-rows[session.tenant]"
     ),
     "keys that a disk failed to read": Edit(KeysFile, "changed", "self.unread or ", ""),
-    "candidates never sent": Edit(WireSession, "propose", "call.backlog < MOST_BACKLOG", "False"),
+    "candidates never sent": Edit(RemoteSession, "propose", "call.backlog < MAX_BACKLOG", "False"),
     "recall lost on a new stream": Edit(
         GrowingProposer, "hear", "self._tree.recall()\n        return", "return"
     ),

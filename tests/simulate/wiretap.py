@@ -8,7 +8,7 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.server.sender import MOST_STEP_SECONDS
+from grpc_comm.server.sender import MAX_STEP_SECONDS
 from inference.engine.prefix_cache import common_prefix
 from inference.order import MOST_CREDIT
 from tests.simulate.kernel import Kernel
@@ -150,7 +150,7 @@ class Wiretap:
         length = message.tokens.position + len(ids)
         spoken.tokens[message.tokens.position : length] = ids
         computes = self._kernel.now - served.server.process.computes_since
-        if not ids and end == pb.Tokens.NOT and computes > MOST_STEP_SECONDS + 1:
+        if not ids and end == pb.Tokens.NOT and computes > MAX_STEP_SECONDS + 1:
             self._wrong.append(f"a sign of life after {computes:.0f} s of one forward")
         if end == pb.Tokens.DRAINED and (length >= spoken.end or spoken.stop_ids & {*ids[-1:]}):
             self._wrong.append("a text that ended is said to go on elsewhere")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -52,8 +51,3 @@ def runner(capsys: pytest.CaptureFixture[str]) -> Run:
         return Ended(code, *capsys.readouterr())
 
     return run
-
-
-def role_command(role: str, *arguments: str) -> list[str]:
-    """The command line of a role of this checkout."""
-    return [sys.executable, "-m", "outrider", "--role", role, *arguments]

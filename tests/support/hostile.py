@@ -17,7 +17,7 @@ import grpc
 from grpc_comm.client.connection import connect
 from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.sampling_fields import PROTOCOL_VERSION, RULES_VERSION
+from grpc_comm.sampling_fields import PROTOCOL_VERSION
 from grpc_comm.security import SecurityOptions
 from grpc_comm.transport import Address
 from inference.order import Decode
@@ -51,21 +51,6 @@ RIGHT = [
     pb.ClientMessage(heartbeat=pb.Heartbeat()),
 ]
 """What a client may say once [1, 2, 3] is open, in any order."""
-
-WITH_A_RULE: dict[str, Any] = {
-    "protocol_version": RULES_VERSION,
-    "min_p": 0.05,
-    "repetition_penalty": 1.2,
-    "presence_penalty": 0.5,
-    "frequency_penalty": -0.5,
-    "bias_ids": [5, 6],
-    "biases": [2.0, -100.0],
-    "grammar": pb.Grammar(kind=pb.Grammar.REGEX, text="[a-z ]{3,}"),
-    "logprobs": 2,
-    "prompt_logprobs": True,
-    "made": 1,
-}
-"""Fields of an Open, right for a target that takes rules."""
 
 
 def keys_file(path: Path, **limits: dict[str, int]) -> Path:

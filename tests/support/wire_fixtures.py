@@ -23,7 +23,6 @@ import grpc
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.client.replicas import rendezvous
-from grpc_comm.client.wire_session import WireSession
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
 from grpc_comm.sampling_fields import PROTOCOL_VERSION
@@ -199,7 +198,7 @@ def rest(session: TargetSession) -> list[int]:
     return tokens
 
 
-def until_it_fails(session: WireSession) -> None:
+def until_it_fails(session: RemoteSession) -> None:
     """Raises why. It must fail within a minute."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:

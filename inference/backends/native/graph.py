@@ -56,7 +56,7 @@ class InPlaceGraph(StatefulGraph):
         self, rows: Tensor, positions: Tensor, seed: Tensor, ids: Tensor, by: Arithmetic
     ) -> None:
         """Write the noise of these places into the windows, in place."""
-        assert self.noise is not None, "a graph that keeps no noise was told to make it"
+        assert self.noise is not None, "a graph without noise windows cannot fill them"
         made = by.noise(seed[:, None], positions, ids)
         self.noise.index_put_((window_places(rows, positions[:, 0]),), made)
 

@@ -42,7 +42,7 @@ def load_native(
 ) -> NeuronModel:
     """Load an artefact whose files were checked. Takes minutes, and reports its progress to `say`.
 
-    lost: hears of a rank's end
+    lost: called with the reason when a rank ends
     """
     graphs = directory / GRAPHS
     configure(graphs, manifest.compiler_flags.get(FLAGS, ""))

@@ -3,7 +3,7 @@ them: it sends each call's inputs to all, and takes what rank 0 answers. Feature
 where a call is large, so they lie in memory that both share and not in the answer.
 
 So it never waits inside a call of the device, and learns at once when a rank has ended. All ranks
-must make every call together, so a target cannot go on without one of them.
+must make every call together, so a target cannot continue without one of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LEAVING = 5.0
 """Seconds that a rank has to end by itself."""
 
 Lost = Callable[[str], None]
-"""Hears why the target cannot go on, on a thread of its own."""
+"""Called with the reason when the target cannot continue, on a thread of its own."""
 
 _Outputs = tuple[NDArray[np.int32] | NDArray[np.float32], tuple[int, ...]]
 """Choices of a call, and the shape of its features in shared memory; () without any."""
@@ -46,7 +46,7 @@ _Answer = _Outputs | OutriderError | RuntimeError | None
 
 
 def end_process(why: str) -> NoReturn:
-    """Say why, and end this process at once, as a machine that is lost ends."""
+    """Print the reason and end this process at once."""
     print(f"error: {why}", file=sys.stderr, flush=True)
     os._exit(1)
 
@@ -59,7 +59,7 @@ class _RankProcess(NamedTuple):
 class Ranks:
     """A Program (inference.backends.neuron) of one or more ranks. One call at a time.
 
-    lost: called when a rank ends, also between calls; None where the error of the next call says it
+    lost: called when a rank ends, also between calls; None: the next call raises the error
     """
 
     def __init__(self, plan: RankPlan, lost: Lost | None = None) -> None:
@@ -147,7 +147,7 @@ class Ranks:
             process.join(_LEAVING)  # its pipe may close before the system has its exit code
             self._ended = (
                 f"rank {gone[0]} of the target ended (exit code {process.exitcode}), and the "
-                "others cannot go on without it; its own message is above"
+                "others cannot continue without it; its own message is above"
             )
         return self._ended or "the ranks of the target were let go"
 
@@ -169,7 +169,7 @@ def _started(
 def _serve(
     calls: Connection, plan: RankPlan, rank: int, meeting: Path, room: Tensor | None
 ) -> None:
-    """Make the calls that are asked for, until nobody can ask any more. The first failure ends it:
+    """Make the calls that are sent, until the pipe closes. The first failure ends it:
     the ranks may not be at the same call any more.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that serves
@@ -192,7 +192,7 @@ def _serve(
 
 
 def _tell(calls: Connection, why: OutriderError | RuntimeError) -> None:
-    """Send why this rank ends, if it was the first to fail: nobody listens after that."""
+    """Send why this rank ends, if it was the first to fail: later reasons are not read."""
     with suppress(OSError):
         calls.send(why)
 

@@ -1,5 +1,5 @@
 """AWS's native PyTorch packages for trn2 and trn3 (TorchNeuron): which are installed, whether they
-work here, and what they are told through the environment.
+work here, and how the environment configures them.
 
 TorchNeuron is torch-neuronx 2.13 and later, from Neuron SDK 2.33 on. It gives torch a device
 `neuron`, a backend `neuron` of torch.compile and one of torch.distributed, and is loaded by
@@ -17,7 +17,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from inference.backends.neuron_sdk import DEVICE, INDEX, has_device, installed, instance_family
+from inference.backends.neuron_sdk import (
+    DEVICE,
+    INDEX,
+    VISIBLE_CORES,
+    core_numbers,
+    has_device,
+    installed,
+    instance_family,
+)
 from inference.errors import BadArtifact, InvalidRequest, MissingExtra
 from inference.files import cache_directory
 
@@ -25,7 +33,6 @@ _NO_FALLBACK = "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION"
 _GRAPHS, _LOCKS = "TORCH_NEURONX_NEFF_CACHE_DIR", "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR"
 FLAGS = "NEURON_CC_FLAGS"
 """Name of the compiler flags, also in a manifest: one line, as the variable holds them."""
-_CORES = "NEURON_RT_VISIBLE_CORES"
 _INSTALL = (
     f"pip install --extra-index-url {INDEX} 'torch==2.14.*' 'torch-neuronx==2.14.*' "
     "'neuronx-cc==2.*' nki, with Python 3.12 to 3.14 (trn2 and trn3 need Neuron SDK 2.33 or later)"
@@ -132,18 +139,13 @@ def cores_of(ranks: int, environment: Mapping[str, str] = os.environ) -> list[in
 
     Raises InvalidRequest where it names too few.
     """
-    stated = environment.get(_CORES)
+    stated = environment.get(VISIBLE_CORES)
     if not stated:
         return list(range(ranks))
-    try:
-        ends = [part.split("-") for part in stated.split(",")]
-        cores = [core for part in ends for core in range(int(part[0]), int(part[-1]) + 1)]
-    except ValueError as error:
-        raise InvalidRequest(f"{_CORES}={stated} is not understood") from error
+    cores = core_numbers(stated)
     if len(cores) < ranks:
         raise InvalidRequest(
-            f"{_CORES}={stated} leaves this target {len(cores)} cores, its model is dealt out to "
-            f"{ranks}"
+            f"{VISIBLE_CORES}={stated} leaves this target {len(cores)} cores, it needs {ranks}"
         )
     return cores[:ranks]
 
@@ -152,7 +154,7 @@ def rank_environment(rank: int, cores: list[int]) -> dict[str, str]:
     """Return the variables by which a process is one rank of its group, on a core of its own."""
     ranks = str(len(cores))
     return {
-        _CORES: str(cores[rank]),
+        VISIBLE_CORES: str(cores[rank]),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": ranks,

@@ -216,7 +216,7 @@ def test_a_target_that_talks_for_ever_is_left(
     said: str, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "HEARTBEAT_SECONDS", 0.02)
-    for name in ("SHORTEST_SILENCE", "LONGEST_SILENCE", "LEAST_PROGRESS", "LONGEST_LINE"):
+    for name in ("MIN_SILENCE", "MAX_SILENCE", "MIN_PROGRESS_SECONDS", "MAX_QUEUE_SECONDS"):
         monkeypatch.setattr(bounds, name, 0.3)
     monkeypatch.setattr(bounds, "SILENCES", 1)
     answers, forever = TALK[said]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpc_comm.client.patience import LONGEST_LINE, Patience, ProgressClock
+from grpc_comm.client.patience import MAX_QUEUE_SECONDS, Patience, ProgressClock
 from tests.support.clock import Clock
 
 BORNE = Patience(30.0)
@@ -42,7 +42,7 @@ def test_a_line_may_be_long_and_who_comes_out_of_it_is_not_late(evicted: bool) -
     at = Clock(0.0)
     clock = ProgressClock(BORNE, at)
     clock.evicted = evicted
-    at.now = LONGEST_LINE
+    at.now = MAX_QUEUE_SECONDS
     assert not clock.advance(owes_token=True, opened=evicted)
     clock.note_opened()
     assert not clock.advance(owes_token=True, opened=True)

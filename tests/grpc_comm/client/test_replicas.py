@@ -209,19 +209,6 @@ def test_replicas_that_come_back_changed_are_left(
             until_it_fails(session)
 
 
-def test_new_sessions_keep_away_from_a_replica_that_drains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HEALTH_SECONDS", 0.1)
-    with replicas(2) as (servers, addresses), looking_at(addresses) as connection:
-        key = in_turn(*servers)
-        first = opened(connection, key)
-        stopping = threading.Thread(target=servers[0].stop, args=(WAIT,))
-        stopping.start()
-        eventually(lambda: first.address == str(servers[1].address))
-        stopping.join()
-        eventually(lambda: opened(connection, key).traffic.reopenings == 0)
-        assert_serves(first)
-
-
 @pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     addresses: list[str] = []

@@ -14,7 +14,10 @@ from grpc_comm.transport import Address
 from inference.errors import InvalidRequest
 from inference.order import Decode
 from inference.sampling import SamplingParams
+from tests.support.hand_streams import left_open, say
+from tests.support.hostile import resume
 from tests.support.observed import MODEL, SESSION_ID, TENANT, Service, counted
+from tests.support.wire_fixtures import background, decode_to, eventually, successor_engine
 
 LOOPBACK = Address("127.0.0.1", 0)
 SECRET_TOKEN = 3_777
@@ -196,6 +199,19 @@ def test_two_targets_in_one_process_share_no_counters() -> None:
     busy, idle = Metrics(), Metrics()
     busy.bytes_up.inc()
     assert counted(idle, "outrider_wire_bytes_total", direction="up") == 0
+
+
+def test_what_happens_to_a_session_on_the_wire_is_counted() -> None:
+    metrics = Metrics()
+    with background(successor_engine(), metrics=metrics) as server:
+        with left_open(server.address) as opened:
+            pass
+        assert say(server.address, [resume(opened), decode_to(5)]).tokens == [4, 5]
+        eventually(lambda: counted(metrics, ENDED, reason="closed") == 1)
+    assert counted(metrics, "outrider_streams_lost_total") == 1
+    assert counted(metrics, "outrider_sessions_resumed_total") == 1
+    for direction in ("up", "down"):
+        assert counted(metrics, "outrider_wire_bytes_total", direction=direction) > 30
 
 
 def test_a_scraper_may_ask_for_openmetrics() -> None:

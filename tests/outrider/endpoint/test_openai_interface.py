@@ -205,4 +205,4 @@ def test_a_fault_in_a_text_of_the_page_becomes_an_event(
     asked = {"messages": CHAT}
     ((name, error),) = page_events(http, asked)
     assert (name, error["type"]) == ("error", "server_error")
-    assert "its log has it" in error["message"]
+    assert "internal error" in error["message"]

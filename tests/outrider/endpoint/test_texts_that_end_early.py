@@ -27,15 +27,14 @@ from outrider.endpoint.run import SERVING
 from outrider.endpoint.target_manager import TargetManager, TargetSettings
 from outrider.endpoint.text_runner import READERS, TextRunner
 from outrider.options.roles import ServeRole, TargetRole
-from outrider.target.spawn import role_environment
+from outrider.target.spawn import role_command, role_environment
 from outrider.target.target import load_target
 from outrider.text.completion import Completion
 from outrider.text.parameters import Parameters
 from outrider.text.pieces import Piece
-from outrider.text.prompts import going_on, make_request
+from outrider.text.prompts import make_request, resume_request
 from outrider.text.runner import CompletionStream
 from tests.outrider.endpoint.conftest import http_server, opened, page_events
-from tests.support.commands import role_command
 from tests.support.wire_fixtures import WAIT, eventually
 
 PROMPT = "def main():"
@@ -71,7 +70,7 @@ async def _make(texts: TextRunner) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_defect_in_a_texts_thread_ends_its_request(texts: TextRunner) -> None:
-    with pytest.raises(OutriderError, match="error of this program"):
+    with pytest.raises(OutriderError, match="internal error"):
         asyncio.run(asyncio.wait_for(_make(texts), 20))
     assert not texts.running
     eventually(lambda: all(thread.name != "text" for thread in enumerate_threads()))  # it told
@@ -80,7 +79,7 @@ def test_a_defect_in_a_texts_thread_ends_its_request(texts: TextRunner) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_defect_in_a_streams_thread_ends_its_iteration() -> None:
     stream = CompletionStream(_breaks)
-    with pytest.raises(OutriderError, match="error of this program"):
+    with pytest.raises(OutriderError, match="internal error"):
         next(stream)
     stream.close()
 
@@ -263,7 +262,7 @@ def test_a_text_that_broke_off_within_a_character_goes_on_with_that_character(
     made = client.tokenizer.encode(written)
     assert len(made) > len(written)  # characters of several tokens
     for cut in range(1, len(made)):
-        rest, text, kept = going_on(client.text_model, request, made[:cut])
+        rest, text, kept = resume_request(client.text_model, request, made[:cut])
         stream = client.tokenizer.stream(rest.ids)
         text += "".join(map(stream.push, made[kept:])) + stream.finish()
         assert text == written

@@ -18,7 +18,7 @@ from grpc_comm.client.connection import Connection, connect
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.sampling_fields import PROTOCOL_VERSION
 from grpc_comm.server.server import BackgroundServer, Target
-from grpc_comm.translate import MOST_TIMES
+from grpc_comm.translate import MAX_TIMES
 from inference.backends.cuda import CudaModel
 from inference.backends.eager import EagerModel
 from inference.decode import decode
@@ -104,7 +104,7 @@ WRONG = {
     "no time": pb.Description(times=[one_time(seconds=float("nan"))]),
     "no rows": pb.Description(times=[one_time(rows=0)]),
     "no nodes": pb.Description(times=[one_time(nodes=0)]),
-    "too many": pb.Description(times=[one_time()] * (MOST_TIMES + 1)),
+    "too many": pb.Description(times=[one_time()] * (MAX_TIMES + 1)),
     "a negative price": pb.Description(usd_per_hour=-1.0),
     "no price": pb.Description(usd_per_hour=float("nan")),
 }

@@ -142,7 +142,7 @@ def test_on_a_machine_too_busy_to_compare_nothing_is_picked_or_kept(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(precision, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr(precision, "MAX_SECONDS", 0.0)
     chosen = large.settled(DeviceOptions(device="cpu", threads=1), drafts=False)
     assert "--dtype auto stays at bfloat16: " in capsys.readouterr().err
     assert chosen.fingerprint() == large.fingerprint()

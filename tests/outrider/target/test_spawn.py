@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from outrider.target.spawn import child_command, child_environment
+from outrider.target.spawn import child_environment, role_command
 from outrider.target.target import READY
 
 STARTED = {
-    "target": child_command("target", "--port", "0", "--batch", "1"),
+    "target": role_command("target", "--port", "0", "--batch", "1"),
     "link": [
         *(sys.executable, "-m", "outrider.measure.link"),
         *("127.0.0.1:1", "127.0.0.1:0", "0", "0"),

@@ -112,7 +112,7 @@ def test_without_prices_and_watts_nothing_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("goal", "flag", "kept", "figures"),
+    ("goal", "flag", "met", "figures"),
     [
         (Goal(min_tps=40.0), "--min_tps", True, [50, 40]),
         (Goal(min_tps=60.0), "--min_tps", False, [50, 60]),
@@ -122,10 +122,10 @@ def test_without_prices_and_watts_nothing_is_said() -> None:
     ],
 )
 def test_a_limit_is_followed_by_what_was_measured(
-    goal: Goal, flag: str, kept: bool, figures: list[float]
+    goal: Goal, flag: str, met: bool, figures: list[float]
 ) -> None:
     name, outcome, *rest = said(spent(2.0), goal)[-1].split()
-    assert (name, outcome) == (flag, "kept:" if kept else "missed:")
+    assert (name, outcome) == (flag, "met:" if met else "missed:")
     assert numbers(" ".join(rest)) == figures
 
 
