@@ -6,7 +6,7 @@ token is already committed at its position refers to that position from then on,
 are accepted. Pure: no clock, no model, no network.
 
 All sessions together have tens of thousands of candidates. A forward pass's best nodes are selected
-for all sessions at once (inference/engine/snapshot.py).
+for all sessions at once (inference/engine/selection.py).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class CandidateTree(GrowingTree):
         self._raised: dict[Mark, float] = self.table()  # new edge cost, not yet in `ranks`
         self._committed: OrderedDict[Mark, int] = OrderedDict()  # former candidate -> position
         self._streams: dict[int, _Numbers] = {}
-        self._in_hand: NDArray[np.intp] | None = None
+        self._in_pass: NDArray[np.intp] | None = None
 
     def join(self, stream: int) -> None:
         """Begin to record the numbers of this stream."""
@@ -131,9 +131,9 @@ class CandidateTree(GrowingTree):
             self._rank_anew()
         return self.ranks[: len(self.marks)]
 
-    def take(self, places: NDArray[np.intp]) -> None:
-        """Protect the nodes of the forward pass that starts now: none is shed before `commit`."""
-        self._in_hand = places
+    def begin_pass(self, places: NDArray[np.intp]) -> None:
+        """Protect the nodes of the forward pass that begins now: none is shed before `commit`."""
+        self._in_pass = places
 
     def commit(self, tokens: Sequence[int]) -> list[Claimed]:
         """Commit tokens: the last one is the new root, and nodes that are not below it are removed.
@@ -149,7 +149,7 @@ class CandidateTree(GrowingTree):
             self._committed.popitem(last=False)
         self.advance(tokens)
         self.taken += len(path) - 1
-        self._in_hand = None
+        self._in_pass = None
         return [*claims, *[{}] * (len(tokens) - len(claims))]
 
     def _live(self, target: Target) -> Mark:
@@ -163,7 +163,7 @@ class CandidateTree(GrowingTree):
         cost = -math.log(min(max(chance, LEAST_CHANCE), SUREST))
         child = self.children.get(above, {}).get(token)
         if child is None:
-            child = self.hang(above, token, self.rank(above) + cost)
+            child = self.add_child(above, token, self.rank(above) + cost)
             self.deepest = max(self.deepest, self.position_of(child))
         elif cost < self._raised.get(child, self.rank(child) - self.rank(above)) - _ROUNDING:
             self._raised[child] = cost
@@ -200,13 +200,12 @@ class CandidateTree(GrowingTree):
         ranks = self.present_ranks()
         dropped = ranks < NOBODY
         dropped[np.argsort(ranks)[: 1 + int(_KEPT_WHEN_FULL * self._most)]] = False
-        if self._in_hand is not None:
-            dropped[self._in_hand] = False
+        if self._in_pass is not None:
+            dropped[self._in_pass] = False
         gone = [self.marks[place] for place in dropped.nonzero()[0].tolist()]
         for node in gone:
             above, token = self.parent(node), self.token(node)
             del self.children[above][token]
             for claims in self._claims.get(above, {}).values():
                 claims.pop(token, None)
-        self.drop(gone)
-        return len(gone)
+        return len(self.prune(gone))

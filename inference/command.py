@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from inference.errors import InvalidRequest, OutriderError
@@ -33,11 +33,15 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {wider[0]}?" if len(words) > 1 and wider else ""
 
 
-def check_names(names: Iterable[str], keywords: Collection[str], call: str) -> None:
-    """Raise InvalidRequest for a name that is not among the keyword arguments of a call."""
+def check_names(names: Iterable[str], keywords: type, call: str) -> None:
+    """Raise InvalidRequest for an unknown keyword argument of a call.
+
+    keywords: of the call, a TypedDict
+    """
     for name in names:
-        if name not in keywords:
-            raise InvalidRequest(f"{call} has no parameter {name}{nearest(name, keywords)}")
+        if name not in keywords.__annotations__:
+            meant = nearest(name, keywords.__annotations__)
+            raise InvalidRequest(f"{call} has no parameter {name}{meant}")
 
 
 def _edits(name: str, other: str) -> int:

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
 
 from inference.order import Decode, Pace, Progress
-from inference.proposer import DraftUsage, Nodes, Notice, Proposer
+from inference.proposer import DraftUsage, Nodes, Proposer
 from inference.sampling import SamplingParams
 from inference.throttle import Throttle
 
@@ -155,7 +155,7 @@ class Drafting:
         if self._session.stream != self._stream:
             self._stream, self._told = self._session.stream, -1
             for proposer in self._proposers:
-                proposer.hear(0, (), self._clock(), None)
+                proposer.on_new_stream()
         self._flush(self._proposers)
         throttle, waits = self._throttle, self._order.pace is Pace.WAIT
         calls = throttle is None or waits or throttle.allows
@@ -180,10 +180,8 @@ class Drafting:
         if progress.tokens or first:  # a heartbeat ends no forward pass
             self._heard_at = at
         if progress.tokens:
-            took = (progress.model_seconds + progress.queue_seconds) / max(forwards, 1)
-            notice = Notice(at, took, progress.known, progress.held, progress.room)
             for proposer in self._proposers or ():
-                proposer.hear(progress.position, progress.tokens, at, notice)
+                proposer.on_progress(progress, at)
 
     def _flush(self, proposers: Sequence[Proposer]) -> None:
         for proposer in proposers:

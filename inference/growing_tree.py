@@ -1,8 +1,8 @@
-"""A tree below the last committed token, which grows, and whose root moves on with the text.
+"""A tree of candidates below the last committed token. It grows, and its root follows the text.
 
-Draft and target both keep their candidates in one. A node has a place in flat arrays, which is
-reused after it is gone, and a mark, which is not. Ranks are sums from the beginning of the text, so
-a new root changes none of them, nor their order. Pure: no clock, no model, no network.
+Draft and target use the same tree. A node has an index in flat arrays (its place), which is reused
+after the node is removed, and a mark, which is unique. Ranks are sums from the beginning of the
+text, so a new root changes neither ranks nor their order. Pure: no clock, no model, no network.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from inference.tree import IntArray
 
 Mark: TypeAlias = int
-"""Names a node, and is above 0. The low bits are the node's place in the arrays."""
+"""Identifies a node; above 0. The low bits are the node's place in the arrays."""
 
 NOWHERE: Mark = 0
 
@@ -36,8 +36,8 @@ class GrowingTree:
     positions: position of the node's token in the text.
     ranks: [size] minus the logarithm of the node's value (the product of the chances on its path),
         or NOBODY at an empty place.
-    marks: [places in use so far] the mark of the latest node at each place.
-    children: a table of the nodes that have, or had, children: token -> child.
+    marks: [places used so far] the mark of the latest node at each place.
+    children: token -> child, by node; of the nodes that have, or had, children.
     """
 
     root: Mark
@@ -48,10 +48,10 @@ class GrowingTree:
         self.ranks = np.full(64, NOBODY)
         self.marks: list[Mark] = []
         self._free: list[int] = []  # the low bits are places
-        self._made = 0
+        self._count = 0
         self._tables: list[dict[Mark, Any]] = []
-        self.children: dict[Mark, dict[int, Mark]] = self.table()
-        self.root, self.position = self.put(token, -1, position, 0.0), position
+        self.children: dict[Mark, dict[int, Mark]] = {}
+        self.root, self.position = self.add_node(token, -1, position, 0.0), position
 
     def table(self) -> dict[Mark, Any]:
         """Return an empty table of nodes. The tree removes a node's entry with the node."""
@@ -80,12 +80,12 @@ class GrowingTree:
         return NOWHERE if place < 0 else self.marks[place]
 
     def lives(self, node: Mark) -> bool:
-        """Whether the node is in the tree still."""
+        """Whether the node is still in the tree."""
         place = node & PLACE
         return self.marks[place] == node and self.ranks.item(place) < NOBODY
 
     def path(self, node: Mark) -> list[int]:
-        """Tokens behind the root, up to the node's own."""
+        """Tokens from the root, without it, to the node."""
         tokens = list[int]()
         while above := self.parent(node):
             tokens.append(self.token(node))
@@ -93,7 +93,7 @@ class GrowingTree:
         return tokens[::-1]
 
     def walk(self, tokens: Sequence[int]) -> list[Mark]:
-        """The root, and the nodes that these tokens lead to, as far as the tree has them."""
+        """The root and its descendants along these tokens, as far as they are in the tree."""
         path = [self.root]
         for token in tokens:
             child = self.children.get(path[-1], {}).get(token)
@@ -102,8 +102,8 @@ class GrowingTree:
             path.append(child)
         return path
 
-    def put(self, token: int, parent: int, position: int, rank: float) -> Mark:
-        """Store a node, which is nobody's child yet. parent: the place of one, or -1"""
+    def add_node(self, token: int, parent: int, position: int, rank: float) -> Mark:
+        """Store a node without making it a child. parent: place of its parent, or -1."""
         marks, free = self.marks, self._free
         if not free:
             free.append(len(marks))
@@ -115,53 +115,55 @@ class GrowingTree:
         self.parents[place] = parent
         self.positions[place] = position
         self.ranks[place] = rank
-        self._made += 1
-        mark = marks[place] = self._made << _PLACE_BITS | place
+        self._count += 1
+        mark = marks[place] = self._count << _PLACE_BITS | place
         return mark
 
-    def hang(self, above: Mark, token: int, rank: float) -> Mark:
-        """Add a child, which the node does not have yet."""
+    def add_child(self, above: Mark, token: int, rank: float) -> Mark:
+        """Add a child with a token that no other child of the node has."""
         place = above & PLACE
-        child = self.put(token, place, self.positions.item(place) + 1, rank)
+        child = self.add_node(token, place, self.positions.item(place) + 1, rank)
         self.children.setdefault(above, {})[token] = child
         return child
 
     def advance(self, tokens: Sequence[int]) -> tuple[list[Mark], list[Mark]]:
-        """Commit tokens: the last one is the new root, and nodes that are not below it go.
+        """Commit tokens: the last one is the new root, and nodes that are not below it are removed.
 
-        Returns the nodes that were passed, the former root first, and all others that are gone.
-        Their places are reused by the next put().
+        Returns the committed nodes, the former root first, and all other removed nodes.
+        Their places are reused by the next add_node().
         """
-        passed, after = list[Mark](), self.root
+        passed, node = list[Mark](), self.root
         for token in tokens:
-            if after != NOWHERE:
-                passed.append(after)
-                after = self.children.get(after, {}).pop(token, NOWHERE)
+            if node != NOWHERE:
+                passed.append(node)
+                node = self.children.get(node, {}).pop(token, NOWHERE)
         self.position += len(tokens)
-        if after == NOWHERE:
-            after = self.put(tokens[-1], -1, self.position, self.rank(passed[-1]))
-        self.parents[after & PLACE] = -1
-        self.root = after
-        return passed, self._prune(passed[:])[len(passed) :]
+        if node == NOWHERE:
+            node = self.add_node(tokens[-1], -1, self.position, self.rank(passed[-1]))
+        self.parents[node & PLACE] = -1
+        self.root = node
+        return passed, self.prune(passed[:])[len(passed) :]
 
     def clear(self) -> list[Mark]:
         """Remove all nodes below the root; returns them."""
-        return self._prune(list(self.children.pop(self.root, {}).values()))
+        return self.prune(list(self.children.pop(self.root, {}).values()))
 
-    def drop(self, gone: Sequence[Mark]) -> None:
-        """Remove nodes that are nobody's children any more, and have none."""
-        self.ranks[np.array(gone, dtype=np.int64) & PLACE] = NOBODY
-        self._free += gone
+    def drop(self, removed: Sequence[Mark]) -> None:
+        """Remove nodes that have no children and no parent any more."""
+        self.ranks[np.array(removed, dtype=np.int64) & PLACE] = NOBODY
+        self._free += removed
         for table in self._tables:
-            for node in gone if table else ():
-                table.pop(node, None)
+            for node in table.keys() & removed if table else ():
+                del table[node]
 
-    def _prune(self, gone: list[Mark]) -> list[Mark]:
-        """Remove nodes that are nobody's children any more, and all below; returns all of them."""
-        for node in gone:  # the list grows during the loop
-            gone += self.children.pop(node, {}).values()
-        self.drop(gone)
-        return gone
+    def prune(self, removed: list[Mark]) -> list[Mark]:
+        """Remove nodes that have no parent any more, and all nodes below; returns all of them."""
+        children = self.children
+        for node in removed:  # the list grows during the loop
+            if below := children.pop(node, None):
+                removed += below.values()
+        self.drop(removed)
+        return removed
 
     def _grow(self) -> None:
         self.nodes = np.concatenate([self.nodes, np.zeros_like(self.nodes)], axis=1)

@@ -85,6 +85,11 @@ class Spent:
         """Candidates that were computed."""
         return self.nodes - self.forwards
 
+    @property
+    def pass_seconds(self) -> float:
+        """Average time of a forward pass and of waiting for it."""
+        return (self.model_seconds + self.queue_seconds) / max(self.forwards, 1)
+
     def add(self, more: Spent) -> None:
         self.nodes += more.nodes
         self.forwards += more.forwards

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from inference.order import Progress
 from inference.sampling import SamplingParams
 
 MODEL, COPY, COLOCATED = range(3)
@@ -50,16 +51,6 @@ class Nodes(NamedTuple):
         return self.first + len(self.tokens)
 
 
-class Notice(NamedTuple):
-    """Facts about the target that arrive with committed tokens."""
-
-    at: float  # when the tokens arrived, in seconds of the client's clock
-    model_seconds: float  # time of the target's last forward pass
-    known: int  # nodes of our stream that had arrived when that forward pass began
-    held: int  # live candidates below the new root
-    room: int  # candidates of this session that fit into a forward pass at present
-
-
 class DraftUsage(NamedTuple):
     """Work of a proposer's model."""
 
@@ -80,12 +71,14 @@ class Proposer(Protocol):
         """Begin a text; makes no call. end: maximum length in tokens."""
         ...
 
-    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
-        """Process committed tokens: `tokens`, the first of them at `position`.
-
-        now: seconds
-        notice: None where the stream broke: the target has lost all earlier candidates
+    def on_progress(self, progress: Progress, now: float) -> None:
+        """Process committed tokens, which arrived at `now`, in seconds. Raises ValueError for a
+        gap.
         """
+        ...
+
+    def on_new_stream(self) -> None:
+        """Send candidates again: the target has lost all that were sent."""
         ...
 
     def work(self, now: float) -> DraftUsage | None:

@@ -10,7 +10,7 @@ The names in `__all__` are the public interface (docs/api.md). Everything else m
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from inference.errors import (
     BadArtifact,
@@ -28,6 +28,7 @@ from outrider.version import outrider_version
 
 if TYPE_CHECKING:
     from outrider.api import Engine
+    from outrider.keywords import ConnectKeywords, ServeKeywords
     from outrider.target.target import RunningTarget
     from outrider.text.call_reader import ToolCall
     from outrider.text.completion import Completion
@@ -87,7 +88,7 @@ def connect(
     target: str = "127.0.0.1:50051",
     *,
     draft: str | Literal[False] | None = None,
-    **options: Any,
+    **options: Unpack[ConnectKeywords],
 ) -> Engine:
     """Connect to a target and load a draft. The result is a context manager.
 
@@ -105,14 +106,12 @@ def connect(
     """
     from grpc_comm.client.named_targets import named_targets
     from inference.command import check_names
-    from inference.flags.group import flags_of
     from outrider.api import Engine
-    from outrider.options.roles import Role, SharedClientRole
+    from outrider.keywords import ConnectKeywords
+    from outrider.options.roles import SharedClientRole
 
-    arguments = {"target", "target_host", "draft", "draft_model"}
-    names = flags_of(SharedClientRole).keys() - {*flags_of(Role), *arguments}
-    check_names(options, names, "connect()")
-    flags = options.copy()
+    check_names(options, ConnectKeywords, "connect()")
+    flags: dict[str, Any] = {**options}
     flags["target" if target in named_targets() else "target_host"] = target
     if draft:
         flags["draft_model"] = draft
@@ -121,7 +120,7 @@ def connect(
     return Engine(SharedClientRole(**flags))
 
 
-def serve(model: str | None = None, **options: Any) -> RunningTarget:
+def serve(model: str | None = None, **options: Unpack[ServeKeywords]) -> RunningTarget:
     """Load a target model and serve it on threads of this process.
 
     model: directory or hub name; None for the embedded one
@@ -132,13 +131,12 @@ def serve(model: str | None = None, **options: Any) -> RunningTarget:
     MissingExtra without torch.
     """
     from inference.command import check_names
-    from inference.flags.group import flags_of
-    from outrider.options.network import ObservingOptions
-    from outrider.options.roles import Role, TargetRole
+    from outrider.keywords import ServeKeywords
+    from outrider.options.roles import TargetRole
 
-    of_process = {*flags_of(Role), *flags_of(ObservingOptions)}
-    check_names(options, flags_of(TargetRole).keys() - of_process, "serve()")
-    role = TargetRole(model=model, **options)
+    check_names(options, ServeKeywords, "serve()")
+    flags: dict[str, Any] = {**options, "model": model}
+    role = TargetRole(**flags)
     role.check_extra()
     from outrider.target.target import RunningTarget
 

@@ -13,8 +13,7 @@ from inference.command import check_names, logged, messages_to
 from outrider.client.client import open_client
 from outrider.keywords import TextKeywords
 from outrider.options.roles import SharedClientRole
-from outrider.terminal.live_text import silent
-from outrider.text.completion import Completion, Request
+from outrider.text.completion import Completion, Request, silent
 from outrider.text.parameters import Parameters
 from outrider.text.prompts import Prompt, make_request
 from outrider.text.runner import CompletionStream, TextRun
@@ -118,5 +117,5 @@ class Engine:
 
 def _parameters(keywords: Mapping[str, Any]) -> Parameters:
     """The parameters of texts. Raises InvalidRequest for an unknown name or a bad value."""
-    check_names(keywords, TextKeywords.__annotations__, "generate()")
+    check_names(keywords, TextKeywords, "generate()")
     return Parameters(**keywords)

@@ -31,7 +31,7 @@ def compile_target(arguments: Sequence[str] | None = None) -> int:
 
         return build_on(options)
 
-    return run_command(build, debug=options.debug, interrupted="interrupted")
+    return run_command(build, debug=options.debug)
 
 
 def deploy(arguments: Sequence[str] | None = None) -> int:

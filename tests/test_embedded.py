@@ -25,8 +25,7 @@ from inference.text import Tokenizer
 from outrider.models.directories import EMBEDDED
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_target
-from outrider.terminal.live_text import silent
-from outrider.text.completion import Completion, Request, complete
+from outrider.text.completion import Completion, Request, complete, silent
 from tests.support.drafts import knowledge
 from tests.support.equality import NearTies, assert_same_text
 from tests.support.models import loaded

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from benchmarks.regret.clock import VirtualClock
 from benchmarks.regret.virtual import Link, MeteredModel, VirtualServer, VirtualSession
 from inference.backends import Model
-from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.engine.engine import Engine
 from inference.planner.acceptance import Knowledge
@@ -142,14 +141,14 @@ class Arm(NamedTuple):
     propose: Callable[[Stage], list[Proposer]]
 
 
-def _drafting(stage: Stage, source: CopySource | None = None) -> list[Proposer]:
+def _drafting(stage: Stage, *, copies: bool = False) -> list[Proposer]:
     prices, known = Prices(battery=True), stage.knowledge()
-    return [Draft(stage.draft).proposer(stage.row, known, prices, clock=stage.now, source=source)]
+    return [Draft(stage.draft).proposer(stage.row, known, prices, clock=stage.now, copies=copies)]
 
 
 ALONE = Arm("target-only", lambda stage: [])
 GROWING = Arm("growing", _drafting)
-HYBRID = Arm("hybrid", lambda stage: _drafting(stage, CopySource()))
+HYBRID = Arm("hybrid", lambda stage: _drafting(stage, copies=True))
 """The draft here that copies, too, which is the default of --role draft."""
 
 ARMS = (ALONE, GROWING, HYBRID)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from benchmarks.training.agreement import Agreement
 from benchmarks.training.logistic import WORTH, fit_weights
-from inference.drafters.copied_text import CopySource
+from inference.drafters.copied_text import SuffixAutomaton
 from inference.errors import InvalidRequest
 from inference.json_file import Json
 from inference.planner.acceptance import AcceptanceModel
@@ -28,7 +28,7 @@ _K = 8  # children of a node
 
 
 class Position(NamedTuple):
-    """A place in a text where the source proposed something.
+    """A place in a text where a token was copied.
 
     tokens: the copied ones
     table: features of these
@@ -43,19 +43,18 @@ class Position(NamedTuple):
 
 
 def positions(text: Agreement, model: AcceptanceModel) -> Iterator[Position]:
-    """All positions of a text at which the source proposed something."""
-    source, scores = CopySource(), text.scores[:, :_K]
-    source.open(list(text.text.prompt))
+    """All positions of a text at which a token was copied."""
+    written, scores = SuffixAutomaton(text.text.prompt), text.scores[:, :_K]
     tables = rank_features(scores, np.zeros(len(scores), dtype=int), text.greedy)
     chances = model.edges_of(tables, scores, text.greedy)
     for ids, row, token in zip(text.ids[:, :_K], chances, text.text.tokens, strict=True):
-        length, following = source.following(source.end)
+        following = written.following(written.end)
         if following:
-            table = np.array(copy_features(length, following))
+            table = np.array(copy_features(written.end.length, following))
             tokens = [one.token for one in following]
             known = dict(zip(ids.tolist(), row.tolist(), strict=True))
             yield Position(tokens, table, known, token)
-        source.extend(token)
+        written.extend(token)
 
 
 def fit(texts: Iterable[Agreement], model: AcceptanceModel) -> dict[str, Any]:

@@ -48,27 +48,25 @@ class Channel:
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
     def describe(self, model: str, timeout: float) -> Description:
-        return translate.read_description(self._describe(model, timeout))
+        return translate.read_description(self._ask(timeout, model))
 
     def tokenizer_settings(self, model: str, timeout: float) -> bytes:
         """Fetch a model's tokenizer settings, unchecked."""
-        request = pb.DescribeRequest(model=model, tokenizer_settings=True)
-        return self._ask(request, timeout).tokenizer_settings
+        return self._ask(timeout, model, tokenizer_settings=True).tokenizer_settings
 
     def list_models(self, timeout: float) -> list[str]:
-        return [translate.plain(name) for name in self._describe("", timeout).models]
+        return [translate.plain(name) for name in self._ask(timeout).models]
 
     def probe(self, timeout: float) -> float:
         """Seconds of a round trip that causes the target no work."""
         start = time.perf_counter()
-        self._describe("", timeout)
+        self._ask(timeout)
         return time.perf_counter() - start
 
-    def _describe(self, model: str, timeout: float) -> pb.Description:
-        return self._ask(pb.DescribeRequest(model=model), timeout)
-
-    def _ask(self, request: pb.DescribeRequest, timeout: float) -> pb.Description:
-        model = request.model
+    def _ask(
+        self, timeout: float, model: str = "", *, tokenizer_settings: bool = False
+    ) -> pb.Description:
+        request = pb.DescribeRequest(model=model, tokenizer_settings=tokenizer_settings)
         try:
             with self._open():
                 message: pb.Description = self._stub.Describe(

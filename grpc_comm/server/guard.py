@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import grpc
 import grpc.aio
@@ -21,7 +21,7 @@ from grpc_comm.server.tasks import cancel, mark_retrieved
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest, LimitExceeded
 
-T = TypeVar("T")
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 _HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 _WITHDRAWN = "this key was removed from the target's keys during the call"
@@ -107,12 +107,11 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg, unus
         return _while_granted(_limited(handler, grant), grant)
 
 
-async def refuse(context: Any) -> NoReturn:
+async def refuse(context: Context) -> NoReturn:
     """End a call without a valid token."""
     await context.abort(
         grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong (--token_file)"
     )
-    raise AssertionError("the call was ended")
 
 
 async def _refuse_stream(_messages: Any, context: Any) -> None:
@@ -155,20 +154,15 @@ def _while_granted(handler: Any, grant: Grant) -> Any:
     method = getattr(handler, shape)
 
     async def answer(request: Any, context: Any) -> Any:
-        return await _granted(method(request, context), grant, context)
+        task = asyncio.ensure_future(method(request, context))
+        task.add_done_callback(mark_retrieved)
+        try:
+            while not (task.done() or grant.withdrawn):
+                await asyncio.wait({task}, timeout=WATCH_SECONDS)
+        finally:  # also when the call breaks
+            await cancel(task)
+        if task.cancelled() and grant.withdrawn:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, _WITHDRAWN)
+        return task.result()
 
     return handler._replace(**{shape: answer})
-
-
-async def _granted(work: Awaitable[T], grant: Grant, context: Any) -> T:
-    """Return the result of the work; end the call if the grant is withdrawn before."""
-    task = asyncio.ensure_future(work)
-    task.add_done_callback(mark_retrieved)
-    try:
-        while not (task.done() or grant.withdrawn):
-            await asyncio.wait({task}, timeout=WATCH_SECONDS)
-    finally:  # also when the call breaks
-        await cancel(task)
-    if task.cancelled() and grant.withdrawn:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, _WITHDRAWN)
-    return task.result()

@@ -60,7 +60,7 @@ class Catalogue:
         self, first: Served, listed: Mapping[str, Callable[[], Served]], metrics: Metrics
     ) -> None:
         self._first = first.description.model
-        self._running: dict[str, RunningModel] = {}
+        self._models: dict[str, RunningModel] = {}
         self._listed, self._metrics = dict(listed), metrics
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._start(self._first, first)
@@ -69,22 +69,22 @@ class Catalogue:
     def names(self) -> list[str]:
         return list(dict.fromkeys([self._first, *self._listed]))
 
-    async def running(self, name: str) -> RunningModel:
+    async def model(self, name: str) -> RunningModel:
         """Return the model of this name, the first where the name is empty.
 
         Raises InvalidRequest for a name that is not listed, and what its loader raises.
         """
         name = name or self._first
-        if name not in self._running and name not in self._listed:
+        if name not in self._models and name not in self._listed:
             raise InvalidRequest(
                 f"this target does not serve {name[:80]!r}: it lists {', '.join(self.names)}"
             )
-        if name not in self._running:
+        if name not in self._models:
             if name not in self._loading:
                 self._loading[name] = asyncio.create_task(self._load(name))
                 self._loading[name].add_done_callback(mark_retrieved)  # callers that wait raise it
             await asyncio.shield(self._loading[name])
-        return self._running[name]
+        return self._models[name]
 
     async def _load(self, name: str) -> None:
         try:
@@ -97,8 +97,8 @@ class Catalogue:
         fields = ("model", "device", "dtype", "rows", "sequence_length", "max_tree_nodes")
         log_event("model served", **{field: getattr(description, field) for field in fields})
         self._metrics.add_engine(served.engine, description)
-        self._running[name] = RunningModel(served, self._metrics)
+        self._models[name] = RunningModel(served, self._metrics)
 
     def stop(self) -> None:
-        for model in self._running.values():
+        for model in self._models.values():
             model.stop()

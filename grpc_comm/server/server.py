@@ -137,7 +137,7 @@ class _Listening:
 
     async def stop(self, grace: float | None) -> None:
         """Announce the end, accept no new sessions, and end open ones within `grace` seconds."""
-        self._state.rest()
+        self._state.stop_tasks()
         await self._health.enter_graceful_shutdown()
         if grace:
             self._service.drain("the target is shutting down", RETRY_SECONDS)

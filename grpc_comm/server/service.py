@@ -6,7 +6,6 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
@@ -15,13 +14,11 @@ from grpc_comm import statuses, translate
 from grpc_comm.keys import Grant, Key
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
-from grpc_comm.server.guard import refuse
+from grpc_comm.server.guard import Context, refuse
 from grpc_comm.server.reading import Inbox
 from grpc_comm.server.state import ServerState
 from grpc_comm.server.stream import Stream
 from inference.errors import Busy, OutriderError, Unavailable
-
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +36,7 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.Description:
         key = (await self._grant(context)).key
         async with self._guarded(context, key):
-            model = await self._state.catalogue.running(request.model)
+            model = await self._state.catalogue.model(request.model)
         description = model.description
         settings = description.tokenizer_settings if request.tokenizer_settings else b""
         now = replace(

@@ -62,14 +62,14 @@ class ServerState:
             asyncio.create_task(self.keys.watch()),
         ]
 
-    def rest(self) -> None:
-        """Stop both. Idempotent."""
+    def stop_tasks(self) -> None:
+        """Stop what begin() started. Idempotent."""
         for task in self._tasks:
             task.cancel()
 
     async def end(self) -> None:
         """End all sessions, and stop the models after their forward pass in progress."""
-        self.rest()
+        self.stop_tasks()
         self.rules.close()
         self.sessions.end_all()
         await asyncio.to_thread(self.catalogue.stop)

@@ -83,7 +83,7 @@ class Stream:
     # The two ways to begin: Open and Resume.
 
     async def _open(self, request: OpenRequest) -> tuple[SessionRecord, Future[Opened]]:
-        model = await self._state.catalogue.running(request.model)
+        model = await self._state.catalogue.model(request.model)
         description = self._state.limited(model.description, self.key)
         translate.check_fingerprints(request, description)
         _check_prompt(request, description.sequence_length)  # first, as it is cheap

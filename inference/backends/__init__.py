@@ -112,10 +112,8 @@ class Model(Protocol):
 class RecordingModel(Model, Protocol):
     """A model that records its calls by shape, so that later ones are quick (CUDA graphs)."""
 
-    def plan(self, rows: int, nodes: int) -> int:
-        """Plan to record the target's calls of up to so many rows, and nodes of each. Returns how
-        many recordings that are.
-        """
+    def plan(self, rows: int, nodes: int) -> None:
+        """Plan to record the target's calls of up to so many rows, and nodes of each."""
         ...
 
     def record_next(self) -> bool:

@@ -113,7 +113,7 @@ class CompiledModel:
         return largest.rows + rest[0], max(largest.nodes, rest[1])
 
     def keep_features(self, layers: Sequence[int]) -> None:
-        """See FeatureModel. They are kept in this host's memory. The graphs return all of them."""
+        """See FeatureModel. They are stored in host memory. The graphs return all of them."""
         slots, here = self.capacity + 1, torch.device("cpu")
         self._kept = FeatureStore(layers, self._returned, self.rows, slots, self.dtype, here)
 
@@ -143,7 +143,7 @@ class CompiledModel:
         return picked(bucket, chosen, segments)
 
     def _keep(self, inputs: Mapping[str, Tensor], features: Sequence[Tensor]) -> None:
-        """Keep the features that a call of a graph with these inputs returned, if it did."""
+        """Store the features that a graph returned for these inputs, if there are any."""
         if self._kept is not None:
             (returned,) = features
             self._kept.write(inputs["rows"], inputs["slots"], returned)

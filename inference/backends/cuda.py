@@ -124,7 +124,7 @@ class RecordedModel(SlotModel):
         nodes = max(min(_step(nodes), self.max_nodes), self._min_nodes)
         return min(_step(rows), self.rows), nodes
 
-    def plan(self, rows: int, nodes: int) -> int:
+    def plan(self, rows: int, nodes: int) -> None:
         """See RecordingModel.plan(). The smallest shapes come first."""
         shapes = {
             self._rounded(BatchShape(row, node, node, 1, SLOT_STEP * steps))
@@ -135,10 +135,9 @@ class RecordedModel(SlotModel):
         keys = [
             _RecordingKey(shape, choice)
             for shape in sorted(shapes, key=lambda shape: (shape.rows, shape.slots, shape.nodes))
-            for choice in (ChoiceFunction(_choose_greedy, 0), _open_choice(1, shape.nodes))
+            for choice in (_GREEDY, _TRUNCATED, _open_choice(1, shape.nodes))
         ]
         self._waiting |= dict.fromkeys(keys[: MAX_RECORDINGS // 2], False)
-        return len(self._waiting)
 
     @torch.no_grad()
     def record_next(self) -> bool:
@@ -232,7 +231,7 @@ class CudaModel(RecordedModel, EagerModel):
 
     def keep_features(self, layers: Sequence[int]) -> None:
         super().keep_features(layers)
-        self._waiting |= dict.fromkeys(self._calls, False)  # their recordings keep none
+        self._waiting = dict.fromkeys((*self._calls, *self._waiting), False)  # they store none
         self._calls.clear()
 
 
@@ -253,9 +252,9 @@ def _need_logits(segments: Sequence[Segment]) -> bool:
 def _chooser(segments: Sequence[Segment], nodes: int) -> ChoiceFunction:
     """Return the cheapest choice that serves every row. Few distinct sizes occur."""
     if all(segment.params.greedy for segment in segments):
-        return ChoiceFunction(_choose_greedy, 0)
+        return _GREEDY
     if all(segment.params.truncated for segment in segments):
-        return ChoiceFunction(_choose_truncated, 0)
+        return _TRUNCATED
     spread = int(max(np.ptp(segment.positions[segment.pick]) for segment in segments))
     return _open_choice(1 + spread, nodes)
 
@@ -278,3 +277,6 @@ def _choose_truncated(logits: Tensor, sampling: Sampling, positions: Tensor, siz
 
 def _rank_greedy(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
     return rank_greedy(logits, size)
+
+
+_GREEDY, _TRUNCATED = ChoiceFunction(_choose_greedy, 0), ChoiceFunction(_choose_truncated, 0)

@@ -1,11 +1,11 @@
 """An EAGLE-3 head as a Model.
 
-A node whose preceding token's feature is known is computed from that, any other one from what the
-head returned for its parent. When the feature comes to be known, the node is computed again from
-it, in the next call of its row. What is known stands beside a segment (`KnownFeatures`).
+A node is computed from the target's feature of the preceding token, if it is known, else from what
+the head returned for its parent. Once the feature is known, the node is computed again from it, in
+the next call of its row. A segment has the known features beside it (`KnownFeatures`).
 
 The first token of a text has no feature before it: no node sees it. Heads without embeddings share
-those of their target; of a compiled one they are read from its artefact.
+those of their target; those of a compiled target are read from its artefact.
 """
 
 from __future__ import annotations

@@ -72,9 +72,7 @@ def in_rounds(
     segments: Sequence[Segment],
     call: Callable[[RoundBucket, Sequence[Segment]], list[IntArray]],
 ) -> list[IntArray]:
-    """Answer every segment with the cheapest graph that holds them all, else half of them at a
-    time.
-    """
+    """Compute all segments with the cheapest graph that holds them, else half of them at a time."""
     check_rows(segments)
     check_rows([draft_of(segment) for segment in segments])
     bucket = _round_bucket(sorted(buckets, key=cost), segments)

@@ -1,8 +1,8 @@
 """Lines of a llama.cpp model that keeps running states: Mamba, linear attention, convolutions.
 
-llama.cpp keeps the state behind a sequence's last token alone. So a sequence here holds the first
-tokens of a row's text, and a few of those are kept. Each line of a tree is computed in a copy of
-the longest one that its text begins with, and computes the tokens behind that again.
+llama.cpp has the state of a sequence's last token only. So a sequence here holds the first tokens
+of a row's text, and a few of these sequences are stored. Each line of a tree is computed in a copy
+of the longest one that its text begins with, and computes the later tokens again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from inference.errors import Unavailable
 from inference.tree import IntArray
 
 LINES = 4
-"""Sequences for lines that do not become what a row keeps."""
+"""Sequences for lines whose states are not stored."""
 
 
 class _Beginning(NamedTuple):
@@ -107,9 +107,9 @@ class GgufStates:
             yield segment, np.stack([found[segment.row, node] for node in nodes])
 
     def _lines(self, segment: Segment) -> list[_TextLine]:
-        """Return a segment's lines. Its row keeps what one of them begins with, and nothing else.
+        """Return a segment's lines. Its row keeps the sequences that a line begins with, no others.
 
-        What is kept ends where all its nodes see it, or a few tokens above. Raises Unavailable.
+        They end where all nodes see them, or a few tokens above. Raises Unavailable.
         """
         row, ids, positions = segment.row, self._tokens[segment.row], self._positions[segment.row]
         positions[segment.slots], ids[segment.slots] = segment.positions, segment.tokens
@@ -147,7 +147,7 @@ class GgufStates:
         wanted: set[tuple[int, int]],
         found: dict[tuple[int, int], Floats],
     ) -> None:
-        """Compute lines, and move their nodes from those that are wanted to those found."""
+        """Compute lines, and move their nodes from `wanted` to `found`."""
         sequences, parts, asked = list[int](), list[TokenBatch](), list[tuple[int, int]]()
         try:
             for line in group:
@@ -208,7 +208,7 @@ class GgufStates:
         return 0 if start is None else len(start.tokens)
 
     def _keep(self, row: int, texts: Sequence[_Beginning]) -> None:
-        """Let a row keep the best of these texts, and nothing else."""
+        """Store the best of these sequences for a row, and release its others."""
         before = {each.sequence for each in (*self._kept[row], *texts)}
         held = sorted(texts, key=lambda each: len(each.tokens))
         self._kept[row] = thinned(held, self._forks[row])

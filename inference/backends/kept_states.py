@@ -1,4 +1,4 @@
-"""States of a row's text that are kept, for models that keep a running state instead of keys."""
+"""Stored states of a row's text, for models with a running state instead of keys."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from inference.tree import IntArray
 
 BEHIND = 8
-"""Tokens that a call computes again at most, behind a state that is kept. Where there are more, it
-keeps a state at their end first.
+"""Maximum tokens that a call computes again behind a stored state. If there are more, it stores a
+state at their end first.
 """
 
 KEPT = 4
-"""States of a row that are kept between two calls."""
+"""Maximum stored states of a row between two calls."""
 
 
 class KeptState(Protocol):
@@ -29,7 +29,7 @@ State = TypeVar("State", bound=KeptState)
 
 
 def begins(state: KeptState, text: IntArray) -> bool:
-    """Whether a state is behind the first tokens of a text [m]."""
+    """Whether a state is of the first tokens of a text [m]."""
     return np.array_equal(state.tokens, text[: len(state.tokens)])
 
 

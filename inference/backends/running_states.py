@@ -1,10 +1,10 @@
 """Layers of the transformers library that keep a running state instead of keys: linear attention,
 Mamba and short convolutions.
 
-What such a layer is given at a node is kept by slot, as keys are. So its state can be computed
-again behind any node, and rows are copied, cut and kept in files as those of other models are. A
-few states of each row's text are kept, so that little is computed again. Each line of a tree begins
-from a copy of one.
+The inputs of such a layer are stored by slot, as keys are. So its state can be computed again
+behind any node, and rows are copied and cut as those of other models are. A few states of each
+row's text are stored, so that little is computed again. Each line of a tree begins from a copy of
+a stored state.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ States: TypeAlias = dict[tuple[str, int], Tensor]
 
 
 class LayerStates(Cache):
-    """The library's view of the states of one layer during a call, and what they become."""
+    """The library's view of the states of one layer during a call; it updates them."""
 
     def __init__(self, held: States) -> None:
         super().__init__(layers=[])
@@ -51,7 +51,7 @@ class LayerStates(Cache):
         conv_kernel_size: int | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Note inputs of a convolution [L, width, M]; return them behind those that it needs."""
+        """Store inputs of a convolution [L, width, M]; return them behind the earlier ones."""
         size = conv_kernel_size or conv_states.shape[-1]
         before = self.held.get(("conv", state_idx))
         if before is None:
@@ -117,7 +117,7 @@ class RunningStates:
     """The states of a model's rows.
 
     mixers: modules of the library that keep a state, by layer
-    width: of what they are given
+    width: of their inputs
     like: a tensor of the model's type, on its device
     """
 
@@ -135,12 +135,12 @@ class RunningStates:
         return tuple(self._given.values())
 
     def copy_row(self, source: int, target: int) -> None:
-        """Keep the states of row `source` for row `target`, whose slots become the same."""
+        """Copy the states of row `source` to row `target`."""
         self._kept[target] = self._kept[source]
 
     @contextmanager
     def during(self, segments: Sequence[Segment], known: Tensor) -> Iterator[None]:
-        """Let the library's layers compute these segments by their lines, each from its state.
+        """Make the library's layers compute these segments line by line, each from its state.
 
         known: [rows, slots, 2] position and token of each slot
         """

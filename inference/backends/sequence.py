@@ -2,7 +2,7 @@
 
 The KV cache covers every committed token but the last, which is the root of the next tree. A node's
 position is the number of cached tokens plus its depth. The token chosen at a node has the next
-position. Committed tokens that were never forwarded (such as an accepted leaf that was never
+position. Committed tokens that were never evaluated (such as an accepted leaf that was never
 expanded) are *pending*. The next call feeds them as a chain above the root.
 """
 
@@ -47,7 +47,7 @@ class ModelSequence:
             self._feed(tokens[start : start + self.model.max_nodes])
 
     def choose(self, tree: TokenTree) -> IntArray:  # [n]
-        """Forward a tree; returns the token chosen at each node.
+        """Evaluate a tree; return the token chosen at each node.
 
         The nodes' keys are provisional until commit(). Raises LimitExceeded when slots run out.
         """
@@ -210,13 +210,13 @@ TargetText: TypeAlias = Callable[[], TargetRow]
 """Returns where the target has a text, at the time of a call."""
 
 MakeSequence: TypeAlias = Callable[[Model, int, TargetText | None, SamplingParams], ModelSequence]
-"""Makes the sequence of a text on a row of a draft. The third argument says where its target has
-the text; None for a draft elsewhere.
+"""Makes the sequence of a text on a row of a draft. The third argument returns where its target has
+the text; None for a draft in another process.
 """
 
 
 def own_sequence(
     model: Model, row: int, beside: TargetText | None, params: SamplingParams
 ) -> ModelSequence:
-    """Make a sequence that reads nothing of the target's."""
+    """Make a sequence that reads nothing of the target."""
     return ModelSequence(model, row, params)

@@ -1,6 +1,6 @@
 """Features of a target, from which a head beside it drafts.
 
-A target keeps them by slot, beside its keys. A sequence of a head reads those of its text.
+A target stores them by slot, beside its keys. A sequence of a head reads those of its text.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from inference.tree import IntArray, TokenTree, TreeNodes
 
 @runtime_checkable
 class FeatureModel(Model, Protocol):
-    """A target that can keep features, the inputs of some layers, for heads to draft from."""
+    """A target that can store features, the inputs of some layers, for heads to draft from."""
 
     def keep_features(self, layers: Sequence[int]) -> None:
-        """From now on keep the inputs of these layers, ascending, beside each node's keys.
+        """From now on store the inputs of these layers, ascending, beside each node's keys.
 
         The number of layers stands for the last layer's output.
         """
@@ -41,9 +41,7 @@ class FeatureModel(Model, Protocol):
 
 
 def feature_model(model: Model) -> FeatureModel | None:
-    """Return the model that can keep features, also behind emulated times; None where there is
-    none.
-    """
+    """Return the model that can store features, also behind emulated times; None if it cannot."""
     real = model.real if isinstance(model, TimedModel) else model
     return real if isinstance(real, FeatureModel) else None
 
@@ -118,7 +116,7 @@ class FeatureSequence(ModelSequence):
     """A ModelSequence of a head, whose segments have KnownFeatures beside them.
 
     They lie by slot, beside the keys. So a cached prefix, a copied row and a row that is filled
-    again have theirs. Known are those of all tokens that the row has at the time of a call.
+    again have theirs. The features of all tokens in the row at the time of a call are known.
 
     beside: returns the text's row of the target
     """

@@ -1,9 +1,9 @@
-"""Masks of a block draft: one call names tokens of several levels.
+"""Mask tokens of a block draft: one call proposes tokens of several levels.
 
-Behind a node that a call ranks may stand masks. Each names tokens one level further down, without
-knowing those between (PARD: An et al., arXiv 2504.18583). These are marginals: every node of a
-level gets the same ones, with chances by its own path. A later call may rank a node that they
-named. A mask's keys are freed after its call.
+Mask tokens may follow a node that a call ranks. Each proposes tokens one level further down,
+without seeing those between (PARD: An et al., arXiv 2504.18583). These are marginals: every node of
+a level gets the same ones, with chances by its own path. A later call may rank the resulting nodes.
+A mask's keys are freed after its call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from inference.backends import Masks, Ranked
 from inference.draft_tuning import TUNING
 from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_rule import DraftRule
-from inference.drafters.draft_tree import DraftTree, Named
+from inference.drafters.draft_tree import DraftTree, ProposedChildren
 from inference.growing_tree import NOBODY, PLACE, Mark
 from inference.planner.acceptance import AcceptanceModel
 from inference.planner.child_features import EXCLUDED, mask_features, rank_features, said_by
@@ -27,14 +27,14 @@ from inference.planner.prices import Prices, widths_of
 
 
 class Mask(NamedTuple):
-    """Tokens that a block draft names at a mask, and what its scores say of each."""
+    """Tokens that a block draft proposes at a mask, with features of their scores."""
 
     ids: list[int]
     said: list[list[float]]  # [k, SAID]
 
 
 class Block(NamedTuple):
-    """Masks that one call put behind a node whose token it knew, the nearest first."""
+    """Masks that a call put after a node, the nearest first."""
 
     position: int  # of that node
     rank: float  # that it had
@@ -42,7 +42,7 @@ class Block(NamedTuple):
 
 
 class _CallPlan(NamedTuple):
-    """A call: how many of the likeliest nodes it ranks, and behind which of them masks stand."""
+    """A call: number of the most likely nodes that it ranks, and those followed by masks."""
 
     width: int
     masked: list[Mark]
@@ -53,7 +53,7 @@ _NO_CALL = _CallPlan(0, [], 0)
 
 
 class BlockMasks:
-    """The masks of one proposer: where they are worth the wider call, and what they name."""
+    """The masks of one proposer: where they are worth a wider call, and their proposals."""
 
     _tree: DraftTree
     _rule: DraftRule
@@ -67,25 +67,27 @@ class BlockMasks:
         self._reach, self._unsent = dict[tuple[int, int], float](), 0.0
 
     def open(self, tree: DraftTree, rule: DraftRule) -> None:
-        """Begin a text. Masks name nothing that its rule excludes."""
+        """Begin a text. Tokens that its rule excludes are not proposed."""
         self._tree, self._rule, self._plan, self._behind = tree, rule, _NO_CALL, []
         self._blocks, self._offsets = tree.table(), tree.table()
 
-    def look(self, floor: float) -> None:
-        """Forget what masks were worth. floor: least value of a node that is sent"""
+    def set_floor(self, floor: float) -> None:
+        """Estimate the gain of masks anew. floor: minimum value of a node that is sent"""
         self._reach.clear()
         self._unsent = TUNING.width * floor / 2  # of what a mask finds, as for a ranked node
 
     # --- masks in a call
 
-    def put(self) -> list[Mark]:
-        """Return the planned masks, each below the one before it. No order of the tree has them."""
+    def add_to_call(self) -> list[Mark]:
+        """Add the planned masks to the tree, but to none of its orders, each below the one before
+        it. Returns them.
+        """
         plan, self._plan = self._plan, _NO_CALL
         for node in plan.masked:
             line, start = [node], self._tree.position_of(node) + 1
             for position in range(start, start + self._fitting(node, plan.depth)):
                 above = line[-1] & PLACE
-                line.append(self._tree.put(self._masks.token, above, position, NOBODY))
+                line.append(self._tree.add_node(self._masks.token, above, position, NOBODY))
             self._behind.append((node, line[1:]))
         return self._called
 
@@ -99,8 +101,8 @@ class BlockMasks:
         return [mask for _, masks in self._behind for mask in masks]
 
     def take(self, ranked: Ranked, greedy: bool) -> Iterator[Mark]:
-        """Read what the call's masks name. Yields the nodes whose children are to be named anew:
-        those below, where no nearer call has spoken.
+        """Store the proposals of the call's masks. Yields the nodes whose children must be proposed
+        again: those below, down to nodes with masks of their own.
         """
         behind, self._behind = self._behind, []
         if not behind:
@@ -119,24 +121,24 @@ class BlockMasks:
                 tree.rank(node),
                 [Mask(ids[at][: allowed[at]], said_by(tables[at, : allowed[at]])) for at in rows],
             )
-            yield from self._name_below(node, greedy)
+            yield from self._propose_below(node, greedy)
 
-    def _name_below(self, node: Mark, greedy: bool) -> Iterator[Mark]:
+    def _propose_below(self, node: Mark, greedy: bool) -> Iterator[Mark]:
         tree = self._tree
         below = list(tree.children.get(node, {}).values())
         for one in below:  # the list grows during the loop
             if one in self._blocks:
                 continue
             tree.masked.pop(one, None)
-            self.name(one, greedy)
-            if one in tree.masked and one not in tree.ranked:  # a ranked one was told better
+            self.propose(one, greedy)
+            if one in tree.masked and one not in tree.ranked:  # ranked children are better
                 yield one
             below.extend(tree.children.get(one, {}).values())
 
-    # --- what masks name
+    # --- proposals
 
-    def name(self, node: Mark, greedy: bool) -> None:
-        """Let the node have the children that the mask at its place names, if one stood there."""
+    def propose(self, node: Mark, greedy: bool) -> None:
+        """Propose the node's children by the mask at its position, if there was one."""
         tree, block = self._tree, self._block_of(node)
         if block is None or node in tree.forced:
             return
@@ -151,7 +153,7 @@ class BlockMasks:
         token = tree.token(node)
         again = ids.index(token) if token in ids else None
         table = mask_features(said, offset, tree.rank(node) - block.rank, again)
-        tree.masked[node] = Named(ids, table, self._learned.masked(table, greedy))
+        tree.masked[node] = ProposedChildren(ids, table, self._learned.masked(table, greedy))
         self._offsets[node] = offset
 
     def _block_of(self, node: Mark) -> Block | None:
@@ -161,19 +163,19 @@ class BlockMasks:
         return self._blocks.get(node)
 
     def learn(self, node: Mark, token: int, greedy: bool) -> None:
-        """Learn whether the target took what a mask named at this node."""
+        """Learn whether the target accepted a mask's proposal at this node."""
         named = self._tree.masked.get(node)
         if named is not None:
-            taken = named.place_of(token)
+            taken = named.index_of(token)
             self._learned.observe_masked(named.table, greedy, self._offsets[node], taken)
 
-    def hand_down(self, root: Mark) -> None:
-        """Let the node that will be the root keep the masks of the call above it."""
+    def inherit(self, root: Mark) -> None:
+        """Let the next root keep the masks of the call above it."""
         block = self._block_of(root)
         if block is not None:
             self._blocks[root] = block
 
-    # --- what is worth it
+    # --- plans of calls
 
     def plan(
         self,
@@ -186,8 +188,9 @@ class BlockMasks:
         """Plan the next call: nodes and masks with most expected tokens for their seconds.
 
         gains: expected tokens of ranking the first node, the first two, ...
-        hits: how often the draft named the target's token lately
-        Returns how many of the nodes are ranked, 0 for no call.
+        hits: recent rate at which the draft proposed the target's token
+
+        Returns the number of nodes that are ranked, 0 for no call.
         """
         plans = [
             one
@@ -201,7 +204,7 @@ class BlockMasks:
     def _plans(
         self, nodes: Sequence[Mark], gains: Sequence[float], hits: float
     ) -> Iterator[tuple[_CallPlan, int, float]]:
-        """Calls that may be made, with their nodes, masks counted, and their expected tokens.
+        """Possible calls, with their nodes, masks included, and their expected tokens.
 
         Their sizes are few, since a call is padded. Within a size masks replace the least likely
         nodes.
@@ -228,12 +231,12 @@ class BlockMasks:
                         yield _CallPlan(width, [nodes[at] for at in masked], depth), size, gain
 
     def _fitting(self, node: Mark, most: int) -> int:
-        """The number of masks behind the node name tokens that may still be wanted."""
+        """Number of masks after the node that may propose tokens within the text's length."""
         return max(min(most, self._tree.end - 3 - self._tree.position_of(node)), 0)
 
     def _unfollowed(self, nodes: Sequence[Mark]) -> list[list[float]]:
-        """For the first node, the first two, ...: each one's chance that the text comes to it and
-        to none of its children among these.
+        """For the first node, the first two, ...: each one's chance that the text reaches it and
+        none of its children among these.
         """
         tree, place = self._tree, dict[Mark, int]()
         mass, all_masses = list[float](), list[list[float]]()
@@ -247,9 +250,7 @@ class BlockMasks:
         return all_masses
 
     def _gain(self, node: Mark, depth: int, hits: float) -> float:
-        """Expected tokens that so many masks behind this node find and nothing else names, once
-        the text comes to it.
-        """
+        """Expected tokens that only these masks after this node propose, if the text reaches it."""
         if not self._fitting(node, depth):
             return 0.0
         block, copied = self._block_of(node), self._tree.copied.get(node)
@@ -263,9 +264,9 @@ class BlockMasks:
         return max(more, 0.0)
 
     def _reached(self, offset: int, depth: int, hits: float) -> float:
-        """Expected tokens that the `depth` masks behind a place of this offset name.
+        """Expected accepted tokens of the `depth` masks after this offset.
 
-        offset: 0 for a node that is ranked, else positions behind the last known token
+        offset: 0 for a node that is ranked, else positions after the last known token
         """
         if (offset, depth) not in self._reach:
             rates = self._learned

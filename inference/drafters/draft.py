@@ -1,4 +1,4 @@
-"""A loaded draft: all that pools, clients and targets need to know of it."""
+"""A loaded draft, as pools, clients and targets use it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import NamedTuple
 from inference.backends import Masks, Model
 from inference.backends.sequence import MakeSequence, TargetText, own_sequence
 from inference.draft_tuning import TUNING
-from inference.drafters.copied_text import TextSource
 from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_rule import MakeRule, no_rule
 from inference.drafters.growing_proposer import GrowingProposer
@@ -21,24 +20,22 @@ from inference.proposer import MODEL
 
 
 class Draft(NamedTuple):
-    """A loaded draft, and how it is used.
+    """A loaded draft and its settings.
 
-    model: ranks nodes; None for a draft that ranks none
-    masks: what stands for tokens that are not known yet; None for a draft that knows none
+    model: ranks nodes; None for a draft without a model
+    masks: the model's mask tokens; None for a model without
     sequence: makes the sequence of a text on a row
-    source: makes what names children without a model; None where that is copied text, if anything
-    grammars: of its tokenizer; None for a draft that ranks without regard to rules
+    grammars: of its tokenizer; None for a draft that ignores rules
     """
 
     model: Model | None
     masks: Masks | None = None
     sequence: MakeSequence = own_sequence
-    source: Callable[[], TextSource] | None = None
     grammars: Grammars | None = None
 
     @property
     def make_rule(self) -> MakeRule:
-        """Makes the rule of a text."""
+        """Builds the rule of a text."""
         return no_rule if self.grammars is None else self.grammars.rule
 
     def proposer(
@@ -47,7 +44,7 @@ class Draft(NamedTuple):
         knowledge: Knowledge,
         prices: Prices,
         *,
-        source: TextSource | None = None,
+        copies: bool = False,
         kind: int = MODEL,
         room: int = TUNING.room,
         clock: Callable[[], float] = time.perf_counter,
@@ -56,16 +53,16 @@ class Draft(NamedTuple):
     ) -> GrowingProposer:
         """Make the proposer of a row. Arguments are those of GrowingProposer and DraftRow.
 
-        source: text that is copied, unless the draft has a source of its own
-        beside: where the target has the text, for a draft that reads its target
-        make_rule: makes the rules of texts, in place of the draft's own grammars
+        beside: the target's row of the text, for a draft that reads its target
+        make_rule: builds the rules of texts, in place of the draft's own grammars
         """
         make_rule = make_rule or self.make_rule
-        own = source if self.source is None else self.source()
         if self.model is None:
-            return GrowingProposer(knowledge, prices, own, make_rule=make_rule)
+            return GrowingProposer(knowledge, prices, copies=copies, make_rule=make_rule)
         begin = partial(self.sequence, self.model, row, beside)
         ranks = DraftRow(
             self.model, knowledge.draft, begin, masks=self.masks, room=room, clock=clock
         )
-        return GrowingProposer(knowledge, prices, own, ranks, kind=kind, make_rule=make_rule)
+        return GrowingProposer(
+            knowledge, prices, ranks, copies=copies, kind=kind, make_rule=make_rule
+        )

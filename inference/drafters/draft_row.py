@@ -1,4 +1,4 @@
-"""One row of a draft model: the keys of one text, and of nodes below it."""
+"""One row of a draft model, with the keys of a text and of nodes below it."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class RowSequence(Protocol):
 
 
 class DraftRow:
-    """A row of a draft model, for one text after the other.
+    """A row of a draft model, which serves one text at a time.
 
     times: of calls of one row
-    begin: begins a text on the row
-    masks: what stands for tokens that are not known yet; None for a draft that knows none
-    room: nodes that may be ranked at a time. The row's slots beyond them are for the text: where
-        it goes on behind them, the model is no longer called
-    clock: returns seconds; asked around a call only
+    begin: makes the sequence of a text on the row
+    masks: the model's mask tokens; None for a model without
+    room: maximum nodes that are ranked at a time. The row's other slots are for the text: for a
+        longer text the model is no longer called
+    clock: returns seconds; read around a call only
     """
 
     def __init__(
@@ -61,37 +61,37 @@ class DraftRow:
     def open(
         self, prompt: Sequence[int], params: SamplingParams, rule: DraftRule, tree: DraftTree
     ) -> None:
-        """Begin a text, whose tokens are chosen by this rule. Nothing is computed."""
+        """Begin a text with its rule. Makes no call."""
         self._rule, self._tree = rule, tree
         self._sequence = self._begin(params)
-        # fed in parts: the prompt without its last token, with what came meanwhile
+        # prefilled in parts: the prompt without its last token, and tokens committed meanwhile
         self._prompt = list(prompt[:-1]) if len(prompt) <= self.longest else []
 
     @property
     def longest(self) -> int:
-        """Length of the longest text that the model drafts for."""
+        """Maximum length of a text that the model drafts for."""
         return self.model.capacity - self._room
 
     @property
     def free(self) -> int:
-        """Number of nodes that the next call may rank."""
+        """Maximum nodes that the next call may rank."""
         slots = min(self._room, self.model.capacity - self._sequence.length) - len(self._tree.keyed)
         return min(TUNING.widest, self.model.max_nodes, slots)
 
     @property
     def is_fed(self) -> bool:
-        """Whether the text's keys are there, or will never be: it has outgrown the row."""
+        """Whether the prompt is prefilled, or too long for the row."""
         return not self._sequence.length < len(self._prompt) <= self.longest
 
     def feed(self) -> bool:
-        """Compute the keys of the next part of the prompt in one call; False when all are there."""
+        """Prefill the next part of the prompt in one call; False when none is left."""
         if not self.is_fed:
             start = self._sequence.length
             self._sequence.extend(self._prompt[start : start + self._part])
         return not self.is_fed
 
     def segment(self, nodes: Sequence[Mark]) -> Segment:
-        """Return this row's share of a call that ranks these nodes. It has their keys then."""
+        """Return this row's segment of a call that ranks these nodes and computes their keys."""
         tree, places = self._tree, _places(nodes)
         tree.keyed.update(nodes)
         segment = self._sequence.prepare_nodes(tree, places)
@@ -100,24 +100,24 @@ class DraftRow:
         return segment._replace(rule=partial(self._rule.adjust, tree, places))
 
     def rank(self, segment: Segment, k: int) -> tuple[Ranked, float]:
-        """Make the call of one segment; returns the k likeliest children, and its seconds."""
+        """Make a call of one segment. Returns the k most likely children, and its seconds."""
         began = self._clock()
         [ranked] = self.model.rank([segment], k)
         return ranked, self._clock() - began
 
     def count(self, ranked: Ranked, seconds: float) -> DraftUsage:
-        """Record a call and what it took."""
+        """Record a call and its seconds."""
         used = DraftUsage(1, len(ranked.ids), seconds)
         self._times.observe(1, self.computed(used.nodes), seconds)
         self.usage = self.usage.plus(used)
         return used
 
     def advance(self, tokens: Sequence[int], passed: Sequence[Mark], gone: Sequence[Mark]) -> None:
-        """Commit the tokens below the root, and keep their keys where they have some. To be called
-        before the tree has further nodes, which may have the places of these.
+        """Commit the tokens below the root, with those of their keys that are computed. Call it
+        before nodes are added to the tree: they may reuse the places of these.
 
         passed: the nodes of the first tokens
-        gone: other nodes that are gone, whose keys are freed
+        gone: other removed nodes, whose keys are freed
         """
         keyed = self._tree.keyed
         line, freed = ([node for node in nodes if node in keyed] for nodes in (passed, gone))
@@ -132,10 +132,10 @@ class DraftRow:
         self._sequence.advance([], [], _places(nodes))
         self._tree.keyed.difference_update(nodes)
 
-    # --- what calls take
+    # --- seconds of calls
 
     def forget_times(self) -> None:
-        """Let the measured times be read again."""
+        """Read the measured times again, when they are next needed."""
         self._call_seconds.clear()
 
     def computed(self, width: int) -> int:
@@ -143,24 +143,24 @@ class DraftRow:
         return self.model.padded(1, width)[1]
 
     def seconds(self, width: int) -> float:
-        """Expected seconds of a call of this width, padding included. Committed tokens that were
-        not fed are not counted.
+        """Expected seconds of a call of this width, padding included, without the committed tokens
+        whose keys are missing.
         """
         if width not in self._call_seconds:
             self._call_seconds[width] = self._times.seconds(1, self.computed(width))
         return self._call_seconds[width]
 
     def whole_seconds(self, width: int) -> float:
-        """Expected seconds with committed tokens that were not fed, in as many calls as the
-        model needs.
+        """Expected seconds with the committed tokens whose keys are missing, in as many calls as
+        the model needs.
         """
         nodes, most = width + self._sequence.length - self._sequence.cached, self.model.max_nodes
         return -(-nodes // most) * self.seconds(min(nodes, most))
 
     @property
     def _part(self) -> int:
-        """Tokens of the prompt in one call: as many as it takes `part_seconds` for, or the time of
-        two calls of one node.
+        """Tokens of the prompt in one call, which takes at most part_seconds, or the time of two
+        calls of one node.
         """
         part, most = self.model.max_nodes, max(TUNING.part_seconds, 2 * self.seconds(1))
         while part > 1 and self.seconds(part) > most:
@@ -169,5 +169,5 @@ class DraftRow:
 
 
 def _places(nodes: Sequence[Mark]) -> list[int]:
-    """By which a sequence knows these nodes of the tree."""
+    """The places of these nodes, by which a sequence identifies them."""
     return [node & PLACE for node in nodes]

@@ -1,7 +1,7 @@
-"""The rule of a text, as its draft asks it: which tokens may follow a node, and which have to.
+"""The rule of a text, for its draft: which tokens may follow a node, and which must.
 
-The target follows the rule in any case. So where it cannot be made, or cannot go on, everything may
-follow: that costs speed and never changes the text.
+The target applies the rule in any case. So if it cannot be built or fails, the draft continues
+without it, which costs speed and never changes the text.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MakeRule: TypeAlias = Callable[[Sequence[int], SamplingParams], TokenRule | None]
-"""Makes the rule of a text by its prompt; None: the draft goes without. Raises InvalidRequest."""
+"""Builds the rule of a text from its prompt; None for no rule. Raises InvalidRequest."""
 
 
 def no_rule(prompt: Sequence[int], params: SamplingParams) -> None:
-    """Make none, whatever the parameters say."""
+    """Build no rule, whatever the parameters."""
 
 
 class DraftRule:
@@ -42,21 +42,21 @@ class DraftRule:
 
     @property
     def adjusts(self) -> bool:
-        """Whether it adjusts what a draft ranks."""
+        """Whether it adjusts the draft's logits."""
         return self._rule is not None
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Go on by committed tokens."""
+        """Advance by committed tokens."""
         if self._rule is not None:
             self._rule.commit(tokens)
 
     def adjust(self, tree: TreeNodes, nodes: Sequence[int]) -> Adjustment:
-        """Return what adjusts the logits at these nodes of a tree; see TokenRule.adjust()."""
+        """Return the adjustment of logits at these nodes of a tree; see TokenRule.adjust()."""
         return self._ask(lambda rule: rule.adjust(tree, nodes), Adjustment.none(len(nodes)))
 
     def forced(self, tree: GrowingTree, node: Mark) -> Sequence[int]:
-        """Return the tokens that have to follow a node: a brace or a key that the grammar leaves no
-        choice about.
+        """Return the tokens that must follow a node, such as a brace or a key that a grammar
+        requires.
         """
         return self._ask(lambda rule: rule.forced(tree.path(node)), ())
 
@@ -75,4 +75,4 @@ class DraftRule:
 
     def _give_up(self, error: Exception) -> None:
         self._rule = None
-        log.warning("a text is drafted without its rule: %s", error)
+        log.warning("drafting without the rule of the text: %s", error)

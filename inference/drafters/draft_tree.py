@@ -1,9 +1,8 @@
-"""The draft's candidates below the committed text, ordered by the chance that the target reaches
-them.
+"""The draft's candidates below the committed text, in order of the probability that the target
+reaches them.
 
-Children become nodes when they are valuable enough, and nodes are sent once, with those above them,
-when their value is above the floor. A new root costs time for pruned nodes only. Pure: no model, no
-clock, no network.
+Proposed children become nodes when they are valuable enough. A node is sent once, with its unsent
+ancestors, when its value is above the floor. Pure: no model, no clock, no network.
 """
 
 from __future__ import annotations
@@ -18,29 +17,30 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from inference.growing_tree import PLACE, GrowingTree, Mark
+from inference.order import Progress
 from inference.proposer import Nodes
 
-_NEVER = 1e-300  # least chance, whose logarithm is finite
-_SPARE = 64  # entries of an order that may be out of date before it is looked through
+_NEVER = 1e-300  # minimum chance, so that its logarithm is finite
+_SPARE = 64  # entries of an order that may be outdated before they are searched for
 _ROUNDING = 1e-9  # tolerance for ranks
 
 
-class Named(NamedTuple):
-    """Children that one source names for a node."""
+class ProposedChildren(NamedTuple):
+    """Children that one source proposes for a node."""
 
     ids: list[int]
-    table: Any  # [k, F] what the source says of each child, as its law reads it: array or lists
+    table: Any  # [k, F] features of each child, an array or lists
     chances: Sequence[float]  # [k]
 
-    def place_of(self, token: int) -> int | None:
-        """The place of a child among these; None where it is not named."""
+    def index_of(self, token: int) -> int | None:
+        """Index of a child; None if it was not proposed."""
         return self.ids.index(token) if token in self.ids else None
 
 
 class Listing:
-    """The named children of a node, and their ranks, likeliest first; then an infinite rank.
+    """The proposed children of a node and their ranks, most likely first; then an infinite rank.
 
-    listed: how many of them are nodes
+    listed: number of children that are nodes
     """
 
     __slots__ = ("ids", "listed", "ranks")
@@ -53,15 +53,15 @@ RankedNode: TypeAlias = tuple[float, Mark]
 
 
 class Order:
-    """Nodes by rank. A node is dropped when it was pruned, or when it is done.
+    """Nodes by rank. Pruned nodes and those in `done` are dropped.
 
-    A node whose rank changed is added again; its older entries no longer count.
+    A node whose rank changes is added again; its older entries are outdated.
     """
 
     def __init__(self, tree: GrowingTree, done: Container[Mark]) -> None:
         self._tree, self._done = tree, done
         self._entries: list[RankedNode] = []
-        self._sound = 0  # entries after they were last looked through
+        self._sound = 0  # entries after the last search for outdated ones
 
     def add(self, node: Mark, rank: float) -> None:
         insort(self._entries, (rank, node))
@@ -98,21 +98,20 @@ class Order:
 
 
 class DraftTree(GrowingTree):
-    """Nodes below the last committed token, and what sources say of them.
+    """Nodes below the last committed token, and the children that sources propose for them.
 
-    end: length of the text beyond which no token is wanted
-    keyed: nodes whose keys the draft's row has; only the row changes it
-    fresh: nodes that may have children, made since somebody emptied this list
+    end: maximum length of the text
+    keyed: nodes whose keys are in the draft's row, which maintains this set
+    fresh: nodes added since this list was last emptied, if they may have children
 
-    Tables of nodes:
-    sent: number of a node that the target has or will have
-    listings: named children
-    forced: tokens that a grammar forces behind it; its children are of no other source then
-    copied, masked, ranked: its children as the text source, the nearest mask and the model name
-        them
-    joint: the children that model and text source name, and what both say of each
-    covered: chance that the target takes a child that was named before it was ranked
-    copies: nodes that no model had named when they were made
+    Tables by node:
+    sent: its number in the stream
+    listings: its proposed children
+    forced: tokens that a grammar forces after it; then no other source proposes children
+    copied, masked, ranked: children proposed by copied text, by the nearest mask and by the model
+    joint: children proposed by model or copied text, with features of both
+    covered: chance that the target accepts a child proposed before the node was ranked
+    copies: nodes that no model had proposed when they were added
     """
 
     def __init__(self, token: int, position: int, end: int) -> None:
@@ -122,10 +121,10 @@ class DraftTree(GrowingTree):
         self.sent: dict[Mark, int] = self.table()
         self.listings: dict[Mark, Listing] = self.table()
         self.forced: dict[Mark, Sequence[int]] = self.table()
-        self.copied: dict[Mark, Named] = self.table()
-        self.masked: dict[Mark, Named] = self.table()
-        self.ranked: dict[Mark, Named] = self.table()
-        self.joint: dict[Mark, Named] = self.table()
+        self.copied: dict[Mark, ProposedChildren] = self.table()
+        self.masked: dict[Mark, ProposedChildren] = self.table()
+        self.ranked: dict[Mark, ProposedChildren] = self.table()
+        self.joint: dict[Mark, ProposedChildren] = self.table()
         self.covered: dict[Mark, float] = self.table()
         self.copies: dict[Mark, bool] = self.table()
         self.unranked = Order(self, self.keyed)
@@ -134,24 +133,20 @@ class DraftTree(GrowingTree):
         self._sound = 0
         self._rankable(self.root, 0.0)
 
-    def unheard(self, position: int, tokens: Sequence[int]) -> Sequence[int]:
-        """Return those of the committed tokens from this position on that are behind the root.
-
-        Raises ValueError for a gap.
-        """
-        expected = self.position + 1
-        if position > expected:
-            raise ValueError(f"tokens are heard in order: got position {position}, not {expected}")
-        return tokens[expected - position :]
+    def new_tokens(self, progress: Progress) -> Sequence[int]:
+        """Return the committed tokens beyond the root. Raises ValueError for a gap."""
+        expected, first = self.position + 1, progress.position
+        if first > expected:
+            raise ValueError(f"progress must be in order: got position {first}, not {expected}")
+        return progress.tokens[expected - first :]
 
     def rank_of(self, value: float) -> float:
         """Return the rank of a node with this value."""
         return self.rank(self.root) - math.log(value)
 
-    def name(self, node: Mark, ids: Sequence[int], chances: Sequence[float]) -> None:  # [k]
-        """Name the node's children, each with its chance. They become nodes when they are worth it.
-
-        Naming them anew replaces what was named before; children that are nodes stay.
+    def propose(self, node: Mark, ids: Sequence[int], chances: Sequence[float]) -> None:  # [k]
+        """Propose the node's children, each with its chance. They become nodes when they are
+        valuable enough. Earlier proposals are replaced, but children that are nodes stay.
         """
         order = sorted(range(len(ids)), key=chances.__getitem__, reverse=True)
         rank, children = self.rank(node), self.children.get(node, {})
@@ -166,14 +161,14 @@ class DraftTree(GrowingTree):
             heapq.heappush(self._unlisted, (ranks[0], node))
 
     def add(self, node: Mark, token: int, rank: float) -> Mark:
-        """Make a child of the node at once, whatever its value."""
-        child = self.hang(node, token, rank)
+        """Add a child of the node, whatever its value."""
+        child = self.add_child(node, token, rank)
         self._rankable(child, rank)
         self.unsent.add(child, rank)
         return child
 
     def list_children(self, least: float) -> None:
-        """Make nodes of all named children of at least this value."""
+        """Add all proposed children of at least this value as nodes."""
         bound, heap = self.rank_of(least), self._unlisted
         while heap and heap[0][0] <= bound:
             node = heap[0][1]
@@ -206,13 +201,13 @@ class DraftTree(GrowingTree):
             self._rankable(self.root, self.rank(self.root))
         return passed, gone
 
-    # --- what is sent
+    # --- sending
 
     def take_unsent(self, least: float, most: int, first: int) -> list[Mark]:
-        """Return the nodes to send now: unsent ones of at least the value `least`, and those above
-        them. They are sent with the numbers from `first` on.
+        """Number the unsent nodes of at least the value `least`, and their unsent ancestors, from
+        `first` on. Returns them, to be sent now.
 
-        most: nodes that the target may hold of all that were sent
+        most: maximum live nodes that were sent
         """
         taken = list[Mark]()
         if len(self.sent) >= most:
@@ -231,11 +226,11 @@ class DraftTree(GrowingTree):
         return taken
 
     def number(self, nodes: Sequence[Mark], first: int) -> None:
-        """Number the nodes from `first` on: they are sent now."""
+        """Number the nodes from `first` on, to be sent now."""
         self.sent.update(zip(nodes, count(first), strict=False))
 
     def message(self, nodes: Sequence[Mark], proposer: int) -> Nodes:
-        """Return the message that sends these nodes, whose numbers are consecutive."""
+        """Return the message with these nodes, whose numbers are consecutive."""
         first, places = self.sent[nodes[0]], np.array(nodes) & PLACE
         above, tokens = self.parents[places], self.tokens[places].tolist()
         chances = np.exp(self.ranks[above] - self.ranks[places]).tolist()
@@ -246,7 +241,7 @@ class DraftTree(GrowingTree):
         return Nodes(self.position, first, parents, tokens, chances, proposer)
 
     def recall(self) -> None:
-        """Forget all numbers: everything that was sent is lost."""
+        """Treat all nodes as unsent: the target has lost them."""
         sent = list(self.sent)
         self.sent.clear()
         for node in sent:

@@ -1,10 +1,10 @@
-"""A proposer that never waits: its draft tree grows under what is known to be committed.
+"""A proposer that never waits: its draft tree grows below the committed tokens.
 
-Sources name children of its nodes, each with a chance: tokens that a grammar forces, text that
-followed the same words before, a draft model that ranks nodes, and masks behind these. All compete
-in one best-first tree. Nodes worth their price are sent. Committed tokens make one of the nodes the
-new root, and keep what is below. A call of the model has three parts, so that a host can batch
-rows: choose, segment, take.
+Several sources propose children of its nodes, each with a chance: tokens that a grammar forces,
+copies of earlier text, a draft model that ranks nodes, and mask tokens after these. All compete in
+one best-first tree. Nodes that are worth their price are sent. Committed tokens move the root, and
+nodes below it stay. A call of the model has three parts, so that a host can batch rows: choose,
+segment, take.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from inference.backends import Ranked, Segment
 from inference.draft_tuning import TUNING
 from inference.drafters.block_masks import BlockMasks
-from inference.drafters.copied_text import CopiedText, TextSource
+from inference.drafters.copied_text import CopiedText
 from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_rule import DraftRule, MakeRule, no_rule
-from inference.drafters.draft_tree import DraftTree, Named
+from inference.drafters.draft_tree import DraftTree, ProposedChildren
 from inference.growing_tree import PLACE, Mark
+from inference.order import Progress
 from inference.planner.acceptance import Knowledge
 from inference.planner.child_features import joint_features, rank_features
 from inference.planner.prices import Prices, Usage
@@ -35,44 +36,43 @@ from inference.proposer import (
     NODE_BYTES,
     DraftUsage,
     Nodes,
-    Notice,
 )
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED
 
 ENDLESS = 2**31
-"""Length of a text without an end."""
+"""Maximum length of a text without a limit."""
 
 
 class GrowingProposer:
     """A Proposer.
 
-    source: text that is copied; None copies nothing
-    row: where a draft model ranks nodes; None drafts without a model
-    make_rule: makes the rule of a text
-    prices: by which it drafts
-    proposed: nodes sent
+    row: of the draft model that ranks nodes; None drafts without a model
+    copies: whether copies of earlier text are proposed
+    make_rule: builds the rule of a text
+    prices: limit calls and sent nodes
+    proposed: number of nodes sent
     """
 
     _params: SamplingParams
     _rule: DraftRule
     _tree: DraftTree
-    _runs: list[Nodes]  # numbered, not handed over yet
-    _accounted: tuple[float, float] | None  # when, and seconds drafted by then
+    _runs: list[Nodes]  # numbered, not returned yet
+    _accounted: tuple[float, float] | None  # time, and seconds of drafting until then
     _bytes_up: float
-    _floor: float  # least value of a node that is sent
+    _floor: float  # minimum value of a node that is sent
     _chosen: Sequence[Mark]
-    _calling: Sequence[Mark]  # in the call that is under way
+    _calling: Sequence[Mark]  # in the current call
     _silent: int  # committed tokens since the last call
-    _hits: float  # how often the draft named the target's token lately
+    _hits: float  # recent rate at which the draft proposed the target's token
 
     def __init__(
         self,
         knowledge: Knowledge,
         prices: Prices,
-        source: TextSource | None = None,
         row: DraftRow | None = None,
         *,
+        copies: bool = False,
         kind: int = MODEL,
         make_rule: MakeRule = no_rule,
     ) -> None:
@@ -80,7 +80,7 @@ class GrowingProposer:
         self._make_rule = make_rule
         self._kind = COPY if row is None else kind
         learned = knowledge.acceptance
-        self._copied = None if source is None else CopiedText(source, learned)
+        self._copied = CopiedText(learned) if copies else None
         masks = None if row is None else row.masks
         self._masks = None if row is None or masks is None else BlockMasks(masks, row, learned)
         self.open([0], SamplingParams(), 1)
@@ -103,26 +103,26 @@ class GrowingProposer:
             self._row.open(prompt, params, self._rule, self._tree)
         if self._masks is not None:
             self._masks.open(self._tree, self._rule)
-        self._look()
+        self._read_prices()
 
-    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
-        """Take in committed tokens. Raises ValueError for a gap."""
-        fresh = self._tree.unheard(position, tokens)
+    def on_progress(self, progress: Progress, now: float) -> None:
+        fresh = self._tree.new_tokens(progress)
         if fresh:
             self._account(len(fresh), now)
             self._advance(fresh)
-        if notice is None:
-            self._runs = []
-            self._tree.recall()
-            return
         weight = TUNING.forward_forgetting if self._forward else 1.0
-        self._forward += weight * (notice.model_seconds - self._forward)
-        if notice.held < sum(number < notice.known for number in self._tree.sent.values()):
-            self._tree.recall()  # some that had arrived are not there
+        self._forward += weight * (progress.pass_seconds - self._forward)
+        arrived = sum(number < progress.known for number in self._tree.sent.values())
+        if progress.held < arrived:
+            self._tree.recall()  # the target has shed some of them
+
+    def on_new_stream(self) -> None:
+        self._runs = []
+        self._tree.recall()
 
     def work(self, now: float) -> DraftUsage | None:
         if self._row is None:
-            self._look()
+            self._read_prices()
             return None
         if self._row.feed():
             return DraftUsage()
@@ -144,20 +144,18 @@ class GrowingProposer:
         return self._runs.pop(0) if self._runs else None
 
     def close(self) -> None:
-        if self._copied is not None:
-            self._copied.close()
         self.open([0], SamplingParams(), 1)
 
     # --- a call of the model
 
     def feed(self) -> bool:
-        """Compute the keys of the next part of the prompt in one call; False when all are there."""
+        """Prefill the next part of the prompt in one call; False when none is left."""
         return self._row is not None and self._row.feed()
 
     def choose(self, now: float, most_seconds: float = math.inf) -> Sequence[Mark]:
         """Return the nodes that the next call ranks; none if no call is worth its price.
 
-        A call takes at most `most_seconds`. segment() and take() follow, or another choose().
+        most_seconds: maximum seconds of the call. Then call segment() and take(), or choose() again
         """
         row, tree = self._row, self._tree
         if row is None:
@@ -184,23 +182,21 @@ class GrowingProposer:
         return self._chosen
 
     def segment(self) -> Segment:
-        """Return this row's share of a call that ranks the chosen nodes. The call is now under
-        way.
-        """
+        """Begin the call that ranks the chosen nodes; returns this row's segment of it."""
         assert self._row is not None, "choose() found nodes"
         self._calling = self._chosen
-        masks = [] if self._masks is None else self._masks.put()
+        masks = [] if self._masks is None else self._masks.add_to_call()
         return self._row.segment([*self._calling, *masks])
 
     def take(self, ranked: Ranked, seconds: float) -> DraftUsage:
-        """Take the result of the call, which took `seconds`."""
+        """Process the result of the call, which took `seconds`."""
         assert self._row is not None, "segment() made a call"
         tree, nodes, self._calling, self._chosen = self._tree, self._calling, [], []
         used = self._row.count(ranked, seconds)
         self._silent = 0
         calls = self._row.usage.calls
         if calls % TUNING.times_kept == 0 or calls < TUNING.times_kept:
-            self._look()
+            self._read_prices()
         own = len(nodes)
         if self._masks is not None:
             self._masks.release()
@@ -210,75 +206,75 @@ class GrowingProposer:
         edges = self._known.acceptance.edges_of(tables, scores, greedy).tolist()
         for node, named, table, row in zip(nodes, ids.tolist(), tables, edges, strict=True):
             if node not in tree.forced:
-                tree.ranked[node] = Named(named, table, row)
-                self._name(node)
+                tree.ranked[node] = ProposedChildren(named, table, row)
+                self._propose(node)
         if self._masks is not None:
             said = Ranked(ranked.ids[own:], ranked.scores[own:])
             for below in self._masks.take(said, greedy):
-                self._name(below)
+                self._propose(below)
         return used
 
     def _gains(self, values: NDArray[np.float64]) -> NDArray[np.float64]:  # [n] -> [n]
-        """Expected nodes worth sending that ranking each of these finds.
+        """Expected nodes worth sending below each of these nodes, if it is ranked.
 
-        The rates of the ranks are scaled down by how often the draft hit lately.
+        The rates of the ranks are scaled down by the draft's recent hits.
         """
         rates = self._known.acceptance.mean_edges(TUNING.width)
         rates = rates * min(self._hits / float(rates.sum()), 1.0)
         found = values[:, None] * rates - self._floor / 2
         return np.asarray(np.maximum(found, 0.0).sum(axis=1))
 
-    # --- naming
+    # --- proposals
 
     def _list_children(self) -> None:
-        """Make nodes of the children that are worth it, those of new nodes included."""
+        """Add proposed children that are valuable enough as nodes, those of new nodes included."""
         tree = self._tree
         least = self._floor if self._row is None else TUNING.worth_ranking * self._floor
         tree.list_children(least)
         while tree.fresh:
             fresh, tree.fresh = tree.fresh, []
             for node in fresh:
-                self._name_early(node)
+                self._propose_early(node)
             tree.list_children(least)
 
-    def _name_early(self, node: Mark) -> None:
-        """Name the node's children before a model ranks it."""
+    def _propose_early(self, node: Mark) -> None:
+        """Propose the node's children before a model ranks it."""
         tree = self._tree
-        # a chain of forced tokens is asked for once, at its beginning
+        # a chain of forced tokens is computed once, at its beginning
         forced = tree.forced.get(tree.parent(node), ())[1:] or self._rule.forced(tree, node)
         if forced:
-            tree.forced[node], tree.covered[node] = forced, 1.0  # no other source is asked
-            tree.name(node, forced[:1], [1.0])
+            tree.forced[node], tree.covered[node] = forced, 1.0  # no other source proposes
+            tree.propose(node, forced[:1], [1.0])
             return
         if self._copied is not None and node not in tree.copied:
-            self._copied.name(node)
+            self._copied.propose(node)
         if self._masks is not None and node not in tree.masked:
-            self._masks.name(node, self._params.greedy)
+            self._masks.propose(node, self._params.greedy)
         if node in tree.copied or node in tree.masked:
-            self._name(node)
+            self._propose(node)
 
-    def _name(self, node: Mark) -> None:
-        """Name the node's children by all that sources say of them."""
+    def _propose(self, node: Mark) -> None:
+        """Propose the node's children by the claims of all sources."""
         tree = self._tree
         ranked, copied = tree.ranked.get(node), tree.copied.get(node)
         drafted = ranked or tree.masked.get(node)
         named = drafted or copied
-        assert named is not None, "a source has named children"
+        assert named is not None, "a source has proposed children"
         ids, chances = named.ids, named.chances
         if drafted is not None and copied is not None:
             said = dict(zip(ids, chances, strict=True))
             ids, table = joint_features(said, dict(zip(copied.ids, copied.chances, strict=True)))
             chances = self._known.acceptance.together(table).tolist()
             if ranked is not None:
-                tree.joint[node] = Named(ids, table, chances)
+                tree.joint[node] = ProposedChildren(ids, table, chances)
         if ranked is None:
             tree.covered[node] = min(sum(chances), 1.0)
-        tree.name(node, ids, chances)
+        tree.propose(node, ids, chances)
 
-    # --- what the target says
+    # --- progress of the target
 
     def _advance(self, tokens: Sequence[int]) -> None:
-        """Re-root: learn from the nodes that are passed, and keep the keys of committed tokens."""
+        """Move the root: learn from the committed nodes, and keep the keys of committed tokens."""
         tree, path = self._tree, self._tree.walk(tokens)
         self._rule.commit(tokens)
         for node, token in zip(path, tokens, strict=False):
@@ -290,7 +286,7 @@ class GrowingProposer:
         if self._copied is not None:
             self._copied.extend(tokens)
         if self._masks is not None and len(path) > len(tokens):
-            self._masks.hand_down(path[-1])
+            self._masks.inherit(path[-1])
         below = [tree.token(tree.root), *tokens[:-1]]
         passed, gone = tree.advance(tokens)
         if self._row is not None:
@@ -298,7 +294,7 @@ class GrowingProposer:
             self._silent += len(tokens)
 
     def _learn_ranks(self, path: Sequence[tuple[Mark, int]]) -> None:
-        """Learn which children the target took at nodes that the draft has ranked."""
+        """Learn which children the target accepted at nodes that the draft has ranked."""
         acceptance, tables, ranks = self._known.acceptance, [], list[int | None]()
         tree = self._tree
         for node, token in path:
@@ -306,29 +302,29 @@ class GrowingProposer:
             if ranked is None:
                 continue
             tables.append(ranked.table)
-            ranks.append(ranked.place_of(token))
+            ranks.append(ranked.index_of(token))
             chance = 0.0
             if ranks[-1] is not None:
                 listing = tree.listings[node]
                 chance = math.exp(tree.rank(node) - listing.ranks[listing.ids.index(token)])
             self._hits += ((chance >= self._floor) - self._hits) / TUNING.hits_remembered
             if joint is not None:
-                acceptance.observe_together(np.asarray(joint.table), joint.place_of(token))
+                acceptance.observe_together(np.asarray(joint.table), joint.index_of(token))
         if ranks:
             acceptance.observe_path(np.array(tables), self._params.greedy, ranks)
 
     # --- prices
 
-    def _look(self) -> None:
-        """Read prices and times again. They change slowly."""
+    def _read_prices(self) -> None:
+        """Read prices and times again, which change slowly."""
         self._floor = self.prices.least_value()
         if self._row is not None:
             self._row.forget_times()
         if self._masks is not None:
-            self._masks.look(self._floor)
+            self._masks.set_floor(self._floor)
 
     def _account(self, tokens: int, now: float) -> None:
-        """Record what these tokens took, which sets the price of the next ones."""
+        """Record the cost of these tokens, which sets the price of the next ones."""
         drafted = self.usage.seconds
         if self._accounted is not None:
             began, before = self._accounted

@@ -1,11 +1,10 @@
-"""A proposer for synchronous rounds: one whole tree of a fixed policy under each committed root.
+"""A proposer for synchronous rounds: under each committed root it grows one tree by a fixed policy.
 
-A policy says which nodes the draft ranks next, and which nodes are sent. It calls `rank` for the
-children of some nodes: the draft's likeliest tokens with their scores. It adds the children it
-wants to the tree, each with its value: the probability that the target reaches it.
+A policy decides which nodes the draft ranks next, and which nodes are sent. It calls `rank` for the
+most likely children of some nodes and their scores, and adds children to the tree, each with its
+value: the probability that the target reaches it.
 
-The tree is complete when work() has nothing more to do. The loop then sends it and tells the target
-to go.
+The tree is complete when work() returns None. The loop then sends it and requests a forward pass.
 """
 
 from __future__ import annotations
@@ -26,13 +25,14 @@ from inference.drafters.draft_rule import DraftRule, MakeRule, no_rule
 from inference.drafters.draft_tree import DraftTree
 from inference.errors import InvalidRequest
 from inference.growing_tree import Mark
-from inference.proposer import MODEL, DraftUsage, Nodes, Notice
+from inference.order import Progress
+from inference.proposer import MODEL, DraftUsage, Nodes
 from inference.sampling import SamplingParams
 from inference.times import Times
 
 RankChildren: TypeAlias = Callable[[Sequence[Mark], int], Ranked]
-"""rank(nodes, k) returns the k likeliest children of these nodes. Every ancestor of a node must
-have been ranked before it.
+"""rank(nodes, k) returns the k most likely children of these nodes. Ancestors of a node must be
+ranked before it.
 """
 
 
@@ -48,7 +48,7 @@ class Policy(Protocol):
 
     @property
     def most_ranked(self) -> int:
-        """Most nodes ranked while growing one tree. Each holds a KV slot of the draft."""
+        """Maximum nodes that are ranked for one tree. Each takes a KV slot of the draft."""
         ...
 
     def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[Mark]: ...
@@ -56,7 +56,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class Chain:
-    """A chain of `length` nodes: at each one the draft's likeliest token."""
+    """A chain of `length` nodes, each the draft's most likely token."""
 
     length: int
 
@@ -119,9 +119,9 @@ class BestFirst:
 
 
 def edge_values(scores: NDArray[np.float32]) -> NDArray[np.float64]:  # [m, k] -> [m, k]
-    """Probability that the target takes each ranked child: softmax over the k scores.
+    """Probability that the target accepts each ranked child: softmax over the k scores.
 
-    Scores are perturbed where the temperature is above 0.
+    Scores are perturbed if the temperature is above 0.
     """
     weights = np.exp(scores.astype(np.float64) - scores.max(axis=-1, keepdims=True))
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
@@ -130,15 +130,15 @@ def edge_values(scores: NDArray[np.float32]) -> NDArray[np.float64]:  # [m, k] -
 class RoundProposer:
     """A Proposer on one row of a draft model.
 
-    room: nodes that the next tree may have; the target tells it anew each round
-    make_rule: makes the rule of a text
+    room: maximum nodes of the next tree; each progress of the target updates it
+    make_rule: builds the rule of a text
     """
 
     _rule: DraftRule
     _tree: DraftTree
-    _grown: list[Mark] | None  # nodes that are sent, parents before children
+    _grown: list[Mark] | None  # nodes to send, parents before children
     _sent: bool
-    _used: DraftUsage  # by the tree that grows
+    _used: DraftUsage  # by the current tree
 
     def __init__(
         self,
@@ -166,14 +166,13 @@ class RoundProposer:
         self._grown, self._sent = None, False
         self._row.open(prompt, params, self._rule, self._tree)
 
-    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
-        """Take in committed tokens. Raises ValueError for a gap."""
-        tree, fresh = self._tree, self._tree.unheard(position, tokens)
-        if notice is None:
-            self._sent = False
-            tree.recall()
-        else:
-            self.room = notice.room
+    def on_new_stream(self) -> None:
+        self._sent = False
+        self._tree.recall()
+
+    def on_progress(self, progress: Progress, now: float) -> None:
+        tree, fresh = self._tree, self._tree.new_tokens(progress)
+        self.room = progress.room
         if not fresh:
             return
         self._rule.commit(fresh)

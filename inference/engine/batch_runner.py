@@ -116,10 +116,10 @@ class BatchRunner:
             call_all([*last, *received])
             last = []
         if self._draft is not None:
-            ready = self._ready_to_draft(self._step_began)
+            ready = self._ready_to_draft()
             self._draft(ready, self._scheduler.seconds(max(len(ready), 1), 1))
         begun = self._clock()
-        kind, items, failed = self._schedule(begun)
+        kind, items, failed = self._schedule()
         if failed or not items:
             call_all([*last, *failed])
             last = []
@@ -137,18 +137,16 @@ class BatchRunner:
             opened = [one for one in admission.on_rows if one.opening and not one.missing]
             return calls + [self._answer_opening(session, now) for session in opened]
 
-    def _ready_to_draft(self, now: float) -> Sequence[Session]:
+    def _ready_to_draft(self) -> Sequence[Session]:
         with self._admission.lock:
             self._admission.is_computing = True
-            self._update_queue_clocks(now)
             return self._ready_sets()[ForwardKind.TREES]
 
-    def _schedule(self, now: float) -> tuple[ForwardKind, list[BatchItem], list[Callback]]:
+    def _schedule(self) -> tuple[ForwardKind, list[BatchItem], list[Callback]]:
         """Prepare the next forward pass: its kind, its items, and callbacks of sessions that
         failed.
         """
         with self._admission.lock:
-            self._update_queue_clocks(now)
             plan = self._scheduler.next(self._ready_sets())
             items, failed = prepare(plan, self._makers[plan.kind])
             calls = [
@@ -220,6 +218,7 @@ class BatchRunner:
         logprobs = tuple(session.prompt_scores.logprobs)
         opened = Opened(session.reused, queue, session.prefill_seconds, logprobs)
         session.opening = None
+        session.update_queue_clock(now)
 
         def answer() -> None:
             self._tell(Prefilled(session, opened))
@@ -230,11 +229,6 @@ class BatchRunner:
     def _tell(self, event: EngineEvent) -> None:
         for listener in self._listeners:
             listener(event)
-
-    def _update_queue_clocks(self, now: float) -> None:
-        for session in self._admission.on_rows:
-            if not session.missing:
-                session.update_queue_clock(now)
 
     def _ready_sets(self) -> ReadySets:
         """Sessions on rows that are ready for a forward pass, by kind of forward pass."""

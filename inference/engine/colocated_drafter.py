@@ -27,7 +27,6 @@ from inference.backends import Ranked, Segment
 from inference.backends.dynamic_batcher import call_each
 from inference.backends.sequence import TargetRow
 from inference.draft_tuning import TUNING as DRAFTING
-from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.engine.proposer_arbitration import ProposerArbitration, token_seconds
@@ -38,7 +37,7 @@ from inference.engine.tuning import TUNING
 from inference.order import End, Spent
 from inference.planner.acceptance import Knowledge
 from inference.planner.prices import Prices, Usage
-from inference.proposer import COLOCATED, Nodes, Notice
+from inference.proposer import COLOCATED, Nodes
 
 log = logging.getLogger(__name__)
 
@@ -105,8 +104,7 @@ class _DraftedSession:
         if self.gained is not None:
             self.gained += proposers.count(COLOCATED) - max(took / root_only - forwards, 0.0)
         self.arbitration.hear(self.session.length, proposers, forwards)
-        notice = Notice(now, took / forwards, progress.known, progress.held, progress.room)
-        self.proposer.hear(self.heard, tokens, now, notice)
+        self.proposer.on_progress(progress, now)
         self.heard, self.spent = self.session.length, progress
         return True
 
@@ -249,7 +247,7 @@ class ColocatedDrafter:
             room=self._room,
             clock=self._clock,
             kind=COLOCATED,
-            source=CopySource() if self._copies else None,
+            copies=self._copies,
             beside=partial(_row_of, session),
             make_rule=make_rule,
         )

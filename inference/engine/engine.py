@@ -197,6 +197,7 @@ class Engine:
         with self._lock:  # a forward pass is planned and prepared within the same limits
             session.tree_nodes = min(nodes or self.max_tree_nodes, self.max_tree_nodes)
             session.limit = min(length or self.sequence_length, self.sequence_length)
+            session.update_queue_clock(self._clock())
 
     def detach(self, session: Session) -> None:
         """The client has gone: the session stops, and its row is the first to be reassigned."""
@@ -209,6 +210,7 @@ class Engine:
         """The client is back: the session may continue."""
         with self._lock:
             session.detached = False
+            session.update_queue_clock(self._clock())
             self._lock.notify_all()
 
     def close(self, session: Session) -> None:

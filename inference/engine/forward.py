@@ -13,7 +13,6 @@ from inference.engine.calibration import CommittedStep
 from inference.engine.events import Commit, Forward
 from inference.engine.scheduler import BatchPlan, ForwardSeconds
 from inference.engine.session import Session
-from inference.engine.snapshot import Snapshot
 from inference.errors import OutriderError
 from inference.order import Spent
 from inference.tree import IntArray, TokenTree
@@ -66,18 +65,21 @@ class ChunkItem(BatchItem):
 
 
 class TreeItem(BatchItem):
-    """The item of a decoding session: its root and its best candidates."""
+    """The item of a decoding session: its root and its best candidates.
 
-    def __init__(self, session: Session, snapshot: Snapshot) -> None:
-        self._snapshot, self._step = snapshot, CommittedStep((), ())
-        super().__init__(session, snapshot.tree, session.begin(snapshot))
+    expected: candidates that the target is expected to accept, by calibrated values.
+    """
+
+    def __init__(self, session: Session, tree: TokenTree, expected: float) -> None:
+        self._expected, self._step = expected, CommittedStep((), ())
+        super().__init__(session, tree, session.prepare(tree))
 
     def settle(
         self, answer: tuple[Verdict, LogProbs | None], forward: CompletedForward, charge: float
     ) -> Commit:
         session, (verdict, scores) = self.session, answer
         queue = forward.charge(session, self.nodes, charge)
-        session.record.observe(self._snapshot.expected, len(verdict.path))
+        session.record.observe(self._expected, len(verdict.path))
         self._step = session.commit(self.tree, verdict, forward.ended, scores=scores)
         return forward.commit(session, self._step.tokens, self.nodes, queue)
 

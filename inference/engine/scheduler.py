@@ -16,11 +16,12 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from inference.backends import Model
+from inference.engine.selection import FloatArray, Selection, best_of, lines_of
 from inference.engine.session import Session
-from inference.engine.snapshot import FloatArray, Selection, Snapshot, best_of, lines_of
 from inference.engine.tuning import TUNING
 from inference.order import Pace
 from inference.times import CHANGED, TRUSTED, Cost, Shape, Times
+from inference.tree import TokenTree
 
 ForwardSeconds = Callable[[int, int], float]
 """Seconds(rows, nodes of each) -> seconds of a forward pass, padding included."""
@@ -119,7 +120,7 @@ class HeldUp(NamedTuple):
 
 PlanPart: TypeAlias = (
     tuple[Session, Sequence[int]]  # and the chunk of its prompt, for PREFILL
-    | tuple[Session, Snapshot]  # and its candidates, for TREES
+    | tuple[Session, TokenTree, float]  # and what Selection.begin_pass() returns, for TREES
     | tuple[Session, HeldUp]  # and the delayed sessions, for ROUNDS and FEEDS
 )
 """A session's part of a forward pass."""
@@ -200,7 +201,7 @@ class Scheduler:
     def _trees(self, ready: Sequence[Session]) -> BatchPlan:
         selection = (best_of if self._model.branches else lines_of)(
             [session.candidates for session in ready],
-            [min(self._most, one.tree_nodes or self._most) for one in ready],
+            [min(self._most, session.tree_nodes or self._most) for session in ready],
             [max(session.allowed - 1, 0) for session in ready],
         )
         width = self._last_width = self._width(ready, selection)
@@ -209,8 +210,8 @@ class Scheduler:
             waits = session.order is not None and session.order.pace is Pace.WAIT
             most = self._most if waits else useful
             session.room = min(most, session.tree_nodes or most) - 1
-        parts = zip(ready, selection.snapshots(width), strict=True)
-        return BatchPlan(ForwardKind.TREES, list(parts))
+        parts = zip(ready, selection.begin_pass(width), strict=True)
+        return BatchPlan(ForwardKind.TREES, [(session, *part) for session, part in parts])
 
     def _width(self, ready: Sequence[Session], selection: Selection) -> int:
         if all(session.order and session.order.pace is Pace.WAIT for session in ready):

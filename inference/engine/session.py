@@ -20,7 +20,6 @@ from inference.engine.calibration import Calibration, CommittedStep, OwnRecord
 from inference.engine.log_probs import PromptScores, read_scores
 from inference.engine.prefix_cache import CacheRow
 from inference.engine.proposal_streams import ProposalStreams
-from inference.engine.snapshot import Snapshot
 from inference.engine.tuning import TUNING
 from inference.errors import InvalidRequest, LimitExceeded
 from inference.order import (
@@ -233,11 +232,6 @@ class Session(TextLog):
         self._remember(chunk.tokens.tolist())
         self.prefill_seconds += seconds
         self.got_row = now
-
-    def begin(self, snapshot: Snapshot) -> Segment:
-        """The session's segment of a forward pass that starts now, with these candidates."""
-        self.candidates.take(snapshot.places)
-        return self.prepare(snapshot.tree)
 
     def prepare(self, tree: TokenTree) -> Segment:
         """The session's segment of a forward pass over `tree` that starts now.

@@ -1,8 +1,8 @@
 """Arithmetic of a choice, as a machine computes it: the noise, the greatest scores, and numbers at
 their ids.
 
-There are two ways with one meaning. A graph or a call is given one of them. HOST is for CPUs and
-GPUs. ENGINES is for NeuronCores, whose engines work on float32 and on rows of limited width.
+There are two implementations with one meaning. HOST is for CPUs and GPUs. ENGINES is for
+NeuronCores, whose engines work on float32 and on rows of limited width.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Arithmetic(NamedTuple):
     top: Callable[[Tensor, int], tuple[Tensor, Tensor]]
     """(scores [..., N], k) -> the k greatest scores in descending order, and their int32 ids.
 
-    Which of several equal scores are found, and in which order, is left open.
+    Which of several equal scores are returned, and in which order, is undefined.
     """
 
     place: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]

@@ -1,9 +1,8 @@
 """An EAGLE-3 head (Li et al. 2025): one layer or few that draft from their target's features.
 
-A node of the head is a token with the feature of the token before it. The feature of a token that
-the target has computed is `fc` of the target's states. That of any other token is what the head's
-own layers returned for it, before the last norm. Heads are published in three forms, all of which
-are read:
+A node of the head is a token with the feature of the token before it. If the target has computed
+that token, the feature is `fc` of the target's states, else it is what the head's own layers
+returned for the token, before the last norm. Heads are published in three forms, and all are read:
 
 - as EAGLE's own code and SpecForge write it: fields of a Llama at the top, mostly of one layer, and
   `draft_vocab_size`

@@ -91,7 +91,7 @@ class StreamCopies:
 
 
 class OffloadedLayers(nn.Module):
-    """A decoder's layers, in two buffers that they take in turn.
+    """A decoder's layers, which take turns in two buffers.
 
     Iterating yields them in order. A layer is valid until the next one is requested. After the last
     layer the first is fetched, for the next forward pass.

@@ -2,8 +2,8 @@
 
 int8 rounds states, too, with one scale for each node, so that a node's numbers do not depend on its
 neighbours in a call. int4 rounds weights only, in groups of inputs. Norms, embeddings and the
-cache are unchanged. Such a decoder is meant for drafts: its text is not its checkpoint's. Not
-yet run on a GPU.
+cache are unchanged. Such a decoder is for drafts: its text is not its checkpoint's. Not yet run on
+a GPU.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
     """A round that reassigns its caches and returns one tensor.
 
     All graphs of a package are calls of one module, traced by the names in one signature. So the
-    inputs that are given select the operation:
+    inputs that are present select the operation:
     - All inputs of a RoundGraph: a round.
     - The target's inputs alone, or the draft's alone: a StatefulGraph of that model.
     - `rows` [2] alone: in every cache, the second of these rows becomes what the first is.

@@ -8,8 +8,8 @@ Without `pick` it chooses at every node. Without the sampling inputs it is greed
 serves any mixture of rows. With those of MaskInputs besides, it adjusts the logits, and returns
 what choose_scored() does in place of the chosen ids. A `VerifyGraph` computes noise where it is
 needed; a `StatefulGraph` reads its windows of noise (inference/model/noise_window.py).
-A `StatefulGraph` that is given `rows` alone copies a row of its caches; given `rows`, `after` and
-`seed` alone, it fills windows. It is the same module because graphs of a package share state and
+With `rows` alone a `StatefulGraph` copies a row of its caches; with `rows`, `after` and `seed`
+alone it fills windows. It is the same module because graphs of a package share state and
 signature.
 
 A graph with `kept` layers returns features, too: their inputs at every node, as
@@ -59,7 +59,7 @@ class _ChoosingGraph(CachedGraph):
         self.hold(cache)
 
     def _drawn(self, rows: Tensor, after: Tensor, sampling: Sampling) -> Tensor:  # [B, P, V]
-        """Return the noise at these positions [B, P]; what it is where T is 0 does not matter."""
+        """Return the noise at these positions [B, P]; rows with temperature 0 ignore it."""
         raise NotImplementedError
 
     def _run(

@@ -45,7 +45,7 @@ Watch: TypeAlias = Callable[[TargetSession], TargetSession]
 class Client:
     """A target, and the draft on this machine. See open_client().
 
-    checkpoint: of the draft model; None without one
+    draft: the draft model on this machine; None without one
     tokenizer: the target's
     length: maximum tokens of a text, prompt and output together
     text_model: the target, for requests of texts

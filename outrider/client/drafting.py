@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from grpc_comm.client.connection import Connection
 from inference.draft_tuning import TUNING
-from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import BestFirst, Chain, Policy
 from inference.grammar import Grammars
@@ -75,17 +74,12 @@ def _growing(options: ClientRole, setup: DraftSetup, goal: Goal) -> Iterator[Any
         identity = model.fingerprint()
     learned = learned_file(identity, setup.target.description.model_fingerprint)
     pair = Pair(setup.target, times, learned)
-    pool = GrowingRows(draft, pair, goal, _sources(options, setup.rows))
+    pool = GrowingRows(draft, pair, goal, options.copies, setup.rows)
     try:
         yield pool
     finally:
         pool.settle()
         pool.keep()
-
-
-def _sources(options: ClientRole, rows: int) -> list[CopySource | None]:
-    """The copy source of each row: its own text."""
-    return [CopySource() if options.copies else None for _ in range(rows)]
 
 
 def _load(

@@ -12,7 +12,6 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 from grpc_comm.client.connection import Connection
 from inference.backends.dynamic_batcher import DynamicBatcher
 from inference.command import say
-from inference.drafters.copied_text import TextSource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import Policy, RoundProposer
@@ -116,27 +115,25 @@ class GrowingRows(Rows[GrowingProposer]):
 
     A row keeps its learned statistics between texts. All rows start alike.
 
-    sources: copy source of each row; None copies nothing
+    copies: whether each row proposes copies of its own text
     """
 
     unsteered = ""
 
-    def __init__(
-        self, draft: Draft, pair: Pair, goal: Goal, sources: Sequence[TextSource | None]
-    ) -> None:
+    def __init__(self, draft: Draft, pair: Pair, goal: Goal, copies: bool, rows: int) -> None:
         self._learned = pair.learned
         target = Times(dict(pair.target.description.times))
         self.round_trip: float = measure_round_trip(pair.target.probe, say)
         learned = _read_learned(pair.learned)
         known = Knowledge(Times(pair.times), target, learned, self.round_trip)
         # texts run concurrently: each row learns separately
-        self.known = [deepcopy(known) for _ in sources]
+        self.known = [deepcopy(known) for _ in range(rows)]
         shared = None if draft.model is None else DynamicBatcher(draft.model)
         draft = draft._replace(model=shared)
         super().__init__(
             [
-                draft.proposer(row, known, goal.prices(known), source=source)
-                for row, (known, source) in enumerate(zip(self.known, sources, strict=True))
+                draft.proposer(row, known, goal.prices(known), copies=copies)
+                for row, known in enumerate(self.known)
             ]
         )
 

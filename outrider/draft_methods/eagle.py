@@ -11,7 +11,7 @@ from typing import Self
 import torch
 
 from inference.artifact import Manifest, features_of
-from inference.backends import Model
+from inference.backends import Model, RecordingModel
 from inference.backends.compiled import CompiledModel
 from inference.backends.eager import EagerModel
 from inference.backends.eagle_model import EagleModel, read_embeddings
@@ -28,6 +28,7 @@ from outrider.models.capacity import Capacity
 from outrider.models.devices import describe
 from outrider.models.directories import find_directory
 from outrider.models.loading import Checkpoint, find_checkpoint
+from outrider.models.profiles import record_calls
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import FusedTargetRole
 
@@ -58,6 +59,8 @@ class FoundHead(Checkpoint):
         start = time.perf_counter()
         head = read_head(self.head, self.inputs, capacity.sequence_length)
         self.target.keep_features(head.config.kept)
+        if isinstance(self.target, RecordingModel):  # whose recordings stored none
+            record_calls(self.target, say)
         rows, slots, nodes = capacity.rows, capacity.slots, capacity.max_nodes
         model = EagleModel(head, rows=rows, capacity=slots, max_nodes=nodes)
         parameters = sum(parameter.numel() for parameter in head.parameters())

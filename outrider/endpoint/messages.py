@@ -86,7 +86,7 @@ class MessageWriter:
         uses = [
             _use(call.id, call.name, read_object(call.arguments) or {}) for call in text.tool_calls
         ]
-        return self._frame([*blocks, *uses]) | _ended(text) | {"usage": _usage(text)}
+        return self._frame([*blocks, *uses]) | _stop_reason(text) | {"usage": _usage(text)}
 
     def begin(self) -> Iterable[StreamEvent]:
         counts = {"input_tokens": len(self._requests[0].ids), "output_tokens": 0}
@@ -105,7 +105,7 @@ class MessageWriter:
 
     def finish(self, _index: int, text: Completion) -> Iterable[StreamEvent]:
         yield from self._end_block()
-        yield _event("message_delta", delta=_ended(text), usage=_usage(text))
+        yield _event("message_delta", delta=_stop_reason(text), usage=_usage(text))
 
     def end(self, _texts: Sequence[Completion]) -> Iterable[StreamEvent]:
         yield _event("message_stop")
@@ -139,7 +139,7 @@ def _use(call_id: str, name: str, arguments: Any) -> JsonObject:
     return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
 
 
-def _ended(text: Completion) -> JsonObject:
+def _stop_reason(text: Completion) -> JsonObject:
     reason = "end_turn" if text.finish_reason == "stop" else "max_tokens"
     if reason == "end_turn" and text.tool_calls:
         reason = "tool_use"

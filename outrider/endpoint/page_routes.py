@@ -33,8 +33,7 @@ from outrider.endpoint.requests import MAX_MESSAGES
 from outrider.endpoint.target_manager import TargetManager, TargetSettings
 from outrider.endpoint.text_runner import TextRunner
 from outrider.options.draft_flags import NONE
-from outrider.terminal.live_text import silent
-from outrider.text.completion import Completion
+from outrider.text.completion import Completion, silent
 from outrider.text.defaults import defaults_of
 from outrider.text.parameters import Parameters
 from outrider.text.prompts import make_request, resume_request
@@ -66,7 +65,7 @@ class PageText(BaseModel):
     top_p: Annotated[float, Ge(0), Le(1)] = 1.0
     seed: Annotated[int, Ge(0), Lt(2**SEED_BITS)] | None = None
     stop: list[Text] | None = None  # the model's default
-    draft: Literal["none"] | None = None  # the server's own draft
+    draft: Literal["none"] | None = None  # by default the server's own
     made: Annotated[list[int], Len(max_length=1 << 17)] = []  # ids of a text that broke off
 
 

@@ -22,6 +22,7 @@ from outrider.client.connecting import connect_target, full_description, tokeniz
 from outrider.doctor.checks import machine as machine_words
 from outrider.endpoint.run import serve_http
 from outrider.models.directories import find_tokenizer
+from outrider.models.machine import size_words
 from outrider.models.models_here import ModelHere, count_words, find_models, models_below
 from outrider.models.pairs import (
     EMBEDDED_PAIR,
@@ -40,7 +41,6 @@ from outrider.models.pairs import (
 from outrider.models.published_models import PublishedModel, fetch, judged, published_for
 from outrider.options.groups import BatchOptions, DeviceOptions
 from outrider.options.roles import EndpointRole, ServeRole, UpRole
-from outrider.terminal.status_lines import size_words
 
 
 def up(options: UpRole) -> int:

@@ -89,9 +89,9 @@ def serve_http(
             ssl_keyfile=options.http_key,
         )
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, _ended)
+            signal.signal(number, _ignore)
         address = _address(options, bound)
-        _Server(config, _said(manager, address), partial(when_ready, address)).run([bound])
+        _Server(config, _ready_line(manager, address), partial(when_ready, address)).run([bound])
     return 0
 
 
@@ -133,14 +133,14 @@ def _address(options: ServeRole, bound: socket.socket) -> str:
     return f"{scheme}://{Address(options.http_host, bound.getsockname()[1])}"
 
 
-def _said(manager: TargetManager, address: str) -> str:
+def _ready_line(manager: TargetManager, address: str) -> str:
     """The line that names the address, for people and for programs that start this one."""
     client = manager.texts.client if manager.texts is not None else None
     who = f"{client.model}, draft: {client.draft or 'none'}" if client else "no target yet"
     return f"{SERVING}{address}/v1 ({who}); Ctrl-C ends"
 
 
-def _ended(_number: int, _frame: object) -> None:
+def _ignore(_number: int, _frame: object) -> None:
     """Ignore the signal that ended the server: uvicorn raises it again at its end."""
 
 

@@ -17,8 +17,7 @@ from inference.cost.quantity import Figure
 from inference.draft_thread import inline
 from inference.errors import InvalidRequest
 from outrider.client.client import Client
-from outrider.terminal.live_text import silent
-from outrider.text.completion import Completion, Request, complete
+from outrider.text.completion import Completion, Request, complete, silent
 
 if TYPE_CHECKING:
     from inference.text import Tokenizer

@@ -66,3 +66,8 @@ def _processor_field(name: str) -> str:
     except OSError:
         return ""
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
+
+
+def size_words(size: float) -> str:
+    """A number of bytes with its unit."""
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

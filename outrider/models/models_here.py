@@ -17,8 +17,8 @@ from inference.model.weight_files import stored_tensors
 from inference.text import Tokenizer
 from inference.tokenizer_settings import TokenizerIdentity, TokenizerSettings
 from outrider.models.directories import EMBEDDED, find_directory
+from outrider.models.machine import size_words
 from outrider.options.tool_roles import ListRole, PullRole
-from outrider.terminal.status_lines import size_words
 
 
 class ModelHere(NamedTuple):

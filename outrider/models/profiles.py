@@ -49,6 +49,20 @@ session is open.
 """
 
 
+def record_calls(model: RecordingModel, tell: Tell) -> None:
+    """Record a target's planned calls, the smallest first, for RECORDING_SECONDS at most."""
+    start = reported = time.perf_counter()
+    recorded, left = 0, True
+    while left and time.perf_counter() - start < RECORDING_SECONDS:
+        left = model.record_next()
+        recorded += left
+        if time.perf_counter() - reported > PROGRESS_SECONDS:
+            reported = time.perf_counter()
+            tell(f"recorded {recorded} CUDA graphs")
+    later = "; the others while no session is open" if left else ""
+    tell(f"recorded {recorded} CUDA graphs in {time.perf_counter() - start:.1f} s{later}")
+
+
 def _measure_idle(
     survey: Profiler, store: Callable[[Profiler], None], nodes: int, engine: Engine
 ) -> bool:
@@ -108,7 +122,8 @@ class Profiles:
         rows = model.rows
         idle: list[Callable[[Engine], bool]] = []
         if isinstance(model, RecordingModel):
-            self._record(model, rows, nodes)
+            model.plan(rows, nodes)
+            record_calls(model, self.tell)
             idle.append(lambda engine: model.record_next())
         place = self._stored("target", target, model, identity, length, rows=rows, nodes=nodes)
         stored = place.load(self.tell)
@@ -121,21 +136,6 @@ class Profiles:
                 idle.append(partial(_measure_idle, survey, partial(self._store, place), nodes))
         when_idle = (lambda engine: any(step(engine) for step in idle)) if idle else None
         return TargetTimes(survey.times, survey.table(), when_idle)
-
-    def _record(self, model: RecordingModel, rows: int, nodes: int) -> None:
-        """Record the target's calls, the smallest first, for RECORDING_SECONDS at most."""
-        start = reported = time.perf_counter()
-        planned, recorded = model.plan(rows, nodes), 0
-        while time.perf_counter() - start < RECORDING_SECONDS and model.record_next():
-            recorded += 1
-            if time.perf_counter() - reported > PROGRESS_SECONDS:
-                reported = time.perf_counter()
-                self.tell(f"recorded {recorded} of {planned} CUDA graphs")
-        later = "; the others while no session is open" if recorded < planned else ""
-        self.tell(
-            f"recorded {recorded} of {planned} CUDA graphs in "
-            f"{time.perf_counter() - start:.1f} s{later}"
-        )
 
     def _stored(
         self,

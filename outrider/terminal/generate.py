@@ -21,7 +21,7 @@ from outrider.client.watching import Watcher
 from outrider.options.draft_flags import BESIDE
 from outrider.options.groups import TextOptions
 from outrider.options.roles import DraftRole, FusedClientRole, TextRole
-from outrider.terminal.live_text import LiveText, in_colour, silent
+from outrider.terminal.live_text import LiveText, in_colour
 from outrider.terminal.summary import account, summary, write_options, write_profile
 from outrider.terminal.text_recording import ALONE, OUTRIDER, TextRecording
 from outrider.text.completion import (
@@ -30,6 +30,7 @@ from outrider.text.completion import (
     Request,
     Show,
     new_completion,
+    silent,
 )
 from outrider.text.limits import time_lines
 from outrider.text.pieces import Piece

@@ -120,10 +120,6 @@ def _lead_to_one_place() -> bool:
         return False
 
 
-def silent(piece: Piece) -> None:
-    """Show nothing."""
-
-
 def in_colour() -> bool:
     """Whether text is coloured: on a terminal, unless NO_COLOR is set."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"

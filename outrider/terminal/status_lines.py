@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from inference.command import glance, has_display, say
+from outrider.models.machine import size_words
 
 if TYPE_CHECKING:
     from inference.model.checkpoint import Loading
@@ -33,11 +34,6 @@ _EVERY = 0.1  # seconds between two updates
 def takes_status(stream: TextIO) -> bool:
     """Whether the stream is a terminal that can move its cursor."""
     return stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
-
-
-def size_words(size: float) -> str:
-    """A number of bytes with its unit."""
-    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
 def columns() -> int:

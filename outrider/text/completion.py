@@ -33,6 +33,10 @@ Show = Callable[[Piece], None]
 """Receives the text of a request, piece by piece."""
 
 
+def silent(piece: Piece) -> None:
+    """Show nothing."""
+
+
 @dataclass(frozen=True)
 class Request:
     """A prompt and how to continue it."""

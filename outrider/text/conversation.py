@@ -7,34 +7,29 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from inference.errors import InvalidRequest
 from inference.files import write_whole
 from outrider.text.tool_calls import Message
 
-FORMAT = "outrider-conversation-1"
+FORMAT: Literal["outrider-conversation-1"] = "outrider-conversation-1"
 """The value of a file's field `format`."""
-
-_ROLES = ("system", "user", "assistant")
 
 
 class _Line(BaseModel):
-    """A message in a file."""
+    """A message in a file. Other fields are ignored, as are those of the file."""
 
-    model_config = ConfigDict(extra="ignore")
-
-    role: str
+    role: Literal["system", "user", "assistant"]
     content: str
 
 
 class _File(BaseModel):
     """A conversation's file."""
 
-    model_config = ConfigDict(extra="ignore")
-
-    format: str
+    format: Literal["outrider-conversation-1"]
     messages: list[_Line]
 
 
@@ -83,9 +78,9 @@ class Conversation:
         except OSError as error:
             raise InvalidRequest(f"{path} cannot be read: {error}") from error
         except ValidationError as error:
-            raise InvalidRequest(f"{path} is no conversation that was saved here") from error
-        roles = {line.role for line in file.messages} - set(_ROLES)
-        if file.format != FORMAT or roles:
-            got = f"the format {file.format!r}" if file.format != FORMAT else f"roles {roles}"
-            raise InvalidRequest(f"{path}: {FORMAT} with roles {_ROLES} is needed, got {got}")
+            (first, *_) = error.errors()
+            place = ".".join(map(str, first["loc"])) or "the file"
+            raise InvalidRequest(
+                f"{path} is no conversation of the format {FORMAT}: {place}: {first['msg']}"
+            ) from error
         return cls([line.model_dump() for line in file.messages])

@@ -1,4 +1,4 @@
-"""A keys file says who may call and for how much; whoever it does not know is refused."""
+"""A keys file lists the callers and their limits; anyone else is refused."""
 
 from __future__ import annotations
 

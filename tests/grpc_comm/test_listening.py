@@ -1,4 +1,4 @@
-"""Ports that are none, and TLS files that do not hold what they should, are told in one line."""
+"""Invalid ports and wrong TLS files are reported in one line."""
 
 from __future__ import annotations
 

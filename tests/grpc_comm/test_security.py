@@ -1,4 +1,4 @@
-"""Plaintext stays on this machine, and a target that others can reach asks who calls."""
+"""Plaintext stays on this machine, and a target that others can reach authenticates callers."""
 
 from __future__ import annotations
 

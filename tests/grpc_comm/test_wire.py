@@ -1,4 +1,4 @@
-"""Messages arrive as they were sent, and cost what is claimed."""
+"""Messages arrive as they were sent, in as many bytes as documented."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from inference.candidates import (
     Dropped,
 )
 from inference.engine.calibration import HIGHEST, CommittedStep
-from inference.engine.snapshot import Selection, Snapshot, best_of, lines_of
+from inference.engine.selection import Selection, best_of, lines_of
 from inference.proposer import NOBODY, Nodes
 from inference.tree import TokenTree
 from tests.support.columns import BASE, Candidate, nodes_of
@@ -72,8 +72,9 @@ def best(tree: CandidateTree, most: int = 9999, depth: int = 99) -> Selection:
     return best_of([tree], [most], [depth])
 
 
-def snapshot_of(tree: CandidateTree, most: int = 9999, depth: int = 99) -> Snapshot:
-    return best(tree, most, depth).snapshots(most)[0]
+def pass_of(tree: CandidateTree, most: int = 9999, depth: int = 99) -> TokenTree:
+    """The tree of a forward pass that begins."""
+    return best(tree, most, depth).begin_pass(most)[0][0]
 
 
 def root_of(tree: CandidateTree) -> tuple[int, int]:
@@ -84,7 +85,7 @@ def root_of(tree: CandidateTree) -> tuple[int, int]:
 def paths(tree: CandidateTree) -> dict[Path, float]:
     """Tokens below the root to each candidate, and its value, the most valuable first."""
     selection, found = best(tree), list[Path]()
-    nodes = selection.snapshots(9999)[0].tree
+    nodes = selection.begin_pass(9999)[0][0]
     for token, parent in zip(nodes.tokens.tolist(), nodes.parents.tolist(), strict=True):
         found.append((*found[parent], token) if parent >= 0 else ())
     values = selection.values()[0].tolist()
@@ -137,7 +138,7 @@ def test_beyond_the_cap_the_least_valuable_are_shed() -> None:
 def test_what_a_forward_holds_is_not_shed() -> None:
     tree = planted(most=8)
     say(tree, *((number, BASE, 10 + number, 0.01) for number in range(4)))
-    tree.take(snapshot_of(tree).places)
+    pass_of(tree)
     say(tree, *((number, BASE, 10 + number, 0.9) for number in range(4, 12)))
     assert {(10,), (11,), (12,), (13,)} < set(paths(tree))
     commit(tree, [13])
@@ -148,7 +149,7 @@ def test_what_a_forward_holds_is_not_shed() -> None:
 def test_a_full_tree_sheds_nothing_if_a_forward_holds_all_that_is_too_much() -> None:
     tree = planted(most=8)
     say(tree, *((number, BASE, 10 + number, 0.01) for number in range(4)))
-    tree.take(snapshot_of(tree).places)
+    pass_of(tree)
     said = Nodes(ROOT, 4, [0] * 5, range(14, 19), [0.9] * 5)
     assert tree.append(1, said, believed) == Dropped(late=0, shed=0)
     assert tree.live == 9
@@ -174,7 +175,7 @@ def test_the_best_are_those_of_a_sort_and_every_beginning_is_a_tree(
     tree = planted()
     tree.append(1, nodes, believed)
     selection = best(tree, most)
-    taken = selection.snapshots(most)[0].tree
+    taken = selection.begin_pass(most)[0][0]
     assert len(taken) == min(most, 1 + len(values))
     found = selection.values()[0][1 : len(taken)].tolist()
     assert found == exactly(sorted(values, reverse=True)[: most - 1])
@@ -188,7 +189,7 @@ def test_no_node_lies_deeper_than_a_forward_may_go(
 ) -> None:
     tree = planted()
     tree.append(1, growth[0], believed)
-    every, found = snapshot_of(tree).tree, snapshot_of(tree, depth=depth).tree
+    every, found = pass_of(tree), pass_of(tree, depth=depth)
     assert sorted(found.tokens) == sorted(every.tokens[every.depths <= depth])
 
 
@@ -209,8 +210,8 @@ def test_many_sessions_are_each_answered_as_if_alone(
         assert values[: own.longest].tolist() == own.values()[0].tolist()
         assert not values[own.longest :].any()
     for width in (1, 3, 30):
-        for snapshot, own in zip(together.snapshots(width), alone, strict=True):
-            assert_same(snapshot.tree, own.snapshots(width)[0].tree)
+        for (tree, _), own in zip(together.begin_pass(width), alone, strict=True):
+            assert_same(tree, own.begin_pass(width)[0][0])
 
 
 def test_what_an_earlier_forward_held_changes_no_later_one() -> None:
@@ -219,12 +220,12 @@ def test_what_an_earlier_forward_held_changes_no_later_one() -> None:
     star = Nodes(ROOT, 0, [0] * 20, range(100, 120), [0.5] * 20)
     small.append(1, star, believed)
     large.append(1, star, believed)
-    assert len(snapshot_of(small).tree) == 21
+    assert len(pass_of(small)) == 21
     commit(small, [119])
     small.append(1, chain(ROOT + 1, [200] * 20, 0.5, first=20), believed)
-    lone, wide = best_of([small, large], [1, 3], [9, 9]).snapshots(3)
-    assert_same(lone.tree, snapshot_of(small, 1).tree)
-    assert_same(wide.tree, snapshot_of(large, 3).tree)
+    (lone, _), (wide, _) = best_of([small, large], [1, 3], [9, 9]).begin_pass(3)
+    assert_same(lone, pass_of(small, 1))
+    assert_same(wide, pass_of(large, 3))
 
 
 def assert_same(tree: TokenTree, other: TokenTree) -> None:
@@ -313,14 +314,14 @@ def test_looking_at_a_few_of_many_costs_no_more_than_at_a_few() -> None:
     small, large = planted(), planted()
     for tree, nodes in ((small, 20), (large, 900)):
         say(tree, *((number, number - 1, 10, 0.9) for number in range(nodes)))
-    assert lines_run(lambda: snapshot_of(large, 8)) < 30 + lines_run(lambda: snapshot_of(small, 8))
+    assert lines_run(lambda: pass_of(large, 8)) < 30 + lines_run(lambda: pass_of(small, 8))
 
 
 def test_a_walk_says_who_named_what_and_what_came_of_their_claims() -> None:
     tree = planted()
     say(tree, (0, BASE, 10, 0.5), (1, 0, 11, 0.5), (2, BASE, 20, 0.4), (3, 2, 21, 0.3))
     say(tree, (0, BASE, 10, 0.6), stream=2, proposer=1)
-    assert snapshot_of(tree).tree.tokens.tolist() == [7, 10, 20, 11, 21]
+    assert pass_of(tree).tokens.tolist() == [7, 10, 20, 11, 21]
     walk = CommittedStep([10, 12], commit(tree, [10, 12]))
     assert walk.named() == [1, NOBODY]
     assert sorted(walk.claims()) == [
@@ -342,9 +343,9 @@ def test_a_proposer_is_not_credited_with_what_another_one_named() -> None:
 def test_a_snapshot_keeps_what_was_there_when_it_was_taken() -> None:
     tree = planted()
     say(tree, (0, BASE, 10, 0.5))
-    snapshot = snapshot_of(tree)
+    taken = pass_of(tree)
     say(tree, (1, 0, 11, 0.9), (2, BASE, 12, 0.9))
-    assert snapshot.tree.tokens.tolist() == [7, 10]
+    assert taken.tokens.tolist() == [7, 10]
 
 
 def test_what_comes_late_and_what_a_full_tree_sheds_is_counted() -> None:
@@ -360,17 +361,16 @@ def test_what_comes_late_and_what_a_full_tree_sheds_is_counted() -> None:
 def test_without_branches_only_the_likeliest_line_is_computed() -> None:
     tree = planted()
     say(tree, (0, BASE, 8, 0.3), (1, BASE, 9, 0.6), (2, 1, 4, 0.2), (3, 1, 5, 0.7), (4, 0, 3, 0.9))
-    [line] = lines_of([tree], [10], [5]).snapshots(10)
-    assert line.tree.tokens.tolist() == [7, 9, 5]
-    assert lines_of([tree], [10], [1]).snapshots(10)[0].tree.tokens.tolist() == [7, 9]
+    [(line, _)] = lines_of([tree], [10], [5]).begin_pass(10)
+    assert line.tokens.tolist() == [7, 9, 5]
+    assert lines_of([tree], [10], [1]).begin_pass(10)[0][0].tokens.tolist() == [7, 9]
 
 
 def test_a_chance_that_is_raised_while_its_node_is_committed_moves_no_root() -> None:
     tree = planted()
     say(tree, (1, BASE, 8, 0.3), (2, 1, 9, 0.5), (3, 1, 10, 0.4))
-    best_of([tree], [4], [4])  # a forward begins
+    pass_of(tree, 4)
     say(tree, (1, BASE, 8, 0.9), (2, 1, 10, 0.8), stream=2, proposer=1)
     commit(tree, [8])
-    (snapshot,) = best_of([tree], [4], [4]).snapshots(4)
-    assert snapshot.tree.tokens.tolist() == [8, 10, 9]
+    assert pass_of(tree, 4).tokens.tolist() == [8, 10, 9]
     assert paths(tree) == pytest.approx({(10,): 0.8, (9,): 0.5})

@@ -10,8 +10,8 @@ from inference.decode import NOTHING, Loop, Step, decode
 from inference.draft_thread import inline
 from inference.engine.engine import Engine
 from inference.engine.local_session import LocalSession
-from inference.order import Decode, Pace
-from inference.proposer import COPY, DraftUsage, Nodes, Notice
+from inference.order import Decode, Pace, Progress
+from inference.proposer import COPY, DraftUsage, Nodes
 from inference.sampling import SamplingParams
 from tests.support.columns import BASE, Candidate, nodes_of
 from tests.support.exact import exact_engine, free, own_text
@@ -33,14 +33,14 @@ class Foreteller:
         self.named = self.sent = len(prompt)  # positions before which all is named, and sent
         self.numbers: dict[int, int] = {}
 
-    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
-        if notice is None:
-            self.resent += 1
-            self.sent = self.base + 1
-            return
-        assert position == self.base + 1
-        self.heard.append((position, tuple(tokens)))
-        self.base += len(tokens)
+    def on_new_stream(self) -> None:
+        self.resent += 1
+        self.sent = self.base + 1
+
+    def on_progress(self, progress: Progress, now: float) -> None:
+        assert progress.position == self.base + 1
+        self.heard.append((progress.position, progress.tokens))
+        self.base += len(progress.tokens)
         self.named, self.sent = max(self.named, self.base + 1), max(self.sent, self.base + 1)
 
     def work(self, now: float) -> DraftUsage | None:

@@ -12,7 +12,7 @@ from inference.decode import Loop, TargetSession
 from inference.draft_thread import Drafter, Drafting, inline, on_thread
 from inference.engine.local_session import LocalSession
 from inference.order import Decode, Pace, Progress
-from inference.proposer import COPY, NOBODY, DraftUsage, Nodes, Notice, Proposer
+from inference.proposer import COPY, NOBODY, DraftUsage, Nodes, Proposer
 from inference.sampling import SamplingParams
 from inference.throttle import Silence, Throttle
 from tests.support.clock import Clock
@@ -61,11 +61,14 @@ class Gated:
         self._pass("open")
         self.opened, self.heard, self._base = self.opened + 1, [], len(prompt) - 1
 
-    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
-        assert position == self._base + 1
-        self._pass("hear")
-        self.heard += tokens
-        self._base, self._sent = self._base + len(tokens), False
+    def on_progress(self, progress: Progress, now: float) -> None:
+        assert progress.position == self._base + 1
+        self._pass("on_progress")
+        self.heard += progress.tokens
+        self._base, self._sent = self._base + len(progress.tokens), False
+
+    def on_new_stream(self) -> None:
+        raise AssertionError("these streams do not break")
 
     def work(self, now: float) -> DraftUsage | None:
         self._pass("work")
@@ -115,7 +118,7 @@ def left() -> None:
 
 @pytest.mark.parametrize(
     ("held_in", "pace"),
-    [("open", Pace.WAIT), *((at, Pace.GO_ON) for at in ("open", "hear", "work", "flush"))],
+    [("open", Pace.WAIT), *((at, Pace.GO_ON) for at in ("open", "on_progress", "work", "flush"))],
 )
 def test_a_text_ends_while_its_draft_is_held_up(held_in: str, pace: Pace) -> None:
     """A target that waits goes on while no draft has joined."""

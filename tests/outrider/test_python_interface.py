@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from pkgutil import iter_modules
 from typing import Any
 
@@ -17,11 +17,12 @@ import outrider
 from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.transport import Address, Endpoint
 from outrider.cli import main
-from outrider.keywords import TextKeywords
 from outrider.options.roles import ChatRole, TargetRole
 from outrider.target.target import load_target
+from tests.support.keywords import module
 from tests.support.observed import counted
 from tests.support.refusals import assert_refused
+from tests.support.repository import ROOT
 from tests.support.wire_fixtures import WAIT
 
 PROMPT = "def main():"
@@ -187,11 +188,8 @@ def test_an_option_that_a_target_in_this_process_does_not_have_is_refused(
     )
 
 
-def test_keyword_arguments_of_a_text_are_its_parameters() -> None:
-    parameters = {field.name: field.type for field in fields(outrider.Parameters)}
-    assert {name: kind.__forward_arg__ for name, kind in TextKeywords.__annotations__.items()} == (
-        parameters
-    )
+def test_keyword_arguments_are_those_of_flags_and_parameters() -> None:
+    assert (ROOT / "outrider" / "keywords.py").read_text(encoding="utf-8") == module()
 
 
 def test_messages_go_to_the_log_and_not_to_the_programs_stderr(

@@ -1,4 +1,4 @@
-"""What must hold whatever happens, and at the end."""
+"""Invariants of a run, and what must hold at its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Client processes: the real connection, loop and proposers, and what their texts came to."""
+"""Client processes: the real connection, loop and proposers, and the outcome of their texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.client.replicas import Replicas
 from grpc_comm.security import SecurityOptions
 from inference.draft_thread import Drafter, inline, on_thread
-from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import BestFirst, RoundProposer
 from inference.errors import LimitExceeded, OutriderError
@@ -233,8 +232,7 @@ class Client:
             return [RoundProposer(model, BestFirst(nodes=8, depth=4), room=16)]
         known = knowledge(call, world.forward, 2 * world.way)
         draft = Draft(None if kind == "copying" else model)
-        source = CopySource() if kind in ("copying", "both") else None
-        return [draft.proposer(0, known, Prices(), source=source)]
+        return [draft.proposer(0, known, Prices(), copies=kind in ("copying", "both"))]
 
 
 def _watch_order(replicas: Replicas, kernel: Kernel) -> None:

@@ -1,4 +1,4 @@
-"""Texts of a client's process that the HTTP endpoint's runner makes, for callers who may leave."""
+"""Texts that the endpoint's runner generates in a client's process; callers may disconnect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to targets, clients, links, clocks and files, at the plan's moments."""
+"""Faults of targets, clients, links, clocks and files, at the plan's times."""
 
 from __future__ import annotations
 

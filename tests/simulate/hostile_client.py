@@ -1,4 +1,4 @@
-"""A client process that means no good: sessions with other values in any field, in any order."""
+"""A hostile client: sessions with other values in any field, in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process still holds: objects of the product that its tables lead to."""
+"""Objects of the product that are still reachable from a process's tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a seed stands for: a configuration, clients and faults, as plain data that can shrink."""
+"""The plan of a seed: configuration, clients and faults, as plain data that can shrink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planted faults: what a simulator has to find. Each is a patch of the product for one run."""
+"""Planted faults that the simulator must find. Each is a patch of the product for one run."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ PLANTS: dict[str, Edit] = {
     "keys that a disk failed to read": Edit(KeysFile, "changed", "self.unread or ", ""),
     "candidates never sent": Edit(RemoteSession, "propose", "call.backlog < MAX_BACKLOG", "False"),
     "recall lost on a new stream": Edit(
-        GrowingProposer, "hear", "self._tree.recall()\n        return", "return"
+        GrowingProposer, "on_new_stream", "self._tree.recall()", "pass"
     ),
     "a width for one session's gain": Edit(
         scheduler, "plan_width", "needed).all()", "needed).any()"

@@ -1,4 +1,4 @@
-"""Drafts by script, whose calls take simulated time, and what watches their proposers."""
+"""Scripted drafts, whose calls take simulated time, and checks of their proposers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from inference.backends import Ranked, Segment
 from inference.draft_thread import CandidateSink
+from inference.order import Progress
 from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
-from inference.proposer import DraftUsage, Nodes, Notice, Proposer
+from inference.proposer import DraftUsage, Nodes, Proposer
 from inference.sampling import SamplingParams
 from inference.times import Times
 from tests.simulate.kernel import Kernel, kernel
@@ -50,10 +51,12 @@ class Watched:
         self._begin()
         self._proposer.open(prompt, params, end)
 
-    def hear(self, position: int, tokens: Sequence[int], now: float, notice: Notice | None) -> None:
-        if notice is None:
-            self._begin()
-        self._proposer.hear(position, tokens, now, notice)
+    def on_progress(self, progress: Progress, now: float) -> None:
+        self._proposer.on_progress(progress, now)
+
+    def on_new_stream(self) -> None:
+        self._begin()
+        self._proposer.on_new_stream()
 
     def work(self, now: float) -> DraftUsage | None:
         stream = self._session.stream

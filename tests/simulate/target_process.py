@@ -1,4 +1,4 @@
-"""Target processes: the real server and engine over the model that can be computed by hand."""
+"""Target processes: the real server and engine over a model that can be computed by hand."""
 
 from __future__ import annotations
 

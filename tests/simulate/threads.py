@@ -1,4 +1,4 @@
-"""What stands in for Python's threads, locks and queues while a simulation runs."""
+"""Replacements of Python's threads, locks and queues while a simulation runs."""
 
 from __future__ import annotations
 

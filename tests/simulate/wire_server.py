@@ -6,7 +6,6 @@ Handlers, interceptors and their contexts are the product's own.
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
@@ -223,12 +222,7 @@ class Server:
             if request is not None:
                 await served.write(await handler.unary_unary(request, served))
             return
-        answers = handler.stream_stream(served, served)
-        if not inspect.isasyncgen(answers):
-            await answers
-            return
-        async for answer in answers:
-            await served.write(answer)
+        await handler.stream_stream(served, served)
 
     async def _find(self, at: int, details: SimpleNamespace) -> Any:
         """The handler of a method, through the interceptors from one on."""

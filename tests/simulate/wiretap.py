@@ -1,4 +1,4 @@
-"""Looks at every message where a target reads or writes it, and knows what may not be."""
+"""Checks every message where a target reads or writes it."""
 
 from __future__ import annotations
 

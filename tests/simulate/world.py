@@ -1,4 +1,4 @@
-"""A run of a plan, from its first to its last event, and what was seen of it."""
+"""A run of a plan, from its first to its last event, and its results."""
 
 from __future__ import annotations
 

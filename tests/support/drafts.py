@@ -13,7 +13,6 @@ import torch
 from inference.backends import Masks
 from inference.backends.eager import EagerModel
 from inference.decode import Step, TargetSession, decode
-from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import BestFirst, Policy, RoundProposer
@@ -59,8 +58,7 @@ def growing(
 ) -> GrowingProposer:
     """A tree that grows by a draft's calls, by copied text, or by both."""
     known = Draft(None if draft is None else _model(draft), masks, grammars=grammars)
-    source = CopySource() if copies else None
-    return known.proposer(0, knowledge(), Prices(), clock=clock, source=source)
+    return known.proposer(0, knowledge(), Prices(), clock=clock, copies=copies)
 
 
 blocks = partial(growing, masks=pairs.MASKS)

@@ -15,7 +15,7 @@ from inference.order import MOST_CREDIT, End, Progress
 from inference.planner.acceptance import Knowledge
 from inference.planner.acceptance_file import read_acceptance
 from inference.planner.prices import Prices
-from inference.proposer import Nodes, Notice, Proposer
+from inference.proposer import Nodes, Proposer
 from inference.sampling import SamplingParams
 from inference.times import Times
 from tests.support.exact import asked, exact_engine
@@ -24,8 +24,19 @@ from tests.support.scripted_models import VOCABULARY, Says, ScriptedModel
 SAMPLING = SamplingParams()
 PROMPT = [3, 1, 4, 1, 5]
 CALL, FORWARD, ROUND_TRIP = 0.01, 0.03, 0.04
-QUIET = Notice(0.0, FORWARD, 0, 10**6, 64)
-"""It holds whatever was sent."""
+
+
+def progress(position: int, tokens: Sequence[int], known: int = 0, held: int = 10**6) -> Progress:
+    """Progress of one forward pass. The target has all that was sent, if not said otherwise."""
+    return Progress(
+        position=position,
+        tokens=tuple(tokens),
+        forwards=1,
+        model_seconds=FORWARD,
+        known=known,
+        held=held,
+        room=64,
+    )
 
 
 def knowledge(times: float = 1.0) -> Knowledge:
@@ -98,8 +109,9 @@ class World:
         """What the last forward told reaches the proposer."""
         if self.proposer is not None and self._told:
             told = self._told.pop()
-            notice = Notice(self.now, FORWARD, told.known, told.held, 64)
-            self.proposer.hear(told.position, told.tokens, self.now, notice)
+            self.proposer.on_progress(
+                progress(told.position, told.tokens, told.known, told.held), self.now
+            )
 
     def flush(self, now: float | None = None) -> Nodes | None:
         """What the proposer sends, at this time or another; it arrives at once."""

@@ -13,6 +13,11 @@ from tests.support.host_files import UnitFile, read_unit
 from tests.support.repository import ROOT
 
 UNITS = sorted((ROOT / "deploy" / "systemd").iterdir())
+SERVICE = ROOT / "deploy/systemd/outrider-target.service"
+ANALYZES = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None,
+    reason="systemd-analyze is not installed (Debian's package systemd)",
+)
 
 
 @pytest.fixture
@@ -26,17 +31,16 @@ def placed(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@ANALYZES
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_systemd_has_nothing_to_say_of_a_unit(unit: Path, placed: Path) -> None:
     """The exit code is 0 for most faults, but systemd says what is wrong."""
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("systemd-analyze is not installed (Debian's package systemd)")
     verify = ["systemd-analyze", "verify", "--man=no", str(placed / unit.name)]
     assert subprocess.run(verify, capture_output=True, text=True).stderr == ""
 
 
 def test_the_service_outlasts_its_sessions_and_reaches_no_metadata_of_the_instance() -> None:
-    service = read_unit(ROOT / "deploy" / "systemd" / "outrider-target.service")
+    service = read_unit(SERVICE)
     assert float(service.one("TimeoutStopSec")) > 2 * TargetRole().sessions.grace
     assert service.one("Type") == "notify"
     assert service.one("User") != "root"
@@ -62,10 +66,9 @@ def _expand(name: str) -> set[str]:
     return {call for member in members for call in _expand(member)}
 
 
+@ANALYZES
 def test_the_service_may_compute_and_serve_but_not_change_its_host() -> None:
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("systemd-analyze is not installed (Debian's package systemd)")
-    service = read_unit(ROOT / "deploy" / "systemd" / "outrider-target.service")
+    service = read_unit(SERVICE)
     calls = filtered_calls(service)
     serving = {"epoll_wait", "accept4", "sendmsg", "futex", "clone3", "execve", "pidfd_open"}
     computing = {"mmap", "mprotect", "mlock", "ioctl", "memfd_create", "process_vm_readv"}
@@ -76,10 +79,8 @@ def test_the_service_may_compute_and_serve_but_not_change_its_host() -> None:
     assert service.one("SystemCallErrorNumber") == "EPERM", "a library may fall back, not die"
 
 
+@ANALYZES
 def test_systemd_rates_the_service_as_well_confined() -> None:
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("systemd-analyze is not installed (Debian's package systemd)")
-    unit = ROOT / "deploy" / "systemd" / "outrider-target.service"
     rating = ["systemd-analyze", "security", "--offline=yes", "--threshold=25", "--no-pager"]
-    rated = subprocess.run([*rating, str(unit)], capture_output=True, text=True)
+    rated = subprocess.run([*rating, str(SERVICE)], capture_output=True, text=True)
     assert rated.returncode == 0, rated.stdout

@@ -1,4 +1,4 @@
-"""A target far away waits for no acknowledgement; one that says what cannot be is left."""
+"""A distant target waits for no acknowledgement; one that breaks the protocol is abandoned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions are spread over a target's replicas, and a lost replica's go on at their next one."""
+"""Sessions are spread over replicas, and those of a lost replica continue at the next one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session goes on by itself whatever becomes of link and target: the text stays the target's."""
+"""A session continues whatever happens to link and target: the text stays the target's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log of a target: what it says of each event, and what it never says."""
+"""The log of a target: the line of each event, and what is never logged."""
 
 from __future__ import annotations
 

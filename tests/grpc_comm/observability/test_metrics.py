@@ -1,4 +1,4 @@
-"""Metrics say what happened, under vLLM's names, over HTTP; no label grows with callers."""
+"""Metrics count events under vLLM's names, over HTTP; labels do not grow with sessions."""
 
 from __future__ import annotations
 

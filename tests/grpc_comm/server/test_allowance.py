@@ -1,4 +1,4 @@
-"""How much a key may send."""
+"""The rate limit of a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any bytes are answered rightly or refused. EXAMPLES=N tries N times as many, drawn anew."""
+"""Any bytes get a correct answer or a refusal. EXAMPLES=N tries N times as many, drawn anew."""
 
 from __future__ import annotations
 

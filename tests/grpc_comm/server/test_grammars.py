@@ -1,4 +1,4 @@
-"""Grammars of callers that mean no good: each is refused in one line, and costs nobody else."""
+"""Grammars of hostile callers: each is refused in one line, and delays no other caller."""
 
 from __future__ import annotations
 

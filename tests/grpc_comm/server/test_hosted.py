@@ -1,4 +1,4 @@
-"""A target whose calls a host carries asks for keys itself, and sheds and ends as any other."""
+"""A target behind a host that carries its calls checks keys itself, and refuses like others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that are not taken end their call with a code of the protocol, and no ERROR of gRPC."""
+"""A refused message ends its call with a listed status code, without an ERROR in gRPC's log."""
 
 from __future__ import annotations
 

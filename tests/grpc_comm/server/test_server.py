@@ -1,4 +1,4 @@
-"""A target among many clients: the fault of one of them ends its own session alone."""
+"""A target among many clients: a fault of one ends only its own session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A key gets what its entry says, and no tenant reaches another's sessions."""
+"""A key's limits hold, and no tenant reaches another's sessions."""
 
 from __future__ import annotations
 

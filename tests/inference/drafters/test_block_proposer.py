@@ -9,7 +9,6 @@ import pytest
 from inference.backends import Masks, Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
-from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.planner.acceptance import Knowledge
@@ -31,7 +30,7 @@ from tests.support.scripted_models import (
     useless,
     with_masks,
 )
-from tests.support.stepped import PROMPT, QUIET, SAMPLING, Numbers, World, sent, tokens_of
+from tests.support.stepped import PROMPT, SAMPLING, Numbers, World, progress, sent, tokens_of
 
 MASKS = Masks(MASK, 3)
 TEXT = own_text(PROMPT, 400)
@@ -61,7 +60,7 @@ def proposer_of(
         Prices(),
         room=room,
         clock=lambda: model.now,
-        source=CopySource() if copies else None,
+        copies=copies,
     )
 
 
@@ -117,7 +116,7 @@ def test_masks_that_are_never_right_are_given_up() -> None:
         if proposer.work(0.0) is not None:
             masks[-1] = model.fed[0].count(MASK)
         sent(proposer, NUMBERS)
-        proposer.hear(len(PROMPT) + step, TEXT[step : step + 1], 0.0, QUIET)
+        proposer.on_progress(progress(len(PROMPT) + step, TEXT[step : step + 1]), 0.0)
     assert sum(masks[-50:]) < 0.2 * sum(masks[:50])
 
 

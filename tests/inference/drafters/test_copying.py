@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.draft_tuning import TUNING
-from inference.drafters.copied_text import COUNTED, CopySource, Match, SuffixAutomaton
+from inference.drafters.copied_text import COUNTED, Match, SuffixAutomaton
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import Chain, RoundProposer
@@ -17,14 +17,14 @@ from inference.planner.prices import Prices
 from inference.proposer import COPY, MODEL
 from tests.support.columns import BASE, candidates_of
 from tests.support.scripted_models import ScriptedModel, disagreeing
-from tests.support.stepped import QUIET, SAMPLING, Numbers, knowledge, sent, tokens_of
+from tests.support.stepped import SAMPLING, Numbers, knowledge, progress, sent, tokens_of
 
 PHRASE = [11, 12, 13, 14, 15, 16]
 NUMBERS = Numbers()
 
 
 def copier() -> GrowingProposer:
-    return GrowingProposer(knowledge(), Prices(), CopySource())
+    return GrowingProposer(knowledge(), Prices(), copies=True)
 
 
 def test_a_phrase_that_begins_again_is_sent_to_its_end_without_a_call() -> None:
@@ -49,7 +49,7 @@ def test_a_target_that_never_copies_silences_the_copies() -> None:
         copies.append(0)
         for token in (1, 2, 100 + step):
             copies[-1] += len(tokens_of(sent(proposer, NUMBERS)))
-            proposer.hear(length, [token], 0.0, QUIET)
+            proposer.on_progress(progress(length, [token]), 0.0)
             length += 1
     assert sum(copies[:20]) > 30
     assert sum(copies[-20:]) < 0.5 * sum(copies[:20])
@@ -57,7 +57,7 @@ def test_a_target_that_never_copies_silences_the_copies() -> None:
 
 def test_model_and_copies_share_a_list_and_name_a_token_once() -> None:
     model = ScriptedModel(disagreeing, capacity=512)
-    proposer = Draft(model).proposer(0, knowledge(), Prices(), room=99, source=CopySource())
+    proposer = Draft(model).proposer(0, knowledge(), Prices(), room=99, copies=True)
     prompt = [*PHRASE, 7, *PHRASE[:3]]
     proposer.open(prompt, SAMPLING, end=200)
     assert [nodes.proposer for nodes in sent(proposer, NUMBERS)] == [COPY]
@@ -93,33 +93,29 @@ def test_what_a_context_is_worth_is_learnt() -> None:
     assert learned.copied(table)[0] > 0.8
 
 
-def named(source: CopySource) -> list[Following]:
-    return source.following(source.end)[1]
-
-
-def copied(source: CopySource) -> list[int]:
-    return [one.token for one in named(source)]
+def following(*tokens: int) -> list[Following]:
+    """What followed the end of these tokens before."""
+    text = SuffixAutomaton(tokens)
+    return text.following(text.end)
 
 
 def test_the_most_frequent_comes_first_and_the_latest_is_marked() -> None:
-    source = CopySource()
-    source.open([1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2])
-    assert named(source) == [Following(3, 2, 1, False), Following(4, 1, 0, True)]
+    three, four = Following(3, 2, 1, False), Following(4, 1, 0, True)
+    assert following(1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2) == [three, four]
 
 
 def test_few_tokens_are_named_and_the_others_are_counted() -> None:
-    source = CopySource()
-    source.open([token for last in range(10, 16) for token in (1, 2, last)] + [1, 2])
-    assert len(named(source)) == TUNING.copied
-    assert named(source)[-1].others == 6 - TUNING.copied
+    named = following(*(token for last in range(10, 16) for token in (1, 2, last)), 1, 2)
+    assert len(named) == TUNING.copied
+    assert named[-1].others == 6 - TUNING.copied
 
 
 def test_texts_of_others_are_not_copied() -> None:
-    source = CopySource()
-    source.open([1, 2, 3, 4])
-    source.close()
-    source.open([8, 1, 2])
-    assert copied(source) == []
+    proposer = copier()
+    proposer.open([*PHRASE, 7], SAMPLING, end=100)
+    proposer.close()
+    proposer.open([8, *PHRASE[:3]], SAMPLING, end=100)
+    assert sent(proposer, NUMBERS) == []
 
 
 TEXT = [*PHRASE, 17] * 20
@@ -128,7 +124,7 @@ REACH, ROOM = 60, 40
 
 def proposer() -> GrowingProposer:
     model = ScriptedModel(disagreeing, capacity=REACH + ROOM)
-    return Draft(model).proposer(0, knowledge(), Prices(), room=ROOM, source=CopySource())
+    return Draft(model).proposer(0, knowledge(), Prices(), room=ROOM, copies=True)
 
 
 def calls_and_sent(one: GrowingProposer, written: int, tokens: list[int]) -> list[tuple[int, int]]:
@@ -138,7 +134,7 @@ def calls_and_sent(one: GrowingProposer, written: int, tokens: list[int]) -> lis
         one.work(0.0)
         sent(one, Numbers(one.proposed))
         history.append((one.usage.calls, one.proposed))
-        one.hear(place, [token], 0.0, QUIET)
+        one.on_progress(progress(place, [token]), 0.0)
     return history
 
 
@@ -167,7 +163,7 @@ def test_rounds_of_a_draft_end_where_it_reaches() -> None:
     one.open(TEXT[:70], SAMPLING, end=200)
     for place, token in enumerate(TEXT[70:80], 70):
         one.work(0.0)
-        one.hear(place, [token], 0.0, QUIET)
+        one.on_progress(progress(place, [token]), 0.0)
     assert (one.usage.calls, model.calls) == (0, 0)
 
 

@@ -6,7 +6,6 @@ from itertools import count
 
 import pytest
 
-from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.planner.prices import Prices
@@ -17,18 +16,16 @@ from tests.support.scripted_models import ScriptedModel, disagreeing, perfect
 from tests.support.stepped import (
     CALL,
     PROMPT,
-    QUIET,
     SAMPLING,
     Numbers,
     World,
     knowledge,
+    progress,
     sent,
     tokens_of,
 )
 
 GRAMMARS = scripted_grammars()
-HEARD = QUIET._replace(at=1.0)
-"""It came later than anything is sent, so nothing is late."""
 
 
 def ids(text: str) -> list[int]:
@@ -50,11 +47,11 @@ def test_a_chain_is_sent_to_its_end_without_a_model() -> None:
     [nodes] = sent(proposer, numbers)
     assert (nodes.proposer, tokens_of([nodes])) == (COPY, ids("ab"))
     assert nodes.chances == [1, 1]
-    proposer.hear(len(PROMPT), ids("abd"), 0.0, HEARD)
+    proposer.on_progress(progress(len(PROMPT), ids("abd")), 0.0)
     assert tokens_of(sent(proposer, numbers)) == ids("efgh")
-    proposer.hear(len(PROMPT) + 3, ids("ef"), 0.0, HEARD)
+    proposer.on_progress(progress(len(PROMPT) + 3, ids("ef")), 0.0)
     assert sent(proposer, numbers) == []
-    proposer.hear(len(PROMPT) + 5, ids("ghb"), 0.0, HEARD)
+    proposer.on_progress(progress(len(PROMPT) + 5, ids("ghb")), 0.0)
     assert tokens_of(sent(proposer, numbers))[:1] == ids("c")
 
 
@@ -88,7 +85,7 @@ def test_a_draft_that_cannot_have_the_grammar_drafts_as_before(bad: str) -> None
         for _ in range(4):
             proposer.work(0.0)
         named.append(tokens_of(sent(proposer, numbers)))
-        proposer.hear(len(PROMPT), [7], 0.0, HEARD)
+        proposer.on_progress(progress(len(PROMPT), [7]), 0.0)
     assert named[0] == named[1]
     assert len(named[0]) > 5
 
@@ -96,10 +93,10 @@ def test_a_draft_that_cannot_have_the_grammar_drafts_as_before(bad: str) -> None
 def test_copies_and_model_learn_nothing_where_a_token_is_forced() -> None:
     known = knowledge()
     draft = Draft(ScriptedModel(disagreeing), grammars=GRAMMARS)
-    proposer = draft.proposer(0, known, Prices(), source=CopySource())
+    proposer = draft.proposer(0, known, Prices(), copies=True)
     before = known.acceptance.to_record()
     proposer.open([*PROMPT, *ids("abcdefgh")], regex("abcdefgh(a|b)"))
     for _ in range(4):
         proposer.work(0.0)
-    proposer.hear(len(PROMPT) + 8, ids("abcdefgh"), 0.0, HEARD)
+    proposer.on_progress(progress(len(PROMPT) + 8, ids("abcdefgh")), 0.0)
     assert known.acceptance.to_record() == before

@@ -8,7 +8,6 @@ from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.planner.prices import Prices
-from inference.proposer import Notice
 from tests.support.columns import BASE, candidates_of
 from tests.support.scripted_models import (
     Says,
@@ -20,12 +19,11 @@ from tests.support.scripted_models import (
 )
 from tests.support.stepped import (
     CALL,
-    FORWARD,
     PROMPT,
-    QUIET,
     SAMPLING,
     World,
     knowledge,
+    progress,
     scripted_proposer,
 )
 
@@ -137,11 +135,11 @@ def test_what_the_target_does_not_hold_any_more_is_sent_again() -> None:
     live, numbers, now = world.session.candidates.live, world.numbers, world.now
     position = world.session.length
     assert live > 0
-    proposer.hear(position, [], now, Notice(now, FORWARD, numbers, live, 64))
+    proposer.on_progress(progress(position, [], numbers, live), now)
     assert world.flush() is None
-    proposer.hear(position, [], now, Notice(now, FORWARD, 0, 0, 64))  # none can be there yet
+    proposer.on_progress(progress(position, [], 0, 0), now)  # none can be there yet
     assert world.flush() is None
-    proposer.hear(position, [], now, Notice(now, FORWARD, numbers, 0, 64))
+    proposer.on_progress(progress(position, [], numbers, 0), now)
     assert world.flush(now=0.0) is not None
 
 
@@ -159,7 +157,7 @@ def test_keys_of_what_lives_on_are_kept_and_all_others_are_free() -> None:
                 fed += len(segment.tokens)
                 proposer.take(model.rank([segment], TUNING.width)[0], CALL)
         stayed += disagreeing((*PROMPT, *TEXT[:step]))[0][0] == TEXT[step]
-        proposer.hear(len(PROMPT) + step, TEXT[step : step + 1], 0.0, QUIET)
+        proposer.on_progress(progress(len(PROMPT) + step, TEXT[step : step + 1]), 0.0)
     assert proposer.usage.nodes > 5 * 40
     assert stayed > 50
     assert fed <= proposer.usage.nodes + 90 - stayed
@@ -172,10 +170,10 @@ def test_a_row_that_is_full_ends_drafting_and_nothing_else() -> None:
         pass
     assert proposer.usage.nodes == 4
     for step in range(300):
-        proposer.hear(len(PROMPT) + step, TEXT[step : step + 1], 0.0, QUIET)
+        proposer.on_progress(progress(len(PROMPT) + step, TEXT[step : step + 1]), 0.0)
         proposer.work(0.0)
     with pytest.raises(ValueError, match=f"not {len(PROMPT) + 300}"):
-        proposer.hear(len(PROMPT) + 301, [0], 0.0, QUIET)
+        proposer.on_progress(progress(len(PROMPT) + 301, [0]), 0.0)
 
 
 def test_a_draft_that_is_slower_than_the_target_tries_now_and_then() -> None:

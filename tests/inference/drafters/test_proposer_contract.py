@@ -8,11 +8,10 @@ from functools import cache
 import pytest
 
 from inference.backends import Masks
-from inference.drafters.copied_text import CopySource
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import BestFirst, Chain, Policy, RoundProposer
 from inference.planner.prices import Prices
-from inference.proposer import DraftUsage, Nodes, Notice, Proposer
+from inference.proposer import DraftUsage, Nodes, Proposer
 from inference.sampling import SamplingParams
 from tests.support.columns import BASE, candidates_of
 from tests.support.scripted_grammar import RULED, scripted_grammars
@@ -22,7 +21,7 @@ from tests.support.scripted_models import (
     disagreeing,
     with_masks,
 )
-from tests.support.stepped import FORWARD, SAMPLING, Numbers, World, knowledge, sent, tokens_of
+from tests.support.stepped import SAMPLING, Numbers, World, knowledge, progress, sent, tokens_of
 
 PROMPT = [3, 1, 4, 1, 5, 9, 3, 1, 4]
 TOKENS = 60
@@ -36,9 +35,9 @@ def text(params: SamplingParams) -> list[int]:
     return World(None, TOKENS, prompt=PROMPT, params=params, grammars=GRAMMARS).live().made
 
 
-def _drafted(draft: Draft, source: CopySource | None = None) -> Proposer:
+def _drafted(draft: Draft, *, copies: bool = False) -> Proposer:
     draft = draft._replace(grammars=GRAMMARS)
-    return draft.proposer(0, knowledge(), Prices(), source=source, room=200)
+    return draft.proposer(0, knowledge(), Prices(), copies=copies, room=200)
 
 
 def _rounds(policy: Policy) -> Proposer:
@@ -48,11 +47,11 @@ def _rounds(policy: Policy) -> Proposer:
 
 PROPOSERS: dict[str, Callable[[], Proposer]] = {
     "a model": lambda: _drafted(Draft(ScriptedModel(disagreeing))),
-    "a model and copies": lambda: _drafted(Draft(ScriptedModel(disagreeing)), CopySource()),
+    "a model and copies": lambda: _drafted(Draft(ScriptedModel(disagreeing)), copies=True),
     "masks": lambda: _drafted(
         Draft(ScriptedModel(with_masks(disagreeing, disagreeing)), Masks(MASK, 3))
     ),
-    "copies": lambda: _drafted(Draft(None), CopySource()),
+    "copies": lambda: _drafted(Draft(None), copies=True),
     "chains": lambda: _rounds(Chain(4)),
     "trees": lambda: _rounds(BestFirst(8, 4)),
 }
@@ -84,10 +83,6 @@ def positions(messages: Sequence[Nodes]) -> dict[int, int]:
     return found
 
 
-def told(at: float, numbers: int, held: int) -> Notice:
-    return Notice(at, FORWARD, numbers, held, 64)
-
-
 @pytest.mark.parametrize("most", [64, 3, 1])
 def test_the_text_is_the_targets_own_also_that_of_a_second_text(
     proposer: Proposer, params: SamplingParams, most: int
@@ -105,7 +100,7 @@ def test_several_forwards_may_be_heard_at_once(proposer: Proposer, params: Sampl
     proposer.open(PROMPT, params)
     worked(proposer)
     sent(proposer, numbers := Numbers())
-    proposer.hear(len(PROMPT), text(params)[:10], 0.0, told(0.0, 0, 0))
+    proposer.on_progress(progress(len(PROMPT), text(params)[:10], 0, 0), 0.0)
     worked(proposer)
     assert {nodes.base for nodes in sent(proposer, numbers)} <= {len(PROMPT) + 9}
 
@@ -122,7 +117,7 @@ def test_it_hands_over_each_node_once_behind_its_parent_and_under_the_root(
         messages += fresh
         assert sent(proposer, numbers) == []
         held = sum(len(one.tokens) for one in messages)
-        proposer.hear(len(PROMPT) + at, text(params)[at : at + 1], 0.0, told(0.0, 0, held))
+        proposer.on_progress(progress(len(PROMPT) + at, text(params)[at : at + 1], 0, held), 0.0)
     assert list(positions(messages)) == list(range(numbers.next))
     assert len(positions(messages)) > 3
 
@@ -144,7 +139,7 @@ def test_when_the_stream_breaks_all_that_lives_is_sent_again(
     proposer.open(PROMPT, params)
     worked(proposer)
     before = tokens_of(sent(proposer, Numbers()))
-    proposer.hear(0, (), 0.0, None)
+    proposer.on_new_stream()
     assert sorted(tokens_of(sent(proposer, Numbers()))) == sorted(before)
 
 
@@ -153,10 +148,10 @@ def test_tokens_that_are_heard_twice_count_once_and_a_gap_is_told(
 ) -> None:
     start = len(PROMPT)
     proposer.open(PROMPT, params)
-    proposer.hear(start, text(params)[:3], 0.1, told(0.1, 0, 0))
-    proposer.hear(start + 1, text(params)[1:5], 0.1, told(0.1, 0, 0))
+    proposer.on_progress(progress(start, text(params)[:3], 0, 0), 0.1)
+    proposer.on_progress(progress(start + 1, text(params)[1:5], 0, 0), 0.1)
     with pytest.raises(ValueError, match=f"position {start + 6}, not {start + 5}"):
-        proposer.hear(start + 6, text(params)[6:7], 0.1, told(0.1, 0, 0))
+        proposer.on_progress(progress(start + 6, text(params)[6:7], 0, 0), 0.1)
 
 
 def test_work_says_what_it_took_until_nothing_is_worth_a_call(
@@ -191,6 +186,6 @@ def test_it_names_only_what_the_rule_allows(proposer: Proposer) -> None:
                 assert rule.allows(above, [token]) == [True]
                 paths[number] = [*above, token]
                 named += 1
-        proposer.hear(len(PROMPT) + at, made[at : at + 3], 0.0, told(0.0, 0, 10**6))
+        proposer.on_progress(progress(len(PROMPT) + at, made[at : at + 3], 0, 10**6), 0.0)
         rule.commit(made[at : at + 3])
     assert named > 5

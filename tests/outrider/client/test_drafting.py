@@ -14,7 +14,7 @@ from outrider.client.client import open_client
 from outrider.models.directories import EMBEDDED
 from outrider.options.roles import SharedClientRole, TargetRole
 from outrider.target.target import load_target
-from outrider.terminal.live_text import silent
+from outrider.text.completion import silent
 from outrider.text.parameters import Parameters
 from outrider.text.prompts import make_request
 from tests.support.commands import Run

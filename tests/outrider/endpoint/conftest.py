@@ -25,8 +25,7 @@ from outrider.endpoint.target_manager import MAX_REQUESTS, TargetManager
 from outrider.endpoint.text_runner import TextRunner
 from outrider.options.roles import ServeRole, TargetRole
 from outrider.target.target import load_target
-from outrider.terminal.live_text import silent
-from outrider.text.completion import Request
+from outrider.text.completion import Request, silent
 from tests.support.chat_page import CHROMIUM, PATIENCE
 from tests.support.wire_fixtures import WAIT
 

@@ -16,7 +16,7 @@ from outrider.client.client import Client
 from outrider.endpoint.target_manager import TargetManager
 from outrider.options.roles import ServeRole, TargetRole
 from outrider.target.target import load_target
-from outrider.terminal.live_text import silent
+from outrider.text.completion import silent
 from outrider.text.parameters import Parameters
 from outrider.text.prompts import make_request
 from tests.outrider.endpoint.conftest import http_server

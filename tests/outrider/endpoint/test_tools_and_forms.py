@@ -18,7 +18,7 @@ from grpc_comm.server.server import BackgroundServer
 from outrider.endpoint.text_runner import TextRunner
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_target
-from outrider.terminal.live_text import silent
+from outrider.text.completion import silent
 from outrider.text.parameters import Parameters
 from outrider.text.prompts import make_request
 from tests.outrider.endpoint.conftest import opened

@@ -24,8 +24,7 @@ from inference.sampling import SamplingParams
 from inference.text import Tokenizer
 from outrider.models.directories import EMBEDDED
 from outrider.money.budget import RunBudget
-from outrider.terminal.live_text import silent
-from outrider.text.completion import Completion, Request, complete
+from outrider.text.completion import Completion, Request, complete, silent
 from outrider.text.pieces import Piece
 from tests.support.pairs import SEQUENCE_LENGTH, perturbed
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ CACHED = 16_000
 """Nodes of trees that are searched at once. Larger arrays leave the processor's cache, and take
 fresh pages of memory in each forward pass, which costs more than the work itself.
 """
+
+GROUP = 8
+"""Nodes of which the best is compared when a bound of the best nodes' ranks is searched."""
 
 
 class Selection:
@@ -47,81 +50,79 @@ class Selection:
         values[np.arange(self.longest) >= self.sizes[:, None]] = 0.0
         return values
 
-    def snapshots(self, width: int) -> list[Snapshot]:
-        """One snapshot per row, of its first `width` nodes."""
+    def begin_pass(self, width: int) -> list[tuple[TokenTree, float]]:
+        """Begin a forward pass of the first `width` nodes of each row. Returns each row's tree, and
+        the number of its candidates that the target is expected to accept.
+        """
         places, sizes = self._places[:, :width], np.minimum(self.sizes, width)
-        nodes = np.array(
-            [tree.nodes[:, own] for tree, own in zip(self._trees, places, strict=True)]
-        )  # [rows, 3, width]
+        nodes = np.empty((len(places), 3, places.shape[1]), dtype=np.int32)
+        for tree, own, part, size in zip(self._trees, places, nodes, sizes.tolist(), strict=True):
+            tree.begin_pass(own[:size])
+            tree.nodes.take(own, axis=1, out=part, mode="clip")  # faster than checking the bounds
         tokens, above, positions = nodes.transpose(1, 0, 2)
-        every = np.arange(places.shape[1], dtype=np.int32)
-        filled = every < sizes[:, None]
+        filled = np.arange(places.shape[1]) < sizes[:, None]
         parents = np.where(filled, _parents(places, above, filled), 0)
         parents[:, 0] = -1
         trees = trees_of(tokens, parents, positions - positions[:, :1], sizes.tolist())
-        expected = self.values()[:, 1:width].sum(axis=1).tolist()
-        rows = zip(places, sizes.tolist(), trees, expected, strict=True)
-        return [Snapshot(own[:size], tree, takes) for own, size, tree, takes in rows]
+        return list(zip(trees, self.values()[:, 1:width].sum(axis=1).tolist(), strict=True))
 
 
 def best_of(
-    trees: Sequence[CandidateTree], most: Sequence[int], depths: Sequence[int]
+    trees: Sequence[CandidateTree], limits: Sequence[int], depths: Sequence[int]
 ) -> Selection:
     """The best nodes of each tree.
 
-    most: [trees] maximum nodes of each, the root included.
+    limits: [trees] maximum nodes of each, the root included.
     depths: [trees] maximum levels below the root of each.
     """
-    found = [_leading(trees[part], most[part], depths[part]) for part in _parts(trees)]
-    counts, places, ranks = (np.concatenate(column) for column in zip(*found, strict=True))
-    return _sorted(trees, counts, places, ranks, np.array(most))
+    size = max(CACHED // max(tree.places for tree in trees), 1)
+    parts = [slice(start, start + size) for start in range(0, len(trees), size)]
+    leading = [_leading(trees[part], limits[part], depths[part]) for part in parts]
+    counts, places, ranks = (np.concatenate(column) for column in zip(*leading, strict=True))
+    return _sorted(trees, counts, places, ranks, np.array(limits))
 
 
 def lines_of(
-    trees: Sequence[CandidateTree], most: Sequence[int], depths: Sequence[int]
+    trees: Sequence[CandidateTree], limits: Sequence[int], depths: Sequence[int]
 ) -> Selection:
     """The most likely chain of each tree: a greedy walk to the best child.
 
-    most: [trees] maximum nodes of each, the root included.
-    depths: [trees] maximum levels below the root of each.
+    limits, depths: as for best_of().
     """
     lines = [
-        _line(tree, min(nodes, depth + 1))
-        for tree, nodes, depth in zip(trees, most, depths, strict=True)
+        _line(tree, min(limit, depth + 1))
+        for tree, limit, depth in zip(trees, limits, depths, strict=True)
     ]
     ranks = [tree.present_ranks()[line] for tree, line in zip(trees, lines, strict=True)]
     counts = np.array([len(line) for line in lines])
-    return _sorted(trees, counts, np.concatenate(lines), np.concatenate(ranks), np.array(most))
+    return _sorted(trees, counts, np.concatenate(lines), np.concatenate(ranks), np.array(limits))
 
 
-def _line(tree: CandidateTree, most: int) -> list[int]:
+def _line(tree: CandidateTree, limit: int) -> list[int]:
     tree.present_ranks()
     line = [tree.root]
-    while len(line) < most and (children := tree.children.get(line[-1])):
+    while len(line) < limit and (children := tree.children.get(line[-1])):
         line.append(min(children.values(), key=tree.rank))
     return [node & PLACE for node in line]
 
 
-def _parts(trees: Sequence[CandidateTree]) -> list[slice]:
-    """Slices of the trees, each small enough for the processor's cache."""
-    size = max(CACHED // max(tree.places for tree in trees), 1)
-    return [slice(start, start + size) for start in range(0, len(trees), size)]
-
-
 def _leading(
-    trees: Sequence[CandidateTree], most: Sequence[int], depths: Sequence[int]
+    trees: Sequence[CandidateTree], limits: Sequence[int], depths: Sequence[int]
 ) -> tuple[Places, Places, FloatArray]:
     """The best nodes of each tree, unordered: [trees] their number, [n] places, [n] ranks.
 
-    A tree may have more nodes than `most` allows, if it is smaller than others or ranks are equal.
+    A tree may have more nodes than its limit.
     """
     ranks = _stacked([tree.present_ranks() for tree in trees], NOBODY)
-    limits = [tree.position + depth for tree, depth in zip(trees, depths, strict=True)]
-    if any(limit < tree.deepest for limit, tree in zip(limits, trees, strict=True)):
+    deepest = [tree.position + depth for tree, depth in zip(trees, depths, strict=True)]
+    if any(limit < tree.deepest for limit, tree in zip(deepest, trees, strict=True)):
         positions = _stacked([tree.positions for tree in trees], 0)[:, : ranks.shape[1]]
-        ranks[positions > np.array(limits)[:, None]] = NOBODY
-    wanted = min(max(most), ranks.shape[1])
-    bounds = np.partition(ranks, wanted - 1, axis=1)[:, wanted - 1, None]
+        ranks[positions > np.array(deepest)[:, None]] = NOBODY
+    # the bound of as many groups' best nodes bounds as many nodes, at a fraction of the work
+    groups = ranks[:, : ranks.shape[1] // GROUP * GROUP].reshape(len(ranks), GROUP, -1).min(axis=1)
+    compared = groups if groups.shape[1] >= max(limits) else ranks
+    wanted = min(max(limits), compared.shape[1])
+    bounds = np.partition(compared, wanted - 1, axis=1)[:, wanted - 1, None]
     leading = np.flatnonzero((ranks <= bounds) & (ranks < NOBODY))
     rows, places = np.divmod(leading, ranks.shape[1])
     return np.bincount(rows, minlength=len(trees)), places, ranks.ravel()[leading]
@@ -132,13 +133,13 @@ def _sorted(
     counts: Places,
     places: Places,
     ranks: FloatArray,
-    most: Places,
+    limits: Places,
 ) -> Selection:
     """The selection of the given nodes, in order of rank.
 
     counts: [trees] number of nodes of each tree.
     places, ranks: [n] of the first tree's nodes, then of the second's, and so on.
-    most: [trees] maximum nodes of each row.
+    limits: [trees] maximum nodes of each row.
     """
     filled = np.arange(counts.max()) < counts[:, None]
     own_ranks, own_places = np.full(filled.shape, NOBODY), np.zeros(filled.shape, dtype=np.intp)
@@ -148,7 +149,7 @@ def _sorted(
         trees,
         np.take_along_axis(own_places, order, axis=1),
         np.take_along_axis(own_ranks, order, axis=1),
-        np.minimum(counts, most),
+        np.minimum(counts, limits),
     )
 
 
@@ -173,11 +174,3 @@ def _stacked(store: Sequence[NDArray[T]], fill: float) -> NDArray[T]:  # [store,
     for row, column in zip(stacked, store, strict=True):
         row[: len(column)] = column
     return stacked
-
-
-class Snapshot(NamedTuple):
-    """A session's part of a forward pass."""
-
-    places: Places  # [n] place of each node in the candidate tree
-    tree: TokenTree  # the nodes of the forward pass
-    expected: float  # candidates that the target's walk is expected to take, by calibrated values
