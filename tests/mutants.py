@@ -69,7 +69,7 @@ def main() -> int:
     drawn = random.Random(given.seed).sample(faults, min(given.count, len(faults)))
     with TemporaryDirectory() as directory:
         copy = Path(directory) / "outrider"
-        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "build"))
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__"))
         problems = [(fault, why) for fault in drawn if (why := problem(fault, copy))]
     for fault, why in problems:
         print(f"{fault.path}: {fault.after}: {why} ({fault.test})")

@@ -164,7 +164,10 @@ def refused_by_native(name: str, out: Tensor, source: Tensor, states: set[int]) 
 
 
 PARALLEL = Sdk(
-    *[None] * 4,
+    None,
+    None,
+    None,
+    None,
     fake_ranks.ColumnParallelLinear,
     fake_ranks.RowParallelLinear,
     fake_ranks.ParallelEmbedding,

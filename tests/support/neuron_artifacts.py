@@ -112,5 +112,6 @@ def eager_of(checkpoint: Path) -> EagerModel:
 
 
 def engine_of(model: Any, **options: Any) -> Engine:
-    sizes = {"sequence_length": LENGTH, "max_tree_nodes": TREE, "vocabulary": VOCABULARY}
-    return Engine(model, **sizes, **options)
+    return Engine(
+        model, sequence_length=LENGTH, max_tree_nodes=TREE, vocabulary=VOCABULARY, **options
+    )

@@ -47,15 +47,6 @@ def test_figures_by_hand() -> None:
     assert found["energy_total"].quality is Quality.ESTIMATED  # the target's watts are stated
 
 
-def test_a_shared_target_costs_its_share_of_hours_and_joules() -> None:
-    whole, shared = (
-        replace(PRICED, target_share=share).figures(TOKENS, USAGE, JOULES) for share in (1.0, 0.25)
-    )
-    for name in ("api_cost", "target_energy"):
-        assert shared[name].value == pytest.approx((whole[name].value or 0) / 4)
-    assert all(shared[name] == whole[name] for name in ("draft_energy", "latency"))
-
-
 def test_an_unknown_energy_makes_the_total_unavailable_and_is_never_nothing() -> None:
     found = RENTED.figures(TOKENS, USAGE, UNKNOWN)
     assert found["total_cost"] == found["draft_energy"] == UNKNOWN
