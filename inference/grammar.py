@@ -168,20 +168,6 @@ def _check_embedded(text: str) -> None:
             raise InvalidRequest(f"a schema cannot set {', '.join(sorted(changed))} in x-guidance")
 
 
-def is_whole(grammar: Grammar, text: bytes) -> bool:
-    """Return whether a text in UTF-8 has the form of a grammar, from its beginning to its end.
-
-    Raises InvalidRequest for a grammar that cannot be compiled.
-    """
-    from inference.grammar_check import begin, byte_tokenizer, check
-
-    written = _written(grammar)
-    if refused := check(written):
-        raise InvalidRequest(f"the grammar is refused: {refused}")
-    state = begin(byte_tokenizer(), written)
-    return state.try_consume_tokens(list(text)) == len(text) and state.is_accepting()
-
-
 def _literals(text: str) -> list[str]:
     """Return the strings of a JSON list, in quotes. Raises InvalidRequest for anything else."""
     try:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from inference.errors import InvalidRequest
-from inference.grammar import is_whole
+from inference.grammar import Grammars
 from inference.sampling import Grammar, GrammarKind
 from outrider.measure.sets import Item, read_set
+from tests.support.pairs import STOP, VOCABULARY, tokenizer
 
 KINDS = ("agent", "chat", "code", "edits", "json", "maths", "summaries")
 
@@ -63,8 +64,9 @@ def test_the_small_set_has_ten_texts_of_each_kind_in_turn() -> None:
 
 def test_every_schema_of_the_small_set_is_taken_as_a_grammar() -> None:
     schemas = [item.schema for item in read_set(None, None) if item.kind == "json"]
+    grammars = Grammars(tokenizer().to_str(), VOCABULARY, [STOP])
     for schema in schemas:
-        assert not is_whole(Grammar(GrammarKind.JSON_SCHEMA, schema or ""), b"{}")
+        assert grammars.check(Grammar(GrammarKind.JSON_SCHEMA, schema or ""))
 
 
 @pytest.mark.parametrize("name", FORMATS)
