@@ -143,7 +143,7 @@ def pool_of(connection: Connection, rows: int, learned: Path | None) -> GrowingR
     capacity = Capacity(rows, 128, TUNING.room, PREFILL_NODES)
     draft = find_draft(DraftModelOptions()).load(DeviceOptions(), capacity)
     pair = Pair(connection, {(1, 1): 0.002, (1, 64): 0.008}, learned)
-    return GrowingRows(draft, pair, Goal(), [None] * rows)
+    return GrowingRows(draft, pair, Goal(), copies=False, rows=rows)
 
 
 def test_the_link_is_measured_once_for_all_rows(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
