@@ -160,8 +160,8 @@ def rank_module(
 
 
 def summing_type(dtype: torch.dtype, ranks: int) -> torch.dtype:
-    """The type in which the ranks' parts of a result are added, of numbers of this type. The sum of
-    two in float32, rounded, is what adding them in their own type gives.
+    """The type for adding the ranks' partial results of this type. For two ranks, adding in their
+    own type equals adding in float32 and rounding.
     """
     return dtype if ranks <= 2 else torch.float32
 

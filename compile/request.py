@@ -186,8 +186,8 @@ def _fused_part(
     shape, capacity = options.drafted, limits.capacity
     if options.device != "cpu" and shape.depth >= WINDOW:
         raise InvalidRequest(
-            f"a {shape} is {shape.depth} deep: a Neuron target keeps the noise of {WINDOW} "
-            f"positions, so that {WINDOW - 1} drafted tokens in a row are the most"
+            f"a {shape} has depth {shape.depth}: a Neuron target supports at most {WINDOW - 1} "
+            "drafted tokens in a row"
         )
     positions = read_config(draft).max_positions
     if limits.sequence_length > positions:

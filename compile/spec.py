@@ -120,8 +120,8 @@ def prefill_bucket(rows: int, nodes: int, slots: int, junk: int) -> Bucket:
 
 
 def mask_words(vocabulary: int, ranks: int) -> int:
-    """32-bit words of a mask with a bit for each id. Every rank's share of the ids is whole words,
-    so the last ones may have bits of no id.
+    """Number of 32-bit words of a mask with a bit for each id. Each rank's part is padded to whole
+    words, so the last bits may be unused.
     """
     return ranks * -(-vocabulary // (32 * ranks))
 
@@ -149,8 +149,7 @@ def _check_buckets(spec: CompileSpec) -> None:
             )
         if bucket.rows > spec.rows:
             raise InvalidRequest(
-                f"graph {bucket.name} has {bucket.rows} rows: --rows {spec.rows} takes at most "
-                f"{spec.rows}"
+                f"graph {bucket.name} has {bucket.rows} rows, more than --rows {spec.rows}"
             )
     trees = [bucket for bucket in spec.buckets if bucket.everywhere]
     if not any(

@@ -68,7 +68,7 @@ class InstanceKind:
             raise InvalidRequest(f"--instance {self.name}: a type such as trn1.2xlarge is needed")
         if self.family in ("trn", "inf") and self.generation not in _NEURON:
             raise InvalidRequest(
-                f"--instance {self.name}: of AWS's accelerators, targets run on trn1, trn2 and inf2"
+                f"--instance {self.name} is not supported: use one of trn1, trn2 or inf2"
             )
 
     @property

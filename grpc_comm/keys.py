@@ -137,7 +137,7 @@ class Grant:
 
     @property
     def withdrawn(self) -> bool:
-        """Whether the token is no longer this tenant's, so that the call has to end."""
+        """Whether the secret token was revoked or reassigned: the call must end."""
         self._refresh()
         return self._withdrawn
 

@@ -22,7 +22,7 @@ CLIENT_KINDS = frozenset({MODEL, COPY})
 
 
 class Acknowledge(NamedTuple):
-    """The client has so many tokens, the prompt included."""
+    """The number of tokens that the client has, the prompt included."""
 
     length: int
 

@@ -156,7 +156,7 @@ class DraftBucket(Bucket):
 class RoundBucket(Bucket):
     """The fixed shapes of a fused round's graph.
 
-    The draft grows a tree of one shape and the target verifies it, in one call. Each model reads
+    In one call the draft grows a tree of a fixed shape and the target verifies it. Each model reads
     `slots` slots of its own cache.
     """
 

@@ -23,7 +23,7 @@ def is_installed(package: str) -> bool:
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra, in Outrider's checkout: it is on no package index."""
+    """The command that installs an extra, in a checkout: Outrider is on no package index."""
     return f"pip install '.[{extra}]'"
 
 

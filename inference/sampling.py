@@ -68,7 +68,7 @@ class Grammar:
             size = len(self.text.encode())
         except UnicodeEncodeError as error:
             raise InvalidRequest(
-                f"the grammar is not Unicode text: half of a surrogate pair at {error.start}"
+                f"the grammar is not valid Unicode: an unpaired surrogate at {error.start}"
             ) from error
         if not 0 < size <= MOST_GRAMMAR:
             raise InvalidRequest(f"a grammar has 1 to {MOST_GRAMMAR} bytes: got {size}")
@@ -151,7 +151,9 @@ class SamplingParams:
         if wrong := [token for token in self.end_ids if not 0 <= token < ID_BOUND]:
             raise InvalidRequest(f"token ids are 0 to {ID_BOUND - 1}: got {wrong[0]}")
         if self.min_tokens and self.grammar is not None:
-            raise InvalidRequest("min_tokens is not supported with a form: the form ends the text")
+            raise InvalidRequest(
+                "min_tokens cannot be combined with a grammar, which says where a text ends"
+            )
 
     def _check_reports(self) -> None:
         """Raise InvalidRequest for log-probabilities that cannot be reported."""

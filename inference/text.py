@@ -149,7 +149,7 @@ class Tokenizer:
         return frozenset() if token is None else frozenset({token})
 
     def special_tokens(self, texts: Iterable[str]) -> dict[int, str]:
-        """The special tokens among these texts, by id. No decoded text shows them."""
+        """The special tokens among these texts, by id. Decoded text omits them."""
         added, wanted = self._rules.get_added_tokens_decoder(), set(texts)
         return {
             token: one.content

@@ -240,7 +240,7 @@ class _Samples:
 
     @property
     def now(self) -> float:
-        """Seconds on the machine as it is: a neighbour slows all shapes down by one factor."""
+        """Seconds under the present load, which is assumed to slow all shapes by one factor."""
         narrowest, before = self.pace
         return self.mean * (narrowest.mean / before) if before else self.mean
 

@@ -92,7 +92,7 @@ def usual_ranks(models: Sequence[ModelConfig], target: str) -> int:
 
 
 def check_sharding(config: ModelConfig, spec: CompileSpec) -> None:
-    """Check that heads can be divided evenly among the ranks, and that an instance has so many."""
+    """Check that heads divide evenly among the ranks, and that some instance has enough ranks."""
     ranks, device = spec.tensor_parallel, device_of(spec.target)
     if not shards_evenly(config, ranks):
         possible = ", ".join(str(count) for count in _rank_counts(config, device))

@@ -74,7 +74,7 @@ class ModelCall(NamedTuple):
 
 
 def footprint(config: ModelConfig, spec: CompileSpec) -> Footprint:
-    """The bytes of tensors that the spec needs of each rank, with the draft where it has one."""
+    """Bytes of tensors on each rank, those of the spec's draft included."""
     models = models_of(config, spec)
     activation, largest = max(
         (size, f"{name} of {bucket.name}")

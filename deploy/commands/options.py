@@ -132,7 +132,7 @@ class UpOptions(NamedOptions, title="start"):
         if self.digest is not None and not _SHA256.fullmatch(self.digest):
             raise InvalidRequest(f"--digest {self.digest}: 64 hexadecimal digits are needed")
         if self.port == METRICS_PORT:
-            raise InvalidRequest(f"--port {self.port} is that of the metrics: take another one")
+            raise InvalidRequest(f"--port {self.port} is used by the metrics: choose another")
         check_image(self.kind.compile_target, self.image)
         if self.kind.kind == "neuron" and self.artifact is None:
             raise InvalidRequest(
@@ -177,9 +177,7 @@ class UpOptions(NamedOptions, title="start"):
         return self.digest or self.model or "embedded target"
 
     def bucket_name(self, account: str, region: str) -> str:
-        """The bucket that the host may read: the given one, that of what it serves, or the
-        account's.
-        """
+        """The bucket that the host may read: --bucket, else the artefact's, else the account's."""
         if self.bucket is None and self.on_s3 is not None:
             return self.on_s3.removeprefix("s3://").partition("/")[0]
         return self.bucket or own_bucket(account, region)

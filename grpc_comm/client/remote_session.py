@@ -170,7 +170,7 @@ class RemoteSession(WireSession):
     def _handle_tokens(self, call: Call, progress: Progress) -> None:
         if not self._is_opened:
             if progress.tokens:
-                raise Mismatch("sent tokens before the session was open")
+                raise Mismatch("the target sent tokens before the session was open")
             if not self._progress.stalled:
                 self._deadline = None
             return self._received.note_alive()

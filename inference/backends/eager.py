@@ -105,7 +105,7 @@ class SlotModel(ABC):
         least = BatchShape.of(segments)
         if least.nodes > self.max_nodes:
             raise LimitExceeded(
-                f"{least.nodes} nodes in one call: this model takes {self.max_nodes}"
+                f"{least.nodes} nodes in one call: this model takes at most {self.max_nodes}"
             )
         nodes = max(least.nodes, self._min_nodes)
         slots = context_slots(least.slots)

@@ -122,7 +122,7 @@ def fill_round(bucket: RoundBucket, segments: Sequence[Segment]) -> dict[str, Te
 
 
 def draft_of(segment: Segment) -> Segment:
-    """Return the draft's share of a round."""
+    """Return the draft's segment of a fused round."""
     assert isinstance(segment.beside, Segment), "a segment of a round has the draft's beside it"
     return segment.beside
 

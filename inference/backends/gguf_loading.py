@@ -37,13 +37,13 @@ def load_gguf(
     """Load a GGUF file's model.
 
     vocabulary: ids of the tokenizer
-    gpu: number of the GPU that computes all layers; None for the CPU. Not yet run on a GPU.
+    gpu: number of the GPU that computes all layers, not yet run on hardware; None for the CPU
 
-    Raises MissingExtra, Mismatch, LimitExceeded, Unavailable, and UnsupportedModel where the model
-    does not compute trees as it computes their paths.
+    Raises MissingExtra, Mismatch, LimitExceeded, Unavailable, and UnsupportedModel if a tree gives
+    other results than each of its paths alone.
     """
     if vocabulary > len(facts.tokens):
-        raise Mismatch(f"{path} has {len(facts.tokens)} ids, the tokenizer {vocabulary}")
+        raise Mismatch(f"{path} has {len(facts.tokens)} token ids, but the tokenizer {vocabulary}")
     shadows = facts.needs_shadows(capacity)
     kind: type[GgufTrees | GgufStates] = GgufStates if facts.states else GgufTrees
     sequences = SEQUENCES // (1 + shadows)

@@ -266,7 +266,7 @@ def reserve_cores(needed: int, environment: MutableMapping[str, str] = os.enviro
     if visible < needed:
         name = VISIBLE_CORES if ranges else "NEURON_RT_NUM_CORES"
         raise InvalidRequest(
-            f"{name}={ranges or count} leaves this process {visible} cores, the artefact needs "
+            f"{name}={ranges or count} gives this process {visible} cores, but the artefact needs "
             f"{needed}"
         )
     if not ranges and not count:

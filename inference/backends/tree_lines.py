@@ -21,7 +21,7 @@ class TreeLine(NamedTuple):
 
 
 def tips(segment: Segment) -> NDArray[np.intp]:
-    """Return the new nodes that no other one sees."""
+    """Return the new nodes that have no new node below them."""
     return np.flatnonzero(segment.tree_mask.sum(axis=0) == 1)
 
 

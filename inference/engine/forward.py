@@ -1,4 +1,4 @@
-"""A forward pass of the engine: each session's item of its batch, and the session's result."""
+"""One forward pass of the engine: makes each session's item of the batch and takes its result."""
 
 from __future__ import annotations
 

@@ -70,8 +70,8 @@ def load_decoder(
 def empty_decoder(
     directory: Path, positions: int, vocabulary: int, layers: Layers = WHOLE
 ) -> Decoder:
-    """Return a Decoder without weights, on the meta device, once the directory's tensors are
-    known to fill it.
+    """Return a Decoder without weights, on the meta device, after checking that the directory has
+    each of its tensors.
 
     Raises UnsupportedModel or InvalidRequest for a checkpoint that does not fit.
     """

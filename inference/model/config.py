@@ -303,10 +303,8 @@ _LAYER = re.compile(r"model\.layers\.([0-9]{1,9})\.")
 
 
 def check_sizes(shapes: Mapping[str, Sequence[int]], config: ModelConfig, directory: Path) -> None:
-    """Raise UnsupportedModel unless the tensors have the config's depth and widths.
-
-    So a config cannot ask for more than the files hold. The error names `directory`, where the
-    tensors lie.
+    """Raise UnsupportedModel unless the tensors of `directory` have the config's depth and widths,
+    so that a config cannot request more memory than the files need.
     """
     layers = {int(found[1]) for name in shapes if (found := _LAYER.match(name))}
     if len(layers) < config.layers:

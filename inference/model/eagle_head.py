@@ -80,7 +80,7 @@ def named_layers(named: str, layers: int) -> tuple[int, ...]:
         return usual_layers(layers)
     chosen = tuple(sorted({int(part) for part in named.split(",")}))
     if chosen[-1] > layers:
-        raise InvalidRequest(f"--features {named}: the target has layers up to {layers}")
+        raise InvalidRequest(f"--features {named}: this target has 0 to {layers}")
     return chosen
 
 
@@ -106,14 +106,14 @@ def read_head_config(directory: Path, target: ModelConfig) -> HeadConfig:
         )
     if sizes.vocab_size != target.vocab_size:
         raise UnsupportedModel(
-            f"{path}: the head is for a vocabulary of {sizes.vocab_size} tokens, the target has "
-            f"{target.vocab_size}"
+            f"{path}: the head is for a vocabulary of {sizes.vocab_size} tokens, but the target "
+            f"has {target.vocab_size}"
         )
     width = raw.field("target_hidden_size")
     asked = sizes.hidden_size if width.absent else width.integer(1)
     if asked != target.hidden_size:
         raise UnsupportedModel(
-            f"{path}: the head is for a target of hidden size {asked}, this one has "
+            f"{path}: the head is for a target of hidden size {asked}, but this one has "
             f"{target.hidden_size}"
         )
     kept = _kept(raw, target.layers)

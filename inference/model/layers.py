@@ -94,7 +94,7 @@ def rotate_each(q: Tensor, k: Tensor, sight: Sight) -> tuple[Tensor, Tensor]:
 
 
 def plain_sight(sight: Sight, group: int) -> Sight:
-    """Return what the nodes see as it is."""
+    """Return the sight unchanged."""
     return sight
 
 

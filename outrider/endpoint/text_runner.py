@@ -64,7 +64,7 @@ class TextRunner:
         limit = max(self.max_texts * SHARE // (SHARE + 1), 1) if caller else self.max_texts
         if count > limit:
             raise LimitExceeded(
-                f"{count} texts in one request: the maximum is {limit} at the same time"
+                f"the request asks for {count} texts: at most {limit} can run at once"
             )
         own, free = self._of_caller[caller] + count, self.max_texts - self.running - count
         if free < 0 or (caller and own > max(SHARE * free, 1)):

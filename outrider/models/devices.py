@@ -18,9 +18,7 @@ def set_threads(requested: int | None, parameters: int) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device of a --device. `auto` prefers CUDA. cuda:1 and others are not yet run on
-    hardware.
-    """
+    """The torch device of a --device value. `auto` prefers CUDA (not yet run on hardware)."""
     if name == "neuron":
         raise InvalidRequest(
             "--device neuron is for roles target and verify_target: draft on cpu or cuda"

@@ -126,7 +126,7 @@ class DeviceOptions(Group, title="models and devices"):
 
 class BatchOptions(Group, title="models and devices"):
     batch: Annotated[Count, Alias("rows")] = 4
-    """maximum concurrent texts: rows of the target, prompts of a file at a time"""
+    """maximum texts at once: rows of a target, or prompts taken from a file"""
 
 
 class BackendOptions(Group, title="models and devices"):
@@ -186,8 +186,8 @@ class SamplingOptions(Group, title="text"):
     max_new_tokens: Annotated[Count, Alias("max_tokens")] = 128
     """maximum new tokens"""
     temperature: Annotated[float, Ge(0), Le(1000)] | None = None
-    """sampling temperature; 0 is greedy (default: 0; for the embedded pair 0.8, and a text ends
-    after its function)"""
+    """sampling temperature; 0 is greedy (default: 0; 0.8 for the embedded pair, which also stops at
+    the end of a function)"""
     top_p: Annotated[float, Ge(0), Le(1)] = 1.0
     """nucleus sampling threshold; 1 disables it, 0 leaves the most likely token"""
     top_k: Annotated[int, Ge(0), Le(CANDIDATES)] = 0
@@ -261,7 +261,7 @@ class PriceOptions(HourlyOptions):
     usd_per_gb_down: Usd | None = None
     """price of traffic from the target"""
     draft_watts: Watts | None = None
-    """power of this machine while drafting"""
+    """power draw of this machine while drafting, in watts"""
     target_watts: Watts | None = None
     """power of the target's machine"""
 
@@ -273,7 +273,7 @@ class GoalOptions(PriceOptions):
     """quantity that counts as cost (default: total_cost if all its prices are known, else
     api_cost)"""
     cs: KnobPosition = "tps"
-    """cost against speed: tps, balanced, cost or 0 to 100"""
+    """trade-off of cost and speed: tps, balanced, cost or 0 to 100"""
     min_tps: Annotated[float, Gt(0)] | None = None
     """minimum tokens per second; cost is minimized within it"""
     max_usd_per_1m: Amount | None = None

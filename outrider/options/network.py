@@ -137,8 +137,8 @@ class HttpOptions(Group, title="network"):
     http_key: File | None = None
     """private key of --http_cert"""
     api_keys: File | None = None
-    """file with the API keys of HTTP clients, one a line; required for other hosts than
-    localhost"""
+    """file with the API keys of HTTP clients, one a line; required unless
+    --http_host is this machine"""
     admin_keys: File | None = None
     """file with administrators' API keys, one a line; if keys are in use, only administrators
     change, stop or steer the target"""

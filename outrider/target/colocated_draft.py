@@ -81,7 +81,7 @@ def _in_graph(options: FusedTargetRole, model: RoundModel, description: Descript
     named = [*options.changed(DraftModelOptions), *options.changed(QuantizationOptions)]
     if named:
         raise InvalidRequest(
-            f"--artifact contains a draft ({fused_part(manifest).model}): leave out {named[0]}"
+            f"--artifact contains a draft already ({fused_part(manifest).model}): remove {named[0]}"
         )
     if model.shape.nodes > description.max_tree_nodes:
         raise InvalidRequest(

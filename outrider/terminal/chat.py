@@ -27,7 +27,7 @@ from outrider.text.prompts import make_request
 from outrider.text.runner import CompletionStream
 
 HELP = """/stats          statistics of the texts so far
-/cs POSITION    cost against speed from now on: tps, balanced, cost or 0 to 100
+/cs POSITION    trade-off of cost and speed from now on: tps, balanced, cost or 0 to 100
 /system TEXT    the system message; without TEXT it is removed
 /save FILE      write the conversation
 /load FILE      continue a saved conversation

@@ -240,7 +240,7 @@ class _Generation:
         self._start = time.perf_counter()
 
     def take(self, step: Step, drafting: Drafting) -> bool:
-        """Take a step, which may be empty. Returns false when the text is to end here."""
+        """Take a step, which may be empty. Returns false if generation should stop."""
         done = self.done
         done.draft_calls, done.draft_seconds = drafting.usage.calls, drafting.usage.seconds
         if step.tokens:

@@ -23,10 +23,10 @@ _HEAD = """# Flags
 Made by `python -m tests.support.flags_page > docs/flags.md`. `outrider COMMAND --help-all` says the
 same.
 
-A value stands on the command line, in the environment (`OUTRIDER_BATCH=8`) or in a YAML file
-(`--config FILE` with lines such as `batch: 8`). The command line comes before the environment, that
-before the file, that before the default. `-` and `_` are the same in a flag; `--no_NAME` turns a
-switch off. A flag that a command does not use is refused there. `clients` are run, chat and serve.
+Set a value on the command line, in the environment (`OUTRIDER_BATCH=8`) or in a YAML file
+(`--config FILE` with lines such as `batch: 8`). The first of these counts: command line,
+environment, file, default. `-` and `_` are the same in a flag; `--no_NAME` turns a
+switch off. A command rejects flags that it does not use. `clients` are run, chat and serve.
 
 `python main.py --role draft` is `outrider run`; every other role has the name of its command.
 

@@ -48,7 +48,7 @@ def test_a_head_names_the_layers_that_it_reads(tmp_path: Path) -> None:
 
 
 def test_a_layer_that_the_target_lacks_and_graphs_that_return_no_features_are_refused() -> None:
-    assert_refused(lambda: asked("2,33"), ["--features 2,33", "up to 32"])
+    assert_refused(lambda: asked("2,33"), ["--features 2,33", "0 to 32"])
     fused = partial(asked, "2", target="cpu", fused=True, draft_model=str(EIGHT))
     assert_refused(fused, ["--features", "--fused"])
 

@@ -228,7 +228,7 @@ def test_a_dry_run_names_rounds_and_refuses_a_large_tree(
     ("changes", "shown"),
     [
         ({"draft_model": "another"}, "contains a draft"),
-        ({"draft_quantization": "int8"}, "leave out --draft_quantization"),
+        ({"draft_quantization": "int8"}, "remove --draft_quantization"),
         ({"max_tree_nodes": 2}, "3 nodes"),
     ],
 )

@@ -81,7 +81,7 @@ REFUSED = {
     "a length of a form": Refused(
         CHAT,
         {"min_tokens": 2, "response_format": {"type": "json_object"}},
-        shown="min_tokens is not supported with a form",
+        shown="min_tokens cannot be combined with a grammar",
     ),
     "no penalty": Refused(CHAT, {"repetition_penalty": 0}, "repetition_penalty"),
     "greedy by a switch": Refused(CHAT, {"do_sample": False}, "do_sample"),
