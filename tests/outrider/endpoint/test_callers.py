@@ -134,7 +134,7 @@ def test_a_caller_among_several_leaves_room_for_others(target: str) -> None:
             texts.check_room(1, "alice")
         texts.check_room(1, "bob")
         texts.check_room(2)
-        with pytest.raises(LimitExceeded, match="maximum is 6"):
+        with pytest.raises(LimitExceeded, match="at most 6"):
             texts.check_room(7, "bob")
         with pytest.raises(LimitExceeded, match="9 texts"):
             texts.check_room(9)
