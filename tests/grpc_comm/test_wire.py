@@ -209,7 +209,7 @@ WRONG_PARAMS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "too many biases": ({"bias_ids": range(301), "biases": [1.0] * 301}, ["300", "301"]),
     "more likeliest tokens than are told": ({"logprobs": 21}, ["20", "21"]),
     "the prompt's alone": ({"prompt_logprobs": True}, ["logprobs"]),
-    "a least length of a form": ({"min_tokens": 1}, ["min_tokens", "form"]),
+    "a minimum length with a grammar": ({"min_tokens": 1}, ["min_tokens", "grammar"]),
 }
 
 

@@ -283,7 +283,8 @@ def test_the_page_is_told_whether_the_target_answers() -> None:
 
 
 def test_a_knob_whose_positions_ask_for_the_same_cannot_be_turned(target: str) -> None:
-    with opened(target, draft="model,copy", usd_per_hour=1.34) as (*_, address):
+    with opened(target, draft="model,copy", usd_per_hour=1.34) as (_, texts, address):
+        texts.client.wait()
         refused = httpx.post(f"{address}/page/steer", json={"cs": 50}, timeout=60)
         assert refused.status_code == 400
         message = refused.json()["error"]["message"]
