@@ -47,11 +47,22 @@ class RunningFleet(NamedTuple):
         return [pid for pid in _descendants(self.process.pid) if _title(pid).startswith(_REPLICA)]
 
 
+IMPATIENT = """
+import sys
+from outrider.__main__ import main
+from outrider.target import ray_fleet
+
+ray_fleet.SCALE_UP_SECONDS, ray_fleet.SCALE_DOWN_SECONDS = 1.0, 2.0
+sys.exit(main())
+"""
+"""`outrider`, whose fleets grow and shrink within seconds."""
+
+
 @contextmanager
 def running_fleet(*flags: str) -> Iterator[RunningFleet]:
     """`outrider deploy ray` with these flags, until the context ends."""
     port = 20_000 + os.getpid() % 10_000  # a free one of the system's may be taken until Ray is up
-    words = ["-m", "outrider", "deploy", "ray", "--port", str(port), "--cpus", "0.5", *flags]
+    words = ["-c", IMPATIENT, "deploy", "ray", "--port", str(port), "--cpus", "0.5", *flags]
     with subprocess.Popen(
         [sys.executable, *words],
         cwd=ROOT,
@@ -155,12 +166,10 @@ def within(seconds: float, holds: Any) -> None:
 
 
 def test_a_fleet_grows_under_load_and_shrinks_after_it_and_no_text_is_lost(
-    own: dict[Asked, list[int]], monkeypatch: pytest.MonkeyPatch
+    own: dict[Asked, list[int]],
 ) -> None:
     """It stands first: two fleets on one machine would share the ports of their replicas."""
     flags = ["--replicas", "1", "--most_replicas", "2", "--batch", "2", "--grace", "5"]
-    monkeypatch.setattr("outrider.target.ray_fleet.SCALE_UP_SECONDS", 1.0)
-    monkeypatch.setattr("outrider.target.ray_fleet.SCALE_DOWN_SECONDS", 2.0)
     with (
         running_fleet(*flags, "--insecure") as fleet,
         outrider.connect(fleet.address, patience=PATIENCE, batch=2) as engine,
