@@ -113,7 +113,7 @@ def aws_refusals(place: str = "") -> Iterator[None]:
 
 
 def _refusal(error: Any, start: str) -> OutriderError:
-    """What a ClientError means, in a line that begins with `start`."""
+    """Our error for a ClientError of botocore. Its line begins with `start`: AWS, or a place."""
     code, said = error_code(error), error.response.get("Error", {}).get("Message", "")
     call = error.operation_name
     if code in _WRONG_CREDENTIALS:

@@ -51,7 +51,7 @@ def problem(fault: Fault, copy: Path) -> str:
     whole = path.read_text(encoding="utf-8")
     lines = [line for line in whole.splitlines() if line.strip() == fault.before]
     if len(lines) != 1:
-        return "the product reads otherwise"
+        return "no single line of the file reads so"
     if run(fault.test, copy):
         return "the test file fails without it"
     path.write_text(whole.replace(lines[0], lines[0].replace(fault.before, fault.after)))
@@ -61,7 +61,7 @@ def problem(fault: Fault, copy: Path) -> str:
 
 
 def main() -> int:
-    """0 where each drawn fault was found."""
+    """Plant the drawn faults. Returns 0 if each was found."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("--seed", type=int, default=date.today().toordinal())
     parser.add_argument("--count", type=int, default=20)

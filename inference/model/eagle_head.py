@@ -80,7 +80,7 @@ def named_layers(named: str, layers: int) -> tuple[int, ...]:
         return usual_layers(layers)
     chosen = tuple(sorted({int(part) for part in named.split(",")}))
     if chosen[-1] > layers:
-        raise InvalidRequest(f"--features {named}: this target has 0 to {layers}")
+        raise InvalidRequest(f"--features {named}: this target takes 0 to {layers}")
     return chosen
 
 

@@ -26,7 +26,7 @@ class FusedRMSNorm(RMSNorm):
 
 
 class FusedSight(NamedTuple):
-    """What the new nodes see, as the kernels take it."""
+    """Rotary tables and attention mask of a call's new nodes, in the form of torch's kernels."""
 
     cos: Tensor  # [B, T, 1, D], both halves the same
     sin: Tensor  # [B, T, 1, D], the first half negative
@@ -34,7 +34,7 @@ class FusedSight(NamedTuple):
 
 
 def look(sight: Sight, group: int) -> FusedSight:
-    """Return what the nodes see as the kernels take it. group: query heads of a key-value head"""
+    """Return a Sight as a FusedSight. group: query heads of a key-value head"""
     cos, sin, context, tree = sight
     seen = torch.cat((context.expand(-1, tree.shape[1], -1), tree), -1)  # [B, T, n]
     lowest = max(MASKED, torch.finfo(cos.dtype).min)

@@ -25,7 +25,7 @@ _LINES = 50  # latest log lines kept per target
 
 
 def role_command(role: str, *arguments: str) -> list[str]:
-    """The command line of a role of this installation or checkout."""
+    """The command line that runs a role of this installation or checkout."""
     return [sys.executable, "-m", "outrider", "--role", role, *arguments]
 
 
@@ -36,7 +36,7 @@ def role_environment() -> dict[str, str]:
 
 
 def child_environment() -> dict[str, str]:
-    """The same for a process that ends with its stdin: the system closes it when this one ends."""
+    """The environment of a role that ends when its stdin closes, as it does when we are killed."""
     return {**role_environment(), CHILD: "1"}
 
 

@@ -36,6 +36,7 @@ from inference.backends.transformers_model import TransformersModel
 from inference.engine.local_session import LocalSession
 from inference.model.config import read_config
 from inference.model.decoder import Decoder
+from inference.model.fused_layers import FUSED
 from inference.model.library_config import read_library_config
 from inference.sampling import SamplingParams
 from inference.times_file import Profile
@@ -88,8 +89,10 @@ def eager_model(decoder: Decoder) -> EagerModel:
 
 
 def recorded(machine: Machine) -> Model:
-    """As on a GPU, but that a recording runs its function again."""
-    decoder = whole(machine.checkpoint)
+    """As on a GPU, its layers included, but that a recording runs its function again."""
+    weights = whole(machine.checkpoint)
+    decoder = Decoder(weights.config, LENGTH, VOCABULARY, FUSED).requires_grad_(False)
+    decoder.load_state_dict(weights.state_dict())
     return CudaModel(decoder, rows=ROWS, capacity=JUNK, max_nodes=16, recorder=Reruns())
 
 

@@ -51,16 +51,14 @@ IMPATIENT = """
 import sys
 from outrider.__main__ import main
 from outrider.target import ray_fleet
-
 ray_fleet.SCALE_UP_SECONDS, ray_fleet.SCALE_DOWN_SECONDS = 1.0, 2.0
 sys.exit(main())
 """
-"""`outrider`, whose fleets grow and shrink within seconds."""
 
 
 @contextmanager
 def running_fleet(*flags: str) -> Iterator[RunningFleet]:
-    """`outrider deploy ray` with these flags, until the context ends."""
+    """`outrider deploy ray` with these flags, which scales within seconds, until the context ends."""
     port = 20_000 + os.getpid() % 10_000  # a free one of the system's may be taken until Ray is up
     words = ["-c", IMPATIENT, "deploy", "ray", "--port", str(port), "--cpus", "0.5", *flags]
     with subprocess.Popen(
@@ -214,12 +212,6 @@ def fleet(key: tuple[Path, Path]) -> Iterator[RunningFleet]:
         yield running
 
 
-def reached(fleet: RunningFleet, key: tuple[Path, Path]) -> outrider.Engine:
-    return outrider.connect(
-        fleet.address, token_file=str(key[1]), patience=PATIENCE, batch=4, measure_first=False
-    )
-
-
 def test_who_has_no_key_is_refused_behind_the_ingress(fleet: RunningFleet) -> None:
     with raw_stub(parse_address(fleet.address)) as stub:
         code, details = status(stub.Session(iter([opening()])))
@@ -232,7 +224,9 @@ def test_who_has_no_key_is_refused_behind_the_ingress(fleet: RunningFleet) -> No
 def test_sixteen_texts_are_the_targets_own_when_one_of_two_replicas_is_killed(
     fleet: RunningFleet, key: tuple[Path, Path], own: dict[Asked, list[int]]
 ) -> None:
-    with reached(fleet, key) as engine, ThreadPoolExecutor(SESSIONS) as pool:
+    options: dict[str, Any] = {"token_file": str(key[1]), "patience": PATIENCE, "batch": 4}
+    engine = outrider.connect(fleet.address, measure_first=False, **options)
+    with engine, ThreadPoolExecutor(SESSIONS) as pool:
         texts = Texts(engine)
         made = [pool.submit(texts.make, asked) for asked in ASKED]
         within(PATIENCE, lambda: texts.pieces > 20 * SESSIONS)
