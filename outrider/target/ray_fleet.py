@@ -33,7 +33,7 @@ from outrider.processes import READY
 
 EXAMPLES = """examples:
   outrider deploy ray --replicas 2 --insecure                  two targets here, to try it
-  outrider deploy ray --replicas 2 --most_replicas 8 --artifact DIR --neuron_cores 2 \\
+  outrider deploy ray --replicas 2 --max_replicas 8 --artifact DIR --neuron_cores 2 \\
       --keys_file keys.json                                    on Trainium, two cores for each
 
 Ctrl-C stops the fleet. The ingress has no TLS: keep its port on this machine's network, behind a
@@ -50,7 +50,7 @@ class RayOptions(
 
     replicas: Count = 1
     """minimum number of replicas"""
-    most_replicas: Count | None = None
+    max_replicas: Count | None = None
     """maximum number of replicas, added while open sessions exceed the rows"""
     neuron_cores: Natural = 0
     """NeuronCores of each replica"""
@@ -71,9 +71,9 @@ class RayOptions(
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.most_replicas is not None and self.most_replicas < self.replicas:
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ValueError(
-                f"--most_replicas {self.most_replicas} is below --replicas {self.replicas}"
+                f"--max_replicas {self.max_replicas} is below --replicas {self.replicas}"
             )
         if self.keys_file is None and not self.insecure:
             raise ValueError(
@@ -228,7 +228,7 @@ def _deployment(options: RayOptions) -> Any:
 
     from inference.engine.engine import MAX_QUEUED
 
-    max_replicas = options.most_replicas or options.replicas
+    max_replicas = options.max_replicas or options.replicas
     scaling = {
         "min_replicas": options.replicas,
         "max_replicas": max_replicas,
