@@ -83,7 +83,7 @@ def find_checkpoint(options: CompileOptions) -> BuildCheckpoint:
 
 
 def _directory(model: str | None, options: CompileOptions, embedded: str) -> Path:
-    """A directory as it is named, of the hub, or of the pair that ships here."""
+    """Return the directory of a path, a hub name, or the bundled model."""
     if model is None:
         return _EMBEDDED / embedded
     if Path(model).is_dir():

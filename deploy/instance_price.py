@@ -84,7 +84,7 @@ class PriceTable(Record):
 
 
 def bundled_prices() -> PriceTable:
-    """The price table that ships here."""
+    """The bundled price table."""
     return read_record(read_json(_BUNDLED, InvalidRequest), PriceTable)
 
 
