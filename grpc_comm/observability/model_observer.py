@@ -13,7 +13,8 @@ from prometheus_client import Counter, Histogram
 
 from grpc_comm.observability.log import log_event
 from grpc_comm.observability.metrics import Ending, Metrics
-from inference.engine.events import Commit, EngineEvent, Evicted, Forward, Prefilled
+from inference.engine.batch_runner import EngineEvent, Evicted, Prefilled
+from inference.engine.forward import Commit, Forward
 from inference.engine.session import Session
 from inference.order import End, Opened
 
@@ -127,9 +128,10 @@ class ModelObserver:
         counters, histograms = self._forwards["prefill" if done.prefill else "decode"]
         histograms["outrider_forward_seconds"].observe(done.model_seconds)
         histograms["outrider_batch_rows"].observe(done.rows)
-        counters["outrider_computed_rows"].inc(done.padded_rows)
+        rows, nodes = done.padded
+        counters["outrider_computed_rows"].inc(rows)
         counters["outrider_useful_nodes"].inc(done.nodes)
-        counters["outrider_computed_nodes"].inc(done.padded_rows * done.padded_nodes)
+        counters["outrider_computed_nodes"].inc(rows * nodes)
         self._counters["outrider_engine_seconds"].inc(done.engine_seconds)
 
     def _count_prompt(self, session: Session, opened: Opened) -> None:

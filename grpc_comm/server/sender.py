@@ -12,6 +12,7 @@ from grpc_comm import messages, translate
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.tasks import mark_retrieved
 from grpc_comm.translate import SessionTerms
+from inference.candidates import ProposalStream
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.errors import Unavailable
@@ -29,14 +30,14 @@ MAX_STEP_SECONDS = 30.0
 class Sender:
     """Writes the tokens after a cursor. A client that reads slowly gets fewer and longer messages.
 
-    stream: id of the client's stream of proposals
+    stream: the client's stream of proposals
     cursor: number of tokens that the client has
     """
 
     _heartbeat: asyncio.TimerHandle  # wakes run() when a heartbeat may be due
 
     def __init__(
-        self, engine: Engine, session: Session, stream: int, cursor: int, send: Send
+        self, engine: Engine, session: Session, stream: ProposalStream, cursor: int, send: Send
     ) -> None:
         self._engine, self._session, self._stream = engine, session, stream
         self._cursor, self._send = cursor, send
@@ -57,7 +58,7 @@ class Sender:
     async def run(self, terms: SessionTerms) -> None:
         """Write until the session is drained; raise the error that ended it."""
         await self._send(pb.ServerMessage(opened=translate.write_opened(terms)))
-        self._engine.listen(self._session, self._stream, self._wake)
+        self._engine.listen(self._stream, self._wake)
         self._plan_heartbeat()
         try:
             while not self.drained:

@@ -25,6 +25,7 @@ from grpc_comm.server.session_table import SessionRecord
 from grpc_comm.server.state import ServerState
 from grpc_comm.server.tasks import cancel, mark_retrieved
 from grpc_comm.translate import OpenRequest, ResumeRequest, SessionTerms
+from inference.candidates import ProposalStream
 from inference.engine.engine import Engine
 from inference.errors import Gone, LimitExceeded, Mismatch, OutriderError, Unavailable
 from inference.order import Decode, Opened
@@ -194,7 +195,7 @@ class Stream:
 
     # Reading the client's messages.
 
-    async def _read(self, record: SessionRecord, stream: int) -> None:
+    async def _read(self, record: SessionRecord, stream: ProposalStream) -> None:
         """Follow the client's messages until there are no more."""
         while (message := await self._inbox.take()) is not None:
             kind = messages.kind_of(message)
@@ -210,7 +211,9 @@ class Stream:
                 await asyncio.sleep(early)
         await asyncio.sleep(BREAK_SECONDS)
 
-    def _handle(self, record: SessionRecord, stream: int, request: StreamRequest) -> None:
+    def _handle(
+        self, record: SessionRecord, stream: ProposalStream, request: StreamRequest
+    ) -> None:
         engine, session = record.engine, record.session
         match request:
             case Nodes():
