@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from enum import Enum
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -155,10 +156,10 @@ class Metrics:
         self._engines.append((model, engine))
         self._info.labels(served.model, served.device, served.dtype, served.server_version).set(1)
         for name, (_, read) in GAUGES.items():
-            self._gauges[name].labels(model).set_function(lambda read=read: read(engine))
+            self._gauges[name].labels(model).set_function(partial(read, engine))
         for state in State:
-            count = self._sessions.labels(model, state.value)
-            count.set_function(lambda state=state: count_sessions(engine, state))
+            sessions = self._sessions.labels(model, state.value)
+            sessions.set_function(partial(count_sessions, engine, state))
 
     def reject(self, code: str, tenant: str = "") -> None:
         """Count and log a call that ended with an error.
