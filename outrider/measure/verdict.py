@@ -4,21 +4,18 @@ or within that of target-only over itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from outrider.measure.arms import AGAIN, BASELINE, HYBRID
+from outrider.measure.arms import AGAIN, BASELINE, HYBRID, command
 from outrider.measure.figures import Row, totals
 
 
-def verdict(rows: Sequence[Row], commands: Mapping[str, str]) -> list[str]:
-    """The fastest arm over each link, and what to run where the default is not faster.
-
-    commands: by the names of the arms
-    """
+def verdict(rows: Sequence[Row]) -> list[str]:
+    """The fastest arm over each link, and what to run where the default is not faster."""
     together = totals(rows)
     trips = dict.fromkeys(row.rtt_ms for row in together)
     links = [[row for row in together if row.rtt_ms == trip] for trip in trips]
-    lines = ["; ".join(map(_leader_words, links)) + ".", _instead(links, commands)]
+    lines = ["; ".join(map(_leader_words, links)) + ".", _instead(links)]
     return [line for line in lines if line]
 
 
@@ -38,7 +35,7 @@ def _others(rows: Sequence[Row]) -> list[Row]:
 
 
 def _mean(row: Row) -> float:
-    return 0.0 if row.speed_up is None else row.speed_up.mean
+    return 0.0 if row.speed_up is None else row.speed_up.value
 
 
 def _leader_words(rows: Sequence[Row]) -> str:
@@ -48,17 +45,16 @@ def _leader_words(rows: Sequence[Row]) -> str:
         words = f"no significant difference from target-only (best: {best.arm} {best.speed_up})"
         return f"{link}: {words}"
     times = "" if fastest.arm == BASELINE else f", {fastest.speed_up} x target-only"
-    speed = fastest.tokens_per_second.median
-    return f"{link}: {fastest.arm} is fastest{times} ({speed:.1f} tokens/s)"
+    return f"{link}: {fastest.arm} is fastest{times} ({fastest.tokens_per_second:.1f} tokens/s)"
 
 
-def _instead(links: Sequence[Sequence[Row]], commands: Mapping[str, str]) -> str:
+def _instead(links: Sequence[Sequence[Row]]) -> str:
     """The command to use over each link where the default of `outrider run` was not faster."""
     better = dict[str, list[str]]()
     for rows in links:
         default = next((row for row in rows if row.arm == HYBRID), None)
         fastest = leader(rows)
         if default is not None and not default.faster and fastest is not None:
-            better.setdefault(commands[fastest.arm], []).append(f"{default.rtt_ms:g} ms")
-    words = "; ".join(f"`{command}` at {', '.join(trips)}" for command, trips in better.items())
+            better.setdefault(command(fastest.arm), []).append(f"{default.rtt_ms:g} ms")
+    words = "; ".join(f"`{line}` at {', '.join(trips)}" for line, trips in better.items())
     return f"hybrid is the default of `outrider run`; faster here: {words}." if words else ""
