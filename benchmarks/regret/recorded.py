@@ -46,7 +46,7 @@ from inference.command import say
 from inference.draft_thread import inline
 from inference.flags.values import Counts, Words
 from inference.times_file import find_profile
-from outrider.measure.statistics import geometric_interval
+from outrider.measure.figures import geometric_interval
 from outrider.options.groups import Quantization
 
 TRN2 = ("llama-3.1-8b-trn2.3xlarge-published", "llama-3.1-8b-trn2.3xlarge-computed")

@@ -9,6 +9,7 @@ from threading import Event
 from inference.cost.billing import PER_MILLION, Billing
 from inference.cost.quantity import Figure
 from outrider.client.client import Client
+from outrider.options.draft_flags import PRESETS
 from outrider.text.completion import Completion, Request, silent
 
 BASELINE, AGAIN = "target-only", "target-only again"
@@ -37,12 +38,13 @@ LOCAL_ARMS = (LOCAL, FUSED_LOCAL)
 
 
 def command(arm: str) -> str:
-    """The command that decodes as an architecture or a preset does."""
+    """The end of a sentence about an architecture or preset: its command, if it has one."""
     preset = ARCHITECTURES.get(arm, arm)
-    if not preset:
-        return "none: the target runs in the comparison's process"
-    more = {"hybrid": "", "eagle_sd": " --preset eagle_sd, with outrider fused_target"}
-    return f"outrider run{more.get(preset, f' --preset {preset}')}"
+    if preset not in PRESETS:
+        return ""
+    flags = "" if preset == HYBRID else f" --preset {preset}"
+    there = ", with outrider fused_target" if preset == "eagle_sd" else ""
+    return f": `outrider run{flags}`{there}"
 
 
 Make = Callable[[Request, Event], Completion]

@@ -13,10 +13,9 @@ from outrider.measure.figures import summarise
 from outrider.measure.journal import Journal, opened, plan_of
 from outrider.measure.link import LinkShape
 from outrider.measure.options import BenchOptions, CompareOptions
-from outrider.measure.report import Report
+from outrider.measure.report import Report, verdict
 from outrider.measure.sets import Item
 from outrider.measure.testbed import ArmSet, Beside, target_of
-from outrider.measure.verdict import verdict
 
 MIN_PROMPTS, MIN_TOKENS = 30, 128
 """Minimum prompts of a kind, and tokens of their texts, for claiming a figure."""
@@ -38,7 +37,7 @@ def run(options: BenchOptions | CompareOptions, beside: Beside = lambda client, 
         finally:  # an interrupted run gets a report, too
             if journal.texts:
                 rows = summarise(journal.texts, [*options.arms])
-                Report(verdict(rows), rows, journal, [*_remarks(journal)]).publish(out)
+                Report([verdict(rows)], rows, journal, [*_remarks(journal)]).publish(out)
     return 0
 
 

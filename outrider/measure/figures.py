@@ -1,4 +1,5 @@
-"""Definitions of all figures: rows over the records of a run's texts, by link, kind and arm.
+"""Definitions of all figures: rows over the records of a run's texts, by link, kind and arm, with
+percentiles, and intervals by a bootstrap with a fixed seed.
 
 A speed-up is the ratio of seconds of two texts of one prompt that were generated in the same turn
 (by the token, where their lengths differ): geometric mean over prompts, with its 95 % interval.
@@ -11,13 +12,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from statistics import median
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from inference.cost.quantity import Figure, Quality, total
 from outrider.measure.arms import AGAIN, BASELINE
 from outrider.measure.journal import TextKey, Values
-from outrider.measure.statistics import Interval, Percentiles, geometric_interval, percentiles
 from outrider.text.pieces import Gaps, gaps_between
+
+CONFIDENCE = 0.95
+_DRAWS = 2000
+_SEED = 20261
 
 MIN_TEXTS = 6
 """The fewest texts from which a difference is claimed. Of fewer, all lie on one side of the true
@@ -40,6 +47,59 @@ _COUNTS = (
 Texts: TypeAlias = Mapping[TextKey, Values]
 Pair: TypeAlias = tuple[TextKey, Values, Values]
 """A text with its key, and its target-only reference."""
+
+
+class Interval(NamedTuple):
+    """A median or mean, and the interval that holds the true one with CONFIDENCE."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+class Percentiles(NamedTuple):
+    """Percentiles 50, 90, 99, and the maximum."""
+
+    p50: float
+    p90: float
+    p99: float
+    largest: float
+
+
+def percentiles(values: Sequence[float]) -> Percentiles | None:
+    """The percentiles. None without values, such as the gaps of a text whose tokens all came
+    together.
+    """
+    return Percentiles(*np.quantile(values, [0.5, 0.9, 0.99, 1.0]).tolist()) if values else None
+
+
+def median_interval(values: Sequence[float]) -> Interval:
+    """The median with its interval, which has no width for one value."""
+    drawn = np.random.default_rng(_SEED).choice(values, (_DRAWS, len(values)))
+    return _interval(float(np.median(values)), np.median(drawn, axis=1))
+
+
+def geometric_interval(groups: Sequence[Sequence[float]]) -> Interval:
+    """The geometric mean over groups with its interval.
+
+    groups: ratios by prompt. Prompts are drawn, and repetitions within each: those of one prompt
+    depend on each other, and one prompt alone still shows how far its repetitions spread.
+    """
+    generator, logs = np.random.default_rng(_SEED), [np.log(group) for group in groups]
+    means = [generator.choice(group, (_DRAWS, len(group))).mean(axis=1) for group in logs]
+    drawn = generator.integers(len(groups), size=(_DRAWS, len(groups)))
+    draws = np.take_along_axis(np.stack(means, axis=1), drawn, axis=1)  # [draw, group]
+    value = np.exp(np.mean([group.mean() for group in logs]))
+    return _interval(float(value), np.exp(draws.mean(axis=1)))
+
+
+def _interval(value: float, draws: NDArray[Any]) -> Interval:
+    """The interval of a value by its draws, which may all miss it by a rounding error."""
+    low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]).tolist()
+    return Interval(value, min(low, value), max(high, value))
 
 
 class Difference(NamedTuple):
@@ -114,8 +174,9 @@ class Row:
         for name in ("speed_up", "noise", "time_to_first_token", "time_per_output_token", "gaps"):
             fields[name] = fields[name] and fields[name]._asdict()
         fields["differences"] = [each._asdict() for each in self.differences]
-        counts, costs = fields.pop("counts"), fields.pop("costs")
-        return fields | counts | {name: cost.record() for name, cost in costs.items()}
+        costs = {name: cost.record() for name, cost in fields.pop("costs").items()}
+        fields |= fields.pop("counts") | costs
+        return fields
 
 
 def summarise(texts: Texts, arms: Sequence[str] = ()) -> list[Row]:

@@ -14,8 +14,8 @@ from inference.errors import OutriderError
 from inference.planner.profiling import CONTEXT, time_calls
 from inference.times import Shape
 from inference.times_file import Profile
+from outrider.measure.figures import Interval, median_interval
 from outrider.measure.progress import progress
-from outrider.measure.statistics import Interval, median_interval
 from outrider.terminal.tables import aligned
 
 CHUNK = 256

@@ -28,9 +28,9 @@ from outrider.measure.graph_times import SHAPES, GraphTimes, time_graphs, times_
 from outrider.measure.journal import Journal, opened, plan_of
 from outrider.measure.options import ProveOptions
 from outrider.measure.report import Report
+from outrider.measure.report import verdict as speed_verdict
 from outrider.measure.sets import read_lines
 from outrider.measure.testbed import ArmSet, start
-from outrider.measure.verdict import verdict as speed_verdict
 from outrider.options.draft_flags import PRESETS
 from outrider.options.groups import SamplingOptions
 from outrider.options.network import ConnectionOptions
@@ -117,7 +117,7 @@ def verdict(rows: Sequence[Row]) -> list[str]:
     return [
         f"{'proved' if equal == texts else 'NOT proved'}: {equal} of {texts} texts equal "
         f"target-only's, at temperatures {', '.join(f'{each:g}' for each in TEMPERATURES)}.",
-        *speed_verdict(rows),
+        speed_verdict(rows),
     ]
 
 

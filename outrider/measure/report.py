@@ -1,5 +1,6 @@
 """The report of a run: verdict and table on a terminal of 100 columns, and in a directory as
-Markdown, JSON and plots.
+Markdown, JSON and plots. It claims no difference within the confidence interval, or within that of
+target-only over itself.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ from inference.cost.billing import PER_MILLION
 from inference.cost.quantity import Figure, Quality
 from inference.errors import MissingExtra
 from inference.files import write_whole
-from outrider.measure.arms import AGAIN, BASELINE, HYBRID
-from outrider.measure.figures import COSTS, Row
+from outrider.measure.arms import AGAIN, BASELINE, HYBRID, command
+from outrider.measure.figures import COSTS, Percentiles, Row, totals
 from outrider.measure.journal import Journal
 from outrider.measure.plots import draw
-from outrider.measure.statistics import Percentiles
 from outrider.terminal.tables import aligned
 
 WIDTH = 100
@@ -87,9 +87,7 @@ WAITS: Columns = {
     "down": lambda row: f"{row.counts['bytes_down'] / max(row.tokens, 1):.0f}",
     **{str(depth): _share_at(depth) for depth in range(1, 7)},
 }
-"""Waits in milliseconds, traffic by the token, and the share of forward passes that accepted a
-depth.
-"""
+"""Waits in milliseconds, bytes a token, and the share of forward passes that accepted a depth."""
 
 
 def table(rows: Sequence[Row], columns: Columns) -> list[str]:
@@ -105,6 +103,44 @@ def table(rows: Sequence[Row], columns: Columns) -> list[str]:
         if len({*column}) > 1 or (head not in ("RTT", "kind") and column[0] != "-")
     }
     return aligned([*shown], [*zip(*shown.values(), strict=True)])
+
+
+def leader(rows: Sequence[Row]) -> Row | None:
+    """The fastest row over one link: an arm that is faster than target-only, or target-only where
+    every other arm is slower. None if neither is certain.
+    """
+    others = _others(rows)
+    if faster := [row for row in others if row.faster]:
+        return max(faster, key=_speed_up_of)
+    alone = next((row for row in rows if row.arm == BASELINE), None)
+    return alone if all(row.slower for row in others) else None
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """The fastest arm over each link, and its command."""
+    together = totals(rows)
+    trips = dict.fromkeys(row.rtt_ms for row in together)
+    links = [[row for row in together if row.rtt_ms == trip] for trip in trips]
+    return f"{'; '.join(map(_leader_words, links))}."
+
+
+def _leader_words(rows: Sequence[Row]) -> str:
+    fastest, link = leader(rows), f"{rows[0].rtt_ms:g} ms"
+    if fastest is None:
+        best = max(_others(rows), key=_speed_up_of)
+        words = f"no significant difference from target-only (best: {best.arm} {best.speed_up})"
+        return f"{link}: {words}"
+    times = "" if fastest.arm == BASELINE else f", {fastest.speed_up} x target-only"
+    words = f"{fastest.arm} is fastest{times} ({fastest.tokens_per_second:.1f} tokens/s)"
+    return f"{link}: {words}{command(fastest.arm)}"
+
+
+def _others(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row.arm not in (BASELINE, AGAIN)]
+
+
+def _speed_up_of(row: Row) -> float:
+    return 0.0 if row.speed_up is None else row.speed_up.value
 
 
 @dataclass(frozen=True)
@@ -140,24 +176,12 @@ class Report:
         """Sentences below the table: the machine and its load, arms that were left out, remarks on
         the run, the noise of the A/A pair, and the reason for each unknown cost.
         """
-        left_out = {
-            name: why for start in self.run.starts for name, why in start["left_out"].items()
-        }
-        notes = [*_operating_point(self.run)]
-        notes += [f"Left out: {name}: {why}" for name, why in left_out.items()]
-        notes += self.remarks
-        if noise := [row.noise for row in self.rows if row.arm == AGAIN and row.noise]:
-            low, high = min(each.low for each in noise), max(each.high for each in noise)
-            notes.append(
-                f"Noise: target-only over itself lies within {low:.2f} and {high:.2f} (95 %). A "
-                "speed-up within that of its own link and kind is marked ? and claims nothing."
-            )
-        for name in COSTS:
-            figures = [row.costs[name] for row in self.rows]
-            sources = [figure.source for figure in figures if figure.value is None]
-            if reasons := dict.fromkeys(part for each in sources for part in each.split("; ")):
-                notes.append(f"{name} is unavailable: {'; '.join(reasons)}.")
-        return notes
+        return [
+            *_operating_point(self.run),
+            *self.remarks,
+            *_noise(self.rows),
+            *_unknown_costs(self.rows),
+        ]
 
     def record(self) -> dict[str, Any]:
         """The report as plain data for JSON."""
@@ -173,13 +197,11 @@ class Report:
             "ends": self.run.ends,
         }
 
-    def text(self) -> str:
+    def text(self, columns: Columns = SPEEDS) -> str:
         """Verdict, title, table and remarks for a terminal."""
-        lines = [f"{number}. {line}" for number, line in enumerate(self.verdict, 1)]
-        above = [*map(_filled, [*lines, self.title]), ""]
-        return "\n".join(
-            [*above, *table(self.rows, SPEEDS), "", *self.below, *map(_filled, [NOTE, *self.notes])]
-        )
+        above = [*(f"{number}. {line}" for number, line in enumerate(self.verdict, 1)), self.title]
+        lines = [*map(_filled, above), "", *table(self.rows, columns), "", *self.below]
+        return "\n".join([*lines, *map(_filled, [NOTE, *self.notes])])
 
     def markdown(self, plots: Sequence[Path]) -> str:
         """The report as a page that stands alone."""
@@ -191,9 +213,7 @@ class Report:
         ]
         parts = [
             f"# {self.title}",
-            f"```\n{self.text()}\n```",
-            "## Waits, traffic, and share of forward passes that accepted depth N",
-            "```\n" + "\n".join(table(self.rows, WAITS)) + "\n```",
+            f"```\n{self.text({**SPEEDS, **WAITS})}\n```",
             "## Texts that differ from target-only's",
             "\n".join(differing) or "None.",
             *(f"![{path.stem}]({path.name})" for path in plots),
@@ -215,38 +235,56 @@ class Report:
         except MissingExtra as error:
             plots = []
             say(f"no plots: {error}")
-        written = {
-            "report.json": f"{json.dumps(self.record(), indent=1)}\n",
-            "report.md": self.markdown(plots),
-        }
-        for name, content in written.items():
-            write_whole(directory / name, content)
-        say(f"wrote {', '.join([*written, *(path.name for path in plots)])} to {directory}")
+        write_whole(directory / "report.json", f"{json.dumps(self.record(), indent=1)}\n")
+        write_whole(directory / "report.md", self.markdown(plots))
+        names = ["report.json", "report.md", *(path.name for path in plots)]
+        say(f"wrote {', '.join(names)} to {directory}")
 
 
 def _operating_point(run: Journal) -> Iterator[str]:
-    """Yield machine, load and link in words, with the link in forward passes of the target."""
+    """Yield machine, load, software, link in forward passes of the target, and missing arms."""
     where = run.starts[0]["environment"]
-    loads = [*(start["environment"]["load"] for start in run.starts)]
+    loads = [start["environment"]["load"] for start in run.starts]
     loads += [end["load"] for end in run.ends]
+    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
+    commits = dict.fromkeys(start["environment"]["commit"] for start in run.starts)
     yield (
         f"{where['processor']}, {where['cpus']} CPUs; load at each start and at the end "
         f"{', '.join(f'{load[0]:.1f}' for load in loads if load)}"
     )
+    yield f"{versions}; commit {', then '.join(commits)}"
     alone = [text for key, text in run.texts.items() if key.arm == BASELINE]
     forwards = sum(text["forwards"] for text in alone)
     seconds = sum(text["target_seconds"] for text in alone) / max(forwards, 1)
     for trip in (start["round_trip"] for start in run.starts):
         passes = f", {trip / seconds:.2f} forward passes of the target" if seconds else ""
         yield f"round trip {trip * 1e3:.3g} ms{passes}"
-    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
-    commits = dict.fromkeys(start["environment"]["commit"] for start in run.starts)
-    yield f"{versions}; commit {', then '.join(commits)}"
     if run.starts[0]["shared"]:
         yield (
             "Draft and target share this machine: forward passes of synchronous rounds, acceptance "
             "and bytes carry over to others; times do not."
         )
+    left_out = [line for start in run.starts for line in start["left_out"].items()]
+    for name, why in dict(left_out).items():
+        yield f"Left out: {name}: {why}"
+
+
+def _noise(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the interval of the A/A pairs, if the run has any."""
+    if noise := [row.noise for row in rows if row.arm == AGAIN and row.noise]:
+        low, high = min(each.low for each in noise), max(each.high for each in noise)
+        yield (
+            f"Noise: target-only over itself lies within {low:.2f} and {high:.2f} (95 %). A "
+            "speed-up within that of its own link and kind is marked ? and claims nothing."
+        )
+
+
+def _unknown_costs(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the reasons for each unknown cost."""
+    for name in COSTS:
+        sources = [row.costs[name].source for row in rows if row.costs[name].value is None]
+        if reasons := dict.fromkeys(part for each in sources for part in each.split("; ")):
+            yield f"{name} is unavailable: {'; '.join(reasons)}."
 
 
 def _filled(line: str) -> str:

@@ -9,8 +9,14 @@ import pytest
 from inference.cost.billing import Billing
 from inference.cost.quantity import Figure, Quality
 from outrider.measure.arms import AGAIN, BASELINE, Arm
-from outrider.measure.figures import median_figure, speed_up, summarise
-from outrider.measure.statistics import geometric_interval, median_interval, percentiles
+from outrider.measure.figures import (
+    geometric_interval,
+    median_figure,
+    median_interval,
+    percentiles,
+    speed_up,
+    summarise,
+)
 from tests.outrider.measure.texts import PRICED, UNREAD, arm, key, record, rows
 from tests.support.completions import changed, completion
 

@@ -12,10 +12,9 @@ from inference.backends import Model
 from inference.times_file import find_profile
 from outrider.measure.arms import BASELINE
 from outrider.measure.commands import prove
-from outrider.measure.figures import summarise
+from outrider.measure.figures import Interval, summarise
 from outrider.measure.graph_times import GraphTimes, time_graphs, times_table
 from outrider.measure.prove import DRAFTED, REPEATS, TEMPERATURES, verdict
-from outrider.measure.statistics import Interval
 from tests.outrider.measure.texts import key, record, rows
 from tests.support.refusals import assert_usage_error
 
