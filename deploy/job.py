@@ -1,5 +1,4 @@
-"""A job: a command that an instance of EC2 runs once. The instance is started, followed, and
-removed, also after a failure.
+"""A job: a command that an EC2 instance runs once. The instance is always removed afterwards.
 
 It has a stack of its own, as a target has, and writes its log, its state and its results to the
 bucket (deploy/host/user_data.py). If this machine is lost, the instance ends itself when its
@@ -54,7 +53,7 @@ class HostJob:
         return f"builds-of/{self.host.name}"
 
     def read(self, aws: Aws, name: str) -> bytes | None:
-        """A file that the instance has reported; None where there is none."""
+        """A file that the instance has reported; None if there is none."""
         return HostBucket(aws, self.bucket).read(f"{self.reports}/{name}")
 
 
@@ -92,7 +91,7 @@ class Start(NamedTuple):
 
 def prepare(aws: Aws, job: HostJob, *, dry_run: bool, confirmed: bool) -> Start | None:
     """Print the plan, ask unless it is confirmed, and put into the bucket what the instance needs.
-    Returns None where nothing is to be started.
+    Returns None if nothing is to be started.
     """
     host = job.host
     account = ask_account(aws, host)
@@ -126,7 +125,7 @@ def prepare(aws: Aws, job: HostJob, *, dry_run: bool, confirmed: bool) -> Start 
 
 def run_job(aws: Aws, job: HostJob, start: Start) -> str:
     """Start the instance, wait for the end of its command, and remove it. Returns the digest of
-    what it built; empty where it built nothing. Raises Unavailable where it failed.
+    what it built; empty if it built nothing. Raises Unavailable if it failed.
     """
     try:
         if job.needs_token:
@@ -147,7 +146,7 @@ def ask() -> bool:
 
 
 def _remove(aws: Aws, job: HostJob) -> None:
-    """Remove the job's stack and secrets, and say what the instance has cost."""
+    """Remove the job's stack and secrets, and print what the instance has cost."""
     stack = TargetStack(aws, job.host.stack)
     try:
         state = stack.state()

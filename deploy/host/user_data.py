@@ -3,15 +3,14 @@
 Each arms the end of its host's lifetime and installs Outrider from a wheel of known digest. The
 script of a target's host then fetches what is served and the secrets, and starts the systemd unit.
 It holds no secret: certificate, key and keys file are read from parameters of AWS Systems Manager
-on the host. That of a job's host runs a command, and always powers the host off. In the bucket of a
-job lie:
+on the host. The script of a job's host runs a command, and always powers the host off. The bucket
+of a job contains:
 
     REPORTS/status.json   {"state": "running" | "built" | "failed", "step", "digest"}
     REPORTS/log.txt       all that was printed
     REPORTS/results/      the files that the command left in RESULTS
 
-Every value reaches the shell quoted. Their forms were checked where users give them
-(deploy/commands/options.py).
+Every value is quoted for the shell. Flags check their forms (deploy/commands/options.py).
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class HostSettings(Installation):
 
     @property
     def target_options(self) -> dict[str, FlagValue]:
-        """The target's options, as they stand in its file on the host."""
+        """Return the content of the target's file of options on the host."""
         options: dict[str, FlagValue] = {
             **self.flags,
             "role": "target",
@@ -103,7 +102,7 @@ class HostSettings(Installation):
 
 
 def user_data(settings: HostSettings) -> str:
-    """The script of a target's host. Raises InvalidRequest where it is longer than EC2 takes."""
+    """The script of a target's host. Raises InvalidRequest if it is longer than EC2 takes."""
     certificate, key, keys_file = settings.secrets
     values = {
         "artifact_store": settings.artifact_store,

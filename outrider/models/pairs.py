@@ -57,13 +57,13 @@ class MachineFacts(NamedTuple):
             has = f"this {what} computes bfloat16: checkpoints by torch"
             return has if self.bfloat16 else f"checkpoints by torch; {WITHOUT_LLAMA_CPP}"
         why = "without torch" if not self.torch else "without instructions for bfloat16"
-        return f"{why}, GGUF files by llama.cpp are the quickest here"
+        return f"{why}, GGUF files by llama.cpp are the fastest here"
 
     def computes(self, model: Model) -> bool:
         return self.llama_cpp if model.gguf else self.torch
 
 
-WITHOUT_LLAMA_CPP = f"{install('gguf')} adds 4-bit files, which are smaller and quicker"
+WITHOUT_LLAMA_CPP = f"{install('gguf')} adds 4-bit files, which are smaller and faster"
 
 
 def this_machine() -> MachineFacts:
