@@ -15,7 +15,7 @@ TARGETS = ("cpu", "trn1", "inf2", "trn2", "trn3")
 DTYPES = ("float32", "bfloat16", "float16")
 
 _MOST_PLACES = 1 << 24
-"""Maximum slots of all rows: accelerators may compute an index in float32."""
+"""Slots of all rows, at most: accelerators may compute an index in float32."""
 MAX_LEVELS = 16
 """Depths that a verify graph makes noise for; fewer where its trees have fewer nodes."""
 

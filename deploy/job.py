@@ -1,4 +1,5 @@
-"""A job: a command that an EC2 instance runs once. The instance is always removed afterwards.
+"""A job: a command that an instance of EC2 runs once. The instance is started, followed, and
+removed, also after a failure.
 
 It has a stack of its own, as a target has, and writes its log, its state and its results to the
 bucket (deploy/host/user_data.py). If this machine is lost, the instance ends itself when its

@@ -1,6 +1,6 @@
 """Configures AWS's compiler: the platform, its flags, and where its files go.
 
-On a host without a device, NEURON_PLATFORM_TARGET_OVERRIDE selects the platform.
+A host without a device is told the platform by NEURON_PLATFORM_TARGET_OVERRIDE.
 """
 
 from __future__ import annotations

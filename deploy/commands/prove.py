@@ -54,7 +54,7 @@ class ProofOptions(JobOptions, CommandOptions, title="proof"):
 
 
 def run(options: ProofOptions) -> int:
-    """Prove, and download the reports. Returns 1 if a report has a failure."""
+    """Prove, and bring the reports here. Returns 1 where one says that something is not kept."""
     aws = Aws(options.region)
     pinned = None if options.model is None else pin_model(options.model)
     host = job_host(aws, "proof", options.instance, options)

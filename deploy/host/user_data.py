@@ -3,8 +3,8 @@
 Each arms the end of its host's lifetime and installs Outrider from a wheel of known digest. The
 script of a target's host then fetches what is served and the secrets, and starts the systemd unit.
 It holds no secret: certificate, key and keys file are read from parameters of AWS Systems Manager
-on the host. The script of a job's host runs a command, and always powers the host off. The bucket
-of a job contains:
+on the host. That of a job's host runs a command, and always powers the host off. In the bucket of a
+job lie:
 
     REPORTS/status.json   {"state": "running" | "built" | "failed", "step", "digest"}
     REPORTS/log.txt       all that was printed
