@@ -126,7 +126,7 @@ def prepare(aws: Aws, job: HostJob, *, dry_run: bool, confirmed: bool) -> Start 
 
 def run_job(aws: Aws, job: HostJob, start: Start) -> str:
     """Start the instance, wait for the end of its command, and remove it. Returns the digest of
-    what it built; empty if it built nothing. Raises Unavailable if it failed.
+    what it built; empty where it built nothing. Raises Unavailable where it failed.
     """
     try:
         if job.needs_token:
