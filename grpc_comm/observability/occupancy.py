@@ -58,7 +58,7 @@ def read_gauges(engine: Engine) -> dict[str, float]:
     rows = engine.model.rows
     return {
         "vllm:num_requests_running": rows - engine.free_rows,
-        "vllm:num_requests_waiting": engine.in_line,
+        "vllm:num_requests_waiting": count_states(engine)[State.IN_LINE],
         "vllm:kv_cache_usage_perc": used / (rows * engine.model.capacity),
         "outrider_rows": rows,
         "outrider_used_slots": used,

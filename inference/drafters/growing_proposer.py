@@ -80,7 +80,7 @@ class GrowingProposer:
         self._make_rule = make_rule
         self._kind = COPY if row is None else kind
         learned = knowledge.acceptance
-        self._copied = CopiedText(learned) if copies else None
+        self._copied = CopiedText(learned.laws.copies) if copies else None
         masks = None if row is None else row.masks
         self._masks = None if row is None or masks is None else BlockMasks(masks, row, learned)
         self.open([0], SamplingParams(), 1)

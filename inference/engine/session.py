@@ -136,7 +136,9 @@ class Session(TextLog):
         order = self.order
         if order is None or self.end is not End.NOT:
             return 0
-        return max(min(order.end, self.limit, self.acknowledged + self.credit) - self.length, 0)
+        return max(
+            min(order.end, self.limit, self.acknowledged + self.credit) - len(self.tokens), 0
+        )
 
     @property
     def wants_row(self) -> bool:

@@ -20,7 +20,6 @@ from inference.errors import InvalidRequest
 from inference.planner.child_features import (
     EXCLUDED,
     RANK_FEATURES,
-    SPAN,
     FloatArray,
 )
 from inference.times import Times
@@ -46,10 +45,14 @@ class Law:
 
     precision: inverse of the weights' covariance
     worth: number of verdicts that the prior counts for
+    steepest: largest absolute log odds of chances()
     Raises InvalidRequest for an invalid prior.
     """
 
-    def __init__(self, weights: ArrayLike, precision: ArrayLike, worth: float) -> None:
+    def __init__(
+        self, weights: ArrayLike, precision: ArrayLike, worth: float, steepest: float
+    ) -> None:
+        self._steepest = steepest
         self._mean = np.array(weights, dtype=np.float64)
         self._certainty, self._worth = np.array(precision, dtype=np.float64), float(worth)
         width = len(self._mean)
@@ -88,12 +91,10 @@ class Law:
         reached = len(rows) if taken is None else taken + 1
         self.learn(np.array(rows[:reached]), np.arange(reached) == taken)
 
-    def chances(self, rows: FeatureRows, steepest: float) -> list[float]:  # [k, F] -> [k]
-        """Return the probability of each of a node's children. Their sum is below 1.
-
-        steepest: largest absolute log odds
-        """
-        weights, left, chances = self.weights.tolist(), 1.0, list[float]()
+    def chances(self, rows: FeatureRows) -> list[float]:  # [k, F] -> [k]
+        """Return the probability of each of a node's children. Their sum is below 1."""
+        weights, steepest = self.weights.tolist(), self._steepest
+        left, chances = 1.0, list[float]()
         for row in rows:
             odds = sum(weight * value for weight, value in zip(weights, row, strict=True))
             taken = left / (1 + math.exp(-min(max(odds, -steepest), steepest)))
@@ -248,15 +249,7 @@ class AcceptanceModel:
             self._edges[k] = _descending(broken(rates.hits[:k] / rates.tries[:k]))
         return self._edges[k]
 
-    # --- copied text
-
-    def copied(self, rows: FeatureRows) -> list[float]:  # [k, F] -> [k]
-        """Return the chance of each copied token, by its copy_features()."""
-        return self.laws.copies.chances(rows, SPAN)
-
-    def observe_copied(self, rows: FeatureRows, taken: int | None) -> None:
-        """Learn which of the copied tokens the target accepted, or that it accepted none."""
-        self.laws.copies.observe(rows, taken)
+    # --- model and copied text
 
     def together(self, table: FloatArray) -> FloatArray:  # [k, J] -> [k]
         """Return the chance of each child that two sources judge, by its joint_features()."""
@@ -271,7 +264,7 @@ class AcceptanceModel:
 
     def masked(self, rows: FeatureRows, greedy: bool) -> list[float]:  # [k, F] -> [k]
         """Return the chance of each child that a mask proposes, by its mask_features()."""
-        return self.laws.masks[greedy].chances(rows, STEEPEST)
+        return self.laws.masks[greedy].chances(rows)
 
     def observe_masked(
         self, rows: FeatureRows, greedy: bool, offset: int, taken: int | None
