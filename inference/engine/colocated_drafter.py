@@ -36,7 +36,7 @@ from inference.engine.session import Session
 from inference.engine.text_rules import DraftRules
 from inference.engine.tuning import TUNING
 from inference.order import End, Spent
-from inference.planner.acceptance import Knowledge
+from inference.planner.acceptance import PairStats
 from inference.planner.prices import Prices, Usage
 from inference.proposer import COLOCATED, Nodes
 
@@ -83,20 +83,20 @@ class _DraftedSession:
     stream: ProposalStream
     row: int  # row of the draft
     end: int  # length of the text that the draft assumes
-    heard: int  # length of the session at the last hear()
-    spent: Spent = field(default_factory=Spent)  # costs of the session at the last hear()
+    length: int  # of the text that the proposer has
+    spent: Spent = field(default_factory=Spent)  # costs of the session for that text
     fed: bool = False  # the draft has the keys of the text
     ahead: float = 0.0  # tokens ahead of the promised rate, with forward passes and calls counted
     gained: float | None = None
     next_number: int = 0  # of the next node
     arbitration: ProposerArbitration = field(default_factory=ProposerArbitration)
 
-    def hear(self, now: float, root_only: float) -> bool:
+    def read_progress(self, now: float, root_only: float) -> bool:
         """Pass newly committed tokens to the proposer; returns whether there were any.
 
         root_only: seconds of a root-only forward pass.
         """
-        progress = self.session.progress(self.heard, self.stream)
+        progress = self.session.progress(self.length, self.stream)
         tokens, proposers = progress.tokens, progress.proposers
         if not tokens or progress.end is not End.NOT:
             return False
@@ -105,9 +105,9 @@ class _DraftedSession:
         self.add_service(len(tokens) - TUNING.least_rate * took / root_only)
         if self.gained is not None:
             self.gained += proposers.count(COLOCATED) - max(took / root_only - forwards, 0.0)
-        self.arbitration.hear(self.session.length, proposers, forwards)
+        self.arbitration.observe(self.session.length, proposers, forwards)
         self.proposer.on_progress(progress, now)
-        self.heard, self.spent = self.session.length, progress
+        self.length, self.spent = self.session.length, progress
         return True
 
     def add_service(self, tokens: float) -> None:
@@ -138,7 +138,7 @@ class ColocatedDrafter:
     def __init__(
         self,
         draft: Draft,
-        knowledge: Callable[[], Knowledge],
+        knowledge: Callable[[], PairStats],
         *,
         room: int,
         copies: bool = False,
@@ -181,7 +181,7 @@ class ColocatedDrafter:
                 self._feed(drafted)
                 others.count_delay(self._clock() - began)
             if drafted.fed:
-                if drafted.hear(self._clock(), root_only):
+                if drafted.read_progress(self._clock(), root_only):
                     self._keep_record(drafted)
                 drafted.deliver(self._clock())
         while others.are_ahead():
@@ -199,7 +199,7 @@ class ColocatedDrafter:
         """Whether a call is worth its cost for the session, which can pay for it."""
         if not drafted.fed or drafted.session not in self._drafted or self._adds_nothing(drafted):
             return False
-        if drafted.heard < drafted.session.length:
+        if drafted.length < drafted.session.length:
             return False  # the client ended the text during this step
         tokens = drafted.ahead + self._allowed_deficit(drafted)
         return bool(drafted.proposer.choose(now, tokens * root_only / TUNING.least_rate))
@@ -319,7 +319,7 @@ def _is_gone(drafted: _DraftedSession) -> bool:
     return order is None or not order.beside or order.end > drafted.end
 
 
-def _node_seconds(known: Knowledge) -> float:
+def _node_seconds(known: PairStats) -> float:
     """Seconds that one candidate adds to a forward pass of one row."""
     narrow, wide = known.target.seconds(1, 1), known.target.seconds(1, USUAL_NODES)
     return max(wide - narrow, 0.0) / (USUAL_NODES - 1)

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from inference.accept import Verdict
 from inference.backends import LogProbs, Model, Scoring, Segment
 from inference.backends.sequence import ModelSequence
-from inference.candidates import CandidateTree, Claimed, Dropped, ProposalStream
+from inference.candidates import CandidateTree, Claims, Dropped, ProposalStream
 from inference.engine.calibration import Calibration, OwnRecord, proposers_of
 from inference.engine.log_probs import PromptScores, read_scores
 from inference.engine.prefix_cache import CacheRow
@@ -274,7 +274,7 @@ class Session(TextLog):
         *,
         scores: LogProbs | None = None,
         proposer: int | None = None,
-    ) -> list[Claimed]:
+    ) -> list[Claims]:
         """Commit the verdict of a forward pass that ends now, up to its first stop id.
 
         Returns what proposers claimed where each of the new tokens was chosen, [new tokens].

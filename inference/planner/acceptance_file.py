@@ -1,4 +1,4 @@
-"""Files of the learnt acceptance of pairs of models: the shipped prior, and one for each pair."""
+"""Files of the learned acceptance of pairs of models: the shipped prior, and one for each pair."""
 
 from __future__ import annotations
 
