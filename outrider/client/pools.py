@@ -17,7 +17,7 @@ from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import Policy, RoundProposer
 from inference.errors import InvalidRequest
 from inference.files import cache_directory
-from inference.planner.acceptance import AcceptanceModel, Knowledge
+from inference.planner.acceptance import AcceptanceModel, PairStats
 from inference.planner.acceptance_file import read_acceptance, write_acceptance
 from inference.proposer import Proposer
 from inference.times import Table, Times
@@ -125,7 +125,7 @@ class GrowingRows(Rows[GrowingProposer]):
         target = Times(dict(pair.target.description.times))
         self.round_trip: float = measure_round_trip(pair.target.probe, say)
         learned = _read_learned(pair.learned)
-        known = Knowledge(Times(pair.times), target, learned, self.round_trip)
+        known = PairStats(Times(pair.times), target, learned, self.round_trip)
         # texts run concurrently: each row learns separately
         self.known = [deepcopy(known) for _ in range(rows)]
         shared = None if draft.model is None else DynamicBatcher(draft.model)

@@ -19,7 +19,7 @@ from inference.proposer import MESSAGE_BYTES
 from outrider.options.groups import GoalOptions, PriceOptions, read_knob
 
 if TYPE_CHECKING:
-    from inference.planner.acceptance import Knowledge
+    from inference.planner.acceptance import PairStats
 
 UNPRICED = "give --usd_per_hour or --instance, or use a target started with --usd_per_hour"
 
@@ -132,7 +132,7 @@ class Goal:
             f"{' and '.join(unstated)} (0 if free)"
         )
 
-    def prices(self, known: Knowledge) -> Prices:
+    def prices(self, known: PairStats) -> Prices:
         """Prices for one row of the draft."""
         if self.speed_alone:
             return Prices(battery=self.battery)

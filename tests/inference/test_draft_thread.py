@@ -14,7 +14,7 @@ from inference.engine.local_session import LocalSession
 from inference.order import Decode, Pace, Progress
 from inference.proposer import COPY, NOBODY, DraftUsage, Nodes, Proposer
 from inference.sampling import SamplingParams
-from inference.throttle import Silence, Throttle
+from inference.throttle import Baseline, Throttle
 from tests.support.clock import Clock
 from tests.support.drafts import growing, rounds
 from tests.support.exact import exact_engine, own_text
@@ -224,7 +224,7 @@ def test_calls_are_counted_for_the_text_that_they_were_made_for() -> None:
 
 def test_signs_of_life_cut_no_forward_short() -> None:
     """A target says about every second that it is there: a slow forward is longer than that."""
-    silence, now = Silence(), Clock()
+    silence, now = Baseline(), Clock()
     served = exact_engine()[0]
     with closing(LocalSession(served)) as session:
         session.open(PROMPT, SamplingParams())
@@ -233,6 +233,6 @@ def test_signs_of_life_cut_no_forward_short() -> None:
         for forward in range(4):
             for tokens in ((), (), (7,)):
                 now.now += 1.0
-                drafting.hear(progress(3 + forward, tokens, forwards=len(tokens)))
+                drafting.on_progress(progress(3 + forward, tokens, forwards=len(tokens)))
             drafting.turn()
     assert list(silence.seconds) == [2.0, 3.0, 3.0, 3.0]  # the first is timed from a sign of life

@@ -7,14 +7,14 @@ import random
 import pytest
 
 from inference.draft_tuning import TUNING
-from inference.throttle import Silence, Throttle
+from inference.throttle import Baseline, Throttle
 
 
 class Text:
     """Silent forwards take 1 second. slower, tokens: of a forward while the draft works"""
 
-    def __init__(self, slower: float, tokens: float, quiet: Silence | None = None) -> None:
-        self.throttle = Throttle(Silence() if quiet is None else quiet)
+    def __init__(self, slower: float, tokens: float, quiet: Baseline | None = None) -> None:
+        self.throttle = Throttle(Baseline() if quiet is None else quiet)
         self.slower, self.tokens, self.pace = slower, tokens, 1.0
         self.seconds, self.made, self.silent = 0.0, 0, 0
         self._chance = random.Random(1)
@@ -24,7 +24,7 @@ class Text:
         whole = int(self.tokens)
         drafted = whole + (self._chance.random() < self.tokens - whole)
         took, tokens = (self.pace * self.slower, drafted) if allowed else (self.pace, 1)
-        self.throttle.hear(took, tokens, 1, lone=tokens == 1, silent=not allowed)
+        self.throttle.observe(took, tokens, 1, lone=tokens == 1, silent=not allowed)
         self.seconds, self.made = self.seconds + took, self.made + tokens
         self.silent += not allowed
 
@@ -47,7 +47,7 @@ def test_a_draft_that_pays_is_silent_only_to_time_the_target() -> None:
 
 
 def test_what_one_text_has_timed_serves_the_next() -> None:
-    quiet = Silence()
+    quiet = Baseline()
     for _ in range(3):
         Text(1.0, 1.0, quiet).forward()
     assert not Text(1.0, 1.0).throttle.allows
@@ -68,7 +68,7 @@ def test_a_machine_that_has_slowed_down_is_no_fault_of_the_draft() -> None:
 
 
 def test_a_neighbour_during_the_silence_gives_the_draft_no_credit() -> None:
-    quiet = Silence()
+    quiet = Baseline()
     disturbed = Text(1.0, 1.0, quiet)
     disturbed.pace = 2.0
     for _ in range(3):
@@ -80,7 +80,7 @@ def test_a_neighbour_during_the_silence_gives_the_draft_no_credit() -> None:
 
 
 def test_a_useless_draft_costs_many_texts_their_loan_once() -> None:
-    quiet, lost = Silence(), 0.0
+    quiet, lost = Baseline(), 0.0
     for _ in range(20):
         text = Text(1.6, 1.0, quiet)
         for _ in range(48):
@@ -90,7 +90,7 @@ def test_a_useless_draft_costs_many_texts_their_loan_once() -> None:
 
 
 def test_gains_of_one_text_pay_for_the_next_ones_prompt() -> None:
-    quiet = Silence()
+    quiet = Baseline()
     for _ in range(30):
         Text(1.0, 1.0, quiet).forward()
     good = Text(1.3, 2.5, quiet)
