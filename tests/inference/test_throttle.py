@@ -47,14 +47,6 @@ def test_a_draft_that_pays_is_silent_only_to_time_the_target() -> None:
     assert text.made / text.seconds > 1.85
 
 
-def test_what_one_text_has_timed_serves_the_next() -> None:
-    quiet = Silence()
-    for _ in range(3):
-        Text(1.0, 1.0, quiet).forward()
-    assert not Text(1.0, 1.0).throttle.allows
-    assert Text(1.0, 1.0, quiet).throttle.allows
-
-
 def test_a_machine_that_has_slowed_down_is_no_fault_of_the_draft() -> None:
     text = Text(1.1, 2.0)
     for _ in range(100):

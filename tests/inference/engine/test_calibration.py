@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,11 +76,3 @@ def test_a_trusted_chance_is_a_chance_and_never_certain(
         record.observe(Claims(proposer, depth, 1, claim, taken))
     for depth in (1, 3, 9):
         assert 0 <= record.trusted(0, depth, claimed) <= HIGHEST
-
-
-def test_a_random_record_ends_near_the_truth() -> None:
-    record, dice = Calibration(), random.Random(1)
-    for _ in range(3000):
-        claimed = dice.random()
-        record.observe(Claims(0, 2, 1, claimed, dice.random() < 0.6 * claimed))
-    assert record.factor(0, 2) == pytest.approx(0.6, abs=0.1)

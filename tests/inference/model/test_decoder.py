@@ -28,7 +28,6 @@ from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.errors import LimitExceeded
 from inference.model.attention import WIDE, Sight, attend
-from inference.model.config import read_config
 from inference.model.decoder import layers_on
 from inference.sampling import SamplingParams
 from inference.tree import TokenTree
@@ -207,11 +206,6 @@ def test_attention_on_a_cpu_does_not_round_scores_of_bfloat16() -> None:
     mixed = attend(q, keys[:, :8], values[:, :8], keys[:, 8:], values[:, 8:], sight)
     expected = torch.softmax((keys[0].double() @ q[0, 0, 0].double()) / 8, 0)
     assert torch.allclose(mixed[0, 0, :9].double(), expected, atol=1e-6)
-
-
-def test_frequencies_are_those_of_transformers(family: str, directory: Path) -> None:
-    expected = original(family).model.rotary_emb.inv_freq.numpy()
-    assert read_config(directory).frequencies() == pytest.approx(expected, rel=3e-7)
 
 
 def test_a_sharded_checkpoint_loads_like_a_whole_one(tmp_path: Path) -> None:
