@@ -57,7 +57,7 @@ class Baseline:
             self._settled, self._tokens, self._drafted = self.ahead, 0.0, 0.0
             self._was_timed = False
         self._tokens += (1 + TUNING.loss) * tokens
-        self._drafted += seconds
+        self._drafted += min(seconds, (tokens + TUNING.most_lost) * typical(self.seconds))
         self._judge()
 
     def _judge(self) -> None:

@@ -16,9 +16,9 @@ from inference.proposer import COPY, NOBODY, DraftUsage, Nodes, Proposer
 from inference.sampling import SamplingParams
 from inference.throttle import Baseline, Throttle
 from tests.support.clock import Clock
-from tests.support.drafts import growing, rounds
+from tests.support.drafts import growing
 from tests.support.exact import exact_engine, own_text
-from tests.support.pairs import decoder, engine, perturbed, prompt_of
+from tests.support.pairs import decoder, engine, perturbed
 
 PROMPT = [1, 2, 3]
 TEXT = own_text(PROMPT, 40)
@@ -190,23 +190,6 @@ def test_the_next_text_has_the_draft_once_its_last_call_is_over() -> None:
     loop.close()
     left()
     session.close()
-
-
-@pytest.mark.parametrize("pace", Pace, ids=lambda pace: pace.name)
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(0.8, seed=5)], ids=str)
-def test_a_text_is_the_targets_own_with_a_thread(params: SamplingParams, pace: Pace) -> None:
-    target, prompt = decoder(1), prompt_of(200)
-    order = Decode(len(prompt) + 30, pace=pace)
-
-    def made(drafter: Drafter) -> list[int]:
-        session = LocalSession(engine(target))
-        with closing(session), closing(Loop(prompt, params, session, order, drafter)) as loop:
-            return [token for step in loop.steps() for token in step.tokens]
-
-    draft = perturbed(1, 0.02)
-    proposer: Proposer = rounds(draft) if pace is Pace.WAIT else growing(draft)
-    assert made(threaded([proposer])) == made(inline())
-    left()
 
 
 def test_calls_are_counted_for_the_text_that_they_were_made_for() -> None:

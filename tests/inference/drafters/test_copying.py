@@ -36,12 +36,6 @@ def test_a_phrase_that_begins_again_is_sent_to_its_end_without_a_call() -> None:
     assert proposer.usage.calls == 0
 
 
-def test_nothing_is_sent_where_nothing_was_said_before() -> None:
-    proposer = copier()
-    proposer.open(list(range(50)), SAMPLING, end=100)
-    assert sent(proposer, NUMBERS) == []
-
-
 def test_a_target_that_never_copies_silences_the_copies() -> None:
     proposer, length, copies = copier(), 6, list[int]()
     proposer.open([1, 2, 3, 1, 2, 4], SAMPLING, end=4000)
