@@ -10,7 +10,8 @@ from weakref import WeakKeyDictionary
 
 from grpc_comm.observability.log import log_event
 from grpc_comm.observability.metrics import BY_MODEL, COUNTERS, HISTOGRAMS, Ending, Metrics
-from inference.engine.events import Commit, EngineEvent, Evicted, Forward, Prefilled
+from inference.engine.batch_runner import EngineEvent, Evicted, Prefilled
+from inference.engine.forward import Commit, Forward
 from inference.engine.session import Session
 from inference.order import End, Opened
 
@@ -125,9 +126,10 @@ class ModelObserver:
         counter, histogram = self._metrics.counter, self._metrics.histogram
         histogram("outrider_forward_seconds", *labels).observe(done.model_seconds)
         histogram("outrider_batch_rows", *labels).observe(done.rows)
-        counter("outrider_computed_rows", *labels).inc(done.padded_rows)
+        rows, nodes = done.padded
+        counter("outrider_computed_rows", *labels).inc(rows)
         counter("outrider_useful_nodes", *labels).inc(done.nodes)
-        counter("outrider_computed_nodes", *labels).inc(done.padded_rows * done.padded_nodes)
+        counter("outrider_computed_nodes", *labels).inc(rows * nodes)
         self._counters["outrider_engine_seconds"].inc(done.engine_seconds)
 
     def _count_prompt(self, session: Session, opened: Opened) -> None:

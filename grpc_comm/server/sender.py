@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from grpc_comm import messages, translate
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.translate import SessionTerms
+from inference.candidates import ProposalStream
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import End, Progress
@@ -31,14 +32,14 @@ def is_hung(engine: Engine) -> bool:
 class Sender:
     """Writes the tokens after a cursor. A client that reads slowly gets fewer and longer messages.
 
-    stream: id of the client's stream of proposals
+    stream: the client's stream of proposals
     cursor: number of tokens that the client has
     """
 
     _heartbeat: asyncio.TimerHandle  # wakes run() when a heartbeat may be due
 
     def __init__(
-        self, engine: Engine, session: Session, stream: int, cursor: int, send: Send
+        self, engine: Engine, session: Session, stream: ProposalStream, cursor: int, send: Send
     ) -> None:
         self._engine, self._session, self._stream = engine, session, stream
         self._cursor, self._send = cursor, send
@@ -59,7 +60,7 @@ class Sender:
     async def run(self, terms: SessionTerms) -> None:
         """Write until the session is drained; raise the error that ended it."""
         await self._send(pb.ServerMessage(opened=translate.write_opened(terms)))
-        self._engine.listen(self._session, self._stream, self._wake)
+        self._engine.listen(self._stream, self._wake)
         self._plan_heartbeat()
         try:
             while not self.drained:

@@ -25,6 +25,7 @@ from grpc_comm.server.session_table import SessionRecord
 from grpc_comm.server.state import ServerState
 from grpc_comm.server.tasks import cancel, mark_retrieved
 from grpc_comm.translate import SessionTerms
+from inference.candidates import ProposalStream
 from inference.engine.engine import Engine
 from inference.errors import (
     Gone,
@@ -214,7 +215,7 @@ class Stream:
 
     # Reading the client's messages.
 
-    async def _read(self, record: SessionRecord, stream: int) -> None:
+    async def _read(self, record: SessionRecord, stream: ProposalStream) -> None:
         """Follow the client's messages until there are no more."""
         while (message := await self._inbox.take()) is not None:
             if message.HasField("close"):
@@ -229,7 +230,9 @@ class Stream:
                 await asyncio.sleep(early)
         await asyncio.sleep(BREAK_SECONDS)
 
-    def _handle(self, record: SessionRecord, stream: int, message: pb.ClientMessage) -> None:
+    def _handle(
+        self, record: SessionRecord, stream: ProposalStream, message: pb.ClientMessage
+    ) -> None:
         """Apply a message; raise InvalidRequest or LimitExceeded for a wrong one."""
         engine, session = record.engine, record.session
         match message.WhichOneof("kind"):

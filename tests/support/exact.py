@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Chosen, LogProbs, Ranked, Scoring, Segment
+from inference.engine.batch_runner import EngineEvent, Evicted, Prefilled
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
-from inference.engine.events import Commit, EngineEvent, Evicted, Forward, Prefilled
+from inference.engine.forward import Commit, Forward
 from inference.engine.session import Session
 from inference.grammar import Grammars
 from inference.order import Decode, End, TokenLogProb
