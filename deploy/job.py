@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from compile.aws import Aws
@@ -55,6 +56,13 @@ class HostJob:
     def read(self, aws: Aws, name: str) -> bytes | None:
         """A file that the instance has reported; None where there is none."""
         return HostBucket(aws, self.bucket).read(f"{self.reports}/{name}")
+
+    def results(self, aws: Aws) -> dict[str, bytes]:
+        """The files that the commands left, by their relative paths."""
+        prefix, bucket = f"{self.reports}/results/", HostBucket(aws, self.bucket)
+        names = [key.removeprefix(prefix) for key in bucket.keys(prefix)]
+        inside = [name for name in names if ".." not in PurePosixPath(name).parts]
+        return {name: bucket.read(prefix + name) or b"" for name in inside}
 
 
 def job_host(

@@ -32,7 +32,9 @@ ended() {
     rm -f "$work/running"
     if [ -n "$reporter" ]; then wait "$reporter"; fi
     if [ -d "$work/results" ]; then
-        aws s3 cp --only-show-errors --recursive "--exclude=*/artefact/*" "$work/results" "$reports/results"
+        aws s3 cp --only-show-errors --recursive "--exclude=*/artefact/*" \
+            "--include=*/artefact/manifest.json" "--include=*/artefact/graphs/*.json" \
+            "--include=*/artefact/graphs/*.log.txt" "$work/results" "$reports/results"
     fi
     if [ "$status" -eq 0 ]; then report built; else
         echo "outrider job: FAILED at: $step (exit code $status)"

@@ -3,8 +3,8 @@
 Each arms the end of its host's lifetime and installs Outrider from a wheel of known digest. The
 script of a target's host then fetches what is served and the secrets, and starts the systemd unit.
 It holds no secret: certificate, key and keys file are read from parameters of AWS Systems Manager
-on the host. That of a job's host runs commands one after the other up to the first that fails, and
-powers the host off, whatever came of them. In the bucket of a job lie:
+on the host. That of a job's host runs all commands one after the other, also after one that
+fails, and powers the host off in any case. In the bucket of a job lie:
 
     REPORTS/status.json   {"state": "running" | "built" | "failed", "step", "digest"}
     REPORTS/log.txt       all that was printed
@@ -134,9 +134,11 @@ def user_data(settings: HostSettings) -> str:
 
 def job_script(settings: JobSettings) -> str:
     """The script of a job's host."""
-    lines = "".join(f'    "$python" -m {shlex.join(words)}\n' for words in settings.commands)
+    lines = "".join(
+        f'    "$python" -m {shlex.join(words)} || failed=$?\n' for words in settings.commands
+    )
     values = {"reports": settings.reports}
-    body = f"run_commands() {{\n{lines}}}\n"
+    body = f"run_commands() {{\n    local failed=0\n{lines}    return $failed\n}}\n"
     return _script(settings, "torch,aws", values, body, "job.sh")
 
 

@@ -54,7 +54,9 @@ def run(options: ProveOptions) -> int:
     out, checks = Path(options.out), list[str]()
     if options.device.startswith("neuron") and options.artifact is None and has_device():
         checks = _check_device(options, out / "artefact")
-        options = options.replace(artifact=str(out / "artefact"), model=None, target_model=None)
+        options = options.replace(
+            artifact=str(out / "artefact"), model=None, target_model=None, dtype=None
+        )
     take_short_turns()
     items = [
         item._replace(kind=f"temperature {each:g}", temperature=each)
@@ -127,6 +129,7 @@ def _check_device(options: ProveOptions, out: Path) -> list[str]:
     Unavailable with its own reason where it could not be compared.
     """
     flags = {"model": options.target_name, "target": instance_family(), "out": out}
+    flags |= {"dtype": options.dtype}
     process = subprocess.Popen(  # noqa: S603
         [sys.executable, "-m", "compile.neuron.check", *flag_words(flags)],
         env=role_environment(),

@@ -94,12 +94,14 @@ def test_a_build_that_fails_says_where_and_ends_its_host(host: ScratchHost, whee
     assert host.calls("shutdown")[-1] == "-P now"
 
 
-def test_results_that_a_command_left_are_brought_to_the_bucket_without_artefacts(
+def test_a_command_runs_after_one_that_failed_and_its_results_are_brought_to_the_bucket(
     host: ScratchHost, wheel: Path
 ) -> None:
     keep = f"import pathlib; p = pathlib.Path('{RESULTS}/a'); p.mkdir(parents=True); "
     write = "(p / 'report.md').write_text('found'); (p / 'artefact').mkdir()"
-    code, status, log = run(host, wheel, commands=(("timeit", "-n1", "-r1", keep + write),))
-    assert (code, status["state"], status["digest"]) == (0, "built", ""), log
-    copied = "s3 cp --only-show-errors --recursive --exclude=*/artefact/*"
-    assert f"{copied} {RESULTS} s3://bucket/builds-of/build-1/results" in host.calls("aws")
+    commands = ("no_such_module",), ("timeit", "-n1", "-r1", keep + write)
+    code, status, log = run(host, wheel, commands=commands)
+    assert (code, status["state"], status["digest"]) == (1, "failed", ""), log
+    copied = "s3 cp --only-show-errors --recursive --exclude=*/artefact/* --include="
+    (copy,) = [call for call in host.calls("aws") if call.startswith(copied)]
+    assert copy.endswith(f" {RESULTS} s3://bucket/builds-of/build-1/results")
