@@ -243,14 +243,12 @@ class RecommendOptions(CommandOptions, title="drafting"):
     """
 
     COMMON: ClassVar = (
-        *("draft_model", "download", "seconds", "max_new_tokens", "out", "device", "threads"),
+        *("draft_model", "seconds", "max_new_tokens", "out", "device", "threads"),
         *("target_host", "target", "tls_ca", "token_file", "usd_per_hour"),
     )
     RULES: ClassVar = RULES
     draft_model: ModelName | None = None
     """further directories and GGUF files to search for drafts: A,B"""
-    download: bool = False
-    """offer to download the two smallest published drafts that fit"""
     seconds: Seconds = 60.0
     """time after which no further prompt is started"""
     max_new_tokens: Count = 48

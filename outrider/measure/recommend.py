@@ -23,7 +23,7 @@ from outrider.measure.report import Report
 from outrider.measure.sets import read_set
 from outrider.measure.testbed import ArmSet
 from outrider.models.models_here import ModelHere, find_models
-from outrider.models.published_models import fetch_agreed, judged, published_for
+from outrider.models.published_models import judged, published_for
 from outrider.target.spawn import flag_words
 from outrider.text.completion import Completion
 from outrider.text.limits import Limit, dear_law, limit_of
@@ -48,9 +48,6 @@ def run(options: RecommendOptions) -> int:
         there, trip = full_description(target), measure_round_trip(target.probe, say)
     paths = [Path(path) for path in (options.draft_model or "").split(",") if path]
     models = [judged(model, there) for model in find_models(paths)]
-    if options.download:
-        fetch_agreed(published_for(there.model, models), tokenizer_identity(there))
-        models = [judged(model, there) for model in find_models(paths)]
     published = [str(model) for model in published_for(there.model, models)]
     print(f"here: {machine()}", *(f"published, not here: {name}" for name in published), sep="\n")
     arms, left_out = find_arms(models, there)
@@ -89,8 +86,8 @@ def find_arms(
     )
     if tokenizer is None:
         raise InvalidRequest(
-            f"no model on this machine has the tokenizer of {target.model}: --download fetches a "
-            "published one, --draft_model names a directory"
+            f"no model on this machine has the tokenizer of {target.model}: --draft_model names a "
+            "directory, and `outrider up --target_host HOST` fetches a published draft"
         )
     left_out = {model.name: model.refusal for model in models if model.refusal}
     drafts = sorted((model for model in models if not model.refusal), key=lambda model: model.size)
