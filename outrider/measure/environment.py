@@ -30,10 +30,15 @@ def environment() -> dict[str, Any]:
         "processor": processor(),
         "instructions": instructions(),
         "cpus": os.cpu_count(),
-        "load": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+        "load": load(),
         "commit": commit(),
         "versions": {name: found for name in _PACKAGES if (found := _version(name))},
     }
+
+
+def load() -> list[float] | None:
+    """The load of this machine; None where the system has no such figure."""
+    return list(os.getloadavg()) if hasattr(os, "getloadavg") else None
 
 
 def _version(package: str) -> str | None:

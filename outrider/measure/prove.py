@@ -22,7 +22,7 @@ from inference.errors import BadArtifact, Unavailable
 from inference.files import write_whole
 from inference.flags.group import flags_of
 from outrider.measure.arms import BASELINE
-from outrider.measure.environment import environment
+from outrider.measure.environment import load
 from outrider.measure.figures import ALL, Row, summarise
 from outrider.measure.graph_times import SHAPES, GraphTimes, time_graphs, times_table
 from outrider.measure.journal import Journal, opened, plan_of
@@ -69,7 +69,7 @@ def run(options: ProveOptions) -> int:
             arms = ArmSet(options.role, {BASELINE: PRESETS["vanilla"], DRAFTED: {}})
             text = SamplingOptions(max_new_tokens=options.max_new_tokens)
             arms.measure(journal, there, items, text, repeats=REPEATS, warm=False)
-        journal.write("end", {"load": environment()["load"]})
+        journal.write("end", {"load": load()})
     times = measured_graphs(options)
     report = _report(options, journal, times, checks)
     report.publish(out)
@@ -102,6 +102,7 @@ def _report(
         verdict(rows),
         rows,
         run,
+        times=[(*shape, seconds.value) for shape, seconds in times.seconds.items()],
         below=[*checks, *times_table(times, fitted, instance_family() or ""), ""],
         data={
             "digest": None if manifest is None else manifest.digest(),

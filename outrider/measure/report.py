@@ -20,7 +20,7 @@ from inference.files import write_whole
 from outrider.measure.arms import AGAIN, BASELINE, HYBRID, command
 from outrider.measure.figures import COSTS, Percentiles, Row, totals
 from outrider.measure.journal import Journal
-from outrider.measure.plots import draw
+from outrider.measure.plots import Times, draw
 from outrider.terminal.tables import aligned
 
 WIDTH = 100
@@ -147,8 +147,9 @@ def _speed_up_of(row: Row) -> float:
 class Report:
     """The results of a run.
 
-    below: lines below the table
     remarks: sentences that a reader needs to judge the figures
+    below: lines below the table
+    times: of forward passes, for a plot; without any, those that the target reported
     data: further fields of the JSON file
     """
 
@@ -157,6 +158,7 @@ class Report:
     run: Journal
     remarks: Sequence[str] = ()
     below: Sequence[str] = ()
+    times: Times = ()
     data: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -231,7 +233,8 @@ class Report:
             return
         directory.mkdir(parents=True, exist_ok=True)
         try:
-            plots = draw(directory, self.title, self.rows, self.run.starts[-1]["times"])
+            times = self.times or self.run.starts[-1]["times"]
+            plots = draw(directory, self.title, self.rows, times)
         except MissingExtra as error:
             plots = []
             say(f"no plots: {error}")

@@ -105,7 +105,7 @@ def test_a_drafts_quantization_is_that_of_the_file(
         (EXPERIMENT.replace("0 0.5", "2"), ["cs 200", "0 to 100"]),
         (EXPERIMENT.replace("api_cost", "beauty"), ["objective beauty", "total_cost"]),
         (EXPERIMENT.replace("1.208", "cheap"), ["usd_per_hour cheap", "a number"]),
-        (EXPERIMENT.replace(">none<", ">2bit<"), ["DRAFT_QUANTIZATION 2bit", "8bit, 4bit is"]),
+        (EXPERIMENT.replace(">none<", ">2bit<"), ["draft_quantization 2bit", "int8, int4 is"]),
         (EXPERIMENT.replace("DRAFT_Q", "TARGET_Q").replace("none", "4bit"), ["TARGET_Q", "4bit"]),
         (EXPERIMENT.replace("AR>1<", "AR>yes<"), ["ENABLE_SERVER_ONLY_AR yes", "0 or 1"]),
         (EXPERIMENT.replace("mt_bench", "gsm8k"), ["gsm8k.txt"]),
