@@ -4,7 +4,7 @@ Each arms the end of its host's lifetime and installs Outrider from a wheel of k
 script of a target's host then fetches what is served and the secrets, and starts the systemd unit.
 It holds no secret: certificate, key and keys file are read from parameters of AWS Systems Manager
 on the host. That of a job's host runs all commands one after the other, also after one that
-fails, and powers the host off in any case. In the bucket of a job lie:
+fails, and always powers the host off. In the bucket of a job lie:
 
     REPORTS/status.json   {"state": "running" | "built" | "failed", "step", "digest"}
     REPORTS/log.txt       all that was printed
@@ -123,7 +123,7 @@ def user_data(settings: HostSettings) -> str:
         f"{name}() {{ cat <<'END_OF_FILE'\n{content}END_OF_FILE\n}}\n"
         for name, content in files.items()
     )
-    script = _script(settings, "torch,aws", values, printing, "setup.sh")
+    script = _script(settings, values, printing, "setup.sh")
     if len(script.encode()) > MOST_BYTES:
         raise InvalidRequest(
             f"the host's flags make its user data {len(script.encode())} bytes long; EC2 takes "
@@ -137,21 +137,18 @@ def job_script(settings: JobSettings) -> str:
     lines = "".join(
         f'    "$python" -m {shlex.join(words)} || failed=$?\n' for words in settings.commands
     )
-    values = {"reports": settings.reports}
     body = f"run_commands() {{\n    local failed=0\n{lines}    return $failed\n}}\n"
-    return _script(settings, "torch,aws", values, body, "job.sh")
+    return _script(settings, {"reports": settings.reports}, body, "job.sh")
 
 
 def _script(
     settings: Installation,
-    extras: str,
     values: Mapping[str, str | int | None],
     functions: str,
     main: str,
 ) -> str:
     """A script for cloud-init: variables, functions, install.sh, then the file that acts.
 
-    extras: those of Outrider's package, such as torch,aws
     values: by the name of their variable, beside those of every host; None gives an empty one
     main: name of the file beside this one that ends the script
     """
@@ -164,7 +161,7 @@ def _script(
         "image_venv": settings.venv,
         "neuron_wheels": "\n".join((f"--extra-index-url {INDEX}", *WHEELS)) if on_image else None,
         "neuron_libraries": _LIBRARIES if on_image else None,
-        "extras": extras,
+        "extras": "torch,aws",
         "lifetime_minutes": max(1, round(settings.lifetime_hours * 60)),
     }
     assigned = "".join(

@@ -143,7 +143,7 @@ class ArmSet:
                         raise
                     left_out[name] = printable(str(error))
             drafts = {
-                name: find(roles[name]).fingerprint()
+                name: find(roles[name]).model.fingerprint()
                 for name in clients
                 if roles[name].computable.method is not None
             }

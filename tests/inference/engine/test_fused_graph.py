@@ -271,8 +271,8 @@ def test_a_shape_has_children_on_every_level_and_a_bucket_its_nodes() -> None:
 
 def manifest(fused: FusedPart | None) -> Manifest:
     return Manifest(
-        "cpu", "m", "f", "t", 61, (2,), {}, "float32", 1, 2, 64, 56, 8,
-        (Bucket(1, 8, 64, 8, 4, True, 64),), {}, {}, {}, {}, "c", "now", fused=fused
+        "m", "cpu", 61, (Bucket(1, 8, 64, 8, 4, True, 64),), 2, 56, 8, "float32", 1, {},
+        "f", "t", (2,), {}, 64, {}, {}, {}, "c", "now", fused=fused
     )  # fmt: skip
 
 
