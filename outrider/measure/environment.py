@@ -32,7 +32,7 @@ def environment() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "load": load(),
         "commit": commit(),
-        "versions": {name: found for name in _PACKAGES if (found := _version(name))},
+        "versions": {name: found for name in _PACKAGES if (found := installed_version(name))},
     }
 
 
@@ -41,7 +41,7 @@ def load() -> list[float] | None:
     return list(os.getloadavg()) if hasattr(os, "getloadavg") else None
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:

@@ -127,10 +127,3 @@ def test_a_target_whose_tokenizer_is_not_here_is_refused_in_one_line(
     told = capsys.readouterr().err
     assert "no model on this machine has the tokenizer of successor" in told
     assert told.startswith("error: ")
-
-
-def test_nobody_who_listens_is_refused_before_anything_is_loaded(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["recommend", "--target_host", "127.0.0.1:1"]) == 1
-    assert "127.0.0.1:1" in capsys.readouterr().err
