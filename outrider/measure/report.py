@@ -60,13 +60,10 @@ def _share_at(depth: int) -> Callable[[Row], str]:
 Columns = Mapping[str, Callable[[Row], str]]
 """The cell of a row by the head of its column."""
 
-PLACE: Columns = {
+SPEEDS: Columns = {
     "RTT": lambda row: f"{row.rtt_ms:g}",
     "kind": lambda row: row.kind,
     "arm": lambda row: row.arm + " (default)" * (row.arm == HYBRID),
-}
-SPEEDS: Columns = {
-    **PLACE,
     "tokens/s": lambda row: f"{row.tokens_per_second:.1f}",
     "x target-only": _speed_up,
     "TPOT": lambda row: _p50(row.time_per_output_token, ".2f"),
@@ -76,7 +73,6 @@ SPEEDS: Columns = {
     "J/token": lambda row: _cost(row.costs["joules_per_million"].times(1 / PER_MILLION)),
 }
 WAITS: Columns = {
-    **PLACE,
     "prompts": lambda row: f"{row.prompts}",
     "texts": lambda row: f"{row.texts}",
     "first": lambda row: _p50(row.time_to_first_token, ".0f"),
@@ -87,7 +83,9 @@ WAITS: Columns = {
     "down": lambda row: f"{row.counts['bytes_down'] / max(row.tokens, 1):.0f}",
     **{str(depth): _share_at(depth) for depth in range(1, 7)},
 }
-"""Waits in milliseconds, bytes a token, and the share of forward passes that accepted a depth."""
+"""Further columns of the Markdown page: waits in milliseconds, bytes a token, and the share of
+forward passes that accepted a depth.
+"""
 
 
 def table(rows: Sequence[Row], columns: Columns) -> list[str]:
