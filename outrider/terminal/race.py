@@ -52,7 +52,7 @@ class Lane:
         match event:
             case "piece", {"text": text, "by": by, "at": at}:
                 self.text.append(harmless(text), STYLES.get(by, STYLES["model"]))
-            case "tokens", {"ids": ids, "at": at}:
+            case "tokens", {"ids": ids, "at": at} if not self.ended:
                 self.tokens += len(ids)
             case "end", {"tokens": tokens, "seconds": at}:
                 self.tokens = tokens

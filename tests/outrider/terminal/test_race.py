@@ -74,7 +74,7 @@ def test_a_long_text_shows_its_latest_lines() -> None:
 def test_a_text_that_has_ended_keeps_its_seconds() -> None:
     lane = lanes()[0]
     end: TextEvent = "end", {"seconds": 2.0, "tokens": 3}
-    for event in (*piece(1.0, "a", tokens=4), end, *piece(3.0, "")[:1]):
+    for event in (*piece(1.0, "a", tokens=4), end, *piece(3.0, "", tokens=1)):
         lane.take(event)
     assert lane.figures == "done: 3 tokens, 2.0 s, 1.5 tokens/s"
 
