@@ -50,8 +50,7 @@ class GgufFile(FoundModel):
 
         if options.dtype is not None:
             raise InvalidRequest(
-                f"--dtype {options.dtype}: a GGUF file has its own precision, "
-                f"{self.config.weights}"
+                f"--dtype {options.dtype}: a GGUF file has its own precision, {self.config.weights}"
             )
         gpu = _gpu(options.device)
         threads = options.threads or cores()

@@ -69,8 +69,7 @@ class Checkpoint(FoundModel):
             return self
         from outrider.models.precision import find_compute_type
 
-        vocabulary = self.tokenizer.vocabulary
-        picked = find_compute_type(self.name, self.directory, vocabulary, options, drafts=drafts)
+        picked = find_compute_type(self.name, self.directory, options, drafts=drafts)
         if picked is None:
             return self
         return replace(self, precision=picked.precision, quantization=picked.matrices)

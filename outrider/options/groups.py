@@ -117,7 +117,7 @@ class DeviceOptions(Group, title="models and devices"):
     """auto, cpu, cuda, cuda:N, neuron or neuron-legacy; auto prefers CUDA"""
     dtype: PrecisionChoice = None
     """precision (default: auto, which is float32 for the embedded pair, else the checkpoint's own
-    or the fastest measured on this CPU; docs/drafts.md)"""
+    or a faster one on this CPU; docs/drafts.md)"""
     threads: Count | None = None
     """CPU threads (default: 1 for small models, else torch's choice)"""
     sequence_length: Count | None = None
