@@ -9,10 +9,12 @@
 # They make .venv first; PYTHON chooses the interpreter (3.11 to 3.14).
 # make package    wheel and sdist in dist/, and what publishing tools say of them; see CONTRIBUTING.md
 # make licences   dist/sbom.json and dist/licences.md: what a client installs, and its licences
+# make lock       requirements.lock: the client's packages with their hashes
 # make docs       the documentation as a site in build/site; a dead link is an error
 # make vendor     the chat page's libraries from npm, as outrider/endpoint/page/vendor/README.md lists them
 # make test-nxd   Neuron's builder on the real neuronx-distributed of a checkout: NXD=path; see CONTRIBUTING.md
 # make test-isa   arithmetic as a CPU with AVX2 only computes it, and one without; see CONTRIBUTING.md
+# make test-trn1  the tests of compile and of Neuron's backends with the libraries of a trn1 host beside the torch of .venv
 # make test-xla   the graphs and their arithmetic on torch 2.9 and torch_xla 2.9, as on trn1; makes .venv-xla, of 7 GB
 
 PYTHON ?= python3
@@ -20,7 +22,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 export PYTHONDONTWRITEBYTECODE :=  # child processes of tests would compile the product each time
 
-.PHONY: demo lint room check test test-all shuffled mutants examples test-isa test-xla test-nxd package licences docs proto vendor clean
+.PHONY: demo lint room check test test-all shuffled mutants examples test-isa test-trn1 test-xla test-nxd package licences docs lock proto vendor clean
 
 demo: .venv/installed
 	@$(BIN)/python -m outrider demo
@@ -58,6 +60,9 @@ test-isa: .venv/ready
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) -m "not extended" $(ISA)
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) -m "not extended" $(ISA)
 
+test-trn1: .venv-trn1/ready
+	.venv-trn1/bin/python -m pytest -n 2 --dist worksteal -m "not extended" tests/compile tests/inference/backends tests/test_lossless.py
+
 test-xla: .venv-xla/ready
 	PJRT_DEVICE=CPU .venv-xla/bin/python -m pytest tests/xla tests/inference/test_tree.py tests/inference/model/test_noise.py tests/inference/model/test_choice.py tests/inference/model/test_decoder.py tests/test_lossless.py
 
@@ -82,6 +87,11 @@ licences: .venv-publish/ready .venv-client/ready
 
 docs: .venv-docs/ready
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
+lock:
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/pip install --quiet 'uv>=0.9,<1'
+	.venv-lock/bin/uv pip compile pyproject.toml --quiet --constraint constraints.txt --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --output-file requirements.lock
 
 proto: .venv/ready
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. grpc_comm/proto/verifier.proto
@@ -130,10 +140,17 @@ vendor:
 	.venv-docs/bin/pip install --quiet 'mkdocs-material>=9.7,<10'
 	@touch $@
 
+# The host's own torch (2.9) comes with 7 GB of CUDA; make test-xla has it.
+.venv-trn1/ready: .venv/ready constraints-trn1.txt
+	$(PYTHON) -m venv .venv-trn1
+	.venv-trn1/bin/pip install --quiet --no-deps --requirement constraints-trn1.txt
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" > $$(.venv-trn1/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth
+	@touch $@
+
 .venv-xla/ready: pyproject.toml constraints-xla.txt
 	$(PYTHON) -m venv .venv-xla
 	.venv-xla/bin/pip install --quiet --constraint constraints-xla.txt --editable '.[torch]' torch_xla pytest pytest-timeout hypothesis
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-client .venv-docs .venv-publish .venv-xla
+	rm -rf .venv .venv-client .venv-docs .venv-lock .venv-publish .venv-trn1 .venv-xla

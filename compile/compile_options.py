@@ -137,8 +137,7 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
         for size in self.tree_sizes or ():
             if size > self.max_tree_nodes:
                 raise InvalidRequest(
-                    f"--tree_sizes {size}: sizes lie between 1 and {self.max_tree_nodes} "
-                    "(--max_tree_nodes)"
+                    f"--tree_sizes {size}: the maximum is {self.max_tree_nodes} (--max_tree_nodes)"
                 )
         if self.masks and self.sampling == "greedy":
             raise InvalidRequest("--masks is for sampled graphs: leave out --sampling greedy")

@@ -9,15 +9,7 @@ from pathlib import Path
 
 import inference
 from compile.compile_options import CompileOptions
-from compile.plan.buckets import (
-    MOST_GRAPHS,
-    SAMPLED,
-    Limits,
-    Sizes,
-    first_graphs,
-    graphs_of,
-    tree_slots,
-)
+from compile.plan.buckets import MOST_GRAPHS, SAMPLED, GraphSizes, first_graphs, graphs_of
 from compile.plan.fit import fits, usual_ranks
 from compile.spec import CompileSpec, least_nodes, mask_words
 from inference.artifact import Bucket, DraftBucket, FusedPart, RoundBucket
@@ -97,34 +89,17 @@ def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildR
 
     Where --batch was not given, the most of a few row counts that fit are taken.
     """
-    small = checkpoint.vocabulary <= _SMALL_VOCABULARY
-    few = small or options.fused  # rounds are graphs, too
     ranks = _ranks(options, checkpoint)
-    sizes = Sizes(
-        options.prompt_chunks,
-        options.tree_sizes,
-        options.slots,
-        options.sampling or ("sampled" if small else "both"),
-        mask_words(checkpoint.vocabulary, ranks) if options.masks else 0,
-        few,
-        _WINDOWS if options.device != "cpu" and not few else 2,
-        MOST_GRAPHS - _between(options),
-    )
     for rows in _ROWS if options.batch is None else (options.batch,):
-        limits = _limits(options, checkpoint, sizes, rows)
-        spec = _spec(options, checkpoint, sizes, limits, ranks)
+        sizes = _sizes(options, checkpoint, ranks, rows)
+        spec = _spec(options, checkpoint, sizes, ranks)
         if options.batch is not None or fits(checkpoint.config, spec):
             break
     if not options.quick:
         return BuildRequest(spec, checkpoint)
-    first = first_graphs(spec, limits)
+    first = first_graphs(spec, sizes)
     lacking = tuple(graph for graph in spec.graphs if graph not in first.graphs)
     return BuildRequest(first, checkpoint, lacking)
-
-
-def _between(options: CompileOptions) -> int:
-    """Graphs that a Neuron target calls between the others: one copies rows, one makes noise."""
-    return 0 if options.device == "cpu" else 2
 
 
 def _ranks(options: CompileOptions, checkpoint: BuildCheckpoint) -> int:
@@ -133,24 +108,48 @@ def _ranks(options: CompileOptions, checkpoint: BuildCheckpoint) -> int:
     return options.tensor_parallel or usual_ranks([checkpoint.config, *drafts], options.device)
 
 
+def _sizes(
+    options: CompileOptions, checkpoint: BuildCheckpoint, ranks: int, rows: int
+) -> GraphSizes:
+    """The sizes of the graphs. A Neuron target calls two more between them: one copies rows, one
+    makes noise.
+    """
+    config, cpu = checkpoint.config, options.device == "cpu"
+    length = allowed_length(
+        options.sequence_length, checkpoint.name, config.max_positions, config.limited_by
+    )
+    small = checkpoint.vocabulary <= _SMALL_VOCABULARY
+    few = small or options.fused  # rounds are graphs, too
+    return GraphSizes(
+        rows,
+        min(max(options.prompt_chunks or (_CHUNK if cpu else _NEURON_CHUNK,)), length),
+        options.max_tree_nodes,
+        least_nodes(options.precision),
+        length,
+        prefill=options.prompt_chunks,
+        trees=options.tree_sizes,
+        slots=options.slots,
+        sampling=options.sampling or ("sampled" if small else "both"),
+        words=mask_words(checkpoint.vocabulary, ranks) if options.masks else 0,
+        few=few,
+        windows=2 if cpu or few else _WINDOWS,
+        most=MOST_GRAPHS if cpu else MOST_GRAPHS - 2,
+    )
+
+
 def _spec(
-    options: CompileOptions,
-    checkpoint: BuildCheckpoint,
-    sizes: Sizes,
-    limits: Limits,
-    ranks: int,
+    options: CompileOptions, checkpoint: BuildCheckpoint, sizes: GraphSizes, ranks: int
 ) -> CompileSpec:
-    """The spec with graphs of the given sizes, or the default ones."""
     fused = None
     if checkpoint.draft is not None:
-        fused = _fused_part(options, limits, sizes, checkpoint.directory, checkpoint.draft)
+        fused = _fused_part(options, sizes, checkpoint.directory, checkpoint.draft)
     return CompileSpec(
         model=checkpoint.name,
         target=options.device,
         vocabulary=checkpoint.vocabulary,
-        buckets=graphs_of(sizes, limits),
-        rows=limits.rows,
-        sequence_length=limits.sequence_length,
+        buckets=graphs_of(sizes),
+        rows=sizes.rows,
+        sequence_length=sizes.sequence_length,
         max_tree_nodes=options.max_tree_nodes,
         dtype=options.precision,
         tensor_parallel=ranks,
@@ -160,44 +159,27 @@ def _spec(
     )
 
 
-def _limits(
-    options: CompileOptions, checkpoint: BuildCheckpoint, sizes: Sizes, rows: int
-) -> Limits:
-    requested, config = options.sequence_length, checkpoint.config
-    length = allowed_length(requested, checkpoint.name, config.max_positions, config.limited_by)
-    return Limits(
-        rows,
-        min(max(sizes.prefill or (_CHUNK if options.device == "cpu" else _NEURON_CHUNK,)), length),
-        options.max_tree_nodes,
-        least_nodes(options.precision),
-        length,
-    )
-
-
-def _fused_part(
-    options: CompileOptions, limits: Limits, sizes: Sizes, target: Path, draft: Path
-) -> FusedPart:
+def _fused_part(options: CompileOptions, sizes: GraphSizes, target: Path, draft: Path) -> FusedPart:
     """The part of the spec about the draft, by the checkpoints of both. Raises Mismatch when the
     tokenizers differ.
 
     Rounds of one text read as much of the caches as the target's own trees do, rounds of all rows
     the whole. A dry run reads the draft's config.json alone.
     """
-    shape, capacity = options.drafted, limits.capacity
+    shape, capacity = options.drafted, sizes.capacity
     if options.device != "cpu" and shape.depth >= WINDOW:
         raise InvalidRequest(
             f"a {shape} has depth {shape.depth}: a Neuron target supports at most {WINDOW - 1} "
             "drafted tokens in a row"
         )
     positions = read_config(draft).max_positions
-    if limits.sequence_length > positions:
+    if sizes.sequence_length > positions:
         raise InvalidRequest(
-            f"--sequence_length {limits.sequence_length}: the draft takes {positions} tokens at "
-            "most"
+            f"--sequence_length {sizes.sequence_length}: the draft takes {positions} tokens at most"
         )
-    read = {(1, slots) for slots in tree_slots(sizes, limits)} | {(limits.rows, capacity)}
+    read = {(1, slots) for slots in sizes.tree_slots} | {(sizes.rows, capacity)}
     rounds = product(sorted(read), SAMPLED[sizes.sampling])
-    chunk = max(limits.chunk, 1 + shape.inner)
+    chunk = max(sizes.chunk, 1 + shape.inner)
     return FusedPart(
         model=options.draft_model or "outrider-embedded-draft",
         fingerprint="" if options.dry_run else _fingerprint(draft, target),

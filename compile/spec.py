@@ -7,14 +7,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from inference.artifact import Bucket, FusedPart, Manifest
+from inference.artifact import Bucket, CompiledTarget, FusedPart, Manifest
 from inference.errors import InvalidRequest
 from inference.sampling import CANDIDATES
 
 TARGETS = ("cpu", "trn1", "inf2", "trn2", "trn3")
 DTYPES = ("float32", "bfloat16", "float16")
-SAMPLINGS = ("both", "greedy", "sampled")
-"""Choices for the graphs of trees: greedy ones, sampled ones, or both."""
 
 _MOST_PLACES = 1 << 24
 """Slots of all rows, at most: accelerators may compute an index in float32."""
@@ -23,22 +21,15 @@ MAX_LEVELS = 16
 
 
 @dataclass(frozen=True)
-class CompileSpec:
-    """The spec of a target to build. Raises InvalidRequest for values that do not fit together."""
+class CompileSpec(CompiledTarget):
+    """The spec of a target to build. Its compiler flags are those beside the builder's own.
 
-    model: str  # the name it is known by
-    target: str  # one of TARGETS
-    vocabulary: int  # ids of the tokenizer
-    buckets: tuple[Bucket, ...]  # the target's own graphs
-    rows: int = 4  # sequences held at once
-    sequence_length: int = 2048  # prompt and output together
-    max_tree_nodes: int = 64  # nodes of the largest tree, its root included
-    dtype: str = "float32"  # one of DTYPES
-    tensor_parallel: int = 1  # ranks that share the model
-    # flag -> value ("" for none), beside those the builder always sets
+    Raises InvalidRequest for values that do not fit together.
+    """
+
+    dtype: str = "float32"
+    tensor_parallel: int = 1
     compiler_flags: Mapping[str, str] = field(default_factory=dict)
-    fused: FusedPart | None = None  # the draft that is built into it
-    features: tuple[int, ...] = ()  # layers whose inputs the graphs return, ascending
 
     def __post_init__(self) -> None:
         for name, allowed in (("target", TARGETS), ("dtype", DTYPES)):
@@ -70,19 +61,8 @@ class CompileSpec:
     @classmethod
     def of(cls, manifest: Manifest) -> CompileSpec:
         """The spec of an artefact's own graphs, without a draft beside them."""
-        names = [one.name for one in fields(cls) if one.name != "fused"]
+        names = [each.name for each in fields(cls) if each.name != "fused"]
         return cls(**{name: getattr(manifest, name) for name in names})
-
-    @property
-    def graphs(self) -> tuple[Bucket, ...]:
-        """All graphs that are to be compiled: the target's, then the draft's, then those of
-        both.
-        """
-        return (
-            self.buckets
-            if self.fused is None
-            else (*self.buckets, *self.fused.prefill, *self.fused.rounds)
-        )
 
     @property
     def capacity(self) -> int:
@@ -136,7 +116,7 @@ def check_target(target: str, tensor_parallel: int) -> None:
 
 def _check_buckets(spec: CompileSpec) -> None:
     """Check that the graphs agree with the cache and serve everything that the spec promises."""
-    names = [bucket.name for bucket in spec.buckets]
+    names = [bucket.name for bucket in spec.graphs]
     if len(set(names)) < len(names):
         raise InvalidRequest(
             f"graph {next(name for name in names if names.count(name) > 1)} is asked for twice"

@@ -108,14 +108,14 @@ def plan(aws: Aws, options: CompileOptions) -> tuple[HostJob, str]:
         "build",
         replace(host, parameters={**host.parameters, **writes}),
         bucket,
-        (("compile", *host_arguments(options, store, graphs)),),
+        ("compile", *host_arguments(options, store, graphs)),
         wheel=on.wheel,
         venv=NEURON_VENV if neuron else None,
         needs_token=needs_token,
-        notes=(
-            f"memory      this build needs about {need / GIB:.0f} GiB",
-            f"store       {store}; it is kept",
-        ),
+        notes={
+            "memory": f"this build needs about {need / GIB:.0f} GiB",
+            "store": f"{store}; it is kept",
+        },
     )
     return job, store
 

@@ -1,9 +1,9 @@
-"""A job: commands that an instance of EC2 runs once. It is started, followed, and removed whatever
-comes of it.
+"""A job: a command that an instance of EC2 runs once. The instance is started, followed, and
+removed, also after a failure.
 
-The instance has a stack of its own, as a target has, and writes its log, its state and its results
-to the bucket (deploy/host/user_data.py). If this machine is lost, the instance ends itself at the
-end of its commands, or of its lifetime.
+It has a stack of its own, as a target has, and writes its log, its state and its results to the
+bucket (deploy/host/user_data.py). If this machine is lost, the instance ends itself when its
+command or its lifetime ends.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from compile.aws import Aws
@@ -23,9 +23,10 @@ from deploy.deployment import Host, hub_token_parameter
 from deploy.handover import put_hub_token, withdraw_secrets
 from deploy.host.user_data import JobSettings, job_script
 from deploy.instance_kind import InstanceKind
-from deploy.instance_price import InstancePrices, NoPrice, cost_so_far
+from deploy.instance_price import cost_so_far
 from deploy.launch import Launch
-from deploy.places import SubnetInZone, find_image, places_for
+from deploy.places import SubnetInZone
+from deploy.plan import ask_account, cost_rows, find_price, host_rows, plan_text
 from deploy.running_instance import describe_instance, living_instance
 from deploy.stack import StackState, TargetStack
 from inference.command import say
@@ -41,11 +42,11 @@ class HostJob:
     what: str  # build or proof, for messages
     host: Host
     bucket: str
-    commands: tuple[tuple[str, ...], ...]  # words behind `python -m`
+    command: tuple[str, ...]  # words behind `python -m`
     wheel: str | None = None  # file of Outrider for the instance; None builds one
     venv: str | None = None  # of the machine image
     needs_token: bool = False  # of the hub, for one of its models
-    notes: tuple[str, ...] = ()  # lines of the plan that this job has beside those of every job
+    notes: Mapping[str, str] = field(default_factory=dict)  # rows of this job's plan alone
 
     @property
     def reports(self) -> str:
@@ -93,29 +94,38 @@ def prepare(aws: Aws, job: HostJob, *, dry_run: bool, confirmed: bool) -> Start 
     """Print the plan, ask unless it is confirmed, and put into the bucket what the instance needs.
     Returns None where nothing is to be started.
     """
-    places = places_for(aws, job.host.instance, None)
-    find_image(aws, job.host.image_parameter)
-    print(*_plan_lines(job, places[0].zone), sep="\n", flush=True)
+    host = job.host
+    account = ask_account(aws, host)
+    rows = {
+        **host_rows(host, account),
+        "runs": f"python -m {' '.join(job.command)}",
+        "hub": "your token: a SecureString, deleted when read" if job.needs_token else "",
+        **job.notes,
+        "stack": f"{host.stack}: removed after the {job.what}, even if it fails",
+        "ends": f"by itself within {host.lifetime_hours:g} h (--lifetime_hours)",
+        **cost_rows(host, find_price(host)),
+    }
+    print(plan_text(rows), flush=True)
     if dry_run or not (confirmed or ask()):
         return None
-    bucket, host = HostBucket(aws, job.bucket), job.host
+    bucket = HostBucket(aws, job.bucket)
     bucket.make()
     url, sha256 = put_wheel(bucket, job.wheel)
     settings = JobSettings(
         region=aws.region,
         wheel=url,
         wheel_sha256=sha256,
-        commands=job.commands,
+        command=job.command,
         reports=f"s3://{job.bucket}/{job.reports}",
         hub_token=hub_token_parameter(host.name) if job.needs_token else None,
         venv=job.venv,
         lifetime_hours=host.lifetime_hours,
     )
-    return Start(places, job_script(settings))
+    return Start(account.places, job_script(settings))
 
 
 def run_job(aws: Aws, job: HostJob, start: Start) -> str:
-    """Start the instance, wait for the end of its commands, and remove it. Returns the digest of
+    """Start the instance, wait for the end of its command, and remove it. Returns the digest of
     what it built; empty where it built nothing. Raises Unavailable where it failed.
     """
     try:
@@ -134,27 +144,6 @@ def ask() -> bool:
             "nothing was started: cannot ask, stdin is not a terminal; --yes starts"
         )
     return input("start this? [y/N] ").strip().lower() in ("y", "yes")
-
-
-def _plan_lines(job: HostJob, zone: str) -> Iterator[str]:
-    """Yield the lines of a job's plan: instance, commands, lifetime and maximum cost in USD."""
-    host = job.host
-    yield f"instance    {host.instance.name}, {host.market}, in {zone}"
-    yield f"image       {host.image_parameter}"
-    yield f"volume      {host.volume_gib} GiB gp3, encrypted, deleted with the instance"
-    yield from (f"runs        python -m {' '.join(words)}" for words in job.commands)
-    if job.needs_token:
-        yield "token       yours of the hub: a SecureString, which the instance reads and deletes"
-    yield from job.notes
-    yield f"stack       {host.stack}: removed after the {job.what}, even if it fails"
-    yield f"ends        by itself within {host.lifetime_hours:g} h (--lifetime_hours)"
-    try:
-        price = InstancePrices().find(host.instance.name, host.region, host.market)
-    except NoPrice as error:
-        yield f"$/h         {error}"
-        return
-    maximum = price.usd_per_hour * host.lifetime_hours
-    yield f"$/h         {price}; at most ${maximum:.2f} in all, for the instance alone"
 
 
 def _remove(aws: Aws, job: HostJob) -> None:

@@ -1,11 +1,11 @@
-"""What `outrider deploy up` creates and serves, checked against the account and the instance, and
-what that costs. Nothing is created here.
+"""Plans of targets and jobs: what is created and served, checked against the account and the
+instance, and what that costs. Nothing is created here.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +34,49 @@ class AccountView(NamedTuple):
     image_id: str
 
 
+def ask_account(aws: Aws, host: Host, subnet: str | None = None) -> AccountView:
+    """Ask the account where the host can start. Raises InvalidRequest where it cannot."""
+    places = places_for(aws, host.instance, subnet)
+    return AccountView(aws.account, places, find_image(aws, host.image_parameter))
+
+
+def find_price(host: Host, *, live: bool = True) -> Price | NoPrice:
+    """The price of the host's hour, or the reason why it is not known."""
+    try:
+        return InstancePrices(live=live).find(host.instance.name, host.region, host.market)
+    except NoPrice as error:
+        return error
+
+
+def host_rows(host: Host, account: AccountView | None) -> dict[str, str]:
+    """Rows of a plan: the instance that is started, and what it starts with."""
+    bundled = bundled_prices().types.get(host.instance.name)
+    device = bundled.accelerators if bundled else host.instance.kind
+    image = f" = {account.image_id}" if account else ""
+    return {
+        "instance": f"{host.instance.name}, {host.market} ({device})",
+        "zones": ", ".join(place.zone for place in account.places) if account else "",
+        "image": f"{host.image_parameter}{image}",
+        "volume": f"{host.volume_gib} GiB gp3, encrypted, deleted with the instance",
+    }
+
+
+def cost_rows(host: Host, price: Price | NoPrice) -> dict[str, str]:
+    """Rows of a plan: the price of an hour, and the maximum cost."""
+    if isinstance(price, NoPrice):
+        return {"$/h": str(price)}
+    maximum = price.usd_per_hour * host.lifetime_hours
+    return {
+        "$/h": f"{price}; volume, address and traffic are not in it",
+        "at most": f"${maximum:.2f} for the instance until its lifetime ends",
+    }
+
+
+def plan_text(rows: Mapping[str, str]) -> str:
+    """The plan of these rows; empty ones are left out."""
+    return "\n".join(f"{label:<12}{text}" for label, text in rows.items() if text)
+
+
 class Plan(NamedTuple):
     """A target and its host, with what is known of them."""
 
@@ -43,19 +86,12 @@ class Plan(NamedTuple):
     account: AccountView | None  # None where there are no credentials
     price: Price | NoPrice  # of an hour, or the reason why it is not known
 
-    def lines(self) -> Iterator[str]:
-        """The plan, line by line."""
-        options, host, account, instance = self.options, self.host, self.account, self.host.instance
-        image = f" = {account.image_id}" if account else ""
-        bundled = bundled_prices().types.get(instance.name)
-        device = bundled.accelerators if bundled else instance.kind
+    def __str__(self) -> str:
+        options, host, account = self.options, self.host, self.account
         bucket = options.bucket_name(account.number if account else "ACCOUNT", host.region)
         rows = {
             "target": f"{host.name}, stack {host.stack} in {host.region}",
-            "instance": f"{instance.name} ({device}), {host.market}",
-            "zones": ", ".join(place.zone for place in account.places) if account else "",
-            "image": f"{host.image_parameter}{image}",
-            "volume": f"{host.volume_gib} GiB gp3, encrypted, deleted with the instance",
+            **host_rows(host, account),
             "artefact": _served(options, self.manifest),
             "bucket": f"s3://{bucket} for Outrider's wheel and artefacts; it is kept at `down`",
             "role": f"{_ROLE}; reads s3://{bucket} and its own secrets",
@@ -68,31 +104,21 @@ class Plan(NamedTuple):
                 f"after {options.lifetime_hours:g} h in any case (--lifetime_hours)"
             ),
             "creates": ", ".join(created_resources()),
-            **_costs(self),
+            **cost_rows(host, self.price),
+            "$/M tokens": _token_cost(self),
         }
-        yield from (f"{label:<12}{text}" for label, text in rows.items() if text)
         if account is None:
-            yield (
-                "AWS was not asked: zones, image, artefact on S3 and prices of today are not "
-                "checked"
-            )
+            rows["AWS"] = "was not asked: zones, image, artefact on S3 and prices are not checked"
+        return plan_text(rows)
 
 
 def make_plan(options: UpOptions, host: Host, aws: Aws | None) -> Plan:
     """Ask the account about a target, where there are credentials. Without, the price is the
     bundled one. Raises InvalidRequest for what cannot be started or served.
     """
-    account = None
-    if aws is not None:
-        places = places_for(aws, host.instance, options.subnet)
-        account = AccountView(aws.account, places, find_image(aws, host.image_parameter))
+    account = None if aws is None else ask_account(aws, host, options.subnet)
     manifest = read_served(options) if account or options.own_artifact else None
-    try:
-        prices = InstancePrices(live=aws is not None)
-        price: Price | NoPrice = prices.find(host.instance.name, host.region, host.market)
-    except NoPrice as error:
-        price = error
-    return Plan(options, host, manifest, account, price)
+    return Plan(options, host, manifest, account, find_price(host, live=aws is not None))
 
 
 def _served(options: UpOptions, manifest: Manifest | None) -> str:
@@ -110,20 +136,12 @@ def _ports(options: UpOptions) -> str:
     return f"{options.port} for {options.allow_cidr}, with TLS and a key; no SSH"
 
 
-def _costs(plan: Plan) -> dict[str, str]:
-    if isinstance(plan.price, NoPrice):
-        return {"$/h": str(plan.price)}
-    usd, tokens = plan.price.usd_per_hour, ""
+def _token_cost(plan: Plan) -> str:
     speed = computed_speed(plan.manifest) if plan.manifest else None
-    if speed is not None:
-        million = hire_usd(1e6 / speed.tokens_per_second, usd)
-        tokens = f"{million:.4f} at {speed.tokens_per_second:.4g} tokens/s ({speed.source})"
-    maximum = usd * plan.host.lifetime_hours
-    return {
-        "$/h": f"{plan.price}; volume, address and traffic are not in it",
-        "at most": f"${maximum:.2f} for the instance until its lifetime ends",
-        "$/M tokens": tokens,
-    }
+    if speed is None or isinstance(plan.price, NoPrice):
+        return ""
+    million = hire_usd(1e6 / speed.tokens_per_second, plan.price.usd_per_hour)
+    return f"{million:.4f} at {speed.tokens_per_second:.4g} tokens/s ({speed.source})"
 
 
 class Speed(NamedTuple):

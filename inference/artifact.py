@@ -210,38 +210,47 @@ class FusedPart(Record):
 
 
 @dataclass(frozen=True)
-class Manifest(Record):
-    """Everything that must match for an artefact to be loaded."""
+class CompiledTarget(Record):
+    """A target for one kind of device, as a spec requests it and a manifest records it."""
 
+    model: Text  # its name
     target: Text  # cpu, trn1, inf2, trn2 or trn3
-    model: Text
-    model_fingerprint: Text
-    tokenizer_fingerprint: Text
-    vocabulary: Count
-    stop_ids: tuple[Id, ...]
-    config: Mapping[str, Any]  # the checkpoint's config.json
+    vocabulary: Count  # ids of the tokenizer
+    buckets: tuple[Bucket, ...]  # the target's own graphs
+    rows: Count  # sequences in the cache
+    sequence_length: Count  # prompt and output together
+    max_tree_nodes: Count  # nodes of the largest tree, its root included
     dtype: Text
-    tensor_parallel: Count
-    rows: Count
-    capacity: Count  # usable slots a row; the cache has one more
-    sequence_length: Count
-    max_tree_nodes: Count
-    buckets: tuple[Bucket, ...]
-    compiler_flags: Texts
-    versions: Texts  # package or SDK -> version
-    host: Texts  # requirements on the machine, such as cpu_capability
-    files: Files
-    command: Text  # the command line that built the artefact
-    created: Text
-    schema: int = SCHEMA
-    fused: FusedPart | None = None
-    features: FeatureLayers = ()  # layers whose inputs the graphs return, ascending
+    tensor_parallel: Count  # ranks that share the model
+    compiler_flags: Texts  # flag -> value ("" for none)
+    fused: FusedPart | None = field(default=None, kw_only=True)  # the draft in its graphs
+    # layers whose inputs the graphs return, ascending
+    features: FeatureLayers = field(default=(), kw_only=True)
 
     @property
     def graphs(self) -> tuple[Bucket, ...]:
         """Buckets of all compiled graphs: the target's, the draft's, then the fused rounds'."""
         beside = () if self.fused is None else (*self.fused.prefill, *self.fused.rounds)
         return (*self.buckets, *beside)
+
+
+@dataclass(frozen=True)
+class Manifest(CompiledTarget):
+    """Everything that must match for an artefact to be loaded. Its compiler flags include those
+    that a builder always sets.
+    """
+
+    model_fingerprint: Text
+    tokenizer_fingerprint: Text
+    stop_ids: tuple[Id, ...]
+    config: Mapping[str, Any]  # the checkpoint's config.json
+    capacity: Count  # usable slots a row; the cache has one more
+    versions: Texts  # package or SDK -> version
+    host: Texts  # requirements on the machine, such as cpu_capability
+    files: Files
+    command: Text  # the command line that built the artefact
+    created: Text
+    schema: int = SCHEMA
 
     def digest(self) -> str:
         """SHA-256 of the manifest's canonical form, which covers every file of the artefact."""

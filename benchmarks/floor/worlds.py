@@ -67,6 +67,22 @@ class DriftingMachine(Machine):
         return super().seconds(rows, nodes, now) * (wave if nodes > 1 else 1.0)
 
 
+class RecordingMachine(Machine):
+    """A GPU at its first start: the first call of a shape runs eagerly, the second is recorded.
+    Shapes of up to `planned` nodes were recorded before it listened.
+    """
+
+    FIRST_CALLS = (5.0, 15.0)  # what they cost, in replayed ones
+
+    def __init__(self, seed: int, planned: int) -> None:
+        super().__init__(GENTLE, seed)
+        self._left = {1 << power: [*self.FIRST_CALLS] for power in range(7) if 1 << power > planned}
+
+    def seconds(self, rows: int, nodes: int, now: float) -> float:
+        costs = self._left.get(padded := 1 << (nodes - 1).bit_length())
+        return super().seconds(rows, padded, now) * (costs.pop(0) if costs else 1.0)
+
+
 class World(NamedTuple):
     """A machine by its seed, and a draft elsewhere."""
 
@@ -98,6 +114,8 @@ WORLDS: dict[str, World | Sharing] = {
     "by-turns": World(_even(GENTLE), RIGHT._replace(works=lambda at: at // 24 % 2 == 0)),
     "buckets": World(_buckets({1: 1.0, 8: 1.1, 16: 3.0, 64: 9.0})),
     "dear-buckets": World(_buckets({1: 1.0, 8: 2.6, 16: 3.0, 64: 3.2})),
+    "first-start": World(partial(RecordingMachine, planned=64)),
+    "first-start-unplanned": World(partial(RecordingMachine, planned=0)),
     "shared-useless": Sharing(2.0),
     "shared-useless-5x": Sharing(5.0),
     "shared-late": Sharing(1.5, pays_after=12),

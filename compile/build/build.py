@@ -67,7 +67,6 @@ class Builder(Protocol):
     while its earlier files are unchanged. If called again it writes them anew.
     """
 
-    target: str
     workers: int  # graphs that are built at once
 
     def prepare(self, directory: Path) -> list[str]:
@@ -133,10 +132,6 @@ def build_artifact(
     """Build what is not built yet. A complete artefact stays as it is. Raises InvalidRequest,
     naming the process, while another one builds in the directory.
     """
-    if builder.target != spec.target:
-        raise InvalidRequest(f"a builder for {builder.target} was given a spec for {spec.target}")
-    if not spec.buckets:
-        raise InvalidRequest("no graphs are asked for")
     _make_room(directory)
     with_ = builder.made_with()
     names = [bucket.name for bucket in spec.graphs]
@@ -279,28 +274,17 @@ def make_manifest(
 ) -> Manifest:
     """The manifest of what was built. files: path -> SHA-256; command: that built it"""
     return Manifest(
-        target=spec.target,
-        model=spec.model,
+        **vars(spec) | {"compiler_flags": with_.flags},
         model_fingerprint=source.model_fingerprint,
         tokenizer_fingerprint=source.tokenizer_fingerprint,
-        vocabulary=spec.vocabulary,
         stop_ids=source.stop_ids,
         config=source.config,
-        dtype=spec.dtype,
-        tensor_parallel=spec.tensor_parallel,
-        rows=spec.rows,
         capacity=spec.capacity,
-        sequence_length=spec.sequence_length,
-        max_tree_nodes=spec.max_tree_nodes,
-        buckets=spec.buckets,
-        compiler_flags=with_.flags,
         versions=with_.versions,
         host=with_.host,
         files=dict(files),
         command=command,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        fused=spec.fused,
-        features=spec.features,
     )
 
 

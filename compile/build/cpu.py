@@ -57,7 +57,6 @@ class CpuBuilder:
     draft: the checkpoint of the draft in the graphs, where the spec has one
     """
 
-    target = "cpu"
     workers = 1  # inductor compiles one graph at a time
 
     def __init__(self, spec: CompileSpec, checkpoint: Path, draft: Path | None = None) -> None:

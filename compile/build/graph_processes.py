@@ -31,7 +31,6 @@ class InProcesses:
 
     def __init__(self, make: MakeBuilder, workers: int, *, quiet: bool) -> None:
         self.workers, self._here = workers, make()
-        self.target = self._here.target
         threads = max(1, processors() // workers)
         spawned = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(workers, spawned, _begin, (make, threads, quiet))

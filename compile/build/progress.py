@@ -6,14 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, TimeElapsedColumn
 
 Say = Callable[[str], None]
 WEIGHTS, JOINT = "weights", "joint"
@@ -28,24 +21,22 @@ class BuildProgress:
     """
 
     def __init__(self, say: Say, bar: Progress | None = None) -> None:
-        self.say, self._bar = say, bar
+        self.say, self._bar = say, bar or Progress(disable=True)
         self._labels: dict[str, str] = {}
-        self._task = None if bar is None else bar.add_task("planning", total=None)
+        self._task = self._bar.add_task("planning", total=None)
 
     def plan(self, stages: Sequence[str]) -> None:
         """Set the names of all stages, in their order."""
         self._labels = {
             name: f"[{index}/{len(stages)}] {name}" for index, name in enumerate(stages, 1)
         }
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, total=len(stages))
+        self._bar.update(self._task, total=len(stages))
 
     def start(self, stage: str) -> None:
         """Report that a stage has started."""
-        if self._bar is None or self._task is None:
+        self._bar.update(self._task, description=stage)
+        if self._bar.disable:
             self.say(f"{self._labels[stage]} ...")
-        else:
-            self._bar.update(self._task, description=stage)
 
     def finish(self, stage: str, seconds: float, size: int) -> None:
         """Report that a stage has run. size: bytes of its files"""
@@ -57,15 +48,13 @@ class BuildProgress:
 
     def _end(self, line: str) -> None:
         self.say(line)
-        if self._bar is not None and self._task is not None:
-            self._bar.advance(self._task)
+        self._bar.advance(self._task)
 
 
 @contextmanager
 def live_progress() -> Iterator[BuildProgress]:
     """Progress on a terminal: a line for each stage above a bar with the time left."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
-    times = (TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, *times, console=console, transient=True) as bar:
+    columns = (*Progress.get_default_columns(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
         yield BuildProgress(lambda line: console.print(line, highlight=False, markup=False), bar)

@@ -52,7 +52,7 @@ class TorchNeuronBuilder:
         versions: Mapping[str, str],
         machine: Machine = TRAINIUM,
     ) -> None:
-        self.target, self._spec, self._checkpoint = spec.target, spec, checkpoint
+        self._spec, self._checkpoint = spec, checkpoint
         self._versions, self._machine = versions, machine
         self._config = read_config(checkpoint)
         self._dealt = parallel_config(self._config, spec.tensor_parallel, spec.vocabulary)
@@ -89,8 +89,8 @@ class TorchNeuronBuilder:
 
     def made_with(self) -> MadeWith:
         host = {
-            "family": self.target,
-            "logical_cores": str(logical_cores(self.target)),
+            "family": self._spec.target,
+            "logical_cores": str(logical_cores(self._spec.target)),
             "interface": "torch.compile",
         }
         line = self._flags()

@@ -2,7 +2,7 @@
 one by one, all graphs in one file.
 
 It needs AWS's packages and no device. The graphs keep their caches as state, which is reassigned
-out of place. Graphs are told apart by the names and shapes of their inputs.
+out of place.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from compile.spec import CompileSpec
 from inference.artifact import Bucket
 from inference.backends.neuron import PACKAGE, SHARD
 from inference.backends.neuron_sdk import sdk_versions
-from inference.errors import InvalidRequest
 from inference.files import cache_directory, write_whole
 from inference.model.config import read_config
 from inference.model.round_graph import idle_inputs
@@ -61,7 +60,7 @@ class NeuronBuilder:
         cache: NeffCache | None = None,
         workers: int | None = None,
     ) -> None:
-        self.target, self._tools, self._spec = spec.target, Toolchain(spec), spec
+        self._tools, self._spec = Toolchain(spec), spec
         self._checkpoints = {"decoder": checkpoint} | ({"draft": draft} if draft else {})
         self._configs = {name: read_config(path) for name, path in self._checkpoints.items()}
         for config in self._configs.values():
@@ -103,7 +102,6 @@ class NeuronBuilder:
         """Put every graph into one package, without weights. With several rows there is also a
         graph that copies a row, and with sampling one that makes noise.
         """
-        check_routes(buckets)
         calls = [*(self._call(bucket) for bucket in buckets), *self._between.values()]
         records = [
             self._record(directory, f"graphs/{name}.json", call, {})
@@ -198,25 +196,3 @@ def hot_graph(spec: CompileSpec) -> Bucket | None:
     return max(
         trees, key=lambda each: (each.nodes, each.rows, each.slots, each.sampled, -each.words)
     )
-
-
-def check_routes(buckets: Sequence[Bucket]) -> None:
-    """Check that no two graphs take inputs of equal names and shapes. A call could not tell which
-    of them is meant.
-    """
-    routes: dict[tuple[Any, ...], str] = {}
-    for bucket in buckets:
-        route = (
-            type(bucket),
-            bucket.rows,
-            bucket.nodes,
-            bucket.slots,
-            bucket.picks,
-            bucket.sampled,
-            bucket.words,
-        )
-        if route in routes:
-            raise InvalidRequest(
-                f"graphs {routes[route]} and {bucket.name} take the same inputs: leave one out"
-            )
-        routes[route] = bucket.name

@@ -1,8 +1,8 @@
 """The first test on a Neuron instance, which `outrider prove` runs in a process of its own.
 
 It compares the device's noise with the contract, builds a few graphs whose times tell the parts of
-a call apart, compares choices with those of the eager model, and takes the time of a call. It needs
-no other machine and leaves its artefact in --out.
+a call apart, and compares choices with those of the eager model. It needs no other machine and
+leaves its artefact in --out.
 
 A graph makes noise for as many rows and tokens as a target's graph does, with the least and the
 greatest noise that occurs: the greatest decides texts. Wrong random words are wrong noise, too. A
@@ -11,7 +11,6 @@ device that fails must not serve sampled graphs.
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -22,18 +21,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compile.agreement import WAYS, agreements
+from compile.agreement import agreements
 from compile.build.build import build_artifact, load_whole, read_source
 from compile.build.progress import BuildProgress
 from compile.compile_options import CompileOptions, parse
 from compile.neuron.builder import NeuronBuilder
 from compile.neuron.compiler import PLATFORMS, Toolchain, render
 from compile.plan.fit import usual_ranks
-from compile.random_calls import random_segments
 from compile.request import BuildCheckpoint, find_checkpoint
 from compile.spec import CompileSpec, least_nodes, verify_bucket
 from inference.artifact import Manifest, check_files
-from inference.backends import Model
 from inference.backends.eager import EagerModel
 from inference.backends.neuron_loading import load_neuron
 from inference.backends.neuron_sdk import (
@@ -49,8 +46,6 @@ from inference.model.noise import noise, noise_in_limbs
 
 _SMALL = ("--sequence_length", "512", "--max_tree_nodes", "16")
 """Sizes where the command line says nothing else."""
-CALLS = 100
-"""Calls that are timed."""
 ROWS_TIMED = 4
 """Rows of the largest graph; the others have one."""
 
@@ -88,8 +83,6 @@ def _check(options: CompileOptions) -> int:
     eager = _eager(spec, checkpoint.directory, model.max_nodes)
     agreeing = list(agreements(model, eager, manifest))
     print(*agreeing, sep="\n")
-    taken, nodes = time_call(model, spec.vocabulary, spec.max_tree_nodes), spec.max_tree_nodes
-    print(f"{taken:.2f} ms a call (median of {CALLS}), {nodes} nodes")
     if not all(agreement.is_enough() for agreement in agreeing):
         print("check: FAILED: the device does not choose as the eager model does")
         return UNEQUAL_DEVICE
@@ -150,23 +143,6 @@ def _spec(options: CompileOptions, checkpoint: BuildCheckpoint) -> CompileSpec:
 def _eager(spec: CompileSpec, directory: Path, nodes: int) -> EagerModel:
     """The model that the device's choices are compared with, on the CPU."""
     return EagerModel(load_whole(spec, directory), rows=1, capacity=spec.capacity, max_nodes=nodes)
-
-
-def time_call(model: Model, vocabulary: int, nodes: int) -> float:
-    """Median milliseconds of a verification, padding and transfers included."""
-    bucket = verify_bucket(1, nodes, 64, model.capacity, sampled=True)
-    calls = [
-        random_segments(
-            bucket, vocabulary, 1, model.capacity - nodes, seed, [WAYS["temperature 1"]]
-        )
-        for seed in range(CALLS)
-    ]
-    seconds = list[float]()
-    for call in calls:
-        start = time.perf_counter()
-        model.choose(call)
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds) * 1000
 
 
 TOLERANCE = 2e-5

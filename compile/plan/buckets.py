@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple, TypeVar
 
-from compile.spec import SAMPLINGS, CompileSpec, prefill_bucket, verify_bucket
+from compile.spec import CompileSpec, prefill_bucket, verify_bucket
 from inference.artifact import Bucket
 from inference.errors import InvalidRequest
 
@@ -21,8 +21,8 @@ _FEW_TREES = (1, 16)
 _STEP = 64
 _SHORT_CACHE = 1536
 """Caches of up to so many slots are always read whole: reading half of one saves little."""
-SAMPLED = dict(zip(SAMPLINGS, ((False, True), (False,), (True,)), strict=True))
-"""Whether the graphs of a tree's shape are sampled, by SAMPLINGS."""
+SAMPLED = {"both": (False, True), "greedy": (False,), "sampled": (True,)}
+"""Whether the graphs of a tree's shape are sampled, by --sampling."""
 
 
 class CallShape(NamedTuple):
@@ -41,43 +41,31 @@ class CallShape(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of what the artefact promises to serve."""
+class GraphSizes:
+    """Sizes of what the artefact promises to serve and, where they were given, of its graphs."""
 
     rows: int  # rows of the cache
     chunk: int  # prompt tokens in one call
     tree_nodes: int
     least_nodes: int
     sequence_length: int
+    prefill: tuple[int, ...] | None = None  # nodes of a prompt's chunk
+    trees: tuple[int, ...] | None = None  # nodes
+    slots: tuple[int, ...] | None = None
+    sampling: str = "both"  # a key of SAMPLED
+    words: int = 0  # of masks that graphs for trees take, too; 0: none takes masks
+    few: bool = False  # fewer sizes of trees, where they were not given
+    windows: int = 2  # parts of the cache that prompts read, where slots were not given
+    most: int = MOST_GRAPHS  # graphs, where no sizes of trees were given
 
     @property
     def capacity(self) -> int:
         return self.sequence_length + self.tree_nodes
 
-    def required(self) -> tuple[CallShape, CallShape, CallShape]:
-        """Shapes without which some call could not be served, or the target alone only at the cost
-        of a tree.
-        """
-        alone, largest = self.least_nodes, max(self.least_nodes, self.tree_nodes)
-        return (
-            CallShape(True, 1, self.chunk, self.capacity),
-            CallShape(False, self.rows, largest, self.capacity),
-            CallShape(False, self.rows, alone, self.capacity),
-        )
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of graphs; None where they were not given."""
-
-    prefill: tuple[int, ...] | None = None  # nodes of a prompt's chunk
-    trees: tuple[int, ...] | None = None  # nodes
-    slots: tuple[int, ...] | None = None
-    sampling: str = "both"  # one of SAMPLINGS
-    words: int = 0  # of masks that graphs for trees take, too; 0: none takes masks
-    few: bool = False  # fewer sizes of trees, where they were not given
-    windows: int = 2  # parts of the cache that prompts read, where slots were not given
-    most: int = MOST_GRAPHS  # graphs, where no sizes of trees were given
+    @property
+    def largest(self) -> int:
+        """Nodes of the largest tree's graph."""
+        return max(self.least_nodes, self.tree_nodes)
 
     @property
     def ways(self) -> tuple[tuple[bool, int], ...]:
@@ -85,33 +73,50 @@ class Sizes:
         masked = ((True, self.words),) if self.words else ()
         return (*((sampled, 0) for sampled in SAMPLED[self.sampling]), *masked)
 
+    @property
+    def tree_slots(self) -> tuple[int, ...]:
+        """The numbers of cache slots that graphs for trees of one session read."""
+        if self.slots is None and self.rows > 1:
+            return (self.capacity,)
+        return self.slots or _windows(self.capacity, 2)
 
-def graphs_of(sizes: Sizes, limits: Limits) -> tuple[Bucket, ...]:
+    def required(self) -> tuple[CallShape, CallShape, CallShape]:
+        """Shapes without which some call could not be served, or the target alone only at the cost
+        of a tree.
+        """
+        return (
+            CallShape(True, 1, self.chunk, self.capacity),
+            CallShape(False, self.rows, self.largest, self.capacity),
+            CallShape(False, self.rows, self.least_nodes, self.capacity),
+        )
+
+
+def graphs_of(sizes: GraphSizes) -> tuple[Bucket, ...]:
     """Every combination of the given sizes for one session at a time, and for all rows at once
     what is left out of them: trees of each size over the whole cache.
 
     By default trees have 1, 4, 16 nodes or the most. Graphs of one session read half the cache or
     all of it where there is one row, else all of it. Where few are wanted, trees of 4 nodes are
-    left out, and of all rows what the limits do not need.
+    left out, and of all rows what is not required.
     """
-    smallest, largest = limits.least_nodes, max(limits.least_nodes, limits.tree_nodes)
     usual = _FEW_TREES if sizes.few else _TREES
-    trees = sizes.trees or (*(nodes for nodes in usual if nodes < largest), largest)
-    slots = sizes.slots or _windows(limits.capacity, 2)
-    _check_sizes("--slots", slots, limits.capacity)
-    _check_sizes("--tree_sizes", trees, largest)
+    trees = sizes.trees or (*(nodes for nodes in usual if nodes < sizes.largest), sizes.largest)
+    slots = sizes.slots or _windows(sizes.capacity, 2)
+    for size in slots:
+        if size > sizes.capacity:
+            raise InvalidRequest(f"--slots {size}: this cache has {sizes.capacity} of them")
     shapes: set[CallShape] = set()
-    for nodes in {max(smallest, nodes) for nodes in trees}:
-        shapes |= {CallShape(False, 1, nodes, size) for size in tree_slots(sizes, limits)}
+    for nodes in {max(sizes.least_nodes, nodes) for nodes in trees}:
+        shapes |= {CallShape(False, 1, nodes, size) for size in sizes.tree_slots}
         if sizes.trees or not sizes.few:
-            shapes.add(CallShape(False, limits.rows, nodes, limits.capacity))
-    chunks = sizes.prefill or (limits.chunk,)
+            shapes.add(CallShape(False, sizes.rows, nodes, sizes.capacity))
+    chunks = sizes.prefill or (sizes.chunk,)
     if sizes.slots is None and len(chunks) == 1:
-        slots = _windows(limits.capacity, sizes.windows)
+        slots = _windows(sizes.capacity, sizes.windows)
     shapes |= {CallShape(True, 1, nodes, size) for nodes, size in product(chunks, slots)}
     buckets = tuple(
-        shape.bucket(limits.capacity, sampled=sampled, words=words)
-        for shape in sorted(shapes | {*limits.required()})
+        shape.bucket(sizes.capacity, sampled=sampled, words=words)
+        for shape in sorted(shapes | {*sizes.required()})
         for sampled, words in (((False, 0),) if shape.prefill else sizes.ways)
     )
     return _within(sizes.most, buckets) if sizes.trees is None else buckets
@@ -135,12 +140,12 @@ def _spare(buckets: Sequence[BucketKind]) -> set[BucketKind]:
     return replaced.intersection(buckets)
 
 
-def first_graphs(spec: CompileSpec, limits: Limits) -> CompileSpec:
+def first_graphs(spec: CompileSpec, sizes: GraphSizes) -> CompileSpec:
     """The spec with as few of its graphs as serve everything that it promises, over the whole
     cache: a prompt chunk of one session, and with all rows the target alone and the largest tree.
     Their cache is the whole plan's, so the same directory takes the other graphs later.
     """
-    required = set(limits.required())
+    required = set(sizes.required())
     buckets = [
         bucket
         for bucket in spec.buckets
@@ -171,16 +176,3 @@ def _windows(capacity: int, parts: int) -> tuple[int, ...]:
         return (capacity,)
     sizes = (-(-capacity * part // (parts * _STEP)) * _STEP for part in range(1, parts))
     return (*(min(size, capacity) for size in sizes), capacity)
-
-
-def tree_slots(sizes: Sizes, limits: Limits) -> tuple[int, ...]:
-    """The numbers of cache slots that graphs for trees of one session read."""
-    if sizes.slots is None and limits.rows > 1:
-        return (limits.capacity,)
-    return sizes.slots or _windows(limits.capacity, 2)
-
-
-def _check_sizes(flag: str, sizes: Sequence[int], largest: int) -> None:
-    for size in sizes:
-        if not 1 <= size <= largest:
-            raise InvalidRequest(f"{flag} {size}: sizes lie between 1 and {largest}")

@@ -37,9 +37,18 @@ def verdict(spec: CompileSpec, config: ModelConfig, need: Footprint) -> str:
         band = f" (within {BAND:.0%})" if time and time.seconds else ""
         parts.append(f"{time} with {tree.nodes} guesses{band}")
         minutes = _compile_minutes(config, spec)
-        shared = sum(minutes) / compilers_at_once(spec.target)
-        parts.append(f"{_minutes(max(*minutes, shared))} to compile here")
+        words = f"{minutes / 60:.1f} h" if minutes >= 90 else f"{max(minutes, 1):.0f} min"
+        parts.append(f"about {words} to compile here (within a factor of 3)")
     return "; ".join(parts)
+
+
+def _compile_minutes(config: ModelConfig, spec: CompileSpec) -> float:
+    """Minutes to compile all graphs here, as far as one published build of another model tells."""
+    minutes = [
+        sum(each.weights(spec) for each in passes_of(config, spec, bucket)) / _WEIGHTS_A_SECOND / 60
+        for bucket in spec.graphs
+    ]
+    return max(*minutes, sum(minutes) / compilers_at_once(spec.target))
 
 
 def describe(spec: CompileSpec, config: ModelConfig, need: Footprint) -> Iterator[str]:
@@ -69,14 +78,6 @@ def describe(spec: CompileSpec, config: ModelConfig, need: Footprint) -> Iterato
             f"  while loading       up to {gib(2 * need.weights)}: the weights twice, before any "
             "program (not yet measured)"
         )
-    if spec.target != "cpu":
-        minutes = _compile_minutes(config, spec)
-        yield ""
-        yield (
-            f"compiling: {_minutes(sum(minutes))} in all, {_minutes(max(minutes))} for the "
-            f"longest graph; {compilers_at_once(spec.target)} at once here"
-        )
-        yield "  from one published build of another model: within a factor of 3 at best"
 
 
 def _graphs(spec: CompileSpec, config: ModelConfig) -> Iterator[str]:
@@ -113,18 +114,6 @@ def _memory(need: Footprint, device: Device) -> Iterator[str]:
         if size:
             what = f" ({notes[name]})" if name in notes else ""
             yield f"  {name:<18}  {gib(size)}{what}"
-
-
-def _compile_minutes(config: ModelConfig, spec: CompileSpec) -> list[float]:
-    """Minutes that one compiler takes for each graph."""
-    weights = (
-        sum(one.weights(spec) for one in passes_of(config, spec, bucket)) for bucket in spec.graphs
-    )
-    return [count / _WEIGHTS_A_SECOND / 60 for count in weights]
-
-
-def _minutes(minutes: float) -> str:
-    return f"about {minutes / 60:.1f} h" if minutes >= 90 else f"about {max(minutes, 1):.0f} min"
 
 
 def purposes(spec: CompileSpec, graphs: Sequence[Bucket]) -> Iterator[str]:

@@ -63,7 +63,7 @@ def run(options: ProofOptions) -> int:
         "proof",
         host,
         own_bucket(aws.account, aws.region),
-        (words_on_host(options, host.instance, pinned.name if pinned else None),),
+        words_on_host(options, host.instance, pinned.name if pinned else None),
         wheel=options.wheel,
         venv=host.instance.venv,
         needs_token=pinned is not None and pinned.needs_token,

@@ -73,7 +73,7 @@ def _dry_run(options: UpOptions) -> int:
     except (MissingExtra, Unavailable) as error:
         say(str(error))
     region = aws.region if aws else options.region or DEFAULT_REGION
-    print(*make_plan(options, options.host(region), aws).lines(), sep="\n")
+    print(make_plan(options, options.host(region), aws))
     return 0
 
 
@@ -133,7 +133,7 @@ def _remember(host: Host) -> None:
 def _start(options: UpOptions, aws: Aws, host: Host, launch: Launch) -> StackState | None:
     """The stack, started; None where the user wants none."""
     plan, model = make_plan(options, host, aws), pinned_model(options)
-    print(*plan.lines(), sep="\n", flush=True)
+    print(plan, flush=True)
     if plan.account is None or not (options.yes or ask()):
         return None
     bucket = HostBucket(aws, options.bucket_name(plan.account.number, host.region))

@@ -54,12 +54,12 @@ install_tools
 begin 'Outrider'
 install_outrider
 take_hub_token
-begin 'commands'
+begin 'command'
 touch "$work/running"
 report_meanwhile > /dev/null 2>&1 &
 reporter=$!
 cd "$work"
-HF_TOKEN=$hub_token run_commands
+HF_TOKEN=$hub_token run_command
 if [ -d "$work/artefact" ]; then
     digest=$("$python" -c 'import sys; from pathlib import Path
 from inference.artifact import read_manifest

@@ -3,12 +3,12 @@
 Each arms the end of its host's lifetime and installs Outrider from a wheel of known digest. The
 script of a target's host then fetches what is served and the secrets, and starts the systemd unit.
 It holds no secret: certificate, key and keys file are read from parameters of AWS Systems Manager
-on the host. That of a job's host runs commands one after the other up to the first that fails, and
-powers the host off, whatever came of them. In the bucket of a job lie:
+on the host. That of a job's host runs a command, and always powers the host off. In the bucket of a
+job lie:
 
     REPORTS/status.json   {"state": "running" | "built" | "failed", "step", "digest"}
     REPORTS/log.txt       all that was printed
-    REPORTS/results/      the files that the commands left in RESULTS
+    REPORTS/results/      the files that the command left in RESULTS
 
 Every value reaches the shell quoted. Their forms were checked where users give them
 (deploy/commands/options.py).
@@ -60,7 +60,7 @@ class Installation:
 class JobSettings(Installation):
     """The settings of a host that runs a job."""
 
-    commands: tuple[tuple[str, ...], ...]  # words behind `python -m`; an artefact is in ARTEFACT
+    command: tuple[str, ...]  # words behind `python -m`; an artefact is in ARTEFACT
     reports: str  # s3://BUCKET/PREFIX
 
 
@@ -123,7 +123,7 @@ def user_data(settings: HostSettings) -> str:
         f"{name}() {{ cat <<'END_OF_FILE'\n{content}END_OF_FILE\n}}\n"
         for name, content in files.items()
     )
-    script = _script(settings, "torch,aws", values, printing, "setup.sh")
+    script = _script(settings, values, printing, "setup.sh")
     if len(script.encode()) > MOST_BYTES:
         raise InvalidRequest(
             f"the host's flags make its user data {len(script.encode())} bytes long; EC2 takes "
@@ -134,22 +134,18 @@ def user_data(settings: HostSettings) -> str:
 
 def job_script(settings: JobSettings) -> str:
     """The script of a job's host."""
-    lines = "".join(f'    "$python" -m {shlex.join(words)}\n' for words in settings.commands)
-    values = {"reports": settings.reports}
-    body = f"run_commands() {{\n{lines}}}\n"
-    return _script(settings, "torch,aws", values, body, "job.sh")
+    body = f'run_command() {{\n    "$python" -m {shlex.join(settings.command)}\n}}\n'
+    return _script(settings, {"reports": settings.reports}, body, "job.sh")
 
 
 def _script(
     settings: Installation,
-    extras: str,
     values: Mapping[str, str | int | None],
     functions: str,
     main: str,
 ) -> str:
     """A script for cloud-init: variables, functions, install.sh, then the file that acts.
 
-    extras: those of Outrider's package, such as torch,aws
     values: by the name of their variable, beside those of every host; None gives an empty one
     main: name of the file beside this one that ends the script
     """
@@ -162,7 +158,7 @@ def _script(
         "image_venv": settings.venv,
         "neuron_wheels": "\n".join((f"--extra-index-url {INDEX}", *WHEELS)) if on_image else None,
         "neuron_libraries": _LIBRARIES if on_image else None,
-        "extras": extras,
+        "extras": "torch,aws",
         "lifetime_minutes": max(1, round(settings.lifetime_hours * 60)),
     }
     assigned = "".join(

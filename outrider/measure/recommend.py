@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ from outrider.client.probing import measure_round_trip
 from outrider.doctor.checks import machine
 from outrider.measure.arms import AGAIN, BASELINE
 from outrider.measure.figures import Row, summarise, totals
-from outrider.measure.journal import Journal, RunRecord
+from outrider.measure.journal import Journal, plan_of
 from outrider.measure.options import Flags, MeasuredTexts, RecommendOptions
 from outrider.measure.report import Report
 from outrider.measure.sets import read_set
-from outrider.measure.tasks import tasks_of
 from outrider.measure.testbed import ArmSet
 from outrider.models.models_here import ModelHere, find_models
 from outrider.models.published_models import judged, published_for
@@ -55,11 +53,9 @@ def run(options: RecommendOptions) -> int:
     arms, left_out = find_arms(models, there)
     drafts = ArmSet(options.role, arms, optional=arms.keys() - {BASELINE, COPIED})
     items = [item for item in read_set(None, SAMPLES) if item.kind in KINDS]
-    text = MeasuredTexts(max_new_tokens=options.max_new_tokens)
-    journal = Journal(None, RunRecord({"settings": {}, "prompts": {}}))
-    tasks = partial(tasks_of, items, text)
-    run = drafts.measure(journal, options.connection, tasks, seconds=options.seconds)
-    rows = totals(summarise(journal.run.texts, [*arms]))
+    text, journal = MeasuredTexts(max_new_tokens=options.max_new_tokens), Journal(plan_of({}, []))
+    run = drafts.measure(journal, options.connection, items, text, seconds=options.seconds)
+    rows = totals(summarise(journal.texts, [*arms]))
     if not rows:
         raise InvalidRequest(f"--seconds {options.seconds:g}: no text was generated in this time")
     best = choose(rows)
@@ -71,7 +67,7 @@ def run(options: RecommendOptions) -> int:
     line = command(options.of_run(arms[best]))
     remarks = [f"Left out: {name}: {why}" for name, why in left_out.items()]
     data = {"left_out": left_out, "published": published, "command": line}
-    report = Report([verdict], rows, journal.run, remarks, data=data)
+    report = Report([verdict], rows, journal, remarks, data=data)
     report.publish(None if options.out is None else Path(options.out))
     print(line)
     return 0
@@ -108,10 +104,10 @@ def choose(rows: Sequence[Row]) -> str:
     the noise.
     """
     worth = {
-        row.arm: row.speed_up.mean
+        row.arm: row.speed_up.value
         for row in rows
         if row.speed_up is not None and row.arm != AGAIN
-        if row.speed_up.mean >= max(WORTH, row.noise.high if row.noise else 0.0)
+        if row.speed_up.value >= max(WORTH, row.noise.high if row.noise else 0.0)
     }
     return max(worth, key=worth.__getitem__, default=BASELINE)
 

@@ -18,20 +18,19 @@ from compile.build.build import (
 )
 from compile.build.progress import BuildProgress
 from compile.compile_options import CompileOptions
-from compile.plan.buckets import Limits, Sizes, graphs_of
+from compile.plan.buckets import GraphSizes, graphs_of
 from compile.request import find_checkpoint, make_request
 from compile.spec import CompileSpec
 from inference.artifact import Bucket, Manifest
 from tests.support.models import TINY
 
-LIMITS = Limits(rows=2, chunk=16, tree_nodes=8, least_nodes=2, sequence_length=120)
+SIZES = GraphSizes(2, 16, 8, 2, 120, slots=(128,), trees=(2, 8), sampling="greedy")
 
 
 @dataclass
 class FakeBuilder:
     """Writes each bucket's name into its file; `broken` fails at that bucket."""
 
-    target: str = "cpu"
     workers: int = 1
     broken: str = ""
     version: str = "1"
@@ -57,13 +56,12 @@ class FakeBuilder:
 
 def small_spec(**changes: Any) -> CompileSpec:
     """A spec of few graphs: greedy, one size of cache."""
-    buckets = graphs_of(Sizes(slots=(128,), trees=(2, 8), sampling="greedy"), LIMITS)
     return CompileSpec(
         **{
             "model": "tiny",
             "target": "cpu",
             "vocabulary": 61,
-            "buckets": buckets,
+            "buckets": graphs_of(SIZES),
             "rows": 2,
             "sequence_length": 120,
         }
@@ -106,7 +104,7 @@ def trn1_manifest() -> Manifest:
     """The embedded target's for two cores of trn1, which was never built."""
     found = find_checkpoint(TRN1)
     spec, source = make_request(TRN1, found).spec, read_source(found.directory)
-    return planned_manifest(spec, source, FakeBuilder("trn1"))
+    return planned_manifest(spec, source, FakeBuilder())
 
 
 def planned_manifest(spec: CompileSpec, source: Source, builder: Builder) -> Manifest:

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from inference.artifact import Bucket
+from inference.artifact import Bucket, CompiledTarget
 from inference.backends.native.graph import (
     ALONE,
     InPlaceGraph,
@@ -48,32 +48,11 @@ def rank_weights(rank: int) -> str:
     return f"{DEALT}/rank{rank}.safetensors"
 
 
-class TargetSizes(Protocol):
-    """Sizes and precision of a target, which a spec and a manifest both state."""
-
-    @property
-    def buckets(self) -> tuple[Bucket, ...]: ...
-    @property
-    def tensor_parallel(self) -> int: ...
-    @property
-    def vocabulary(self) -> int: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def capacity(self) -> int: ...
-    @property
-    def sequence_length(self) -> int: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def features(self) -> tuple[int, ...]: ...
-
-
 class RankPlan(NamedTuple):
     """A plan by which every rank of a target makes its part of it. It can be sent to a process."""
 
     directory: Path  # of the artefact
-    target: TargetSizes
+    target: CompiledTarget
     machine: Machine
 
     @property
@@ -84,7 +63,7 @@ class RankPlan(NamedTuple):
 class RankProgram:
     """A Program (inference.backends.neuron) of one rank: calls a graph by name.
 
-    room: the host's memory that features are brought to; None where another rank brings them
+    room: the host's memory that features are brought to; None if another rank brings them
     """
 
     def __init__(
@@ -109,7 +88,7 @@ class RankProgram:
 
 
 def room_for_features(plan: RankPlan) -> Tensor | None:
-    """Memory that processes can share, for the features of the largest call; None where the graphs
+    """Memory that processes can share, for the features of the largest call; None if the graphs
     return none.
     """
     target = plan.target
@@ -128,7 +107,7 @@ def load_rank(plan: RankPlan, rank: int, meeting: Path, room: Tensor | None) -> 
     meeting: a file by which the ranks find each other; it is not used where there is one rank
     room: see RankProgram
 
-    Raises BadArtifact where weights do not fit.
+    Raises BadArtifact if weights do not fit.
     """
     among = ALONE
     if plan.ranks > 1:
@@ -139,8 +118,8 @@ def load_rank(plan: RankPlan, rank: int, meeting: Path, room: Tensor | None) -> 
         decoder = Decoder(config, target.sequence_length, target.vocabulary, rank_layers(among))
     _fill(decoder, plan.directory / rank_weights(rank))
     device = torch.device(plan.machine.device)
-    own = own_config(config, plan.ranks)
-    cache = empty_cache(own, target.rows, target.capacity, DTYPES[target.dtype])
+    own, slots = own_config(config, plan.ranks), target.sequence_length + target.max_tree_nodes
+    cache = empty_cache(own, target.rows, slots, DTYPES[target.dtype])
     cache = KeysValues.of(tensor.to(device) for tensor in cache.tensors)
     ids = config.vocab_size // plan.ranks
     window = empty_window(target.rows, ids, device) if draws(target.buckets) else None

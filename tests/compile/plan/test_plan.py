@@ -9,7 +9,7 @@ import pytest
 
 from compile.compile_options import CompileOptions
 from compile.parallel import calls_between
-from compile.plan.buckets import Limits, Sizes, graphs_of
+from compile.plan.buckets import GraphSizes, graphs_of
 from compile.plan.device import device_of
 from compile.plan.fit import check_fits, check_sharding, rank_memory, usual_ranks
 from compile.plan.memory import footprint, passes_of
@@ -30,8 +30,8 @@ def spec_of(**changes: Any) -> CompileSpec:
     given_ = {"rows": 1, "sequence_length": 2048, "max_tree_nodes": 64, "target": "trn1"}
     given_ |= {"model": "big", "vocabulary": 128256, "dtype": "bfloat16", "tensor_parallel": 2}
     given_ |= changes
-    limits = Limits(given_["rows"], 128, given_["max_tree_nodes"], 1, given_["sequence_length"])
-    return CompileSpec(**{"buckets": graphs_of(Sizes(), limits)} | given_)
+    sizes = GraphSizes(given_["rows"], 128, given_["max_tree_nodes"], 1, given_["sequence_length"])
+    return CompileSpec(**{"buckets": graphs_of(sizes)} | given_)
 
 
 EIGHT, ONE = ("docs/shapes/llama-3.1-8b", "docs/shapes/llama-3.2-1b")
@@ -133,7 +133,7 @@ def test_a_spec_that_contradicts_itself_does_not_exist(
 def test_graphs_by_default_are_few_and_serve_prompts_the_target_alone_and_the_largest_tree(
     alone: int,
 ) -> None:
-    buckets = graphs_of(Sizes(), Limits(4, 128, 24, alone, 1000))
+    buckets = graphs_of(GraphSizes(4, 128, 24, alone, 1000))
     trees = {
         (bucket.rows, bucket.nodes, bucket.slots, bucket.sampled)
         for bucket in buckets
@@ -149,7 +149,7 @@ def test_graphs_by_default_are_few_and_serve_prompts_the_target_alone_and_the_la
     assert {(one.nodes, one.levels, one.sampled) for one in prompts} == {(128, 1, False)}
     assert {bucket.junk for bucket in buckets} == {1024}
     for rows in (1, 4):
-        buckets = graphs_of(Sizes(), Limits(rows, 256, 64, 1, 2048))
+        buckets = graphs_of(GraphSizes(rows, 256, 64, 1, 2048))
         assert len(buckets) == 18 <= 20
         assert {bucket.rows for bucket in buckets if not bucket.everywhere} == {1}
         assert {bucket.nodes for bucket in buckets if bucket.everywhere} == {1, 4, 16, 64}

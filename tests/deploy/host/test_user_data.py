@@ -67,6 +67,6 @@ def test_the_end_of_a_jobs_lifetime_is_armed_before_anything_is_installed() -> N
 
 def test_a_value_and_a_word_of_a_command_stay_one_word_of_the_shell() -> None:
     words = ("--flag=-O2 --x", "--model=$(reboot)")
-    script = job_script(replace(JOB, commands=(("compile", *words),), reports="s3://b/; reboot"))
+    script = job_script(replace(JOB, command=("compile", *words), reports="s3://b/; reboot"))
     assert "-m compile '--flag=-O2 --x' '--model=$(reboot)'\n" in script
     assert "\nreports='s3://b/; reboot'\n" in script

@@ -271,8 +271,8 @@ def test_a_shape_has_children_on_every_level_and_a_bucket_its_nodes() -> None:
 
 def manifest(fused: FusedPart | None) -> Manifest:
     return Manifest(
-        "cpu", "m", "f", "t", 61, (2,), {}, "float32", 1, 2, 64, 56, 8,
-        (Bucket(1, 8, 64, 8, 4, True, 64),), {}, {}, {}, {}, "c", "now", fused=fused
+        "m", "cpu", 61, (Bucket(1, 8, 64, 8, 4, True, 64),), 2, 56, 8, "float32", 1, {},
+        "f", "t", (2,), {}, 64, {}, {}, {}, "c", "now", fused=fused
     )  # fmt: skip
 
 
@@ -321,14 +321,14 @@ class Graph:
         self._timed(model, "choose", cost)
         self._timed(model, "rounds", self._round)
         self._timed(model.draft, "choose", lambda rows, nodes: cost(rows, 1) / 4)
-        shapes = product(range(1, 5), (1, 2, 4, 8, 16, 32))
+        known = {shape: cost(*shape) for shape in product(range(1, 5), (1, 2, 4, 8, 16, 32))}
         self.engine = Engine(
             model,
             sequence_length=LONG,
             max_tree_nodes=1 + DEPTH,
             vocabulary=VOCABULARY,
-            times=Times({shape: cost(*shape) for shape in shapes}, measured=True),
-            graphs=GraphRounds(model),
+            times=Times(known, measured=True),
+            graphs=GraphRounds(model, known),
             clock=self.clock,
         )
 
