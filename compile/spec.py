@@ -14,7 +14,7 @@ from inference.sampling import CANDIDATES
 TARGETS = ("cpu", "trn1", "inf2", "trn2", "trn3")
 DTYPES = ("float32", "bfloat16", "float16")
 
-_MOST_PLACES = 1 << 24
+_MAX_PLACES = 1 << 24
 """Slots of all rows, at most: accelerators may compute an index in float32."""
 MAX_LEVELS = 16
 """Depths that a verify graph makes noise for; fewer where its trees have fewer nodes."""
@@ -44,10 +44,10 @@ class CompileSpec(CompiledTarget):
                 "least"
             )
         check_target(self.target, self.tensor_parallel)
-        if self.rows * self.cache_slots > _MOST_PLACES:
+        if self.rows * self.cache_slots > _MAX_PLACES:
             raise InvalidRequest(
                 f"--rows {self.rows}: {self.rows} rows of {self.cache_slots} slots have more than "
-                f"the {_MOST_PLACES} places that a graph can number; take fewer or shorter rows"
+                f"the {_MAX_PLACES} places that a graph can number; take fewer or shorter rows"
             )
         _check_buckets(self)
         if self.fused is not None:

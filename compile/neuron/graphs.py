@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compile.neuron.compiler import Toolchain, render
-from compile.neuron.compiler_errors import once_more
+from compile.neuron.compiler import Toolchain, once_more, render
 from compile.neuron.neff_cache import NeffCache, unit_key
 from inference.backends.neuron_sdk import BuildUnits, load_build_units
 

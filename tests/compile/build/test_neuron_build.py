@@ -59,8 +59,6 @@ def test_an_artefact_has_weights_by_rank_one_package_and_a_record_of_each_graph(
     assert manifest.host == {"family": "trn1", "logical_cores": "1", "interface": "model_builder"}
     record = json.loads((tmp_path / "a" / f"graphs/{FEW[0].name}.json").read_text())
     assert record["inputs"]["tree_mask"] == ["int32", [ROWS, TREE, TREE]]
-    weights = ranks[0].keys() - {"decoder.cos", "decoder.sin"}  # the tables are buffers
-    assert record["instructions"]["parameter"] == len(record["inputs"]) + len(weights)
     log = (tmp_path / "a" / f"graphs/{FEW[1].name}.log.txt").read_text()
     assert f"compiled {FEW[1].name} with" in log
     assert json.loads((tmp_path / "a" / f"graphs/{COPY}.json").read_text())["inputs"] == {
