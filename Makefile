@@ -9,6 +9,7 @@
 # They make .venv first; PYTHON chooses the interpreter (3.11 to 3.14).
 # make package    wheel and sdist in dist/, and what publishing tools say of them; see CONTRIBUTING.md
 # make licences   dist/sbom.json and dist/licences.md: what a client installs, and its licences
+# make lock       requirements.lock: the client's packages with their hashes
 # make docs       the documentation as a site in build/site; a dead link is an error
 # make vendor     the chat page's libraries from npm, as outrider/endpoint/page/vendor/README.md lists them
 # make test-nxd   Neuron's builder on the real neuronx-distributed of a checkout: NXD=path; see CONTRIBUTING.md
@@ -21,7 +22,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 export PYTHONDONTWRITEBYTECODE :=  # child processes of tests would compile the product each time
 
-.PHONY: demo lint room check test test-all shuffled mutants examples test-isa test-trn1 test-xla test-nxd package licences docs proto vendor clean
+.PHONY: demo lint room check test test-all shuffled mutants examples test-isa test-trn1 test-xla test-nxd package licences docs lock proto vendor clean
 
 demo: .venv/installed
 	@$(BIN)/python -m outrider demo
@@ -87,6 +88,11 @@ licences: .venv-publish/ready .venv-client/ready
 docs: .venv-docs/ready
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
+lock:
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/pip install --quiet 'uv>=0.9,<1'
+	.venv-lock/bin/uv pip compile pyproject.toml --quiet --constraint constraints.txt --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --output-file requirements.lock
+
 proto: .venv/ready
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. grpc_comm/proto/verifier.proto
 
@@ -147,4 +153,4 @@ vendor:
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-client .venv-docs .venv-publish .venv-trn1 .venv-xla
+	rm -rf .venv .venv-client .venv-docs .venv-lock .venv-publish .venv-trn1 .venv-xla

@@ -1,3 +1,1 @@
-"""Tells what a target costs on EC2: prices with their source and date. `outrider deploy prices`
-prints them.
-"""
+"""Puts targets of Outrider on EC2: prices, start, status and end of instances."""

@@ -29,7 +29,7 @@ from deploy.places import SubnetInZone, with_image
 from deploy.plan import ask_account, cost_rows, find_price, host_rows, plan_text
 from deploy.running_instance import describe_instance, living_instance
 from deploy.stack import StackState, TargetStack
-from inference.command import glance, say
+from inference.command import say
 from inference.errors import InvalidRequest, OutriderError, Unavailable
 
 POLL_SECONDS = 5.0
@@ -190,5 +190,5 @@ def _wait(aws: Aws, job: HostJob, state: StackState) -> str:
                 "\n".join([f"the {job.what} failed at: {status['step']}", *log[-15:]])
             )
         instance = living_instance(aws, state.instance_id or "")
-        glance(f"{instance.instance_id}: {status['step']}, {time.monotonic() - began:.0f} s")
+        say(f"{instance.instance_id}: {status['step']}, {time.monotonic() - began:.0f} s")
         time.sleep(POLL_SECONDS)

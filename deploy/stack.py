@@ -15,7 +15,7 @@ import yaml
 
 from compile.aws import Aws, aws_refusals, error_code
 from deploy.deployment import Host
-from inference.command import glance
+from inference.command import say
 from inference.errors import InvalidRequest, Unavailable
 
 POLL_SECONDS = 3.0
@@ -125,7 +125,7 @@ class TargetStack:
         began = time.monotonic()
         while state.moving:
             words = state.status.lower().replace("_", " ")
-            glance(f"{self.name}: {words}, {time.monotonic() - began:.0f} s")
+            say(f"{self.name}: {words}, {time.monotonic() - began:.0f} s")
             time.sleep(POLL_SECONDS)
             state = self._present(state.stack_id)
         return state

@@ -20,6 +20,17 @@ from inference.errors import InvalidRequest
 
 DAYS = 825
 _PEM = serialization.Encoding.PEM
+_CERTIFICATES_ONLY = x509.KeyUsage(
+    key_cert_sign=True,
+    crl_sign=True,
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    encipher_only=False,
+    decipher_only=False,
+)
 
 
 class Issued(NamedTuple):
@@ -35,68 +46,46 @@ def issue(hosts: Sequence[str]) -> Issued:
 
     The authority's own key is discarded, so it signs nothing else.
     """
+    names = x509.SubjectAlternativeName([_alternative_name(host) for host in hosts])
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    authority = _authority(ca_key)
-    certificate = _certificate(key, hosts, ca_key, authority)
+    authority = _signed(
+        ca_key,
+        _builder(_name("Outrider authority"), ca_key),
+        x509.BasicConstraints(ca=True, path_length=0),
+        _CERTIFICATES_ONLY,
+        x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()),
+    )
+    certificate = _signed(
+        ca_key,
+        _builder(_name("Outrider target"), key),
+        x509.BasicConstraints(ca=False, path_length=None),
+        names,
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()),
+    )
     secret = key.private_bytes(
         _PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     return Issued(authority.public_bytes(_PEM), certificate.public_bytes(_PEM), secret)
 
 
-def _authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
-    name = _name("Outrider authority")
-    usage = x509.KeyUsage(
-        digital_signature=False,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=True,
-        crl_sign=True,
-        encipher_only=False,
-        decipher_only=False,
-    )
-    return (
-        _builder(name, name, key)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-
-
-def _certificate(
+def _signed(
     key: ec.EllipticCurvePrivateKey,
-    hosts: Sequence[str],
-    ca_key: ec.EllipticCurvePrivateKey,
-    authority: x509.Certificate,
+    builder: x509.CertificateBuilder,
+    *extensions: x509.ExtensionType,
 ) -> x509.Certificate:
-    usages = x509.ExtendedKeyUsage(
-        [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    )
-    return (
-        _builder(_name("Outrider target"), authority.subject, key)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(
-            x509.SubjectAlternativeName([_alternative_name(host) for host in hosts]), critical=False
-        )
-        .add_extension(usages, critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
-        )
-        .sign(ca_key, hashes.SHA256())
-    )
+    for extension in extensions:
+        critical = isinstance(extension, x509.BasicConstraints | x509.KeyUsage)
+        builder = builder.add_extension(extension, critical)
+    return builder.sign(key, hashes.SHA256())
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
-) -> x509.CertificateBuilder:
+def _builder(subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(issuer)
+        .issuer_name(_name("Outrider authority"))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))

@@ -37,8 +37,7 @@ class Keys:
 
     def __init__(self, entries: tuple[KeyEntry, ...] | None, file: KeysFile | None = None) -> None:
         # None: no token is required. An empty tuple: every call is refused.
-        self._entries, self._file = entries, file
-        self.edition = 0  # grows with every version of the file that is used
+        self.entries, self._file = entries, file
 
     @classmethod
     def open(cls) -> Keys:
@@ -64,7 +63,7 @@ class Keys:
     @property
     def required(self) -> bool:
         """Whether callers need a token."""
-        return self._entries is not None
+        return self.entries is not None
 
     def grant(self, metadata: Metadata | None) -> Grant | None:
         """Return what a call with this metadata may do while it lasts; None: refuse it."""
@@ -79,12 +78,12 @@ class Keys:
         Every digest is compared, each in constant time, so the time taken reveals nothing about a
         token.
         """
-        if self._entries is None:
+        if self.entries is None:
             return _EVERYONE
         if digest is None:
             return None
         match = None
-        for entry in self._entries:
+        for entry in self.entries:
             if hmac.compare_digest(entry.digest, digest):
                 match = entry.key
         return match
@@ -101,20 +100,19 @@ class Keys:
             return
         unread = self._file.unread
         try:
-            self._entries = self._file.read()
+            self.entries = self._file.read()
         except InvalidRequest as error:
             if not (unread and self._file.unread):  # else it is already logged
                 self._log_failure(error)
         else:
-            self.edition += 1
-            log.info("read %d keys from %s", len(self._entries), self._file.path)
+            log.info("read %d keys from %s", len(self.entries), self._file.path)
 
     def _log_failure(self, error: InvalidRequest) -> None:
         assert self._file is not None
         if self._file.exists:
             log.error("the keys are unchanged: %s", error)
         else:
-            count = len(self._entries or ())
+            count = len(self.entries or ())
             gone = f"the keys file {self._file.path} is missing; its {count} keys stay valid"
             log.error('%s: restore it, or write {"keys": []} there to refuse all calls', gone)
 
@@ -127,7 +125,7 @@ class Grant:
 
     def __init__(self, keys: Keys, digest: bytes | None, key: Key) -> None:
         self._keys, self._digest, self._key = keys, digest, key
-        self._edition, self._withdrawn = keys.edition, False
+        self._entries, self._withdrawn = keys.entries, False
 
     @property
     def key(self) -> Key:
@@ -142,9 +140,9 @@ class Grant:
         return self._withdrawn
 
     def _refresh(self) -> None:
-        if self._withdrawn or self._edition == self._keys.edition:
+        if self._withdrawn or self._entries is self._keys.entries:
             return
-        self._edition = self._keys.edition
+        self._entries = self._keys.entries
         key = self._keys.of(self._digest)
         if key is None or key.name != self._key.name:
             self._withdrawn = True

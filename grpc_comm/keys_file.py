@@ -13,50 +13,70 @@ import hashlib
 import json
 import os
 import re
-import reprlib
 import secrets
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BeforeValidator, Field
 
 from grpc_comm.permissions import read_guarded
 from inference.errors import InvalidRequest
+from inference.file_model import Record, read_record
+from inference.json_file import parse_json, shown
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_MOST = 2**63 - 1
+
+Limit = Annotated[int, Field(ge=1, le=2**63 - 1)] | None
 
 
 @dataclass(frozen=True)
-class Key:
+class Key(Record):
     """A tenant and its limits. A limit of None is the server's own.
 
-    A target without keys serves everyone as the tenant "". Raises InvalidRequest for a bad name or
-    limit.
+    A target without keys serves everyone as the tenant "". Raises InvalidRequest for a bad name.
     """
 
     name: str
-    sessions: int | None = None  # open at once
-    sequence_length: int | None = None  # tokens, prompt and output together
-    tree_nodes: int | None = None  # nodes of a session in a forward pass, the root included
-    message_bytes: int | None = None  # of the longest message
-    nodes_per_second: int | None = None  # candidates of all sessions together
+    sessions: Limit = None  # open at once
+    sequence_length: Limit = None  # tokens, prompt and output together
+    tree_nodes: Limit = None  # nodes of a session in a forward pass, the root included
+    message_bytes: Limit = None  # of the longest message
+    nodes_per_second: Limit = None  # candidates of all sessions together
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or (self.name and not _NAME.fullmatch(self.name)):
+        if self.name and not _NAME.fullmatch(self.name):
             need = "letters, digits, dots, dashes and underscores, a letter or digit first"
-            raise InvalidRequest(f"a name is 1 to 64 {need}: got {_shown(self.name)}")
-        for limit in LIMITS:
-            value = getattr(self, limit)
-            if value is not None and (type(value) is not int or not 1 <= value <= _MOST):
-                need = "a whole number from 1 to 2^63 - 1, or left out"
-                raise InvalidRequest(f"{limit} is {need}: got {_shown(value)}")
+            raise InvalidRequest(f"a name is 1 to 64 {need}: got {shown(self.name)}")
 
 
-LIMITS = tuple(entry.name for entry in fields(Key) if entry.name != "name")
+def _check_digest(value: Any) -> str:
+    need = "it must be the SHA-256 of the token, 64 hexadecimal digits in lower case"
+    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+        got = f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
+        raise ValueError(f"{need}: got {got}")  # it may be the token
+    if bytes.fromhex(value) == digest_of(""):
+        raise ValueError("the hash of an empty token: create a key with `outrider keys`")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entry(Key):
+    """An entry of a keys file."""
+
+    name: Annotated[str, Field(min_length=1)]
+    token_sha256: Annotated[str, BeforeValidator(_check_digest)]
+
+
+@dataclass(frozen=True)
+class _Document(Record):
+    """A keys file."""
+
+    keys: tuple[_Entry, ...]
 
 
 class KeyEntry(NamedTuple):
@@ -153,74 +173,30 @@ def digest_of(token: str | bytes) -> bytes:
 
 
 def _parse(path: Path) -> tuple[KeyEntry, ...]:
-    document = _load(path)
-    if not isinstance(document, Mapping) or set(document) != {"keys"}:
-        raise InvalidRequest(f'{path}: a keys file is an object with one list, {{"keys": [...]}}')
-    if not isinstance(document["keys"], list):
-        kind = type(document["keys"]).__name__
-        raise InvalidRequest(f'{path}: a keys file is an object with one list, "keys": got {kind}')
-    entries: list[KeyEntry] = []
-    for number, item in enumerate(document["keys"], 1):
-        try:
-            entries.append(_entry(item, entries))
-        except InvalidRequest as error:
-            raise InvalidRequest(f"{path}: entry {number}: {error}") from error
-    return tuple(entries)
-
-
-def _load(path: Path) -> Any:
-    """Read the file's JSON; raise InvalidRequest where that fails.
+    """Read the entries; raise InvalidRequest.
 
     Others may read the file, because a digest does not reveal its token, but not write it.
     """
     try:
-        return json.loads(read_guarded(path))
-    except InvalidRequest:  # it is a ValueError, too
-        raise
+        content = read_guarded(path)
     except OSError as error:
-        raise InvalidRequest(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{path}: is not JSON ({error})") from error
+        raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from error
+    document = read_record(parse_json(content, path, InvalidRequest), _Document)
+    names, digests = dict[str, str](), dict[str, str]()
+    for entry in document.keys:
+        if entry.name in names:
+            raise InvalidRequest(f"{path} has two keys with the name {entry.name!r}")
+        if other := digests.get(entry.token_sha256):
+            raise InvalidRequest(
+                f"{path}: {other!r} and {entry.name!r} have the same token: every key needs its own"
+            )
+        names[entry.name] = digests[entry.token_sha256] = entry.name
+    return tuple(map(_key_entry, document.keys))
 
 
-def _entry(item: Any, before: Iterable[KeyEntry]) -> KeyEntry:
-    if not isinstance(item, Mapping):
-        need = "an object is needed, with name and token_sha256"
-        raise InvalidRequest(f"{need}: got {type(item).__name__}")
-    unknown = [field for field in item if field not in ("name", "token_sha256", *LIMITS)]
-    if unknown:
-        fields = f"there are name, token_sha256, {', '.join(LIMITS)}"
-        raise InvalidRequest(f"unknown {_shown(unknown[0])}: {fields}")
-    digest = _digest(item.get("token_sha256"))
-    values = {name: value for name, value in item.items() if name != "token_sha256"}
-    key = Key(**{"name": "", **values})
-    if not key.name:
-        raise InvalidRequest("a name is needed")
-    for known_entry in before:
-        other = known_entry.key.name
-        if other == key.name:
-            raise InvalidRequest(f"an earlier entry has the same name {key.name!r}")
-        if known_entry.digest == digest:
-            need = "every key needs its own token"
-            raise InvalidRequest(f"{key.name!r} has the same token as {other!r}: {need}")
-    return KeyEntry(digest, key)
-
-
-def _digest(value: Any) -> bytes:
-    need = "the SHA-256 of the token, 64 hexadecimal digits in lower case"
-    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
-        got = f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
-        raise InvalidRequest(f"token_sha256 must be {need}: got {got}")  # it may be the token
-    digest = bytes.fromhex(value)
-    if digest == digest_of(""):
-        remedy = "create a key with `outrider keys`"
-        raise InvalidRequest(f"token_sha256 is the hash of an empty token: {remedy}")
-    return digest
-
-
-def _shown(value: Any) -> str:
-    """Return a value for an error message: short, on one line, without control characters."""
-    return reprlib.repr(value)
+def _key_entry(entry: _Entry) -> KeyEntry:
+    key = asdict(entry)
+    return KeyEntry(bytes.fromhex(key.pop("token_sha256")), Key(**key))
 
 
 def _format(entries: Iterable[KeyEntry]) -> str:

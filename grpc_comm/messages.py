@@ -1,13 +1,10 @@
-"""Converts the messages within a session to and from protobuf: candidates, orders, tokens.
-
-Only this module, translate.py and sampling_fields.py touch message fields.
-"""
+"""Converts candidates, orders and tokens to and from protobuf, and checks what arrives."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.errors import InvalidRequest, LimitExceeded, Mismatch
@@ -20,55 +17,8 @@ MAX_STOP_IDS = 1024
 CLIENT_KINDS = frozenset({MODEL, COPY})
 """Kinds of proposers that a client may name."""
 
-
-class Acknowledge(NamedTuple):
-    """The number of tokens that the client has, the prompt included."""
-
-    length: int
-
-
-class Go(NamedTuple):
-    """A forward pass whose root is at this position."""
-
-    base: int
-
-
-StreamRequest: TypeAlias = Nodes | Decode | Acknowledge | Go | None
-"""A client's message within a session; None for a heartbeat."""
-
 _STEPS = 16.0  # byte values for each halving of a chance
 _CHANCES = tuple(2.0 ** (-step / _STEPS) for step in range(256))
-
-
-def kind_of(message: pb.ClientMessage) -> str | None:
-    """The kind of a client's message; None for an empty or unknown one."""
-    kind: str | None = message.WhichOneof("kind")
-    return kind
-
-
-def count_nodes(message: pb.ClientMessage) -> int:
-    """Number of candidates in a client's message, which is not checked."""
-    return len(message.nodes.tokens)
-
-
-def read_request(message: pb.ClientMessage) -> StreamRequest:
-    """Read a message within a session; raise InvalidRequest or LimitExceeded for a wrong one."""
-    match kind_of(message):
-        case "nodes":
-            return read_nodes(message.nodes)
-        case "ack":
-            return Acknowledge(message.ack.length)
-        case "decode":
-            return read_decode(message.decode)
-        case "go":
-            return Go(message.go.base)
-        case "heartbeat":
-            return None
-        case "open" | "resume":
-            raise InvalidRequest(
-                "Open was sent twice: a stream opens one session; open another on its own stream"
-            )
-    raise InvalidRequest("an empty message, or one of a kind unknown to this target")
 
 
 def write_nodes(nodes: Nodes) -> Iterator[pb.Nodes]:

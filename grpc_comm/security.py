@@ -75,20 +75,13 @@ def channel_security(options: SecurityOptions, address: Address) -> ChannelSecur
             f"prompts would be sent in plaintext to {address.host}: give --tls_ca or --tls (or "
             "--insecure, if the network is trusted)"
         )
-    check_tls_files(options)
+    credentials = grpc.ssl_channel_credentials(*read_tls(options)) if options.encrypted else None
     metadata = (
         (("authorization", f"Bearer {read_token(options.token_file)}"),)
         if options.token_file
         else ()
     )
-    return ChannelSecurity(_channel_credentials(options) if options.encrypted else None, metadata)
-
-
-def _channel_credentials(options: SecurityOptions) -> grpc.ChannelCredentials:
-    authority = read_file(options.tls_ca, "--tls_ca") if options.tls_ca else None
-    key = read_secret_file(options.tls_key, "--tls_key") if options.tls_key else None
-    certificate = read_file(options.tls_cert, "--tls_cert") if options.tls_cert else None
-    return grpc.ssl_channel_credentials(authority, key, certificate)
+    return ChannelSecurity(credentials, metadata)
 
 
 def read_token(path: Path) -> str:
@@ -96,7 +89,7 @@ def read_token(path: Path) -> str:
 
     Raises InvalidRequest when it is empty, cannot be sent, or others may read the file.
     """
-    lines = read_secret_file(path, "--token_file").splitlines()
+    lines = _read_secret(path, "--token_file").splitlines()
     token = lines[0].strip() if lines else b""
     if not token:
         raise InvalidRequest(f"--token_file {path}: its first line is empty; it must be the token")
@@ -107,14 +100,7 @@ def read_token(path: Path) -> str:
     return token.decode("ascii")
 
 
-def read_file(path: Path, flag: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidRequest(f"{flag} {path}: cannot be read ({error.strerror})") from error
-
-
-def read_secret_file(path: Path, flag: str) -> bytes:
+def _read_secret(path: Path, flag: str) -> bytes:
     try:
         return read_secret(path)
     except OSError as error:
@@ -127,18 +113,32 @@ class _Encrypted(Exception):
     """Raised where a private key asks for a passphrase."""
 
 
-def check_tls_files(options: SecurityOptions) -> None:
-    """Raise InvalidRequest for the first wrong TLS file: gRPC does not report what is wrong."""
+class TlsFiles(NamedTuple):
+    """Contents of the PEM files; None for a file that is not given."""
+
+    authority: bytes | None
+    key: bytes | None
+    certificate: bytes | None
+
+
+def read_tls(options: SecurityOptions) -> TlsFiles:
+    """Read the TLS files. Raises InvalidRequest for the first wrong one: gRPC does not report what
+    is wrong.
+    """
+    authority = certificate = key = None
     if options.tls_ca is not None:
-        _check_certificates(options.tls_ca, "--tls_ca")
+        authority = _read_certificates(options.tls_ca, "--tls_ca")
     if options.tls_cert is not None and options.tls_key is not None:
-        _check_certificates(options.tls_cert, "--tls_cert")
+        certificate = _read_certificates(options.tls_cert, "--tls_cert")
         _check_key(options.tls_key, options.tls_cert)
+        key = _read_secret(options.tls_key, "--tls_key")
+    return TlsFiles(authority, key, certificate)
 
 
-def _check_certificates(path: Path, flag: str) -> None:
+def _read_certificates(path: Path, flag: str) -> bytes:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(path)
+        return path.read_bytes()
     except OSError as error:
         raise _refusal(f"{flag} {path}", "a certificate", error) from error
 

@@ -1,7 +1,4 @@
-"""Converts the messages that begin a session to and from protobuf.
-
-Only this module, messages.py and sampling_fields.py touch message fields.
-"""
+"""Converts a target's description and the messages that begin a session to and from protobuf."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from grpc_comm.messages import read_logprobs, read_tokens, write_logprobs
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.sampling_fields import PROTOCOL_VERSION, check_protocol, read_params, write_params
+from grpc_comm.sampling_fields import PROTOCOL_VERSION, check_protocol, write_params
 from inference.errors import InvalidRequest, LimitExceeded, Mismatch
 from inference.order import Opened, Progress
 from inference.proposer import MOST_CANDIDATES
@@ -62,26 +59,6 @@ class Description:
     emulated: bool = False  # its times are another device's: it shares no device with a draft
     settings_digest: str = ""  # of tokenizer_settings; empty for a target of an older version
     tokenizer_settings: bytes = b""  # of inference.tokenizer_settings; sent on request
-
-
-class OpenRequest(NamedTuple):
-    """A client's request for a session, and the description that it expects of the target."""
-
-    session_id: str
-    model: str  # one that the target lists; empty for its first
-    model_fingerprint: str
-    tokenizer_fingerprint: str
-    prompt: Sequence[int]
-    params: SamplingParams
-
-
-class ResumeRequest(NamedTuple):
-    """A client's request to continue a session over a new stream."""
-
-    session_id: str
-    resume_key: bytes  # the secret of the session
-    epoch: int  # greater than that of any earlier stream
-    length: int  # tokens that the client has
 
 
 class SessionTerms(NamedTuple):
@@ -163,37 +140,6 @@ def write_open(
     )
 
 
-def write_resume(request: ResumeRequest) -> pb.Resume:
-    return pb.Resume(protocol_version=PROTOCOL_VERSION, **request._asdict())
-
-
-def read_first(message: pb.ClientMessage) -> OpenRequest | ResumeRequest:
-    """Read the message that begins a stream.
-
-    Raises InvalidRequest for another message or wrong parameters, Mismatch for another protocol.
-    """
-    kind = message.WhichOneof("kind")
-    if kind == "open":
-        return read_open(message.open)
-    if kind != "resume":
-        raise InvalidRequest("the first message must be Open or Resume")
-    resume = message.resume
-    check_protocol(resume.protocol_version)
-    return ResumeRequest(resume.session_id, resume.resume_key, resume.epoch, resume.length)
-
-
-def read_open(message: pb.Open) -> OpenRequest:
-    """Read the message that opens a session; raises as read_first() does."""
-    return OpenRequest(
-        message.session_id,
-        message.model,
-        message.model_fingerprint,
-        message.tokenizer_fingerprint,
-        message.prompt,
-        read_params(message),
-    )
-
-
 def max_scored_tokens(likeliest: int) -> int:
     """Return the maximum tokens of a prompt whose log-probabilities are reported, with so many
     alternatives at each.
@@ -249,7 +195,7 @@ def check_prompt_length(length: int, sequence_length: int) -> None:
         )
 
 
-def check_fingerprints(request: OpenRequest, description: Description) -> None:
+def check_fingerprints(request: pb.Open, description: Description) -> None:
     """Raise Mismatch unless the client's tokenizer and model are those of this target."""
     if request.tokenizer_fingerprint != description.tokenizer_fingerprint:
         raise tokenizer_mismatch(request.tokenizer_fingerprint, description)

@@ -1,0 +1,1 @@
+"""The core of Outrider: models, sessions, trees of candidates, and the draft that proposes them."""

@@ -51,12 +51,20 @@ Target: TypeAlias = int
 """Target of a node's number: the mark of a node, ~position of a committed token, or NOWHERE."""
 
 
-class _Numbers:
-    """Targets of a stream's latest numbers: number n is at index n % REMEMBERED_NUMBERS."""
+class ProposalStream:
+    """A stream of proposals for one session, from its beginning until it leaves.
 
-    __slots__ = ("numbers", "targets")
+    arrived: nodes that have arrived
+    known: nodes that had arrived when the last forward pass began
+    wake: called at each progress of the session; None: nobody listens
+    numbers, targets: targets of the latest numbers: number n is at index n % REMEMBERED_NUMBERS
+    """
+
+    __slots__ = ("arrived", "known", "numbers", "targets", "wake")
 
     def __init__(self) -> None:
+        self.arrived = self.known = 0
+        self.wake: Callable[[], None] | None = None
         self.numbers = [-1] * REMEMBERED_NUMBERS
         self.targets = [NOWHERE] * REMEMBERED_NUMBERS
 
@@ -68,6 +76,7 @@ class CandidateTree(GrowingTree):
     most: maximum candidates.
     taken: committed tokens that were candidates, computed in their forward or not.
     deepest: an upper bound of all candidates' positions.
+    streams: streams of proposals that have not left.
     """
 
     def __init__(self, text: list[int], most: int = MOST_CANDIDATES) -> None:
@@ -77,23 +86,25 @@ class CandidateTree(GrowingTree):
         self._claims: dict[Mark, dict[int, dict[int, float]]] = self.table()
         self._raised: dict[Mark, float] = self.table()  # new edge cost, not yet in `ranks`
         self._committed: OrderedDict[Mark, int] = OrderedDict()  # former candidate -> position
-        self._streams: dict[int, _Numbers] = {}
+        self.streams: list[ProposalStream] = []
         self._in_pass: NDArray[np.intp] | None = None
 
-    def join(self, stream: int) -> None:
-        """Begin to record the numbers of this stream."""
-        self._streams[stream] = _Numbers()
+    def join(self) -> ProposalStream:
+        """Begin a stream of proposals."""
+        self.streams.append(ProposalStream())
+        return self.streams[-1]
 
-    def leave(self, stream: int) -> None:
-        """Drop the stream's numbers; its candidates remain."""
-        self._streams.pop(stream, None)
+    def leave(self, stream: ProposalStream) -> None:
+        """End a stream: its later nodes are dropped; its candidates remain. Idempotent."""
+        if stream in self.streams:
+            self.streams.remove(stream)
 
-    def append(self, stream: int, nodes: Nodes, trusted: Trusted) -> Dropped:
+    def append(self, stream: ProposalStream, nodes: Nodes, trusted: Trusted) -> Dropped:
         """Add the nodes below their parents; returns how many were dropped."""
-        ring = self._streams.get(stream)
-        if ring is None:
+        if stream not in self.streams or not nodes.tokens:
             return Dropped(late=len(nodes.tokens))
-        numbers, targets, children = ring.numbers, ring.targets, self.children
+        stream.arrived = max(stream.arrived, nodes.end)
+        numbers, targets, children = stream.numbers, stream.targets, self.children
         base = ~nodes.base if nodes.base >= 0 else NOWHERE
         proposer, late = nodes.proposer, 0
         described = zip(nodes.parents, nodes.tokens, nodes.chances, strict=True)

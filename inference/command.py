@@ -84,12 +84,7 @@ def run_command(work: Callable[[], int], *, debug: bool, interrupted: str = "int
 
 def say(line: str) -> None:
     """Show the user a message on stderr; stdout is for the command's results."""
-    _displays[-1](line, True)
-
-
-def glance(line: str) -> None:
-    """Show the user the current status; the next such line replaces it."""
-    _displays[-1](line, False)
+    _displays[-1](line)
 
 
 def has_display() -> bool:
@@ -97,12 +92,11 @@ def has_display() -> bool:
     return _displays[-1] is not _print
 
 
-def _print(line: str, _lasting: bool) -> None:
+def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-Display = Callable[[str, bool], None]
-"""Gets a message, and whether it is permanent."""
+Display = Callable[[str], None]
 
 _displays: list[Display] = [_print]
 
@@ -118,10 +112,9 @@ def messages_to(display: Display) -> Iterator[None]:
         del _displays[last]
 
 
-def logged(line: str, lasting: bool) -> None:
+def logged(line: str) -> None:
     """Log a message, for programs that import Outrider: their stderr is their own."""
-    if lasting:
-        logging.getLogger("outrider").info(line)
+    logging.getLogger("outrider").info(line)
 
 
 def printable(text: str) -> str:

@@ -140,9 +140,16 @@ class Json:
 def read_json(path: Path, refusal: type[OutriderError]) -> Json:
     """The value in a JSON file. Raises `refusal` when the file cannot be read or parsed."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
     except OSError as error:
         raise refusal(f"{path} cannot be read: {error.strerror}") from error
+    return parse_json(content, path, refusal)
+
+
+def parse_json(content: bytes, path: Path, refusal: type[OutriderError]) -> Json:
+    """The value in the content of a JSON file. Raises `refusal` when it cannot be parsed."""
+    try:
+        value = json.loads(content.decode())
     except UnicodeDecodeError as error:
         at = f"{error.reason} at byte {error.start}"
         raise refusal(f"{path} is not JSON: it is not UTF-8 ({at})") from error

@@ -12,7 +12,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from inference.errors import (
+from outrider.top_level import check_top_level
+from outrider.version import outrider_version
+
+check_top_level("inference", "grpc_comm")
+
+from inference.errors import (  # noqa: E402
     BadArtifact,
     Busy,
     Gone,
@@ -24,7 +29,6 @@ from inference.errors import (
     Unavailable,
     UnsupportedModel,
 )
-from outrider.version import outrider_version
 
 if TYPE_CHECKING:
     from outrider.api import Engine

@@ -12,6 +12,7 @@ from outrider.options.parsing import parse
 from outrider.options.verbs import OTHER_VERBS
 from outrider.processes import CHILD, end_with_input, leave
 from outrider.role_programs import run_role
+from outrider.top_level import check_top_level
 
 PROGRAMS = {
     "demo": "outrider.terminal.demo:main",
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif words == ["version"]:
         words = ["--version"]
     if words and words[0] in OTHER_VERBS:
+        check_top_level("compile", "deploy")
         module, _, function = PROGRAMS[words[0]].partition(":")
         return int(getattr(import_module(module), function)(words[1:]))
     options = parse(words)

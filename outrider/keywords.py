@@ -91,7 +91,6 @@ class ConnectKeywords(TypedDict, total=False):
 class ServeKeywords(TypedDict, total=False):
     """Options of outrider.serve(): flags of `outrider target` (docs/flags.md)."""
 
-    lease: float
     grace: float
     share_prefixes: bool
     emulate: str | None

@@ -42,9 +42,9 @@ Filled = Callable[[int], object]
 
 def committed_candidates(count: int) -> object:
     tree = CandidateTree([1])
-    tree.join(0)
+    stream = tree.join()
     for number in range(count):
-        tree.append(0, Nodes(number, number, [0], [2], [0.5]), lambda *_: 0.5)
+        tree.append(stream, Nodes(number, number, [0], [2], [0.5]), lambda *_: 0.5)
         tree.commit([2])
     return tree
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from inference.candidates import ProposalStream
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import MOST_CREDIT, Decode, End, Pace
@@ -30,8 +31,8 @@ class Client:
     session: Session
     own: list[int]
     order: Decode
-    streams: list[int] = field(default_factory=list)
-    sent: list[tuple[int, Nodes]] = field(default_factory=list)  # with the stream
+    streams: list[ProposalStream] = field(default_factory=list)
+    sent: list[tuple[ProposalStream, Nodes]] = field(default_factory=list)  # with the stream
     numbers: int = 0
     read: list[int] = field(default_factory=list)
 

@@ -21,7 +21,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise, product
-from statistics import geometric_mean
 from typing import NamedTuple
 
 import numpy as np
@@ -47,7 +46,7 @@ from inference.command import say
 from inference.draft_thread import inline
 from inference.flags.values import Counts, Words
 from inference.times_file import find_profile
-from outrider.measure.statistics import geometric_interval
+from outrider.measure.figures import geometric_interval
 from outrider.options.groups import Quantization
 
 TRN2 = ("llama-3.1-8b-trn2.3xlarge-published", "llama-3.1-8b-trn2.3xlarge-computed")
@@ -154,8 +153,8 @@ def kinds(texts: Sequence[Text], speeds: Sequence[float]) -> Iterator[list[str]]
     """A line for each kind of text: its geometric mean, with the interval of 95 %."""
     for kind in dict.fromkeys(text.kind for text in texts):
         mine = [speed for text, speed in zip(texts, speeds, strict=True) if text.kind == kind]
-        low, high = geometric_interval([[speed] for speed in mine])
-        yield [kind, f"{len(mine)}", f"{geometric_mean(mine):.2f}x ({low:.2f} to {high:.2f})"]
+        mean, low, high = geometric_interval([[speed] for speed in mine])
+        yield [kind, f"{len(mine)}", f"{mean:.2f}x ({low:.2f} to {high:.2f})"]
 
 
 class Options(Flags):

@@ -21,6 +21,7 @@ from grpc_comm.client.wire_session import ACKNOWLEDGED_AT_ONCE
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.backends import Chosen, Model, Ranked, Segment
 from inference.backends.batch import BatchShape
+from inference.candidates import ProposalStream
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import Decode, End, Progress, TokenLogProb
@@ -197,6 +198,8 @@ class VirtualSession:
 class _Served:
     """The session at the target."""
 
+    _own: ProposalStream  # of the open session
+
     def __init__(
         self, server: VirtualServer, link: Link, hear: Callable[[pb.ServerMessage], None]
     ) -> None:
@@ -205,7 +208,7 @@ class _Served:
         self._server, self._down = server, _Way(server.clock, link)
         self._done = Signal()
         self._session: Session | None = None
-        self._own = self._cursor = 0
+        self._cursor = 0
         self._told = End.NOT
 
     def close(self) -> None:
@@ -230,7 +233,7 @@ class _Served:
             session, _ = self._engine.open(message.open.prompt, params)
             self._session, self._cursor = session, session.length
             self._own = self._engine.join(session)
-            self._engine.listen(session, self._own, self._tell)
+            self._engine.listen(self._own, self._tell)
         elif self.closing or self._session is None:
             return
         elif kind == "decode":

@@ -13,8 +13,7 @@ results, and how servers of llama.cpp are started.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -73,13 +72,12 @@ def load(options: Options) -> Plays:
     return {name: plays[name] for name in options.rival_arms or plays}
 
 
-@contextmanager
-def beside(options: Options, client: Client, arms: Sequence[Arm]) -> Iterator[list[Arm]]:
-    """Yield our arms and those of other engines."""
+def beside(options: Options, client: Client, arms: Sequence[Arm]) -> list[Arm]:
+    """Return our arms and those of other engines."""
     billing, tokenizer = arms[0].billing, client.tokenizer
     plays = load(options).items()
     theirs = [rival_arm(name, play, tokenizer, billing) for name, play in plays]
-    yield [*with_cold_prompts(arms), *theirs]
+    return [*with_cold_prompts(arms), *theirs]
 
 
 def main(options: Options) -> int:

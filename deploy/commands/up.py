@@ -34,7 +34,7 @@ from grpc_comm.client.named_targets import (
     read_target,
     targets_directory,
 )
-from inference.command import FAILED, glance, say
+from inference.command import FAILED, say
 from inference.errors import InvalidRequest, MissingExtra, OutriderError, Unavailable
 from inference.model.hub import PinnedModel, pin_model
 
@@ -244,7 +244,7 @@ def _wait_until_serving(aws: Aws, instance: RunningInstance) -> None:
                 )
             words = there.words
         living_instance(aws, instance.instance_id)
-        glance(f"{instance.instance_id}: {words}, {time.monotonic() - began:.0f} s")
+        say(f"{instance.instance_id}: {words}, {time.monotonic() - began:.0f} s")
         time.sleep(_POLL_SECONDS)
     raise Unavailable(
         f"the target does not serve after {_START_MINUTES} min: `outrider deploy status` shows its "

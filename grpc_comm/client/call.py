@@ -206,11 +206,6 @@ class Call:
         self._call.cancel()
         self._settle()
 
-    def give_up_after(self, seconds: float) -> None:
-        """End the call if the target has sent nothing for so many seconds."""
-        if self.failure is None and time.monotonic() - self.last_message_at > seconds:
-            self.give_up(f"has sent nothing for {seconds:.0f} s")
-
     def give_up(self, words: str) -> None:
         """End the call. words: what the target did; they follow its address in the error."""
         failure = Unavailable(f"the target at {self.address} {words}")

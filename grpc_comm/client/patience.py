@@ -54,7 +54,8 @@ class Patience:
 
 
 class ProgressClock:
-    """Seconds since a target that owes tokens has sent one. Heartbeats do not count.
+    """Measures how long a target has been silent, and how long it has owed a token. A heartbeat
+    ends the silence only.
 
     stalled: a target was abandoned, and no token was received since
     evicted: the target reports that the session waits for another row
@@ -73,19 +74,22 @@ class ProgressClock:
         self.evicted = False
         self._since = max(self._since, self._latest(self._patience.progress))
 
-    def advance(self, *, owes_token: bool, opened: bool) -> float:
-        """Let time pass. Return the seconds without a token for which to leave the target, or 0.
+    def advance(self, last_message_at: float, *, owes_token: bool, opened: bool) -> str:
+        """Let time pass. Return why to leave the target, or an empty text.
 
+        last_message_at: when its latest message arrived, by the clock
         owes_token: whether it has all that it needs to generate a token
         opened: whether the session has had a row; before, it queues for one
         """
         if not owes_token:
             self._since = self._clock()
+        if self._clock() - last_message_at > self._patience.silence:
+            return f"has sent nothing for {self._patience.silence:.0f} s"
         limit = self._patience.progress if opened and not self.evicted else MAX_QUEUE_SECONDS
         if self._clock() - self._since <= limit:
-            return 0.0
+            return ""
         self.stalled, self._since = True, self._latest(limit)
-        return limit
+        return f"has generated no token for {limit:.0f} s"
 
     def _latest(self, limit: float) -> float:
         """The assumed time of the last token, which leaves the target its allowed silence."""

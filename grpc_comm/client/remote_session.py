@@ -21,7 +21,8 @@ from grpc_comm.client.patience import Patience, ProgressClock
 from grpc_comm.client.replicas import Replicas
 from grpc_comm.client.wire_session import WireSession
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.translate import Description, ResumeRequest, SessionTerms
+from grpc_comm.sampling_fields import PROTOCOL_VERSION
+from grpc_comm.translate import Description, SessionTerms
 from inference.errors import Busy, Gone, Mismatch, OutriderError, Unavailable
 from inference.order import Decode, End, Progress
 from inference.proposer import Nodes
@@ -143,12 +144,14 @@ class RemoteSession(WireSession):
         call, terms = self._open_call(), self._terms
         if call is not None and not self._closed.is_set():
             call.heartbeat((MIN_LEASE if terms is None else terms.lease_seconds) / 3)
-            call.give_up_after(self._patience.silence)
             with self._changed:
-                owed = self._received.owes_token or not self._is_opened
-                seconds = self._progress.advance(owes_token=owed, opened=self._is_opened)
-            if seconds:
-                call.give_up(f"has generated no token for {seconds:.0f} s")
+                reason = self._progress.advance(
+                    call.last_message_at,
+                    owes_token=self._received.owes_token or not self._is_opened,
+                    opened=self._is_opened,
+                )
+            if reason:
+                call.give_up(reason)
 
     # Handling messages, on the reader's thread and with the lock held.
 
@@ -271,32 +274,31 @@ class RemoteSession(WireSession):
         terms = self._terms
         if resume and terms is not None:
             self._epoch += 1
-            length = self._received.length
-            request = ResumeRequest(terms.session_id, terms.resume_key, self._epoch, length)
-            message = translate.write_resume(request)
+            resume_request = pb.Resume(
+                protocol_version=PROTOCOL_VERSION,
+                session_id=terms.session_id,
+                resume_key=terms.resume_key,
+                epoch=self._epoch,
+                length=self._received.length,
+            )
             try:
-                return self._try(channel, RESUME_SECONDS, resume=message)
+                return self._try(channel, RESUME_SECONDS, resume=resume_request)
             except Gone:
                 pass
         if not checked:  # another target may have taken its place
             self._replicas.reach(channel, REACH_SECONDS, self._closed)
-        self._try(channel, self._patience.silence, open=self._opening())
+        self._try(channel, None, open=self._opening())
 
-    def _try(self, channel: Channel, seconds: float, **first: Any) -> None:
-        """Wait until the session is open there, while the target sends a message at least every
-        `seconds`.
-        """
+    def _try(self, channel: Channel, seconds: float | None, **first: Any) -> None:
+        """Wait until the session is open there, at most so long; tick() ends a silent call."""
         with self._changed:
             call = self._begin(channel, **first)
-            while not (self._is_opened or self._closed.is_set()) and call.failure is None:
-                left = call.last_message_at + seconds - time.monotonic()
-                if left <= 0:
-                    break
-                self._changed.wait(left)
+            self._changed.wait_for(
+                lambda: self._is_opened or self._closed.is_set() or call.failure, seconds
+            )
             if self._is_opened:
                 return
-            words = f"the target at {call.address} did not answer for {seconds:.0f} s"
-            failure = call.failure or Unavailable(words)
+            failure = call.failure or Unavailable(f"the target at {call.address} did not answer")
         call.cancel()
         raise failure
 

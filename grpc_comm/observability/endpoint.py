@@ -10,11 +10,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import ClassVar
 from urllib.parse import urlsplit
 
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import MetricsHandler
 
 from grpc_comm.observability.metrics import Metrics
 from grpc_comm.transport import Address, check_port
@@ -43,8 +43,8 @@ def serve_metrics(metrics: Metrics, address: Address) -> Iterator[Address]:
 
 
 def _listen(metrics: Metrics, address: Address) -> ThreadingHTTPServer:
-    class Handler(_MetricsHandler):
-        served = metrics
+    class Handler(_Handler):
+        served, registry = metrics, metrics.registry
 
     class MetricsServer(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -57,7 +57,7 @@ def _listen(metrics: Metrics, address: Address) -> ThreadingHTTPServer:
         ) from error
 
 
-class _MetricsHandler(BaseHTTPRequestHandler):
+class _Handler(MetricsHandler):
     """Answers one request."""
 
     served: ClassVar[Metrics]
@@ -65,26 +65,19 @@ class _MetricsHandler(BaseHTTPRequestHandler):
     server_version, sys_version = "outrider", ""
 
     def do_GET(self) -> None:
-        path = urlsplit(self.path).path
+        path, health = urlsplit(self.path).path, self.served.health
         if path == "/metrics":
-            encode, kind = choose_encoder(self.headers.get("Accept", ""))
-            self._answer(HTTPStatus.OK, kind, encode(self.served.registry))
+            super().do_GET()
         elif path == "/healthz":
-            health = self.served.health
-            self._answer(
-                HTTPStatus.OK if health == "serving" else HTTPStatus.SERVICE_UNAVAILABLE,
-                "text/plain",
-                f"{health}\n".encode(),
-            )
+            serving = health == "serving"
+            self._answer(HTTPStatus.OK if serving else HTTPStatus.SERVICE_UNAVAILABLE, health)
         else:
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"/metrics and /healthz are here\n")
+            self._answer(HTTPStatus.NOT_FOUND, "/metrics and /healthz are here")
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class's name
-        """Log nothing: scrapes are frequent."""
-
-    def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+    def _answer(self, status: HTTPStatus, line: str) -> None:
+        body = f"{line}\n".encode()
         self.send_response(status)
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", "text/plain")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

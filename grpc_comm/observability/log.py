@@ -30,7 +30,7 @@ def start_log(form: str, level: str) -> None:
     Other packages log warnings and errors only.
     """
     handler = _StderrHandler()
-    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    handler.setFormatter(_Formatter(form))
     logging.basicConfig(
         level=max(logging.WARNING, logging.getLevelName(level.upper())),
         handlers=[handler],
@@ -45,32 +45,24 @@ def log_event(event: str, level: int = logging.INFO, /, **fields: Any) -> None:
     _log.log(level, event, extra={"fields": fields})
 
 
-class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, event, and the fields of the event's record."""
+class _Formatter(logging.Formatter):
+    """One line for an event: time, level, event, and its fields.
+
+    form: json: an object; text: for people, without the fields that have no value
+    """
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self._form = form
 
     def format(self, record: logging.LogRecord) -> str:
-        return json.dumps(
-            {
-                "time": _time(record),
-                "level": record.levelname.lower(),
-                "event": record.getMessage(),
-                **_fields(record),
-            },
-            default=str,
-        )
-
-
-class TextFormatter(logging.Formatter):
-    """One line for people: time, level, event, and the fields that have a value."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields = [
-            f"{name}={value}"
-            for name, value in _fields(record).items()
-            if value not in (None, "", [])
-        ]
-        line = " ".join([_time(record), f"{record.levelname:<7}", record.getMessage(), *fields])
-        return line.replace("\n", " ")
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        level, event, fields = record.levelname, record.getMessage(), _fields(record)
+        if self._form == "json":
+            line = {"time": time, "level": level.lower(), "event": event, **fields}
+            return json.dumps(line, default=str)
+        shown = [f"{name}={value}" for name, value in fields.items() if value not in (None, "", [])]
+        return " ".join([time, f"{level:<7}", event, *shown]).replace("\n", " ")
 
 
 class _StderrHandler(logging.Handler):
@@ -96,7 +88,3 @@ def _places(trace: TracebackType | None) -> list[str]:
     return [
         f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(trace)
     ]
-
-
-def _time(record: logging.LogRecord) -> str:
-    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")

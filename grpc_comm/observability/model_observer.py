@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from prometheus_client import Counter, Histogram
-
 from grpc_comm.observability.log import log_event
-from grpc_comm.observability.metrics import Ending, Metrics
-from inference.engine.events import Commit, EngineEvent, Evicted, Forward, Prefilled
+from grpc_comm.observability.metrics import BY_MODEL, COUNTERS, HISTOGRAMS, Ending, Metrics
+from inference.engine.batch_runner import EngineEvent, Evicted, Prefilled
+from inference.engine.forward import Commit, Forward
 from inference.engine.session import Session
 from inference.order import End, Opened
 
-Family = TypeVar("Family", Counter, Histogram)
-
+_BY_DEPTH = "vllm:spec_decode_num_accepted_tokens_per_pos"
 _ID_CHARACTERS = 8  # of a session's id that are logged
 
 
@@ -45,14 +42,15 @@ class ModelObserver:
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics, self._model = metrics, model
-        self._counters = _bind(metrics.counters, model)
-        self._histograms = _bind(metrics.histograms, model)
-        self._forwards = {
-            kind: (
-                _bind(metrics.forward_counters, model, kind),
-                _bind(metrics.forward_histograms, model, kind),
-            )
-            for kind in ("prefill", "decode")
+        self._counters = {
+            name: metrics.counter(name, model)
+            for name, (labels, _) in COUNTERS.items()
+            if labels == BY_MODEL
+        }
+        self._histograms = {
+            name: metrics.histogram(name, model)
+            for name, (labels, _, _) in HISTOGRAMS.items()
+            if labels == BY_MODEL
         }
         self._lock = threading.Lock()  # guards the map
         self._times = WeakKeyDictionary[Session, _Times]()
@@ -90,12 +88,12 @@ class ModelObserver:
 
     def record_lost(self, session: Session) -> None:
         """Record that a session's stream broke. The session is kept for its lease."""
-        self._metrics.streams_lost.inc()
+        self._metrics.counter("outrider_streams_lost").inc()
         log_event("stream lost", **self._who(session))
 
     def record_resumed(self, session: Session) -> None:
         """Record that another stream continues a session."""
-        self._metrics.sessions_resumed.inc()
+        self._metrics.counter("outrider_sessions_resumed").inc()
         log_event("session resumed", **self._who(session))
 
     def record_end(self, session: Session, reason: Ending) -> None:
@@ -124,12 +122,14 @@ class ModelObserver:
         )
 
     def _count_forward(self, done: Forward) -> None:
-        counters, histograms = self._forwards["prefill" if done.prefill else "decode"]
-        histograms["outrider_forward_seconds"].observe(done.model_seconds)
-        histograms["outrider_batch_rows"].observe(done.rows)
-        counters["outrider_computed_rows"].inc(done.padded_rows)
-        counters["outrider_useful_nodes"].inc(done.nodes)
-        counters["outrider_computed_nodes"].inc(done.padded_rows * done.padded_nodes)
+        labels = self._model, "prefill" if done.prefill else "decode"
+        counter, histogram = self._metrics.counter, self._metrics.histogram
+        histogram("outrider_forward_seconds", *labels).observe(done.model_seconds)
+        histogram("outrider_batch_rows", *labels).observe(done.rows)
+        rows, nodes = done.padded
+        counter("outrider_computed_rows", *labels).inc(rows)
+        counter("outrider_useful_nodes", *labels).inc(done.nodes)
+        counter("outrider_computed_nodes", *labels).inc(rows * nodes)
         self._counters["outrider_engine_seconds"].inc(done.engine_seconds)
 
     def _count_prompt(self, session: Session, opened: Opened) -> None:
@@ -150,7 +150,7 @@ class ModelObserver:
         else:
             self._counters["outrider_root_only_forwards"].inc()
         for depth in range(commit.accepted):
-            self._metrics.accepted.labels(self._model, str(depth)).inc()
+            self._metrics.counter(_BY_DEPTH, self._model, str(depth)).inc()
         if commit.credit <= 0 and commit.session.end is End.NOT:
             self._counters["outrider_credit_stalls"].inc()
         self._observe("outrider_forward_queue_seconds", commit.queue_seconds)
@@ -171,8 +171,3 @@ class ModelObserver:
 
     def _who(self, session: Session) -> dict[str, Any]:
         return {"session": self._of(session).name, "tenant": session.tenant}
-
-
-def _bind(families: Mapping[str, Family], *labels: str) -> dict[str, Family]:
-    """Return the series with these labels, which is visible from now on, of each family."""
-    return {name: family.labels(*labels) for name, family in families.items()}

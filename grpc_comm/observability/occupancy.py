@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Callable
 from enum import Enum
 
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import End
-
-GAUGES = {
-    "vllm:num_requests_running": "Sessions that hold a row.",
-    "vllm:num_requests_waiting": "Sessions queued for a row.",
-    "vllm:kv_cache_usage_perc": "Share of KV slots that sessions use; 1 is all.",
-    "outrider_rows": "Rows of the KV cache.",
-    "outrider_used_slots": "KV slots that sessions use.",
-    "outrider_cached_tokens": "Tokens cached in free rows.",
-}
-"""Gauges of an engine, by name: help."""
 
 
 class State(Enum):
@@ -46,21 +36,29 @@ def state_of(session: Session) -> State:
     return State.CREDIT if is_paused else State.WAITING
 
 
-def count_states(engine: Engine) -> Counter[State]:
-    """Return the number of the engine's sessions in each state. Sessions continue meanwhile."""
-    return Counter(map(state_of, engine.sessions))
+def count_sessions(engine: Engine, state: State) -> int:
+    """Return the number of the engine's sessions in this state. Sessions continue meanwhile."""
+    return sum(state_of(session) is state for session in engine.sessions)
 
 
-def read_gauges(engine: Engine) -> dict[str, float]:
-    """Return the values of GAUGES at this moment. Sessions continue meanwhile."""
+def _used_slots(engine: Engine) -> int:
     sequences = [session.sequence for session in engine.sessions]
-    used = sum(sequence.cached for sequence in sequences if sequence is not None)
-    rows = engine.model.rows
-    return {
-        "vllm:num_requests_running": rows - engine.free_rows,
-        "vllm:num_requests_waiting": engine.in_line,
-        "vllm:kv_cache_usage_perc": used / (rows * engine.model.capacity),
-        "outrider_rows": rows,
-        "outrider_used_slots": used,
-        "outrider_cached_tokens": engine.cached_tokens,
-    }
+    return sum(sequence.cached for sequence in sequences if sequence is not None)
+
+
+def _used_share(engine: Engine) -> float:
+    return _used_slots(engine) / (engine.model.rows * engine.model.capacity)
+
+
+GAUGES: dict[str, tuple[str, Callable[[Engine], float]]] = {
+    "vllm:num_requests_running": (
+        "Sessions that hold a row.",
+        lambda engine: engine.model.rows - engine.free_rows,
+    ),
+    "vllm:num_requests_waiting": ("Sessions queued for a row.", lambda engine: engine.in_line),
+    "vllm:kv_cache_usage_perc": ("Share of KV slots that sessions use; 1 is all.", _used_share),
+    "outrider_rows": ("Rows of the KV cache.", lambda engine: engine.model.rows),
+    "outrider_used_slots": ("KV slots that sessions use.", _used_slots),
+    "outrider_cached_tokens": ("Tokens cached in free rows.", lambda engine: engine.cached_tokens),
+}
+"""Gauges of an engine by name: help, and the value at a moment."""

@@ -1,4 +1,6 @@
-"""Guards of a listening target: its certificate, and the keys that admit calls."""
+"""Guards of a listening target: its certificate, the keys that admit calls, and the limits of their
+messages.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +10,20 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from grpc_comm.keys import WATCH_SECONDS, Grant, Keys
-from grpc_comm.security import (
-    SecurityOptions,
-    check_tls_files,
-    read_file,
-    read_secret_file,
-    read_token,
-)
+from grpc_comm.observability.metrics import Metrics
+from grpc_comm.security import SecurityOptions, read_tls, read_token
 from grpc_comm.server.tasks import cancel, mark_retrieved
+from grpc_comm.statuses import status_code
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest, LimitExceeded
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 _HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+_UNREADABLE = "a message that cannot be read: the client does not speak this protocol"
 _WITHDRAWN = "this key was removed from the target's keys during the call"
 
 
@@ -57,18 +57,13 @@ def server_security(options: SecurityOptions, address: Address) -> ServerSecurit
             f"on {address.host} tokens would travel in plaintext: it needs --tls_cert and --tls_key"
         )
     keys = read_keys(options)
-    check_tls_files(options)
-    if options.tls_cert is None or options.tls_key is None:
+    authority, key, certificate = read_tls(options)
+    if key is None or certificate is None:
         return ServerSecurity(None, keys)
-    pair = (
-        read_secret_file(options.tls_key, "--tls_key"),
-        read_file(options.tls_cert, "--tls_cert"),
+    credentials = grpc.ssl_server_credentials(
+        [(key, certificate)], authority, require_client_auth=authority is not None
     )
-    authority = read_file(options.tls_ca, "--tls_ca") if options.tls_ca else None
-    return ServerSecurity(
-        grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None),
-        keys,
-    )
+    return ServerSecurity(credentials, keys)
 
 
 def read_keys(options: SecurityOptions) -> Keys:
@@ -80,16 +75,19 @@ def read_keys(options: SecurityOptions) -> Keys:
     )
 
 
-class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg, unused-ignore]  # generic in some stubs
+class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg, unused-ignore]  # generic in some stubs
     """Admits calls of any method whose token belongs to a key, for as long as it does.
 
     Other calls end with UNAUTHENTICATED, and none of their messages is read. So does a stream whose
-    key is removed. Only Health.Check is answered to anyone, about the whole target. Messages longer
-    than their sender's key allows are not parsed.
+    key is removed. Only Health.Check is answered to anyone, about the whole target.
+
+    A message that is longer than its sender's key allows is not parsed. It ends its call with
+    INVALID_ARGUMENT, as one that cannot be parsed does. gRPC would answer that with UNKNOWN and the
+    name of a Python class, and log an ERROR.
     """
 
-    def __init__(self, keys: Keys) -> None:
-        self._keys = keys
+    def __init__(self, keys: Keys, metrics: Metrics) -> None:
+        self._keys, self._metrics = keys, metrics
 
     async def intercept_service(
         self,
@@ -104,7 +102,9 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg, unus
             return None
         if grant is None:
             return _unread(handler)
-        return _while_granted(_limited(handler, grant), grant)
+        if self._keys.required and handler.response_streaming:
+            handler = _while_granted(handler, grant)
+        return _parsed(handler, grant, self._metrics)
 
 
 async def refuse(context: Context) -> NoReturn:
@@ -130,27 +130,42 @@ def _unread(handler: Any) -> Any:
     return grpc.stream_stream_rpc_method_handler(answer, None, handler.response_serializer)
 
 
-def _limited(handler: Any, grant: Grant) -> Any:
-    """Return the handler with a limit: too long a message raises LimitExceeded before it is
-    parsed.
-    """
-    parse = handler.request_deserializer
+def _parsed(handler: Any, grant: Grant, metrics: Metrics) -> Any:
+    """Return the handler, whose messages are parsed if they are not too long.
 
-    def parse_short(message: bytes) -> Any:
+    Reading a stream raises InvalidRequest for a wrong message; its method reports that.
+    """
+
+    def parse(message: bytes) -> Any:
         limit = grant.key.message_bytes
         if limit is not None and len(message) > limit:
             got = f"a message of {len(message)} bytes"
             raise LimitExceeded(f"{got}: this key may send {limit} at once")
-        return parse(message)
+        try:
+            return handler.request_deserializer(message)
+        except DecodeError as error:
+            raise InvalidRequest(_UNREADABLE) from error
 
-    return handler._replace(request_deserializer=parse_short)
+    if handler.request_streaming:
+        return handler._replace(request_deserializer=parse)
+    shape = _shape(handler)
+    method = getattr(handler, shape)
+
+    async def answer(message: bytes, context: Any) -> Any:
+        try:
+            request = parse(message)
+        except InvalidRequest as error:
+            code = status_code(error)
+            metrics.reject(code.name, grant.key.name)
+            await context.abort(code, str(error))
+        return await method(request, context)
+
+    return handler._replace(request_deserializer=None, **{shape: answer})
 
 
 def _while_granted(handler: Any, grant: Grant) -> Any:
-    """Return the handler, with response streams that end when their key is removed."""
-    if not handler.response_streaming:
-        return handler
-    shape = "stream_stream" if handler.request_streaming else "unary_stream"
+    """Return the handler of a response stream, which ends when its key is removed."""
+    shape = _shape(handler)
     method = getattr(handler, shape)
 
     async def answer(request: Any, context: Any) -> Any:
@@ -166,3 +181,9 @@ def _while_granted(handler: Any, grant: Grant) -> Any:
         return task.result()
 
     return handler._replace(**{shape: answer})
+
+
+def _shape(handler: Any) -> str:
+    """Return the name of the handler's method: it has one for each kind of call."""
+    request = "stream" if handler.request_streaming else "unary"
+    return f"{request}_{'stream' if handler.response_streaming else 'unary'}"

@@ -16,8 +16,8 @@ import grpc
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
 from grpc_comm.security import SecurityOptions
-from grpc_comm.server.guard import KeyInterceptor, read_keys
-from grpc_comm.server.sender import MAX_STEP_SECONDS
+from grpc_comm.server.guard import CallGuard, read_keys
+from grpc_comm.server.sender import is_hung
 from grpc_comm.server.service import TargetService
 from grpc_comm.server.state import ServerState, Target
 from grpc_comm.server.tasks import cancel, mark_retrieved
@@ -47,7 +47,7 @@ class HostedTarget:
     def __init__(self, target: Target) -> None:
         check_hosted(target.security)
         keys = read_keys(target.security)
-        self._engine, self._guard = target.engine, KeyInterceptor(keys)
+        self._engine, self._guard = target.engine, CallGuard(keys, target.metrics)
         self._state = ServerState(target, keys)
         self._service = TargetService(self._state)
 
@@ -62,7 +62,7 @@ class HostedTarget:
     @property
     def hung(self) -> bool:
         """Whether a step of the engine takes so long that it counts as hung."""
-        return self._engine.step_seconds > MAX_STEP_SECONDS
+        return is_hung(self._engine)
 
     async def describe(self, request: pb.DescribeRequest, carrier: Carrier) -> pb.Description:
         """Answer Describe. The status of a refused call is the carrier's; its answer is empty."""
@@ -89,8 +89,7 @@ class HostedTarget:
         details = _Details(_SESSION, call.invocation_metadata())
         try:
             handler = await self._guard.intercept_service(self._handler, details)  # type: ignore[arg-type]  # what it uses of them
-            read = handler.request_deserializer
-            await handler.stream_stream(_read(messages, read) if read else messages, call)
+            await handler.stream_stream(_read(messages, handler.request_deserializer), call)
         except _EndedError:
             pass
         finally:

@@ -6,16 +6,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
 
 from grpc_comm import messages, translate
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.server.tasks import mark_retrieved
 from grpc_comm.translate import SessionTerms
+from inference.candidates import ProposalStream
 from inference.engine.engine import Engine
 from inference.engine.session import Session
-from inference.errors import Unavailable
-from inference.order import End, Opened, Progress
+from inference.order import End, Progress
 
 Send = Callable[[pb.ServerMessage], Awaitable[None]]
 
@@ -26,17 +24,22 @@ MAX_STEP_SECONDS = 30.0
 """An engine whose step takes longer than this counts as hung: its clients get no heartbeats."""
 
 
+def is_hung(engine: Engine) -> bool:
+    """Whether the step in progress takes so long that no more tokens are expected."""
+    return engine.step_seconds > MAX_STEP_SECONDS
+
+
 class Sender:
     """Writes the tokens after a cursor. A client that reads slowly gets fewer and longer messages.
 
-    stream: id of the client's stream of proposals
+    stream: the client's stream of proposals
     cursor: number of tokens that the client has
     """
 
     _heartbeat: asyncio.TimerHandle  # wakes run() when a heartbeat may be due
 
     def __init__(
-        self, engine: Engine, session: Session, stream: int, cursor: int, send: Send
+        self, engine: Engine, session: Session, stream: ProposalStream, cursor: int, send: Send
     ) -> None:
         self._engine, self._session, self._stream = engine, session, stream
         self._cursor, self._send = cursor, send
@@ -57,7 +60,7 @@ class Sender:
     async def run(self, terms: SessionTerms) -> None:
         """Write until the session is drained; raise the error that ended it."""
         await self._send(pb.ServerMessage(opened=translate.write_opened(terms)))
-        self._engine.listen(self._session, self._stream, self._wake)
+        self._engine.listen(self._stream, self._wake)
         self._plan_heartbeat()
         try:
             while not self.drained:
@@ -68,18 +71,6 @@ class Sender:
                 await self._send_progress()
         finally:
             self._heartbeat.cancel()
-
-    async def until_open(self, opening: Future[Opened]) -> Opened:
-        """Wait until the prompt is prefilled, and send the client heartbeats meanwhile."""
-        prefilled = asyncio.wrap_future(opening)
-        prefilled.add_done_callback(mark_retrieved)
-        while not prefilled.done():
-            await asyncio.wait({prefilled}, timeout=HEARTBEAT_SECONDS)
-            if self._leaving is not None:
-                raise Unavailable("this target is shutting down")
-            if not prefilled.done():
-                await self._send_progress()
-        return prefilled.result()
 
     def _plan_heartbeat(self) -> None:
         """Wake the writer now, and again whenever a heartbeat may be due."""
@@ -97,8 +88,8 @@ class Sender:
     async def _send_progress(self) -> None:
         progress = self._engine.progress(self._session, self._cursor, self._stream)
         due = self._loop.time() >= self._sent_at + HEARTBEAT_SECONDS
-        alive = self._engine.step_seconds < MAX_STEP_SECONDS
-        if not (progress.tokens or progress.end is not self._sent_end or (due and alive)):
+        alive = due and not is_hung(self._engine)
+        if not (progress.tokens or progress.end is not self._sent_end or alive):
             return
         self._sent_at = self._loop.time()
         end = self._end_or_pause(progress)

@@ -9,14 +9,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from grpc_comm.proto import verifier_pb2, verifier_pb2_grpc
-from grpc_comm.server.guard import KeyInterceptor, ServerSecurity, server_security
-from grpc_comm.server.reading import ReadingInterceptor
+from grpc_comm.server.guard import CallGuard, ServerSecurity, server_security
 from grpc_comm.server.service import TargetService
 from grpc_comm.server.state import ServerState, Target
 from grpc_comm.transport import Address, check_port, server_options
@@ -117,10 +115,8 @@ class _Listening:
     def __init__(self, target: Target) -> None:
         security = server_security(target.security, target.address)
         options = server_options(_longest(target))
-        interceptors: list[Any] = [ReadingInterceptor(target.metrics)]
-        if security.keys.required:
-            interceptors.append(KeyInterceptor(security.keys))
-        self._server = grpc.aio.server(options=options, interceptors=interceptors)
+        guard = CallGuard(security.keys, target.metrics)
+        self._server = grpc.aio.server(options=options, interceptors=[guard])
         self.address = target.address._replace(port=_bind(self._server, target.address, security))
         self._state = ServerState(target, security.keys)
         self._service = TargetService(self._state)

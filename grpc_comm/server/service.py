@@ -15,7 +15,7 @@ from grpc_comm.keys import Grant, Key
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.proto import verifier_pb2_grpc
 from grpc_comm.server.guard import Context, refuse
-from grpc_comm.server.reading import Inbox
+from grpc_comm.server.inbox import Inbox
 from grpc_comm.server.state import ServerState
 from grpc_comm.server.stream import Stream
 from inference.errors import Busy, OutriderError, Unavailable
@@ -49,7 +49,7 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
     async def Session(self, requests: AsyncIterator[pb.ClientMessage], context: Context) -> None:
         grant = await self._grant(context)
         key = grant.key
-        inbox = Inbox(requests, self._state.metrics)
+        inbox = Inbox(requests, self._state.metrics.bytes_up)
         stream = Stream(self._state, grant, inbox, context.write)
         self._streams[stream] = None
         try:

@@ -23,7 +23,7 @@ long.
 class SessionRecord:
     """A session and its stream.
 
-    stream: id of the owner's stream of proposals
+    stream: the owner's stream of proposals
     """
 
     def __init__(self, session_id: str, session: Session, model: RunningModel) -> None:

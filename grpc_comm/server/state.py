@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from grpc_comm import messages
 from grpc_comm.keys import Key, Keys
 from grpc_comm.observability.metrics import Metrics
 from grpc_comm.proto import verifier_pb2 as pb
@@ -86,7 +85,7 @@ class ServerState:
         """
         share = max(self.sessions.count(key.name), 1)
         max_nodes = key.nodes_per_second or NODES_PER_SECOND * share
-        nodes = messages.count_nodes(message) * NODES_PER_SECOND * share / max_nodes
+        nodes = len(message.nodes.tokens) * NODES_PER_SECOND * share / max_nodes
         return self._allowances[key.name].charge(nodes, message.ByteSize(), share)
 
     def limited(self, description: Description, key: Key) -> Description:

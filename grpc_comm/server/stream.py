@@ -7,28 +7,35 @@ target's (sender.py); neither waits for the other.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
 import grpc.aio
 
-from grpc_comm import messages, translate
+from grpc_comm import messages, sampling_fields, translate
 from grpc_comm.keys import Grant, Key
-from grpc_comm.messages import Acknowledge, Go, StreamRequest
 from grpc_comm.observability.metrics import Ending
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.server.reading import BREAK_SECONDS, Inbox
-from grpc_comm.server.sender import HEARTBEAT_SECONDS, Send, Sender
+from grpc_comm.server import sender
+from grpc_comm.server.inbox import BREAK_SECONDS, Inbox
+from grpc_comm.server.sender import Send, Sender
 from grpc_comm.server.session_table import SessionRecord
 from grpc_comm.server.state import ServerState
 from grpc_comm.server.tasks import cancel, mark_retrieved
-from grpc_comm.translate import OpenRequest, ResumeRequest, SessionTerms
+from grpc_comm.translate import SessionTerms
+from inference.candidates import ProposalStream
 from inference.engine.engine import Engine
-from inference.errors import Gone, LimitExceeded, Mismatch, OutriderError, Unavailable
-from inference.order import Decode, Opened
-from inference.proposer import Nodes
+from inference.errors import (
+    Gone,
+    InvalidRequest,
+    LimitExceeded,
+    Mismatch,
+    OutriderError,
+    Unavailable,
+)
+from inference.order import Opened
 from inference.sampling import SamplingParams
 from inference.token_rule import TokenRule
 
@@ -55,25 +62,26 @@ class Stream:
 
     async def serve(self) -> None:
         """Serve until the client is done; raise the error that becomes the call's status."""
-        first = await self._inbox.first(self._sessions.lease_seconds)
-        if first is None:
-            await asyncio.sleep(BREAK_SECONDS)
-            return
+        silence = self._inbox.silence(self._sessions.lease_seconds)
         try:
-            await self._admit(first)
+            await _first_of(self._admit(), silence)
         finally:  # gRPC accepts no status while a message is being written
             if self._writing is not None:
                 await asyncio.wait({self._writing})
 
-    async def _admit(self, first: pb.ClientMessage) -> None:
-        request = translate.read_first(first)
-        if self._state.draining:
-            raise Unavailable("this target is shutting down")
-        if isinstance(request, OpenRequest):
-            record, opening = await self._open(request)
-            await self._own(record, record.session.length, opening)
-        else:
-            await self._own(self._resume(request), request.length, None)
+    async def _admit(self) -> None:
+        first = await self._inbox.take()
+        if first is None:
+            return await asyncio.sleep(BREAK_SECONDS)
+        self._check_draining()
+        match first.WhichOneof("kind"):
+            case "open":
+                record, opening = await self._open(first.open)
+                await self._own(record, record.session.length, opening)
+            case "resume":
+                await self._own(self._resume(first.resume), first.resume.length, None)
+            case _:
+                raise InvalidRequest("the first message must be Open or Resume")
 
     def go_away(self, reason: str, retry_after: float) -> None:
         """Ask the client to leave once it has the tokens of the forward pass in progress."""
@@ -82,15 +90,16 @@ class Stream:
 
     # The two ways to begin: Open and Resume.
 
-    async def _open(self, request: OpenRequest) -> tuple[SessionRecord, Future[Opened]]:
+    async def _open(self, request: pb.Open) -> tuple[SessionRecord, Future[Opened]]:
+        params, prompt = sampling_fields.read_params(request), list(request.prompt)
         model = await self._state.catalogue.model(request.model)
         description = self._state.limited(model.description, self.key)
         translate.check_fingerprints(request, description)
-        _check_prompt(request, description.sequence_length)  # first, as it is cheap
-        engine, prompt, params = model.engine, list(request.prompt), request.params
-        rule = None
+        _check_prompt(len(prompt), params, description.sequence_length)  # first, as it is cheap
+        engine, rule = model.engine, None
         if params.adjusts:
-            rule = await self._with_heartbeats(len(prompt), self._rule(engine, prompt, params))
+            make = self._rule(engine, prompt, params)
+            rule = await self._with_heartbeats(engine, len(prompt), make)
         self._state.check_room(self.key)
         self._sessions.check_name(request.session_id, self.key.name)
         session, opening = engine.open(
@@ -114,18 +123,25 @@ class Stream:
             await turns.check(self.key, partial(rules.check, params), engine.most_sessions)
         return await turns.make(partial(rules.make, prompt, params))
 
-    async def _with_heartbeats(self, length: int, work: Coroutine[Any, Any, T]) -> T:
+    async def _with_heartbeats(self, engine: Engine, length: int, work: Awaitable[T]) -> T:
         """Wait for work, and send a client that has `length` tokens heartbeats meanwhile."""
         working = asyncio.ensure_future(work)
+        working.add_done_callback(mark_retrieved)
         try:
-            while not (await asyncio.wait({working}, timeout=HEARTBEAT_SECONDS))[0]:
-                self._state.check_room(self.key)
-                await self._send(pb.ServerMessage(tokens=pb.Tokens(position=length)))
+            while not (await asyncio.wait({working}, timeout=sender.HEARTBEAT_SECONDS))[0]:
+                self._check_draining()
+                if not sender.is_hung(engine):
+                    await self._send(pb.ServerMessage(tokens=pb.Tokens(position=length)))
         finally:
             working.cancel()
         return await working
 
-    def _resume(self, request: ResumeRequest) -> SessionRecord:
+    def _check_draining(self) -> None:
+        if self._state.draining:
+            raise Unavailable("this target is shutting down")
+
+    def _resume(self, request: pb.Resume) -> SessionRecord:
+        sampling_fields.check_protocol(request.protocol_version)
         record = self._sessions.resume(
             request.session_id, request.resume_key, request.epoch, self.key.name
         )
@@ -144,17 +160,22 @@ class Stream:
         try:
             _check_length(length, record)
             record.engine.acknowledge(record.session, length)
-            sender = self._start(record, length)
+            writer = self._start(record, length)
 
             async def speak() -> None:
                 nonlocal resumable
-                opened = await sender.until_open(opening) if opening else _NOTHING_NEW
+                opened = _NOTHING_NEW
+                if opening is not None:
+                    prefilled = asyncio.wrap_future(opening)
+                    prefilled.add_done_callback(mark_retrieved)
+                    waiting = asyncio.shield(prefilled)  # the engine's future is not cancelled
+                    opened = await self._with_heartbeats(record.engine, length, waiting)
                 resumable = True
-                await sender.run(self._opened(record, opened))
+                await writer.run(self._opened(record, opened))
 
             read = self._read(record, record.stream)
-            await self._while_client_speaks(read, speak(), _until_superseded(record.superseded))
-            ending = Ending.DRAINED if sender.drained else Ending.CLOSED
+            await _first_of(read, speak(), _until_superseded(record.superseded))
+            ending = Ending.DRAINED if writer.drained else Ending.CLOSED
         except (asyncio.CancelledError, Gone):  # the call broke, or the client has gone
             if self._grant.withdrawn:
                 ending = Ending.REFUSED
@@ -194,35 +215,46 @@ class Stream:
 
     # Reading the client's messages.
 
-    async def _read(self, record: SessionRecord, stream: int) -> None:
+    async def _read(self, record: SessionRecord, stream: ProposalStream) -> None:
         """Follow the client's messages until there are no more."""
         while (message := await self._inbox.take()) is not None:
-            kind = messages.kind_of(message)
-            if kind == "close":
+            if message.HasField("close"):
                 return
             self._apply_limits(record)
             early = self._state.charge(self.key, message)
-            if early == 0 or kind != "nodes":
-                self._handle(record, stream, messages.read_request(message))
+            if early > 0 and message.HasField("nodes"):
+                self._dropped["rate"].inc(len(message.nodes.tokens))
             else:
-                self._dropped["rate"].inc(messages.count_nodes(message))
+                self._handle(record, stream, message)
             if early > 0:
                 await asyncio.sleep(early)
         await asyncio.sleep(BREAK_SECONDS)
 
-    def _handle(self, record: SessionRecord, stream: int, request: StreamRequest) -> None:
+    def _handle(
+        self, record: SessionRecord, stream: ProposalStream, message: pb.ClientMessage
+    ) -> None:
+        """Apply a message; raise InvalidRequest or LimitExceeded for a wrong one."""
         engine, session = record.engine, record.session
-        match request:
-            case Nodes():
-                late, shed = engine.append(session, stream, request)
+        match message.WhichOneof("kind"):
+            case "nodes":
+                late, shed = engine.append(session, stream, messages.read_nodes(message.nodes))
                 self._dropped["late"].inc(late)
                 self._dropped["cap"].inc(shed)
-            case Acknowledge(length):
-                engine.acknowledge(session, length)
-            case Decode():
-                engine.decode(session, request)
-            case Go(base):
-                engine.go(session, base)
+            case "ack":
+                engine.acknowledge(session, message.ack.length)
+            case "decode":
+                engine.decode(session, messages.read_decode(message.decode))
+            case "go":
+                engine.go(session, message.go.base)
+            case "heartbeat":
+                pass
+            case "open" | "resume":
+                raise InvalidRequest(
+                    "Open was sent twice: a stream opens one session; open another on its own "
+                    "stream"
+                )
+            case _:
+                raise InvalidRequest("an empty message, or one of a kind unknown to this target")
 
     def _apply_limits(self, record: SessionRecord) -> None:
         """Apply the key's present limits if they have changed. Raises LimitExceeded where they
@@ -239,10 +271,6 @@ class Stream:
     def _set_limits(self, record: SessionRecord) -> None:
         self._applied = key = self.key
         record.engine.set_limits(record.session, key.tree_nodes, key.sequence_length)
-
-    async def _while_client_speaks(self, *works: Coroutine[Any, Any, None]) -> None:
-        """Run all works until the first has ended, or the client has been silent for too long."""
-        await _first_of(*works, self._inbox.silence(self._sessions.lease_seconds))
 
     async def _send(self, message: pb.ServerMessage) -> None:
         """Write a message; raise Gone when the client has gone. A write in progress outlives its
@@ -261,9 +289,8 @@ class Stream:
             raise Gone("the client has gone, or does not read") from failure
 
 
-def _check_prompt(request: OpenRequest, sequence_length: int) -> None:
+def _check_prompt(length: int, params: SamplingParams, sequence_length: int) -> None:
     """Raise LimitExceeded for a prompt that leaves no room, or whose answer would be too long."""
-    length, params = len(request.prompt), request.params
     translate.check_prompt_length(length, sequence_length)
     limit = translate.max_scored_tokens(params.logprobs or 0)
     if params.prompt_logprobs and length > limit:

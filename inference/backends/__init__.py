@@ -1,6 +1,4 @@
-"""A Model for each kind of device. Everything above the `Model` protocol is bookkeeping on the
-host.
-"""
+"""A Model for each kind of device. Code above the `Model` protocol runs on the host only."""
 
 from __future__ import annotations
 
@@ -117,7 +115,7 @@ class RecordingModel(Model, Protocol):
         ...
 
     def record_next(self) -> bool:
-        """Record a planned call, else one that was made once; False where none is left.
+        """Record a planned call, else one that was made once; False if none is left.
 
         It takes as long as a few calls, and only writes to junk slots.
         """

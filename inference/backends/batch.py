@@ -16,7 +16,7 @@ from inference.tree import IntArray
 
 
 class BatchShape(NamedTuple):
-    """The sizes to which a call is padded."""
+    """The padded sizes of a call."""
 
     rows: int
     nodes: int

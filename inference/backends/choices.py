@@ -28,7 +28,7 @@ from inference.model.sampler import (
 def choose_at(logits: Tensor, positions: Tensor, segments: Sequence[Segment]) -> list[Chosen]:
     """Return the token chosen at each picked node of each segment.
 
-    logits: [B, P, V] float32; written over where a segment has a rule
+    logits: [B, P, V] float32; overwritten if a segment has a rule
     positions: [B, P] int32, of the chosen tokens
     """
     _apply_rules(logits, segments)
@@ -49,7 +49,7 @@ def choose_at(logits: Tensor, positions: Tensor, segments: Sequence[Segment]) ->
 
 
 def rank_at(logits: Tensor, positions: Tensor, segments: Sequence[Segment], k: int) -> list[Ranked]:
-    """Return the k likeliest children of each picked node, with the arguments of choose_at()."""
+    """Return the k most likely children of each picked node, with the arguments of choose_at()."""
     _apply_rules(logits, segments)
     if all(segment.params.greedy for segment in segments):
         ids, scores = rank_greedy(logits, k)
@@ -84,7 +84,7 @@ def _apply_rules(logits: Tensor, segments: Sequence[Segment]) -> None:
 
 
 def _log_probs(logits: Tensor, segment: Segment, chosen: np.ndarray) -> LogProbs | None:
-    """Return what a row's segment has scored. logits: [P, V]; chosen: [p]"""
+    """Return the log-probabilities of a row's segment. logits: [P, V]; chosen: [p]"""
     if segment.scoring is None:
         return None
     likeliest, of = segment.scoring

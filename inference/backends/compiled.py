@@ -1,8 +1,8 @@
 """A target compiled ahead of time for this machine's CPU: a Model over an artefact's packages.
 
 All graphs share one set of weights and one set of KV caches. A call is padded to the cheapest graph
-that holds it, and split where none does. Nothing is traced and no model source is needed: the
-packages are machine code.
+that holds it, and split if none does. Nothing is traced and no model source is needed: the packages
+are machine code.
 """
 
 from __future__ import annotations
@@ -149,9 +149,9 @@ class CompiledModel:
             self._kept.write(inputs["rows"], inputs["slots"], returned)
 
     def _in_turn(self, segments: Sequence[Segment]) -> list[Chosen]:
-        """Answer rows that no graph holds together, in as few calls as the graphs allow.
+        """Compute rows that no graph holds together, in as few calls as the graphs allow.
 
-        As many rows as the largest graph takes are a call. Chunks of prompts are apart from trees.
+        Each call has as many rows as the largest graph takes. Prompt chunks and trees are separate.
         """
         holding = [graph for graph in self.graphs if all(holds(graph, [row]) for row in segments)]
         if holding:

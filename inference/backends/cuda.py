@@ -33,7 +33,7 @@ from inference.model.sampler import (
 from inference.sampling import SamplingParams
 
 MAX_RECORDINGS = 256
-"""Maximum recordings. Shapes that are met after them run eagerly."""
+"""Maximum number of recordings. Later shapes run eagerly."""
 
 MIN_LEVELS = 8
 """Positions that noise is made for at least, where a call has so many nodes: fewer recordings serve
@@ -42,7 +42,7 @@ the trees of all depths.
 
 
 class ChoiceFunction(NamedTuple):
-    """A way to make tokens of logits [B, P, V]: function(logits, sampling, positions, size)."""
+    """A way to choose tokens from logits [B, P, V]: function(logits, sampling, positions, size)."""
 
     function: Callable[[Tensor, Sampling, Tensor, int], Tensor | Outputs]
     size: int  # positions that noise is made for when choosing, children when ranking
@@ -179,7 +179,7 @@ class RecordedModel(SlotModel):
     def _run(
         self, segments: Sequence[Segment], shape: BatchShape, choice: ChoiceFunction
     ) -> Outputs:
-        """Replay the call, or run it eagerly if the shape is met for the first time."""
+        """Replay the call, or run it eagerly if the shape is new."""
         idle = [SamplingParams()] * (shape.rows - len(segments))
         params = [*(segment.params for segment in segments), *idle]
         self._buffers_of(shape).fill(pad(segments, shape, junk=self.capacity), params)

@@ -25,8 +25,8 @@ class _QueuedCall:
 class DynamicBatcher:
     """A Model for drafters, each with rows of its own.
 
-    Dynamic batching without a timer: the thread that gets the lock runs every queued ranking of as
-    many children.
+    Dynamic batching without a timer: the thread that gets the lock runs all queued rankings with
+    the same number of children.
     """
 
     def __init__(self, model: Model) -> None:

@@ -19,7 +19,7 @@ from inference.model.decoder import Decoder
 from inference.tree import IntArray
 
 SLOT_STEP = 64
-"""Context is read in multiples of this many slots, so that few shapes occur."""
+"""Context is read in multiples of this number of slots, so that few shapes occur."""
 
 
 class BatchTensors(NamedTuple):
@@ -70,7 +70,7 @@ class SlotModel(ABC):
 
     @property
     def by_slot(self) -> tuple[Tensor, ...]:
-        """Tensors of what is known of each slot, [rows, slots, width] each."""
+        """Tensors of data by slot, [rows, slots, width] each."""
         return self.cache.tensors
 
     @property
@@ -80,7 +80,7 @@ class SlotModel(ABC):
 
     @property
     def _min_nodes(self) -> int:
-        """Nodes computed at least: 2 in float32, else 1.
+        """Minimum number of nodes of a call: 2 in float32, else 1.
 
         Float32 kernels for a single row of a matrix round differently from those for several.
         """
@@ -95,7 +95,7 @@ class SlotModel(ABC):
 
     @abstractmethod
     def _write(self, batch: BatchTensors) -> tuple[Tensor, Tensor]:
-        """Make one forward over a batch and write the new keys and values to the caches.
+        """Run one forward pass over a batch and write the new keys and values to the caches.
 
         Returns logits [B, P, V], and positions [B, P] of the tokens to be chosen.
         """
@@ -152,5 +152,5 @@ class EagerModel(SlotModel):
 
 
 def context_slots(least: int) -> int:
-    """Return how many slots of context are read where these are needed."""
+    """Return how many slots of context are read if these are needed."""
     return max(SLOT_STEP, -(-least // SLOT_STEP) * SLOT_STEP)

@@ -1,8 +1,8 @@
 """An EAGLE-3 head as a Model.
 
-A node is computed from the target's feature of the preceding token, if it is known, else from what
-the head returned for its parent. Once the feature is known, the node is computed again from it, in
-the next call of its row. A segment has the known features beside it (`KnownFeatures`).
+A node is computed from the target's feature of the preceding token if known, otherwise from the
+head's output for its parent. Once the feature is known, the node is computed again from it, in the
+next call of its row. A segment carries the known features (`KnownFeatures`).
 
 The first token of a text has no feature before it: no node sees it. Heads without embeddings share
 those of their target; those of a compiled target are read from its artefact.
@@ -101,7 +101,7 @@ class _HeadRow:
         return seen
 
     def _parents(self, seen: NDArray[np.bool_], positions: IntArray) -> IntArray:  # [n]
-        """Return the slot of each node's parent: what it sees one position before its own."""
+        """Return the slot of each node's parent: the one it sees at the position before its own."""
         before = seen & (self._positions[: seen.shape[1]] == positions[:, None] - 1)
         return np.where(before.any(1), before.argmax(1), FREE).astype(np.int32)
 
@@ -187,7 +187,7 @@ class EagleModel:
         write_states(self._states, arrays["rows"], slots, out.states)
 
     def _features(self, waves: Sequence[_Wave], shape: BatchShape) -> Tensor:  # [B, T, hidden]
-        """Return each node's feature: 0 where there is none."""
+        """Return each node's feature: 0 if there is none."""
         features = self._states.new_zeros((shape.rows, shape.nodes, self._states.shape[-1]))
         for row, (segment, parents, conditioned) in enumerate(waves):
             drafted = ~conditioned & (parents != FREE)

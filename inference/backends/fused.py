@@ -72,7 +72,7 @@ def in_rounds(
     segments: Sequence[Segment],
     call: Callable[[RoundBucket, Sequence[Segment]], list[IntArray]],
 ) -> list[IntArray]:
-    """Compute all segments with the cheapest graph that holds them, else half of them at a time."""
+    """Compute all segments with the cheapest graph that holds them, or split them in halves."""
     check_rows(segments)
     check_rows([draft_of(segment) for segment in segments])
     bucket = _round_bucket(sorted(buckets, key=cost), segments)
@@ -85,7 +85,7 @@ def in_rounds(
 def _round_bucket(
     buckets: Sequence[RoundBucket], segments: Sequence[Segment]
 ) -> RoundBucket | None:
-    """Return the first bucket that serves all rows in one call; None where the call has to be
+    """Return the first bucket that serves all rows in one call; None if the call has to be
     split.
     """
     slots = max(
@@ -141,7 +141,7 @@ def _lay(
 
 
 def fused_part(manifest: Manifest) -> FusedPart:
-    """Return the manifest's part about the draft; raise BadArtifact where it has none."""
+    """Return the manifest's part about the draft; raise BadArtifact if it has none."""
     if manifest.fused is None:
         raise BadArtifact(
             f"the artefact of {manifest.model} has no draft in its graphs: build one with python "

@@ -1,4 +1,4 @@
-"""Sequences of llama.cpp, and the slots whose keys each one holds.
+"""Sequences of llama.cpp, and the slots whose keys each of them holds.
 
 llama.cpp keeps each key in a cell, and knows which sequences a cell belongs to. A node sees the
 cells of its own sequence. So every branch of a tree is a sequence, and cells above a fork belong to
@@ -99,7 +99,7 @@ class BranchSequences:
     def take(self, row: int, path: IntArray) -> int:
         """A sequence that holds exactly this path, all of which is known, for this call alone.
 
-        Raises LimitExceeded where the call has all sequences already.
+        Raises LimitExceeded if the call has all sequences already.
         """
         holder, _ = self._holder(row, path)
         ends = self._lengths == len(path)
@@ -115,18 +115,18 @@ class BranchSequences:
         return sequence
 
     def extend(self, sequence: int, slots: IntArray) -> None:
-        """Note that a sequence that was taken got these slots at its end."""
+        """Record that a sequence of this call has these slots at its end."""
         length = int(self._lengths[sequence])
         self._paths[sequence, length : length + len(slots)] = slots
         self._lengths[sequence] += len(slots)
 
     def restore(self) -> None:
-        """Take from this call's sequences what a call that failed may have written."""
+        """Remove from this call's sequences everything that a failed call may have written."""
         for sequence in self._taken:
             self._memory.remove(sequence, int(self._lengths[sequence]))
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        """Let row `target` hold what the longest branch of row `source` has in its first slots."""
+        """Copy the first slots of row `source`, as far as its longest branch has them."""
         self.begin()
         for sequence in np.flatnonzero(self._rows == target).tolist():
             self._cut(sequence, 0)

@@ -22,10 +22,10 @@ from inference.model.weight_files import sample
 from inference.tree import IntArray
 
 SEQUENCES = 256
-"""Number of sequences in llama.cpp's context: the most that it takes."""
+"""Number of sequences in llama.cpp's context: its maximum."""
 
 MIN_BATCH = 256
-"""Tokens that a decode takes at least: llama.cpp has outputs for as many sequences."""
+"""Minimum number of tokens of a decode: llama.cpp has outputs for as many sequences."""
 
 _ERROR = 4  # ggml_log_level
 _ALL_LAYERS = 1 << 16
@@ -67,7 +67,7 @@ def _why() -> str:
 
 
 class GgufFacts(NamedTuple):
-    """Facts that a GGUF file states of its model."""
+    """Facts that a GGUF file states about its model."""
 
     architecture: str
     weights: str  # kind and size in llama.cpp's words, such as "qwen2 0.5B Q4_K - Medium"
@@ -110,7 +110,7 @@ def supports_gpu() -> bool:
 
 
 def check_gpu() -> None:
-    """Raise InvalidRequest where llama.cpp was built for no GPU."""
+    """Raise InvalidRequest if llama.cpp was built for no GPU."""
     if not supports_gpu():
         raise InvalidRequest(
             "llama-cpp-python was built without a GPU's support: use --device cpu, or install it "
@@ -119,7 +119,7 @@ def check_gpu() -> None:
 
 
 def fingerprint(path: Path) -> str:
-    """A hash of a file's size, head and tail: it tells files apart without reading them whole."""
+    """A hash of a file's size, head and tail: it distinguishes files without reading them whole."""
     return hashlib.sha256(b"".join(sample(path))).hexdigest()[:32]
 
 
@@ -193,7 +193,7 @@ class TokenBatch(NamedTuple):
 
 
 class ContextSizes(NamedTuple):
-    """Sizes of a context: keys that it has room for, most tokens of a decode, and sequences."""
+    """Sizes of a context: maximum keys, tokens of a decode, and sequences."""
 
     cells: int
     batch: int
@@ -259,7 +259,7 @@ class GgufContext:
         """Compute tokens, and return logits of the picked ones: [picked, vocabulary], overwritten
         by the next call.
 
-        Raises Unavailable where llama.cpp fails; its cells may then hold some of the tokens.
+        Raises Unavailable if llama.cpp fails; its cells may then hold some of the tokens.
         """
         batch, n = self._batch, len(asked.tokens)
         members = [

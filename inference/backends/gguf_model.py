@@ -1,8 +1,7 @@
 """A GGUF file's model as a Model, computed by llama.cpp.
 
-llama.cpp computes logits; host_choice makes the choice of them, so the noise is that of every
-backend. How slots become llama.cpp's sequences depends on what the model keeps: gguf_trees where it
-is keys, gguf_states where states are among it.
+llama.cpp computes logits; host_choice chooses from them, with the noise of every backend. Slots
+become llama.cpp's sequences in gguf_trees if the model stores only keys, otherwise in gguf_states.
 
 llama.cpp promises no bit-equal rows: its kernels, and the order in which keys are added up, depend
 on the batch and on where cells lie. So a text is the target's own up to near-ties of the scores.

@@ -1,4 +1,4 @@
-"""Lines of a llama.cpp model that keeps running states: Mamba, linear attention, convolutions.
+"""Branches of a llama.cpp model with running states: Mamba, linear attention, convolutions.
 
 llama.cpp has the state of a sequence's last token only. So a sequence here holds the first tokens
 of a row's text, and a few of these sequences are stored. Each line of a tree is computed in a copy
@@ -172,7 +172,7 @@ class GgufStates:
     def _begin(self, row: int, text: IntArray, most: int, left: int) -> tuple[int, int]:
         """Let a free sequence hold the first tokens of a row's text; return it and how many.
 
-        It begins as a copy of the longest kept one of at most `most` tokens, and computes the rest
+        It begins as a copy of the longest kept one of up to `most` tokens, and computes the rest
         but for `left` tokens. Raises Unavailable.
         """
         start = self._longest(row, text, most)
@@ -195,7 +195,7 @@ class GgufStates:
         return kept._replace(sequence=sequence)
 
     def _longest(self, row: int, text: IntArray, most: int) -> _Beginning | None:
-        """Return the longest that the row keeps of a text, of at most `most` tokens.
+        """Return the longest that the row keeps of a text, of up to `most` tokens.
 
         What other rows keep is not used: else a row could hold keys of several rows' texts, and
         the time of a call would tell a tenant about another tenant's text.

@@ -60,7 +60,7 @@ def holds(bucket: Bucket, segments: Sequence[Segment]) -> bool:
 
 
 def check_sampled(buckets: Iterable[Bucket], segments: Sequence[Segment]) -> None:
-    """Raise InvalidRequest where a row is sampled, and no graph is."""
+    """Raise InvalidRequest if a row is sampled, and no graph is."""
     greedy = all(segment.params.greedy for segment in segments)
     if not greedy and not any(bucket.sampled for bucket in buckets):
         raise InvalidRequest(

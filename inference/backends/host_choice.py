@@ -39,8 +39,8 @@ def choose_of_row(logits: Floats, segment: Segment) -> Chosen:
 
 
 def rank_of_row(logits: Floats, segment: Segment, k: int) -> Ranked:
-    """Return the k likeliest children of each picked node, with the logits of choose_of_row(). They
-    are those of rank() in inference/model/sampler.py, up to the last digits of their scores.
+    """Return the k most likely children of each picked node, with the logits of choose_of_row().
+    They are those of rank() in inference/model/sampler.py, up to the last digits of their scores.
     """
     params, positions = segment.params, segment.positions[segment.pick] + 1
     scores = _by_rule(logits, segment) / np.float32(params.temperature or 1)

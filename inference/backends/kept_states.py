@@ -10,7 +10,7 @@ import numpy as np
 from inference.tree import IntArray
 
 BEHIND = 8
-"""Maximum tokens that a call computes again behind a stored state. If there are more, it stores a
+"""Maximum tokens that a call computes again after a stored state. If there are more, it stores a
 state at their end first.
 """
 

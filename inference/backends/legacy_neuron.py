@@ -2,7 +2,7 @@
 
 It serves one sequence at a time, and chains only. In that package the cache slot of a token is its
 position, and a call writes consecutive slots. A chain fits: accepted tokens already lie in their
-slots, and the next call overwrites rejected ones. A branching tree is refused: the package's tree
+slots, and the next call overwrites rejected ones. A branching tree is rejected: the package's tree
 decoder takes the cache slot as rotary position, so siblings would be computed at different
 positions. Logits come back to the host, and the choice is made here.
 """

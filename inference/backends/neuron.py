@@ -104,7 +104,7 @@ _FAILURES = (
         "set NEURON_RT_EXEC_TIMEOUT=120, and look at neuron-top",
     ),
 )
-"""The first that fits is taken. Words: aws-neuron-sdk, neuron-runtime/nrt-troubleshoot.rst."""
+"""The first match is used. Wording: aws-neuron-sdk, neuron-runtime/nrt-troubleshoot.rst."""
 
 
 class Program(Protocol):
@@ -119,8 +119,8 @@ class Program(Protocol):
 class NeuronModel(CompiledModel):
     """A compiled target whose caches live on the device. The graphs write them, not this class.
 
-    The noise that a sampled call needs is made by calls of the filling graph. They run ahead,
-    after the call before has been answered; what then still lacks is made first.
+    The filling graph makes the noise that a sampled call needs. It runs in advance, after the
+    previous call has returned; noise that is then still missing is made before the call.
     """
 
     def __init__(self, program: Program, manifest: Manifest, say: Say) -> None:
@@ -273,7 +273,7 @@ def draws_of(segments: Iterable[Segment]) -> list[Draw]:
 
 
 class NoiseAhead:
-    """Knows which noise lies in the windows, and has filled what lacks.
+    """Tracks which noise is in the windows, and fills in what is missing.
 
     fill: makes the noise of 1 to FILLED places by one call on the device
     """

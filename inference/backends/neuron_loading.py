@@ -86,7 +86,7 @@ def check_machine(manifest: Manifest) -> None:
 def _check_versions(manifest: Manifest) -> None:
     """Raise BadArtifact unless the packages have the versions that the artefact was built with.
 
-    NxD promises compatibility neither forwards nor backwards. The compiler is not looked at.
+    NxD is neither forward nor backward compatible. The compiler's version does not matter.
     """
     here = sdk_versions(compiles=False)
     for name, built in manifest.versions.items():

@@ -47,7 +47,7 @@ _WHICH = (
 
 
 class Sdk(NamedTuple):
-    """The objects of the Neuron packages that are called. Signatures:
+    """The functions and classes of the Neuron packages that we call. Signatures:
     tests/nxd/test_nxd.py.
     """
 
@@ -106,7 +106,7 @@ class BuildUnits(NamedTuple):
 
 
 def load_build_units() -> BuildUnits:
-    """Import what builds graphs. Raises MissingExtra where the packages lack it."""
+    """Import what builds graphs. Raises MissingExtra if the packages lack it."""
     try:
         functions = import_module("neuronx_distributed.trace.functions")
         hlo = import_module("neuronx_distributed.trace.hlo_utils")
@@ -133,7 +133,7 @@ def sdk_versions(*, compiles: bool = True) -> dict[str, str]:
 
     compiles: whether the compiler is among them; a finished artefact is served without it
 
-    Raises MissingExtra where a package is absent, its SDK is not supported, the compiler is of
+    Raises MissingExtra if a package is absent, its SDK is not supported, the compiler is of
     another SDK, or transformers is too new for it.
     """
     found = {name: installed(name) for name in PACKAGES if compiles or name != COMPILER}
@@ -192,7 +192,7 @@ def _compiler_of(sdk: str) -> str:
 
 
 def installed(name: str) -> str | None:
-    """Return the version of a package; None where it is not installed."""
+    """Return the version of a package; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

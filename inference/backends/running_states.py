@@ -82,7 +82,7 @@ class _Part(NamedTuple):
     """A part of a row's text, from one state to another.
 
     segment, nodes: [m] the new nodes at its end
-    end: None where it is not kept
+    end: None if it is not kept
     """
 
     segment: int
@@ -104,7 +104,7 @@ class _Part(NamedTuple):
 
 
 class _LayerCalls(NamedTuple):
-    """A forward's parts, of one form each, in the order in which they need each other.
+    """The parts of a forward pass, of one form each, in the order of their dependencies.
 
     kept: the states that each row keeps afterwards
     """
@@ -140,7 +140,7 @@ class RunningStates:
 
     @contextmanager
     def during(self, segments: Sequence[Segment], known: Tensor) -> Iterator[None]:
-        """Make the library's layers compute these segments line by line, each from its state.
+        """Make the library's layers compute these segments branch by branch, each from its state.
 
         known: [rows, slots, 2] position and token of each slot
         """

@@ -79,7 +79,7 @@ class ModelSequence:
         return self.prepare(chain)._replace(pick=last, params=SamplingParams())
 
     def rank(self, tree: TreeNodes, nodes: Sequence[int], k: int) -> Ranked:
-        """The k likeliest children of each of `nodes`.
+        """The k most likely children of each of `nodes`.
 
         Their ancestors were ranked in earlier calls on the same growing tree. Raises LimitExceeded
         for too many nodes, or when slots run out.

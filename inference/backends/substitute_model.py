@@ -2,9 +2,9 @@
 arXiv 2509.18344). Nothing is trained, and it agrees with its target far more often than a smaller
 model does. Its text is not its target's.
 
-In the target's process it shares embeddings, final norm and head, and reads the target's KV cache:
-no prompt is computed twice, and no committed key is kept twice. It never writes there. Elsewhere it
-is a copy of its own, which has a 4-bit head, too.
+In the target's process it shares embeddings, final norm and head, and reads the target's KV cache,
+so no prompt is computed twice and no committed key is stored twice. It never writes there. In
+another process it is a separate copy, with a 4-bit head.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class SharedCacheModel(EagerModel):
 class SharedSequence(ModelSequence):
     """A ModelSequence whose committed tokens lie in a row of the target.
 
-    Calls are made between forwards of the target, when all that it has committed was heard.
+    Calls are made between forward passes of the target, when all its commits have been received.
 
     own: the draft's slots in a row
     beside: the session's row of the target, at the time of a call

@@ -47,15 +47,15 @@ class TimedModel:
         return self.profile.padded(rows, nodes)
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        """Copy without emulating its time, which is small beside a forward on any device."""
+        """Copy without emulating its time, which is small compared with a forward pass."""
         self.real.copy_row(source, target, slots)
 
     def account(self) -> str:
         """Return a line that says how exact the emulated times were."""
         late = f"{self.late_seconds * 1e3:.1f} ms late in {self.emulated_seconds * 1e3:.1f} ms"
         return (
-            f"{EMULATED}{self.profile.name}: {self.forwards} forwards, {self.overruns} longer "
-            f"than the profile says, {late}"
+            f"{EMULATED}{self.profile.name}: {self.forwards} forward passes, {self.overruns} "
+            f"longer than the profile says, {late}"
         )
 
     def _timed(self, segments: Sequence[Segment], forward: Callable[[], T]) -> T:

@@ -44,7 +44,7 @@ def load_transformers(
 
     dtype: of all weights; None for stored_type()
 
-    Raises UnsupportedModel where the weights do not fit, or the model does not compute trees as it
+    Raises UnsupportedModel if the weights do not fit, or the model does not compute trees as it
     computes their paths.
     """
     weight_files(directory)

@@ -154,7 +154,7 @@ class TransformersModel(SlotModel):
 
     def _head_nodes(self, pick: Tensor) -> tuple[Tensor | int, Tensor | None]:
         """Return the nodes whose logits are made of every row, and where the picks [B, P] are among
-        them; None where they are the picks of the only row.
+        them; None if they are the picks of the only row.
         """
         if len(pick) == 1:
             return pick[0], None
@@ -198,7 +198,7 @@ class _Trial(LayerStates):
 
     @classmethod
     def of(cls, library: nn.Module, reaches: Mapping[str, Reach]) -> _Trial:
-        """Call the library. Raises ValueError where no layer keeps keys."""
+        """Call the library. Raises ValueError if no layer keeps keys."""
         parameter, trial = next(library.parameters()), cls()
         ids = torch.arange(2, device=parameter.device)[None]
         seen = torch.tril(torch.ones((1, 2, 2), device=parameter.device))

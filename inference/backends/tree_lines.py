@@ -21,7 +21,7 @@ class TreeLine(NamedTuple):
 
 
 def tips(segment: Segment) -> NDArray[np.intp]:
-    """Return the new nodes that have no new node below them."""
+    """Return the new nodes that are leaves."""
     return np.flatnonzero(segment.tree_mask.sum(axis=0) == 1)
 
 
@@ -45,7 +45,7 @@ def path_of(positions: IntArray, seen: NDArray[np.bool_]) -> IntArray:
 def lines_of(segment: Segment, positions: IntArray) -> Iterator[TreeLine]:
     """Yield a segment's lines. positions: as for path_of.
 
-    Raises InvalidRequest where a node's position is not the number of keys that it sees above it.
+    Raises InvalidRequest if a node's position is not the number of keys that it sees above it.
     """
     shared = segment.context.shape[0] == 1
     path = path_of(positions, segment.context[0]) if shared else None

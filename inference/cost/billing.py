@@ -4,8 +4,8 @@ The target is paid by the wall-clock hour while it is held, whether it computes 
 draft's machine is the user's own and costs electricity. Traffic is paid in both directions. A
 dollar figure is as good as its seconds and joules: measured, estimated or unavailable.
 
-Every objective is linear in the seconds held, the seconds drafted and the bytes sent. So four
-prices of units say the same. They are read off the costs of one unit each.
+Every objective is linear in the seconds held, the seconds drafted and the bytes sent. So it is
+equivalent to four unit prices, each of which is the cost of one unit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ JOULES_PER_KWH = 3.6e6
 BYTES_PER_GB = 1e9
 
 PER_MILLION = 1e6
-"""Prices of tokens are per so many."""
+"""Number of tokens that prices refer to."""
 
 COSTS = ("total_cost", "api_cost")
 """Objectives in US dollars."""
@@ -41,7 +41,7 @@ UNITS = tuple(Usage(*(float(index == part) for index in range(4))) for part in r
 class Billing:
     """Prices in US dollars, watts, and the share of the target that is charged.
 
-    None where not set. Raises ValueError for a number that is negative or not finite,
+    None if not set. Raises ValueError for a number that is negative or not finite,
     and for a share that is not above 0 or beyond 1.
 
     source: where the target's price is from, with the day if known; None without a price
@@ -71,9 +71,9 @@ class Billing:
         return self.usd_per_hour is not None
 
     def described(self, usd_per_hour: float) -> Billing:
-        """These prices, with the price that the target reports where none is set.
+        """These prices, with the price that the target reports if none is set.
 
-        usd_per_hour: 0 where it reports none
+        usd_per_hour: 0 if it reports none
         """
         if self.priced or not usd_per_hour:
             return self

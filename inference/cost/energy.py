@@ -124,7 +124,7 @@ class RaplReader:
     """
 
     def __init__(self, zone: Path) -> None:
-        """Raises OSError where the zone cannot be read: since Linux 5.10 only root may."""
+        """Raises OSError if the zone cannot be read: since Linux 5.10 only root may."""
         self._counter = zone / "energy_uj"
         self._range = int((zone / "max_energy_range_uj").read_text())
         self._source = f"RAPL {(zone / 'name').read_text().strip()}"
@@ -246,8 +246,8 @@ class AppleReader:
 def apple_readers() -> list[EnergyReader]:
     """Return two readers: one for CPU and memory, one for the GPU.
 
-    On some Macs the counters of CPU and memory stand still until `sudo powermetrics` runs, while
-    the GPU's advances.
+    On some Macs the counters of CPU and memory do not advance until `sudo powermetrics` runs, while
+    the GPU's does.
     """
     try:
         import zeus_apple_silicon

@@ -1,5 +1,5 @@
-"""Quantities of cost: a number with its origin: measured, estimated, or unavailable with the
-reason. Unknown is never 0.
+"""Quantities of cost: a number that is measured, estimated, or unavailable with the reason.
+Unknown is never 0.
 """
 
 from __future__ import annotations

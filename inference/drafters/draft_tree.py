@@ -7,10 +7,9 @@ ancestors, when its value is above the floor. Pure: no model, no clock, no netwo
 
 from __future__ import annotations
 
-import heapq
 import math
 from bisect import bisect_right, insort
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
@@ -53,20 +52,22 @@ RankedNode: TypeAlias = tuple[float, Mark]
 
 
 class Order:
-    """Nodes by rank. Pruned nodes and those in `done` are dropped.
+    """Nodes by rank. Entries that no longer count are dropped.
 
     A node whose rank changes is added again; its older entries are outdated.
+
+    counts: counts(rank, node): whether an entry counts
     """
 
-    def __init__(self, tree: GrowingTree, done: Container[Mark]) -> None:
-        self._tree, self._done = tree, done
+    def __init__(self, counts: Callable[[float, Mark], bool]) -> None:
+        self._counts = counts
         self._entries: list[RankedNode] = []
         self._sound = 0  # entries after the last search for outdated ones
 
     def add(self, node: Mark, rank: float) -> None:
         insort(self._entries, (rank, node))
         if len(self._entries) > 2 * self._sound + _SPARE:
-            self._entries = [entry for entry in self._entries if self._counts(entry)]
+            self._entries = [entry for entry in self._entries if self._counts(*entry)]
             self._sound = len(self._entries)
 
     def first(self, most: int) -> list[Mark]:
@@ -76,7 +77,7 @@ class Order:
             if len(sound) >= most:
                 break
             seen += 1
-            if self._counts(entry):
+            if self._counts(*entry):
                 sound.append(entry)
         if seen > len(sound):
             self._entries[:seen] = sound
@@ -85,16 +86,9 @@ class Order:
     def take(self, rank: float) -> list[Mark]:
         """Remove and return nodes of at most this rank, the most valuable first."""
         end = bisect_right(self._entries, (rank, math.inf))
-        nodes = [entry[1] for entry in self._entries[:end] if self._counts(entry)]
+        nodes = [entry[1] for entry in self._entries[:end] if self._counts(*entry)]
         del self._entries[:end]
         return nodes
-
-    def _counts(self, entry: RankedNode) -> bool:
-        rank, node = entry
-        place = node & PLACE
-        tree = self._tree
-        lives = tree.marks[place] == node and tree.ranks.item(place) == rank
-        return lives and node not in self._done
 
 
 class DraftTree(GrowingTree):
@@ -127,10 +121,9 @@ class DraftTree(GrowingTree):
         self.joint: dict[Mark, ProposedChildren] = self.table()
         self.covered: dict[Mark, float] = self.table()
         self.copies: dict[Mark, bool] = self.table()
-        self.unranked = Order(self, self.keyed)
-        self.unsent = Order(self, self.sent)
-        self._unlisted: list[RankedNode] = []  # by the likeliest child that is not listed
-        self._sound = 0
+        self.unranked = Order(lambda rank, node: node not in self.keyed and self._is(rank, node))
+        self.unsent = Order(lambda rank, node: node not in self.sent and self._is(rank, node))
+        self._unlisted = Order(self._is_next)  # by the likeliest child that is not listed
         self._rankable(self.root, 0.0)
 
     def new_tokens(self, progress: Progress) -> Sequence[int]:
@@ -158,7 +151,7 @@ class DraftTree(GrowingTree):
             if child is not None and self.rank(child) != rank:
                 self._shift(child, rank - self.rank(child))
         if ids:
-            heapq.heappush(self._unlisted, (ranks[0], node))
+            self._unlisted.add(node, ranks[0])
 
     def add(self, node: Mark, token: int, rank: float) -> Mark:
         """Add a child of the node, whatever its value."""
@@ -169,12 +162,10 @@ class DraftTree(GrowingTree):
 
     def list_children(self, least: float) -> None:
         """Add all proposed children of at least this value as nodes."""
-        bound, heap = self.rank_of(least), self._unlisted
-        while heap and heap[0][0] <= bound:
-            node = heap[0][1]
-            listing = self.listings.get(node)
-            rank = math.inf if listing is None else listing.ranks[listing.listed]
-            if listing is not None and rank <= bound:
+        bound = self.rank_of(least)
+        for node in self._unlisted.take(bound):
+            listing = self.listings[node]
+            while (rank := listing.ranks[listing.listed]) <= bound:
                 token = listing.ids[listing.listed]
                 listing.listed += 1
                 if token not in self.children.get(node, ()):
@@ -182,15 +173,8 @@ class DraftTree(GrowingTree):
                     drafted = self.ranked.get(node) or self.masked.get(node)
                     if drafted is None or token not in drafted.ids:
                         self.copies[child] = True
-                rank = listing.ranks[listing.listed]
             if rank < math.inf:
-                heapq.heapreplace(heap, (rank, node))
-            else:
-                heapq.heappop(heap)
-        if len(heap) > 2 * self._sound + _SPARE:
-            self._unlisted = [entry for entry in heap if entry[1] in self.listings]
-            heapq.heapify(self._unlisted)
-            self._sound = len(self._unlisted)
+                self._unlisted.add(node, rank)
 
     def advance(self, tokens: Sequence[int]) -> tuple[list[Mark], list[Mark]]:
         known = len(self.walk(tokens)) > len(tokens)
@@ -256,6 +240,16 @@ class DraftTree(GrowingTree):
 
     # --- orders
 
+    def _is(self, rank: float, node: Mark) -> bool:
+        """Whether the node lives and has this rank."""
+        place = node & PLACE
+        return self.marks[place] == node and self.ranks.item(place) == rank
+
+    def _is_next(self, rank: float, node: Mark) -> bool:
+        """Whether this is the rank of the node's likeliest child that is not listed."""
+        listing = self.listings.get(node)
+        return listing is not None and listing.ranks[listing.listed] == rank
+
     def _rankable(self, node: Mark, rank: float) -> None:
         if self.position_of(node) < self.end - 2:  # the last token is the target's own in any case
             self.unranked.add(node, rank)
@@ -274,5 +268,5 @@ class DraftTree(GrowingTree):
             if listing is not None:
                 listing.ranks = [rank + by for rank in listing.ranks]
                 if (rank := listing.ranks[listing.listed]) < math.inf:
-                    heapq.heappush(self._unlisted, (rank, one))
+                    self._unlisted.add(one, rank)
             below.extend(self.children.get(one, {}).values())

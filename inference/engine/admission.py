@@ -7,9 +7,8 @@ from functools import partial
 from threading import Condition
 
 from inference.backends import Model
-from inference.engine.events import Callback
 from inference.engine.prefix_cache import RowPool
-from inference.engine.session import Session
+from inference.engine.session import Callback, Session
 from inference.engine.tuning import TUNING
 from inference.errors import Busy, Unavailable
 
@@ -95,7 +94,7 @@ class Admission:
         """
         session.closed = session.closed or error
         opening, session.opening = session.opening, None
-        calls = session.streams.listeners
+        calls = session.listeners
         if opening is not None:
             calls.insert(0, partial(opening.future.set_exception, error))
         return calls

@@ -13,23 +13,16 @@ import gc
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from inference.backends import Model
 from inference.backends.dynamic_batcher import call_each
 from inference.engine.admission import Admission
-from inference.engine.events import (
-    Callback,
-    EngineEvent,
-    EventListener,
-    Evicted,
-    Prefilled,
-    call_all,
-)
 from inference.engine.forward import (
     BatchItem,
     ChunkItem,
-    CompletedForward,
+    Commit,
+    Forward,
     MakeItem,
     TreeItem,
     prepare,
@@ -37,7 +30,7 @@ from inference.engine.forward import (
 )
 from inference.engine.graph_rounds import GraphRounds
 from inference.engine.scheduler import TIMED, ForwardKind, ReadySets, Scheduler
-from inference.engine.session import Session
+from inference.engine.session import Callback, Session
 from inference.order import Opened
 
 LONGEST_WAIT = 60.0
@@ -47,6 +40,29 @@ YOUNG_OBJECTS = 10_000
 """New objects of a process with an engine before Python's garbage collector examines them. Python's
 default is 700. A forward pass of 64 sessions creates about as many, which are freed with it.
 """
+
+
+class Prefilled(NamedTuple):
+    """Event: the prompt is cached; the Opened reply has not been sent."""
+
+    session: Session
+    opened: Opened
+
+
+class Evicted(NamedTuple):
+    """Event: a session lost its row to another session."""
+
+    session: Session
+
+
+EngineEvent: TypeAlias = Forward | Prefilled | Commit | Evicted
+EventListener: TypeAlias = Callable[[EngineEvent], None]
+
+
+def call_all(calls: Sequence[Callback]) -> None:
+    """Run each of the calls, on this thread."""
+    for call in calls:
+        call()
 
 
 def collect_rarely() -> None:
@@ -176,19 +192,18 @@ class BatchRunner:
         if telling is not None:
             telling.result()
         padded = self._model.padded(len(items), max(item.nodes for item in items))
-        forward = CompletedForward(items, padded, started, ended)
+        forward = Forward(items, padded, started, ended)
         with self._admission.lock:
             self._admission.is_computing = False
             if kind in TIMED and not any(isinstance(one, Exception) for one in answers):
                 self._scheduler.record(padded, ended - begun)
             calls = self._settle(forward, answers, ended - begun)
-            wakes = [wake for item in items for wake in item.session.streams.listeners]
-        around = self._clock() - begun - forward.seconds
-        return [*calls, partial(self._tell, forward.event(around)), *wakes]
+            wakes = [wake for item in items for wake in item.session.listeners]
+        around = self._clock() - begun - forward.model_seconds
+        event = forward._replace(engine_seconds=around)
+        return [*calls, partial(self._tell, event), *wakes]
 
-    def _settle(
-        self, forward: CompletedForward, answers: Sequence[Any], seconds: float
-    ) -> list[Callback]:
+    def _settle(self, forward: Forward, answers: Sequence[Any], seconds: float) -> list[Callback]:
         """Commit each session's result of a forward pass; returns the callbacks that follow.
 
         answers: [items] the model's answers, or the error that it raised.
@@ -196,7 +211,7 @@ class BatchRunner:
         """
         calls: list[Callback] = []
         charges = forward.charges(self._scheduler.seconds)
-        promised = self._scheduler.promised(forward.padded, len(forward.items), seconds)
+        promised = self._scheduler.promised(forward.padded, forward.rows, seconds)
         read_answers = read(forward.items, answers)
         for item, answer, charge in zip(forward.items, read_answers, charges, strict=True):
             session = item.session
@@ -208,7 +223,10 @@ class BatchRunner:
             session.update_queue_clock(forward.ended)
             if commit is not None:
                 session.add_service(len(commit.tokens) - promised)
-                calls += [item.learn, partial(self._tell, commit)]
+                calls += [
+                    partial(session.calibration.observe, commit.tokens, commit.claimed),
+                    partial(self._tell, commit),
+                ]
         return calls
 
     def _answer_opening(self, session: Session, now: float) -> Callback:

@@ -6,8 +6,7 @@ claim is corrected by the record of the same tenant, kind of proposer and tree l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 from inference.candidates import Claimed
 from inference.engine.tuning import TUNING
@@ -25,16 +24,6 @@ def _class_of(depth: int) -> int:
     return (depth if depth < _LEVELS[-1] else _LEVELS[-1]).bit_length() - 1
 
 
-class Claims(NamedTuple):
-    """A proposer's claims for the children of a node that the target's walk reached."""
-
-    proposer: int  # kind of the proposer
-    depth: int  # depth of the children; 1 below the root
-    named: int  # number of children that it proposed
-    claimed: float  # sum of their claimed chances
-    taken: bool  # the target accepted one of them
-
-
 class _ClassRecord:
     """Recent claims and acceptances of one class, and the resulting factor."""
 
@@ -44,9 +33,11 @@ class _ClassRecord:
         self.claimed = self.taken = 0.0
         self.factor = TUNING.caution
 
-    def observe(self, named: int, claimed: float, taken: bool) -> None:
-        fading = TUNING.claim_fading**named
-        self.claimed = fading * self.claimed + claimed
+    def observe(self, chances: Mapping[int, float], token: int) -> None:
+        """Record the claims for a node's children, of which the target has chosen a token."""
+        taken = token in chances
+        fading = TUNING.claim_fading ** len(chances)
+        self.claimed = fading * self.claimed + sum(chances.values())
         self.taken = fading * self.taken + taken
         weight = TUNING.caution_weight
         factor = (TUNING.caution * weight + self.taken) / (weight + self.claimed)
@@ -95,12 +86,21 @@ class Calibration:
         chance = claimed * self.factor(proposer, depth)
         return chance if chance < HIGHEST else HIGHEST
 
-    def observe(self, claims: Claims) -> None:
-        """Record claims whose outcome the target's walk has decided."""
-        records = self._records.get(claims.proposer)
-        if records is None:
-            records = self._records[claims.proposer] = [_ClassRecord() for _ in _LEVELS]
-        records[_class_of(claims.depth)].observe(claims.named, claims.claimed, claims.taken)
+    def observe(self, tokens: Sequence[int], claimed: Sequence[Claimed]) -> None:
+        """Record the claims that a forward pass has decided.
+
+        At each node of the walk these are the claims for all children. Children outside the
+        forward pass count, too, because the target has chosen among all of them.
+
+        tokens: committed by the pass
+        claimed: [tokens] as CandidateTree.commit() returns them
+        """
+        for depth, (token, claims) in enumerate(zip(tokens, claimed, strict=True), 1):
+            for proposer, chances in claims.items():
+                records = self._records.get(proposer)
+                if records is None:
+                    records = self._records[proposer] = [_ClassRecord() for _ in _LEVELS]
+                records[_class_of(depth)].observe(chances, token)
 
     def factor(self, proposer: int, depth: int) -> float:
         """The factor on claims of this kind of proposer at this depth."""
@@ -110,30 +110,18 @@ class Calibration:
         return records[_class_of(depth)].factor
 
 
-class CommittedStep(NamedTuple):
-    """The tokens of a verdict, and the claims for them where the target chose them."""
+def proposers_of(tokens: Sequence[int], claimed: Sequence[Claimed]) -> list[int]:  # [tokens]
+    """The kind of the proposer that claimed the greatest chance for each token, or NOBODY.
 
-    tokens: Sequence[int]
-    claimed: Sequence[Claimed]  # [tokens] as CandidateTree.commit returns them
+    The last token was in no forward pass, so it has no proposer.
 
-    def named(self) -> list[int]:
-        """[tokens] the kind of the proposer that claimed the greatest chance for each.
-
-        The last token was in no forward pass, so it has no proposer.
-        """
-        met = zip(self.claimed[:-1], self.tokens, strict=False)
-        return [*(_boldest(claimed, token) for claimed, token in met), NOBODY]
-
-    def claims(self) -> Iterator[Claims]:
-        """Yield the claims that the walk has decided.
-
-        At each of its nodes these are the claims for all children. Children outside the forward
-        pass count, too, because the target has chosen among all of them.
-        """
-        for depth, (token, claimed) in enumerate(zip(self.tokens, self.claimed, strict=True), 1):
-            for proposer, chances in claimed.items():
-                yield Claims(proposer, depth, len(chances), sum(chances.values()), token in chances)
-
-
-def _boldest(claimed: Claimed, token: int) -> int:
-    return max(claimed, key=lambda proposer: claimed[proposer].get(token, -1.0), default=NOBODY)
+    tokens, claimed: as for Calibration.observe()
+    """
+    chosen = zip(claimed[:-1], tokens, strict=False)
+    return [
+        *(
+            max(claims, key=lambda kind: claims[kind].get(token, -1.0), default=NOBODY)
+            for claims, token in chosen
+        ),
+        NOBODY,
+    ]

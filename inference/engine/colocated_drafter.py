@@ -26,6 +26,7 @@ from weakref import WeakSet
 from inference.backends import Ranked, Segment
 from inference.backends.dynamic_batcher import call_each
 from inference.backends.sequence import TargetRow
+from inference.candidates import ProposalStream
 from inference.draft_tuning import TUNING as DRAFTING
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
@@ -61,11 +62,11 @@ MOST_WITHOUT_MODEL = 64
 class CandidateReceiver(Protocol):
     """The part of an engine that takes candidates."""
 
-    def join(self, session: Session) -> int: ...
+    def join(self, session: Session) -> ProposalStream: ...
 
-    def leave(self, session: Session, stream: int) -> None: ...
+    def leave(self, session: Session, stream: ProposalStream) -> None: ...
 
-    def append(self, session: Session, stream: int, nodes: Nodes) -> object: ...
+    def append(self, session: Session, stream: ProposalStream, nodes: Nodes) -> object: ...
 
 
 @dataclass
@@ -78,7 +79,7 @@ class _DraftedSession:
 
     session: Session
     proposer: GrowingProposer
-    stream: int  # stream of the proposals
+    stream: ProposalStream
     row: int  # row of the draft
     end: int  # length of the text that the draft assumes
     heard: int  # length of the session at the last hear()

@@ -18,15 +18,14 @@ from typing import Any
 
 from inference.backends import Model
 from inference.backends.slots import Slots
-from inference.candidates import Dropped
+from inference.candidates import Dropped, ProposalStream
 from inference.engine.admission import Admission
-from inference.engine.batch_runner import BatchRunner
+from inference.engine.batch_runner import BatchRunner, EventListener, call_all
 from inference.engine.calibration import Calibration
 from inference.engine.colocated_drafter import ColocatedDrafter
-from inference.engine.events import Callback, EventListener, call_all
 from inference.engine.graph_rounds import GraphRounds
 from inference.engine.scheduler import Scheduler
-from inference.engine.session import Opening, Session
+from inference.engine.session import Callback, Opening, Session
 from inference.engine.text_rules import Rules, check_ids
 from inference.errors import InvalidRequest, LimitExceeded, Unavailable
 from inference.grammar import Grammars
@@ -156,17 +155,17 @@ class Engine:
         """End the text with End.DRAINED, after the running forward pass if there is one."""
         call_all(self._change(session, session.drain))
 
-    def join(self, session: Session) -> int:
-        """Begin a stream of proposals; returns its id."""
+    def join(self, session: Session) -> ProposalStream:
+        """Begin a stream of proposals."""
         with self._lock:
-            return session.streams.join()
+            return session.candidates.join()
 
-    def leave(self, session: Session, stream: int) -> None:
+    def leave(self, session: Session, stream: ProposalStream) -> None:
         """End a stream of proposals."""
         with self._lock:
-            session.streams.leave(stream)
+            session.candidates.leave(stream)
 
-    def append(self, session: Session, stream: int, nodes: Nodes) -> Dropped:
+    def append(self, session: Session, stream: ProposalStream, nodes: Nodes) -> Dropped:
         """Add candidates; returns how many were dropped. Raises InvalidRequest for unknown ids."""
         check_ids(nodes.tokens, self.vocabulary)
         with self._lock:
@@ -174,15 +173,17 @@ class Engine:
                 return Dropped(late=len(nodes.tokens))
             return session.append(stream, nodes)
 
-    def listen(self, session: Session, stream: int, wake: Callback) -> None:
+    def listen(self, stream: ProposalStream, wake: Callback) -> None:
         """Call `wake` at each progress and at the session's end, until the stream leaves.
 
         It is called on any thread, and must be quick.
         """
         with self._lock:
-            session.streams.listen(stream, wake)
+            stream.wake = wake
 
-    def progress(self, session: Session, cursor: int, stream: int = 0) -> Progress:
+    def progress(
+        self, session: Session, cursor: int, stream: ProposalStream | None = None
+    ) -> Progress:
         """The progress beyond the first `cursor` tokens.
 
         Raises the error that closed the session, once all its tokens are read.
@@ -324,7 +325,7 @@ class Engine:
             change()
             session.update_queue_clock(self._clock())
             self._lock.notify_all()
-            return session.streams.listeners
+            return session.listeners
 
     def _wait(self, stopped: threading.Event) -> None:
         """Sleep until a step may have work, or until `stopped` is set."""

@@ -1,4 +1,6 @@
-"""One forward pass of the engine: makes each session's item of the batch and takes its result."""
+"""One forward pass of the engine: each session's item of the batch, its result, and the events that
+report it.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,12 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from inference.accept import Verdict, accept_matches
 from inference.backends import Chosen, LogProbs, Segment
-from inference.engine.calibration import CommittedStep
-from inference.engine.events import Commit, Forward
+from inference.candidates import Claimed
 from inference.engine.scheduler import BatchPlan, ForwardSeconds
 from inference.engine.session import Session
 from inference.errors import OutriderError
 from inference.order import Spent
+from inference.times import Shape
 from inference.tree import IntArray, TokenTree
 
 ModelCall: TypeAlias = Callable[[Sequence[Segment]], Sequence[Chosen | IntArray]]
@@ -37,15 +39,12 @@ class BatchItem(ABC):
         self.nodes = len(tree)
 
     @abstractmethod
-    def settle(self, answer: Any, forward: CompletedForward, charge: float) -> Commit | None:
+    def settle(self, answer: Any, forward: Forward, charge: float) -> Commit | None:
         """Apply the model's answer to the session; returns None when no token was committed.
 
         answer: the model's choices, or a graph's answer, or what `read` returned for it.
         charge: seconds of the forward pass that the session is charged.
         """
-
-    def learn(self) -> None:  # noqa: B027, since most items teach nothing
-        """Learn from the result. Called after settle(), without the engine lock."""
 
 
 class ChunkItem(BatchItem):
@@ -59,9 +58,9 @@ class ChunkItem(BatchItem):
         segment = session.prompt_scores.of_chunk(session.live.prepare_chunk(tree), following)
         super().__init__(session, tree, segment)
 
-    def settle(self, answer: Chosen, forward: CompletedForward, charge: float) -> None:
+    def settle(self, answer: Chosen, forward: Forward, charge: float) -> None:
         self.session.prompt_scores.take(answer.logprobs, self._first)
-        self.session.commit_chunk(self.tree, forward.seconds, forward.ended)
+        self.session.commit_chunk(self.tree, forward.model_seconds, forward.ended)
 
 
 class TreeItem(BatchItem):
@@ -71,21 +70,17 @@ class TreeItem(BatchItem):
     """
 
     def __init__(self, session: Session, tree: TokenTree, expected: float) -> None:
-        self._expected, self._step = expected, CommittedStep((), ())
+        self._expected = expected
         super().__init__(session, tree, session.prepare(tree))
 
     def settle(
-        self, answer: tuple[Verdict, LogProbs | None], forward: CompletedForward, charge: float
+        self, answer: tuple[Verdict, LogProbs | None], forward: Forward, charge: float
     ) -> Commit:
         session, (verdict, scores) = self.session, answer
         queue = forward.charge(session, self.nodes, charge)
         session.record.observe(self._expected, len(verdict.path))
-        self._step = session.commit(self.tree, verdict, forward.ended, scores=scores)
-        return forward.commit(session, self._step.tokens, self.nodes, queue)
-
-    def learn(self) -> None:
-        for claims in self._step.claims():
-            self.session.calibration.observe(claims)
+        claimed = session.commit(self.tree, verdict, forward.ended, scores=scores)
+        return forward.commit(session, claimed, self.nodes, queue)
 
 
 def read(items: Sequence[BatchItem], answers: Sequence[Any]) -> list[Any]:
@@ -103,17 +98,46 @@ def read(items: Sequence[BatchItem], answers: Sequence[Any]) -> list[Any]:
     return found
 
 
-class CompletedForward(NamedTuple):
-    """A forward pass that the model has completed: its items and its time."""
+class Commit(NamedTuple):
+    """Event: a forward pass committed tokens of a session."""
+
+    session: Session
+    tokens: Sequence[int]
+    claimed: Sequence[Claimed]  # [tokens] chances that proposers claimed where each was chosen
+    candidates: int  # nodes below the root that were computed
+    accepted: int  # candidates that the target accepted
+    queue_seconds: float  # time that the session waited for the forward pass
+    model_seconds: float  # time of the forward pass
+    credit: int  # tokens that the session may still be ahead of its client
+
+
+class Forward(NamedTuple):
+    """A forward pass that the model has completed. Also the event of it."""
 
     items: Sequence[BatchItem]
-    padded: tuple[int, int]  # rows and nodes of each, padding included
+    padded: Shape  # rows and nodes of each, padding included
     started: float  # seconds of the engine's clock
     ended: float  # seconds of the engine's clock
+    engine_seconds: float = 0.0  # the engine's own work around the call: the device waits
 
     @property
-    def seconds(self) -> float:
-        """Time of the model's call, in seconds."""
+    def prefill(self) -> bool:
+        """Whether it computed chunks of prompts, for the target or for the draft in its graphs."""
+        return self.items[0].prefill
+
+    @property
+    def rows(self) -> int:
+        """Rows without padding."""
+        return len(self.items)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of all rows, without padding."""
+        return sum(item.nodes for item in self.items)
+
+    @property
+    def model_seconds(self) -> float:
+        """Time of the model's call."""
         return self.ended - self.started
 
     def charges(self, seconds: ForwardSeconds) -> list[float]:
@@ -125,12 +149,13 @@ class CompletedForward(NamedTuple):
         seconds: time of a forward pass by rows and nodes.
         """
         below = [item.nodes - 1 for item in self.items]
-        rows, nodes = len(self.items), sum(below)
+        rows, nodes = self.rows, sum(below)
         whole = max(seconds(*self.padded), 1e-9)
         even = min(seconds(rows, 1) / whole, 1.0) if nodes else 1.0
-        root, node = self.seconds * even / rows, self.seconds * (1 - even) / max(nodes, 1)
+        took = self.model_seconds
+        root, node = took * even / rows, took * (1 - even) / max(nodes, 1)
         charges = [root + own * node for own in below]
-        assert math.isclose(sum(charges), self.seconds, abs_tol=1e-9), "charges do not add up"
+        assert math.isclose(sum(charges), took, abs_tol=1e-9), "charges do not add up"
         return charges
 
     def charge(self, session: Session, nodes: int, charge: float) -> float:
@@ -140,31 +165,28 @@ class CompletedForward(NamedTuple):
         """
         since = session.ready_since
         queue = max(0.0, self.started - since) if since else 0.0
-        session.spent.add(Spent(nodes, 1, int(nodes == 1), queue, self.seconds, charge))
+        session.spent.add(Spent(nodes, 1, int(nodes == 1), queue, self.model_seconds, charge))
         session.ready_since = 0.0
         return queue
 
-    def commit(self, session: Session, tokens: Sequence[int], nodes: int, queue: float) -> Commit:
-        """The event of a session's new tokens. nodes, queue: as for and from `charge`."""
+    def commit(
+        self, session: Session, claimed: Sequence[Claimed], nodes: int, queue: float
+    ) -> Commit:
+        """The event of a session's new tokens.
+
+        claimed: [tokens] as Session.commit() returned them.
+        nodes, queue: as for and from `charge`.
+        """
+        tokens = len(claimed)
         return Commit(
             session,
-            tuple(tokens),
+            session.tokens[-tokens:],
+            claimed,
             candidates=nodes - 1,
-            accepted=len(tokens) - 1,
+            accepted=tokens - 1,
             queue_seconds=queue,
-            model_seconds=self.seconds,
+            model_seconds=self.model_seconds,
             credit=session.acknowledged + session.credit - session.length,
-        )
-
-    def event(self, engine_seconds: float) -> Forward:
-        """The event of this pass. engine_seconds: time of the engine's own work around it."""
-        return Forward(
-            self.items[0].prefill,
-            len(self.items),
-            sum(item.nodes for item in self.items),
-            *self.padded,
-            self.seconds,
-            engine_seconds,
         )
 
 

@@ -10,8 +10,7 @@ passes) are prefilled in chunks. Each chunk is a forward pass of its own, under 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -20,22 +19,17 @@ from numpy.typing import NDArray
 from inference.accept import Verdict
 from inference.backends import Model, Segment
 from inference.backends.sequence import ModelSequence
-from inference.engine.events import Commit
-from inference.engine.forward import BatchItem, CompletedForward, ModelCall
+from inference.engine.forward import BatchItem, Commit, Forward, ModelCall
 from inference.engine.scheduler import ForwardKind, ForwardSeconds, HeldUp
 from inference.engine.session import Session
 from inference.engine.tuning import TUNING
 from inference.proposer import COLOCATED
-from inference.times import typical
+from inference.times import Table, Times
 from inference.tree import IntArray, TokenTree
 from inference.tree_shape import NONE, Branches
 
 _RECENT = 0.1
 """Weight of the latest round in the moving average of tokens per round."""
-
-
-_KEPT = 15
-"""Latest calls for a number of sessions, from which the time of such a call is estimated."""
 
 
 @runtime_checkable
@@ -62,49 +56,18 @@ class RoundModel(Model, Protocol):
         ...
 
 
-class CallRecord:
-    """Measurements of one kind of call.
-
-    tokens: moving average of the tokens of a session in a call; 0 before the first.
-    """
-
-    def __init__(self) -> None:
-        self.tokens = 0.0
-        self._latest: dict[int, deque[float]] = {}  # sessions in a call -> seconds
-
-    def seconds(self, sessions: int, nodes: int, forward: ForwardSeconds) -> float | None:
-        """Estimated seconds of a call for so many sessions; None when none was measured.
-
-        The nearest measured number of sessions is scaled by how forward passes of `nodes` nodes
-        grow.
-
-        forward: seconds of a forward pass by rows and nodes.
-        """
-        if not self._latest:
-            return None
-        nearest = min(self._latest, key=lambda known: abs(known - sessions))
-        growth = forward(sessions, nodes) / max(forward(nearest, nodes), 1e-9)
-        return typical(self._latest[nearest]) * growth
-
-    def add_call(self, sessions: int, seconds: float) -> None:
-        """Record the seconds of a call for so many sessions."""
-        self._latest.setdefault(sessions, deque(maxlen=_KEPT)).append(seconds)
-
-    def add_tokens(self, tokens: int) -> None:
-        """Record the tokens of a session in a call."""
-        self.tokens += (_RECENT if self.tokens else 1.0) * (tokens - self.tokens)
-
-
 class DraftCall(NamedTuple):
     """A session's part of a call that drafts.
 
     sequence: the session's, on the draft in the graph
-    record: measurements of this kind of call
+    times: of such calls, by sessions and nodes
+    nodes: of each session, under which the call's time is recorded
     held_up: the sessions that the call delays
     """
 
     sequence: ModelSequence
-    record: CallRecord
+    times: Times
+    nodes: int
     held_up: HeldUp
 
 
@@ -117,34 +80,41 @@ class DraftItem(BatchItem):
         super().__init__(session, tree, segment)
         self._draft = draft
 
-    def count(self, forward: CompletedForward) -> None:
+    def count(self, forward: Forward) -> None:
         """Record the call's time and the delay, once per call: by its first item."""
         if forward.items[0] is self:
-            self._draft.record.add_call(len(forward.items), forward.seconds)
-            self._draft.held_up.count_delay(forward.seconds)
+            self._draft.times.observe(len(forward.items), self._draft.nodes, forward.model_seconds)
+            self._draft.held_up.count_delay(forward.model_seconds)
 
 
 class RoundItem(DraftItem):
     """One session's part of a graph round.
 
     limit: maximum accepted candidates
+    count_tokens: records the tokens of a session in a round
     """
 
     def __init__(
-        self, session: Session, tree: TokenTree, segment: Segment, draft: DraftCall, limit: int
+        self,
+        session: Session,
+        tree: TokenTree,
+        segment: Segment,
+        draft: DraftCall,
+        limit: int,
+        count_tokens: Callable[[int], None],
     ) -> None:
         super().__init__(session, tree, segment, draft)
-        self._limit = limit
+        self._limit, self._count_tokens = limit, count_tokens
 
-    def settle(self, answer: IntArray, forward: CompletedForward, charge: float) -> Commit:
+    def settle(self, answer: IntArray, forward: Forward, charge: float) -> Commit:
         self.count(forward)
         session = self.session
         tree, verdict = read_answer(self.tree, answer, self._limit)
         queue = forward.charge(session, self.nodes, charge)
-        tokens = session.commit(tree, verdict, forward.ended, proposer=COLOCATED).tokens
-        self._draft.record.add_tokens(len(tokens))
-        self._draft.sequence.commit(tree, verdict.path[: len(tokens) - 1])
-        return forward.commit(session, tokens, self.nodes, queue)
+        claimed = session.commit(tree, verdict, forward.ended, proposer=COLOCATED)
+        self._count_tokens(len(claimed))
+        self._draft.sequence.commit(tree, verdict.path[: len(claimed) - 1])
+        return forward.commit(session, claimed, self.nodes, queue)
 
 
 class FeedItem(DraftItem):
@@ -152,7 +122,7 @@ class FeedItem(DraftItem):
 
     prefill = True
 
-    def settle(self, answer: IntArray, forward: CompletedForward, charge: float) -> None:
+    def settle(self, answer: IntArray, forward: Forward, charge: float) -> None:
         self.count(forward)
         self._draft.sequence.commit(self.tree, range(1, len(self.tree)))
 
@@ -161,12 +131,16 @@ class GraphRounds:
     """The draft in a model's graphs, with one draft sequence per session.
 
     A session's draft sequence has the same row number as the session itself.
+
+    times: seconds of the target's forward passes. Until they are measured, a chunk for the draft
+        takes as long as one for the target, and calls for more sessions grow as its passes do.
     """
 
-    def __init__(self, model: RoundModel) -> None:
+    def __init__(self, model: RoundModel, times: Table | None = None) -> None:
         self._model = model
         self._drafts: dict[int, tuple[Session, ModelSequence]] = {}  # by row
-        self._rounds, self._feeds = CallRecord(), CallRecord()
+        self._rounds, self._feeds = Times(times), Times(times)
+        self._tokens = 0.0  # moving average of a session's tokens in a round; 0 before the first
 
     def call_of(self, kind: ForwardKind) -> ModelCall:
         """The model's call for a kind of forward pass."""
@@ -204,9 +178,9 @@ class GraphRounds:
         if not drafted:
             return False
         held_up = HeldUp(others, seconds(drafted + len(others), 1))
-        feeding = self._feeding(unfed, seconds)
-        drafting = self._rounds.seconds(drafted, self._model.shape.nodes, seconds)
-        if drafting is None or not self._pays(drafted, held_up, feeding + drafting):
+        feeding = self._feeds.seconds(len(unfed), self._chunk) if unfed else 0.0
+        drafting = self._rounds.seconds(drafted, self._model.shape.nodes)
+        if not self._pays(drafted, held_up, feeding + drafting):
             return False
         far = not fed and all(self._is_far(one) for one in unfed)
         return held_up.can_wait(feeding if far else feeding + drafting)
@@ -216,7 +190,8 @@ class GraphRounds:
         draft, end = self._draft(session), session.length - 1
         tree = TokenTree.chain(session.tokens[draft.length : min(draft.length + self._chunk, end)])
         segment = draft.prepare_chunk(tree)
-        return FeedItem(session, tree, segment, DraftCall(draft, self._feeds, held_up))
+        call = DraftCall(draft, self._feeds, self._chunk, held_up)
+        return FeedItem(session, tree, segment, call)
 
     def round_item(self, session: Session, held_up: HeldUp) -> RoundItem:
         """The session's part of the next round; the draft must lack no token of it."""
@@ -226,8 +201,11 @@ class GraphRounds:
         part = _within(draft.prepare(tree.prefix(shape.inner)), draft.length + limit)
         segment = _within(session.prepare(tree), session.live.length + limit)
         segment = segment._replace(beside=part)
-        call = DraftCall(draft, self._rounds, held_up)
-        return RoundItem(session, tree, segment, call, limit)
+        call = DraftCall(draft, self._rounds, shape.nodes, held_up)
+        return RoundItem(session, tree, segment, call, limit, self._count_tokens)
+
+    def _count_tokens(self, tokens: int) -> None:
+        self._tokens += (_RECENT if self._tokens else 1.0) * (tokens - self._tokens)
 
     def _serves(self, session: Session) -> bool:
         """Whether a session requests rounds and may have a round's nodes in a forward pass.
@@ -248,24 +226,15 @@ class GraphRounds:
         """Whether the draft needs more than one chunk before the session's next round."""
         return self._draft(session).length + self._chunk < session.length - 1
 
-    def _feeding(self, unfed: Sequence[Session], seconds: ForwardSeconds) -> float:
-        """Seconds of the next chunk of these sessions.
-
-        Before the first measurement it is the time of a chunk on the target.
-        """
-        if not unfed:
-            return 0.0
-        known = self._feeds.seconds(len(unfed), self._chunk, seconds)
-        return seconds(len(unfed), self._chunk) if known is None else known
-
     def _pays(self, drafted: int, held_up: HeldUp, seconds: float) -> bool:
         """Whether a round gives more tokens a second than root-only forward passes of all sessions.
+        False before the first round.
 
         seconds: time of the round, its chunk included.
         """
         everybody = drafted + len(held_up.sessions)
         alone = everybody * seconds / max(held_up.root_only, 1e-9)
-        return drafted * self._rounds.tokens > TUNING.least_gain * alone
+        return drafted * self._tokens > TUNING.least_gain * alone
 
     def _draft(self, session: Session) -> ModelSequence:
         """The draft's sequence of a session, which must have a row."""

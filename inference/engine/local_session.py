@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+from inference.candidates import ProposalStream
 from inference.engine.engine import Engine
 from inference.engine.session import Session
 from inference.order import Decode, Progress, TokenLogProb
@@ -24,14 +25,15 @@ class LocalSession:
     Where no thread runs the engine, receive() runs the forward passes.
     """
 
-    stream, lost = 0, False
+    stream = 0
+    _own: ProposalStream  # of the open session
 
     def __init__(self, engine: Engine, *, tenant: str = "") -> None:
         self.traffic = Traffic()
         self._engine, self._tenant = engine, tenant
         self._session: Session | None = None
         self._woken = threading.Event()
-        self.next_number = self._own = 0
+        self.next_number = 0
         self._text = TextCopy((), SamplingParams(), engine.vocabulary, self.traffic)
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
@@ -41,7 +43,7 @@ class LocalSession:
         self._session, self.next_number = session, 0
         self._text = TextCopy(prompt, params, self._engine.vocabulary, self.traffic)
         self._own = self._engine.join(session)
-        self._engine.listen(session, self._own, self._woken.set)
+        self._engine.listen(self._own, self._woken.set)
         self._engine.finish(future)
         self._text.take_opened(future.result())
 

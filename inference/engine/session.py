@@ -6,20 +6,19 @@ Only the engine changes a session, under its lock.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from inference.accept import Verdict
 from inference.backends import LogProbs, Model, Scoring, Segment
 from inference.backends.sequence import ModelSequence
-from inference.candidates import CandidateTree, Dropped
-from inference.engine.calibration import Calibration, CommittedStep, OwnRecord
+from inference.candidates import CandidateTree, Claimed, Dropped, ProposalStream
+from inference.engine.calibration import Calibration, OwnRecord, proposers_of
 from inference.engine.log_probs import PromptScores, read_scores
 from inference.engine.prefix_cache import CacheRow
-from inference.engine.proposal_streams import ProposalStreams
 from inference.engine.tuning import TUNING
 from inference.errors import InvalidRequest, LimitExceeded
 from inference.order import (
@@ -40,6 +39,10 @@ from inference.token_rule import Adjustment, TokenRule
 from inference.tree import TokenTree
 
 _RATE_WEIGHT = 0.1  # of the latest forward pass in the moving average of tokens a second
+
+
+Callback: TypeAlias = Callable[[], None]
+"""A deferred call, made after the engine's lock was released."""
 
 
 def promise() -> Future[Any]:
@@ -104,7 +107,6 @@ class Session(TextLog):
         self._drained, self._may_commit = False, 0  # tokens of the running pass; 0: none
         self.spent, self.record, self.service_credit, self.room = Spent(), OwnRecord(), 0.0, 0
         self.ready_since = self.got_row = 0.0
-        self.streams = ProposalStreams(self.candidates)
         self._rate = self._last_at = 0.0
 
     @property
@@ -193,19 +195,23 @@ class Session(TextLog):
         if not self._may_commit:
             self.end = self._ended()
 
-    def append(self, stream: int, nodes: Nodes) -> Dropped:
+    def append(self, stream: ProposalStream, nodes: Nodes) -> Dropped:
         """Add candidates of a stream; returns how many were dropped."""
-        self.streams.count_arrived(stream, nodes)
         return self.candidates.append(stream, nodes, self.calibration.trusted)
 
-    def progress(self, cursor: int, stream: int) -> Progress:
+    @property
+    def listeners(self) -> list[Callback]:
+        """What is called at each progress."""
+        return [one.wake for one in self.candidates.streams if one.wake is not None]
+
+    def progress(self, cursor: int, stream: ProposalStream | None) -> Progress:
         """Progress beyond the first `cursor` tokens, for the reader of a stream. Costs are those of
         the whole session.
         """
         progress = self.since(cursor)
         progress.add(self.spent)
-        progress.known, progress.held = self.streams.known(stream), self.candidates.live
-        progress.room = self.room
+        progress.known = 0 if stream is None else stream.known
+        progress.held, progress.room = self.candidates.live, self.room
         return progress
 
     # Steps of forward passes.
@@ -238,7 +244,8 @@ class Session(TextLog):
 
         Raises LimitExceeded when the row has too few free slots.
         """
-        self.streams.begin_forward()
+        for stream in self.candidates.streams:
+            stream.known = stream.arrived
         self._may_commit = self.allowed
         segment = self.live.prepare(tree)
         if self.params.logprobs is not None:
@@ -265,8 +272,10 @@ class Session(TextLog):
         *,
         scores: LogProbs | None = None,
         proposer: int | None = None,
-    ) -> CommittedStep:
+    ) -> list[Claimed]:
         """Commit the verdict of a forward pass that ends now, up to its first stop id.
+
+        Returns what proposers claimed where each of the new tokens was chosen, [new tokens].
 
         scores: log-probabilities at the nodes of the tree, if requested.
         proposer: kind of the proposer of all nodes; None: those of the candidates.
@@ -278,8 +287,10 @@ class Session(TextLog):
         tokens = [*path, verdict.next_token]
         if self.rule is not None:
             self.rule.commit(tokens)
-        step = CommittedStep(tokens, self.candidates.commit(tokens))
-        proposers = step.named() if proposer is None else [*[proposer] * len(path), NOBODY]
+        claimed = self.candidates.commit(tokens)
+        proposers = proposers_of(tokens, claimed)
+        if proposer is not None:
+            proposers = [*[proposer] * len(path), NOBODY]
         self.extend(tokens, proposers, read_scores(scores, [0, *verdict.path]))
         if self._last_at:
             rate = len(tokens) / max(now - self._last_at, 1e-6)
@@ -288,7 +299,7 @@ class Session(TextLog):
         assert len(tokens) <= self._may_commit, "a forward commits no more than length and credit"
         assert self.live.cached == self.live.slots.used == self.length - 1, "a key is lost"
         self._may_commit, self.end = 0, self._ended()
-        return step
+        return claimed
 
     def add_service(self, tokens: float) -> None:
         """Add tokens (or subtract, if negative) to the service credit, within its bounds."""

@@ -1,7 +1,6 @@
-"""Arithmetic of a choice, as a machine computes it: the noise, the greatest scores, and numbers at
-their ids.
+"""Operations that choosing a token needs: noise, the greatest scores, and placing numbers at ids.
 
-There are two implementations with one meaning. HOST is for CPUs and GPUs. ENGINES is for
+There are two implementations of the same functions. HOST is for CPUs and GPUs. ENGINES is for
 NeuronCores, whose engines work on float32 and on rows of limited width.
 """
 
@@ -17,19 +16,19 @@ from torch import Tensor
 from inference.model.noise import noise, noise_in_limbs
 
 WIDEST = 16_384
-"""Scores of a row that the engines can search for the greatest at once."""
+"""Maximum scores of a row that the engines can search at once."""
 
 _LANES = 128
-"""Rows that the engines search at once."""
+"""Number of rows that the engines search at once."""
 
 _BLOCK = 16
-"""Scores of a block, which are read as one run of memory."""
+"""Number of scores in a block, which is read as one run of memory."""
 
 _NARROW = 1024
-"""Scores of a row that are not worth a further cut."""
+"""Number of scores of a row that is not worth a further cut."""
 
 _COLUMNS = 256
-"""Ids of a block, about the root of how many ids a share has. A power of two."""
+"""Number of ids in a block, about the square root of the ids in a share. A power of two."""
 
 LOWEST = -1e30
 """Less than any score. Finite, because accelerators fail on infinities."""
@@ -115,8 +114,8 @@ def place(ids: Tensor, pairs: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
 def place_by_products(ids: Tensor, pairs: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     """Compute place() without writing single numbers, which takes engines long.
 
-    Ids are counted in blocks. Two tables of ones and zeros say which block and which column of it
-    each named id has. Their product has its number there, and leaves out ids of other shares.
+    Ids are divided into blocks. Two tables of ones and zeros mark the block of each listed id, and
+    its column there. Their product has the id's number at its place; ids of other shares vanish.
     """
     size, places = len(share), ids.float() - share[:1].float()
     block = torch.floor(places / _COLUMNS)

@@ -1,4 +1,4 @@
-"""Attention over the cache and new nodes: for graphs, and for a CPU that computes as it is."""
+"""Attention over the cache and new nodes, in graphs and on an uncompiled CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MASKED = -1e30
 """Attention score of a key that a node does not see. Accelerators fail on infinities."""
 
 WIDE = 64
-"""Nodes from which on torch's own attention is quicker on a CPU: it keeps no scores."""
+"""Number of nodes from which torch's own attention is faster on a CPU: it stores no scores."""
 
 
 class Sight(NamedTuple):

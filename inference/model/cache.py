@@ -31,7 +31,7 @@ class KeysValues(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Iterable[Tensor]) -> KeysValues:
-        """Make them of tensors in the order of `tensors`."""
+        """Create them from tensors in the order of `tensors`."""
         every = tuple(tensors)
         return cls(every[: len(every) // 2], every[len(every) // 2 :])
 
@@ -49,7 +49,7 @@ def cache_names(layers: int, which: str = "") -> tuple[str, ...]:
     """Return the names of a model's caches in graphs and artefacts, in the order of
     KeysValues.tensors.
 
-    which: a prefix that tells models apart, such as "draft_"
+    which: a prefix that distinguishes models, such as "draft_"
     """
     return tuple(f"{which}{part}_{layer}" for part in ("keys", "values") for layer in range(layers))
 
@@ -61,7 +61,7 @@ def empty_cache(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
 ) -> KeysValues:
-    """Return zeroed caches. Each row has one junk slot behind its usable ones."""
+    """Return zeroed caches. Each row has one junk slot after its usable ones."""
     shape = (rows, capacity + 1, config.kv_heads * config.head_dim)
     return KeysValues.of(
         torch.zeros(shape, dtype=dtype, device=device) for _ in range(2 * config.layers)
@@ -129,14 +129,14 @@ class CachedGraph(nn.Module):
             setattr(self, name, written.view(held.shape))
 
     def copy_row(self, source: Tensor, target: Tensor, which: str = "") -> None:
-        """Reassign a model's caches so that row target [1] is what row source [1] was."""
+        """Reassign a model's caches so that row target [1] is a copy of row source [1]."""
         for name in self.names(which):
             held = self.get_buffer(name)
             setattr(self, name, held.index_put((target,), held.index_select(0, source)))
 
     def touch(self, rows: Tensor, which: str = "") -> None:
-        """Reassign a model's caches: the junk slots of these rows [B] get what their first slots
-        hold, which is finite. All graphs of a package reassign all of its state.
+        """Reassign a model's caches: copy the first slots of these rows [B], which are finite, to
+        the junk slots. All graphs of a package have to reassign all of its state.
         """
         cache = self.cache(which)
         junk = torch.full_like(rows[:, None], cache.keys[0].shape[1] - 1)

@@ -1,7 +1,7 @@
 """Loads a Decoder with weights from a Hugging Face directory.
 
-Only safetensors are read. Every tensor must be used and every parameter filled: a checkpoint that
-half fits is rejected. Tensors are checked against the config before anything is built from it.
+Only safetensors are read. Every tensor must be used and every parameter filled, otherwise the
+checkpoint is rejected. Tensors are checked against the config before anything is built from it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def load_decoder(
     positions: how many positions the rotary table covers
     vocabulary: ids of the tokenizer
     dtype: of all weights; None for stored_type()
-    tell: gets the progress, before each tensor
+    tell: called with the progress before each tensor
 
     Raises UnsupportedModel or InvalidRequest for a checkpoint that does not fit.
     """
@@ -99,9 +99,9 @@ def empty_decoder(
 
 
 def fitting_config(directory: Path, positions: int, vocabulary: int) -> ModelConfig:
-    """Read the config of a model that is to have so many positions and ids.
+    """Read the config of a model that needs this many positions and ids.
 
-    Raises UnsupportedModel or InvalidRequest where it has fewer.
+    Raises UnsupportedModel or InvalidRequest if it has fewer.
     """
     config = read_config(directory)
     check_vocabulary(directory, vocabulary, config.vocab_size)
@@ -127,7 +127,7 @@ def is_used(config: ModelConfig, name: str) -> bool:
 
 
 def assign(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Make a tensor the parameter of this name, such as model.norm.weight."""
+    """Set the parameter of this name, such as model.norm.weight, to a tensor."""
     owner, _, leaf = name.rpartition(".")
     setattr(module.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
 
@@ -139,7 +139,7 @@ def read_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """Read the tensors with wanted names, one after the other, in the files' order.
 
-    tell: gets the progress, before each tensor
+    tell: called with the progress before each tensor
     """
     paths, read = weight_files(directory), 0
     size = sum(path.stat().st_size for path in paths)

@@ -26,8 +26,7 @@ _DEFAULT_LENGTH = 2048
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Stretched rotary frequencies, by Llama 3's rule, or evenly where `low` and `high` are
-    None.
+    """Stretched rotary frequencies, by Llama 3's rule, or evenly if `low` and `high` are None.
     """
 
     factor: float
@@ -78,7 +77,7 @@ class ModelConfig:
 
 
 def allowed_length(asked: int | None, name: str, limit: int, limited_by: str) -> int:
-    """The sequence length of a model of this name. Raises InvalidRequest beyond its limit."""
+    """Return the sequence length of a model. Raises InvalidRequest beyond its limit."""
     if asked is None:
         return min(_DEFAULT_LENGTH, limit)
     if not 2 <= asked <= limit:
@@ -95,7 +94,7 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 def read_config_json(directory: Path) -> Json:
-    """Read a directory's config.json. Raises UnsupportedModel where there is none.
+    """Read a directory's config.json. Raises UnsupportedModel if there is none.
 
     Embeddings and head are not tied where the weight files hold a head that differs, whatever the
     file says: so the transformers library takes it.

@@ -33,7 +33,7 @@ class Hidden(NamedTuple):
 
 
 def layers_on(device: torch.device) -> Layers:
-    """Makers of the layers of a decoder that computes on a device as it is, uncompiled."""
+    """Factories for the layers of a decoder that runs uncompiled."""
     return Layers(attend=attend_in_float32) if device.type == "cpu" else FUSED
 
 

@@ -1,8 +1,8 @@
-"""An EAGLE-3 head (Li et al. 2025): one layer or few that draft from their target's features.
+"""An EAGLE-3 head (Li et al. 2025): one or a few layers that draft from their target's features.
 
 A node of the head is a token with the feature of the token before it. If the target has computed
-that token, the feature is `fc` of the target's states, else it is what the head's own layers
-returned for the token, before the last norm. Heads are published in three forms, and all are read:
+that token, the feature is `fc` of the target's states; otherwise it is the output of the head's own
+layers for the token, before the last norm. Heads are published in three forms, all supported:
 
 - as EAGLE's own code and SpecForge write it: fields of a Llama at the top, mostly of one layer, and
   `draft_vocab_size`
@@ -66,8 +66,8 @@ class HeadConfig:
 
 
 def named_layers(named: str, layers: int) -> tuple[int, ...]:
-    """Return the layers that --features names, ascending, of a target of so many: numbers separated
-    by commas, or EAGLE3. The number of layers stands for the last layer's output.
+    """Return the layers that --features selects, ascending: numbers separated by commas, or EAGLE3.
+    The number of the target's layers stands for the last layer's output.
 
     Raises InvalidRequest for layers that the target does not have.
     """
@@ -128,7 +128,7 @@ def read_head_config(directory: Path, target: ModelConfig) -> HeadConfig:
 
 
 def _kept(raw: Json, layers: int) -> tuple[int, ...]:
-    """Return the layers of a target of so many layers whose inputs are the features."""
+    """Return the layers whose inputs are the features, for a target of `layers` layers."""
     ids, outputs = raw.field(_LAYERS_READ), 0
     if ids.absent and not raw.field("eagle_config").absent:
         ids, outputs = raw.field("eagle_config").field(_LAYERS_READ), 1
@@ -308,9 +308,9 @@ def _named(name: str) -> str:
 
 
 def _target_ids(directory: Path, config: HeadConfig, offsets: Tensor | None) -> Tensor:
-    """Return the target's id of each token that the head can name: [draft vocabulary] int64.
+    """Return the target's id of each token that the head can propose: [draft vocabulary] int64.
 
-    offsets: `d2t`, the difference between the two ids; None in heads that name every token
+    offsets: `d2t`, the difference between the two ids; None in heads that propose every token
     """
     every, size = config.layer.vocab_size, config.draft_vocabulary
     if size == every:

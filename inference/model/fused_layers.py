@@ -1,4 +1,4 @@
-"""Layers for CUDA, of few kernels: a small kernel takes less time than its start.
+"""Layers for CUDA with few kernels, because starting a small kernel takes longer than running it.
 
 Not yet run on a GPU.
 """

@@ -60,9 +60,9 @@ def split_revision(name: str) -> tuple[str, str | None]:
 
 
 def pin_model(name: str) -> PinnedModel:
-    """Return the commit that the hub has of a model now, and whether reading it takes a token.
+    """Return the current commit of a model on the hub, and whether reading it takes a token.
 
-    Raises InvalidRequest for a directory, and for a model that this machine cannot read, either.
+    Raises InvalidRequest for a directory, and for a model that this machine cannot read.
     """
     from huggingface_hub import get_token
 

@@ -1,7 +1,7 @@
 """Layer offload: a decoder whose layers' weights stay in host memory or in the checkpoint's files.
 
 Two layers are in the device's memory. While one computes, the weights of the next are copied into
-the other. All else is the decoder as it is, so its results are equal bit for bit.
+the other. Everything else is unchanged, so results equal the decoder's bit for bit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The layers of the Llama-family transformer, and the forms that ranks and devices have of them."""
+"""The layers of the Llama-family transformer, and factories for variants by rank and device."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def plain_sight(sight: Sight, group: int) -> Sight:
 
 
 class Layers(NamedTuple):
-    """Makers of the layers that tensor parallelism splits among ranks or that a device has a form
-    of. The defaults are for one rank and any device.
+    """Factories for the layers that depend on tensor parallelism or on the device. The defaults are
+    for one rank and any device.
     """
 
     # (inputs, outputs, bias): each rank has some of the outputs
@@ -113,7 +113,7 @@ class Layers(NamedTuple):
     head: Callable[[int, int, bool], nn.Linear] = Head
     attend: Attend = attend
     share: VocabularyShare = WHOLE_VOCABULARY
-    # (outputs): its float32 weight [V, 1] numbers this rank's ids; None where a rank has all
+    # (outputs): its float32 weight [V, 1] numbers this rank's ids; None if a rank has all
     ids: Callable[[int], nn.Linear] | None = None
     norm: type[RMSNorm] = RMSNorm
     # (queries, keys, sight), each [B, T, heads, D]

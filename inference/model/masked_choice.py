@@ -69,7 +69,7 @@ class MaskInputs(NamedTuple):
 
 
 def _rank(ids: Tensor, share: VocabularyShare) -> Tensor:  # [1] int32
-    """Return the number of the rank whose share has these ids."""
+    """Return the number of the rank whose share contains these ids."""
     size = len(ids)
     later = torch.arange(size, share.ranks * size, size, dtype=torch.int32, device=ids.device)
     return (ids[:1] >= later).float().sum(-1, keepdim=True).to(torch.int32)

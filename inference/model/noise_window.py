@@ -1,10 +1,9 @@
 """Noise as state: a graph keeps the noise of the next positions, and a small separate graph
 computes it while the target is idle.
 
-A row of the caches has a window of WINDOW positions. Position p lies in place p mod WINDOW. The
-values are those that noise() has for the same seed, position and ids, in float32: in half of the
-bits another token would be chosen now and then. At 128,256 ids on two ranks a row takes 8 MB a
-rank.
+A row of the caches has a window of WINDOW positions; position p is at place p mod WINDOW. Values
+are those of noise() for the same seed, position and ids, in float32: with 16 bits, choices would
+sometimes differ. At 128,256 ids on two ranks a row takes 8 MB per rank.
 """
 
 from __future__ import annotations

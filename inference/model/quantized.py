@@ -23,7 +23,7 @@ Quantization = Literal["int8", "int4"]
 QUANTIZATIONS: tuple[str, ...] = get_args(Quantization)
 
 GROUP = 32
-"""Inputs of an int4 matrix that share a scale and a middle."""
+"""Number of inputs of an int4 matrix that share a scale and a middle."""
 
 _LEVELS = 127  # int8 is used from -127 to 127
 _MIDDLE = 128  # of uint8, which the CPU's products take for states
@@ -71,7 +71,7 @@ def product(weight: Tensor, bias: Tensor | None, weights: Quantization) -> nn.Mo
 
 
 def int8_product(matrix: Int8Matrix, bias: Tensor | None) -> nn.Module:
-    """Return product() of a matrix that is rounded already, by the device's quickest exact kernel.
+    """Return product() of a matrix that is rounded already, by the device's fastest exact kernel.
 
     bias: [outputs]
     """
@@ -106,7 +106,7 @@ def to_int8(weight: Tensor) -> Int8Matrix:
 def to_int4(weight: Tensor) -> Int4Matrix:
     """Round a matrix [outputs, inputs] between the least and the greatest weight of each group.
 
-    Raises UnsupportedModel where groups do not divide the inputs.
+    Raises UnsupportedModel if groups do not divide the inputs.
     """
     inputs = weight.shape[1]
     if inputs % GROUP:

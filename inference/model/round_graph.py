@@ -137,7 +137,7 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
     - `rows` [N], `after` [N, 1] and `seed` [N, 2] alone: the noise of these places is made, for
       the target's rows.
 
-    window: noise [rows * WINDOW, V]; None where all calls are greedy
+    window: noise [rows * WINDOW, V]; None if all calls are greedy
     """
 
     arithmetic = ENGINES
@@ -271,7 +271,7 @@ def _part(
     tokens: Tensor | None, pick: Tensor | None, rows: Tensor | None, slots: Tensor | None,
     *seen: Tensor | None,
 ) -> _ModelInputs | None:  # fmt: skip
-    """Return the model's inputs together; None where it takes no part in the call."""
+    """Return the model's inputs together; None if it takes no part in the call."""
     sight = together(NodeSight, *seen)
     if rows is None or slots is None or sight is None:
         return None

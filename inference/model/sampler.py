@@ -37,8 +37,8 @@ from inference.model.vocabulary import (
 from inference.sampling import CANDIDATES, SamplingParams
 
 _MORE = 8
-"""Scores looked at beyond the candidates', to know whether the last candidate has equals. Engines
-find eight at once.
+"""Number of scores examined beyond the candidates', to know whether others equal the last one.
+Engines find eight at once.
 """
 
 OUT_OF_REACH = 1e9
@@ -93,7 +93,7 @@ def adjust(logits: Tensor, nodes: Tensor, ids: Tensor, factors: Tensor, biases: 
 
 
 def exclude(logits: Tensor, allowed: Tensor) -> None:
-    """Put ids that are not allowed out of reach: logits [N, V] in place, behind adjust().
+    """Put ids that are not allowed out of reach: logits [N, V] in place, after adjust().
 
     allowed: [N, words] int32 a bit for each id, lowest first
     """
@@ -132,7 +132,7 @@ def choose_greedy(
 class Candidates(NamedTuple):
     """The most likely tokens of each node, best first, with top-k and top-p applied.
 
-    ranked: some token is a candidate; else more than CANDIDATES tokens share the best score.
+    ranked: whether some token is a candidate; else more than CANDIDATES tokens share the best score
     """
 
     ids: Tensor  # [B, P, C] int32

@@ -3,11 +3,11 @@
 `VerifyGraph` reads the caches and returns new keys and values for its caller to write (CPU, CUDA).
 Neuron's `StatefulGraph` writes them out of place and reassigns its buffers.
 
-Both have one set of inputs, which name the row of the caches that each row of the call stands for.
-Without `pick` it chooses at every node. Without the sampling inputs it is greedy; with them it
-serves any mixture of rows. With those of MaskInputs besides, it adjusts the logits, and returns
-what choose_scored() does in place of the chosen ids. A `VerifyGraph` computes noise where it is
-needed; a `StatefulGraph` reads its windows of noise (inference/model/noise_window.py).
+Both have the same inputs, which give the cache row of each row of the call. Without `pick` a graph
+chooses at every node. Without the sampling inputs it is greedy; with them it serves any mixture of
+rows. With MaskInputs, too, it adjusts the logits and returns the result of choose_scored() in place
+of the chosen ids. A `VerifyGraph` computes noise when it is needed; a `StatefulGraph` reads its
+windows of noise (inference/model/noise_window.py).
 With `rows` alone a `StatefulGraph` copies a row of its caches; with `rows`, `after` and `seed`
 alone it fills windows. It is the same module because graphs of a package share state and
 signature.
@@ -100,7 +100,7 @@ def choice(
 
 
 def together(kind: Callable[..., Inputs], *inputs: Tensor | None) -> Inputs | None:
-    """Return a graph's inputs of one kind, in its order; None where they are left out."""
+    """Return a graph's inputs of one kind, in its order; None if they are left out."""
     present = [tensor for tensor in inputs if tensor is not None]
     return kind(*present) if len(present) == len(inputs) else None
 
@@ -162,7 +162,7 @@ class StatefulGraph(KeepsNoise, _ChoosingGraph):
     Given `rows` [2] alone, the second of these rows becomes what the first is. Given `rows` [N],
     `after` [N, 1] and `seed` [N, 2] alone, it makes the noise of these places.
 
-    window: noise [rows * WINDOW, V]; None where all calls are greedy
+    window: noise [rows * WINDOW, V]; None if all calls are greedy
     """
 
     arithmetic = ENGINES
@@ -208,7 +208,7 @@ class StatefulGraph(KeepsNoise, _ChoosingGraph):
             else:
                 self.copy_row(rows[:1], rows[1:])
                 self.touch_noise()
-            return rows + rows  # a graph must return something: this means nothing
+            return rows + rows  # a graph must return something; this value is not used
         sampling = together(Sampling, temperature, top_k, top_p, seed, min_p)
         changes = (allowed, text_ids, text_changes, node_ids, node_changes, asked)
         chosen, out = self._run(nodes, pick, after, sampling, together(MaskInputs, *changes))

@@ -1,7 +1,7 @@
 """A rank's share of the vocabulary, and the exchange of scores among ranks.
 
-A head that is divided among ranks gives each rank the logits of its own ids. Ranks exchange what
-they found there: a few scores and ids for each node, never all logits.
+A head that is divided among ranks gives each rank the logits of its own ids. Ranks exchange a few
+scores and ids for each node, never all logits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class VocabularyShare(NamedTuple):
 
 
 WHOLE_VOCABULARY = VocabularyShare()
-"""The share of a rank that has all ids."""
+"""Share of a rank that has all ids."""
 
 
 class Leading(NamedTuple):

@@ -1,4 +1,4 @@
-"""The weight files of a Hugging Face directory: which are read, and what their headers state.
+"""The weight files of a Hugging Face directory: selection, and headers.
 
 The same files are read as the transformers library reads, so that every backend computes the same
 model. Reading headers needs neither torch nor safetensors.
@@ -42,7 +42,7 @@ class StoredTensor(NamedTuple):
 
 def weight_files(directory: Path) -> list[Path]:
     """Return the safetensors files that hold the weights: model.safetensors, else the shards that
-    the index names. Raises UnsupportedModel where one is missing, and for an adapter beside them.
+    the index names. Raises UnsupportedModel if one is missing, and for an adapter beside them.
     """
     if (directory / "adapter_config.json").is_file():
         raise UnsupportedModel(
@@ -195,7 +195,7 @@ def _equal(tensor: StoredTensor, other: StoredTensor) -> bool:
 def fingerprint(directory: Path) -> str:
     """Return a hash of the configuration and of each weight file's size, head and tail.
 
-    It tells checkpoints apart without reading them whole.
+    It distinguishes checkpoints without reading them whole.
     """
     digest = hashlib.sha256((directory / "config.json").read_bytes())
     for path in weight_files(directory):

@@ -72,7 +72,7 @@ class Client:
         requested, self.length = options.sequence_length, target.description.sequence_length
         self._drafted = self.length  # maximum length that a draft here drafts for
         if draft is not None:
-            self._drafted = min(self.length, draft.sequence_length(requested))
+            self._drafted = min(self.length, draft.model.sequence_length(requested))
         if requested is not None:
             self.length = min(self.length, requested)
         there = target.description
@@ -239,7 +239,7 @@ def find_client_draft(options: ClientRole) -> FoundDraft:
     from outrider.draft_methods import find_draft
 
     draft = find_draft(options)
-    draft.check(options)
+    draft.model.check(options)
     return draft
 
 

@@ -44,7 +44,7 @@ def draft_rows(
     options: ClientRole, setup: DraftSetup, goal: Goal
 ) -> AbstractContextManager[AnyRows]:
     """Load the draft and yield its rows, which draft for one text each."""
-    if options.waits and setup.model is not None and setup.model.ranks:
+    if options.waits and setup.model is not None:
         return _in_rounds(options, setup, setup.model)
     return _growing(options, setup, goal)
 
@@ -71,7 +71,7 @@ def _growing(options: ClientRole, setup: DraftSetup, goal: Goal) -> Iterator[Any
         model = setup.model.settled(options)
         draft = _load(options, model, setup, TUNING.room, TUNING.widest)
         times = model.times(user_profiles(options), draft, setup.length)
-        identity = model.fingerprint()
+        identity = model.model.fingerprint()
     learned = learned_file(identity, setup.target.description.model_fingerprint)
     pair = Pair(setup.target, times, learned)
     pool = GrowingRows(draft, pair, goal, options.copies, setup.rows)

@@ -90,7 +90,7 @@ def _gpus() -> list[str]:
 
 def _draft_call(options: DoctorRole, draft: FoundDraft) -> float:
     """Measure the seconds of a draft call that ranks one node."""
-    length = draft.sequence_length(options.sequence_length)
+    length = draft.model.sequence_length(options.sequence_length)
     loaded = draft.settled(options).load(options, Capacity(1, length, 1, PREFILL_NODES))
     assert loaded.model is not None, "a draft that is called has a model"
     return survey_draft(loaded.model, length, 1).run(say)[1, 1]

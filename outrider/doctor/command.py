@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-from grpc_comm.security import SecurityOptions, channel_security
-from grpc_comm.statuses import status_error
-from grpc_comm.transport import Address, channel_options
-from inference.command import FAILED
+from grpc_comm.client.call import Channel
+from grpc_comm.security import SecurityOptions
+from inference.command import FAILED, printable
 from inference.errors import OutriderError
-from outrider.doctor.finding import Finding, refused
+from outrider.doctor.finding import Finding
 from outrider.options.network import ConnectionOptions
 from outrider.options.tool_roles import DoctorRole
 
@@ -62,36 +59,18 @@ def doctor(options: DoctorRole) -> int:
 
 def check_health(options: ConnectionOptions) -> Iterator[Finding]:
     """The finding of the first of --target_host's targets."""
-    address = options.endpoints[0].address
-    try:
-        status = ask_health(address, options)
-    except OutriderError as error:
-        yield refused("health", error)
-    except grpc.RpcError as error:
-        answer = status_error(error, f"{address} does not answer")
-        yield Finding("health", str(answer), "fault", _REMEDY)
-    else:
-        serves = status == health_pb2.HealthCheckResponse.SERVING
-        name = health_pb2.HealthCheckResponse.ServingStatus.Name(status)
-        text = f"{address} says {name}"
-        yield Finding("health", text) if serves else Finding("health", text, "fault", _REMEDY)
-
-
-def ask_health(address: Address, options: ConnectionOptions) -> int:
-    """The target's status. Raises grpc.RpcError without an answer."""
-    own = Path(options.tls_cert) if options.tls_cert else None
-    trusted = Path(options.tls_ca) if options.tls_ca else own
-    security = channel_security(SecurityOptions(tls_ca=trusted, tls=options.tls), address)
-    settings: list[tuple[str, int | str]] = list(channel_options(address))
-    if trusted is own and own is not None:
+    address, name = options.endpoints[0].address, ""
+    trusted = Path(options.tls_ca) if options.tls_ca else None
+    if options.tls_cert and trusted is None:
         from grpc_comm.certificate import certificate_hosts
 
-        # a client that trusts this very certificate accepts any of its names
-        settings.append(("grpc.ssl_target_name_override", certificate_hosts(own)[0]))
-    if security.credentials is None:
-        channel = grpc.insecure_channel(str(address), settings)
+        trusted = Path(options.tls_cert)
+        name = certificate_hosts(trusted)[0]  # this very certificate may have any name
+    try:
+        channel = Channel(address, SecurityOptions(tls_ca=trusted, tls=options.tls), name)
+        with closing(channel):
+            channel.check_health(_SECONDS)
+    except OutriderError as error:
+        yield Finding("health", printable(str(error)), "fault", _REMEDY)
     else:
-        channel = grpc.secure_channel(str(address), security.credentials, settings)
-    with channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        return int(stub.Check(health_pb2.HealthCheckRequest(), timeout=_SECONDS).status)
+        yield Finding("health", f"{address} accepts sessions")

@@ -14,7 +14,6 @@ from typing import Any, Protocol, cast
 from inference.backends import Model
 from inference.backends.known_tokens import KnownTokens
 from inference.drafters.draft import Draft
-from inference.drafters.growing_proposer import ENDLESS
 from inference.text import Tokenizer
 from inference.times import Table
 from outrider.models.capacity import Capacity
@@ -28,40 +27,22 @@ from outrider.options.groups import DeviceOptions, DraftModelOptions
 class FoundDraft:
     """A draft before it is loaded.
 
-    tokenizer: of its files; that of the target after for_target()
-    model: None if it proposes without a model
-    use: creates the draft from the loaded model, if any
+    tokenizer: the model's; that of the target after for_target()
+    use: creates the draft from the loaded model
     """
 
-    name: str
+    model: FoundModel
     tokenizer: Tokenizer
-    model: FoundModel | None
     use: Callable[[Any], Draft]
 
     @classmethod
     def of(cls, model: FoundModel, use: Callable[[LoadedModel], Draft] = Draft) -> FoundDraft:
         """The draft of a model."""
-        return cls(model.name, model.tokenizer, model, use)
+        return cls(model, model.tokenizer, use)
 
     @property
-    def ranks(self) -> bool:
-        """Whether a model ranks nodes, so that it can grow whole trees for synchronous rounds."""
-        return self.model is not None
-
-    def sequence_length(self, requested: int | None) -> int:
-        """Maximum tokens of a text that it drafts for. Raises InvalidRequest beyond its limit."""
-        if self.model is not None:
-            return self.model.sequence_length(requested)
-        return ENDLESS if requested is None else requested
-
-    def fingerprint(self) -> str:
-        """An identifier; drafts that propose differently have different ones."""
-        return self.name if self.model is None else self.model.fingerprint()
-
-    def check(self, options: DeviceOptions) -> None:
-        """Raise InvalidRequest for a device that this machine does not have."""
-        if self.model is not None:
-            self.model.check(options)
+    def name(self) -> str:
+        return self.model.name
 
     def for_target(self, tokenizer: Tokenizer) -> FoundDraft:
         """The draft for a target with this tokenizer. Shared ids have to agree."""
@@ -69,8 +50,6 @@ class FoundDraft:
 
     def settled(self, options: DeviceOptions) -> FoundDraft:
         """Pick the precision if the options do not set it."""
-        if self.model is None:
-            return self
         return replace(self, model=self.model.settled(options, drafts=True))
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> Draft:
@@ -78,19 +57,15 @@ class FoundDraft:
 
         It proposes only ids that its target has.
         """
-        if self.model is None:
-            return self.use(None)
         ids, model_ids = self.tokenizer.vocabulary, self.model.tokenizer.vocabulary
         model = self.model.load(options, capacity._replace(ids=ids))
         return self.use(model if model_ids >= ids else KnownTokens(model, model_ids))
 
     def times(self, profiles: Profiles, draft: Draft, length: int) -> Table:
-        """Seconds of a call of the loaded draft by its shape; empty without a model.
+        """Seconds of a call of the loaded draft by its shape.
 
         length: maximum sequence length of the loaded draft
         """
-        if self.model is None:
-            return {}
         return profiles.draft(self.model, cast(LoadedModel, draft.model), length)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -18,14 +19,21 @@ from starlette.exceptions import HTTPException
 
 from inference.errors import OutriderError
 from inference.sampling import random_seed
-from outrider.endpoint.failures import ApiError, api_error
+from outrider.client.client import Client
+from outrider.endpoint.failures import UNFORESEEN, ApiError, api_error
 from outrider.endpoint.requests import ChatRequest, CompletionRequest
 from outrider.endpoint.text_runner import Parts, TextRunner
 from outrider.text.completion import Completion, Request
 from outrider.text.pieces import Piece
 from outrider.text.prompts import make_request
+from outrider.text.runner import Task
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+Part = TypeVar("Part", contravariant=True)
+"""What the tasks of an interface report of their texts."""
+
 TEMPERATURE = 1.0
 """Temperature of a request without one, unless the model has its own default."""
 
@@ -42,7 +50,7 @@ StreamEvent: TypeAlias = "str | dict[str, str]"
 """The data of an event, or its name and its data."""
 
 
-class Answer(Protocol):
+class Answer(Protocol[Part]):
     """Writes texts in the format of one interface. Texts have the index of their request."""
 
     def whole(self, texts: Sequence[Completion]) -> dict[str, Any]:
@@ -51,7 +59,7 @@ class Answer(Protocol):
 
     def begin(self) -> Iterable[StreamEvent]: ...
 
-    def add(self, index: int, piece: Piece) -> Iterable[StreamEvent]: ...
+    def add(self, index: int, piece: Part) -> Iterable[StreamEvent]: ...
 
     def finish(self, index: int, text: Completion) -> Iterable[StreamEvent]:
         """The events after the last piece of a text."""
@@ -64,7 +72,13 @@ class Answer(Protocol):
         ...
 
 
-MakeAnswer: TypeAlias = Callable[[Sequence[Request]], Answer]
+MakeAnswer: TypeAlias = Callable[[Sequence[Request]], Answer[Any]]
+MakeTask: TypeAlias = Callable[[Client, Request], Task[Any]]
+
+
+def pieces_of(client: Client, request: Request) -> Task[Piece]:
+    """The task that generates a text and reports its pieces."""
+    return partial(client.complete, request)
 
 
 def named_event(name: str, data: Mapping[str, Any]) -> StreamEvent:
@@ -91,17 +105,18 @@ def check_model(texts: TextRunner, name: str | None) -> None:
 
 
 async def answer_request(
-    texts: TextRunner, body: ChatRequest | CompletionRequest, http: HttpRequest, make: MakeAnswer
+    texts: TextRunner,
+    body: ChatRequest | CompletionRequest,
+    http: HttpRequest,
+    make: MakeAnswer,
+    make_task: MakeTask = pieces_of,
 ) -> Response:
     """Generate the texts of a request, and answer in the format of its interface."""
     check_model(texts, body.model)
     caller = http.state.caller
     texts.check_room(len(body.prompts) * body.choices, caller)
     requests = await _unless_gone(http, texts.read(partial(read_requests, texts, body)))
-    answer, tasks = (
-        make(requests),
-        [partial(texts.client.complete, request) for request in requests],
-    )
+    answer, tasks = make(requests), [make_task(texts.client, request) for request in requests]
     parts = texts.run(tasks, caller, requests[0].params.grammar if requests else None)
     if body.stream:
         events = _events(parts, len(requests), answer)
@@ -132,7 +147,7 @@ def read_requests(
     return requests
 
 
-async def completions(parts: Parts[Piece], count: int) -> list[Completion]:
+async def completions(parts: Parts[Any], count: int) -> list[Completion]:
     """The finished texts in the order of their requests."""
     async with aclosing(parts):
         completed = {index: item async for index, item in parts if isinstance(item, Completion)}
@@ -140,7 +155,7 @@ async def completions(parts: Parts[Piece], count: int) -> list[Completion]:
 
 
 async def _events(
-    parts: Parts[Piece], count: int, answer: Answer
+    parts: Parts[Any], count: int, answer: Answer[Any]
 ) -> AsyncGenerator[StreamEvent, None]:
     """The events of a stream."""
     completed = dict[int, Completion]()
@@ -176,7 +191,9 @@ async def _begun(events: AsyncGenerator[StreamEvent, None]) -> asyncio.Future[St
 
 
 async def _after(
-    first: asyncio.Future[StreamEvent], events: AsyncGenerator[StreamEvent, None], answer: Answer
+    first: asyncio.Future[StreamEvent],
+    events: AsyncGenerator[StreamEvent, None],
+    answer: Answer[Any],
 ) -> AsyncGenerator[StreamEvent, None]:
     """All events. An error in the middle of a text becomes an event."""
     async with aclosing(events):
@@ -186,6 +203,11 @@ async def _after(
                 yield event
         except OutriderError as error:
             for event in answer.fail(api_error(error)):
+                yield event
+        # without an event a client could not tell any other fault from the end of its text
+        except Exception:
+            log.exception("a stream failed")
+            for event in answer.fail(UNFORESEEN):
                 yield event
 
 

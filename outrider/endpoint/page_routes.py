@@ -7,39 +7,35 @@ they are sent, and where time goes.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from threading import Event
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le, Len, Lt
+from annotated_types import Ge, Le, Len
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.params import Depends
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from inference.errors import OutriderError
-from inference.sampling import SEED_BITS, random_seed
+from outrider.client.client import Client
 from outrider.client.watching import TextEvent, Watcher, ended
-from outrider.endpoint.answering import TEMPERATURE, StreamEvent, event_stream, named_event
-from outrider.endpoint.chat_messages import ChatMessage, Text
-from outrider.endpoint.failures import UNFORESEEN, ApiError, api_error
-from outrider.endpoint.requests import MAX_MESSAGES
+from outrider.endpoint.answering import TEMPERATURE, StreamEvent, answer_request, named_event
+from outrider.endpoint.failures import ApiError
+from outrider.endpoint.requests import ChatRequest
 from outrider.endpoint.target_manager import TargetManager, TargetSettings
 from outrider.endpoint.text_runner import TextRunner
 from outrider.options.draft_flags import NONE
 from outrider.text.completion import Completion, silent
+from outrider.text.completion import Request as TextRequest
 from outrider.text.defaults import defaults_of
 from outrider.text.parameters import Parameters
-from outrider.text.prompts import make_request, resume_request
+from outrider.text.prompts import resume_request
 from outrider.text.runner import Task
-
-log = logging.getLogger(__name__)
 
 STATE_SECONDS = 1.0
 """Seconds without an answer of the target before the page reports that."""
@@ -54,19 +50,12 @@ HEADERS = {
 """Headers of the page: nothing is loaded from elsewhere, and no text can become a script."""
 
 
-class PageText(BaseModel):
-    """A text that the page requests."""
+class PageText(ChatRequest):
+    """A text that the page requests: a chat, which is streamed with everything to watch."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    messages: Annotated[list[ChatMessage], Len(max_length=MAX_MESSAGES)]
-    max_tokens: Annotated[int, Ge(1)] = 512
-    temperature: Annotated[float, Ge(0), Le(1000)] | None = None  # the model's default
-    top_p: Annotated[float, Ge(0), Le(1)] = 1.0
-    seed: Annotated[int, Ge(0), Lt(2**SEED_BITS)] | None = None
-    stop: list[Text] | None = None  # the model's default
+    stream: bool | None = True
     draft: Literal["none"] | None = None  # by default the server's own
-    made: Annotated[list[int], Len(max_length=1 << 17)] = []  # ids of a text that broke off
+    made: Annotated[list[int], Len(max_length=1 << 17)] | None = None  # ids before a break
 
 
 class Knob(BaseModel):
@@ -106,7 +95,8 @@ def page_routes(manager: TargetManager, admin: Sequence[Depends]) -> APIRouter:
     @router.post("/texts")
     async def text(body: PageText, http: Request) -> Response:
         texts = await manager.get()
-        return event_stream(_events(texts, body, http.state.caller))
+        make = partial(_PageWriter, texts.client)
+        return await answer_request(texts, body, http, make, partial(_watched, body))
 
     return router
 
@@ -165,44 +155,39 @@ def _trouble(texts: TextRunner | None) -> str | None:
     return None
 
 
-async def _events(
-    texts: TextRunner, body: PageText, caller: str
-) -> AsyncGenerator[StreamEvent, None]:
-    """The events of a text: its name, and its data as JSON."""
-    try:
-        task = await texts.read(partial(_task, texts, body))
-        async with aclosing(texts.run([task], caller)) as parts:
-            async for _, event in parts:
-                if isinstance(event, Completion):
-                    yield named_event("end", ended(texts.client, event))
-                else:
-                    yield named_event(*event)
-    except OutriderError as error:
-        yield named_event("error", api_error(error).body["error"])
-    # the page shows any other fault, too: without an event it could only say that the stream ended
-    except Exception:
-        log.exception("a text of the page failed")
-        yield named_event("error", UNFORESEEN.body["error"])
+class _PageWriter:
+    """Writes a text as the events of its watcher, with its figures at the end."""
+
+    def __init__(self, client: Client, _requests: Sequence[TextRequest]) -> None:
+        self._client = client
+
+    def whole(self, texts: Sequence[Completion]) -> dict[str, Any]:
+        return ended(self._client, texts[0])
+
+    def begin(self) -> Iterable[StreamEvent]:
+        return ()
+
+    def add(self, _index: int, event: TextEvent) -> Iterable[StreamEvent]:
+        yield named_event(*event)
+
+    def finish(self, _index: int, text: Completion) -> Iterable[StreamEvent]:
+        yield named_event("end", ended(self._client, text))
+
+    def end(self, _texts: Sequence[Completion]) -> Iterable[StreamEvent]:
+        return ()
+
+    def fail(self, error: ApiError) -> Iterable[StreamEvent]:
+        yield named_event("error", error.body["error"])
 
 
-def _task(texts: TextRunner, body: PageText, _left: Event) -> Task[TextEvent]:
+def _watched(body: PageText, client: Client, request: TextRequest) -> Task[TextEvent]:
     """The task that generates a text of the page, and reports its events."""
-    client = texts.client
-    seed = random_seed() if body.seed is None else body.seed
-    parameters = Parameters(body.max_tokens, body.temperature, 0, body.top_p, seed, body.stop)
-    parameters = parameters.settled(client.model, TEMPERATURE)
-    request = make_request(
-        client.text_model, [message.plain for message in body.messages], parameters
-    )
-    before: dict[str, Any] = {}
-    if body.made:
-        request, text, tokens = resume_request(client.text_model, request, body.made)
-        before = {"text": text, "tokens": tokens}
 
     def work(put: Callable[[TextEvent], None], end: Event) -> Completion:
-        watcher = Watcher(client, put)
-        if before:
-            watcher.report("made", before)
-        return watcher.complete(request, silent, end, alone=body.draft == NONE)
+        watcher, rest = Watcher(client, put), request
+        if body.made:
+            rest, text, tokens = resume_request(client.text_model, request, body.made)
+            watcher.report("made", {"text": text, "tokens": tokens})
+        return watcher.complete(rest, silent, end, alone=body.draft == NONE)
 
     return work

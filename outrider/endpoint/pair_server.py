@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 import webbrowser
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +64,16 @@ def _serve(options: UpRole, **flags: Any) -> int:
     """Serve endpoint and page with these flags of role serve."""
     names = flags_of(EndpointRole).keys() - {"role"}
     values = {name: value for name, value in options.explicit().items() if name in names}
-    return serve_http(ServeRole(**values | flags), partial(_open_page, not options.no_browser))
+    return serve_http(ServeRole(**values | flags), _open_page)
 
 
-def _open_page(browser: bool, address: str) -> None:
-    """Name the page, and open it in the browser where there is a screen."""
+def _open_page(address: str) -> None:
+    """Name the page, and open it in the browser if a user started this on a machine with a
+    screen.
+    """
     say(f"chat page: {address}")
     screen = sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & {*os.environ}
-    if browser and screen:
+    if sys.stderr.isatty() and screen:
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
 from threading import Event
-from typing import TYPE_CHECKING
 
 from inference.cost.billing import PER_MILLION, Billing
 from inference.cost.quantity import Figure
-from inference.draft_thread import inline
 from outrider.client.client import Client
-from outrider.text.completion import Completion, Request, complete, silent
-
-if TYPE_CHECKING:
-    from inference.text import Tokenizer
-    from outrider.options.roles import FusedTargetRole
+from outrider.options.draft_flags import PRESETS
+from outrider.text.completion import Completion, Request, silent
 
 BASELINE, AGAIN = "target-only", "target-only again"
 """The arm that all others are compared with, and the same arm once more: an A/A pair, whose
@@ -41,6 +35,17 @@ ARCHITECTURES = {
 """The preset of each architecture; empty where the target runs in this process."""
 
 LOCAL_ARMS = (LOCAL, FUSED_LOCAL)
+
+
+def command(arm: str) -> str:
+    """The end of a sentence about an architecture or preset: its command, if it has one."""
+    preset = ARCHITECTURES.get(arm, arm)
+    if preset not in PRESETS:
+        return ""
+    flags = "" if preset == HYBRID else f" --preset {preset}"
+    there = ", with outrider fused_target" if preset == "eagle_sd" else ""
+    return f": `outrider run{flags}`{there}"
+
 
 Make = Callable[[Request, Event], Completion]
 """Generates a text, until the event is set. Raises the error that ended it."""
@@ -103,23 +108,3 @@ def client_arm(name: str, client: Client) -> Arm:
         client.shares_device,
         client.target.description.emulated,
     )
-
-
-def local_arms(names: Sequence[str], role: FusedTargetRole, tokenizer: Tokenizer) -> list[Arm]:
-    """Arms of LOCAL_ARMS: the target in this process, alone or with a draft beside it."""
-    from inference.engine.local_session import LocalSession
-    from outrider.target.colocated_draft import with_draft
-    from outrider.target.target import load_served
-
-    engine = load_served(role, partial(with_draft, role)).engine
-
-    def make(request: Request, cut: Event, *, colocated: bool) -> Completion:
-        order, session = request.order(colocated=colocated), LocalSession(engine)
-        done = complete(request, session, inline(), tokenizer, silent, cut, order=order)
-        return replace(done, cost=Figure.unavailable("nothing is rented")).raise_failure()
-
-    alone = partial(make, colocated=False)
-    return [
-        Arm(name, partial(make, colocated=name == FUSED_LOCAL), alone, Billing(), whole=True)
-        for name in names
-    ]

@@ -1,90 +1,60 @@
-"""`outrider bench`: every prompt of some sets by target-only and by presets, in turn."""
+"""`outrider bench`: every prompt of a set by target-only and by presets, in turn."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from inference.draft_thread import take_short_turns
-from outrider.measure.arms import BASELINE, FUSED
+from outrider.measure.arms import FUSED
 from outrider.measure.environment import environment
 from outrider.measure.figures import summarise
-from outrider.measure.journal import Journal, RunRecord, opened, plan_of
+from outrider.measure.journal import Journal, opened, plan_of
 from outrider.measure.link import LinkShape
 from outrider.measure.options import BenchOptions, CompareOptions
-from outrider.measure.report import Report
+from outrider.measure.report import Report, verdict
 from outrider.measure.sets import Item
-from outrider.measure.tasks import tasks_of
 from outrider.measure.testbed import ArmSet, Beside, target_of
-from outrider.measure.verdict import verdict
-from outrider.options.draft_flags import PRESETS
 
 MIN_PROMPTS, MIN_TOKENS = 30, 128
 """Minimum prompts of a kind, and tokens of their texts, for claiming a figure."""
 
 
-def run(options: BenchOptions, beside: Beside = lambda client, arms: nullcontext(arms)) -> int:
-    """Measure the presets, and write and print the report."""
-    commands = {name: command(name) for name in PRESETS}
-    return compare_arms(options, commands | {BASELINE: command("vanilla")}, beside)
-
-
-def command(preset: str) -> str:
-    """The command that decodes as this preset does."""
-    more = {"hybrid": "", "eagle_sd": " --preset eagle_sd, with outrider fused_target"}
-    return f"outrider run{more.get(preset, f' --preset {preset}')}"
-
-
-def compare_arms(
-    options: BenchOptions | CompareOptions,
-    commands: Mapping[str, str],
-    beside: Beside,
-    below: Sequence[str] = (),
-) -> int:
+def run(options: BenchOptions | CompareOptions, beside: Beside = lambda client, arms: arms) -> int:
     """Generate the missing texts of all arms, and write and print the report in any case.
 
-    commands: by the names of the arms
     beside: adds further arms
-    below: lines below the table
     """
     items, out = options.items(), None if options.out is None else Path(options.out)
     if not options.elsewhere and not options.emulate:
         options = options.replace(measure_first=True)
     take_short_turns()
-    plan = plan_of(options.plan_settings, {item.place: item for item in items})
-    with opened(out, plan) as journal:
+    with opened(out, plan_of(options.plan_settings, items)) as journal:
         try:
-            if not journal.run.ends:
+            if not journal.ends:
                 _measure(options, items, journal, beside)
         finally:  # an interrupted run gets a report, too
-            if journal.run.texts:
-                rows = summarise(journal.run.texts, [*options.arms])
-                remarks = [*_remarks(journal.run)]
-                Report(verdict(rows, commands), rows, journal.run, remarks, below).publish(out)
+            if journal.texts:
+                rows = summarise(journal.texts, [*options.arms])
+                Report([verdict(rows)], rows, journal, [*_remarks(journal)]).publish(out)
     return 0
 
 
 def _measure(
-    options: BenchOptions | CompareOptions,
-    items: Sequence[Item],
-    journal: Journal,
-    beside: Beside,
+    options: BenchOptions | CompareOptions, items: Sequence[Item], journal: Journal, beside: Beside
 ) -> None:
     """Generate the missing texts over every link."""
     arms = ArmSet(options.role, options.arms, optional=(FUSED,), beside=beside)
     with target_of(options, options.arms) as (there, target):
         for trip in options.rtt:
             link = LinkShape(trip / 2, options.bandwidth)
-            tasks = partial(tasks_of, items, options.text)
-            arms.measure(journal, there, tasks, repeats=options.num_runs, link=link)
+            arms.measure(journal, there, items, options.text, repeats=options.num_runs, link=link)
     emulation = None if target is None else target.emulation
     journal.write("end", {"load": environment()["load"], "emulation": emulation})
 
 
-def _remarks(run: RunRecord) -> Iterator[str]:
+def _remarks(run: Journal) -> Iterator[str]:
     """Yield remarks on how to judge the figures."""
     settings, prompts = run.plan["settings"], run.plan["prompts"]
     limit = settings["max_new_tokens"]

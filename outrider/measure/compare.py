@@ -2,31 +2,48 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from threading import Event
 
+from inference.cost.billing import Billing
+from inference.cost.quantity import Figure
+from inference.draft_thread import inline
+from inference.engine.local_session import LocalSession
+from inference.text import Tokenizer
 from outrider.client.client import Client
-from outrider.measure.arms import ARCHITECTURES, Arm, local_arms
-from outrider.measure.bench import command, compare_arms
+from outrider.measure import bench
+from outrider.measure.arms import FUSED_LOCAL, Arm
 from outrider.measure.options import CompareOptions
+from outrider.target.colocated_draft import with_draft
+from outrider.target.target import load_served
+from outrider.text.completion import Completion, Request, complete, silent
 
 
 def run(options: CompareOptions) -> int:
     """Compare, and write and print the report."""
     local = list[Arm]()
 
-    def in_process(client: Client, arms: list[Arm]) -> AbstractContextManager[list[Arm]]:
-        if options.in_process and not local:  # loaded once, for all links
-            local.extend(local_arms(options.in_process, options.local_role(), client.tokenizer))
-        return nullcontext([*arms, *local])
+    def beside(client: Client, arms: list[Arm]) -> list[Arm]:
+        if not local:  # loaded once, for all links
+            local.extend(local_arms(options, client.tokenizer))
+        return [*arms, *local]
 
-    commands = {
-        name: command(preset) if preset else "none: the target runs in the comparison's process"
-        for name, preset in ARCHITECTURES.items()
-    }
-    shown = [*options.arms, *options.in_process]
-    below = [
-        "Commands, to which the flags that name your models are added:",
-        *(f"{name:<{max(map(len, shown))}}  {commands[name]}" for name in shown),
-        "",
+    return bench.run(options, beside) if options.in_process else bench.run(options)
+
+
+def local_arms(options: CompareOptions, tokenizer: Tokenizer) -> list[Arm]:
+    """Arms with the target in this process, alone or with a draft beside it."""
+    role = options.local_role()
+    engine = load_served(role, partial(with_draft, role)).engine
+
+    def make(request: Request, cut: Event, *, colocated: bool) -> Completion:
+        order, session = request.order(colocated=colocated), LocalSession(engine)
+        done = complete(request, session, inline(), tokenizer, silent, cut, order=order)
+        return replace(done, cost=Figure.unavailable("nothing is rented")).raise_failure()
+
+    alone = partial(make, colocated=False)
+    return [
+        Arm(name, partial(make, colocated=name == FUSED_LOCAL), alone, Billing(), whole=True)
+        for name in options.in_process
     ]
-    return compare_arms(options, commands, in_process, below)

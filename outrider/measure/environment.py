@@ -1,4 +1,4 @@
-"""The environment of a run: the emulated link to its target, and a record of models and machine."""
+"""The record of a run's start: models, link, machine and software."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,33 +14,33 @@ from typing import Any
 from inference.command import say
 from outrider.client.client import Client
 from outrider.client.probing import measure_round_trip
-from outrider.measure.link import NO_LINK, LinkShape, shaped_link
 from outrider.models.machine import instructions, processor
-from outrider.options.network import ConnectionOptions
 
-_LIBRARIES = ("outrider", "torch", "numpy", "grpcio", "transformers")
+_PACKAGES = (
+    "outrider", "torch", "transformers", "grpcio", "numpy", "torch-neuronx", "torch-xla",
+    "neuronx-cc", "neuronx-distributed",
+)  # fmt: skip
 
 
 def environment() -> dict[str, Any]:
     """This machine, its load and software."""
-    versions = dict[str, str | None]()
-    for name in _LIBRARIES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = None
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
-        "machine": platform.machine(),
         "processor": processor(),
         "instructions": instructions(),
         "cpus": os.cpu_count(),
         "load": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
-        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "commit": commit(),
-        **versions,
+        "versions": {name: found for name in _PACKAGES if (found := _version(name))},
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def commit() -> str:
@@ -65,10 +64,9 @@ def start_record(
     """
     alone = next(iter(clients.values()))
     there = alone.target.description
-    models = {"target": f"{there.model} {there.model_fingerprint}", "type": there.dtype}
-    models |= {"device": there.device, **drafts}
+    target = f"{there.model} {there.model_fingerprint}"
     return {
-        "models": models,
+        "models": {"target": target, "type": there.dtype, "device": there.device, **drafts},
         "target": there.model,
         "draft": next((clients[name].draft for name in drafts), None),
         "shared": alone.shares_device,
@@ -78,13 +76,3 @@ def start_record(
         "server": there.server_version,
         "environment": environment(),
     }
-
-
-@contextmanager
-def over_link(connection: ConnectionOptions, shape: LinkShape) -> Iterator[ConnectionOptions]:
-    """Yield this connection over an emulated link of this shape."""
-    if shape == NO_LINK:
-        yield connection
-        return
-    with shaped_link(connection.addresses, shape) as link:
-        yield connection.replace(target=None, target_host=link.address)

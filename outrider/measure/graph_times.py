@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,8 +14,8 @@ from inference.errors import OutriderError
 from inference.planner.profiling import CONTEXT, time_calls
 from inference.times import Shape
 from inference.times_file import Profile
+from outrider.measure.figures import Interval, median_interval
 from outrider.measure.progress import progress
-from outrider.measure.statistics import Interval, bootstrap_median
 from outrider.terminal.tables import aligned
 
 CHUNK = 256
@@ -30,56 +30,45 @@ REPEATS, CALLS = 3, 5
 """Rounds over all shapes, so that a disturbed moment meets one round, and calls of each in one."""
 
 
-class GraphTime(NamedTuple):
-    """Seconds of one shape: the median over all calls with its interval, or why there is none."""
-
-    shape: Shape
-    padded: Shape  # what is computed
-    seconds: Interval | None
-    failure: str = ""
-
-    def record(self) -> dict[str, object]:
-        """The times as plain data for JSON."""
-        seconds = None if self.seconds is None else self.seconds._asdict()
-        names = ("rows", "nodes", "padded_rows", "padded_nodes")
-        sizes = dict(zip(names, (*self.shape, *self.padded), strict=True))
-        return {**sizes, "seconds": seconds, "failure": self.failure}
-
-
-def time_graphs(model: Model, length: int) -> list[GraphTime]:
-    """Measure every shape that the model takes. A failed shape has a reason.
-
-    length: positions of the model
+class GraphTimes(NamedTuple):
+    """Seconds of forward passes by rows and nodes as they are computed: medians over all calls with
+    their intervals. failures: why other shapes have none
     """
-    chunk = 1, min(CHUNK, model.max_nodes, model.capacity // 2, length // 2)
-    shapes = list(dict.fromkeys([*SHAPES, chunk]))
-    samples = {shape: list[float]() for shape in shapes}
-    failures = {shape: _refusal(model, length, shape) for shape in shapes}
-    with progress(REPEATS * len(shapes)) as report:
-        for _, shape in product(range(REPEATS), shapes):
-            if not failures[shape]:
-                try:
-                    samples[shape] += time_calls(model, length, shape, CALLS)
-                except (OutriderError, RuntimeError) as error:  # torch and runtimes raise these
-                    failures[shape] = str(error).splitlines()[0]
-            report("forward passes of {} x {} nodes".format(*shape))
-    return [
-        GraphTime(
-            shape,
-            shape if failures[shape] else model.padded(*shape),
-            bootstrap_median(samples[shape]) if samples[shape] else None,
-            failures[shape],
-        )
-        for shape in shapes
-    ]
 
+    seconds: Mapping[Shape, Interval]
+    failures: Mapping[Shape, str]
 
-def _refusal(model: Model, length: int, shape: Shape) -> str:
-    rows, nodes = shape
-    limit = min(model.max_nodes, model.capacity - 1, length - 1)
-    if rows > model.rows:
-        return f"the target was loaded with {model.rows} rows"
-    return f"the target takes {limit} nodes beside a context" if nodes > limit else ""
+    def record(self) -> list[dict[str, Any]]:
+        """The times as plain data for JSON."""
+        measured = [(shape, each._asdict(), "") for shape, each in self.seconds.items()]
+        failed = [(shape, None, why) for shape, why in self.failures.items()]
+        return [
+            {"rows": rows, "nodes": nodes, "seconds": seconds, "failure": why}
+            for (rows, nodes), seconds, why in [*measured, *failed]
+        ]
+
+    def profile(self, name: str, source: str) -> Profile | None:
+        """The profile of these times, for --emulate. None if nothing was measured."""
+        shapes = tuple((*shape, each.value) for shape, each in sorted(self.seconds.items()))
+        return Profile(name, source, "That context costs nothing.", shapes) if shapes else None
+
+    def fit(self) -> Fit | None:
+        """The fit to these times; None for fewer than three. Errors count relative to the time, and
+        no part is negative.
+        """
+        if len(self.seconds) < 3:
+            return None
+        parts = np.array([[1, rows, rows * nodes] for rows, nodes in self.seconds], np.float64)
+        parts /= np.array([[each.value] for each in self.seconds.values()])
+        best, used = np.zeros(3), [0, 1, 2]
+        while used:  # a part that would be negative is left out, the most negative first
+            best[:] = 0
+            best[used] = np.linalg.lstsq(parts[:, used], np.ones(len(parts)), rcond=None)[0]
+            if (best >= 0).all():
+                break
+            used.remove(int(best.argmin()))
+        call, row, node = best.tolist()
+        return Fit(call, row, node, float(np.abs(parts @ best - 1).max()))
 
 
 class Fit(NamedTuple):
@@ -98,48 +87,46 @@ class Fit(NamedTuple):
         return self.call + rows * self.row + rows * nodes * self.node
 
 
-def fit(times: Sequence[GraphTime]) -> Fit | None:
-    """The fit to the measured shapes; None for fewer than three. Errors count relative to the time,
-    and no part is negative.
+def time_graphs(model: Model, length: int) -> GraphTimes:
+    """Measure every shape that the model takes.
+
+    length: positions of the model
     """
-    medians = _medians(times)
-    if len(medians) < 3:
-        return None
-    parts = np.array([[1, rows, rows * nodes] for rows, nodes in medians], dtype=np.float64)
-    seconds = np.array([*medians.values()])
-    best, used = np.zeros(3), [0, 1, 2]
-    while used:  # a part that would be negative is left out, the most negative first
-        solution = np.linalg.lstsq(
-            parts[:, used] / seconds[:, None], np.ones(len(seconds)), rcond=None
-        )[0]
-        if (solution >= 0).all():
-            best[used] = solution
-            break
-        used.pop(int(solution.argmin()))
-    error = float(np.abs(parts @ best / seconds - 1).max())
-    call, row, node = best.tolist()
-    return Fit(call, row, node, error)
+    chunk = 1, min(CHUNK, model.max_nodes, model.capacity // 2, length // 2)
+    limit = min(model.max_nodes, model.capacity - 1, length - 1)
+    shapes, failures = dict[Shape, Shape](), dict[Shape, str]()
+    for rows, nodes in [*SHAPES, chunk]:
+        if rows > model.rows:
+            failures[rows, nodes] = f"the target was loaded with {model.rows} rows"
+        elif nodes > limit:
+            failures[rows, nodes] = f"the target takes {limit} nodes beside a context"
+        else:
+            shapes[model.padded(rows, nodes)] = rows, nodes
+    samples = {computed: list[float]() for computed in shapes}
+    with progress(REPEATS * len(shapes)) as report:
+        for _, (computed, shape) in product(range(REPEATS), shapes.items()):
+            try:
+                if computed in samples:
+                    samples[computed] += time_calls(model, length, shape, CALLS)
+            except (OutriderError, RuntimeError) as error:  # torch and runtimes raise these
+                del samples[computed]
+                failures[computed] = str(error).splitlines()[0]
+            report("forward passes of {} x {} nodes".format(*computed))
+    return GraphTimes({shape: median_interval(each) for shape, each in samples.items()}, failures)
 
 
-def _medians(times: Sequence[GraphTime]) -> dict[Shape, float]:
-    """Measured seconds by the computed shape."""
-    return {time.padded: time.seconds.median for time in times if time.seconds is not None}
-
-
-def profile(name: str, source: str, times: Sequence[GraphTime]) -> Profile | None:
-    """The profile of these times, for --emulate. None if nothing was measured."""
-    shapes = tuple((*shape, seconds) for shape, seconds in sorted(_medians(times).items()))
-    return Profile(name, source, "That context costs nothing.", shapes) if shapes else None
-
-
-def times_table(times: Sequence[GraphTime], fitted: Fit | None, device: str) -> list[str]:
+def times_table(times: GraphTimes, fitted: Fit | None, device: str) -> list[str]:
     """The measured times with their intervals, the fit, and the constants of the plan's model."""
-    heads = ("shape", "computed as", "measured ms [95 %]", "fit", "")
-    table = aligned(heads, [_cells(time, fitted) for time in times])
-    lines = [line.rstrip() for line in table]
-    lines.append(
-        f"Rows x nodes at a context of {CONTEXT} slots; {REPEATS} rounds of {CALLS} calls, medians."
-    )
+    cells = []
+    for (rows, nodes), seconds in times.seconds.items():
+        median, low, high = (f"{each * 1e3:.2f}" for each in seconds)
+        computed = "-" if fitted is None else f"{fitted.seconds(rows, nodes) * 1e3:.2f}"
+        cells.append([f"{rows}x{nodes}", f"{median} [{low}, {high}]", computed])
+    lines = [
+        *aligned(("shape", "measured ms [95 %]", "fit"), cells),
+        *(f"{rows}x{nodes}: {why}" for (rows, nodes), why in times.failures.items()),
+        f"Rows x nodes at a context of {CONTEXT} slots: medians of {REPEATS} x {CALLS} calls.",
+    ]
     if fitted is not None:
         lines.append(
             f"Fit: {fitted.call * 1e3:.2f} ms a call, {fitted.row * 1e3:.3f} ms a row, "
@@ -152,12 +139,3 @@ def times_table(times: Sequence[GraphTime], fitted: Fit | None, device: str) -> 
             f"{rates.node * 1e3:.2f} ms a node."
         )
     return lines
-
-
-def _cells(time: GraphTime, fitted: Fit | None) -> list[str]:
-    sizes = [f"{rows}x{nodes}" for rows, nodes in (time.shape, time.padded)]
-    if time.seconds is None:
-        return [*sizes, "-", "-", time.failure]
-    median, low, high = (f"{seconds * 1e3:.2f}" for seconds in time.seconds)
-    computed = "-" if fitted is None else f"{fitted.seconds(*time.padded) * 1e3:.2f}"
-    return [*sizes, f"{median} [{low}, {high}]", computed, ""]

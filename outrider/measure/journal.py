@@ -1,4 +1,4 @@
-"""The file of a run: a line for each finished text. An interrupted run resumes from it.
+"""A run and its file: a line for each finished text. An interrupted run resumes from it.
 
 Each line is a JSON object of one field: `run` (the first line: settings and prompts), `start` and
 `end` (machine, models and load then), or `text`, a Completion's record with its key and cost.
@@ -7,7 +7,7 @@ Each line is a JSON object of one field: `run` (the first line: settings and pro
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TextIO, TypeAlias
 from inference.command import say
 from inference.errors import InvalidRequest
 from inference.files import locked
+from outrider.measure.sets import Item
 
 NAME = "run.jsonl"
 """Name of the file in a run's directory."""
@@ -40,69 +41,25 @@ class TextKey(NamedTuple):
         return f"{self.set}/{self.kind}/{self.name}"
 
 
-def plan_of(settings: Mapping[str, Any], prompts: Mapping[str, Any]) -> Values:
-    """Settings, and a digest of each prompt: a run is continued with the same ones.
-
-    prompts: plain data by the name of the prompt, SET/KIND/NAME
-    """
-    digests = {
-        name: sha256(json.dumps(prompt).encode()).hexdigest()[:16]
-        for name, prompt in prompts.items()
-    }
+def plan_of(settings: Mapping[str, Any], items: Sequence[Item]) -> Values:
+    """Settings, and a digest of each prompt: a run is resumed with the same ones."""
+    digests = {item.place: sha256(json.dumps(item).encode()).hexdigest()[:16] for item in items}
     plan: Values = json.loads(json.dumps({"settings": settings, "prompts": digests}))
     return plan
 
 
 @dataclass
-class RunRecord:
-    """The content of a run's file. ends: empty until all texts are generated"""
+class Journal:
+    """A run and its file. Without a file it stays in memory.
+
+    ends: empty until all texts are generated
+    """
 
     plan: Values
-    starts: list[Values] = field(default_factory=list)
-    texts: dict[TextKey, Values] = field(default_factory=dict)
-    ends: list[Values] = field(default_factory=list)
-
-    def take(self, line: Values) -> None:
-        """Add what a line says."""
-        for kind, value in line.items():
-            if kind == "text":
-                self.texts[TextKey(*(value[name] for name in TextKey._fields))] = value
-            else:
-                {"start": self.starts, "end": self.ends}[kind].append(value)
-
-
-def read_run(path: Path) -> RunRecord | None:
-    """The run of a file; None where there is none, or not even its first line.
-
-    A damaged line, such as the last one of a writer that was killed, is reported and left out; its
-    text is made again. Raises InvalidRequest where the first line is damaged.
-    """
-    try:
-        lines = path.read_bytes().rpartition(b"\n")[0].splitlines()
-    except FileNotFoundError:
-        return None
-    run: RunRecord | None = None
-    for number, line in enumerate(lines, start=1):
-        place = f"{path} line {number}"
-        try:
-            values = json.loads(line)
-            if run is None:
-                run = RunRecord({name: values["run"][name] for name in ("settings", "prompts")})
-            else:
-                run.take(values)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            if run is None:
-                raise InvalidRequest(f"{place} is no line of a run: {error}") from error
-            say(f"note: {place} is damaged and left out: {error}")
-    return run
-
-
-@dataclass(frozen=True)
-class Journal:
-    """Appends to a run's file. file: None keeps the records in memory"""
-
-    file: TextIO | None
-    run: RunRecord
+    file: TextIO | None = None
+    starts: list[Values] = field(default_factory=list, init=False)
+    texts: dict[TextKey, Values] = field(default_factory=dict, init=False)
+    ends: list[Values] = field(default_factory=list, init=False)
 
     def write(self, kind: str, values: Values) -> None:
         """Append a line, durably."""
@@ -110,44 +67,69 @@ class Journal:
         if self.file is not None:
             self.file.write(f"{line}\n")
             self.file.flush()
-        if kind != "run":
-            self.run.take(json.loads(line))
+        self.take(json.loads(line))
 
     def start(self, here: Values) -> None:
         """Record a start. Raises InvalidRequest if the models differ from the first start's."""
-        for first in self.run.starts[:1]:
+        for first in self.starts[:1]:
             _check_same("models", first["models"], here["models"], NAME)
         self.write("start", here)
 
+    def take(self, line: Values) -> None:
+        """Add the content of a line."""
+        ((kind, value),) = line.items()
+        if kind == "text":
+            self.texts[TextKey(*(value[name] for name in TextKey._fields))] = value
+        elif kind != "run":
+            {"start": self.starts, "end": self.ends}[kind].append(value)
+
+
+def read_run(path: Path) -> Journal | None:
+    """The run of a file; None where there is none, or not even its first line.
+
+    A damaged line, such as the last one of a writer that was killed, is reported and left out; its
+    text is generated again. Raises InvalidRequest where the first line is damaged.
+    """
+    run: Journal | None = None
+    lines = path.read_bytes().rpartition(b"\n")[0].splitlines() if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        place = f"{path} line {number}"
+        try:
+            values = json.loads(line)
+            run = run or Journal({name: values["run"][name] for name in ("settings", "prompts")})
+            run.take(values)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            if run is None:
+                raise InvalidRequest(f"{place} is no line of a run: {error}") from error
+            say(f"note: {place} is damaged and left out: {error}")
+    return run
+
 
 @contextmanager
-def opened(
-    directory: Path | None, plan: Values, *, replace_finished: bool = False
-) -> Iterator[Journal]:
+def opened(directory: Path | None, plan: Values, *, anew: bool = False) -> Iterator[Journal]:
     """Resume or start the run of this directory; without a directory it stays in memory.
 
-    replace_finished: whether to measure a finished run again
+    anew: replaces a run that the directory holds
 
     Raises InvalidRequest if the directory holds a different run, naming the differences, or if
     another process writes it.
     """
     if directory is None:
-        yield Journal(None, RunRecord(plan))
+        yield Journal(plan)
         return
     path = directory / NAME
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory), path.open("a", encoding="utf-8") as file:
-        run = read_run(path)
-        if replace_finished and run and run.ends:
+        run = None if anew else read_run(path)
+        if run is None:
             file.truncate(0)
-            run = None
-        for what, values in run.plan.items() if run else ():
+            run = Journal(plan, file)
+            run.write("run", plan)
+        for what, values in run.plan.items():
             _check_same(what, values, plan[what], str(path))
         file.truncate(path.read_bytes().rfind(b"\n") + 1)
-        journal = Journal(file, run or RunRecord(plan))
-        if run is None:
-            journal.write("run", plan)
-        yield journal
+        run.file = file
+        yield run
 
 
 def _check_same(what: str, before: Values, after: Values, path: str) -> None:

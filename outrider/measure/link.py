@@ -3,31 +3,30 @@
     python -m outrider.measure.link 127.0.0.1:50051 127.0.0.1:0 20 50
 
 It forwards connections on the second address to the first, with 20 ms of delay each way and 50
-Mbit/s, 0 for no limit. It prints the bound address and runs until SIGTERM, SIGINT or the end of
-stdin; SIGUSR1 cuts every connection at once. The process shares no interpreter with either side and
-does not interpret the bytes. It carries some 500 connections.
+Mbit/s, 0 for no limit. It reports the bound address and runs until SIGTERM or the end of stdin;
+SIGUSR1 cuts every connection at once. The process shares no interpreter with either side and does
+not interpret the bytes. It carries some 500 connections.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import struct
-import subprocess
 import sys
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from selectors import SelectSelector
 from typing import NamedTuple
 
 from grpc_comm.transport import Address, parse_address
-from inference.command import run_command
-from inference.errors import InvalidRequest, Unavailable
-from outrider.processes import READY, end, end_with_input
+from inference.command import run_command, say
+from inference.errors import InvalidRequest
+from outrider.processes import READY, end_with_input
 
 MAX_DELAY_MS = 60_000
 _CHUNK = 16 * 2**10  # bytes; a chunk arrives when its last byte does
@@ -108,10 +107,6 @@ class _Link:
         for connection in self._connections:
             connection.cancel()
 
-    async def close(self) -> None:
-        self.cut()
-        await asyncio.gather(*self._connections, return_exceptions=True)
-
     async def _carry(self, reader: StreamReader, client: StreamWriter) -> None:
         """Open the other half and carry both directions; a target that refuses is a link that
         resets. TCP's handshake takes a round trip, and the target gets its end half of one later.
@@ -136,23 +131,18 @@ class _Link:
 
 
 async def _serve(listen: Address, to: Address, shape: LinkShape) -> None:
-    """Run a link until SIGTERM or SIGINT. Raises InvalidRequest when the address cannot be listened
-    on.
-    """
+    """Run a link until SIGTERM. Raises InvalidRequest if the address is not free."""
     loop, stopped, link = asyncio.get_running_loop(), asyncio.Event(), _Link(to, shape)
     try:
         server = await asyncio.start_server(link.accept, *listen, limit=_CHUNK)
     except OSError as error:
         raise InvalidRequest(f"cannot listen on {listen}: {error}") from error
-    async with server:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stopped.set)
-        loop.add_signal_handler(signal.SIGUSR1, link.cut)
-        bound = listen._replace(port=server.sockets[0].getsockname()[1])
-        print(f"{READY}{bound} (to {to})", flush=True)
-        await stopped.wait()
-        server.close()
-        await link.close()
+    loop.add_signal_handler(signal.SIGINT, lambda: None)  # it is for the command that uses the link
+    loop.add_signal_handler(signal.SIGTERM, stopped.set)
+    loop.add_signal_handler(signal.SIGUSR1, link.cut)
+    bound = listen._replace(port=server.sockets[0].getsockname()[1])
+    say(f"{READY}{bound} (to {to})")
+    await stopped.wait()  # the loop's end cancels the connections
 
 
 class ShapedLink(NamedTuple):
@@ -164,31 +154,16 @@ class ShapedLink(NamedTuple):
 
 @contextmanager
 def shaped_link(
-    to: str, shape: LinkShape | None = None, listen: str = "127.0.0.1:0"
+    to: str, shape: LinkShape = NO_LINK, listen: str = "127.0.0.1:0"
 ) -> Iterator[ShapedLink]:
     """Run a link from `listen` to `to`, both HOST:PORT, in a process that ends with this context,
     and not with Ctrl-C. Raises Unavailable when it does not start.
     """
-    shape = shape or LinkShape()
+    from outrider.target.spawn import listening  # the link's own process needs no model's options
+
     words = [to, listen, str(shape.delay_ms), str(shape.mbit or 0)]
-    process = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", "outrider.measure.link", *words],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[2],
-        start_new_session=True,
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line.startswith(READY):
-            why = line.strip() or "its own message says why"
-            raise Unavailable(f"the link to {to} did not start: {why}")
-        address = line.removeprefix(READY).split()[0]
-        yield ShapedLink(address, lambda: process.send_signal(signal.SIGUSR1))
-    finally:
-        end(process)
+    with listening("link", [sys.executable, "-m", "outrider.measure.link", *words]) as link:
+        yield ShapedLink(link.address, lambda: os.kill(link.pid, signal.SIGUSR1))
 
 
 def main(arguments: Sequence[str]) -> int:

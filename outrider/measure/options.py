@@ -24,7 +24,7 @@ from inference.flags.values import (
 )
 from outrider.measure.arms import ARCHITECTURES, BASELINE, LOCAL_ARMS
 from outrider.measure.sets import Item, read_lines, read_set
-from outrider.options.draft_flags import METHODS, PRESETS, SourceOptions
+from outrider.options.draft_flags import PRESETS, SourceOptions
 from outrider.options.groups import (
     BackendOptions,
     DeviceOptions,
@@ -54,7 +54,9 @@ class RunOptions(
     @property
     def plan_settings(self) -> dict[str, Any]:
         """The values that decide what is measured."""
-        return {name: value for name, value in self.values().items() if name not in _OF_THE_CALL}
+        values = self.values()
+        del values["out"], values["debug"]
+        return values
 
     def role(self, connection: ConnectionOptions, flags: Flags) -> ClientRole:
         """The options of a client with these flags, and with those stated here for all clients."""
@@ -63,10 +65,6 @@ class RunOptions(
             own -= {"draft_quantization"}
         stated = {name: value for name, value in self.explicit().items() if name in own}
         return ClientRole(connection=connection, **{**stated, **flags})
-
-
-_OF_THE_CALL = ("out", "debug")
-"""Flags that change nothing of what is measured."""
 
 
 class MeasuredTexts(SamplingOptions):
@@ -235,11 +233,7 @@ class ProveOptions(RunOptions, title="check"):
 
     @model_validator(mode="after")
     def _drafts_here(self) -> Self:
-        if self.method is not None and not METHODS[self.method].here:
-            raise ValueError(
-                f"--draft {self.draft}: {self.method} drafts beside the target; this checks a "
-                "draft on this machine"
-            )
+        self.role(ConnectionOptions(), {})
         return self
 
 
@@ -249,14 +243,12 @@ class RecommendOptions(CommandOptions, title="drafting"):
     """
 
     COMMON: ClassVar = (
-        *("draft_model", "download", "seconds", "max_new_tokens", "out", "device", "threads"),
+        *("draft_model", "seconds", "max_new_tokens", "out", "device", "threads"),
         *("target_host", "target", "tls_ca", "token_file", "usd_per_hour"),
     )
     RULES: ClassVar = RULES
     draft_model: ModelName | None = None
     """further directories and GGUF files to search for drafts: A,B"""
-    download: bool = False
-    """offer to download the two smallest published drafts that fit"""
     seconds: Seconds = 60.0
     """time after which no further prompt is started"""
     max_new_tokens: Count = 48

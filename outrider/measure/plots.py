@@ -58,8 +58,8 @@ def _speed_ups(axes: Axes, rows: Sequence[Row]) -> None:
     for index, arm in enumerate(arms):
         mine = [(_place(row), row.speed_up) for row in rows if row.arm == arm and row.speed_up]
         at = [places.index(place) + (index - (len(arms) - 1) / 2) * width for place, _ in mine]
-        means = [up.mean for _, up in mine]
-        reach = np.array([(up.mean - up.low, up.high - up.mean) for _, up in mine]).T
+        means = [up.value for _, up in mine]
+        reach = np.array([(up.value - up.low, up.high - up.value) for _, up in mine]).T
         colour = "silver" if arm == AGAIN else None
         axes.bar(at, means, 0.9 * width, yerr=reach, capsize=3, label=arm, color=colour)
     axes.axhline(1, color="black", linewidth=0.8)

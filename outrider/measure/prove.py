@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 from inference.artifact import read_manifest
@@ -22,18 +21,16 @@ from inference.draft_thread import take_short_turns
 from inference.errors import BadArtifact, Unavailable
 from inference.files import write_whole
 from inference.flags.group import flags_of
-from outrider.client.client import Client
 from outrider.measure.arms import BASELINE
 from outrider.measure.environment import environment
 from outrider.measure.figures import ALL, Row, summarise
-from outrider.measure.graph_times import SHAPES, GraphTime, fit, profile, time_graphs, times_table
-from outrider.measure.journal import RunRecord, opened, plan_of
+from outrider.measure.graph_times import SHAPES, GraphTimes, time_graphs, times_table
+from outrider.measure.journal import Journal, opened, plan_of
 from outrider.measure.options import ProveOptions
 from outrider.measure.report import Report
-from outrider.measure.sets import Item, read_lines
-from outrider.measure.tasks import Task, tasks_of
+from outrider.measure.report import verdict as speed_verdict
+from outrider.measure.sets import read_lines
 from outrider.measure.testbed import ArmSet, start
-from outrider.measure.verdict import verdict as speed_verdict
 from outrider.options.draft_flags import PRESETS
 from outrider.options.groups import SamplingOptions
 from outrider.options.network import ConnectionOptions
@@ -42,7 +39,7 @@ from outrider.target.spawn import cold_start, flag_words, role_environment
 from outrider.target.target import load_served
 
 TEMPERATURES = (0.0, 0.7, 1.0)
-"""Temperatures of the texts. Above 0 the seed of a text is the number of its prompt."""
+"""Temperatures of the texts. Text i has the seed i."""
 
 REPEATS = 3
 """Texts of each prompt, temperature and arm."""
@@ -59,37 +56,30 @@ def run(options: ProveOptions) -> int:
         checks = _check_device(options, out / "artefact")
         options = options.replace(artifact=str(out / "artefact"), model=None, target_model=None)
     take_short_turns()
-    items = read_lines(options.prompt_text)
-    plan = plan_of(options.plan_settings, {item.place: item for item in items})
-    with opened(out, plan, replace_finished=True) as journal:
+    items = [
+        item._replace(kind=f"temperature {each:g}", temperature=each)
+        for each in TEMPERATURES
+        for item in read_lines(options.prompt_text)
+    ]
+    with opened(out, plan_of(options.plan_settings, items), anew=True) as journal:
         with cold_start(), start(options) as target:
             there = ConnectionOptions(target_host=target.address)
-            arms = ArmSet(options.role, {BASELINE: PRESETS["vanilla"], DRAFTED: {}}, warm=False)
-            tasks = partial(_tasks, items, options.max_new_tokens)
-            arms.measure(journal, there, tasks, repeats=REPEATS)
+            arms = ArmSet(options.role, {BASELINE: PRESETS["vanilla"], DRAFTED: {}})
+            text = SamplingOptions(max_new_tokens=options.max_new_tokens)
+            arms.measure(journal, there, items, text, repeats=REPEATS, warm=False)
         journal.write("end", {"load": environment()["load"]})
     times = measured_graphs(options)
-    report = _report(options, journal.run, times, checks)
+    report = _report(options, journal, times, checks)
     report.publish(out)
     device = report.rows[0].device
-    emulated = profile(report.title, f"Measured by outrider prove on {device}.", times)
+    emulated = times.profile(report.title, f"Measured by outrider prove on {device}.")
     if emulated is not None:
         write_whole(out / "profile.json", f"{json.dumps(asdict(emulated), indent=1)}\n")
         say(f"wrote {out / 'profile.json'}")
     return 0 if report.equal else FAILED
 
 
-def _tasks(items: Sequence[Item], limit: int, client: Client) -> list[Task]:
-    """Every prompt at every temperature. limit: maximum tokens of a text"""
-    sampling = [SamplingOptions(max_new_tokens=limit, temperature=each) for each in TEMPERATURES]
-    return [
-        task._replace(kind=f"temperature {each.temperature:g}")
-        for each in sampling
-        for task in tasks_of(items, each, client)
-    ]
-
-
-def measured_graphs(options: ProveOptions) -> list[GraphTime]:
+def measured_graphs(options: ProveOptions) -> GraphTimes:
     """Times of the target's forward passes, loaded in this process once the served one has ended.
     They are measured with as many rows as the shapes need, unless an artefact has its own.
     """
@@ -102,9 +92,9 @@ def measured_graphs(options: ProveOptions) -> list[GraphTime]:
 
 
 def _report(
-    options: ProveOptions, run: RunRecord, times: list[GraphTime], checks: Sequence[str]
+    options: ProveOptions, run: Journal, times: GraphTimes, checks: Sequence[str]
 ) -> Report:
-    rows, fitted = summarise(run.texts), fit(times)
+    rows, fitted = summarise(run.texts), times.fit()
     manifest = None if options.artifact is None else read_manifest(Path(options.artifact))
     return Report(
         verdict(rows),
@@ -114,7 +104,7 @@ def _report(
         data={
             "digest": None if manifest is None else manifest.digest(),
             "checks": list(checks),
-            "times": [graph.record() for graph in times],
+            "times": times.record(),
             "fit": None if fitted is None else fitted._asdict(),
         },
     )
@@ -127,7 +117,7 @@ def verdict(rows: Sequence[Row]) -> list[str]:
     return [
         f"{'proved' if equal == texts else 'NOT proved'}: {equal} of {texts} texts equal "
         f"target-only's, at temperatures {', '.join(f'{each:g}' for each in TEMPERATURES)}.",
-        *speed_verdict(rows, {}),
+        speed_verdict(rows),
     ]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,13 @@ from outrider.client.probing import measure_round_trip
 from outrider.doctor.checks import machine
 from outrider.measure.arms import AGAIN, BASELINE
 from outrider.measure.figures import Row, summarise, totals
-from outrider.measure.journal import Journal, RunRecord
+from outrider.measure.journal import Journal, plan_of
 from outrider.measure.options import Flags, MeasuredTexts, RecommendOptions
 from outrider.measure.report import Report
 from outrider.measure.sets import read_set
-from outrider.measure.tasks import tasks_of
 from outrider.measure.testbed import ArmSet
 from outrider.models.models_here import ModelHere, find_models
-from outrider.models.published_models import fetch_agreed, judged, published_for
+from outrider.models.published_models import judged, published_for
 from outrider.target.spawn import flag_words
 from outrider.text.completion import Completion
 from outrider.text.limits import Limit, dear_law, limit_of
@@ -50,19 +48,14 @@ def run(options: RecommendOptions) -> int:
         there, trip = full_description(target), measure_round_trip(target.probe, say)
     paths = [Path(path) for path in (options.draft_model or "").split(",") if path]
     models = [judged(model, there) for model in find_models(paths)]
-    if options.download:
-        fetch_agreed(published_for(there.model, models), tokenizer_identity(there))
-        models = [judged(model, there) for model in find_models(paths)]
     published = [str(model) for model in published_for(there.model, models)]
     print(f"here: {machine()}", *(f"published, not here: {name}" for name in published), sep="\n")
     arms, left_out = find_arms(models, there)
     drafts = ArmSet(options.role, arms, optional=arms.keys() - {BASELINE, COPIED})
     items = [item for item in read_set(None, SAMPLES) if item.kind in KINDS]
-    text = MeasuredTexts(max_new_tokens=options.max_new_tokens)
-    journal = Journal(None, RunRecord({"settings": {}, "prompts": {}}))
-    tasks = partial(tasks_of, items, text)
-    run = drafts.measure(journal, options.connection, tasks, seconds=options.seconds)
-    rows = totals(summarise(journal.run.texts, [*arms]))
+    text, journal = MeasuredTexts(max_new_tokens=options.max_new_tokens), Journal(plan_of({}, []))
+    run = drafts.measure(journal, options.connection, items, text, seconds=options.seconds)
+    rows = totals(summarise(journal.texts, [*arms]))
     if not rows:
         raise InvalidRequest(f"--seconds {options.seconds:g}: no text was generated in this time")
     best = choose(rows)
@@ -74,7 +67,7 @@ def run(options: RecommendOptions) -> int:
     line = command(options.of_run(arms[best]))
     remarks = [f"Left out: {name}: {why}" for name, why in left_out.items()]
     data = {"left_out": left_out, "published": published, "command": line}
-    report = Report([verdict], rows, journal.run, remarks, data=data)
+    report = Report([verdict], rows, journal, remarks, data=data)
     report.publish(None if options.out is None else Path(options.out))
     print(line)
     return 0
@@ -93,8 +86,8 @@ def find_arms(
     )
     if tokenizer is None:
         raise InvalidRequest(
-            f"no model on this machine has the tokenizer of {target.model}: --download fetches a "
-            "published one, --draft_model names a directory"
+            f"no model on this machine has the tokenizer of {target.model}: --draft_model names a "
+            "directory, and `outrider up --target_host HOST` fetches a published draft"
         )
     left_out = {model.name: model.refusal for model in models if model.refusal}
     drafts = sorted((model for model in models if not model.refusal), key=lambda model: model.size)
@@ -111,10 +104,10 @@ def choose(rows: Sequence[Row]) -> str:
     the noise.
     """
     worth = {
-        row.arm: row.speed_up.mean
+        row.arm: row.speed_up.value
         for row in rows
         if row.speed_up is not None and row.arm != AGAIN
-        if row.speed_up.mean >= max(WORTH, row.noise.high if row.noise else 0.0)
+        if row.speed_up.value >= max(WORTH, row.noise.high if row.noise else 0.0)
     }
     return max(worth, key=worth.__getitem__, default=BASELINE)
 

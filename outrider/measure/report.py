@@ -1,5 +1,6 @@
 """The report of a run: verdict and table on a terminal of 100 columns, and in a directory as
-Markdown, JSON and plots.
+Markdown, JSON and plots. It claims no difference within the confidence interval, or within that of
+target-only over itself.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ from inference.cost.billing import PER_MILLION
 from inference.cost.quantity import Figure, Quality
 from inference.errors import MissingExtra
 from inference.files import write_whole
-from outrider.measure.arms import AGAIN, BASELINE, HYBRID
-from outrider.measure.figures import COSTS, Row
-from outrider.measure.journal import RunRecord
+from outrider.measure.arms import AGAIN, BASELINE, HYBRID, command
+from outrider.measure.figures import COSTS, Percentiles, Row, totals
+from outrider.measure.journal import Journal
 from outrider.measure.plots import draw
-from outrider.measure.statistics import Percentiles
 from outrider.terminal.tables import aligned
 
 WIDTH = 100
@@ -28,13 +28,119 @@ NOTE = (
     "x target-only: speed-up, geometric mean over prompts [95 %]; TPOT: p50 ms; length: tokens a "
     "forward pass; same: texts equal to target-only's; ~ estimate, >= lower bound."
 )
-DEPTHS = 6
-"""Depths whose acceptance the table shows."""
 
-_PRICES: dict[str, Callable[[Row], Figure]] = {
-    "$/1M": lambda row: row.costs["usd_per_million"],
-    "J/token": lambda row: row.costs["joules_per_million"].times(1 / PER_MILLION),
+
+def _p50(seconds: Percentiles | None, form: str) -> str:
+    """The median in milliseconds."""
+    return "-" if seconds is None else format(seconds.p50 * 1e3, form)
+
+
+def _cost(figure: Figure) -> str:
+    """A figure, marked where it is an estimate or a lower bound; never 0 where it is unknown."""
+    if figure.value is None:
+        return "-"
+    bound = ">=" if figure.lower_bound else "~" * (figure.quality is Quality.ESTIMATED)
+    return f"{bound}{figure.value:.2f}"
+
+
+def _speed_up(row: Row) -> str:
+    """The speed-up, marked where it lies within the noise of target-only over itself."""
+    doubt = "" if row.faster or row.slower else " ?"
+    return "-" if row.speed_up is None else f"{row.speed_up}{doubt}"
+
+
+def _share_at(depth: int) -> Callable[[Row], str]:
+    def share(row: Row) -> str:
+        shares = row.acceptance_by_depth
+        return f"{shares[depth - 1]:.3f}" if depth <= len(shares) else "-"
+
+    return share
+
+
+Columns = Mapping[str, Callable[[Row], str]]
+"""The cell of a row by the head of its column."""
+
+PLACE: Columns = {
+    "RTT": lambda row: f"{row.rtt_ms:g}",
+    "kind": lambda row: row.kind,
+    "arm": lambda row: row.arm + " (default)" * (row.arm == HYBRID),
 }
+SPEEDS: Columns = {
+    **PLACE,
+    "tokens/s": lambda row: f"{row.tokens_per_second:.1f}",
+    "x target-only": _speed_up,
+    "TPOT": lambda row: _p50(row.time_per_output_token, ".2f"),
+    "length": lambda row: f"{row.acceptance_length:.2f}",
+    "same": lambda row: f"{row.equal}/{row.compared}" if row.compared else "-",
+    "$/1M": lambda row: _cost(row.costs["usd_per_million"]),
+    "J/token": lambda row: _cost(row.costs["joules_per_million"].times(1 / PER_MILLION)),
+}
+WAITS: Columns = {
+    **PLACE,
+    "prompts": lambda row: f"{row.prompts}",
+    "texts": lambda row: f"{row.texts}",
+    "first": lambda row: _p50(row.time_to_first_token, ".0f"),
+    "gap p50": lambda row: f"{row.gaps.p50 * 1e3:.0f}",
+    "p99": lambda row: f"{row.gaps.p99 * 1e3:.0f}",
+    "max": lambda row: f"{row.gaps.largest * 1e3:.0f}",
+    "bytes up": lambda row: f"{row.counts['bytes_up'] / max(row.tokens, 1):.0f}",
+    "down": lambda row: f"{row.counts['bytes_down'] / max(row.tokens, 1):.0f}",
+    **{str(depth): _share_at(depth) for depth in range(1, 7)},
+}
+"""Waits in milliseconds, bytes a token, and the share of forward passes that accepted a depth."""
+
+
+def table(rows: Sequence[Row], columns: Columns) -> list[str]:
+    """The lines of a table, the default of `outrider run` first. Columns that say nothing are left
+    out.
+    """
+    places = list(dict.fromkeys((row.rtt_ms, row.kind) for row in rows))
+    rows = sorted(rows, key=lambda row: (places.index((row.rtt_ms, row.kind)), row.arm != HYBRID))
+    cells = {head: [cell(row) for row in rows] for head, cell in columns.items()}
+    shown = {
+        head: column
+        for head, column in cells.items()
+        if len({*column}) > 1 or (head not in ("RTT", "kind") and column[0] != "-")
+    }
+    return aligned([*shown], [*zip(*shown.values(), strict=True)])
+
+
+def leader(rows: Sequence[Row]) -> Row | None:
+    """The fastest row over one link: an arm that is faster than target-only, or target-only where
+    every other arm is slower. None if neither is certain.
+    """
+    others = _others(rows)
+    if faster := [row for row in others if row.faster]:
+        return max(faster, key=_speed_up_of)
+    alone = next((row for row in rows if row.arm == BASELINE), None)
+    return alone if all(row.slower for row in others) else None
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """The fastest arm over each link, and its command."""
+    together = totals(rows)
+    trips = dict.fromkeys(row.rtt_ms for row in together)
+    links = [[row for row in together if row.rtt_ms == trip] for trip in trips]
+    return f"{'; '.join(map(_leader_words, links))}."
+
+
+def _leader_words(rows: Sequence[Row]) -> str:
+    fastest, link = leader(rows), f"{rows[0].rtt_ms:g} ms"
+    if fastest is None:
+        best = max(_others(rows), key=_speed_up_of)
+        words = f"no significant difference from target-only (best: {best.arm} {best.speed_up})"
+        return f"{link}: {words}"
+    times = "" if fastest.arm == BASELINE else f", {fastest.speed_up} x target-only"
+    words = f"{fastest.arm} is fastest{times} ({fastest.tokens_per_second:.1f} tokens/s)"
+    return f"{link}: {words}{command(fastest.arm)}"
+
+
+def _others(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row.arm not in (BASELINE, AGAIN)]
+
+
+def _speed_up_of(row: Row) -> float:
+    return 0.0 if row.speed_up is None else row.speed_up.value
 
 
 @dataclass(frozen=True)
@@ -48,7 +154,7 @@ class Report:
 
     verdict: Sequence[str]
     rows: Sequence[Row]
-    run: RunRecord
+    run: Journal
     remarks: Sequence[str] = ()
     below: Sequence[str] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -70,24 +176,12 @@ class Report:
         """Sentences below the table: the machine and its load, arms that were left out, remarks on
         the run, the noise of the A/A pair, and the reason for each unknown cost.
         """
-        left_out = {
-            name: why for start in self.run.starts for name, why in start["left_out"].items()
-        }
-        notes = [*_operating_point(self.run)]
-        notes += [f"Left out: {name}: {why}" for name, why in left_out.items()]
-        notes += self.remarks
-        if noise := [row.noise for row in self.rows if row.arm == AGAIN and row.noise]:
-            low, high = min(each.low for each in noise), max(each.high for each in noise)
-            notes.append(
-                f"Noise: target-only over itself lies within {low:.2f} and {high:.2f} (95 %). A "
-                "speed-up within that of its own link and kind is marked ? and claims nothing."
-            )
-        for name in COSTS:
-            figures = [row.costs[name] for row in self.rows]
-            sources = [figure.source for figure in figures if figure.value is None]
-            if reasons := dict.fromkeys(part for each in sources for part in each.split("; ")):
-                notes.append(f"{name} is unavailable: {'; '.join(reasons)}.")
-        return notes
+        return [
+            *_operating_point(self.run),
+            *self.remarks,
+            *_noise(self.rows),
+            *_unknown_costs(self.rows),
+        ]
 
     def record(self) -> dict[str, Any]:
         """The report as plain data for JSON."""
@@ -103,13 +197,11 @@ class Report:
             "ends": self.run.ends,
         }
 
-    def text(self) -> str:
+    def text(self, columns: Columns = SPEEDS) -> str:
         """Verdict, title, table and remarks for a terminal."""
-        lines = [f"{number}. {line}" for number, line in enumerate(self.verdict, 1)]
-        above = [*map(_filled, [*lines, self.title]), ""]
-        return "\n".join(
-            [*above, *speeds(self.rows), "", *self.below, *map(_filled, [NOTE, *self.notes])]
-        )
+        above = [*(f"{number}. {line}" for number, line in enumerate(self.verdict, 1)), self.title]
+        lines = [*map(_filled, above), "", *table(self.rows, columns), "", *self.below]
+        return "\n".join([*lines, *map(_filled, [NOTE, *self.notes])])
 
     def markdown(self, plots: Sequence[Path]) -> str:
         """The report as a page that stands alone."""
@@ -121,9 +213,7 @@ class Report:
         ]
         parts = [
             f"# {self.title}",
-            f"```\n{self.text()}\n```",
-            "## Waits, traffic, and share of forward passes that accepted depth N",
-            "```\n" + "\n".join(waits(self.rows)) + "\n```",
+            f"```\n{self.text({**SPEEDS, **WAITS})}\n```",
             "## Texts that differ from target-only's",
             "\n".join(differing) or "None.",
             *(f"![{path.stem}]({path.name})" for path in plots),
@@ -145,112 +235,57 @@ class Report:
         except MissingExtra as error:
             plots = []
             say(f"no plots: {error}")
-        written = {
-            "report.json": f"{json.dumps(self.record(), indent=1)}\n",
-            "report.md": self.markdown(plots),
-        }
-        for name, content in written.items():
-            write_whole(directory / name, content)
-        say(f"wrote {', '.join([*written, *(path.name for path in plots)])} to {directory}")
+        write_whole(directory / "report.json", f"{json.dumps(self.record(), indent=1)}\n")
+        write_whole(directory / "report.md", self.markdown(plots))
+        names = ["report.json", "report.md", *(path.name for path in plots)]
+        say(f"wrote {', '.join(names)} to {directory}")
 
 
-def speeds(rows: Sequence[Row]) -> list[str]:
-    """The table of speeds, the default of `outrider run` first. Columns that say nothing are left
-    out.
-    """
-    places = list(dict.fromkeys((row.rtt_ms, row.kind) for row in rows))
-    rows = sorted(rows, key=lambda row: (places.index((row.rtt_ms, row.kind)), row.arm != HYBRID))
-    cells = [
-        {
-            "RTT": f"{row.rtt_ms:g}",
-            "kind": row.kind,
-            "arm": row.arm + " (default)" * (row.arm == HYBRID),
-            "tokens/s": f"{row.tokens_per_second.median:.1f}",
-            "x target-only": "-" if row.speed_up is None else f"{row.speed_up}{_doubt(row)}",
-            "TPOT": _milliseconds(row.time_per_output_token, ".2f"),
-            "length": f"{row.acceptance_length:.2f}",
-            "same": f"{row.equal}/{row.compared}" if row.compared else "-",
-            **{head: _short(read(row)) for head, read in _PRICES.items()},
-        }
-        for row in rows
-    ]
-    alike = {head for head in ("RTT", "kind") if len({line[head] for line in cells}) == 1}
-    empty = {head for head in _PRICES if all(line[head] == "-" for line in cells)}
-    hidden = alike | empty
-    return _table([{head: line[head] for head in line if head not in hidden} for line in cells])
-
-
-def waits(rows: Sequence[Row]) -> list[str]:
-    """The table of waits in milliseconds, traffic by the token, and acceptance by depth."""
-    cells = []
-    for row in rows:
-        shares = [*(f"{share:.3f}" for share in row.acceptance_by_depth), *["-"] * DEPTHS]
-        cells.append(
-            {
-                "RTT": f"{row.rtt_ms:g}",
-                "kind": row.kind,
-                "arm": row.arm,
-                "prompts": f"{row.prompts}",
-                "texts": f"{row.texts}",
-                "first": _milliseconds(row.time_to_first_token, ".0f"),
-                "gap p50": f"{row.gaps.p50 * 1e3:.0f}",
-                "p99": f"{row.gaps.p99 * 1e3:.0f}",
-                "max": f"{row.gaps.largest * 1e3:.0f}",
-                "bytes up": f"{row.counts['bytes_up'] / max(row.tokens, 1):.0f}",
-                "down": f"{row.counts['bytes_down'] / max(row.tokens, 1):.0f}",
-                **{str(depth + 1): shares[depth] for depth in range(DEPTHS)},
-            }
-        )
-    return _table(cells)
-
-
-def _operating_point(run: RunRecord) -> Iterator[str]:
-    """Yield machine, load and link in words, with the link in forward passes of the target."""
+def _operating_point(run: Journal) -> Iterator[str]:
+    """Yield machine, load, software, link in forward passes of the target, and missing arms."""
     where = run.starts[0]["environment"]
-    loads = [*(start["environment"]["load"] for start in run.starts)]
+    loads = [start["environment"]["load"] for start in run.starts]
     loads += [end["load"] for end in run.ends]
+    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
+    commits = dict.fromkeys(start["environment"]["commit"] for start in run.starts)
     yield (
         f"{where['processor']}, {where['cpus']} CPUs; load at each start and at the end "
         f"{', '.join(f'{load[0]:.1f}' for load in loads if load)}"
     )
+    yield f"{versions}; commit {', then '.join(commits)}"
     alone = [text for key, text in run.texts.items() if key.arm == BASELINE]
     forwards = sum(text["forwards"] for text in alone)
     seconds = sum(text["target_seconds"] for text in alone) / max(forwards, 1)
     for trip in (start["round_trip"] for start in run.starts):
         passes = f", {trip / seconds:.2f} forward passes of the target" if seconds else ""
         yield f"round trip {trip * 1e3:.3g} ms{passes}"
-    libraries = {name: where[name] for name in ("outrider", "torch", "transformers", "grpcio")}
-    commits = dict.fromkeys(start["environment"]["commit"] for start in run.starts)
-    yield ", ".join(f"{name} {version}" for name, version in libraries.items() if version) + (
-        f"; commit {', then '.join(commits)}"
-    )
     if run.starts[0]["shared"]:
         yield (
             "Draft and target share this machine: forward passes of synchronous rounds, acceptance "
             "and bytes carry over to others; times do not."
         )
+    left_out = [line for start in run.starts for line in start["left_out"].items()]
+    for name, why in dict(left_out).items():
+        yield f"Left out: {name}: {why}"
 
 
-def _table(cells: Sequence[Mapping[str, str]]) -> list[str]:
-    return aligned(list(cells[0]), [list(cell.values()) for cell in cells])
+def _noise(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the interval of the A/A pairs, if the run has any."""
+    if noise := [row.noise for row in rows if row.arm == AGAIN and row.noise]:
+        low, high = min(each.low for each in noise), max(each.high for each in noise)
+        yield (
+            f"Noise: target-only over itself lies within {low:.2f} and {high:.2f} (95 %). A "
+            "speed-up within that of its own link and kind is marked ? and claims nothing."
+        )
 
 
-def _doubt(row: Row) -> str:
-    """A mark where a speed-up is not told from target-only over itself."""
-    return "" if row.faster or row.slower else " ?"
-
-
-def _milliseconds(seconds: Percentiles | None, form: str) -> str:
-    return "-" if seconds is None else format(seconds.p50 * 1e3, form)
+def _unknown_costs(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the reasons for each unknown cost."""
+    for name in COSTS:
+        sources = [row.costs[name].source for row in rows if row.costs[name].value is None]
+        if reasons := dict.fromkeys(part for each in sources for part in each.split("; ")):
+            yield f"{name} is unavailable: {'; '.join(reasons)}."
 
 
 def _filled(line: str) -> str:
     return fill(line, WIDTH)
-
-
-def _short(figure: Figure) -> str:
-    """A figure, marked where it is an estimate or a lower bound; never 0 where it is unknown."""
-    if figure.value is None:
-        return "-"
-    bound = ">=" if figure.lower_bound else "~" * (figure.quality is Quality.ESTIMATED)
-    return f"{bound}{figure.value:.2f}"

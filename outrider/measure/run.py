@@ -1,4 +1,4 @@
-"""The loop of every measurement: all arms generate each text in turn, and a journal keeps it.
+"""The loop of every measurement: all arms generate each text in turn, and a journal stores it.
 
 The order of arms is drawn anew for each turn, so that none always follows the same other. Before
 each text the target makes one token of its prompt, so the prompt's keys are equally warm for all.
@@ -17,12 +17,15 @@ from threading import Event
 from inference.command import say
 from inference.cost.energy import EnergyMeter, find_readers
 from inference.errors import Unavailable
+from outrider.client.client import Client
 from outrider.measure.arms import Arm
 from outrider.measure.journal import Journal, TextKey, Values
 from outrider.measure.progress import progress
-from outrider.measure.tasks import Task
+from outrider.measure.sets import Item
+from outrider.options.groups import SamplingOptions
 from outrider.text.completion import Completion, Request
-from outrider.text.prompts import PromptTooLong
+from outrider.text.parameters import Parameters
+from outrider.text.prompts import Prompt, PromptTooLong, make_request
 
 WARM_UP_TOKENS = 8
 """Tokens that each arm generates before anything counts."""
@@ -32,12 +35,16 @@ WARM_UP_TOKENS = 8
 class Run:
     """Texts of some arms over one link. A text that the journal holds is not generated again.
 
+    client: of target-only, for the requests
+    text: sampling and length; prompt i uses seed + i
     warm: let every arm generate a few tokens first
     seconds: to generate texts in; no prompt is started that would exceed them
     """
 
     journal: Journal
     arms: Sequence[Arm]
+    client: Client
+    text: SamplingOptions
     rtt_ms: float = 0.0
     warm: bool = True
     seconds: float = inf
@@ -46,47 +53,61 @@ class Run:
     def __post_init__(self) -> None:
         self._readers = find_readers()
 
-    def warm_up(self, request: Request) -> None:
-        """Let every arm generate a few tokens that do not count."""
-        few = replace(request, max_new_tokens=min(WARM_UP_TOKENS, request.max_new_tokens))
-        for arm in self.arms:
-            arm.make(few, Event())
-
-    def make(self, tasks: Sequence[Task], repeats: Sequence[int] = (0,)) -> None:
-        """Generate the texts of these repetitions, until they end or the time does."""
+    def make(self, items: Sequence[Item], repeats: int = 1) -> None:
+        """Generate the texts of these prompts, until they end or the time does. A prompt with a
+        schema needs a target that follows it.
+        """
+        rules = self.client.target.description.rules
+        items = [item for item in items if item.schema is None or rules]
         start, slowest = time.perf_counter(), 0.0
-        with progress(len(repeats) * len(tasks)) as report:
-            for repeat, (index, task) in product(repeats, enumerate(tasks)):
+        with progress(repeats * len(items)) as report:
+            for repeat, (index, item) in product(range(repeats), enumerate(items)):
                 begin = time.perf_counter()
                 if begin - start + slowest > self.seconds:
                     return
-                self._converse(task, index, repeat)
+                self._converse(item, index, repeat)
                 slowest = max(slowest, time.perf_counter() - begin)
-                report(f"{task.kind} {task.name}")
+                report(f"{item.kind} {item.name}")
 
-    def _converse(self, task: Task, index: int, repeat: int) -> None:
+    def _converse(self, item: Item, index: int, repeat: int) -> None:
         """Generate all turns of a prompt by all arms. Each arm continues its own answers."""
         answers = {arm.name: list[str]() for arm in self.arms}
-        for turn in range(task.turns):
+        for turn in range(len(item.turns)):
             order = Random(f"{repeat} {index} {turn}")  # noqa: S311 (which arm is first is no secret)
             for arm in order.sample(self.arms, len(self.arms)):
-                key = TextKey(*task[:3], turn, repeat, self.rtt_ms, arm.name)
-                text = self.journal.run.texts.get(key)
+                key = TextKey(*item[:3], turn, repeat, self.rtt_ms, arm.name)
+                text = self.journal.texts.get(key)
                 if text is None:
                     try:
-                        request = task.request(answers[arm.name])
+                        request = self._request(item, index, answers[arm.name])
                     except PromptTooLong as error:
-                        say(f"left out: {task.kind} {task.name}, turn {turn + 1}: {error}")
+                        say(f"left out: {item.kind} {item.name}, turn {turn + 1}: {error}")
                         return
-                    if self.warm:
-                        self.warm_up(request)
-                        self.warm = False
                     text = self._text(arm, key, request)
                     self.journal.write("text", text)
                 answers[arm.name].append(text["text"])
 
+    def _request(self, item: Item, index: int, answers: Sequence[str]) -> Request:
+        """The request of a prompt's next turn: messages, or their texts where the model has no chat
+        template.
+        """
+        text, messages = self.text, item.messages(answers)
+        parameters = Parameters(
+            max_tokens=text.max_new_tokens, top_k=text.top_k, top_p=text.top_p,
+            temperature=text.temperature if item.temperature is None else item.temperature,
+            seed=(text.seed or 0) + index, schema=item.schema,
+        )  # fmt: skip
+        plain = "\n\n".join(message["content"] for message in messages)
+        prompt: Prompt = messages if self.client.tokenizer.template else plain
+        return make_request(self.client.text_model, prompt, parameters, index)
+
     def _text(self, arm: Arm, key: TextKey, request: Request) -> Values:
         """Generate a text, with the meters read meanwhile. Returns its record."""
+        if self.warm:
+            few = replace(request, max_new_tokens=min(WARM_UP_TOKENS, request.max_new_tokens))
+            for each in self.arms:
+                each.make(few, Event())
+            self.warm = False
         arm.alone(replace(request, max_new_tokens=1), Event())
         with EnergyMeter(self._readers) as meter:
             done = arm.make(request, Event())

@@ -44,6 +44,7 @@ class Item(NamedTuple):
     name: of the prompt in its set, unique within it
     turns: messages of the user, one after the other
     schema: JSON schema that the answer follows
+    temperature: of its texts; None for that of the run
     """
 
     set: str
@@ -52,11 +53,20 @@ class Item(NamedTuple):
     turns: tuple[str, ...]
     system: str | None = None
     schema: str | None = None
+    temperature: float | None = None
 
     @property
     def place(self) -> str:
         """The prompt's name among those of all sets."""
         return f"{self.set}/{self.kind}/{self.name}"
+
+    def messages(self, answers: Sequence[str]) -> list[dict[str, str]]:
+        """The chat up to the next turn, after the answers to earlier ones."""
+        chat = [("system", self.system)] if self.system else []
+        for question, answer in zip(self.turns, answers, strict=False):
+            chat += [("user", question), ("assistant", answer)]
+        chat.append(("user", self.turns[len(answers)]))
+        return [{"role": role, "content": content} for role, content in chat]
 
 
 def read_lines(path: str | None) -> list[Item]:

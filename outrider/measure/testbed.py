@@ -5,7 +5,7 @@ it, and clients that share one loaded draft.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -17,23 +17,23 @@ from outrider.client.client import Client, find_client_draft, open_client
 from outrider.client.drafting import read_policy
 from outrider.draft_methods import FoundDraft
 from outrider.measure.arms import AGAIN, Arm, client_arm
-from outrider.measure.environment import over_link, start_record
+from outrider.measure.environment import start_record
 from outrider.measure.journal import Journal
-from outrider.measure.link import NO_LINK, LinkShape
+from outrider.measure.link import NO_LINK, LinkShape, shaped_link
 from outrider.measure.options import Flags, LinkedOptions, RunOptions
 from outrider.measure.run import Run
-from outrider.measure.tasks import Task
+from outrider.measure.sets import Item
 from outrider.models.capacity import Capacity
 from outrider.options.draft_flags import BESIDE, NONE
-from outrider.options.groups import DeviceOptions
+from outrider.options.groups import DeviceOptions, SamplingOptions
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import ClientRole
-from outrider.target.spawn import StartedTarget, started, target_words
+from outrider.target.spawn import Started, started, target_words
 
 
 def start(
     options: RunOptions, role: str = "target", **flags: object
-) -> AbstractContextManager[StartedTarget]:
+) -> AbstractContextManager[Started]:
     """Start the target of these options. It has one row unless --batch says otherwise.
 
     flags: of the target, beside those given
@@ -47,7 +47,7 @@ def start(
 @contextmanager
 def target_of(
     options: LinkedOptions, arms: Mapping[str, Flags]
-) -> Iterator[tuple[ConnectionOptions, StartedTarget | None]]:
+) -> Iterator[tuple[ConnectionOptions, Started | None]]:
     """The target that the options name; without one, a target is started, with a draft beside it
     if an arm needs one.
     """
@@ -92,7 +92,7 @@ def _finder(roles: Sequence[ClientRole]) -> Callable[[ClientRole], FoundDraft]:
     return find
 
 
-Beside = Callable[[Client, list[Arm]], AbstractContextManager[list[Arm]]]
+Beside = Callable[[Client, list[Arm]], list[Arm]]
 """Adds arms that are no client's, such as other engines, to ours."""
 
 OpenRole = Callable[[ConnectionOptions, Flags], ClientRole]
@@ -107,33 +107,31 @@ class ArmSet:
     arms: flags of a client by the name of each arm, target-only first
     optional: arms that are left out where they cannot be opened
     beside: adds further arms
-    warm: let every arm generate a few tokens before anything counts
     """
 
     role: OpenRole
     arms: Mapping[str, Flags]
     optional: Container[str] = ()
-    beside: Beside = lambda client, arms: nullcontext(arms)
-    warm: bool = True
+    beside: Beside = lambda client, arms: arms
 
     def measure(
         self,
         journal: Journal,
         there: ConnectionOptions,
-        tasks: Callable[[Client], Sequence[Task]],
+        items: Sequence[Item],
+        text: SamplingOptions,
         *,
         repeats: int = 1,
         link: LinkShape = NO_LINK,
+        warm: bool = True,
         seconds: float = inf,
     ) -> Run:
-        """Generate the journal's missing texts over one link.
-
-        tasks: the prompts for a target
-        link: the emulated one
-        seconds: to generate texts in; no prompt is started that would exceed them
-        """
+        """Generate the journal's missing texts over one link. See Run."""
         with ExitStack() as stack:
-            reached = stack.enter_context(over_link(there, link))
+            reached = there
+            if link != NO_LINK:
+                address = stack.enter_context(shaped_link(there.addresses, link)).address
+                reached = there.replace(target=None, target_host=address)
             roles = {name: self.role(reached, flags) for name, flags in self.arms.items()}
             find, clients, left_out = _finder([*roles.values()]), dict[str, Client](), {}
             for name, role in roles.items():
@@ -145,7 +143,7 @@ class ArmSet:
                         raise
                     left_out[name] = printable(str(error))
             drafts = {
-                name: find(roles[name]).fingerprint()
+                name: find(roles[name]).model.fingerprint()
                 for name in clients
                 if roles[name].computable.method is not None
             }
@@ -153,9 +151,9 @@ class ArmSet:
             alone = next(iter(clients.values()))
             arms = [client_arm(name, client) for name, client in clients.items()]
             arms.insert(1, replace(arms[0], name=AGAIN))
-            arms = stack.enter_context(self.beside(alone, arms))
-            run = Run(journal, arms, 2 * link.delay_ms, warm=self.warm, seconds=seconds)
-            run.make(tasks(alone), range(repeats))
+            arms = self.beside(alone, arms)
+            run = Run(journal, arms, alone, text, 2 * link.delay_ms, warm, seconds)
+            run.make(items, repeats)
         return run
 
 

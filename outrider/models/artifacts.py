@@ -49,7 +49,7 @@ def artifact_checkpoint(directory: Path) -> tuple[Manifest, Checkpoint]:
 
 def _checkpoint(directory: Path, manifest: Manifest, tokenizer: Tokenizer) -> Checkpoint:
     config = parse_config(manifest.config, frozenset(manifest.stop_ids))
-    return Checkpoint(manifest.model, directory, False, config, tokenizer)
+    return Checkpoint(manifest.model, directory, config, tokenizer)
 
 
 def _read(device: str, directory: Path) -> Manifest:

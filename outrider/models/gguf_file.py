@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from inference.backends import Model
 from inference.backends.gguf_library import GgufFacts, check_gpu, fingerprint, supports_gpu
 from inference.command import say
 from inference.errors import InvalidRequest, Mismatch, UnsupportedModel
-from inference.model.config import allowed_length
 from inference.text import Tokenizer
 from outrider.models.capacity import Capacity
+from outrider.models.found_model import FoundModel
 from outrider.models.machine import Conditions, cores, count_threads, processor
 from outrider.options.groups import DeviceOptions
 
@@ -22,13 +22,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class GgufFile:
-    """A FoundModel in a GGUF file."""
+class GgufFile(FoundModel):
+    """A model in a GGUF file."""
 
-    name: str  # of the file; clients see it
-    directory: Path  # the file
-    facts: GgufFacts
-    tokenizer: Tokenizer
+    config: GgufFacts
     kind: ClassVar[str] = "a GGUF file"
 
     @classmethod
@@ -38,22 +35,11 @@ class GgufFile:
         facts = GgufFacts.read(path)
         return cls(path.name, path, facts, _tokenizer(path, facts))
 
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        return self.facts.stop_ids | self.tokenizer.end_ids
-
-    def sequence_length(self, requested: int | None) -> int:
-        facts = self.facts
-        return allowed_length(requested, self.name, facts.max_positions, facts.limited_by)
-
     def fingerprint(self) -> str:
         return fingerprint(self.directory)
 
     def check(self, options: DeviceOptions) -> None:
         _gpu(options.device)
-
-    def settled(self, options: DeviceOptions, *, drafts: bool) -> Self:
-        return self
 
     def conditions(self, model: Model) -> Conditions:
         loaded = cast("GgufModel", model)  # by load()
@@ -64,14 +50,14 @@ class GgufFile:
 
         if options.dtype is not None:
             raise InvalidRequest(
-                f"--dtype {options.dtype}: a GGUF file has its own precision ({self.facts.weights})"
+                f"--dtype {options.dtype}: a GGUF file has its own precision, {self.config.weights}"
             )
         gpu = _gpu(options.device)
         threads = options.threads or cores()
         start = time.perf_counter()
         model = load_gguf(
             self.directory,
-            self.facts,
+            self.config,
             rows=capacity.rows,
             capacity=capacity.slots,
             max_nodes=capacity.max_nodes,
@@ -81,8 +67,8 @@ class GgufFile:
         )
         where = f"cpu ({count_threads(threads)})" if gpu is None else f"GPU {gpu}"
         say(
-            f"{self.name}: {self.facts.parameters / 1e6:.1f} M parameters, {self.facts.weights} by "
-            f"llama.cpp on {where}, loaded in {time.perf_counter() - start:.1f} s"
+            f"{self.name}: {self.config.parameters / 1e6:.1f} M parameters, {self.config.weights} "
+            f"by llama.cpp on {where}, loaded in {time.perf_counter() - start:.1f} s"
         )
         return model
 

@@ -6,16 +6,17 @@ import hashlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from inference.backends import Model
 from inference.command import say
 from inference.errors import UnsupportedModel
-from inference.model.config import FAMILIES, allowed_length
+from inference.model.config import FAMILIES
 from inference.model.library_config import LibraryConfig, read_library_config
 from inference.text import Tokenizer
 from outrider.models.capacity import Capacity
 from outrider.models.directories import note_unread
+from outrider.models.found_model import FoundModel
 from outrider.models.machine import Conditions
 from outrider.options.groups import DeviceOptions
 
@@ -24,27 +25,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LibraryCheckpoint:
-    """A FoundModel in safetensors, of any causal architecture with a key-value cache."""
+class LibraryCheckpoint(FoundModel):
+    """A model in safetensors, of any causal architecture with a key-value cache."""
 
-    name: str
-    directory: Path
     config: LibraryConfig
-    tokenizer: Tokenizer
     kind: ClassVar[str] = "a model of the transformers library"
 
     @classmethod
     def find(cls, name: str, directory: Path) -> LibraryCheckpoint:
         """Read a directory's config and tokenizer. Raises UnsupportedModel and MissingExtra."""
         return cls(name, directory, read_library_config(directory), Tokenizer(directory))
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        return self.config.stop_ids | self.tokenizer.end_ids
-
-    def sequence_length(self, requested: int | None) -> int:
-        config = self.config
-        return allowed_length(requested, self.name, config.max_positions, config.limited_by)
 
     def fingerprint(self) -> str:
         from inference.model.weight_files import fingerprint
@@ -61,9 +51,6 @@ class LibraryCheckpoint:
                 f"{', '.join(FAMILIES)} can be compiled: use --device cpu, cuda or auto"
             )
         pick_device(options.device)
-
-    def settled(self, options: DeviceOptions, *, drafts: bool) -> Self:
-        return self
 
     def conditions(self, model: Model) -> Conditions:
         from outrider.models.devices import conditions

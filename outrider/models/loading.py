@@ -7,17 +7,17 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from inference.command import say
 from inference.errors import InvalidRequest, UnknownArchitecture
-from inference.model.config import ModelConfig, allowed_length, read_config
+from inference.model.config import ModelConfig, read_config
 from inference.model.hub import is_gguf, split_revision
 from inference.text import Tokenizer
 from outrider.models.capacity import Capacity
 from outrider.models.directories import find_directory, note_unread
-from outrider.models.found_model import LoadedModel
+from outrider.models.found_model import FoundModel, LoadedModel
+from outrider.models.loading_status import loading_status
 from outrider.models.machine import Conditions
 from outrider.options.groups import (
     DeviceOptions,
@@ -27,7 +27,6 @@ from outrider.options.groups import (
     TargetModelOptions,
     backend_of,
 )
-from outrider.terminal.status_lines import LoadingStatus
 
 if TYPE_CHECKING:
     import torch
@@ -36,32 +35,20 @@ if TYPE_CHECKING:
     from inference.backends.legacy_neuron import LegacyNeuronModel
     from inference.model.decoder import Decoder
     from inference.model.layer_offload import Offload
-    from outrider.models.gguf_file import GgufFile
-    from outrider.models.library_checkpoint import LibraryCheckpoint
 
 PREFILL_NODES = 256  # prompt tokens in one call
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A FoundModel whose weights are safetensors: its directory, and the name it is known by."""
+class Checkpoint(FoundModel):
+    """A model whose weights are safetensors, which our decoder computes."""
 
-    name: str
-    directory: Path
-    embedded: bool
     config: ModelConfig
-    tokenizer: Tokenizer
+    kind: ClassVar[str] = "a checkpoint of Outrider's own decoder"
+    embedded: bool = False
     quantization: Quantization | None = None  # of its matrices; None: as stored
     offload: Offload | None = None  # where the layers' weights are, if not on the device
     precision: torch.dtype | None = None  # default of --dtype; None: the checkpoint's own
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        return self.config.stop_ids | self.tokenizer.end_ids
-
-    def sequence_length(self, requested: int | None) -> int:
-        config = self.config
-        return allowed_length(requested, self.name, config.max_positions, config.limited_by)
 
     def fingerprint(self) -> str:
         from inference.model.weight_files import fingerprint
@@ -114,13 +101,13 @@ class Checkpoint:
         requested = options.dtype or ("float32" if self.embedded else None)
         start = time.perf_counter()
         note_unread(self.directory)
-        with LoadingStatus(self.name) as tell:
+        with loading_status(self.name) as report:
             decoder = self.load_decoder(
                 positions=capacity.sequence_length,
                 vocabulary=capacity.vocabulary(self.tokenizer.vocabulary),
                 dtype=DTYPES[requested] if requested else self.precision,
                 device=device,
-                tell=tell,
+                tell=report,
             )
         with torch.device("meta"):  # all parameters, offloaded and quantized ones included
             whole = type(decoder)(decoder.config, 1, decoder.vocabulary)
@@ -152,10 +139,7 @@ class Checkpoint:
         return decoder if self.quantization is None else quantize(decoder, self.quantization)
 
 
-Found: TypeAlias = "Checkpoint | GgufFile | LibraryCheckpoint"
-
-
-def find_target(options: TargetModelOptions) -> Found:
+def find_target(options: TargetModelOptions) -> FoundModel:
     """The target of --target_model or --model, or the embedded one. Raises InvalidRequest for
     --layer_offload with any model but a checkpoint of our decoder.
     """
@@ -169,7 +153,7 @@ def find_target(options: TargetModelOptions) -> Found:
 
 def find_named(
     name: str | None, embedded: str, backend: str | None = None, *, weights: bool = True
-) -> Found:
+) -> FoundModel:
     """The checkpoint or GGUF file of this name, or the embedded model of this kind.
 
     backend: what computes a checkpoint; None for the transformers library if our decoder does not
@@ -198,7 +182,7 @@ def find_checkpoint(name: str | None, embedded: str, *, weights: bool = True) ->
     """The checkpoint of this name, or the embedded model of this kind. See find_directory()."""
     directory = find_directory(name, embedded, weights=weights)
     label, config = _known_as(name, embedded), read_config(directory)
-    return Checkpoint(label, directory, name is None, config, Tokenizer(directory))
+    return Checkpoint(label, directory, config, Tokenizer(directory), name is None)
 
 
 def _known_as(name: str | None, embedded: str) -> str:

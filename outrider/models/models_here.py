@@ -169,6 +169,6 @@ def _look_into(path: Path) -> ModelHere:
 
         found = GgufFile.find(str(path))
         family, settings = found.tokenizer.identity
-        return ModelHere(str(path), path, size, found.facts.parameters, family, settings=settings)
+        return ModelHere(str(path), path, size, found.config.parameters, family, settings=settings)
     except OutriderError as error:
         return ModelHere(str(path), path, size, 0, "", str(error))

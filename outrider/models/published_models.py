@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 import re
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from grpc_comm.translate import Description
-from inference.command import say
 from inference.errors import InvalidRequest, Mismatch
-from inference.extras import is_installed
 from inference.file_model import Count, Positive, Record, Text, read_record
 from inference.json_file import read_json
 from inference.model.hub import find_model
@@ -106,21 +103,6 @@ def published_for(target: str, here: Sequence[ModelHere]) -> list[PublishedModel
         if model.family in name and model.parameters <= limit and model.name not in local
     ]
     return sorted(missing, key=lambda model: (model.megabytes, -len(model.family)))
-
-
-def fetch_agreed(published: Sequence[PublishedModel], tokenizer: TokenizerIdentity) -> None:
-    """Download the two smallest drafts that this installation can load, if the user agrees.
-
-    Raises InvalidRequest if there is none, or no terminal to ask on. See fetch().
-    """
-    packages = {True: "llama_cpp", False: "torch"}
-    loadable = [model for model in published if is_installed(packages[model.gguf])][:2]
-    if not loadable or not sys.stdin.isatty():
-        why = "cannot ask, stdin is not a terminal" if loadable else "no draft fits"
-        raise InvalidRequest(f"--download: nothing is downloaded: {why}")
-    say("\n".join(map(str, loadable)))
-    if input("download these? [y/N] ").strip().lower() in ("y", "yes"):
-        say("\n".join(f"downloaded {fetch(model, tokenizer)}" for model in loadable))
 
 
 def fetch(model: PublishedModel, tokenizer: TokenizerIdentity | None = None) -> Path:

@@ -159,8 +159,6 @@ class KeysOptions(Group, title="security"):
 class SessionOptions(Group, title="network"):
     """The sessions that a target takes, and what it keeps of them."""
 
-    lease: Seconds = 15.0
-    """how long to keep a disconnected client's session"""
     grace: Seconds = 5.0
     """how long open sessions may run after SIGTERM"""
     share_prefixes: bool = False
@@ -181,6 +179,5 @@ class ObservingOptions(Group, title="observing"):
     metrics_host: Host = "127.0.0.1"
     """address to serve metrics on"""
     log: Literal["text", "json"] = "text"
-    """log format on stderr"""
-    log_level: Literal["debug", "info", "warning", "error"] = "warning"
-    """log level; info has a line for each session's start and end"""
+    """log on stderr: text for warnings and errors, or JSON lines, which also have each session's
+    start and end"""

@@ -241,7 +241,7 @@ class UpRole(EndpointRole):
 
     BARE: ClassVar = "name"
     COMMON: ClassVar = (
-        *("name", "directory", "device", "threads", "batch", "no_browser", "http_port"),
+        *("name", "directory", "device", "threads", "batch", "http_port"),
         *TO_A_TARGET,
     )
     role: Literal["up"] = "up"
@@ -249,8 +249,6 @@ class UpRole(EndpointRole):
     """pair, NAME or NAME:SIZE of the target; without one the pairs are listed"""
     directory: Directory | None = None
     """directories to take models from, without downloads: A,B"""
-    no_browser: bool = False
-    """do not open the chat page in the browser"""
 
     @property
     def elsewhere(self) -> bool:

@@ -89,4 +89,5 @@ def _in_graph(options: FusedTargetRole, model: RoundModel, description: Descript
             f"{model.shape.nodes} nodes"
         )
     name = f"{fused_part(manifest).model} (in the target's graph: {model.shape})"
-    return Drafts(replace(description, draft_model=name), graphs=GraphRounds(model))
+    graphs = GraphRounds(model, dict(description.times))
+    return Drafts(replace(description, draft_model=name), graphs=graphs)

@@ -23,7 +23,7 @@ def observed(metrics: Metrics, options: ObservingOptions) -> Iterator[None]:
 
     Raises InvalidRequest when metrics cannot be served at their address.
     """
-    start_log(options.log, options.log_level)
+    start_log(options.log, "info" if options.log == "json" else "warning")
     if options.metrics_port is None:
         yield
         return

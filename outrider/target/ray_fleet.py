@@ -14,27 +14,27 @@ import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Mapping
-from typing import Annotated, Any, Self
+from pathlib import Path
+from typing import Any, Self
 
-from annotated_types import Ge
 from pydantic import model_validator
 
 from grpc_comm.server.hosted import Carrier, HostedTarget, await_routes
 from grpc_comm.transport import MAX_MESSAGE_BYTES, Address
+from inference.artifact import read_manifest
 from inference.command import say
 from inference.errors import InvalidRequest
 from inference.extras import require
 from inference.flags.command_line import CommandOptions
 from inference.flags.group import flags_of
-from inference.flags.values import Count, Host, Name, Natural, Port, Seconds
+from inference.flags.values import Count, Host, Port, Seconds
 from outrider.options import groups, network
 from outrider.options.roles import TargetRole
 from outrider.processes import READY
 
 EXAMPLES = """examples:
   outrider deploy ray --replicas 2 --insecure                  two targets here, to try it
-  outrider deploy ray --replicas 2 --most_replicas 8 --artifact DIR --neuron_cores 2 \\
-      --keys_file keys.json                                    on Trainium, two cores for each
+  outrider deploy ray --replicas 2 --most_replicas 8 --artifact DIR --keys_file keys.json
 
 Ctrl-C stops the fleet. The ingress has no TLS: keep its port on this machine's network, behind a
 load balancer with a certificate, or a tunnel."""
@@ -52,20 +52,12 @@ class RayOptions(
     """minimum number of replicas"""
     most_replicas: Count | None = None
     """maximum number of replicas, added while open sessions exceed the rows"""
-    neuron_cores: Natural = 0
-    """NeuronCores of each replica"""
-    cpus: Annotated[float, Ge(0)] = 1.0
-    """CPUs that Ray reserves for each replica"""
     host: Host = "127.0.0.1"
     """address for the ingress to listen on"""
     port: Port = 50051
     """port of the ingress"""
-    lease: Seconds = 15.0
-    """how long to keep a disconnected client's session"""
     grace: Seconds = 60.0
     """grace period for texts of a stopping replica; longer ones move to another replica"""
-    cluster: Name | None = None
-    """running Ray cluster to use, such as auto; the fleet then outlives this command"""
     insecure: bool = False
     """allow clients without keys"""
 
@@ -88,6 +80,12 @@ class RayOptions(
         return Address(self.host, self.port)
 
     @property
+    def neuron_cores(self) -> int:
+        """NeuronCores of each replica: those that its artefact was built for."""
+        manifest = read_manifest(Path(self.artifact)) if self.artifact else None
+        return 0 if manifest is None or manifest.target == "cpu" else manifest.tensor_parallel
+
+    @property
     def target(self) -> TargetRole:
         """Options of the target that each replica serves."""
         shared = self.explicit().keys() & flags_of(TargetRole).keys() - {"host", "port", "debug"}
@@ -95,10 +93,10 @@ class RayOptions(
 
 
 def run(options: RayOptions) -> int:
-    """Start the fleet. Without --cluster, serve until a signal."""
+    """Start the fleet. In a cluster of its own it serves until a signal."""
     start(options)
     say(f"{READY}{options.ingress} ({options.replicas} replicas); Ctrl-C stops")
-    if options.cluster is not None:
+    if CLUSTER in os.environ:
         return 0
     signalled = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -110,6 +108,9 @@ def run(options: RayOptions) -> int:
 
 NAME = "outrider"
 """Name of the application in Ray Serve."""
+
+CLUSTER = "RAY_ADDRESS"
+"""Ray's variable with the address of a running cluster. The fleet then outlives the command."""
 
 _SERVICER = "grpc_comm.proto.verifier_pb2_grpc.add_TargetServicer_to_server"
 _DEREGISTERED_SECONDS = 5.0
@@ -163,23 +164,23 @@ class RayTarget:
 
 
 def start(options: RayOptions) -> None:
-    """Start the fleet and return when its replicas answer. Without --cluster it runs in a local
-    cluster that ends with this process.
+    """Start the fleet and return when its replicas answer. It runs in the cluster that CLUSTER
+    names, else in a local one that ends with this process.
 
     Raises MissingExtra without Ray, InvalidRequest if this machine is too small, and Unavailable
     if the ingress does not find the replicas.
     """
     os.environ.update(ENVIRONMENT)
-    cluster = options.cluster
-    if cluster is None:
+    own: dict[str, Any] = {}
+    if CLUSTER not in os.environ:
         _check_room(options)
+        own = {"include_dashboard": False, "num_cpus": os.cpu_count()}
     require("ray", "a fleet")
     import ray
     from ray import serve
     from ray.serve.config import HTTPOptions, gRPCOptions
 
-    own: dict[str, Any] = {"include_dashboard": False, "num_cpus": os.cpu_count()}
-    ray.init(address=cluster, log_to_driver=False, **({} if cluster else own))
+    ray.init(log_to_driver=False, **own)
     serve.start(
         http_options=HTTPOptions(host=options.host, port=_unused_port()),
         grpc_options=gRPCOptions(
@@ -188,7 +189,7 @@ def start(options: RayOptions) -> None:
     )
     flags = dict(sorted(options.target.explicit().items()))
     serve.run(_deployment(options).bind(flags), name=NAME, route_prefix=f"/{NAME}")
-    if cluster is None:
+    if own:
         await_routes(options.ingress)
 
 
@@ -203,16 +204,16 @@ def stop() -> None:
 
 def _check_room(options: RayOptions) -> None:
     """Raise InvalidRequest if Ray would wait forever for processors or devices it lacks."""
-    have, need = os.cpu_count() or 1, options.replicas * options.cpus
-    if need > have:
+    have = os.cpu_count() or 1
+    if options.replicas > have:
         raise InvalidRequest(
-            f"{options.replicas} replicas of {options.cpus:g} processors need {need:g}, this "
-            f"machine has {have}: lower --cpus or --replicas, or name a --cluster"
+            f"--replicas {options.replicas}: each takes a processor, and this machine has {have}; "
+            f"{CLUSTER} names a larger cluster"
         )
     if options.neuron_cores and not os.path.exists("/dev/neuron0"):
         raise InvalidRequest(
-            f"--neuron_cores {options.neuron_cores}: this machine has no Neuron device; name a "
-            "--cluster of machines that have"
+            f"--artifact {options.artifact} is for Neuron, and this machine has no such device; "
+            f"{CLUSTER} names a cluster"
         )
 
 
@@ -243,7 +244,7 @@ def _deployment(options: RayOptions) -> Any:
         if max_replicas > options.replicas
         else {"num_replicas": options.replicas}
     )
-    actor: dict[str, Any] = {"num_cpus": options.cpus}
+    actor: dict[str, Any] = {"num_cpus": 1}
     if options.neuron_cores:
         actor["resources"] = {"neuron_cores": options.neuron_cores}
     streams = options.batch + MAX_QUEUED  # beyond these the replica itself refuses sessions

@@ -1,5 +1,5 @@
-"""Runs a target as a separate process on this machine, for the demo, measurements and tests. It
-ends with its context, and also if this process is killed.
+"""Runs a target, or what stands before one, as a separate process on this machine, for the demo,
+measurements and tests. It ends with its context, and also if this process is killed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -69,8 +69,8 @@ def cold_start() -> Iterator[None]:
                 os.environ["XDG_CACHE_HOME"] = before
 
 
-class StartedTarget(NamedTuple):
-    """A target that runs on this machine."""
+class Started(NamedTuple):
+    """A process on this machine that listens."""
 
     address: str  # HOST:PORT
     pid: int
@@ -78,35 +78,42 @@ class StartedTarget(NamedTuple):
 
     @property
     def emulation(self) -> str | None:
-        """Report of how well the target kept emulated times. None before its end, and if it does
+        """Report of how well a target kept emulated times. None before its end, and if it does
         not emulate.
         """
         return next((line.strip() for line in self.log_lines if line.startswith(EMULATED)), None)
 
 
-@contextmanager
 def started(
     role: str, arguments: Sequence[str] = (), hear: Callable[[str], object] = lambda line: None
-) -> Iterator[StartedTarget]:
-    """Start a role that serves on a free port, and stop it with this context. Raises Unavailable,
-    with the process's last lines, if it does not start.
+) -> AbstractContextManager[Started]:
+    """Start a role that serves on a free port. See listening().
 
     hear: receives each log line before the process listens
     """
-    command = role_command(role, "--port", "0", *arguments)
+    return listening("target", role_command(role, "--port", "0", *arguments), hear)
+
+
+@contextmanager
+def listening(
+    name: str, command: Sequence[str], hear: Callable[[str], object] = lambda line: None
+) -> Iterator[Started]:
+    """Start a process that reports its address on stderr, and stop it with this context. Raises
+    Unavailable, with the process's last lines, if it does not start.
+    """
     process = subprocess.Popen(  # noqa: S603
         command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=child_environment()
     )
     log_lines: deque[str] = deque(maxlen=_LINES)
     listener = None
     try:
-        address = _address(process, log_lines, hear)
+        address = _address(name, process, log_lines, hear)
         assert process.stderr is not None
         listener = threading.Thread(
             target=log_lines.extend, args=(process.stderr,), daemon=True
-        )  # a full pipe would stop the target
+        )  # a full pipe would stop the process
         listener.start()
-        yield StartedTarget(address, process.pid, log_lines)
+        yield Started(address, process.pid, log_lines)
     finally:
         end(process)
         if listener is not None:
@@ -114,13 +121,16 @@ def started(
 
 
 def _address(
-    process: subprocess.Popen[str], log_lines: deque[str], hear: Callable[[str], object]
+    name: str,
+    process: subprocess.Popen[str],
+    log_lines: deque[str],
+    hear: Callable[[str], object],
 ) -> str:
-    """The address on the target's READY line. Earlier lines are stored for the error message."""
+    """The address on the READY line. Earlier lines are stored for the error message."""
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith(READY):
             return line.removeprefix(READY).split()[0]
         log_lines.append(line)
         hear(line.rstrip())
-    raise Unavailable(f"the target did not start: {''.join(log_lines).strip() or 'no output'}")
+    raise Unavailable(f"the {name} did not start: {''.join(log_lines).strip() or 'no output'}")

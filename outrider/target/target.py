@@ -126,7 +126,6 @@ def load_target(options: ServingRole) -> Target:
         security=options.security,
         listed={name: lazily(name, settings, load_served) for name, settings in listed.items()},
         share_prefixes=options.sessions.share_prefixes,
-        lease_seconds=options.sessions.lease,
     )
 
 

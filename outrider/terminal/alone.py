@@ -61,7 +61,6 @@ checked to fit.
 
 def _draft_alone(options: VerifyDraftRole) -> Alone:
     checkpoint = draft_model.find(options, None).model
-    assert checkpoint is not None, "the method is `model`"
     length = checkpoint.sequence_length(options.sequence_length)
     return checkpoint, length, partial(_load_alone, checkpoint, options, length, 1)
 

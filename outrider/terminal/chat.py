@@ -1,8 +1,7 @@
 """`outrider chat`: a chat in the terminal.
 
-A line is a message, or a command that begins with /. The answer is written to stdout. Progress is
-shown in a status line below it, and afterwards in one line on stderr. Ctrl-C stops the current
-answer, not the program.
+A line is a message, or a command that begins with /. The answer is written to stdout, and a line
+of figures below it to stderr. Ctrl-C stops the current answer, not the program.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from inference.command import glance, printable, say
+from inference.command import printable, say
 from inference.draft_thread import take_short_turns
 from inference.errors import InvalidRequest, OutriderError
 from inference.files import cache_directory
@@ -114,9 +113,8 @@ class Chat:
             prompt_cache_key=self._key,
         )
         request = make_request(self._client.text_model, self.conversation.messages, parameters)
-        glancing = _glance if sys.stderr.isatty() else None
         with LiveText(self._colour) as show:
-            stream = CompletionStream(partial(self._client.complete, request, on_commit=glancing))
+            stream = CompletionStream(partial(self._client.complete, request))
             while True:
                 try:
                     for piece in stream:
@@ -157,10 +155,6 @@ def figures(texts: Sequence[Completion]) -> str:
     seconds = sum(done.seconds for done in texts)
     speed = tokens / seconds if seconds else 0.0
     return f"{tokens} tokens, {speed:.1f} tokens/s, {tokens / max(forwards, 1):.2f} tokens a pass"
-
-
-def _glance(done: Completion) -> None:
-    glance(figures([done]))
 
 
 def _lines(who: str) -> Iterator[str]:

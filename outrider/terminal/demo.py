@@ -83,7 +83,7 @@ def _demonstrate() -> int:
     load = os.getloadavg()[0]
     say("starting two emulated targets and loading the draft: about ten seconds")
     lanes = [Lane(name, PROMPT) for name in (ALONE, OUTRIDER)]
-    with messages_to(lambda _line, _lasting: None), _clients() as clients:
+    with messages_to(lambda line: None), _clients() as clients:
         texts = _race(*clients, lanes, load)
     conclude(lanes, conclusion(texts))
     return int(texts.alone.token_ids != texts.drafted.token_ids)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,6 @@ from rich.text import Text
 
 from inference.command import say
 from outrider.terminal.live_text import harmless, in_colour
-from outrider.terminal.status_lines import columns, takes_status
 
 MIN_COLUMNS = 80
 """Minimum width of a terminal for two texts side by side."""
@@ -101,13 +99,13 @@ class Race:
 
 def can_race() -> bool:
     """Whether stdout is a terminal that is wide enough and may have colours."""
-    return takes_status(sys.stdout) and in_colour() and columns() >= MIN_COLUMNS
+    return in_colour() and Console().width >= MIN_COLUMNS
 
 
 def conclude(lanes: Sequence[Lane], lines: Sequence[str]) -> None:
     """Print these lines below the picture, or without one, below a line for each text."""
     if can_race():
-        say("\n".join(fill(line, columns()) for line in lines))
+        say("\n".join(fill(line, Console().width) for line in lines))
     else:
         say("\n".join([*(f"{lane.name}: {lane.figures}" for lane in lanes), *lines]))
 

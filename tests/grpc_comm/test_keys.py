@@ -139,7 +139,7 @@ def test_an_entry_for_the_empty_token_is_refused_and_lets_nobody_in(tmp_path: Pa
     write(path, entry("alice"), empty)
     for metadata in ([], bearer("")):
         assert identify(keys, metadata) is None
-    assert_refused(lambda: Keys.read(path), ["entry 2", "token_sha256"])
+    assert_refused(lambda: Keys.read(path), ["keys[1]", "token_sha256"])
 
 
 def test_no_token_is_kept_in_memory(file: Path) -> None:
@@ -154,42 +154,35 @@ def test_no_token_is_kept_in_memory(file: Path) -> None:
     [
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        ("[]", "an object with one list"),
-        ('{"keys": {}}', "an object with one list"),
-        ('{"keys": [], "version": 1}', "an object with one list"),
-        ({}, "entry 1: token_sha256 must be"),
-        ("alice", "entry 1: an object is needed"),
-        ({"name": "alice"}, "entry 1: token_sha256 must be"),
-        ({"token_sha256": digest("x")}, "entry 1: a name is needed"),
-        (entry("alice") | {"name": ""}, "entry 1: a name is needed"),
-        (entry("alice") | {"name": 7}, "entry 1: a name is 1 to 64"),
-        (entry("../alice"), "entry 1: a name is 1 to 64"),
-        (entry("a" * 65), "entry 1: a name is 1 to 64"),
-        (entry("alice") | {"token_sha256": "ab"}, "64 hexadecimal digits"),
-        (entry("alice") | {"token_sha256": digest("x").upper()}, "64 hexadecimal digits"),
-        ("null", "an object with one list"),
-        ('{"keys": null}', 'one list, "keys": got NoneType'),
         ('{"keys": ' + "[" * 100_000, "is not JSON"),
         ('{"keys": [' + "9" * 100_000 + "]}", "is not JSON"),
         ('{"keys": [\0]}', "is not JSON"),
         ("{\xff", "is not JSON"),
-        ([], "entry 1: an object is needed, with name and token_sha256: got list"),
-        (entry("alice", sessions=10**400), "sessions is a whole number from 1 to 2^63 - 1"),
-        (entry("alice", sessions=float("nan")), "sessions is a whole number from 1"),
-        (entry("alice", tree_nodes=[[]] * 9_000), "tree_nodes is a whole number from 1"),
-        (entry("alice\0"), "entry 1: a name is 1 to 64"),
-        (entry("alice") | {"name": ["a"] * 9_000}, "entry 1: a name is 1 to 64"),
-        (entry("alice") | {"token_sha256": 7}, "token_sha256 must be the SHA-256"),
-        (entry("alice") | {"x\ny\x1b[2J\ud800": 1}, r"entry 1: unknown 'x\ny\x1b[2J\ud800'"),
-        (
-            entry("alice") | {"token": "x"},
-            "unknown 'token': there are name, token_sha256, sessions",
+        ("[]", "is []: it should be an object"),
+        ('{"keys": {}}', "field keys is {}"),
+        ('{"keys": null}', "field keys is None"),
+        ('{"keys": [], "version": 1}', "unknown field 'version'"),
+        ("alice", "field keys[0] is 'alice': it should be an object"),
+        ({"name": "alice"}, "field keys[0] has no token_sha256"),
+        ({"token_sha256": digest("x")}, "field keys[0] has no name"),
+        (entry("alice") | {"name": ""}, "keys[0].name is ''"),
+        (entry("alice") | {"name": 7}, "keys[0].name is 7"),
+        (entry("alice") | {"name": ["a"] * 9_000}, "keys[0].name is ['a'"),
+        (entry("../alice"), "field keys[0]: a name is 1 to 64"),
+        (entry("a" * 65), "a name is 1 to 64"),
+        (entry("alice\0"), "a name is 1 to 64"),
+        (entry("alice") | {"token_sha256": 7}, "token_sha256: it must be the SHA-256"),
+        (entry("alice") | {"token_sha256": "ab"}, "64 hexadecimal digits"),
+        (entry("alice") | {"token_sha256": digest("x").upper()}, "64 hexadecimal digits"),
+        (entry("alice") | {"x\ny\x1b[2J": 1}, r"an unknown field 'x\ny\x1b[2J'"),
+        (entry("alice") | {"\ud800": 1}, "is not JSON"),
+        (entry("alice") | {"token": "x"}, "unknown field 'token'"),
+        *(
+            (entry("alice", sessions=wrong), f"keys[0].sessions is {str(wrong)[:9]}")
+            for wrong in (0, -1, 1.5, True, 10**400, float("nan"))
         ),
-        (entry("alice", sessions=0), "sessions is a whole number from 1"),
-        (entry("alice", tree_nodes=-1), "tree_nodes is a whole number from 1"),
-        (entry("alice", message_bytes=1.5), "message_bytes is a whole number from 1"),
-        (entry("alice", sequence_length=True), "sequence_length is a whole number from 1"),
-        (entry("alice", sessions="4"), "sessions is a whole number from 1"),
+        (entry("alice", tree_nodes=[[]] * 9_000), "keys[0].tree_nodes is [[]"),
+        (entry("alice", sessions="4"), "keys[0].sessions is '4'"),
     ],
 )
 def test_a_file_of_no_use_is_refused_by_its_entry(content: Any, said: str, tmp_path: Path) -> None:
@@ -198,7 +191,7 @@ def test_a_file_of_no_use_is_refused_by_its_entry(content: Any, said: str, tmp_p
     document = content if whole else json.dumps({"keys": [content]})
     path.write_text(document, encoding="latin-1")
     line = assert_refused(lambda: Keys.read(path), [said])
-    assert line.startswith(f"{path}: ")
+    assert line.startswith(f"{path} ")
     assert line.isprintable()
     assert len(line) < 300 + len(str(path))
 
@@ -211,7 +204,7 @@ def test_a_token_put_where_its_digest_belongs_is_not_repeated(tmp_path: Path) ->
 def test_two_keys_share_neither_name_nor_token(tmp_path: Path) -> None:
     for second, shown in ((entry("alice", "two"), []), (entry("bob", "one"), ["'bob'"])):
         file = write(tmp_path / "keys", entry("alice", "one"), second)
-        assert_refused(lambda file=file: Keys.read(file), ["entry 2", "'alice'", *shown])
+        assert_refused(lambda file=file: Keys.read(file), ["'alice'", *shown])
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")

@@ -170,9 +170,9 @@ def opening_of(params: SamplingParams) -> pb.Open:
 
 @pytest.mark.parametrize("params", [*PLAIN, *WITH_RULES, WITH_LENGTH])
 def test_sampling_params_arrive_as_both_sides_use_them(params: SamplingParams) -> None:
-    request = translate.read_open(opening_of(params))
-    assert request.params == params.on_the_wire()
-    translate.check_fingerprints(request, describe(successor_engine()))
+    opening = opening_of(params)
+    assert sampling_fields.read_params(opening) == params.on_the_wire()
+    translate.check_fingerprints(opening, describe(successor_engine()))
 
 
 @pytest.mark.parametrize("params", [*PLAIN, *WITH_RULES])

@@ -20,8 +20,9 @@ from inference.candidates import (
     CandidateTree,
     Claimed,
     Dropped,
+    ProposalStream,
 )
-from inference.engine.calibration import HIGHEST, CommittedStep
+from inference.engine.calibration import HIGHEST, proposers_of
 from inference.engine.selection import Selection, best_of, lines_of
 from inference.proposer import NOBODY, Nodes
 from inference.tree import TokenTree
@@ -42,8 +43,7 @@ def believed(proposer: int, depth: int, claimed: float) -> float:
 def planted(most: int = 1024) -> CandidateTree:
     """A tree below PROMPT that listens to the streams 1 and 2."""
     tree = CandidateTree(list(PROMPT), most)
-    for stream in (1, 2):
-        tree.join(stream)
+    tree.join(), tree.join()
     return tree
 
 
@@ -65,7 +65,9 @@ def say(
     a candidate.
     """
     messages = [nodes_of(base, [node], proposer) for node in nodes]
-    return len(nodes) - sum(tree.append(stream, said, believed).late for said in messages)
+    return len(nodes) - sum(
+        tree.append(tree.streams[stream - 1], said, believed).late for said in messages
+    )
 
 
 def best(tree: CandidateTree, most: int = 9999, depth: int = 99) -> Selection:
@@ -113,9 +115,9 @@ def test_numbers_are_those_of_one_stream() -> None:
     tree = planted()
     say(tree, (0, BASE, 10, 0.5))
     assert say(tree, (1, 0, 11, 0.5), stream=2) == 0
-    tree.leave(1)
-    tree.join(1)
-    assert say(tree, (1, 0, 11, 0.5)) == 0
+    tree.leave(tree.streams[0])
+    tree.join()
+    assert say(tree, (1, 0, 11, 0.5), stream=2) == 0
     assert tree.live == 1  # what hangs there stays when its stream leaves
 
 
@@ -151,7 +153,7 @@ def test_a_full_tree_sheds_nothing_if_a_forward_holds_all_that_is_too_much() -> 
     say(tree, *((number, BASE, 10 + number, 0.01) for number in range(4)))
     pass_of(tree)
     said = Nodes(ROOT, 4, [0] * 5, range(14, 19), [0.9] * 5)
-    assert tree.append(1, said, believed) == Dropped(late=0, shed=0)
+    assert tree.append(tree.streams[0], said, believed) == Dropped(late=0, shed=0)
     assert tree.live == 9
 
 
@@ -173,7 +175,7 @@ def test_the_best_are_those_of_a_sort_and_every_beginning_is_a_tree(
 ) -> None:
     nodes, values = growth
     tree = planted()
-    tree.append(1, nodes, believed)
+    tree.append(tree.streams[0], nodes, believed)
     selection = best(tree, most)
     taken = selection.begin_pass(most)[0][0]
     assert len(taken) == min(most, 1 + len(values))
@@ -188,7 +190,7 @@ def test_no_node_lies_deeper_than_a_forward_may_go(
     growth: tuple[Nodes, list[float]], depth: int
 ) -> None:
     tree = planted()
-    tree.append(1, growth[0], believed)
+    tree.append(tree.streams[0], growth[0], believed)
     every, found = pass_of(tree), pass_of(tree, depth=depth)
     assert sorted(found.tokens) == sorted(every.tokens[every.depths <= depth])
 
@@ -201,7 +203,7 @@ def test_many_sessions_are_each_answered_as_if_alone(
 ) -> None:
     trees = [planted() for _ in asked]
     for tree, ((nodes, _), _, _) in zip(trees, asked, strict=True):
-        tree.append(1, nodes, lambda proposer, depth, claimed: min(claimed, HIGHEST))
+        tree.append(tree.streams[0], nodes, lambda proposer, depth, claimed: min(claimed, HIGHEST))
     most, depths = [one[1] for one in asked], [one[2] for one in asked]
     together = best_of(trees, most, depths)
     alone = [best(*one) for one in zip(trees, most, depths, strict=True)]
@@ -218,11 +220,11 @@ def test_what_an_earlier_forward_held_changes_no_later_one() -> None:
     """Places of its nodes are taken by others, whose parents have other indices now."""
     small, large = planted(), planted()
     star = Nodes(ROOT, 0, [0] * 20, range(100, 120), [0.5] * 20)
-    small.append(1, star, believed)
-    large.append(1, star, believed)
+    small.append(small.streams[0], star, believed)
+    large.append(large.streams[0], star, believed)
     assert len(pass_of(small)) == 21
     commit(small, [119])
-    small.append(1, chain(ROOT + 1, [200] * 20, 0.5, first=20), believed)
+    small.append(small.streams[0], chain(ROOT + 1, [200] * 20, 0.5, first=20), believed)
     (lone, _), (wide, _) = best_of([small, large], [1, 3], [9, 9]).begin_pass(3)
     assert_same(lone, pass_of(small, 1))
     assert_same(wide, pass_of(large, 3))
@@ -322,22 +324,18 @@ def test_a_walk_says_who_named_what_and_what_came_of_their_claims() -> None:
     say(tree, (0, BASE, 10, 0.5), (1, 0, 11, 0.5), (2, BASE, 20, 0.4), (3, 2, 21, 0.3))
     say(tree, (0, BASE, 10, 0.6), stream=2, proposer=1)
     assert pass_of(tree).tokens.tolist() == [7, 10, 20, 11, 21]
-    walk = CommittedStep([10, 12], commit(tree, [10, 12]))
-    assert walk.named() == [1, NOBODY]
-    assert sorted(walk.claims()) == [
-        (0, 1, 2, pytest.approx(0.9), True),  # 10 of 10 and 20
-        (0, 2, 1, 0.5, False),
-        (1, 1, 1, 0.6, True),
-    ]
+    claimed = commit(tree, [10, 12])
+    assert proposers_of([10, 12], claimed) == [1, NOBODY]
+    assert claimed == [{0: {10: 0.5, 20: 0.4}, 1: {10: 0.6}}, {0: {11: 0.5}}]
 
 
 def test_a_proposer_is_not_credited_with_what_another_one_named() -> None:
     tree = planted()
     say(tree, (0, BASE, 10, 0.5))
     say(tree, (0, BASE, 11, 0.5), stream=2, proposer=1)
-    walk = CommittedStep([11], commit(tree, [11]))
-    assert sorted(walk.claims()) == [(0, 1, 1, 0.5, False), (1, 1, 1, 0.5, True)]
-    assert walk.named() == [NOBODY]  # no forward had computed it
+    claimed = commit(tree, [11])
+    assert claimed == [{0: {10: 0.5}, 1: {11: 0.5}}]
+    assert proposers_of([11], claimed) == [NOBODY]  # no forward had computed it
 
 
 def test_a_snapshot_keeps_what_was_there_when_it_was_taken() -> None:
@@ -351,11 +349,11 @@ def test_a_snapshot_keeps_what_was_there_when_it_was_taken() -> None:
 def test_what_comes_late_and_what_a_full_tree_sheds_is_counted() -> None:
     tree = planted(most=8)
     nodes = Nodes(ROOT, 0, [0] * 9, range(10, 19), [0.5] * 9)
-    assert tree.append(1, nodes, believed) == Dropped(late=0, shed=3)
+    assert tree.append(tree.streams[0], nodes, believed) == Dropped(late=0, shed=3)
     commit(tree, [10, 99])
     late = Nodes(ROOT, 20, [0, 1, 13], [10, 11, 12], [0.5] * 3)
-    assert tree.append(1, late, believed) == Dropped(late=3, shed=0)
-    assert tree.append(7, late, believed) == Dropped(late=3, shed=0)
+    assert tree.append(tree.streams[0], late, believed) == Dropped(late=3, shed=0)
+    assert tree.append(ProposalStream(), late, believed) == Dropped(late=3, shed=0)
 
 
 def test_without_branches_only_the_likeliest_line_is_computed() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -23,8 +22,6 @@ def port(request: pytest.FixtureRequest) -> Iterator[str]:
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     screen = Terminal(20, 6)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(
-        "shutil.get_terminal_size",
-        lambda fallback=(80, 24): os.terminal_size((screen.width, screen.height)),
-    )
+    monkeypatch.setenv("COLUMNS", str(screen.width))
+    monkeypatch.setenv("LINES", str(screen.height))
     return screen

@@ -96,7 +96,7 @@ def test_the_python_interface_makes_text(target: str, environment: dict[str, str
     assert made.stdout == "8 copied text\n", made.stderr
 
 
-@pytest.mark.parametrize("verb", [("serve",), ("up", "--no_browser")])
+@pytest.mark.parametrize("verb", [("serve",), ("up",)])
 def test_the_endpoint_serves(
     verb: tuple[str, ...], target: str, environment: dict[str, str]
 ) -> None:

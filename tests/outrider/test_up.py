@@ -164,7 +164,7 @@ def test_another_model_at_the_target_is_refused(capsys: pytest.CaptureFixture[st
 
 def begun(*words: str) -> subprocess.Popen[str]:
     """The role, in a group of processes of its own."""
-    command = [sys.executable, "-m", "outrider", "up", *words, "--no_browser", "--http_port", "0"]
+    command = [sys.executable, "-m", "outrider", "up", *words, "--http_port", "0"]
     return subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env=role_environment(), start_new_session=True
     )

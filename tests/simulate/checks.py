@@ -39,10 +39,12 @@ def texts(clients: Sequence[Client], plan: Plan) -> Iterator[str]:
     """Yield each text that is not the target's own, or ended as nothing explains."""
     for client in clients:
         for text in client.texts:
-            due = text.due(plan.kinds)
+            due = text.due()
             if text.tokens != due[: len(text.tokens)]:
                 at = next(i for i, token in enumerate(text.tokens) if due[i : i + 1] != [token])
                 yield f"{text} is another from token {at} on"
+            elif text.outcome == "whole" and text.plan.stop is None and not text.is_scored:
+                yield f"{text} has log-probabilities that are not the target's"
             elif text.outcome == "whole" and len(text.tokens) != len(due):
                 yield f"{text} ends after {len(text.tokens)} tokens of {len(due)}"
             elif text.outcome == "whole" and text.forwards > len(text.tokens):
@@ -88,7 +90,8 @@ def _is_undrafted(text: Text, client: Client, plan: Plan) -> bool:
     else:
         alone = len(plan.clients) == 1 and not (client.plan.at_once and len(client.texts) > 1)
         waits = alone and text.plan.pace is Pace.WAIT and drafts <= {"growing", "both", "rounds"}
-    return waits and len(text.tokens) >= SURELY and not text.accepted
+    ruled = text.params.adjusts  # and its draft is not
+    return waits and not ruled and len(text.tokens) >= SURELY and not text.accepted
 
 
 def _is_patience_renewed(text: Text, client: Client) -> bool:

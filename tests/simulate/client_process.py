@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Event as Gone
+from typing import Any
 
 from grpc_comm.client.call import Channel as ReplicaChannel
 from grpc_comm.client.connection import Connection, connect
@@ -17,7 +19,7 @@ from inference.draft_thread import Drafter, inline, on_thread
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import BestFirst, RoundProposer
 from inference.errors import LimitExceeded, OutriderError
-from inference.order import Pace
+from inference.order import Pace, TokenLogProb
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
@@ -26,6 +28,7 @@ from inference.times_file import StoredTimes
 from outrider.client.pools import Rows
 from outrider.text.completion import Completion, Request, Show, complete
 from tests.simulate.endpoint_texts import LETTERS, Endpoint
+from tests.simulate.grammars import KINDS, grammars_of
 from tests.simulate.hostile_client import Hostile
 from tests.simulate.kernel import Fiber, Kernel, Process
 from tests.simulate.memory import reachable
@@ -33,7 +36,8 @@ from tests.simulate.network import Network
 from tests.simulate.plan import ClientPlan, Plan, TextPlan
 from tests.simulate.scripted_drafts import TimedDraft, Watched, knowledge
 from tests.simulate.threads import Event, Thread
-from tests.support.exact import own_text
+from tests.support.exact import own_scores, own_text
+from tests.support.scripted_grammar import RULED
 from tests.support.scripted_models import skilled
 
 CONNECT_SECONDS = 60.0
@@ -54,6 +58,7 @@ class Text:
 
     client: ClientPlan
     plan: TextPlan
+    kinds: int
     tokens: list[int] = field(default_factory=list)
     came: list[float] = field(default_factory=list)
     began: float = 0.0
@@ -64,12 +69,22 @@ class Text:
     forwards: int = 0
     resumes: int = 0
     reopenings: int = 0
+    logprobs: Sequence[TokenLogProb] = ()
+    prompt_logprobs: Sequence[TokenLogProb] = ()
 
     @property
     def params(self) -> SamplingParams:
-        """A penalty, which this target does not feel, needs to know what the text made so far."""
-        penalty = 0.5 if self.plan.seed % 3 == 0 else 0.0
-        return SamplingParams(self.plan.temperature, seed=self.plan.seed, frequency_penalty=penalty)
+        """Half of the texts have a rule, or ask for log-probabilities."""
+        seed, kinds = self.plan.seed, self.kinds
+        rules: dict[int, dict[str, Any]] = {
+            0: {"frequency_penalty": 0.5, "logit_bias": ((1, 2.0),)},
+            1: {"grammar": RULED.grammar} if kinds == KINDS else {"repetition_penalty": 1.5},
+            2: {"min_tokens": 8, "end_ids": (0,), "presence_penalty": 1.0},
+            3: {"logprobs": seed % 3, "prompt_logprobs": seed % 2 == 0},
+            4: {"logprobs": 1, "prompt_logprobs": True, "frequency_penalty": 0.1},
+        }
+        params = SamplingParams(self.plan.temperature, seed=seed, **rules.get(seed // 8 % 10, {}))
+        return params.on_the_wire()
 
     @property
     def request(self) -> Request:
@@ -84,13 +99,25 @@ class Text:
         self.accepted = done.num_accepted_tokens
         self.forwards = done.traffic.forwards
         self.resumes, self.reopenings = done.traffic.resumes, done.traffic.reopenings
+        self.logprobs, self.prompt_logprobs = done.logprobs, done.prompt_logprobs
 
-    def due(self, kinds: int) -> list[int]:
+    def due(self) -> list[int]:
         """The target's own text, up to its stop id."""
-        own = own_text(self.plan.prompt, self.plan.tokens, self.params, kinds)
+        own = own_text(
+            self.plan.prompt, self.plan.tokens, self.params, self.kinds, grammars_of(self.kinds)
+        )
         if self.plan.stop in own:
             own = own[: own.index(self.plan.stop) + 1]
         return own
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the log-probabilities of a whole text are the target's own."""
+        likeliest, prompt = self.params.logprobs, self.plan.prompt
+        own = own_scores((*prompt, *self.tokens), 1, likeliest or 0, self.kinds)
+        first = len(prompt) - 1 if self.params.prompt_logprobs else 0
+        due = (own[:first], own[len(prompt) - 1 :]) if likeliest is not None else ([], [])
+        return (list(self.prompt_logprobs), list(self.logprobs)) == due
 
     def __str__(self) -> str:
         return f"client{self.client.number}'s text of {self.plan.tokens} tokens"
@@ -103,7 +130,7 @@ class Client:
         self, plan: ClientPlan, world: Plan, network: Network, addresses: list[str], folder: Path
     ) -> None:
         self.plan, self.process = plan, Process(f"client{plan.number}")
-        self.texts = [Text(plan, one) for one in plan.texts]
+        self.texts = [Text(plan, one, world.kinds) for one in plan.texts]
         self.losses: list[float] = []
         self._world, self._network, self._folder = world, network, folder
         self._kernel = network.kernel

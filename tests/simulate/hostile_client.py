@@ -10,8 +10,7 @@ from typing import Any
 import grpc
 
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.sampling_fields import RULES_VERSION
-from grpc_comm.translate import ResumeRequest, write_resume
+from grpc_comm.sampling_fields import PROTOCOL_VERSION, RULES_VERSION
 from tests.simulate.network import Network
 from tests.simulate.plan import ClientPlan
 from tests.simulate.target_process import token_of
@@ -80,8 +79,14 @@ class Hostile:
         if not held or self._chance.random() < 0.5:
             return []
         one = self._chance.choice(held)
-        asked = ResumeRequest(one.session_id, bytes(16), 1 << 20, one.session.length)
-        return [pb.ClientMessage(resume=write_resume(asked)).SerializeToString()]
+        theft = pb.Resume(
+            session_id=one.session_id,
+            protocol_version=PROTOCOL_VERSION,
+            resume_key=bytes(16),
+            epoch=1 << 20,
+            length=one.session.length,
+        )
+        return [pb.ClientMessage(resume=theft).SerializeToString()]
 
     def _said(self, messages: list[bytes]) -> Iterator[bytes]:
         yield from messages

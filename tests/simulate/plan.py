@@ -18,6 +18,9 @@ LONG_PATIENCE = 900.0
 MOST_SESSIONS = 6
 """That each key may have, where its limit is not drawn."""
 
+UNRULED = 40
+"""Seed of a text without a rule; tests/simulate/client_process.py has the others."""
+
 STEADY_EVERY, STEADY_TOKENS = 24, 272
 """One seed of so many compares rates, over texts of so many tokens."""
 
@@ -195,7 +198,7 @@ class _Swarm:
                 patience=LONG_PATIENCE,
                 slow_reader=0.0,
                 hostile=False,
-                texts=(replace(self.text(), tokens=STEADY_TOKENS, **plain),),
+                texts=(replace(self.text(), tokens=STEADY_TOKENS, seed=UNRULED + number, **plain),),
             )
             for number, draft in enumerate(drafts)
         )

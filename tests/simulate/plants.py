@@ -70,7 +70,7 @@ PLANTS: dict[str, Edit] = {
     "rows shared between tenants": Edit(ServerState, "prefix_tenant", "key.name", '""'),
     "drained before the end": Edit(Session, "_ended", "is None:", "is None or self._drained:"),
     "signs of life of a hung target": Edit(
-        Sender, "_send_progress", "self._engine.step_seconds < MAX_STEP_SECONDS", "True"
+        Sender, "_send_progress", "due and not is_hung(self._engine)", "due"
     ),
     "tokens made before not told": Edit(
         RemoteSession, "_opening", "self._params.made + self._received.made", "self._params.made"

@@ -22,6 +22,7 @@ from inference.engine.engine import Engine
 from inference.engine.prefix_cache import CacheRow
 from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
+from tests.simulate.grammars import grammars_of
 from tests.simulate.kernel import Kernel, Process, kernel
 from tests.simulate.network import Network
 from tests.simulate.plan import MOST_SESSIONS, TENANTS, Plan
@@ -114,6 +115,7 @@ class TargetProcess:
             kinds=plan.kinds,
             cost=self._seconds,  # type: ignore[arg-type]
         )
+        self.model.branches = bool(plan.seed % 8)  # as a target whose rows hold running states
         self.engine = Engine(
             self.model,
             sequence_length=LONGEST,
@@ -121,6 +123,7 @@ class TargetProcess:
             vocabulary=VOCABULARY,
             waiting=plan.waiting,
             drafter=self._drafter(clock) if plan.beside else None,
+            grammars=grammars_of(plan.kinds),
             clock=clock,
         )
         security = SecurityOptions(keys_file=self._keys) if plan.keys else SecurityOptions()

@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.simulate import checks
 from tests.simulate.client_process import Client, Text
 from tests.simulate.faults import Weather
+from tests.simulate.grammars import grammars_of
 from tests.simulate.kernel import Kernel, Process, Stuck
 from tests.simulate.network import Network
 from tests.simulate.plan import TENANTS, Plan
@@ -99,6 +100,7 @@ class World:
 
 def run(plan: Plan) -> Result:
     """Run a plan; one whose rates are compared, twice."""
+    grammars_of(plan.kinds)
     result = _run(plan)
     if plan.steady and not (plan.faults or result.failures):
         alone = _run(replace(plan, clients=tuple(replace(one, draft="") for one in plan.clients)))

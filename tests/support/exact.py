@@ -14,19 +14,21 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.backends import Chosen, Ranked, Segment
+from inference.backends import Chosen, LogProbs, Ranked, Scoring, Segment
+from inference.engine.batch_runner import EngineEvent, Evicted, Prefilled
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
-from inference.engine.events import Commit, EngineEvent, Evicted, Forward, Prefilled
+from inference.engine.forward import Commit, Forward
 from inference.engine.session import Session
 from inference.grammar import Grammars
-from inference.order import Decode, End
+from inference.order import Decode, End, TokenLogProb
 from inference.proposer import Nodes
 from inference.sampling import SamplingParams
 from inference.times import Times
-from inference.tree import IntArray
+from inference.token_rule import Adjustment, plain_rule
+from inference.tree import TokenTree
 from tests.support.clock import Clock
-from tests.support.scripted_grammar import allowed_at, nearest
+from tests.support.scripted_grammar import allowed_ids, nearest
 
 VOCABULARY = 1000
 FAULTY = 999
@@ -55,15 +57,59 @@ def prompt_of(seed: int, length: int = 12) -> list[int]:
     return tokens
 
 
+def ruled_token(token: int, rule: Adjustment, node: int, kinds: int) -> int:
+    """The token in whose place a rule puts another: it depends on all that the rule changes."""
+    nodes, *changes = rule.changes(VOCABULARY)
+    mine = np.flatnonzero(nodes == node)
+    mine = mine[changes[0][mine].argsort()]
+    if len(mine):
+        token = (token + zlib.crc32(b"".join(part[mine].tobytes() for part in changes))) % kinds
+    return nearest(token, allowed_ids(rule.allowed, node, kinds))
+
+
+ROOT = TokenTree.chain([0])
+
+
 def own_text(
-    prompt: Sequence[int], count: int, params: SamplingParams = GREEDY, kinds: int = FAULTY
+    prompt: Sequence[int],
+    count: int,
+    params: SamplingParams = GREEDY,
+    kinds: int = FAULTY,
+    grammars: Grammars | None = None,
 ) -> list[int]:
     """The target's own decoding."""
+    rule = plain_rule(prompt, params, VOCABULARY) if params.adjusts else None
+    if grammars is not None:
+        rule = grammars.rule(prompt, params)
     tokens = np.array([*prompt, *[0] * count], dtype=np.int64)
     for end in range(len(prompt), len(tokens)):
-        tokens[end] = next_token(tokens[:end], params, kinds)
+        token = next_token(tokens[:end], params, kinds)
+        if rule is not None:
+            token = ruled_token(token, rule.adjust(ROOT, [0]), 0, kinds)
+            rule.commit([token])
+        tokens[end] = token
     made: list[int] = tokens[len(prompt) :].tolist()
     return made
+
+
+def score(prefix: NDArray[np.int64], token: int) -> float:
+    """The log-probability of a token after these, exact in 32 bits."""
+    return -(zlib.crc32(prefix.tobytes(), token) % 4096) / 64
+
+
+def scores(
+    prefix: NDArray[np.int64], token: int, likeliest: int, kinds: int
+) -> tuple[float, tuple[int, ...], tuple[float, ...]]:
+    """The log-probability of a token, and of so many others."""
+    others = tuple((token + step) % kinds for step in range(likeliest))
+    return score(prefix, token), others, tuple(score(prefix, other) for other in others)
+
+
+def own_scores(tokens: Sequence[int], first: int, likeliest: int, kinds: int) -> list[TokenLogProb]:
+    """Log-probabilities of a text's tokens from one on."""
+    text = np.array(tokens, dtype=np.int64)
+    places = range(first, len(text))
+    return [TokenLogProb(*scores(text[:at], int(text[at]), likeliest, kinds)) for at in places]
 
 
 class RowTokens:
@@ -137,20 +183,30 @@ class Exact(HandModel):
         self._clock.now += self.cost(*self.padded(len(segments), nodes))
         if self.during is not None:
             self.during()
-        return [Chosen(self._chosen(segment)) for segment in segments]
+        return [self._chosen(segment) for segment in segments]
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
         self._held.copy(source, target, slots)
 
-    def _chosen(self, segment: Segment) -> IntArray:
+    def _chosen(self, segment: Segment) -> Chosen:
         if FAULTY in segment.tokens:
             raise RuntimeError("a private reason")
-        texts, allowed = self._held.seen(segment), allowed_at(segment, self.kinds)
-        chosen = [
-            nearest(next_token(text, segment.params, self.kinds), row)
-            for text, row in zip(texts, allowed, strict=True)
-        ]
-        return np.array(chosen, dtype=np.int32)
+        texts, kinds = self._held.seen(segment), self.kinds
+        chosen = [next_token(text, segment.params, kinds) for text in texts]
+        if segment.rule is not None:
+            rule = segment.rule()
+            chosen = [ruled_token(token, rule, node, kinds) for node, token in enumerate(chosen)]
+        logprobs = segment.scoring and self._scores(segment.scoring, texts, chosen)
+        return Chosen(np.array(chosen, dtype=np.int32), logprobs)
+
+    def _scores(
+        self, scoring: Scoring, texts: Sequence[NDArray[np.int64]], chosen: Sequence[int]
+    ) -> LogProbs:
+        tokens = chosen if scoring.of is None else scoring.of.tolist()
+        pairs = zip(texts, tokens, strict=True)
+        rows = [scores(text, token, scoring.likeliest, self.kinds) for text, token in pairs]
+        values, ids, likeliest = (np.array(part) for part in zip(*rows, strict=True))
+        return LogProbs(values.astype(np.float32), ids.astype(np.int32), likeliest)
 
 
 class Recorder:

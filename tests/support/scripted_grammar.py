@@ -15,6 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from inference.backends import Segment
 from inference.grammar import Grammars
 from inference.sampling import Grammar, GrammarKind, SamplingParams
+from inference.tree import IntArray
 
 CHARACTERS = '{}":,[] ' + string.ascii_lowercase[:-1] + "012345"
 END = len(CHARACTERS)
@@ -51,12 +52,16 @@ def scripted_grammars() -> Grammars:
 
 def allowed_at(segment: Segment, kinds: int) -> NDArray[np.bool_]:  # [p, kinds]
     """Which tokens the segment's rule allows at each picked node."""
-    rows = len(segment.pick)
     allowed = None if segment.rule is None else segment.rule().allowed
+    return np.array([allowed_ids(allowed, node, kinds) for node in range(len(segment.pick))])
+
+
+def allowed_ids(allowed: IntArray | None, node: int, kinds: int) -> NDArray[np.bool_]:  # [kinds]
+    """Which tokens a rule's set of each node allows at this one."""
     if allowed is None:
-        return np.ones((rows, kinds), dtype=np.bool_)
-    bits = np.unpackbits(allowed.view(np.uint8), axis=1, bitorder="little")
-    return bits[:, :kinds].astype(np.bool_)
+        return np.ones(kinds, dtype=np.bool_)
+    bits = np.unpackbits(allowed[node].view(np.uint8), bitorder="little")
+    return bits[:kinds].astype(np.bool_)
 
 
 def nearest(token: int, allowed: NDArray[np.bool_]) -> int:

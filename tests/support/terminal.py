@@ -7,7 +7,7 @@ from contextlib import ExitStack, redirect_stderr, redirect_stdout
 
 from rich.cells import cell_len
 
-TOKENS = re.compile(r"\x1b\[([0-9;]*)([A-Za-z])|\x1b(.)|(.)", re.DOTALL)
+TOKENS = re.compile(r"\x1b\[\??[0-9;]*([A-Za-z])|(.)", re.DOTALL)
 
 
 class Terminal:
@@ -20,7 +20,6 @@ class Terminal:
         self.gone: list[str] = []
         self.rows = [[" "] * width for _ in range(height)]
         self.row = self.column = 0
-        self.saved = (0, 0)
         self._streams = ExitStack()
 
     def __enter__(self) -> Terminal:
@@ -40,11 +39,11 @@ class Terminal:
 
     def write(self, text: str) -> int:
         for found in TOKENS.finditer(text):
-            _, control, escape, letter = found.groups()
-            if control == "J":
-                self._erase_below()
-            elif escape:
-                {"7": self._save, "8": self._restore, "D": self._down, "M": self._up}[escape]()
+            control, letter = found.groups()
+            if control == "K":
+                self.rows[self.row] = [" "] * self.width
+            elif control == "A":
+                self.row -= 1
             elif letter == "\r":
                 self.column = 0
             elif letter == "\n":
@@ -62,17 +61,6 @@ class Terminal:
     def everything(self) -> str:
         return "\n".join([*self.gone, *self.shown]).rstrip()
 
-    def _save(self) -> None:
-        self.saved = self.row, self.column
-
-    def _restore(self) -> None:
-        self.row, self.column = self.saved
-
-    def _erase_below(self) -> None:
-        self.rows[self.row][self.column :] = [" "] * (self.width - self.column)
-        for row in range(self.row + 1, self.height):
-            self.rows[row] = [" "] * self.width
-
     def _down(self) -> None:
         self.column = min(self.column, self.width - 1)  # forgets that it was to wrap
         if self.row == self.height - 1:
@@ -80,10 +68,6 @@ class Terminal:
             self.rows.append([" "] * self.width)
         else:
             self.row += 1
-
-    def _up(self) -> None:
-        assert self.row > 0, "would scroll the text away"
-        self.row -= 1
 
     def _put(self, letter: str) -> None:
         cells = cell_len(letter)

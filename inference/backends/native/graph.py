@@ -27,7 +27,7 @@ class _PlainArgmax(TorchFunctionMode):
     """Computes argmax along the last axis by reductions of one tensor each.
 
     torch-mlir lowers argmax to a reduction of values together with their places, which neuronx-cc
-    does not take. The PyTorch/XLA packages replace argmax by a call of their own.
+    rejects. The PyTorch/XLA packages replace argmax by a call of their own.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -44,7 +44,7 @@ class _PlainArgmax(TorchFunctionMode):
 class InPlaceGraph(StatefulGraph):
     """A StatefulGraph whose caches stay where they lie: a call writes runs of them.
 
-    index_copy_ is not used: TorchNeuron makes a scatter of single numbers of it.
+    index_copy_ is not used: TorchNeuron turns it into a scatter of single numbers.
     """
 
     def forward(self, *args: Any, **inputs: Any) -> Tensor | tuple[Tensor, Tensor]:
@@ -61,7 +61,7 @@ class InPlaceGraph(StatefulGraph):
         self.noise.index_put_((window_places(rows, positions[:, 0]),), made)
 
     def touch_noise(self) -> None:
-        """Do nothing: a graph that leaves the windows alone need not name them."""
+        """Do nothing: a graph that leaves the windows unchanged needs no reference to them."""
 
     def write(self, rows: Tensor, slots: Tensor, new: KeysValues, which: str = "") -> None:
         """Write new keys and values at rows [B] and slots [B, T], in place."""

@@ -63,7 +63,7 @@ class RankPlan(NamedTuple):
 class RankProgram:
     """A Program (inference.backends.neuron) of one rank: calls a graph by name.
 
-    room: the host's memory that features are brought to; None where another rank brings them
+    room: the host's memory that features are brought to; None if another rank brings them
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class RankProgram:
 
 
 def room_for_features(plan: RankPlan) -> Tensor | None:
-    """Memory that processes can share, for the features of the largest call; None where the graphs
+    """Memory that processes can share, for the features of the largest call; None if the graphs
     return none.
     """
     target = plan.target
@@ -107,7 +107,7 @@ def load_rank(plan: RankPlan, rank: int, meeting: Path, room: Tensor | None) -> 
     meeting: a file by which the ranks find each other; it is not used where there is one rank
     room: see RankProgram
 
-    Raises BadArtifact where weights do not fit.
+    Raises BadArtifact if weights do not fit.
     """
     among = ALONE
     if plan.ranks > 1:

@@ -103,7 +103,7 @@ class Ranks:
         return torch.from_numpy(chosen), self._room[: math.prod(shape)].view(shape)
 
     def close(self) -> None:
-        """Let the ranks end. Idempotent."""
+        """Stop the ranks. Idempotent."""
         if self._closing.is_set():
             return
         self._closing.set()

@@ -51,7 +51,7 @@ TRAINIUM = Machine("neuron", "neuron", "neuron")
 
 
 def native_versions() -> dict[str, str]:
-    """Return the versions of the packages. Raises MissingExtra, with the install line, where one is
+    """Return the versions of the packages. Raises MissingExtra, with the install line, if one is
     absent or of another kind.
     """
     number = installed("torch-neuronx")
@@ -120,8 +120,8 @@ def check_same_versions(built: Mapping[str, str], here: Mapping[str, str]) -> No
 
 
 def configure(graphs: Path, flags: str, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Tell TorchNeuron where compiled graphs are kept and how to compile. It reads this once, when
-    it compiles first.
+    """Set TorchNeuron's directory of compiled graphs and its compiler flags. It reads them once,
+    before its first compilation.
 
     graphs: directory of the compiled graphs of an artefact
     flags: the compiler's; empty for TorchNeuron's own
@@ -137,7 +137,7 @@ def configure(graphs: Path, flags: str, environment: MutableMapping[str, str] = 
 def cores_of(ranks: int, environment: Mapping[str, str] = os.environ) -> list[int]:
     """Return a core for each rank: of those that NEURON_RT_VISIBLE_CORES names, else the first.
 
-    Raises InvalidRequest where it names too few.
+    Raises InvalidRequest if it names too few.
     """
     stated = environment.get(VISIBLE_CORES)
     if not stated:

@@ -48,5 +48,6 @@ async function send(path, body, signal) {
   }
   if (response.ok) return response;
   const told = await response.json().catch(() => null);
-  throw new Error(told?.error?.message ?? `the server answered with ${response.status}`);
+  const message = told?.error?.message ?? `the server answered with ${response.status}`;
+  throw Object.assign(new Error(message), { type: told?.error?.type });
 }

@@ -15,24 +15,32 @@ def test_only_seconds_in_which_a_token_is_owed_count() -> None:
     clock = ProgressClock(BORNE, at)
     clock.note_opened()
     at.now = 2 * BORNE.progress
-    assert not clock.advance(owes_token=False, opened=True)
+    assert not clock.advance(at.now, owes_token=False, opened=True)
     at.now += BORNE.progress
-    assert not clock.advance(owes_token=True, opened=True)
+    assert not clock.advance(at.now, owes_token=True, opened=True)
     clock.restart()
     at.now += BORNE.progress + 1
-    assert clock.advance(owes_token=True, opened=True) == BORNE.progress
+    said = clock.advance(at.now, owes_token=True, opened=True)
+    assert said == f"has generated no token for {BORNE.progress:.0f} s"
     assert clock.stalled
+
+
+def test_a_target_that_says_nothing_is_left_though_it_owes_no_token() -> None:
+    at = Clock(BORNE.silence)
+    clock = ProgressClock(BORNE, at)
+    assert not clock.advance(0.0, owes_token=False, opened=True)
+    assert "sent nothing for" in clock.advance(-0.1, owes_token=False, opened=True)
 
 
 def test_a_target_that_was_left_has_its_time_of_silence_again() -> None:
     at = Clock(0.0)
     clock = ProgressClock(BORNE, at)
     at.now = BORNE.progress + 1
-    assert clock.advance(owes_token=True, opened=True)
+    assert clock.advance(at.now, owes_token=True, opened=True)
     at.now += BORNE.silence
-    assert not clock.advance(owes_token=True, opened=True)
+    assert not clock.advance(at.now, owes_token=True, opened=True)
     at.now += 1
-    assert clock.advance(owes_token=True, opened=True)
+    assert clock.advance(at.now, owes_token=True, opened=True)
     clock.restart()
     assert not clock.stalled
 
@@ -43,11 +51,11 @@ def test_a_line_may_be_long_and_who_comes_out_of_it_is_not_late(evicted: bool) -
     clock = ProgressClock(BORNE, at)
     clock.evicted = evicted
     at.now = MAX_QUEUE_SECONDS
-    assert not clock.advance(owes_token=True, opened=evicted)
+    assert not clock.advance(at.now, owes_token=True, opened=evicted)
     clock.note_opened()
-    assert not clock.advance(owes_token=True, opened=True)
+    assert not clock.advance(at.now, owes_token=True, opened=True)
     at.now += BORNE.silence + 1
-    assert clock.advance(owes_token=True, opened=True)
+    assert clock.advance(at.now, owes_token=True, opened=True)
 
 
 def test_the_clock_of_progress_is_slower_than_a_step_of_any_target() -> None:

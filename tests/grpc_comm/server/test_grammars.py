@@ -14,7 +14,7 @@ import pytest
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.security import SecurityOptions
-from grpc_comm.server import stream
+from grpc_comm.server import sender
 from inference.errors import InvalidRequest
 from inference.order import Decode
 from inference.sampling import Grammar, GrammarKind, SamplingParams
@@ -108,7 +108,7 @@ def test_endless_grammars_are_refused_and_texts_of_all_keys_go_on_meanwhile(
 
 
 def test_who_waits_for_a_check_gets_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(sender, "HEARTBEAT_SECONDS", 0.02)
     engine, gate = pairs.engine(pairs.decoder(1), rows=1, rules=pairs.grammars()), Event()
     monkeypatch.setattr(engine.rules, "check", lambda params: gate.wait(WAIT))
     with (

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.engine.calibration import HIGHEST, Calibration, Claims
+from inference.engine.calibration import HIGHEST, Calibration
 from inference.engine.tuning import TUNING
+
+
+def observe(
+    record: Calibration, claimed: float, taken: bool, depth: int = 1, proposer: int = 0
+) -> None:
+    """Record a claim for one child, and whether the target took it."""
+    record.observe([int(taken)] * depth, [{}] * (depth - 1) + [{proposer: {1: claimed}}])
 
 
 def after(claimed: float, taken: float, times: int = 400, depth: int = 1) -> Calibration:
@@ -17,7 +22,7 @@ def after(claimed: float, taken: float, times: int = 400, depth: int = 1) -> Cal
     record = Calibration()
     for index in range(times):
         came = int((index + 1) * taken) > int(index * taken)
-        record.observe(Claims(0, depth, 1, claimed, came))
+        observe(record, claimed, came, depth=depth)
     return record
 
 
@@ -52,14 +57,14 @@ def test_kinds_of_proposers_and_depths_have_records_of_their_own() -> None:
 def test_a_record_fades() -> None:
     record = after(1.0, 0.0)
     for _ in range(1200):
-        record.observe(Claims(0, 1, 1, 1.0, True))
+        observe(record, 1.0, True)
     assert record.factor(0, 1) > 0.95
 
 
 def test_a_record_fades_by_the_children_that_were_named_and_not_by_messages() -> None:
     many, one = after(1.0, 0.0), after(1.0, 0.0)
-    many.observe(Claims(0, 1, 5000, 1.0, True))
-    one.observe(Claims(0, 1, 1, 1.0, True))
+    many.observe([0], [{0: dict.fromkeys(range(5000), 1 / 5000)}])
+    observe(one, 1.0, True)
     assert many.factor(0, 1) == pytest.approx(
         (TUNING.caution * TUNING.caution_weight + 1) / (TUNING.caution_weight + 1), abs=0.01
     )
@@ -75,14 +80,6 @@ def test_a_trusted_chance_is_a_chance_and_never_certain(
 ) -> None:
     record = Calibration()
     for proposer, depth, claim, taken in seen:
-        record.observe(Claims(proposer, depth, 1, claim, taken))
+        observe(record, claim, taken, depth=depth, proposer=proposer)
     for depth in (1, 3, 9):
         assert 0 <= record.trusted(0, depth, claimed) <= HIGHEST
-
-
-def test_a_random_record_ends_near_the_truth() -> None:
-    record, dice = Calibration(), random.Random(1)
-    for _ in range(3000):
-        claimed = dice.random()
-        record.observe(Claims(0, 2, 1, claimed, dice.random() < 0.6 * claimed))
-    assert record.factor(0, 2) == pytest.approx(0.6, abs=0.1)

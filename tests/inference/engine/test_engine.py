@@ -12,8 +12,9 @@ from typing import NamedTuple
 import pytest
 
 from inference.backends import Segment
+from inference.candidates import ProposalStream
 from inference.engine.engine import Engine
-from inference.engine.events import Commit
+from inference.engine.forward import Commit
 from inference.engine.session import Session
 from inference.engine.tuning import TUNING
 from inference.errors import Busy, LimitExceeded, Unavailable
@@ -54,7 +55,7 @@ WAIT = 20.0
 def waited(engine: Engine, session: Session) -> Session:
     """The session, once a thread has brought it to its end."""
     changed = threading.Event()
-    engine.listen(session, engine.join(session), changed.set)
+    engine.listen(engine.join(session), changed.set)
     while engine.progress(session, session.prompt_length).end is End.NOT:
         assert changed.wait(WAIT)
         changed.clear()
@@ -129,7 +130,7 @@ def test_an_unknown_token_is_refused_and_everything_else_is_only_a_hint() -> Non
         named = chain(LAST, [token])
         assert_refused(partial(engine.append, session, stream, named), [f"id {token}"])
     engine.append(session, stream, chain(40, [1, 2]))
-    engine.append(session, stream + 7, chain(LAST, [1, 2]))
+    engine.append(session, ProposalStream(), chain(LAST, [1, 2]))
     engine.leave(session, stream)
     engine.append(session, stream, chain(LAST, [1, 2]))
     engine.close(session)
@@ -571,7 +572,7 @@ def test_a_fault_ends_the_session_it_is_in_and_no_other() -> None:
     sessions = together(engine, [[1, 2, number] for number in (10, 20, 30)], 10)
     woken = threading.Event()
     engine.append(sessions[1], engine.join(sessions[1]), chain(2, [FAULTY]))
-    engine.listen(sessions[1], engine.join(sessions[1]), woken.set)
+    engine.listen(engine.join(sessions[1]), woken.set)
     run_dry(engine)
     assert [text_of(session) for session in (sessions[0], sessions[2])] == [
         own_text([1, 2, number], 10) for number in (10, 30)
@@ -639,7 +640,7 @@ def test_a_listener_hears_of_tokens_and_ends_until_its_stream_leaves() -> None:
     engine, _, _ = exact_engine()
     session, heard = asked(engine, PROMPT, 3), list[int]()
     stream = engine.join(session)
-    engine.listen(session, stream, lambda: heard.append(session.length))
+    engine.listen(stream, lambda: heard.append(session.length))
     run_dry(engine)
     assert heard == [4, 5, 6]
     engine.leave(session, stream)

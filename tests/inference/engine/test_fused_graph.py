@@ -321,14 +321,14 @@ class Graph:
         self._timed(model, "choose", cost)
         self._timed(model, "rounds", self._round)
         self._timed(model.draft, "choose", lambda rows, nodes: cost(rows, 1) / 4)
-        shapes = product(range(1, 5), (1, 2, 4, 8, 16, 32))
+        known = {shape: cost(*shape) for shape in product(range(1, 5), (1, 2, 4, 8, 16, 32))}
         self.engine = Engine(
             model,
             sequence_length=LONG,
             max_tree_nodes=1 + DEPTH,
             vocabulary=VOCABULARY,
-            times=Times({shape: cost(*shape) for shape in shapes}, measured=True),
-            graphs=GraphRounds(model),
+            times=Times(known, measured=True),
+            graphs=GraphRounds(model, known),
             clock=self.clock,
         )
 

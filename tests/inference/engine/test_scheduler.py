@@ -127,10 +127,10 @@ def session(*chances: float, length: int = 3, pace: Pace = Pace.GO_ON, end: int 
     """A session that decodes, with a candidate of each chance below its root."""
     made = Session(list(range(length)), SamplingParams(), "", 1000, Calibration())
     made.set_order(Decode(end, pace=pace, credit=500))
-    made.candidates.join(1)
+    stream = made.candidates.join()
     tokens = [500 + index for index in range(len(chances))]
     said = Nodes(length - 1, 0, [0] * len(chances), tokens, chances)
-    made.candidates.append(1, said, lambda who, depth, claimed: claimed)
+    made.candidates.append(stream, said, lambda who, depth, claimed: claimed)
     return made
 
 
@@ -172,7 +172,7 @@ def test_a_session_that_waits_does_not_hold_up_one_that_goes_on() -> None:
 def test_a_forward_is_no_deeper_than_what_may_be_committed() -> None:
     line = session(end=6)
     said = chain(2, range(500, 509), 1.0)
-    line.candidates.append(1, said, lambda who, depth, claimed: claimed)
+    line.candidates.append(line.candidates.streams[0], said, lambda who, depth, claimed: claimed)
     assert sizes_of(turns(flat).next(trees(line))) == [3]  # and a token of the target's own
 
 

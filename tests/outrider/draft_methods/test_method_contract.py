@@ -108,8 +108,8 @@ def test_a_draft_on_a_clients_machine_makes_the_targets_own_text(
     options = DraftRole(draft=name, **OPTIONS, **FLAGS[name](tmp_path))
     found = find_draft(options).settled(options)
     assert found.tokenizer.fingerprint() == Tokenizer(EMBEDDED / "target").fingerprint()
-    assert found.sequence_length(LENGTH) == LENGTH
-    assert found.fingerprint() == find_draft(options).settled(options).fingerprint()
+    assert found.model.sequence_length(LENGTH) == LENGTH
+    assert found.model.fingerprint() == find_draft(options).settled(options).model.fingerprint()
     draft = found.load(options, Capacity(1, LENGTH, 300, 256))._replace(grammars=grammars())
     engine = load_served(TargetRole(batch=1, **OPTIONS)).engine
     for params, text in zip(SAMPLINGS, own, strict=True):

@@ -171,17 +171,15 @@ def test_a_run_of_other_prompts_or_models_is_refused(
     run(*again).assert_failed("other prompts", "own.jsonl/chat/two turns")
 
 
-def test_a_run_that_has_ended_is_replaced_where_that_is_asked_for(tmp_path: Path) -> None:
-    plan, other = plan_of({"a": 1}, {}), plan_of({"a": 2}, {})
+def test_a_run_is_resumed_or_replaced_where_that_is_asked_for(tmp_path: Path) -> None:
+    plan, other = plan_of({"a": 1}, []), plan_of({"a": 2}, [])
     with opened(tmp_path, plan) as journal:
         journal.write("start", {"load": 1})
-    unfinished = opened(tmp_path, other, replace_finished=True)
-    assert_refused(unfinished.__enter__, ["a 1, then 2"])
-    with opened(tmp_path, plan, replace_finished=True) as journal:
-        assert journal.run.starts == [{"load": 1}]
-        journal.write("end", {})
-    with opened(tmp_path, other, replace_finished=True) as journal:
-        assert journal.run.starts == []
+    assert_refused(opened(tmp_path, other).__enter__, ["a 1, then 2"])
+    with opened(tmp_path, plan) as journal:
+        assert journal.starts == [{"load": 1}]
+    with opened(tmp_path, other, anew=True) as journal:
+        assert journal.starts == []
     found = read_run(tmp_path / NAME)
     assert found is not None
     assert found.plan == other

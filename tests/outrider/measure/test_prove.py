@@ -12,10 +12,9 @@ from inference.backends import Model
 from inference.times_file import find_profile
 from outrider.measure.arms import BASELINE
 from outrider.measure.commands import prove
-from outrider.measure.figures import summarise
-from outrider.measure.graph_times import GraphTime, fit, time_graphs, times_table
+from outrider.measure.figures import Interval, summarise
+from outrider.measure.graph_times import GraphTimes, time_graphs, times_table
 from outrider.measure.prove import DRAFTED, REPEATS, TEMPERATURES, verdict
-from outrider.measure.statistics import Interval
 from tests.outrider.measure.texts import key, record, rows
 from tests.support.refusals import assert_usage_error
 
@@ -51,10 +50,10 @@ def test_every_text_of_the_embedded_pair_equals_target_only_at_each_temperature(
 
 def test_the_profile_of_a_proof_is_one_that_a_target_emulates(proved: Path) -> None:
     times = [one for one in read(proved)["times"] if one["seconds"]]
-    least = min(times, key=lambda one: (one["padded_rows"], one["padded_nodes"]))
+    least = min(times, key=lambda one: (one["rows"], one["nodes"]))
     emulated = find_profile(str(proved / "profile.json"))
-    assert emulated.seconds(1, 1, 0) == least["seconds"]["median"]
-    assert set(emulated.nodes) == {one["padded_nodes"] for one in times}
+    assert emulated.seconds(1, 1, 0) == least["seconds"]["value"]
+    assert set(emulated.nodes) == {one["nodes"] for one in times}
 
 
 @pytest.mark.parametrize(
@@ -81,30 +80,34 @@ def test_a_text_that_differs_proves_nothing_and_a_slow_one_is_no_failure() -> No
     assert "target-only is fastest" in slow[1]
 
 
-def timed(*seconds: tuple[int, int, float]) -> list[GraphTime]:
-    return [GraphTime((a, b), (a, b), Interval(one, one, one)) for a, b, one in seconds]
+def timed(*seconds: tuple[int, int, float]) -> GraphTimes:
+    return GraphTimes({(a, b): Interval(one, one, one) for a, b, one in seconds}, {})
 
 
 def test_a_fit_finds_the_parts_of_a_forward_pass_again() -> None:
     shapes = ((1, 1), (1, 16), (1, 64), (4, 16), (1, 256))
-    times = timed(*((a, b, 0.03 + 0.001 * a + 0.0002 * a * b) for a, b in shapes))
-    found = fit(times)
+    found = timed(*((a, b, 0.03 + 0.001 * a + 0.0002 * a * b) for a, b in shapes)).fit()
     assert found is not None
     assert found[:3] == pytest.approx((0.03, 0.001, 0.0002))
     assert found.error < 1e-6
-    assert fit(times[:2]) is None
+    assert timed((1, 1, 0.1), (1, 16, 0.2)).fit() is None
     # a quick row would be negative: it is none, and nothing else becomes negative for it
-    quick = fit(timed(*((a, b, 0.03 - 0.001 * a + 0.0002 * a * b) for a, b in shapes)))
+    quick = timed(*((a, b, 0.03 - 0.001 * a + 0.0002 * a * b) for a, b in shapes)).fit()
     assert quick is not None
     assert min(quick[:3]) >= 0
 
 
-def test_a_shape_that_fails_keeps_its_own_reason_and_is_in_no_fit() -> None:
-    failed = GraphTime((4, 16), (4, 16), None, "out of memory")
-    lines = times_table([*timed((1, 1, 0.03)), failed], None, "trn1")
+def test_a_shape_that_fails_has_its_own_reason_and_no_seconds() -> None:
+    times = timed((1, 1, 0.03))._replace(failures={(4, 16): "out of memory"})
+    lines = times_table(times, None, "trn1")
     assert any(line.endswith("out of memory") for line in lines)
     assert "256 GB/s" in lines[-1]
-    assert failed.record()["seconds"] is None
+    assert times.record()[1] == {
+        "rows": 4,
+        "nodes": 16,
+        "seconds": None,
+        "failure": "out of memory",
+    }
 
 
 class Counting:
@@ -122,8 +125,9 @@ class Counting:
 
 def test_only_what_was_measured_is_called_measured() -> None:
     model: Model = Counting()  # type: ignore[assignment]
-    found = {one.shape: one for one in time_graphs(model, 512)}
-    assert found[1, 16].seconds is not None
-    assert found[1, 64].failure == "no graph of 64 nodes"
-    assert found[4, 16].failure == "the target was loaded with 1 rows"
-    assert found[1, 128].failure == ""
+    found = time_graphs(model, 512)
+    assert found.seconds.keys() == {(1, 1), (1, 16), (1, 128)}
+    assert found.failures == {
+        (1, 64): "no graph of 64 nodes",
+        (4, 16): "the target was loaded with 1 rows",
+    }

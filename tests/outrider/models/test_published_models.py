@@ -1,8 +1,7 @@
-"""Published drafts: which fit a target, and that nothing is fetched without a yes."""
+"""Published drafts: which fit a target, and which are fetched."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from huggingface_hub import constants, file_download
 
 from grpc_comm.translate import Description
-from inference.errors import InvalidRequest, Mismatch
+from inference.errors import Mismatch
 from inference.text import Tokenizer
 from inference.tokenizer_settings import TokenizerIdentity
 from outrider.models.directories import EMBEDDED
@@ -20,7 +19,6 @@ from outrider.models.models_here import ModelHere
 from outrider.models.published_models import (
     PublishedModel,
     fetch,
-    fetch_agreed,
     judged,
     published_for,
 )
@@ -44,13 +42,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
         yield tmp_path / "hub"
-
-
-def answer(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    """Let a user at a terminal answer with this line."""
-    stdin = io.StringIO(line)
-    monkeypatch.setattr(stdin, "isatty", lambda: True)
-    monkeypatch.setattr("sys.stdin", stdin)
 
 
 def here(name: str = "draft", **changes: Any) -> ModelHere:
@@ -94,29 +85,8 @@ def test_a_published_draft_that_is_here_is_not_offered_again() -> None:
     assert published_for("Qwen2.5-Coder-7B", [again]) == others
 
 
-@pytest.mark.parametrize("line", ["n\n", "\n"])
-def test_nothing_is_fetched_without_a_yes(
-    line: str, hub: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer(monkeypatch, line)
-    fetch_agreed([OPEN], EMBEDDED_TOKENIZER)
-    assert not hub.exists()
-
-
-def test_nothing_is_fetched_where_nobody_can_be_asked(
-    hub: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    with pytest.raises(InvalidRequest, match="cannot ask"):
-        fetch_agreed([OPEN], EMBEDDED_TOKENIZER)
-    assert not hub.exists()
-
-
-def test_a_yes_fetches_what_has_the_targets_tokenizer(
-    hub: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer(monkeypatch, "y\n")
-    fetch_agreed([OPEN], EMBEDDED_TOKENIZER)
+def test_a_draft_with_the_targets_tokenizer_is_fetched(hub: Path) -> None:
+    fetch(OPEN, EMBEDDED_TOKENIZER)
     assert list(hub.glob("**/*.safetensors"))
 
 
@@ -128,10 +98,7 @@ def test_a_gguf_file_is_fetched_with_its_checkpoints_tokenizer_beside() -> None:
     }
 
 
-def test_no_weights_of_another_tokenizer_are_fetched(
-    hub: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer(monkeypatch, "y\n")
+def test_no_weights_of_another_tokenizer_are_fetched(hub: Path) -> None:
     with pytest.raises(Mismatch, match="acme/open is not downloaded"):
-        fetch_agreed([OPEN], TokenizerIdentity("another"))
+        fetch(OPEN, TokenizerIdentity("another"))
     assert not list(hub.glob("**/*.safetensors"))

@@ -60,7 +60,7 @@ sys.exit(main())
 def running_fleet(*flags: str) -> Iterator[RunningFleet]:
     """`outrider deploy ray` with these flags, which scales within seconds, until the block ends."""
     port = 20_000 + os.getpid() % 10_000  # a free one of the system's may be taken until Ray is up
-    words = ["-c", IMPATIENT, "deploy", "ray", "--port", str(port), "--cpus", "0.5", *flags]
+    words = ["-c", IMPATIENT, "deploy", "ray", "--port", str(port), *flags]
     with subprocess.Popen(
         [sys.executable, *words],
         cwd=ROOT,

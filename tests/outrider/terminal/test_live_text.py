@@ -1,4 +1,4 @@
-"""What is said while a text is made stands below it on a terminal, and never within it."""
+"""Messages stand before or below a text on a terminal, and never within it."""
 
 from __future__ import annotations
 
@@ -7,58 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from inference.command import glance, say
+from inference.command import say
 from inference.proposer import MODEL
 from outrider.terminal.live_text import LiveText, in_colour
 from outrider.text.pieces import Piece
 from tests.support.terminal import Terminal
 
 
-def wrapped(text: str, width: int) -> str:
-    """The text as it stands on a terminal."""
-    screen = Terminal(width, 200)
-    screen.write(text)
-    return screen.everything
-
-
-TEXTS = {
-    "lines": "def f(x):\n    return x\n\nprint(f(3))\n" * 4,
-    "long lines": "a line that is longer than the terminal is wide, twice over\n" * 4,
-    "full width": ("x" * 20 + "y" * 20 + "\n") * 3,
-    "wide letters": "日本語のテキストは幅が広いので折り返し\n" * 4,
-    "tabs": "\tif x:\n\t\treturn\n" * 5,
-}
-
-
-@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
-def test_a_text_is_whole_whatever_is_said_while_it_is_made(terminal: Terminal, text: str) -> None:
-    text = text.expandtabs(8)
-    with terminal, LiveText(coloured=True) as show:
-        for at, letter in enumerate(text):
-            show(Piece(letter, MODEL))
-            if at % 3 == 0:
-                glance(f"{at} 語 and more than fits into the width\nsecond\nthird")
-        say("it went away")
-    assert terminal.everything == wrapped(f"{text}\nit went away", 20)
-
-
-def test_the_latest_state_stands_below_the_text(terminal: Terminal) -> None:
+def test_a_status_stands_in_place_of_the_text_until_it_begins(terminal: Terminal) -> None:
     with terminal, LiveText(coloured=False) as show:
-        assert terminal.shown[1] == "waiting for the fir"
+        assert terminal.shown[0] == "waiting for the firs"
+        say("loaded")
+        assert terminal.shown[:2] == ["loaded", "waiting for the firs"]
         show(Piece("some\nte", MODEL))
-        glance("first")
-        glance("second, longer than the screen")
+        say("it went away")
         show(Piece("xt"))
-        assert terminal.shown == ["some", "text", "second, longer than", "", "", ""]
-    assert terminal.everything == "some\ntext"
-
-
-def test_a_changed_width_is_followed(terminal: Terminal) -> None:
-    with terminal, LiveText(coloured=False) as show:
-        show(Piece("text", MODEL))
-        terminal.width = 12
-        glance("longer than twelve")
-        assert terminal.shown[:2] == ["text", "longer than"]
+        assert terminal.everything == "loaded\nsome\ntext"
+    assert terminal.everything == "loaded\nsome\ntext\nit went away"
 
 
 def test_a_terminal_that_cannot_move_its_cursor_is_told_after_the_text(
