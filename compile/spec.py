@@ -35,14 +35,6 @@ class CompileSpec(CompiledTarget):
         for name, allowed in (("target", TARGETS), ("dtype", DTYPES)):
             if (value := getattr(self, name)) not in allowed:
                 raise InvalidRequest(f"--{name} {value}: one of {', '.join(allowed)} is needed")
-        for name in ("vocabulary", "rows", "max_tree_nodes", "tensor_parallel"):
-            if (value := getattr(self, name)) < 1:
-                raise InvalidRequest(f"--{name} {value}: at least 1 is needed")
-        if self.sequence_length < 2:
-            raise InvalidRequest(
-                f"--sequence_length {self.sequence_length}: prompt and output need two tokens at "
-                "least"
-            )
         check_target(self.target, self.tensor_parallel)
         if self.rows * self.cache_slots > _MAX_PLACES:
             raise InvalidRequest(

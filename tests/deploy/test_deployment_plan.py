@@ -108,7 +108,6 @@ def test_a_type_has_the_size_that_ec2_describes_and_one_that_it_does_not_is_refu
     assert_refused(lambda: host_size(Aws("us-east-1"), "trn3.48xlarge"), ["trn3"])
 
 
-@pytest.mark.usefixtures("ec2")
-def test_where_awss_image_for_neuron_is_gone_a_host_starts_from_the_base_image() -> None:
+def test_where_awss_image_for_neuron_is_gone_a_host_starts_from_the_base(ec2: Any) -> None:
     host = deployed("trn1.2xlarge", "s3://bkt/a", "0" * 64).host("us-east-1")
     assert with_image(Aws("us-east-1"), host).image_parameter == NEURON_BASE_IMAGE

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from numpy.typing import NDArray
 from torch import nn
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, __version__
 
 from inference.backends.choices import choose_at
 from inference.backends.cuda_graphs import Recorder
@@ -44,23 +43,17 @@ from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 from tests.support.row_independence import assert_rows_are_independent
 
+OLD = __version__ < "5"
 LENGTH, TREE, MADE = 64, 16, 12
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=11), SamplingParams(1.0, seed=2**62 + 5)]
 PROMPT: list[int] = np.random.default_rng(3).integers(0, VOCABULARY, 20).tolist()
 
 
-NEEDS_5 = pytest.mark.skipif(transformers.__version__ < "5", reason="needs transformers 5")
-
-
 def each_of(families: Iterable[str]) -> pytest.MarkDecorator:
+    often = {one: () if one in EVERY_TIME else (pytest.mark.extended,) for one in families}
     return pytest.mark.parametrize(
-        "family", [pytest.param(one, marks=marks_of(one)) for one in families]
+        "family", [pytest.param(one, marks=marks) for one, marks in often.items()]
     )
-
-
-def marks_of(family: str) -> list[pytest.MarkDecorator]:
-    newer = "experts" in FAMILIES[family].has or family not in CONFIG_MAPPING
-    return [pytest.mark.extended] * (family not in EVERY_TIME) + [NEEDS_5] * newer
 
 
 each_family = each_of(FAMILIES)
@@ -74,6 +67,8 @@ each_dense_family = each_of(
 @cache
 def original(family: str) -> Any:
     """The family's tiny model, with weights so large that its choices are far apart."""
+    if OLD and ("experts" in FAMILIES[family].has or family not in CONFIG_MAPPING):
+        pytest.skip("needs transformers 5")
     torch.manual_seed(sorted(FAMILIES).index(family))
     config = AutoConfig.for_model(**config_of(family))
     library = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
@@ -173,10 +168,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(
-    "what", [pytest.param(what, marks=[NEEDS_5] * (what == "a wrong field")) for what in REFUSED]
-)
+@pytest.mark.parametrize("what", REFUSED)
 def test_what_would_be_computed_wrongly_is_refused_by_its_config(what: str, tmp_path: Path) -> None:
+    if OLD and what == "a wrong field":
+        pytest.skip("needs transformers 5")
     fields, shown = REFUSED[what]
     (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
     assert_refused(lambda: read_library_config(tmp_path), shown, UnsupportedModel)
@@ -230,7 +225,6 @@ def test_a_dense_familys_calls_can_be_recorded(family: str, tmp_path: Path) -> N
     assert recorder.replayed == 4
 
 
-@NEEDS_5
 def test_what_cannot_be_recorded_is_run_each_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
