@@ -26,7 +26,7 @@ from deploy.host.user_data import JobSettings, job_script
 from deploy.instance_kind import InstanceKind
 from deploy.instance_price import cost_so_far
 from deploy.launch import Launch
-from deploy.places import SubnetInZone
+from deploy.places import SubnetInZone, with_image
 from deploy.plan import ask_account, cost_rows, find_price, host_rows, plan_text
 from deploy.running_instance import describe_instance, living_instance
 from deploy.stack import StackState, TargetStack
@@ -79,7 +79,7 @@ def job_host(
 
     image, disk_gib: where neither options nor the instance's kind decide
     """
-    return Host(
+    host = Host(
         f"{what}-{secrets.token_hex(4)}",
         aws.region,
         InstanceKind(instance),
@@ -89,6 +89,7 @@ def job_host(
         options.lifetime_hours,
         {"Purpose": "build"},
     )
+    return with_image(aws, host)
 
 
 class Start(NamedTuple):

@@ -24,7 +24,7 @@ from pathlib import Path
 from inference.backends.neuron_sdk import INDEX, WHEELS
 from inference.errors import InvalidRequest
 
-MOST_BYTES = 16_384
+MAX_BYTES = 16_384
 """EC2 takes no longer user data."""
 METRICS_PORT = 9100
 """Port of the target's metrics, on the host alone. The idle timer reads it."""
@@ -123,10 +123,10 @@ def user_data(settings: HostSettings) -> str:
         for name, content in files.items()
     )
     script = _script(settings, values, printing, "setup.sh")
-    if len(script.encode()) > MOST_BYTES:
+    if len(script.encode()) > MAX_BYTES:
         raise InvalidRequest(
             f"the host's flags make its user data {len(script.encode())} bytes long; EC2 takes "
-            f"{MOST_BYTES}"
+            f"{MAX_BYTES}"
         )
     return script
 
