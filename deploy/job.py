@@ -26,7 +26,7 @@ from deploy.host.user_data import JobSettings, job_script
 from deploy.instance_kind import InstanceKind
 from deploy.instance_price import cost_so_far
 from deploy.launch import Launch
-from deploy.places import SubnetInZone
+from deploy.places import SubnetInZone, with_image
 from deploy.plan import ask_account, cost_rows, find_price, host_rows, plan_text
 from deploy.running_instance import describe_instance, living_instance
 from deploy.stack import StackState, TargetStack
@@ -55,7 +55,7 @@ class HostJob:
         return f"builds-of/{self.host.name}"
 
     def read(self, aws: Aws, name: str) -> bytes | None:
-        """A file that the instance has reported; None where there is none."""
+        """A file that the instance has reported; None if there is none."""
         return HostBucket(aws, self.bucket).read(f"{self.reports}/{name}")
 
     def results(self, aws: Aws) -> dict[str, bytes]:
@@ -79,7 +79,7 @@ def job_host(
 
     image, disk_gib: where neither options nor the instance's kind decide
     """
-    return Host(
+    host = Host(
         f"{what}-{secrets.token_hex(4)}",
         aws.region,
         InstanceKind(instance),
@@ -89,6 +89,7 @@ def job_host(
         options.lifetime_hours,
         {"Purpose": "build"},
     )
+    return with_image(aws, host)
 
 
 class Start(NamedTuple):
@@ -100,7 +101,7 @@ class Start(NamedTuple):
 
 def prepare(aws: Aws, job: HostJob, *, dry_run: bool, confirmed: bool) -> Start | None:
     """Print the plan, ask unless it is confirmed, and put into the bucket what the instance needs.
-    Returns None where nothing is to be started.
+    Returns None if nothing is to be started.
     """
     host = job.host
     account = ask_account(aws, host)
@@ -155,7 +156,7 @@ def ask() -> bool:
 
 
 def _remove(aws: Aws, job: HostJob) -> None:
-    """Remove the job's stack and secrets, and say what the instance has cost."""
+    """Remove the job's stack and secrets, and print what the instance has cost."""
     stack = TargetStack(aws, job.host.stack)
     try:
         state = stack.state()

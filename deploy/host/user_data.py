@@ -10,8 +10,7 @@ fails, and always powers the host off. In the bucket of a job lie:
     REPORTS/log.txt       all that was printed
     REPORTS/results/      the files that the commands left in RESULTS
 
-Every value reaches the shell quoted. Their forms were checked where users give them
-(deploy/commands/options.py).
+Every value is quoted for the shell. Flags check their forms (deploy/commands/options.py).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from pathlib import Path
 from inference.backends.neuron_sdk import INDEX, WHEELS
 from inference.errors import InvalidRequest
 
-MOST_BYTES = 16_384
+MAX_BYTES = 16_384
 """EC2 takes no longer user data."""
 METRICS_PORT = 9100
 """Port of the target's metrics, on the host alone. The idle timer reads it."""
@@ -82,7 +81,7 @@ class HostSettings(Installation):
 
     @property
     def target_options(self) -> dict[str, FlagValue]:
-        """The target's options, as they stand in its file on the host."""
+        """Return the content of the target's file of options on the host."""
         options: dict[str, FlagValue] = {
             **self.flags,
             "role": "target",
@@ -103,7 +102,7 @@ class HostSettings(Installation):
 
 
 def user_data(settings: HostSettings) -> str:
-    """The script of a target's host. Raises InvalidRequest where it is longer than EC2 takes."""
+    """The script of a target's host. Raises InvalidRequest if it is longer than EC2 takes."""
     certificate, key, keys_file = settings.secrets
     values = {
         "artifact_store": settings.artifact_store,
@@ -124,10 +123,10 @@ def user_data(settings: HostSettings) -> str:
         for name, content in files.items()
     )
     script = _script(settings, values, printing, "setup.sh")
-    if len(script.encode()) > MOST_BYTES:
+    if len(script.encode()) > MAX_BYTES:
         raise InvalidRequest(
             f"the host's flags make its user data {len(script.encode())} bytes long; EC2 takes "
-            f"{MOST_BYTES}"
+            f"{MAX_BYTES}"
         )
     return script
 

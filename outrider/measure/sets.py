@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from pydantic import TypeAdapter, ValidationError
 
 from inference.errors import InvalidRequest
-from outrider.options.groups import PromptOptions
+from outrider.options.groups import TextOptions
 from outrider.text.prompts import read_prompts
 
 SMALL = Path(__file__).parent / "small"
@@ -71,7 +71,7 @@ class Item(NamedTuple):
 
 def read_lines(path: str | None) -> list[Item]:
     """The lines of a file as prompts, by their numbers; without a file PROMPTS."""
-    lines = PROMPTS if path is None else read_prompts(PromptOptions(prompt_text=path))
+    lines = PROMPTS if path is None else read_prompts(TextOptions(prompt_text=path))
     return [Item("", "text", str(number), (text,)) for number, text in enumerate(lines)]
 
 
