@@ -72,6 +72,9 @@ def test_where_the_model_agrees_both_together_are_surer_than_the_model() -> None
     assert both[1] > alone[1]
     assert both[2] <= alone[2]
     assert sum(both.values()) < 1
+    sure, unlikely = {1: 0.95, 2: 0.95}, {1: 0.1}
+    assert 0.9 < known.together(joint_features(sure, sure)[1]).sum() < 1
+    assert known.together(joint_features(unlikely, {})[1]).sum() < 0.5
 
 
 def test_what_a_context_is_worth_is_learnt() -> None:
