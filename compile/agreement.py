@@ -1,10 +1,10 @@
-"""The check that two models agree: a compiled graph with the eager model that it was made from, and
-a device with the host.
+"""The check that two models agree: a compiled graph with its eager model, and a device with the
+host.
 
-Both models get the same calls: random trees above a random context, each row sampled in another
-way. Their choices may differ in the few near-ties that rounding decides. Of a graph the keys,
-values, features and log-probabilities are compared, too, and no bit of a root's may depend on the
-nodes and rows beside it: otherwise candidates would change the text.
+Both models get the same calls: random trees above a random context, each row with other sampling
+parameters. Their choices may differ in the few near-ties that rounding decides. A graph's keys,
+values, features and log-probabilities are compared, too, and no bit of a root's results may depend
+on other nodes and rows: otherwise candidates would change the text.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Agreement:
     how: str  # what was compared, in words
     equal: int
     total: int
-    first: str = ""  # the first that differs; empty where none does
+    first: str = ""  # the first that differs; empty if none does
 
     def is_enough(self, share: float = 0.03) -> bool:
         """Whether at most this share differs, or one choice: in bfloat16 about 1 in 100 choices

@@ -1,4 +1,4 @@
-"""AWS as this account sees it: clients of its services, and its refusals as our errors."""
+"""AWS's services for this account, with AWS's errors translated to ours."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _THROTTLED = {
 
 
 class AwsDown(Unavailable):
-    """AWS answers nothing: no credentials, refused ones, or no way there."""
+    """AWS cannot be used: no credentials, rejected ones, or no connection."""
 
 
 class Aws:
@@ -135,6 +135,6 @@ def _refusal(error: Any, start: str) -> OutriderError:
 
 
 def error_code(error: Exception) -> str:
-    """AWS's own name of an error; empty where none came from there."""
+    """AWS's own name of an error; empty if none came from there."""
     response: dict[str, Any] = getattr(error, "response", None) or {}
     return str(response.get("Error", {}).get("Code", ""))

@@ -1,5 +1,5 @@
-"""The spec of a build: one flat record, which is valid or is not made. It knows shapes, not devices
-or compilers.
+"""The spec of a build: one flat record, validated when it is created. It has shapes, and nothing
+about devices or compilers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The bucket that hosts read Outrider and artefacts from, and the wheel of this very Outrider that
-is put there. It outlives its targets.
-"""
+"""The bucket from which hosts read artefacts and Outrider's wheel. It outlives its targets."""
 
 from __future__ import annotations
 
@@ -71,7 +69,7 @@ class HostBucket:
         return f"s3://{self.name}/{key}"
 
     def read(self, key: str) -> bytes | None:
-        """A small object; None where it does not exist."""
+        """A small object; None if it does not exist."""
         with aws_refusals():
             try:
                 content: bytes = self._client.get_object(Bucket=self.name, Key=key)["Body"].read()
@@ -100,7 +98,7 @@ _SOURCE = Path(__file__).parents[1]
 
 
 def build_wheel(directory: Path) -> Path:
-    """Build the wheel of the checkout that this runs from, by pip. Raises InvalidRequest where this
+    """Build the wheel of the checkout that this runs from, by pip. Raises InvalidRequest if this
     is no checkout, or pip fails.
     """
     if not (_SOURCE / "pyproject.toml").is_file():

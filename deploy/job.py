@@ -54,7 +54,7 @@ class HostJob:
         return f"builds-of/{self.host.name}"
 
     def read(self, aws: Aws, name: str) -> bytes | None:
-        """A file that the instance has reported; None where there is none."""
+        """A file that the instance has reported; None if there is none."""
         return HostBucket(aws, self.bucket).read(f"{self.reports}/{name}")
 
 
@@ -92,7 +92,7 @@ class Start(NamedTuple):
 
 def prepare(aws: Aws, job: HostJob, *, dry_run: bool, confirmed: bool) -> Start | None:
     """Print the plan, ask unless it is confirmed, and put into the bucket what the instance needs.
-    Returns None where nothing is to be started.
+    Returns None if nothing is to be started.
     """
     host = job.host
     account = ask_account(aws, host)
@@ -147,7 +147,7 @@ def ask() -> bool:
 
 
 def _remove(aws: Aws, job: HostJob) -> None:
-    """Remove the job's stack and secrets, and say what the instance has cost."""
+    """Remove the job's stack and secrets, and print what the instance has cost."""
     stack = TargetStack(aws, job.host.stack)
     try:
         state = stack.state()

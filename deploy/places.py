@@ -44,7 +44,7 @@ def places_for(aws: Aws, instance: InstanceKind, subnet: str | None) -> list[Sub
 
     subnet: the only one to try; None takes the default subnets of the region's zones
 
-    Raises InvalidRequest where there is none.
+    Raises InvalidRequest if there is none.
     """
     offered = _offered_zones(aws, instance)
     query: dict[str, object] = {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
@@ -70,7 +70,7 @@ def places_for(aws: Aws, instance: InstanceKind, subnet: str | None) -> list[Sub
 
 
 def _offered_zones(aws: Aws, instance: InstanceKind) -> list[str]:
-    """The zones that offer the instance, by name. Raises InvalidRequest where none does, or EC2
+    """The zones that offer the instance, by name. Raises InvalidRequest if none does, or EC2
     does not know it.
     """
     rows = aws.rows(
@@ -92,7 +92,7 @@ def _offered_zones(aws: Aws, instance: InstanceKind) -> list[str]:
 
 
 def find_image(aws: Aws, parameter: str) -> str:
-    """The id of the machine image that a public parameter holds. Raises InvalidRequest where the
+    """The id of the machine image that a public parameter holds. Raises InvalidRequest if the
     parameter is gone, with those that there are.
     """
     client = aws.client("ssm")

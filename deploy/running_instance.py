@@ -55,12 +55,12 @@ class RunningInstance:
 
     @property
     def ends_at(self) -> str | None:
-        """The time at which the host powers itself off (UTC); None where its tags do not say."""
+        """The time at which the host powers itself off (UTC); None if its tags do not say."""
         return self.tags.get("outrider:ends")
 
 
 def describe_instance(aws: Aws, instance_id: str) -> RunningInstance | None:
-    """The instance; None where EC2 has forgotten it."""
+    """The instance; None if EC2 has forgotten it."""
     client = aws.client("ec2")
     with aws_refusals():
         try:
@@ -113,7 +113,7 @@ class HostProgress(NamedTuple):
 
 
 def run_on_host(aws: Aws, instance_id: str, command: str) -> str:
-    """Run the command on the host and return what it prints. Raises Unavailable where the host does
+    """Run the command on the host and return what it prints. Raises Unavailable if the host does
     not answer (its agent needs a minute or two after the start), or the command fails.
     """
     client = aws.client("ssm")
@@ -149,7 +149,7 @@ def run_on_host(aws: Aws, instance_id: str, command: str) -> str:
 
 
 def progress(aws: Aws, instance_id: str) -> HostProgress:
-    """The progress of the host. Raises Unavailable where it does not answer."""
+    """The progress of the host. Raises Unavailable if it does not answer."""
     state, _, setup = run_on_host(aws, instance_id, PROGRESS).strip().partition("\n")
     step = setup.removeprefix("outrider setup:").strip()
     failed = "FAILED" in step or state == "failed"

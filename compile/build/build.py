@@ -1,5 +1,5 @@
-"""Builds an artefact directory from a spec, stage by stage, through a Builder. A finished stage is
-not built again.
+"""Builds an artefact directory from a spec, stage by stage, with a Builder. A finished stage is not
+built again.
 
 Stages are the weights, each graph, and what needs all graphs. `.build/` in the artefact's directory
 remembers what each was made from, and the hashes of its files. The manifest is written last, when

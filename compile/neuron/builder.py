@@ -43,7 +43,7 @@ _OPTIMISATION = ("-O", "--optlevel")
 
 
 class NeuronBuilder:
-    """A Builder (compile/build/build.py) for trn1 and inf2. Raises InvalidRequest where a model
+    """A Builder (compile/build/build.py) for trn1 and inf2. Raises InvalidRequest if a model
     cannot be divided among the ranks.
 
     draft: the checkpoint of the draft in the graphs, where the spec has one
@@ -188,7 +188,7 @@ def hot_graph(spec: CompileSpec) -> Bucket | None:
     cache, with sampling where there is. A plan of these rows always has it, so a graph added later
     leaves the layout as it is.
 
-    None where weights stay as they are: beside a draft, whose weights this graph does not read.
+    None if weights stay as they are: beside a draft, whose weights this graph does not read.
     """
     if spec.fused is not None:
         return None

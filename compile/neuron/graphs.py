@@ -54,7 +54,7 @@ class _Layout:
     """The layout of weights that all graphs are compiled for."""
 
     graph: CompiledCall  # the one that reads them best so
-    transformer: Any  # LayoutTransformerArtifacts; None where weights are best as they are
+    transformer: Any  # LayoutTransformerArtifacts; None if weights are best as they are
 
 
 class NeuronGraphs:
@@ -105,7 +105,7 @@ class NeuronGraphs:
         return model
 
     def _sdk(self) -> BuildUnits:
-        """The SDK's functions; the platform is told to the SDK before they are imported."""
+        """The SDK's functions; the platform is set before they are imported."""
         with self._tracing:
             if self._units is None:
                 _ = self._tools.sdk
@@ -185,7 +185,7 @@ class NeuronGraphs:
         return _Layout(graph, self._transformer(call, graph))
 
     def _transformer(self, call: GraphCall, graph: CompiledCall) -> Any:
-        """The program that brings weights into the priority graph's layout; None where they are."""
+        """The program that brings weights into the priority graph's layout; None if they are."""
         if graph.artifacts.wrapped_neff_hlo_filepath is None:
             return None
         units = self._sdk()

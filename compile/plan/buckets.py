@@ -20,7 +20,7 @@ _TREES = (1, 4, 16)
 _FEW_TREES = (1, 16)
 _STEP = 64
 _SHORT_CACHE = 1536
-"""Caches of up to so many slots are always read whole: reading half of one saves little."""
+"""Caches of up to this number of slots are always read whole: reading half saves little."""
 SAMPLED = {"both": (False, True), "greedy": (False,), "sampled": (True,)}
 """Whether the graphs of a tree's shape are sampled, by --sampling."""
 

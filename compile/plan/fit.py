@@ -1,5 +1,5 @@
 """Whether a spec fits a rank's memory, and what would: smaller caches, narrower numbers, larger
-devices. What a Neuron device holds beside the tensors is an estimate; none was measured here.
+devices. The memory that a Neuron device needs besides the tensors is estimated, not measured.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ job lie:
     REPORTS/log.txt       all that was printed
     REPORTS/results/      the files that the command left in RESULTS
 
-Every value reaches the shell quoted. Their forms were checked where users give them
-(deploy/commands/options.py).
+Every value is quoted for the shell. Flags check their forms (deploy/commands/options.py).
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class HostSettings(Installation):
 
     @property
     def target_options(self) -> dict[str, FlagValue]:
-        """The target's options, as they stand in its file on the host."""
+        """Return the content of the target's file of options on the host."""
         options: dict[str, FlagValue] = {
             **self.flags,
             "role": "target",
@@ -103,7 +102,7 @@ class HostSettings(Installation):
 
 
 def user_data(settings: HostSettings) -> str:
-    """The script of a target's host. Raises InvalidRequest where it is longer than EC2 takes."""
+    """The script of a target's host. Raises InvalidRequest if it is longer than EC2 takes."""
     certificate, key, keys_file = settings.secrets
     values = {
         "artifact_store": settings.artifact_store,

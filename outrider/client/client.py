@@ -24,7 +24,7 @@ from inference.order import Pace
 from inference.planner.prices import Usage
 from inference.proposer import Proposer
 from inference.text import Tokenizer
-from inference.throttle import Silence, Throttle
+from inference.throttle import Baseline, Throttle
 from outrider.client.connecting import connect_target, target_tokenizer
 from outrider.client.draft_loader import DraftLoader
 from outrider.models.directories import find_tokenizer
@@ -81,7 +81,7 @@ class Client:
         self.budget = RunBudget(billing, options.goal.max_usd)
         self.goal = read_goal(options.goal, billing)
         gc.freeze()  # a garbage collection of all loaded objects takes 0.2 s within a text
-        self._silence = Silence()
+        self._baseline = Baseline()
         self._loader = DraftLoader(self._load)
 
     @property
@@ -168,7 +168,7 @@ class Client:
 
     def _drafter(self) -> Drafter:
         """The draft's thread; throttled if it shares a device with the target."""
-        return on_thread(self._lend, Throttle(self._silence) if self.shares_device else None)
+        return on_thread(self._lend, Throttle(self._baseline) if self.shares_device else None)
 
     def _lend(self, wanted: Callable[[], bool]) -> AbstractContextManager[Sequence[Proposer]]:
         """Lend a row of the draft, once it is loaded; none if loading failed."""

@@ -17,7 +17,7 @@ from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import Policy, RoundProposer
 from inference.errors import InvalidRequest
 from inference.files import cache_directory
-from inference.planner.acceptance import AcceptanceModel, Knowledge
+from inference.planner.acceptance import AcceptanceModel, PairStats
 from inference.planner.acceptance_file import read_acceptance, write_acceptance
 from inference.proposer import Proposer
 from inference.times import Table, Times
@@ -125,22 +125,22 @@ class GrowingRows(Rows[GrowingProposer]):
         target = Times(dict(pair.target.description.times))
         self.round_trip: float = measure_round_trip(pair.target.probe, say)
         learned = _read_learned(pair.learned)
-        knowledge = Knowledge(Times(pair.times), target, learned, self.round_trip)
+        stats = PairStats(Times(pair.times), target, learned, self.round_trip)
         # texts run concurrently: each row learns separately
-        self.knowledge = [deepcopy(knowledge) for _ in range(rows)]
+        self.stats = [deepcopy(stats) for _ in range(rows)]
         shared = None if draft.model is None else DynamicBatcher(draft.model)
         draft = draft._replace(model=shared)
         super().__init__(
             [
-                draft.proposer(row, knowledge, goal.prices(knowledge), copies=copies)
-                for row, knowledge in enumerate(self.knowledge)
+                draft.proposer(row, stats, goal.prices(stats), copies=copies)
+                for row, stats in enumerate(self.stats)
             ]
         )
 
     def steer(self, goal: Goal) -> None:
         """Draft by this goal from now on, also in running texts."""
-        for proposer, knowledge in zip(self.proposers, self.knowledge, strict=True):
-            proposer.prices = goal.prices(knowledge)
+        for proposer, stats in zip(self.proposers, self.stats, strict=True):
+            proposer.prices = goal.prices(stats)
 
     def keep(self) -> None:
         """Write the learned statistics to their file, for the next run: those of the row that
@@ -150,7 +150,7 @@ class GrowingRows(Rows[GrowingProposer]):
         if self._learned is None or not any(sent):
             return
         try:
-            write_acceptance(self.knowledge[sent.index(max(sent))].acceptance, self._learned)
+            write_acceptance(self.stats[sent.index(max(sent))].acceptance, self._learned)
         except OSError as error:
             say(f"note: learned statistics were not stored: {error}")
 

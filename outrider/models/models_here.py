@@ -47,7 +47,7 @@ class ModelHere(NamedTuple):
         return is_gguf(self.directory.name)
 
     def as_flag(self, flag: str) -> dict[str, Any]:
-        """The flag that names the model; the pair that ships here needs none."""
+        """The flag that names the model; the bundled pair needs none."""
         return {} if self.directory.parent == EMBEDDED else {flag: self.name}
 
     def record(self) -> dict[str, object]:

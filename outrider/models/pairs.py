@@ -16,7 +16,7 @@ from outrider.models.models_here import ModelHere
 from outrider.models.published_models import PublishedModel, published_models, stated_parameters
 
 EMBEDDED_PAIR = "embedded"
-"""Short name of the pair that ships here."""
+"""Short name of the bundled pair."""
 
 PROCESSOR_SHARE, GPU_SHARE = 0.6, 0.7
 """Estimated shares of memory that a pair's weights may take. Keys and programs take the rest."""
@@ -57,13 +57,13 @@ class MachineFacts(NamedTuple):
             has = f"this {what} computes bfloat16: checkpoints by torch"
             return has if self.bfloat16 else f"checkpoints by torch; {WITHOUT_LLAMA_CPP}"
         why = "without torch" if not self.torch else "without instructions for bfloat16"
-        return f"{why}, GGUF files by llama.cpp are the quickest here"
+        return f"{why}, GGUF files by llama.cpp are the fastest here"
 
     def computes(self, model: Model) -> bool:
         return self.llama_cpp if model.gguf else self.torch
 
 
-WITHOUT_LLAMA_CPP = f"{install('gguf')} adds 4-bit files, which are smaller and quicker"
+WITHOUT_LLAMA_CPP = f"{install('gguf')} adds 4-bit files, which are smaller and faster"
 
 
 def this_machine() -> MachineFacts:
@@ -179,7 +179,7 @@ def is_called(model: str, short: str, size: str = "") -> bool:
 def listed(machine: MachineFacts) -> Iterator[str]:
     """A line for each short name: sizes of its targets, and the pair for a machine."""
     yield f"{'name':14} {'targets':20} {'here: target, draft':28} {'to fetch':>9}  licence"
-    yield f"{EMBEDDED_PAIR:14} {'-':20} {'the pair that ships here':28} {'-':>9}  apache-2.0"
+    yield f"{EMBEDDED_PAIR:14} {'-':20} {'the bundled pair':28} {'-':>9}  apache-2.0"
     for short, models in short_names().items():
         pair = choose_pair(models, machine)
         able = machine.torch or machine.llama_cpp

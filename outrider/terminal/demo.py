@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 PROFILE, ROUND_TRIP_MS = "llama-3.1-8b-trn1.2xlarge-measured", 20
 EMULATED = (
-    f"emulated: the times are those of Llama-3.1-8B on a trn1.2xlarge {ROUND_TRIP_MS} ms away, by "
-    "published figures; the words are the tiny pair's that ships here"
+    "emulated: forward passes take the published time of Llama-3.1-8B on a trn1.2xlarge, "
+    f"{ROUND_TRIP_MS} ms away; the tiny bundled models write the text"
 )
 NEXT = (
-    "a real pair on this machine: outrider up qwen2.5-coder",
-    "a recording of a real pair: outrider demo --real",
+    "run a real pair on this machine: outrider up qwen2.5-coder",
+    "replay a recording of a real pair: outrider demo --real",
 )
 
 PROMPT = '''class Cache:
@@ -186,7 +186,7 @@ def conclusion(texts: Texts) -> list[str]:
     same = "yes" if alone.token_ids == drafted.token_ids else "no, which is an error of Outrider"
     speed = f"speed-up {alone.seconds / drafted.seconds:.1f}"
     if texts.busy:
-        speed = f"no speed-up: this machine is too busy for a fair one: {texts.busy}"
+        speed = f"this machine is too busy for a fair speed-up: {texts.busy}"
     return [
         f"same text: {same}; {len(drafted.token_ids)} tokens in {drafted.traffic.forwards} forward "
         f"passes with Outrider, {alone.traffic.forwards} without",

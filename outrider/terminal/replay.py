@@ -13,7 +13,7 @@ from outrider.terminal.race import Arrival, Lane, can_race, conclude, show_race
 from outrider.terminal.text_recording import ALONE, FORMAT, OUTRIDER, VERSION
 
 REAL_PAIR = Path(__file__).parent / "data" / "real-pair.json"
-"""The recording that ships here. CONTRIBUTING.md has the commands that make it."""
+"""The bundled recording. CONTRIBUTING.md has the commands that make it."""
 
 Recording = dict[str, Any]
 
@@ -45,7 +45,7 @@ def arrivals_of(recording: Recording) -> list[tuple[float, Arrival]]:
 
 
 def replay_real() -> int:
-    """Replay the recording that ships here. Returns 0."""
+    """Replay the bundled recording. Returns 0."""
     recording = read_recording(REAL_PAIR)
     lanes = [Lane(name, recording["prompt"]) for name in (ALONE, OUTRIDER)]
     show_race(lanes, _replayed(arrivals_of(recording), waits=can_race()))
@@ -67,7 +67,7 @@ def conclusion(recording: Recording) -> list[str]:
         f"speed-up {seconds[ALONE] / seconds[OUTRIDER]:.1f}",
         f"recorded on {recording['date']}: {recording['model']} on {recording['device']}, drafted "
         f"by {recording['draft']} on {recording['machine']}",
-        f"the chat page replays it, too: Open recording, {REAL_PAIR}",
+        f'to replay it on the chat page: "Open recording", {REAL_PAIR}',
     ]
 
 
