@@ -5,6 +5,7 @@
 # make test-all   the slower tiers; CI runs them after make test; the first run builds llama.cpp
 # make shuffled   the tests of make test in a random order; SEED=N repeats one
 # make mutants    20 planted faults, other ones each day, each of which its nearest test file finds
+# make simulate-night  whole systems under faults on N seeds, others for each commit: SEEDS=N START=first
 # make examples   property tests on N times as many examples, drawn anew: EXAMPLES=10
 # They make .venv first; PYTHON chooses the interpreter (3.11 to 3.14).
 # make package    wheel and sdist in dist/, and what publishing tools say of them; see CONTRIBUTING.md
@@ -22,7 +23,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 export PYTHONDONTWRITEBYTECODE :=  # child processes of tests would compile the product each time
 
-.PHONY: demo lint room check test test-all shuffled mutants examples test-isa test-trn1 test-xla test-nxd package licences docs lock proto vendor clean
+.PHONY: demo lint room check test test-all shuffled mutants simulate-night examples test-isa test-trn1 test-xla test-nxd package licences docs lock proto vendor clean
 
 demo: .venv/installed
 	@$(BIN)/python -m outrider demo
@@ -50,6 +51,11 @@ shuffled: .venv/ready
 
 mutants: .venv/ready
 	$(BIN)/python -m tests.mutants
+
+SEEDS = 10000
+START = $(shell printf %d 0x$$(git rev-parse --short=7 HEAD))
+simulate-night: .venv/ready
+	$(BIN)/python -m tests.simulate --seeds $(SEEDS) --start $(START)
 
 EXAMPLES = 10
 examples: .venv/ready

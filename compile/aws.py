@@ -68,13 +68,13 @@ class Aws:
         with aws_refusals():
             return str(self.client("sts").get_caller_identity()["Account"])
 
-    def rows(self, service: str, operation: str, key: str, **asked: Any) -> list[Any]:
+    def rows(self, service: str, operation: str, key: str, **parameters: Any) -> list[Any]:
         """The rows under the key on all pages of a reply."""
         client = self.client(service)
         with aws_refusals():
             if not client.can_paginate(operation):
-                return list(getattr(client, operation)(**asked)[key])
-            pages = client.get_paginator(operation).paginate(**asked)
+                return list(getattr(client, operation)(**parameters)[key])
+            pages = client.get_paginator(operation).paginate(**parameters)
             return [row for page in pages for row in page.get(key, ())]
 
     def _client(self, service: str) -> Any:
@@ -94,7 +94,7 @@ def check_region(region: str) -> None:
 def aws_refusals(place: str = "") -> Iterator[None]:
     """Within this context an error of boto3 is one of ours.
 
-    place: what was asked, in messages, where the name of the call does not say it
+    place: what the call is about, for messages, where its name does not say so
     """
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError

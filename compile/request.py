@@ -9,7 +9,7 @@ from pathlib import Path
 
 import inference
 from compile.compile_options import CompileOptions
-from compile.plan.buckets import MOST_GRAPHS, SAMPLED, GraphSizes, first_graphs, graphs_of
+from compile.plan.buckets import MAX_GRAPHS, SAMPLED, GraphSizes, first_graphs, graphs_of
 from compile.plan.fit import fits, usual_ranks
 from compile.spec import CompileSpec, least_nodes, mask_words
 from inference.artifact import Bucket, DraftBucket, FusedPart, RoundBucket
@@ -133,7 +133,7 @@ def _sizes(
         words=mask_words(checkpoint.vocabulary, ranks) if options.masks else 0,
         few=few,
         windows=2 if cpu or few else _WINDOWS,
-        most=MOST_GRAPHS if cpu else MOST_GRAPHS - 2,
+        max_graphs=MAX_GRAPHS if cpu else MAX_GRAPHS - 2,
     )
 
 

@@ -77,13 +77,17 @@ class HostBucket:
                 return None
         return content
 
+    def keys(self, prefix: str = "") -> list[str]:
+        """The keys of its objects that begin so."""
+        return [row["Key"] for row in self._rows() if row["Key"].startswith(prefix)]
+
     def sizes(self) -> list[int]:
         """Bytes of each of its objects."""
         return [row["Size"] for row in self._rows()]
 
     def remove(self) -> None:
         """Delete it with all that it holds."""
-        keys = [row["Key"] for row in self._rows()]
+        keys = self.keys()
         with aws_refusals():
             for start in range(0, len(keys), 1000):
                 some = [{"Key": key} for key in keys[start : start + 1000]]

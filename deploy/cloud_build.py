@@ -108,7 +108,7 @@ def plan(aws: Aws, options: CompileOptions) -> tuple[HostJob, str]:
         "build",
         replace(host, parameters={**host.parameters, **writes}),
         bucket,
-        ("compile", *host_arguments(options, store, graphs)),
+        (("compile", *host_arguments(options, store, graphs)),),
         wheel=on.wheel,
         venv=NEURON_VENV if neuron else None,
         needs_token=needs_token,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from compile.aws import Aws, aws_refusals, error_code
-from deploy.instance_kind import NEURON_BASE_IMAGE, InstanceKind
+from deploy.deployment import Host
+from deploy.instance_kind import NEURON_BASE_IMAGE, NEURON_IMAGE, InstanceKind
+from inference.command import say
 from inference.errors import InvalidRequest
 
 
@@ -89,6 +92,20 @@ def _offered_zones(aws: Aws, instance: InstanceKind) -> list[str]:
             f"{instance.name} is not offered in {aws.region}: try another --region ({where})"
         )
     return sorted(row["Location"] for row in rows)
+
+
+def with_image(aws: Aws, host: Host) -> Host:
+    """The host; where AWS's image for Neuron is gone, with the base image, on which a host installs
+    AWS's wheels itself.
+    """
+    if host.image_parameter != NEURON_IMAGE:
+        return host
+    try:
+        find_image(aws, NEURON_IMAGE)
+    except InvalidRequest as error:
+        say(f"starting from {NEURON_BASE_IMAGE}: {error}")
+        return replace(host, image=NEURON_BASE_IMAGE)
+    return host
 
 
 def find_image(aws: Aws, parameter: str) -> str:

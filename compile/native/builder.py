@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from compile.build.build import MadeWith, load_whole
-from compile.neuron.compiler_errors import CompilerDied, first_error, gave_reason, once_more
+from compile.neuron.compiler import CompilerDied, first_error, gave_reason, once_more
 from compile.parallel import calls_between, described, parallel_config, parallel_tensors
 from compile.spec import CompileSpec
 from inference.artifact import Bucket

@@ -72,7 +72,7 @@ def pass_seconds(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> Pass
 def _formula(config: ModelConfig, spec: CompileSpec, bucket: Bucket, rates: Rates) -> float:
     """In a round every pass of the draft counts, but the host is called once."""
     passes = passes_of(config, spec, bucket)
-    moved = sum(one.moved(spec) for one in passes)
-    layers = sum(one.config.layers for one in passes)
-    nodes = sum(one.rows * one.nodes for one in passes)
+    moved = sum(each.moved(spec) for each in passes)
+    layers = sum(each.config.layers for each in passes)
+    nodes = sum(each.rows * each.nodes for each in passes)
     return moved / rates.stream + layers * rates.layer + rates.call + nodes * rates.node

@@ -17,6 +17,7 @@ from deploy.host.user_data import HostSettings, user_data
 from deploy.instance_price import NoPrice, Price
 from deploy.job import ask
 from deploy.launch import Launch
+from deploy.places import with_image
 from deploy.plan import make_plan
 from deploy.running_instance import (
     InstanceEnded,
@@ -72,14 +73,14 @@ def _dry_run(options: UpOptions) -> int:
         aws = options.aws()
     except (MissingExtra, Unavailable) as error:
         say(str(error))
-    region = aws.region if aws else options.region or DEFAULT_REGION
-    print(make_plan(options, options.host(region), aws))
+    host = options.host(aws.region if aws else options.region or DEFAULT_REGION)
+    print(make_plan(options, with_image(aws, host) if aws else host, aws))
     return 0
 
 
 def _up(options: UpOptions) -> int:
     aws = options.aws()
-    host = options.host(aws.region)
+    host = with_image(aws, options.host(aws.region))
     launch = Launch(aws, host)
     state = launch.standing()
     if state is None:

@@ -100,8 +100,12 @@ class ServerState:
         """Return the name that tenants who share cached prefixes have in common."""
         return "" if self._share_prefixes else key.name
 
-    def check_room(self, key: Key) -> None:
-        """Raise Busy or Unavailable unless the key may open another session."""
+    def check_draining(self) -> None:
+        """Raise Unavailable once no new sessions are accepted."""
         if self.draining:
             raise Unavailable("this target is shutting down")
+
+    def check_room(self, key: Key) -> None:
+        """Raise Busy or Unavailable unless the key may open another session."""
+        self.check_draining()
         self.sessions.check_room(key.name, key.sessions)

@@ -27,14 +27,7 @@ from grpc_comm.server.tasks import cancel, mark_retrieved
 from grpc_comm.translate import SessionTerms
 from inference.candidates import ProposalStream
 from inference.engine.engine import Engine
-from inference.errors import (
-    Gone,
-    InvalidRequest,
-    LimitExceeded,
-    Mismatch,
-    OutriderError,
-    Unavailable,
-)
+from inference.errors import Gone, InvalidRequest, LimitExceeded, Mismatch, OutriderError
 from inference.order import Opened
 from inference.sampling import SamplingParams
 from inference.token_rule import TokenRule
@@ -73,7 +66,7 @@ class Stream:
         first = await self._inbox.take()
         if first is None:
             return await asyncio.sleep(BREAK_SECONDS)
-        self._check_draining()
+        self._state.check_draining()
         match first.WhichOneof("kind"):
             case "open":
                 record, opening = await self._open(first.open)
@@ -129,16 +122,12 @@ class Stream:
         working.add_done_callback(mark_retrieved)
         try:
             while not (await asyncio.wait({working}, timeout=sender.HEARTBEAT_SECONDS))[0]:
-                self._check_draining()
+                self._state.check_draining()
                 if not sender.is_hung(engine):
                     await self._send(pb.ServerMessage(tokens=pb.Tokens(position=length)))
         finally:
             working.cancel()
         return await working
-
-    def _check_draining(self) -> None:
-        if self._state.draining:
-            raise Unavailable("this target is shutting down")
 
     def _resume(self, request: pb.Resume) -> SessionRecord:
         sampling_fields.check_protocol(request.protocol_version)

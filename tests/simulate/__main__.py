@@ -72,6 +72,8 @@ def many(seeds: range, fault: str) -> int:
             told = time.monotonic()
             print(f"... {campaign.seeds} of {len(seeds)}", file=sys.stderr, flush=True)
     print(campaign.summary(time.process_time() - began))
+    if campaign.failed and not fault:
+        print("to test a seed from now on, add it to DEFECTS in tests/simulate/test_simulator.py")
     return int(bool(campaign.failed))
 
 

@@ -50,13 +50,6 @@ def test_an_event_loop_on_another_thread_keeps_its_clock() -> None:
     assert not other.is_alive()
 
 
-def test_the_same_seed_tells_the_same_story() -> None:
-    for seed in (7, 10):
-        first, second = run(draw(seed)), run(draw(seed))
-        assert first.lines == second.lines
-        assert len(first.lines) > 100
-
-
 def test_a_story_is_the_same_in_every_process() -> None:
     """No address of an object and no hash of a string decides anything."""
     said = [

@@ -123,13 +123,13 @@ class RowTokens:
         tokens, positions = self._tokens[segment.row], self._positions[segment.row]
         tokens[segment.slots], positions[segment.slots] = segment.tokens, segment.positions
         texts = list[NDArray[np.int64]]()
+        contexts = [np.flatnonzero(context) for context in segment.context]
         for node in segment.pick.tolist():
-            context = segment.context[min(node, len(segment.context) - 1)]
             new = segment.slots[segment.tree_mask[node]]
-            slots = np.concatenate([np.flatnonzero(context), new])
+            slots = np.concatenate([contexts[min(node, len(contexts) - 1)], new])
             slots = slots[positions[slots].argsort()]
-            wanted = range(int(segment.positions[node]) + 1)
-            assert positions[slots].tolist() == [*wanted], "a gap, or a key too many"
+            wanted = np.arange(int(segment.positions[node]) + 1)
+            assert np.array_equal(positions[slots], wanted), "a gap, or a key too many"
             texts.append(tokens[slots])
         return texts
 

@@ -86,20 +86,17 @@ def known_as(name: str, folder: Path) -> SecurityOptions:
 
 
 def converse(
-    channel: grpc.Channel, messages: Sequence[bytes], method: str = SESSION, leaves: bool = False
+    channel: grpc.Channel, messages: Sequence[bytes]
 ) -> tuple[grpc.StatusCode, list[bytes]]:
-    """Say all of it at once; the code, and the answers. leaves: with the first answer"""
+    """Say all of it at once; the code, and the answers."""
 
     def said() -> Iterator[bytes]:
         yield from messages
         time.sleep(LINGER_SECONDS)
 
-    call, answers = channel.stream_stream(method)(said(), timeout=3 * WAIT), list[bytes]()
+    call, answers = channel.stream_stream(SESSION)(said(), timeout=3 * WAIT), list[bytes]()
     with suppress(grpc.RpcError):
-        for answer in call:
-            answers.append(answer)
-            if leaves:
-                call.cancel()  # type: ignore[no-untyped-call]
+        answers.extend(call)
     return call.code(), answers
 
 

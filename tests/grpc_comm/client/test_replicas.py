@@ -85,16 +85,6 @@ def test_the_order_does_not_depend_on_how_the_replicas_are_listed() -> None:
     assert rendezvous("a", NAMES) == rendezvous("a", NAMES[::-1])
 
 
-def test_a_list_with_a_dead_address_starts_and_no_session_goes_there() -> None:
-    dead = Address(LOOPBACK.host, free_port())
-    with replicas(2) as (servers, addresses), connect(f"{dead},{addresses}") as connection:
-        for _ in range(6):
-            session = opened(connection)
-            assert where(session, servers)
-            assert session.traffic.reopenings == 0
-            session.close()
-
-
 def test_a_silent_replica_does_not_hold_up_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GATHER_SECONDS", 0.1)
     with socket.create_server(LOOPBACK) as mute, replicas(1) as (servers, addresses):

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -32,7 +32,6 @@ from inference.sampling import Grammar, GrammarKind, SamplingParams
 from outrider.measure.link import ShapedLink, shaped_link
 from tests.support import pairs
 from tests.support.drafts import proposers_of, text_of
-from tests.support.hand_streams import draining
 from tests.support.wire_fixtures import (
     FAULTY,
     WAIT,
@@ -196,30 +195,6 @@ def targets(
         servers = [stack.enter_context(background(engine)) for engine in engines]
         addresses = [server.address for server in servers]
         yield servers, stack.enter_context(looking_at(*addresses, patience=patience))
-
-
-@pytest.mark.covering(2)
-@pytest.mark.parametrize("params", SAMPLINGS)
-@pytest.mark.parametrize("pace", Pace)
-@pytest.mark.parametrize("drains", [False, True], ids=["dies", "drains"])
-def test_when_a_target_dies_or_drains_the_next_one_goes_on_after_one_prefill(
-    params: SamplingParams, pace: Pace, drains: bool
-) -> None:
-    engines = [tiny_engine(), tiny_engine()]
-    with targets(engines) as (servers, connection), ThreadPoolExecutor() as pool:
-        session, model = connection.session(in_turn(*servers)), halting(engines[0])
-        model.halt = 8
-        text = pool.submit(made, session, params, pace)
-        assert model.halted.wait(WAIT)
-        with draining(servers[0]) if drains else nullcontext():
-            stopping = None if drains else pool.submit(servers[0].stop)
-            if stopping is not None:
-                eventually(lambda: session.lost or session.traffic.reopenings > 0)
-            model.gate.set()
-            assert text.result(WAIT) == alone(params)
-        assert (session.traffic.resumes, session.traffic.reopenings) == (0, 1)
-        if stopping is not None:
-            stopping.result(WAIT)
 
 
 def test_without_patience_a_lost_target_fails_at_once() -> None:

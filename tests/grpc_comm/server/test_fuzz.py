@@ -6,9 +6,7 @@ import itertools
 import json
 import resource
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from threading import Event
 from typing import Any
 
 import grpc
@@ -31,7 +29,6 @@ from tests.support.hostile import (
     converse,
     frame,
     keys_file,
-    neighbour,
     token_of,
 )
 from tests.support.mutator import Mutator
@@ -80,30 +77,10 @@ def channel(server: BackgroundServer) -> Iterator[grpc.Channel]:
         yield channel
 
 
-@pytest.fixture
-def beside(server: BackgroundServer) -> Iterator[None]:
-    """Another client's sessions, one after another; each must be as if it were alone."""
-    stopped, begun = Event(), Event()
-
-    def work() -> None:
-        while not stopped.is_set():
-            with neighbour(server.address) as other:
-                for _ in range(15):
-                    other.goes_on()
-                    begun.set()
-
-    with ThreadPoolExecutor(1) as pool:
-        working = pool.submit(work)
-        yield
-        eventually(lambda: begun.is_set() or working.done())
-        stopped.set()
-        working.result(WAIT)
-
-
 @given(messages=sessions)
 @fuzzed
 def test_a_session_is_answered_rightly_as_long_as_it_is_right_and_then_refused(
-    channel: grpc.Channel, beside: None, messages: list[bytes]
+    channel: grpc.Channel, messages: list[bytes]
 ) -> None:
     code, answers = converse(channel, messages)
     assert code in ENDINGS
@@ -113,7 +90,7 @@ def test_a_session_is_answered_rightly_as_long_as_it_is_right_and_then_refused(
 @given(messages=st.lists(st.binary(max_size=300), max_size=4), first=st.booleans())
 @fuzzed
 def test_bytes_are_refused_or_happen_to_be_a_session(
-    channel: grpc.Channel, beside: None, messages: list[bytes], first: bool
+    channel: grpc.Channel, messages: list[bytes], first: bool
 ) -> None:
     code, _ = converse(channel, [opening().SerializeToString(), *messages] if first else messages)
     assert code in ENDINGS
@@ -126,7 +103,7 @@ def test_bytes_are_refused_or_happen_to_be_a_session(
     )
 )
 @fuzzed
-def test_describe_answers_or_refuses(channel: grpc.Channel, beside: None, request: bytes) -> None:
+def test_describe_answers_or_refuses(channel: grpc.Channel, request: bytes) -> None:
     asked = _parsed(pb.DescribeRequest, request)
     call = channel.unary_unary(DESCRIBE).future(request, timeout=WAIT)
     if asked is not None and asked.model in ("", "successor"):
@@ -147,7 +124,7 @@ def test_describe_answers_or_refuses(channel: grpc.Channel, beside: None, reques
 )
 @settings(fuzzed, max_examples=examples(40))
 def test_frames_that_no_library_sends_end_their_connection_at_most(
-    server: BackgroundServer, beside: None, frames: list[Any]
+    server: BackgroundServer, frames: list[Any]
 ) -> None:
     with closing(RawPeer(server.address)) as peer:
         peer.greet()

@@ -134,17 +134,6 @@ def test_a_client_that_cannot_have_so_many_tokens_is_refused(served: Served, nam
     eventually(lambda: served.engine.sessions == [])
 
 
-def test_a_resumed_session_tells_what_its_client_lacks_and_goes_on(served: Served) -> None:
-    older = Raw(served.stub, opening(), decode_to(10))
-    opened = older.answer().opened
-    older.until(pb.Tokens.MAX_TOKENS)
-    newer = Raw(served.stub, resume(opened, length=6), decode_to(12))
-    assert newer.answer().opened.length == 10
-    assert newer.tokens(6) == [7, 8, 9, 10, 11, 12]
-    older.ending().check(CODES.FAILED_PRECONDITION, "another stream has resumed")
-    newer.cut()
-
-
 def test_the_length_of_a_resume_counts_as_acknowledged(served: Served) -> None:
     older = Raw(served.stub, opening(), decode_to(900, credit=20))
     opened = older.answer().opened

@@ -10,25 +10,20 @@ import pytest
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from grpc_comm.client.connection import connect
 from grpc_comm.keys import WATCH_SECONDS
 from grpc_comm.observability.metrics import Metrics
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer
-from inference.order import Decode, Pace
-from inference.sampling import SamplingParams
 from tests.support.hand_streams import Said, go, left_open, say, under_way
-from tests.support.hostile import bearer, keys_file, known_as, neighbour, resume, token_of
+from tests.support.hostile import bearer, keys_file, neighbour, resume, token_of
 from tests.support.observed import dropped
 from tests.support.wire_fixtures import (
     WAIT,
     background,
-    candidates,
     chain_of,
     decode_to,
     eventually,
-    news,
     opening,
     raw_stub,
     successor_engine,
@@ -165,19 +160,6 @@ def test_a_key_gets_trees_up_to_its_size_also_after_resuming(server: BackgroundS
                     stream.send(message)
                 answer = stream.spoken()
             assert (answer.nodes, len(answer.ids)) == (nodes, nodes)
-
-
-def test_a_client_keeps_to_its_keys_limits(server: BackgroundServer, tmp_path: Path) -> None:
-    with connect(str(server.address), security=known_as("small", tmp_path)) as connection:
-        assert connection.description.sequence_length == 10
-        assert connection.description.max_tree_nodes == 3
-        session = connection.session()
-        session.open([1, 2, 3], SamplingParams())
-        session.decode(Decode(9, pace=Pace.WAIT))
-        assert session.room == 2
-        session.propose(candidates(session, 2, [4, 5, 6]))
-        session.go(2)
-        assert news(session).tokens == (4, 5, 6)  # the third candidate was not computed
 
 
 def test_a_key_that_is_taken_out_of_the_file_opens_and_resumes_nothing_more(
