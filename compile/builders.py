@@ -70,8 +70,8 @@ def neuron_artifact(
     spec: CompileSpec, checkpoint: Path, cache: Path, *, command: str, say: Say
 ) -> Path:
     """The directory of a complete artefact for the spec: in the cache, under a hash of everything
-    that it is made from, or built there. A build takes long, so its cost is told before; a broken
-    one is continued.
+    that it is made from, or built there. A build takes long, so its cost is printed first; an
+    interrupted build is continued.
     """
     source, builder = read_source(checkpoint), builder_of(spec, checkpoint)
     tools = builder.made_with()

@@ -1,4 +1,4 @@
-"""The flags of `outrider compile`, and what they mean together."""
+"""The flags of `outrider compile`, and the checks of their combinations."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def parallel_config(config: ModelConfig, ranks: int, vocabulary: int) -> ModelCo
         raise InvalidRequest(
             f"--tensor_parallel {ranks}: {config.heads} attention heads, {config.kv_heads} "
             f"key-value heads, {config.hidden_size} hidden and {config.intermediate_size} MLP "
-            "columns cannot be dealt out evenly"
+            "columns cannot be divided evenly"
         )
     return replace(
         config,

@@ -1,4 +1,4 @@
-"""Makes a spec from options: the checkpoint, defaults for what was left open, and the graphs."""
+"""Makes a spec from options: the checkpoint, default values, and the graphs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import inference
 from compile.compile_options import CompileOptions
-from compile.plan.buckets import MOST_GRAPHS, SAMPLED, GraphSizes, first_graphs, graphs_of
+from compile.plan.buckets import MAX_GRAPHS, SAMPLED, GraphSizes, first_graphs, graphs_of
 from compile.plan.fit import fits, usual_ranks
 from compile.spec import CompileSpec, least_nodes, mask_words
 from inference.artifact import Bucket, DraftBucket, FusedPart, RoundBucket
@@ -31,7 +31,7 @@ a model is small, and a call of it short beside the time that another graph take
 _WINDOWS = 4
 """Parts of a Neuron target's cache that prompts read: a call takes long by the slots it reads."""
 _ROWS = (4, 2, 1)
-"""Row counts that are tried where none is given."""
+"""Row counts that are tried if none is requested."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def find_checkpoint(options: CompileOptions) -> BuildCheckpoint:
 
 
 def _directory(model: str | None, options: CompileOptions, embedded: str) -> Path:
-    """A directory as it is named, of the hub, or of the pair that ships here."""
+    """Return the directory of a path, a hub name, or the bundled model."""
     if model is None:
         return _EMBEDDED / embedded
     if Path(model).is_dir():
@@ -103,7 +103,7 @@ def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildR
 
 
 def _ranks(options: CompileOptions, checkpoint: BuildCheckpoint) -> int:
-    """Ranks that share the models: as many as were asked for, or those of the smallest instance."""
+    """Ranks that share the models: the requested number, or those of the smallest instance."""
     drafts = [] if checkpoint.draft is None else [read_config(checkpoint.draft)]
     return options.tensor_parallel or usual_ranks([checkpoint.config, *drafts], options.device)
 
@@ -133,7 +133,7 @@ def _sizes(
         words=mask_words(checkpoint.vocabulary, ranks) if options.masks else 0,
         few=few,
         windows=2 if cpu or few else _WINDOWS,
-        most=MOST_GRAPHS if cpu else MOST_GRAPHS - 2,
+        max_graphs=MAX_GRAPHS if cpu else MAX_GRAPHS - 2,
     )
 
 
@@ -193,7 +193,7 @@ def _fused_part(options: CompileOptions, sizes: GraphSizes, target: Path, draft:
 
 
 def _fingerprint(draft: Path, target: Path) -> str:
-    """The draft's fingerprint. Raises Mismatch where its token ids are not the target's."""
+    """The draft's fingerprint. Raises Mismatch if its token ids are not the target's."""
     from inference.model.weight_files import fingerprint
     from inference.text import Tokenizer
 

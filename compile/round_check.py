@@ -36,7 +36,7 @@ Prompts = Sequence[list[int]]
 
 def check_rounds(directory: Path, manifest: Manifest, say: Say) -> None:
     """Check the rounds of an artefact that is not finished yet, and report what was compared. A
-    machine without its device reports that instead. Raises BadArtifact where they are wrong.
+    machine without its device reports that instead. Raises BadArtifact if they are wrong.
     """
     if manifest.target == "cpu":
         model: RoundModel = load_fused(directory, manifest)
@@ -104,7 +104,7 @@ def _text_of_rounds(
 
 
 def check_independence(model: RoundModel, bucket: RoundBucket, manifest: Manifest) -> None:
-    """Raise BadArtifact where a bit of row 0's round changes with the rows beside it, or a bit of
+    """Raise BadArtifact if a bit of row 0's round changes with the rows beside it, or a bit of
     its root with what the draft has read: candidates would change the text. On a device the
     answers alone are compared. All rows are free.
     """

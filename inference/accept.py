@@ -21,17 +21,9 @@ class Verdict(NamedTuple):
     next_token: int  # the target's choice at the last node of the path
 
 
-def accept_match(tree: TokenTree, chosen: IntArray) -> Verdict:
-    """Walk from the root while the token chosen at a node is one of its children.
-
-    chosen: [n] the target's token at each node of the tree.
-    """
-    return accept_matches([tree], [chosen])[0]
-
-
 def accept_matches(trees: Sequence[TokenTree], chosen: Sequence[IntArray]) -> list[Verdict]:
-    """The verdict of each tree. All walks are computed at once, since a forward pass has many
-    sessions.
+    """The verdict of each tree: a walk from the root while the token chosen at a node is one of its
+    children. All walks are computed at once, since a forward pass has many sessions.
 
     chosen: [trees] the target's token at each node of the tree, [n].
     """

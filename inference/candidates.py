@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.growing_tree import NOBODY, NOWHERE, PLACE, GrowingTree, Mark
+from inference.growing_tree import EMPTY, NOWHERE, PLACE, GrowingTree, Mark
 from inference.proposer import MOST_CANDIDATES, Nodes
 
 REMEMBERED_NUMBERS = 4096
@@ -41,10 +41,10 @@ class Dropped(NamedTuple):
     shed: int = 0  # the least valuable candidates of a full tree
 
 
-Trusted: TypeAlias = Callable[[int, int, float], float]
-"""Trusted(proposer, depth, claimed chance) -> calibrated chance. The first level has depth 1."""
+Calibrate: TypeAlias = Callable[[int, int, float], float]
+"""Calibrate(proposer, depth, claimed chance) -> calibrated chance. The first level has depth 1."""
 
-Claimed: TypeAlias = Mapping[int, Mapping[int, float]]
+Claims: TypeAlias = Mapping[int, Mapping[int, float]]
 """Chances that proposers claimed for a node's children: proposer -> token -> claimed chance."""
 
 Target: TypeAlias = int
@@ -99,7 +99,7 @@ class CandidateTree(GrowingTree):
         if stream in self.streams:
             self.streams.remove(stream)
 
-    def append(self, stream: ProposalStream, nodes: Nodes, trusted: Trusted) -> Dropped:
+    def append(self, stream: ProposalStream, nodes: Nodes, calibrate: Calibrate) -> Dropped:
         """Add the nodes below their parents; returns how many were dropped."""
         if stream not in self.streams or not nodes.tokens:
             return Dropped(late=len(nodes.tokens))
@@ -119,7 +119,7 @@ class CandidateTree(GrowingTree):
                 late += 1
             else:
                 depth = self.positions.item(above & PLACE) + 1 - self.position
-                target = self._add(above, token, trusted(proposer, depth, claimed))
+                target = self._add(above, token, calibrate(proposer, depth, claimed))
                 claims = self._claims.setdefault(above, {})
                 claims.setdefault(proposer, {})[token] = claimed
             at = number % REMEMBERED_NUMBERS
@@ -137,7 +137,7 @@ class CandidateTree(GrowingTree):
         return len(self.marks)
 
     def present_ranks(self) -> NDArray[np.float64]:  # [places]
-        """Rank of each place: the root's is the lowest, NOBODY marks an empty place."""
+        """Rank of each place: the root's is the lowest, EMPTY marks an empty place."""
         if self._raised:
             self._rank_anew()
         return self.ranks[: len(self.marks)]
@@ -146,7 +146,7 @@ class CandidateTree(GrowingTree):
         """Protect the nodes of the forward pass that begins now: none is shed before `commit`."""
         self._in_pass = places
 
-    def commit(self, tokens: Sequence[int]) -> list[Claimed]:
+    def commit(self, tokens: Sequence[int]) -> list[Claims]:
         """Commit tokens: the last one is the new root, and nodes that are not below it are removed.
 
         Returns the claims at the nodes where the tokens were chosen, [tokens].
@@ -209,7 +209,7 @@ class CandidateTree(GrowingTree):
         many.
         """
         ranks = self.present_ranks()
-        dropped = ranks < NOBODY
+        dropped = ranks < EMPTY
         dropped[np.argsort(ranks)[: 1 + int(_KEPT_WHEN_FULL * self._most)]] = False
         if self._in_pass is not None:
             dropped[self._in_pass] = False

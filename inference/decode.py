@@ -125,5 +125,5 @@ class Loop:
     def _take(self, progress: Progress) -> Step:
         self.ended = progress.end is not End.NOT
         if not self.ended:
-            self.drafting.hear(progress)
+            self.drafting.on_progress(progress)
         return progress

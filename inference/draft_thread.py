@@ -59,8 +59,8 @@ class CandidateSink(Protocol):
 class Drafting:
     """The drafting of a text, once its session is open.
 
-    The loop's thread calls hear(), check(), end() and settle(); the drafter's thread calls open(),
-    turn() and run(). Nothing is sent after end().
+    The loop's thread calls on_progress(), check(), end() and settle(); the drafter's thread calls
+    open(), turn() and run(). Nothing is sent after end().
 
     length: tokens of the text so far, prompt included
     usage: of the proposers' models, in this text
@@ -82,18 +82,18 @@ class Drafting:
         self._prompt, self._params = prompt, params
         self._session, self._order, self._clock = session, order, clock
         self._proposers, self._came = None, deque()
-        self._stream, self._told = session.stream, -1
+        self._stream, self._requested = session.stream, -1
         self._news = threading.Event()
         self._sending, self._running = threading.Lock(), threading.Lock()
         self._ended, self._error = False, None
-        self._heard_at = self._busy_until = -math.inf  # what came then was heard; calls since ended
+        self._progress_at = self._busy_until = -math.inf  # of the last progress, and call
         self._busy_from = -math.inf
 
     def is_wanted(self) -> bool:
         """Whether the text continues."""
         return not self._ended
 
-    def hear(self, progress: Progress) -> None:
+    def on_progress(self, progress: Progress) -> None:
         """Queue progress; the proposers get it before their next call."""
         self.length += len(progress.tokens)
         self._came.append((self._clock(), progress))
@@ -151,9 +151,9 @@ class Drafting:
         """
         assert self._proposers is not None, "open() comes first"
         while self._came:
-            self._hear(*self._came.popleft())
+            self._process(*self._came.popleft())
         if self._session.stream != self._stream:
-            self._stream, self._told = self._session.stream, -1
+            self._stream, self._requested = self._session.stream, -1
             for proposer in self._proposers:
                 proposer.on_new_stream()
         self._flush(self._proposers)
@@ -170,15 +170,16 @@ class Drafting:
         self._go()
         return False
 
-    def _hear(self, at: float, progress: Progress) -> None:
-        first, forwards = self._heard_at == -math.inf, progress.forwards
-        assert at >= self._heard_at, "the clock went back"
+    def _process(self, at: float, progress: Progress) -> None:
+        first, forwards = self._progress_at == -math.inf, progress.forwards
+        assert at >= self._progress_at, "the clock went back"
         if progress.tokens and self._throttle is not None and not first:
-            silent = self._heard_at >= self._busy_until or at <= self._busy_from
-            seconds, lone = at - self._heard_at, progress.lone == forwards
-            self._throttle.hear(seconds, len(progress.tokens), forwards, lone=lone, silent=silent)
+            silent = self._progress_at >= self._busy_until or at <= self._busy_from
+            seconds, lone = at - self._progress_at, progress.lone == forwards
+            tokens = len(progress.tokens)
+            self._throttle.observe(seconds, tokens, forwards, lone=lone, silent=silent)
         if progress.tokens or first:  # a heartbeat ends no forward pass
-            self._heard_at = at
+            self._progress_at = at
         if progress.tokens:
             for proposer in self._proposers or ():
                 proposer.on_progress(progress, at)
@@ -193,11 +194,11 @@ class Drafting:
 
     def _go(self) -> None:
         """With pace WAIT, request the forward pass below the latest token, once."""
-        if self._order.pace is not Pace.WAIT or self._told == self.length:
+        if self._order.pace is not Pace.WAIT or self._requested == self.length:
             return
         with self._sending:
             if not self._ended:
-                self._told = self.length
+                self._requested = self.length
                 self._session.go(self.length - 1)
 
 

@@ -58,6 +58,10 @@ class DraftTuning:
     most_behind: float = 5.0
     """Maximum recorded tokens beyond what such a text may lose: a single pause of the machine must
     not decide."""
+    most_lost: float = 20.0
+    """Maximum tokens that such a text loses to the draft between two reports: a longer wait is a
+    pause of the machine, for which the draft would otherwise be paused for a hundred thousand
+    tokens."""
     retimed: int = 512
     """Tokens of such a text after which forward passes are timed without the draft again."""
 

@@ -23,7 +23,7 @@ _PLACE_BITS = 20
 PLACE: Mark = (1 << _PLACE_BITS) - 1
 """mark & PLACE: the place in the arrays."""
 
-NOBODY = np.inf
+EMPTY = np.inf
 """The rank of an empty place in the arrays."""
 
 
@@ -35,7 +35,7 @@ class GrowingTree:
     parents: place of the node's parent; -1 for the root.
     positions: position of the node's token in the text.
     ranks: [size] minus the logarithm of the node's value (the product of the chances on its path),
-        or NOBODY at an empty place.
+        or EMPTY at an empty place.
     marks: [places used so far] the mark of the latest node at each place.
     children: token -> child, by node; of the nodes that have, or had, children.
     """
@@ -45,7 +45,7 @@ class GrowingTree:
     def __init__(self, token: int, position: int) -> None:
         self.nodes = np.zeros((3, 64), dtype=np.int32)
         self.tokens, self.parents, self.positions = self.nodes
-        self.ranks = np.full(64, NOBODY)
+        self.ranks = np.full(64, EMPTY)
         self.marks: list[Mark] = []
         self._free: list[int] = []  # the low bits are places
         self._count = 0
@@ -82,7 +82,7 @@ class GrowingTree:
     def lives(self, node: Mark) -> bool:
         """Whether the node is still in the tree."""
         place = node & PLACE
-        return self.marks[place] == node and self.ranks.item(place) < NOBODY
+        return self.marks[place] == node and self.ranks.item(place) < EMPTY
 
     def path(self, node: Mark) -> list[int]:
         """Tokens from the root, without it, to the node."""
@@ -150,7 +150,7 @@ class GrowingTree:
 
     def drop(self, removed: Sequence[Mark]) -> None:
         """Remove nodes that have no children and no parent any more."""
-        self.ranks[np.array(removed, dtype=np.int64) & PLACE] = NOBODY
+        self.ranks[np.array(removed, dtype=np.int64) & PLACE] = EMPTY
         self._free += removed
         for table in self._tables:
             for node in table.keys() & removed if table else ():
@@ -168,4 +168,4 @@ class GrowingTree:
     def _grow(self) -> None:
         self.nodes = np.concatenate([self.nodes, np.zeros_like(self.nodes)], axis=1)
         self.tokens, self.parents, self.positions = self.nodes
-        self.ranks = np.concatenate([self.ranks, np.full(len(self.ranks), NOBODY)])
+        self.ranks = np.concatenate([self.ranks, np.full(len(self.ranks), EMPTY)])

@@ -12,7 +12,7 @@ from inference.draft_tuning import TUNING
 from inference.times import CHANGED, LATEST, TRUSTED, typical
 
 
-class Silence:
+class Baseline:
     """The speed of a target while the draft is paused, and what drafting has cost its texts.
 
     All texts of a client share it, so a draft of no use costs them its loan once.
@@ -57,7 +57,7 @@ class Silence:
             self._settled, self._tokens, self._drafted = self.ahead, 0.0, 0.0
             self._was_timed = False
         self._tokens += (1 + TUNING.loss) * tokens
-        self._drafted += seconds
+        self._drafted += min(seconds, (tokens + TUNING.most_lost) * typical(self.seconds))
         self._judge()
 
     def _judge(self) -> None:
@@ -71,20 +71,23 @@ class Silence:
 class Throttle:
     """Decides whether the draft of a text may make calls.
 
-    silence: shared by the texts of the target
+    baseline: shared by the texts of the target
     """
 
-    def __init__(self, silence: Silence) -> None:
-        self._silence, self._needed = silence, TRUSTED if len(silence.seconds) < TRUSTED else 0
+    def __init__(self, baseline: Baseline) -> None:
+        self._baseline = baseline
+        self._needed = TRUSTED if len(baseline.seconds) < TRUSTED else 0
         self._quicker = 0  # latest passes beside the draft that were quicker than in silence
         self._since = 0  # tokens of the text since it was last silent
 
     @property
     def allows(self) -> bool:
         """Whether the next call may be made."""
-        return not self._needed and not self._silence.owes
+        return not self._needed and not self._baseline.owes
 
-    def hear(self, seconds: float, tokens: int, forwards: int, *, lone: bool, silent: bool) -> None:
+    def observe(
+        self, seconds: float, tokens: int, forwards: int, *, lone: bool, silent: bool
+    ) -> None:
         """Record the tokens since the last call.
 
         A draft makes no forward pass faster. So TRUSTED root-only forward passes beside it that are
@@ -96,18 +99,18 @@ class Throttle:
         lone: whether all were root-only
         silent: whether the draft was paused meanwhile
         """
-        known, pace = self._silence.seconds, seconds / max(forwards, 1)
+        known, pace = self._baseline.seconds, seconds / max(forwards, 1)
         is_quicker = bool(known) and pace * CHANGED < typical(known)
         self._quicker = self._quicker + 1 if lone and not silent and is_quicker else 0
         self._since += tokens
         if lone and silent:
-            self._silence.time(pace)
+            self._baseline.time(pace)
             self._needed = max(self._needed - 1, 0)
             self._since = 0 if not self._needed else self._since
             return
         if self._quicker == TRUSTED:
             known.clear()
         else:
-            self._silence.count(tokens, seconds)
+            self._baseline.count(tokens, seconds)
         if len(known) < TRUSTED or self._since >= TUNING.retimed:
             self._needed = self._needed or TRUSTED

@@ -80,7 +80,7 @@ def _rank(place: Position) -> int | None:
 
 
 def _joint(place: Position, judge: AcceptanceModel) -> tuple[FloatArray, NDArray[np.bool_]]:
-    copied = dict(zip(place.tokens, judge.copied(place.table.tolist()), strict=True))
+    copied = dict(zip(place.tokens, judge.laws.copies.chances(place.table.tolist()), strict=True))
     tokens, table = joint_features(place.model, copied)
     return table, np.array(tokens) == place.next_token
 

@@ -1,5 +1,5 @@
-"""Builds an artefact directory from a spec, stage by stage, through a Builder. A finished stage is
-not built again.
+"""Builds an artefact directory from a spec, stage by stage, with a Builder. A finished stage is not
+built again.
 
 Stages are the weights, each graph, and what needs all graphs. `.build/` in the artefact's directory
 remembers what each was made from, and the hashes of its files. The manifest is written last, when
@@ -133,10 +133,10 @@ def build_artifact(
     naming the process, while another one builds in the directory.
     """
     _make_room(directory)
-    with_ = builder.made_with()
+    tools = builder.made_with()
     names = [bucket.name for bucket in spec.graphs]
     progress.plan([WEIGHTS, *names, JOINT])
-    stages = Stages(directory, _base_key(spec, source, with_), progress)
+    stages = Stages(directory, _base_key(spec, source, tools), progress)
     present = [name for name in _COPIED if (source.directory / name).is_file()]
     templates = (source.directory / TEMPLATES).glob("*.jinja")
     present += sorted(f"{TEMPLATES}/{path.name}" for path in templates)
@@ -152,7 +152,7 @@ def build_artifact(
         for made in _build_graphs(spec.graphs, builder, stages):
             files |= made
         files |= stages.run(JOINT, {"files": files}, lambda: builder.finish(directory, spec.graphs))
-        return _finish(directory, make_manifest(spec, source, with_, files, command), progress)
+        return _finish(directory, make_manifest(spec, source, tools, files, command), progress)
 
 
 def _build_graphs(
@@ -248,7 +248,7 @@ def _make_room(directory: Path) -> None:
         raise InvalidRequest(f"--out {directory} cannot be written: {error.strerror}") from error
 
 
-def _base_key(spec: CompileSpec, source: Source, with_: MadeWith) -> str:
+def _base_key(spec: CompileSpec, source: Source, tools: MadeWith) -> str:
     """Hash of everything that any stage is made from. The list of graphs is left out, so that a
     graph may be added.
     """
@@ -264,24 +264,24 @@ def _base_key(spec: CompileSpec, source: Source, with_: MadeWith) -> str:
             "spec": settings,
             "model": source.model_fingerprint,
             "tokenizer": source.tokenizer_fingerprint,
-            **asdict(with_),
+            **asdict(tools),
         }
     )
 
 
 def make_manifest(
-    spec: CompileSpec, source: Source, with_: MadeWith, files: Mapping[str, str], command: str
+    spec: CompileSpec, source: Source, tools: MadeWith, files: Mapping[str, str], command: str
 ) -> Manifest:
     """The manifest of what was built. files: path -> SHA-256; command: that built it"""
     return Manifest(
-        **vars(spec) | {"compiler_flags": with_.flags},
+        **vars(spec) | {"compiler_flags": tools.flags},
         model_fingerprint=source.model_fingerprint,
         tokenizer_fingerprint=source.tokenizer_fingerprint,
         stop_ids=source.stop_ids,
         config=source.config,
         capacity=spec.capacity,
-        versions=with_.versions,
-        host=with_.host,
+        versions=tools.versions,
+        host=tools.host,
         files=dict(files),
         command=command,
         created=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -1,5 +1,4 @@
-"""The CPU builder: one ahead-of-time inductor package a bucket, checked against the same graph run
-eagerly.
+"""The CPU builder: one ahead-of-time inductor package per bucket, checked against the eager graph.
 
 Packages hold machine code for the CPU that builds them. Weights lie beside them, once for all
 buckets.
@@ -171,7 +170,7 @@ def export_graph(graph: nn.Module, inputs: Mapping[str, Tensor]) -> ExportedProg
 
 
 def check_compiler() -> None:
-    """Raise InvalidRequest where no C++ compiler is found."""
+    """Raise InvalidRequest if no C++ compiler is found."""
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         raise InvalidRequest(

@@ -122,7 +122,7 @@ def models_of(config: ModelConfig, spec: CompileSpec) -> list[tuple[ModelConfig,
 
 
 def gib(size: float) -> str:
-    """Bytes as GiB, in words."""
+    """Return bytes as text, in GiB."""
     return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):.2f} MiB"
 
 

@@ -1,4 +1,4 @@
-"""Flags of several commands, and what they mean together."""
+"""Flags of several commands, and the checks of their combinations."""
 
 from __future__ import annotations
 

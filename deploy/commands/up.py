@@ -1,4 +1,4 @@
-"""`outrider deploy up`: starts a target on AWS, and brings what reaches it to this machine."""
+"""`outrider deploy up`: starts a target on AWS, and stores its address and credentials here."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from deploy.host.user_data import HostSettings, user_data
 from deploy.instance_price import NoPrice, Price
 from deploy.job import ask
 from deploy.launch import Launch
+from deploy.places import with_image
 from deploy.plan import make_plan
 from deploy.running_instance import (
     InstanceEnded,
@@ -52,7 +53,7 @@ _START_MINUTES = 45
 
 
 def run(options: UpOptions) -> int:
-    """Start the target, wait until it serves, and say how to reach it. Returns 0."""
+    """Start the target, wait until it serves, and print how to reach it. Returns 0."""
     if options.dry_run:
         return _dry_run(options)
     try:
@@ -72,14 +73,14 @@ def _dry_run(options: UpOptions) -> int:
         aws = options.aws()
     except (MissingExtra, Unavailable) as error:
         say(str(error))
-    region = aws.region if aws else options.region or DEFAULT_REGION
-    print(make_plan(options, options.host(region), aws))
+    host = options.host(aws.region if aws else options.region or DEFAULT_REGION)
+    print(make_plan(options, with_image(aws, host) if aws else host, aws))
     return 0
 
 
 def _up(options: UpOptions) -> int:
     aws = options.aws()
-    host = options.host(aws.region)
+    host = with_image(aws, options.host(aws.region))
     launch = Launch(aws, host)
     state = launch.standing()
     if state is None:
@@ -104,7 +105,7 @@ def _say_that_it_is_paid(name: str) -> None:
 
 
 def _serve(options: UpOptions, aws: Aws, host: Host, state: StackState) -> RunningInstance:
-    """The stack's instance, which has its credentials and, unless nobody waits, serves."""
+    """Return the stack's instance, which has its credentials and, without --no_wait, serves."""
     if find_target(options.name) is None:
         raise InvalidRequest(
             f"{host.stack} was started from another machine, which has its credentials: "
@@ -123,7 +124,7 @@ def _serve(options: UpOptions, aws: Aws, host: Host, state: StackState) -> Runni
 
 
 def _remember(host: Host) -> None:
-    """Keep the target's name and region here, before anything is made there."""
+    """Store the target's name and region here, before anything is created on AWS."""
     forget_target(host.name)  # an earlier one, whose instance ended
     taken = {read_target(name).reached.port for name in named_targets()}
     port = next(port for port in range(_FIRST_LOCAL_PORT, 65536) if port not in taken)
@@ -131,7 +132,7 @@ def _remember(host: Host) -> None:
 
 
 def _start(options: UpOptions, aws: Aws, host: Host, launch: Launch) -> StackState | None:
-    """The stack, started; None where the user wants none."""
+    """The stack, started; None if the user wants none."""
     plan, model = make_plan(options, host, aws), pinned_model(options)
     print(plan, flush=True)
     if plan.account is None or not (options.yes or ask()):
@@ -156,7 +157,7 @@ def _start(options: UpOptions, aws: Aws, host: Host, launch: Launch) -> StackSta
 
 
 def pinned_model(options: UpOptions) -> PinnedModel | None:
-    """The commit of the hub's model that is to be served; None where it serves no such model.
+    """The commit of the hub's model that is to be served; None if it serves no such model.
 
     Raises InvalidRequest for one that nobody here may read.
     """
@@ -208,7 +209,7 @@ def _hand_over(
     instance: RunningInstance,
     handover: Handover,
 ) -> None:
-    """Give the host its credentials, and this machine what reaches it."""
+    """Send the host its credentials, and store the address and token here."""
     hosts = ["localhost", "127.0.0.1"]
     if options.allow_cidr is not None:
         hosts.append(instance.address)
@@ -225,7 +226,7 @@ def _hand_over(
 
 
 def _wait_until_serving(aws: Aws, instance: RunningInstance) -> None:
-    """Wait for the host. Raises Unavailable where it fails, ends, or takes too long."""
+    """Wait for the host. Raises Unavailable if it fails, ends, or takes too long."""
     began = time.monotonic()
     while time.monotonic() - began < _START_MINUTES * 60:
         try:
@@ -254,7 +255,7 @@ def _wait_until_serving(aws: Aws, instance: RunningInstance) -> None:
 def _words(
     options: UpOptions, region: str, instance: RunningInstance, state: StackState
 ) -> Iterator[str]:
-    """Lines on what to do next, and on when the target ends."""
+    """Return lines about the next commands, and about when the target ends."""
     name = options.name
     yield f"{name} runs on {instance.type} in {instance.zone} ({instance.instance_id})"
     commands = host_commands(name, region, instance, state)

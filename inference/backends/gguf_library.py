@@ -143,7 +143,7 @@ def _facts(library: Any, model: Any, path: Path) -> GgufFacts:
     architecture = _metadata(library, model, "general.architecture")
     refused = {
         "has an encoder": library.llama_model_has_encoder(model),
-        "makes a text by diffusion": library.llama_model_is_diffusion(model),
+        "generates text by diffusion": library.llama_model_is_diffusion(model),
     }
     for what, is_so in refused.items():
         if is_so:

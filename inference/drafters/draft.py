@@ -14,7 +14,7 @@ from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_rule import MakeRule, no_rule
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.grammar import Grammars
-from inference.planner.acceptance import Knowledge
+from inference.planner.acceptance import PairStats
 from inference.planner.prices import Prices
 from inference.proposer import MODEL
 
@@ -41,7 +41,7 @@ class Draft(NamedTuple):
     def proposer(
         self,
         row: int,
-        knowledge: Knowledge,
+        knowledge: PairStats,
         prices: Prices,
         *,
         copies: bool = False,

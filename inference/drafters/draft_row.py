@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 from inference.backends import Masks, Model, Ranked, Segment
+from inference.backends.sequence import ModelSequence
 from inference.draft_tuning import TUNING
 from inference.drafters.draft_rule import DraftRule, no_rule
 from inference.drafters.draft_tree import DraftTree
@@ -15,19 +15,6 @@ from inference.growing_tree import PLACE, Mark
 from inference.proposer import DraftUsage
 from inference.sampling import SamplingParams
 from inference.times import Times
-from inference.tree import TreeNodes
-
-
-class RowSequence(Protocol):
-    """The keys of a text on the row: a ModelSequence."""
-
-    cached: int
-
-    @property
-    def length(self) -> int: ...
-    def extend(self, tokens: Sequence[int]) -> None: ...
-    def prepare_nodes(self, tree: TreeNodes, nodes: Sequence[int]) -> Segment: ...
-    def advance(self, nodes: Sequence[int], tokens: Sequence[int], gone: Sequence[int]) -> None: ...
 
 
 class DraftRow:
@@ -45,7 +32,7 @@ class DraftRow:
         self,
         model: Model,
         times: Times,
-        begin: Callable[[SamplingParams], RowSequence],
+        begin: Callable[[SamplingParams], ModelSequence],
         *,
         masks: Masks | None = None,
         room: int = TUNING.room,

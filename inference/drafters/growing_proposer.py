@@ -25,7 +25,7 @@ from inference.drafters.draft_rule import DraftRule, MakeRule, no_rule
 from inference.drafters.draft_tree import DraftTree, ProposedChildren
 from inference.growing_tree import PLACE, Mark
 from inference.order import Progress
-from inference.planner.acceptance import Knowledge
+from inference.planner.acceptance import PairStats
 from inference.planner.child_features import joint_features, rank_features
 from inference.planner.prices import Prices, Usage
 from inference.proposer import (
@@ -68,7 +68,7 @@ class GrowingProposer:
 
     def __init__(
         self,
-        knowledge: Knowledge,
+        knowledge: PairStats,
         prices: Prices,
         row: DraftRow | None = None,
         *,
@@ -80,7 +80,7 @@ class GrowingProposer:
         self._make_rule = make_rule
         self._kind = COPY if row is None else kind
         learned = knowledge.acceptance
-        self._copied = CopiedText(learned) if copies else None
+        self._copied = CopiedText(learned.laws.copies) if copies else None
         masks = None if row is None else row.masks
         self._masks = None if row is None or masks is None else BlockMasks(masks, row, learned)
         self.open([0], SamplingParams(), 1)

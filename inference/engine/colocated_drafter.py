@@ -36,7 +36,7 @@ from inference.engine.session import Session
 from inference.engine.text_rules import DraftRules
 from inference.engine.tuning import TUNING
 from inference.order import End, Spent
-from inference.planner.acceptance import Knowledge
+from inference.planner.acceptance import PairStats
 from inference.planner.prices import Prices, Usage
 from inference.proposer import COLOCATED, Nodes
 
@@ -79,23 +79,24 @@ class _DraftedSession:
 
     session: Session
     proposer: GrowingProposer
+    receiver: CandidateReceiver
     stream: ProposalStream
     row: int  # row of the draft
     end: int  # length of the text that the draft assumes
-    heard: int  # length of the session at the last hear()
-    spent: Spent = field(default_factory=Spent)  # costs of the session at the last hear()
+    length: int  # of the text that the proposer has
+    spent: Spent = field(default_factory=Spent)  # costs of the session for that text
     fed: bool = False  # the draft has the keys of the text
     ahead: float = 0.0  # tokens ahead of the promised rate, with forward passes and calls counted
     gained: float | None = None
     next_number: int = 0  # of the next node
     arbitration: ProposerArbitration = field(default_factory=ProposerArbitration)
 
-    def hear(self, now: float, root_only: float) -> bool:
+    def read_progress(self, now: float, root_only: float) -> bool:
         """Pass newly committed tokens to the proposer; returns whether there were any.
 
         root_only: seconds of a root-only forward pass.
         """
-        progress = self.session.progress(self.heard, self.stream)
+        progress = self.session.progress(self.length, self.stream)
         tokens, proposers = progress.tokens, progress.proposers
         if not tokens or progress.end is not End.NOT:
             return False
@@ -104,9 +105,9 @@ class _DraftedSession:
         self.add_service(len(tokens) - TUNING.least_rate * took / root_only)
         if self.gained is not None:
             self.gained += proposers.count(COLOCATED) - max(took / root_only - forwards, 0.0)
-        self.arbitration.hear(self.session.length, proposers, forwards)
+        self.arbitration.observe(self.session.length, proposers, forwards)
         self.proposer.on_progress(progress, now)
-        self.heard, self.spent = self.session.length, progress
+        self.length, self.spent = self.session.length, progress
         return True
 
     def add_service(self, tokens: float) -> None:
@@ -118,16 +119,11 @@ class _DraftedSession:
         self.add_service(-TUNING.least_rate * tokens)
         self.gained = (self.gained or 0.0) - tokens
 
-    @property
-    def repayable(self) -> float:
-        """Tokens of deficit that the rest of the text can repay."""
-        return (1 - TUNING.least_rate) * max(self.end - self.session.length, 0)
-
-    def deliver(self, now: float, receiver: CandidateReceiver) -> None:
+    def deliver(self, now: float) -> None:
         """Append the proposer's unsent candidates that are worth sending."""
         while (nodes := self.proposer.flush(now, self.next_number)) is not None:
             self.next_number = nodes.end
-            receiver.append(self.session, self.stream, nodes)
+            self.receiver.append(self.session, self.stream, nodes)
 
 
 class ColocatedDrafter:
@@ -142,7 +138,7 @@ class ColocatedDrafter:
     def __init__(
         self,
         draft: Draft,
-        knowledge: Callable[[], Knowledge],
+        knowledge: Callable[[], PairStats],
         *,
         room: int,
         copies: bool = False,
@@ -172,7 +168,7 @@ class ColocatedDrafter:
         """
         for drafted in list(self._drafted.values()):
             if _is_gone(drafted):
-                self._release(drafted, receiver)
+                self._release(drafted)
         others = HeldUp([one for one in ready if not one.drafted_beside], root_only)
         if not root_only:
             return  # no forward pass has been timed yet
@@ -182,18 +178,18 @@ class ColocatedDrafter:
         for drafted in served:
             if not drafted.fed and others.are_ahead():
                 began = self._clock()
-                self._feed(drafted, receiver)
+                self._feed(drafted)
                 others.count_delay(self._clock() - began)
             if drafted.fed:
-                if drafted.hear(self._clock(), root_only):
+                if drafted.read_progress(self._clock(), root_only):
                     self._keep_record(drafted)
-                drafted.deliver(self._clock(), receiver)
+                drafted.deliver(self._clock())
         while others.are_ahead():
             began = self._clock()
             calling = [drafted for drafted in served if self._wants_call(drafted, began, root_only)]
             if not calling:
                 return
-            self._call(calling, began, receiver)
+            self._call(calling, began)
             seconds = self._clock() - began
             others.count_delay(seconds)
             for drafted in calling:
@@ -203,7 +199,7 @@ class ColocatedDrafter:
         """Whether a call is worth its cost for the session, which can pay for it."""
         if not drafted.fed or drafted.session not in self._drafted or self._adds_nothing(drafted):
             return False
-        if drafted.heard < drafted.session.length:
+        if drafted.length < drafted.session.length:
             return False  # the client ended the text during this step
         tokens = drafted.ahead + self._allowed_deficit(drafted)
         return bool(drafted.proposer.choose(now, tokens * root_only / TUNING.least_rate))
@@ -217,9 +213,12 @@ class ColocatedDrafter:
         return drafted.arbitration.suffice(drafted.session.length, forward, token)
 
     def _allowed_deficit(self, drafted: _DraftedSession) -> float:
-        """Tokens that the session may fall behind; 0 if its tenant's record is bad."""
-        good = self._records[drafted.session.tenant] >= 0
-        return min(MOST_DEFICIT, drafted.repayable) if good else 0.0
+        """Tokens that the session may fall behind, as many as the rest of its text can repay; 0 if
+        its tenant's record is bad.
+        """
+        session = drafted.session
+        repayable = (1 - TUNING.least_rate) * max(drafted.end - session.length, 0)
+        return min(MOST_DEFICIT, repayable) if self._records[session.tenant] >= 0 else 0.0
 
     def _keep_record(self, drafted: _DraftedSession) -> None:
         """Add the result of the latest calls to the tenant's record."""
@@ -255,21 +254,21 @@ class ColocatedDrafter:
         proposer.open(list(session.tokens), session.params, order.end)
         stream = receiver.join(session)
         before = replace(session.spent)  # earlier costs are not the draft's
-        drafted = _DraftedSession(session, proposer, stream, row, order.end, session.length, before)
+        drafted = _DraftedSession(
+            session, proposer, receiver, stream, row, order.end, session.length, before
+        )
         drafted.arbitration.silent = self._sufficed.get(session.tenant, False)
         self._drafted[session] = drafted
 
-    def _feed(self, drafted: _DraftedSession, receiver: CandidateReceiver) -> None:
+    def _feed(self, drafted: _DraftedSession) -> None:
         """Prefill the next part of a session's text; forward passes run between parts."""
         try:
             drafted.fed = not drafted.proposer.feed()
         # An error of the draft costs speed and never ends a session.
         except Exception as error:
-            self._fail(drafted, error, receiver)
+            self._fail(drafted, error)
 
-    def _call(
-        self, calling: Sequence[_DraftedSession], began: float, receiver: CandidateReceiver
-    ) -> None:
+    def _call(self, calling: Sequence[_DraftedSession], began: float) -> None:
         """Make one call of the draft for several sessions.
 
         Its cost is the time since `began`, plus the time that the last call's answers took to
@@ -280,28 +279,26 @@ class ColocatedDrafter:
         seconds = ended - began + self._around
         for drafted, answer in zip(calling, answers, strict=True):
             if isinstance(answer, Exception):
-                self._fail(drafted, answer, receiver)
+                self._fail(drafted, answer)
             else:
                 drafted.proposer.take(answer, seconds)
-                drafted.deliver(self._clock(), receiver)
+                drafted.deliver(self._clock())
         self._around = self._clock() - ended
 
     def _rank(self, segments: Sequence[Segment]) -> list[Ranked]:
         assert self._draft.model is not None, "only a model has calls"
         return self._draft.model.rank(segments, DRAFTING.width)
 
-    def _fail(
-        self, drafted: _DraftedSession, error: Exception, receiver: CandidateReceiver
-    ) -> None:
+    def _fail(self, drafted: _DraftedSession, error: Exception) -> None:
         log.error("the draft beside the target failed: %s: %s", type(error).__name__, error)
         self._failed.add(drafted.session)
-        self._release(drafted, receiver)
+        self._release(drafted)
 
-    def _release(self, drafted: _DraftedSession, receiver: CandidateReceiver) -> None:
+    def _release(self, drafted: _DraftedSession) -> None:
         """Stop drafting for a session and free its row of the draft."""
         self._sufficed[drafted.session.tenant] = drafted.arbitration.silent
         del self._drafted[drafted.session]
-        receiver.leave(drafted.session, drafted.stream)
+        drafted.receiver.leave(drafted.session, drafted.stream)
         self._free.append(drafted.row)
 
 
@@ -322,7 +319,7 @@ def _is_gone(drafted: _DraftedSession) -> bool:
     return order is None or not order.beside or order.end > drafted.end
 
 
-def _node_seconds(known: Knowledge) -> float:
+def _node_seconds(known: PairStats) -> float:
     """Seconds that one candidate adds to a forward pass of one row."""
     narrow, wide = known.target.seconds(1, 1), known.target.seconds(1, USUAL_NODES)
     return max(wide - narrow, 0.0) / (USUAL_NODES - 1)

@@ -308,12 +308,6 @@ class Engine:
         with self._lock:
             return dict(self._calibrations)
 
-    @property
-    def in_line(self) -> int:
-        """Sessions that queue for a row."""
-        with self._lock:
-            return len(self._admission.line)
-
     def _change(self, session: Session, change: Callback) -> list[Callback]:
         """Apply a client's change to its session and wake the loop; returns the listeners.
 

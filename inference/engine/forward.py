@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from inference.accept import Verdict, accept_matches
 from inference.backends import Chosen, LogProbs, Segment
-from inference.candidates import Claimed
+from inference.candidates import Claims
 from inference.engine.scheduler import BatchPlan, ForwardSeconds
 from inference.engine.session import Session
 from inference.errors import OutriderError
@@ -103,7 +103,7 @@ class Commit(NamedTuple):
 
     session: Session
     tokens: Sequence[int]
-    claimed: Sequence[Claimed]  # [tokens] chances that proposers claimed where each was chosen
+    claimed: Sequence[Claims]  # [tokens] chances that proposers claimed where each was chosen
     candidates: int  # nodes below the root that were computed
     accepted: int  # candidates that the target accepted
     queue_seconds: float  # time that the session waited for the forward pass
@@ -170,7 +170,7 @@ class Forward(NamedTuple):
         return queue
 
     def commit(
-        self, session: Session, claimed: Sequence[Claimed], nodes: int, queue: float
+        self, session: Session, claimed: Sequence[Claims], nodes: int, queue: float
     ) -> Commit:
         """The event of a session's new tokens.
 

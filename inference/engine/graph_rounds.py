@@ -11,7 +11,7 @@ passes) are prefilled in chunks. Each chunk is a forward pass of its own, under 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,40 +56,10 @@ class RoundModel(Model, Protocol):
         ...
 
 
-class DraftCall(NamedTuple):
-    """A session's part of a call that drafts.
-
-    sequence: the session's, on the draft in the graph
-    times: of such calls, by sessions and nodes
-    nodes: of each session, under which the call's time is recorded
-    held_up: the sessions that the call delays
-    """
-
-    sequence: ModelSequence
-    times: Times
-    nodes: int
-    held_up: HeldUp
-
-
-class DraftItem(BatchItem):
-    """A session's part of a forward pass for the sessions that request the draft only."""
-
-    def __init__(
-        self, session: Session, tree: TokenTree, segment: Segment, draft: DraftCall
-    ) -> None:
-        super().__init__(session, tree, segment)
-        self._draft = draft
-
-    def count(self, forward: Forward) -> None:
-        """Record the call's time and the delay, once per call: by its first item."""
-        if forward.items[0] is self:
-            self._draft.times.observe(len(forward.items), self._draft.nodes, forward.model_seconds)
-            self._draft.held_up.count_delay(forward.model_seconds)
-
-
-class RoundItem(DraftItem):
+class RoundItem(BatchItem):
     """One session's part of a graph round.
 
+    draft: the session's sequence on the draft in the graph
     limit: maximum accepted candidates
     count_tokens: records the tokens of a session in a round
     """
@@ -99,32 +69,39 @@ class RoundItem(DraftItem):
         session: Session,
         tree: TokenTree,
         segment: Segment,
-        draft: DraftCall,
+        draft: ModelSequence,
         limit: int,
         count_tokens: Callable[[int], None],
     ) -> None:
-        super().__init__(session, tree, segment, draft)
-        self._limit, self._count_tokens = limit, count_tokens
+        super().__init__(session, tree, segment)
+        self._draft, self._limit, self._count_tokens = draft, limit, count_tokens
 
     def settle(self, answer: IntArray, forward: Forward, charge: float) -> Commit:
-        self.count(forward)
         session = self.session
         tree, verdict = read_answer(self.tree, answer, self._limit)
         queue = forward.charge(session, self.nodes, charge)
         claimed = session.commit(tree, verdict, forward.ended, proposer=COLOCATED)
         self._count_tokens(len(claimed))
-        self._draft.sequence.commit(tree, verdict.path[: len(claimed) - 1])
+        self._draft.commit(tree, verdict.path[: len(claimed) - 1])
         return forward.commit(session, claimed, self.nodes, queue)
 
 
-class FeedItem(DraftItem):
-    """One session's part of a call that feeds the draft committed tokens that it lacks."""
+class FeedItem(BatchItem):
+    """One session's part of a call that feeds the draft committed tokens that it lacks.
+
+    draft: the session's sequence on the draft in the graph
+    """
 
     prefill = True
 
+    def __init__(
+        self, session: Session, tree: TokenTree, segment: Segment, draft: ModelSequence
+    ) -> None:
+        super().__init__(session, tree, segment)
+        self._draft = draft
+
     def settle(self, answer: IntArray, forward: Forward, charge: float) -> None:
-        self.count(forward)
-        self._draft.sequence.commit(self.tree, range(1, len(self.tree)))
+        self._draft.commit(self.tree, range(1, len(self.tree)))
 
 
 class GraphRounds:
@@ -147,6 +124,13 @@ class GraphRounds:
         if kind is ForwardKind.FEEDS:
             return self._model.draft.choose
         return self._model.rounds if kind is ForwardKind.ROUNDS else self._model.choose
+
+    def record(self, kind: ForwardKind, sessions: int, seconds: float) -> None:
+        """Record the seconds of a round or of a feed for so many sessions."""
+        if kind is ForwardKind.FEEDS:
+            self._feeds.observe(sessions, self._chunk, seconds)
+        else:
+            self._rounds.observe(sessions, self._model.shape.nodes, seconds)
 
     def select(
         self, ready: Sequence[Session], seconds: ForwardSeconds
@@ -185,15 +169,13 @@ class GraphRounds:
         far = not fed and all(self._is_far(one) for one in unfed)
         return held_up.can_wait(feeding if far else feeding + drafting)
 
-    def feed_item(self, session: Session, held_up: HeldUp) -> FeedItem:
+    def feed_item(self, session: Session) -> FeedItem:
         """The item that feeds the draft the next chunk of the session."""
         draft, end = self._draft(session), session.length - 1
         tree = TokenTree.chain(session.tokens[draft.length : min(draft.length + self._chunk, end)])
-        segment = draft.prepare_chunk(tree)
-        call = DraftCall(draft, self._feeds, self._chunk, held_up)
-        return FeedItem(session, tree, segment, call)
+        return FeedItem(session, tree, draft.prepare_chunk(tree), draft)
 
-    def round_item(self, session: Session, held_up: HeldUp) -> RoundItem:
+    def round_item(self, session: Session) -> RoundItem:
         """The session's part of the next round; the draft must lack no token of it."""
         draft, shape = self._draft(session), self._model.shape
         limit = min(max(session.allowed - 1, 0), shape.depth)
@@ -201,8 +183,7 @@ class GraphRounds:
         part = _within(draft.prepare(tree.prefix(shape.inner)), draft.length + limit)
         segment = _within(session.prepare(tree), session.live.length + limit)
         segment = segment._replace(beside=part)
-        call = DraftCall(draft, self._rounds, shape.nodes, held_up)
-        return RoundItem(session, tree, segment, call, limit, self._count_tokens)
+        return RoundItem(session, tree, segment, draft, limit, self._count_tokens)
 
     def _count_tokens(self, tokens: int) -> None:
         self._tokens += (_RECENT if self._tokens else 1.0) * (tokens - self._tokens)

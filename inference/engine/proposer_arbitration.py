@@ -36,16 +36,16 @@ class ProposerArbitration:
     silent: bool = False  # the draft makes no calls for this text
     made: list[float] = field(default_factory=list)  # tokens of each forward pass in the silence
 
-    def hear(self, length: int, named: Sequence[int], forwards: int) -> None:
+    def observe(self, length: int, proposers: Sequence[int], forwards: int) -> None:
         """Record committed tokens.
 
         length: tokens of the text now.
-        named: [tokens] kind of the proposer of each new token.
+        proposers: [tokens] kind of the proposer of each new token.
         forwards: number of forward passes that committed them.
         """
         if self.silent:
-            self.made = [*self.made, len(named) / forwards][-WATCHED - 1 :]
-        elif length >= self.until and any(kind not in (COLOCATED, NOBODY) for kind in named):
+            self.made = [*self.made, len(proposers) / forwards][-WATCHED - 1 :]
+        elif length >= self.until and any(kind not in (COLOCATED, NOBODY) for kind in proposers):
             self.silent, self.made = True, []
 
     def suffice(self, length: int, forward: float, token: float) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from inference.accept import Verdict
 from inference.backends import LogProbs, Model, Scoring, Segment
 from inference.backends.sequence import ModelSequence
-from inference.candidates import CandidateTree, Claimed, Dropped, ProposalStream
+from inference.candidates import CandidateTree, Claims, Dropped, ProposalStream
 from inference.engine.calibration import Calibration, OwnRecord, proposers_of
 from inference.engine.log_probs import PromptScores, read_scores
 from inference.engine.prefix_cache import CacheRow
@@ -136,7 +136,9 @@ class Session(TextLog):
         order = self.order
         if order is None or self.end is not End.NOT:
             return 0
-        return max(min(order.end, self.limit, self.acknowledged + self.credit) - self.length, 0)
+        return max(
+            min(order.end, self.limit, self.acknowledged + self.credit) - len(self.tokens), 0
+        )
 
     @property
     def wants_row(self) -> bool:
@@ -272,7 +274,7 @@ class Session(TextLog):
         *,
         scores: LogProbs | None = None,
         proposer: int | None = None,
-    ) -> list[Claimed]:
+    ) -> list[Claims]:
         """Commit the verdict of a forward pass that ends now, up to its first stop id.
 
         Returns what proposers claimed where each of the new tokens was chosen, [new tokens].
@@ -280,8 +282,11 @@ class Session(TextLog):
         scores: log-probabilities at the nodes of the tree, if requested.
         proposer: kind of the proposer of all nodes; None: those of the candidates.
         """
-        verdict = self._until_stop(tree, verdict)
         path = [tree.tokens.item(node) for node in verdict.path]
+        stop_ids = self.order.stop_ids if self.order is not None else ()
+        stop = next((index for index, token in enumerate(path) if token in stop_ids), None)
+        if stop is not None:
+            verdict, path = Verdict(verdict.path[:stop], path[stop]), path[:stop]
         self.live.commit(tree, verdict.path)
         self._remember([self.root, *path])
         tokens = [*path, verdict.next_token]
@@ -328,14 +333,6 @@ class Session(TextLog):
         if self.length >= order.end:
             return End.MAX_TOKENS
         return End.DRAINED if self._drained else End.NOT
-
-    def _until_stop(self, tree: TokenTree, verdict: Verdict) -> Verdict:
-        """The verdict, cut so that its first stop id is the last token."""
-        stop_ids = self.order.stop_ids if self.order is not None else ()
-        for index, node in enumerate(verdict.path):
-            if (token := tree.tokens.item(node)) in stop_ids:
-                return Verdict(verdict.path[:index], token)
-        return verdict
 
     def _remember(self, tokens: Sequence[int]) -> None:
         assert self.row is not None

@@ -26,8 +26,7 @@ _DEFAULT_LENGTH = 2048
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Stretched rotary frequencies, by Llama 3's rule, or evenly if `low` and `high` are None.
-    """
+    """Stretched rotary frequencies, by Llama 3's rule, or evenly if `low` and `high` are None."""
 
     factor: float
     low: float | None = None

@@ -80,7 +80,7 @@ def draft_tree(
 
 
 def accept_in_graph(shape: Branches, tokens: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Accept the target's choices in trees of one shape, as accept_match does.
+    """Accept the target's choices in trees of one shape, as accept_matches does.
 
     tokens, chosen: [B, nodes] int32; siblings are distinct, so no level has two matches
 

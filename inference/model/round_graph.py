@@ -2,7 +2,8 @@
 accepted.
 
 The tree has a fixed shape. The draft ranks with the target's own noise, so its guesses are coupled
-to the target's choices. Acceptance is accept_match (inference/accept.py), unrolled over the shape.
+to the target's choices. Acceptance is accept_matches() (inference/accept.py), unrolled over the
+shape.
 
 `RoundGraph` reads both models' caches and returns the new keys and values for its caller to write.
 `StatefulRoundGraph` writes them itself, and also serves as every other graph of its package.

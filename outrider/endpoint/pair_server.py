@@ -103,7 +103,7 @@ def _pair_flags(
     Raises InvalidRequest, which names what is missing.
     """
     if short == EMBEDDED_PAIR:
-        say("target and draft: the pair that ships here, which continues Python-looking text")
+        say("target and draft: the bundled pair, which continues Python-like text")
         return {}, {}
     here = [model for model in _models_here(options) if not short or is_called(model.name, short)]
     usable = [model for model in here if not model.refusal]

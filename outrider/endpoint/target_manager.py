@@ -88,14 +88,14 @@ class TargetManager:
             self.texts, self.reason = texts, ""
             return texts
 
-    def close(self, reason: str = "the target was stopped", *, wanted: bool = False) -> None:
+    def close(self, reason: str = "the target was stopped") -> None:
         """End all texts and release the draft. Requests are refused with the reason.
 
         A target that is being looked for is not waited for.
         """
         self._given_up.set()
         with self._changing:
-            self.wanted = wanted
+            self.wanted = False
             self._close(reason)
             self._secrets.close()
 

@@ -102,12 +102,9 @@ def _flags(path: Path, tags: Tags) -> dict[str, Any]:
         raise InvalidRequest(
             f"TARGET_QUANTIZATION {served}: none is needed, a target is what its server loads"
         )
-    drafted = tags["DRAFT_QUANTIZATION"]
-    if drafted not in QUANTIZATIONS:
-        needed = ", ".join(QUANTIZATIONS)
-        raise InvalidRequest(f"DRAFT_QUANTIZATION {drafted}: one of {needed} is needed")
     flags: dict[str, Any] = {flag: tags[name] for name, flag in FLAGS.items() if name in tags}
-    flags["draft_quantization"] = QUANTIZATIONS[drafted]
+    drafted = tags["DRAFT_QUANTIZATION"]
+    flags["draft_quantization"] = QUANTIZATIONS.get(drafted, drafted)
     if tags["TARGET_HOST"]:
         flags["target_host"] = f"{tags['TARGET_HOST']}:{tags['TARGET_PORT']}"
     names = tags["BENCHES_CSV"].split(",")

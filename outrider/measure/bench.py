@@ -8,7 +8,7 @@ from pathlib import Path
 
 from inference.draft_thread import take_short_turns
 from outrider.measure.arms import FUSED
-from outrider.measure.environment import environment
+from outrider.measure.environment import load
 from outrider.measure.figures import summarise
 from outrider.measure.journal import Journal, opened, plan_of
 from outrider.measure.link import LinkShape
@@ -51,7 +51,7 @@ def _measure(
             link = LinkShape(trip / 2, options.bandwidth)
             arms.measure(journal, there, items, options.text, repeats=options.num_runs, link=link)
     emulation = None if target is None else target.emulation
-    journal.write("end", {"load": environment()["load"], "emulation": emulation})
+    journal.write("end", {"load": load(), "emulation": emulation})
 
 
 def _remarks(run: Journal) -> Iterator[str]:

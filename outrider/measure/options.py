@@ -195,7 +195,7 @@ class BenchOptions(LinkedOptions, title="measurement"):
     )
 
     file: File | None = None
-    """JSON lines file of prompts (default: the small set that ships here)"""
+    """JSON lines file of prompts (default: the small bundled set)"""
     samples: Count | None = None
     """number of prompts of each kind (default: all)"""
     presets: Annotated[Words, among(PRESETS), Metavar("NAME,...")] = ()

@@ -22,7 +22,7 @@ from inference.errors import BadArtifact, Unavailable
 from inference.files import write_whole
 from inference.flags.group import flags_of
 from outrider.measure.arms import BASELINE
-from outrider.measure.environment import environment
+from outrider.measure.environment import load
 from outrider.measure.figures import ALL, Row, summarise
 from outrider.measure.graph_times import SHAPES, GraphTimes, time_graphs, times_table
 from outrider.measure.journal import Journal, opened, plan_of
@@ -54,7 +54,9 @@ def run(options: ProveOptions) -> int:
     out, checks = Path(options.out), list[str]()
     if options.device.startswith("neuron") and options.artifact is None and has_device():
         checks = _check_device(options, out / "artefact")
-        options = options.replace(artifact=str(out / "artefact"), model=None, target_model=None)
+        options = options.replace(
+            artifact=str(out / "artefact"), model=None, target_model=None, dtype=None
+        )
     take_short_turns()
     items = [
         item._replace(kind=f"temperature {each:g}", temperature=each)
@@ -67,7 +69,7 @@ def run(options: ProveOptions) -> int:
             arms = ArmSet(options.role, {BASELINE: PRESETS["vanilla"], DRAFTED: {}})
             text = SamplingOptions(max_new_tokens=options.max_new_tokens)
             arms.measure(journal, there, items, text, repeats=REPEATS, warm=False)
-        journal.write("end", {"load": environment()["load"]})
+        journal.write("end", {"load": load()})
     times = measured_graphs(options)
     report = _report(options, journal, times, checks)
     report.publish(out)
@@ -100,6 +102,7 @@ def _report(
         verdict(rows),
         rows,
         run,
+        times=[(*shape, seconds.value) for shape, seconds in times.seconds.items()],
         below=[*checks, *times_table(times, fitted, instance_family() or ""), ""],
         data={
             "digest": None if manifest is None else manifest.digest(),
@@ -127,6 +130,7 @@ def _check_device(options: ProveOptions, out: Path) -> list[str]:
     Unavailable with its own reason where it could not be compared.
     """
     flags = {"model": options.target_name, "target": instance_family(), "out": out}
+    flags |= {"dtype": options.dtype}
     process = subprocess.Popen(  # noqa: S603
         [sys.executable, "-m", "compile.neuron.check", *flag_words(flags)],
         env=role_environment(),

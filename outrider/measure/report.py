@@ -20,7 +20,7 @@ from inference.files import write_whole
 from outrider.measure.arms import AGAIN, BASELINE, HYBRID, command
 from outrider.measure.figures import COSTS, Percentiles, Row, totals
 from outrider.measure.journal import Journal
-from outrider.measure.plots import draw
+from outrider.measure.plots import Times, draw
 from outrider.terminal.tables import aligned
 
 WIDTH = 100
@@ -60,13 +60,10 @@ def _share_at(depth: int) -> Callable[[Row], str]:
 Columns = Mapping[str, Callable[[Row], str]]
 """The cell of a row by the head of its column."""
 
-PLACE: Columns = {
+SPEEDS: Columns = {
     "RTT": lambda row: f"{row.rtt_ms:g}",
     "kind": lambda row: row.kind,
     "arm": lambda row: row.arm + " (default)" * (row.arm == HYBRID),
-}
-SPEEDS: Columns = {
-    **PLACE,
     "tokens/s": lambda row: f"{row.tokens_per_second:.1f}",
     "x target-only": _speed_up,
     "TPOT": lambda row: _p50(row.time_per_output_token, ".2f"),
@@ -76,7 +73,6 @@ SPEEDS: Columns = {
     "J/token": lambda row: _cost(row.costs["joules_per_million"].times(1 / PER_MILLION)),
 }
 WAITS: Columns = {
-    **PLACE,
     "prompts": lambda row: f"{row.prompts}",
     "texts": lambda row: f"{row.texts}",
     "first": lambda row: _p50(row.time_to_first_token, ".0f"),
@@ -87,7 +83,9 @@ WAITS: Columns = {
     "down": lambda row: f"{row.counts['bytes_down'] / max(row.tokens, 1):.0f}",
     **{str(depth): _share_at(depth) for depth in range(1, 7)},
 }
-"""Waits in milliseconds, bytes a token, and the share of forward passes that accepted a depth."""
+"""Further columns of the Markdown page: waits in milliseconds, bytes a token, and the share of
+forward passes that accepted a depth.
+"""
 
 
 def table(rows: Sequence[Row], columns: Columns) -> list[str]:
@@ -147,8 +145,9 @@ def _speed_up_of(row: Row) -> float:
 class Report:
     """The results of a run.
 
-    below: lines below the table
     remarks: sentences that a reader needs to judge the figures
+    below: lines below the table
+    times: of forward passes, for a plot; without any, those that the target reported
     data: further fields of the JSON file
     """
 
@@ -157,6 +156,7 @@ class Report:
     run: Journal
     remarks: Sequence[str] = ()
     below: Sequence[str] = ()
+    times: Times = ()
     data: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -231,7 +231,8 @@ class Report:
             return
         directory.mkdir(parents=True, exist_ok=True)
         try:
-            plots = draw(directory, self.title, self.rows, self.run.starts[-1]["times"])
+            times = self.times or self.run.starts[-1]["times"]
+            plots = draw(directory, self.title, self.rows, times)
         except MissingExtra as error:
             plots = []
             say(f"no plots: {error}")

@@ -1,4 +1,4 @@
-"""Finds the files of models: directories, hub names, and the pair that ships here."""
+"""Finds the files of models: directories, hub names, and the bundled pair."""
 
 from __future__ import annotations
 

@@ -69,8 +69,7 @@ class Checkpoint(FoundModel):
             return self
         from outrider.models.precision import find_compute_type
 
-        vocabulary = self.tokenizer.vocabulary
-        picked = find_compute_type(self.name, self.directory, vocabulary, options, drafts=drafts)
+        picked = find_compute_type(self.name, self.directory, options, drafts=drafts)
         if picked is None:
             return self
         return replace(self, precision=picked.precision, quantization=picked.matrices)
@@ -143,12 +142,12 @@ def find_target(options: TargetModelOptions) -> FoundModel:
     """The target of --target_model or --model, or the embedded one. Raises InvalidRequest for
     --layer_offload with any model but a checkpoint of our decoder.
     """
-    found = find_named(options.target_name, "target", backend_of(options))
+    model = find_named(options.target_name, "target", backend_of(options))
     if not isinstance(options, OffloadOptions) or options.layer_offload is None:
-        return found
-    if not isinstance(found, Checkpoint):
-        raise InvalidRequest(f"--layer_offload: not supported: {found.name} is {found.kind}")
-    return replace(found, offload=options.layer_offload)
+        return model
+    if not isinstance(model, Checkpoint):
+        raise InvalidRequest(f"--layer_offload: not supported: {model.name} is {model.kind}")
+    return replace(model, offload=options.layer_offload)
 
 
 def find_named(
@@ -175,17 +174,17 @@ def find_named(
     from outrider.models.library_checkpoint import LibraryCheckpoint
 
     directory = find_directory(name, embedded, weights=weights)
-    return LibraryCheckpoint.find(_known_as(name, embedded), directory)
+    return LibraryCheckpoint.find(_model_name(name, embedded), directory)
 
 
 def find_checkpoint(name: str | None, embedded: str, *, weights: bool = True) -> Checkpoint:
     """The checkpoint of this name, or the embedded model of this kind. See find_directory()."""
     directory = find_directory(name, embedded, weights=weights)
-    label, config = _known_as(name, embedded), read_config(directory)
+    label, config = _model_name(name, embedded), read_config(directory)
     return Checkpoint(label, directory, config, Tokenizer(directory), name is None)
 
 
-def _known_as(name: str | None, embedded: str) -> str:
+def _model_name(name: str | None, embedded: str) -> str:
     """The name of a model without its revision."""
     return split_revision(name or f"outrider-embedded-{embedded}")[0]
 

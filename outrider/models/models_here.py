@@ -47,7 +47,7 @@ class ModelHere(NamedTuple):
         return is_gguf(self.directory.name)
 
     def as_flag(self, flag: str) -> dict[str, Any]:
-        """The flag that names the model; the pair that ships here needs none."""
+        """The flag that names the model; the bundled pair needs none."""
         return {} if self.directory.parent == EMBEDDED else {flag: self.name}
 
     def record(self) -> dict[str, object]:
@@ -167,8 +167,8 @@ def _look_into(path: Path) -> ModelHere:
     try:
         from outrider.models.gguf_file import GgufFile
 
-        found = GgufFile.find(str(path))
-        family, settings = found.tokenizer.identity
-        return ModelHere(str(path), path, size, found.config.parameters, family, settings=settings)
+        model = GgufFile.find(str(path))
+        family, settings = model.tokenizer.identity
+        return ModelHere(str(path), path, size, model.config.parameters, family, settings=settings)
     except OutriderError as error:
         return ModelHere(str(path), path, size, 0, "", str(error))

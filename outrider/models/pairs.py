@@ -16,7 +16,7 @@ from outrider.models.models_here import ModelHere
 from outrider.models.published_models import PublishedModel, published_models, stated_parameters
 
 EMBEDDED_PAIR = "embedded"
-"""Short name of the pair that ships here."""
+"""Short name of the bundled pair."""
 
 PROCESSOR_SHARE, GPU_SHARE = 0.6, 0.7
 """Estimated shares of memory that a pair's weights may take. Keys and programs take the rest."""
@@ -57,13 +57,13 @@ class MachineFacts(NamedTuple):
             has = f"this {what} computes bfloat16: checkpoints by torch"
             return has if self.bfloat16 else f"checkpoints by torch; {WITHOUT_LLAMA_CPP}"
         why = "without torch" if not self.torch else "without instructions for bfloat16"
-        return f"{why}, GGUF files by llama.cpp are the quickest here"
+        return f"{why}, GGUF files by llama.cpp are the fastest here"
 
     def computes(self, model: Model) -> bool:
         return self.llama_cpp if model.gguf else self.torch
 
 
-WITHOUT_LLAMA_CPP = f"{install('gguf')} adds 4-bit files, which are smaller and quicker"
+WITHOUT_LLAMA_CPP = f"{install('gguf')} adds 4-bit files, which are smaller and faster"
 
 
 def this_machine() -> MachineFacts:
@@ -95,10 +95,10 @@ def choose_pair(models: Sequence[M], machine: MachineFacts, size: str = "") -> t
         if machine.computes(target) and machine.computes(draft)
         if has_size(target.name, size)
     ]
-    most = BYTES_PER_CORE * machine.cores
-    quick = [pair for pair in fit if size or machine.gpu or pair[0].size <= most]
-    least = min((target.size for target, _ in fit), default=0)
-    quick = quick or [pair for pair in fit if pair[0].size == least]
+    limit = BYTES_PER_CORE * machine.cores
+    quick = [pair for pair in fit if size or machine.gpu or pair[0].size <= limit]
+    smallest = min((target.size for target, _ in fit), default=0)
+    quick = quick or [pair for pair in fit if pair[0].size == smallest]
 
     def worth(pair: tuple[M, M]) -> tuple[float, ...]:
         target, draft = pair
@@ -137,9 +137,9 @@ def short_names() -> dict[str, list[PublishedModel]]:
     families = dict.fromkeys(row.family for row in rows)
     named = {name: [row for row in rows if row.family == name] for name in families}
     return {
-        family.rstrip("-."): found
-        for family, found in named.items()
-        if any(_drafts_for(draft, target) for draft in found for target in found)
+        family.rstrip("-."): models
+        for family, models in named.items()
+        if any(_drafts_for(draft, target) for draft in models for target in models)
     }
 
 
@@ -155,12 +155,12 @@ def targets_of(models: Sequence[PublishedModel]) -> list[str]:
 
 def read_name(name: str) -> tuple[str, str]:
     """The short name and the size of NAME or NAME:SIZE. Raises InvalidRequest for unknown ones."""
-    known = short_names()
+    families = short_names()
     short, _, size = name.lower().partition(":")
-    if short not in (*known, EMBEDDED_PAIR):
-        names = ", ".join((*known, EMBEDDED_PAIR))
-        raise InvalidRequest(f"unknown pair {name!r}: there are {names}{nearest(short, known)}")
-    sizes = targets_of(known.get(short, []))
+    if short not in (*families, EMBEDDED_PAIR):
+        names = ", ".join((*families, EMBEDDED_PAIR))
+        raise InvalidRequest(f"unknown pair {name!r}: there are {names}{nearest(short, families)}")
+    sizes = targets_of(families.get(short, []))
     if size and size not in sizes:
         named = ", ".join(sizes) or "no sizes"
         raise InvalidRequest(f"{name}: {short} has {named}")
@@ -179,7 +179,7 @@ def is_called(model: str, short: str, size: str = "") -> bool:
 def listed(machine: MachineFacts) -> Iterator[str]:
     """A line for each short name: sizes of its targets, and the pair for a machine."""
     yield f"{'name':14} {'targets':20} {'here: target, draft':28} {'to fetch':>9}  licence"
-    yield f"{EMBEDDED_PAIR:14} {'-':20} {'the pair that ships here':28} {'-':>9}  apache-2.0"
+    yield f"{EMBEDDED_PAIR:14} {'-':20} {'the bundled pair':28} {'-':>9}  apache-2.0"
     for short, models in short_names().items():
         pair = choose_pair(models, machine)
         able = machine.torch or machine.llama_cpp

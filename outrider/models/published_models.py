@@ -80,8 +80,8 @@ def judged(model: ModelHere, target: Description) -> ModelHere:
 
 def stated_parameters(name: str) -> float:
     """Parameters that a model's name states, such as 7B; infinite without one."""
-    found = re.search(r"(?<![\d.])(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", Path(name).name.lower())
-    return float(found[1]) * {"b": 1e9, "m": 1e6}[found[2]] if found else math.inf
+    match = re.search(r"(?<![\d.])(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", Path(name).name.lower())
+    return float(match[1]) * {"b": 1e9, "m": 1e6}[match[2]] if match else math.inf
 
 
 @cache

@@ -117,7 +117,7 @@ class DeviceOptions(Group, title="models and devices"):
     """auto, cpu, cuda, cuda:N, neuron or neuron-legacy; auto prefers CUDA"""
     dtype: PrecisionChoice = None
     """precision (default: auto, which is float32 for the embedded pair, else the checkpoint's own
-    or the fastest measured on this CPU; docs/drafts.md)"""
+    or a faster one on this CPU; docs/drafts.md)"""
     threads: Count | None = None
     """CPU threads (default: 1 for small models, else torch's choice)"""
     sequence_length: Count | None = None
@@ -201,8 +201,8 @@ class SamplingOptions(Group, title="text"):
         return self
 
 
-class PromptOptions(SamplingOptions):
-    """The prompts from which texts are made."""
+class TextOptions(SamplingOptions):
+    """The prompts of texts, and the reports on them."""
 
     prompt: str | None = None
     """prompt, or - for stdin; the tokenizer's beginning-of-text token is prepended if it has one"""
@@ -214,11 +214,6 @@ class PromptOptions(SamplingOptions):
     """file with a JSON schema that the text follows"""
     regex: str | None = None
     """regular expression that the whole text matches"""
-
-
-class TextOptions(PromptOptions):
-    """The prompts from which texts are made, and the reports on them."""
-
     as_json: bool = Field(default=False, alias="json")
     """one JSON object a prompt on stdout, and nothing else there"""
     profile: Directory | None = None
@@ -228,12 +223,6 @@ class TextOptions(PromptOptions):
 class BaselineOptions(Group, title="text"):
     baseline: bool = False
     """also run the target alone with the same prompt and seed, for the speed-up"""
-
-
-class RecordOptions(Group, title="text"):
-    record: File | None = None
-    """file for the text with its candidates and times, for replay on the chat page; contains the
-    prompt"""
 
 
 class HourlyOptions(Group, title="prices and limits"):

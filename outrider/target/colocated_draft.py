@@ -18,7 +18,7 @@ from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.graph_rounds import GraphRounds, RoundModel
 from inference.errors import InvalidRequest, Mismatch
 from inference.grammar import Grammars
-from inference.planner.acceptance import Knowledge
+from inference.planner.acceptance import PairStats
 from inference.planner.acceptance_file import read_acceptance
 from inference.times import Table, Times
 from inference.tokenizer_settings import TokenizerSettings
@@ -69,10 +69,10 @@ def with_draft(
     return Drafts(replace(description, draft_model=found.name), drafter=drafter)
 
 
-def _knowledge(times: Table, description: Description) -> Knowledge:
-    """Knowledge for a draft without a link to its target."""
+def _knowledge(times: Table, description: Description) -> PairStats:
+    """PairStats for a draft without a link to its target."""
     target = Times(dict(description.times))
-    return Knowledge(Times(times), target, read_acceptance())
+    return PairStats(Times(times), target, read_acceptance())
 
 
 def _in_graph(options: FusedTargetRole, model: RoundModel, description: Description) -> Drafts:

@@ -15,7 +15,7 @@ from outrider.text.stop_strings import begun
 MAX_HEAD = 256
 """Maximum characters before the arguments of a call whose arguments are streamed."""
 
-MAX_HELD = 2**16
+MAX_BUFFERED = 2**16
 """Maximum characters that wait for the end of what may be a call; more are text."""
 
 _NAME = re.compile(r'\s*\[?\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]*)("?)')
@@ -81,75 +81,75 @@ class CallReader:
 
     def __init__(self, form: CallForm, names: frozenset[str], *, several: bool) -> None:
         self._form, self._names, self._several = form, names, several
-        self._held, self._opened, self._calls = "", "", 0
+        self._buffer, self._opened, self._calls = "", "", 0
         self._listed = self._unclosed = False  # a list is open; the closing mark is due
         self._end, self._scanned = _ObjectEnd(), 0  # of the object that is held
         self._state: Callable[[], str | CallPiece | None] = self._begin if form.bare else self._say
 
     def push(self, text: str) -> list[str | CallPiece]:
         """Add a piece of text. Returns the parts that are complete with it."""
-        self._held += text
+        self._buffer += text
         parts = list[str | CallPiece]()
         while (part := self._state()) is not None:
             dropped = isinstance(part, CallPiece) and part.number > 0 and not self._several
             if part and not dropped:
                 parts.append(part)
-        if len(self._held) > MAX_HELD:
-            parts.append(self._opened + self._held)
-            self._held, self._opened, self._state = "", "", self._say
+        if len(self._buffer) > MAX_BUFFERED:
+            parts.append(self._opened + self._buffer)
+            self._buffer, self._opened, self._state = "", "", self._say
         return parts
 
     def finish(self) -> str:
         """The rest of the text, including a call that was cut off before its arguments."""
-        rest, self._held = self._opened + self._held, ""
+        rest, self._buffer = self._opened + self._buffer, ""
         return "" if self._state in (self._tail, self._between) else rest
 
     # States: each returns a part, "" after a change of the state, or None to wait for more.
 
     def _begin(self) -> str | None:
-        start = self._held.lstrip()
+        start = self._buffer.lstrip()
         if not start:
             return None
         return self._read_head("") if start.startswith("{") else self._go_on(self._say)
 
     def _say(self) -> str | None:
-        text, opening, rest = self._held.partition(self._form.opening)
+        text, opening, rest = self._buffer.partition(self._form.opening)
         end = len(text[: len(text) - begun(text, self._form.opening)].rstrip())
         if opening:
             end = len(text.rstrip())
-            self._held = rest
+            self._buffer = rest
             self._read_head(text[end:] + opening)
             return text[:end]
-        self._held = text[end:]
+        self._buffer = text[end:]
         return text[:end] or None
 
     def _head(self) -> str | CallPiece | None:
-        body = self._held.lstrip()
+        body = self._buffer.lstrip()
         listed = self._listed or body.startswith("[")
         body = body.removeprefix("[").lstrip()
-        first, name = body[1:MAX_HEAD].lstrip(), _NAME.match(self._held[:MAX_HEAD])
+        first, name = body[1:MAX_HEAD].lstrip(), _NAME.match(self._buffer[:MAX_HEAD])
         possible = name is None or self._may_name(name[1], whole=bool(name[2]))
         if not ("{".startswith(body[:1]) and _may_begin(first) and possible):
             text, self._opened = self._opened, ""
             self._state = self._say
             return text
-        head = _HEAD.match(self._held[:MAX_HEAD])
+        head = _HEAD.match(self._buffer[:MAX_HEAD])
         if head is not None:
-            self._held = self._held[head.end() :]
+            self._buffer = self._buffer[head.end() :]
             return self._call(head[1], "", listed, self._body)
-        start = len(self._held) - len(body)
+        start = len(self._buffer) - len(body)
         self._scanned = max(self._scanned, start)
-        end = self._end.find(self._held[self._scanned :])
+        end = self._end.find(self._buffer[self._scanned :])
         if end is None:
-            self._scanned = len(self._held)
+            self._scanned = len(self._buffer)
             return None
         end += self._scanned
-        call = _read_call(self._held[start:end])
+        call = _read_call(self._buffer[start:end])
         if call is None or call[0] not in self._names:
-            text, self._held = self._opened + self._held[:end], self._held[end:]
+            text, self._buffer = self._opened + self._buffer[:end], self._buffer[end:]
             self._opened, self._state = "", self._say
             return text
-        self._held = self._held[end:]
+        self._buffer = self._buffer[end:]
         return self._call(*call, listed, self._between)
 
     def _may_name(self, name: str, *, whole: bool) -> bool:
@@ -161,42 +161,42 @@ class CallReader:
         )
 
     def _body(self) -> CallPiece | None:
-        end = self._end.find(self._held)
-        piece, self._held = self._held[:end], "" if end is None else self._held[end:]
+        end = self._end.find(self._buffer)
+        piece, self._buffer = self._buffer[:end], "" if end is None else self._buffer[end:]
         if end is not None:
             self._end, self._scanned, self._state = _ObjectEnd(1), 0, self._tail
         return CallPiece(self._calls - 1, piece) if piece else None
 
     def _tail(self) -> str | None:
         """Skip the members of a call after its arguments."""
-        rest = self._held.lstrip()
+        rest = self._buffer.lstrip()
         if not rest:
             return None
         if not rest.startswith("}") and not _MEMBER.match(rest):
             return self._go_on(self._between)
-        end = self._end.find(self._held[self._scanned :])
+        end = self._end.find(self._buffer[self._scanned :])
         if end is None:
-            self._scanned = len(self._held)
+            self._scanned = len(self._buffer)
             return None
-        self._held = self._held[self._scanned + end :]
+        self._buffer = self._buffer[self._scanned + end :]
         return self._go_on(self._between)
 
     def _between(self) -> str | None:
         """Skip the closing mark of a call, or the separator before the next call."""
         closing = self._form.closing if self._unclosed else ""
         again = self._listed or not self._form.closing
-        rest = self._held.lstrip(" \n\t\r" + (",;]" if again else ""))
-        gap = self._held[: len(self._held) - len(rest)]
+        rest = self._buffer.lstrip(" \n\t\r" + (",;]" if again else ""))
+        gap = self._buffer[: len(self._buffer) - len(rest)]
         if closing.startswith(rest):
             return None
         if closing and rest.startswith(closing):
-            self._held, self._unclosed, self._listed = rest[len(closing) :], False, False
+            self._buffer, self._unclosed, self._listed = rest[len(closing) :], False, False
             return ""
         if rest.startswith("{") and again and "]" not in gap:
-            self._held = rest
+            self._buffer = rest
             return self._read_head(gap)
         behind_list = gap.rpartition("]")[2] if self._listed else gap
-        self._held, self._listed = behind_list + rest, False
+        self._buffer, self._listed = behind_list + rest, False
         return self._go_on(self._say)
 
     def _go_on(self, state: Callable[[], str | CallPiece | None]) -> str:

@@ -177,8 +177,8 @@ class Completion:
 
     def record(self) -> dict[str, Any]:
         """The record as plain data for JSON. The field `error` is there only if there is one."""
-        filled = {name for name in _ASKED if getattr(self, name)}
-        left_out = {*_PARTS, *_ASKED} - filled
+        filled = {name for name in _OPTIONAL if getattr(self, name)}
+        left_out = {*_PARTS, *_OPTIONAL} - filled
         fields = {name: value for name, value in vars(self).items() if name not in left_out}
         counts, gaps = dict(vars(self.traffic)), gaps_between([self.arrivals])
         return {
@@ -198,7 +198,7 @@ class Completion:
 
 
 _PARTS = ("failure", "traffic", "accepted", "cost", "energy")
-_ASKED = ("tool_calls", "logprobs", "prompt_logprobs", "stopped_by")
+_OPTIONAL = ("tool_calls", "logprobs", "prompt_logprobs", "stopped_by")
 """Fields of a record that are left out if empty."""
 _DERIVED = (
     "num_draft_tokens", "num_accepted_tokens", "accepted_by", "acceptance_length",

@@ -55,7 +55,7 @@ class PieceMaker:
     @property
     def stopped_by(self) -> str:
         """The stop string that was found; empty for none."""
-        return self._stop.found
+        return self._stop.match
 
     def count(self, token: int, logprob: TokenLogProb | None) -> None:
         """Add a token to the next piece. A stop id is counted, but not pushed."""

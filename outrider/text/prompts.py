@@ -17,7 +17,7 @@ from inference.sampling import (
     random_seed,
 )
 from inference.text import Tokenizer
-from outrider.options.groups import PromptOptions
+from outrider.options.groups import TextOptions
 from outrider.text.completion import Request
 from outrider.text.parameters import Parameters, text_form
 from outrider.text.stop_strings import StopStrings
@@ -207,7 +207,7 @@ def read_prompt(
     return ids
 
 
-def read_prompts(options: PromptOptions) -> list[str]:
+def read_prompts(options: TextOptions) -> list[str]:
     """The prompts: --prompt, or the lines of --prompt_text. For `-`, what standard input holds."""
     if (options.prompt is None) == (options.prompt_text is None):
         both = "both were given" if options.prompt is not None else "neither was given"
@@ -253,9 +253,7 @@ def _read_schema(path: str) -> str:
     return schema
 
 
-def make_requests(
-    model: TextModel, options: PromptOptions, prompts: Sequence[str]
-) -> list[Request]:
+def make_requests(model: TextModel, options: TextOptions, prompts: Sequence[str]) -> list[Request]:
     """Requests of these prompts, each with its own seed. Raises InvalidRequest for a prompt that
     does not fit.
     """

@@ -15,7 +15,7 @@ from botocore.stub import Stubber
 from compile.aws import Aws
 from compile.compile_options import parse as parse_compile
 from deploy.commands.options import UpOptions
-from deploy.host.user_data import MOST_BYTES
+from deploy.host.user_data import MAX_BYTES
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
 from deploy.stack import (
     TEMPLATE,
@@ -249,7 +249,7 @@ def test_a_schedule_outside_the_instance_ends_it_at_its_lifetime_and_can_do_noth
 
 
 def test_the_longest_user_data_fits_into_a_template() -> None:
-    body = template_body("x" * MOST_BYTES)
+    body = template_body("x" * MAX_BYTES)
     assert len(body) < 51_200
     assert json.loads(body)["Resources"]["Launch"]["Properties"]["LaunchTemplateData"]["UserData"]
 

@@ -18,7 +18,7 @@ from inference.candidates import (
     REMEMBERED_NUMBERS,
     SUREST,
     CandidateTree,
-    Claimed,
+    Claims,
     Dropped,
     ProposalStream,
 )
@@ -47,7 +47,7 @@ def planted(most: int = 1024) -> CandidateTree:
     return tree
 
 
-def commit(tree: CandidateTree, tokens: Sequence[int]) -> list[Claimed]:
+def commit(tree: CandidateTree, tokens: Sequence[int]) -> list[Claims]:
     """Commit tokens in the tree and in its text."""
     claims = tree.commit(tokens)
     tree.text += tokens

@@ -23,7 +23,7 @@ from inference.order import Pace, TokenLogProb
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
-from inference.throttle import Silence, Throttle
+from inference.throttle import Baseline, Throttle
 from inference.times_file import StoredTimes
 from outrider.client.pools import Rows
 from outrider.text.completion import Completion, Request, Show, complete
@@ -134,7 +134,7 @@ class Client:
         self.losses: list[float] = []
         self._world, self._network, self._folder = world, network, folder
         self._kernel = network.kernel
-        self._addresses, self._silence = addresses, Silence()
+        self._addresses, self._silence = addresses, Baseline()
 
     @property
     def over(self) -> bool:

@@ -21,7 +21,7 @@ from inference.engine.local_session import LocalSession
 from inference.grammar import Grammars
 from inference.model.decoder import Decoder
 from inference.order import Decode, Pace
-from inference.planner.acceptance import Knowledge
+from inference.planner.acceptance import PairStats
 from inference.planner.acceptance_file import read_acceptance
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
@@ -67,10 +67,10 @@ growing_and_copying = partial(growing, copies=True)
 copying = partial(growing, None, copies=True)
 
 
-def knowledge(call: float = 0.002, nodes: int = 1) -> Knowledge:
+def knowledge(call: float = 0.002, nodes: int = 1) -> PairStats:
     """Calls of so many seconds beside forwards of 10 ms, with up to so many nodes."""
     target = Times({(1, 1): 0.01, (1, nodes): 0.01})
-    return Knowledge(Times({(1, 64): call}), target, read_acceptance())
+    return PairStats(Times({(1, 64): call}), target, read_acceptance())
 
 
 def rounds(

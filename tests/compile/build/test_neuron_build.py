@@ -59,8 +59,6 @@ def test_an_artefact_has_weights_by_rank_one_package_and_a_record_of_each_graph(
     assert manifest.host == {"family": "trn1", "logical_cores": "1", "interface": "model_builder"}
     record = json.loads((tmp_path / "a" / f"graphs/{FEW[0].name}.json").read_text())
     assert record["inputs"]["tree_mask"] == ["int32", [ROWS, TREE, TREE]]
-    weights = ranks[0].keys() - {"decoder.cos", "decoder.sin"}  # the tables are buffers
-    assert record["instructions"]["parameter"] == len(record["inputs"]) + len(weights)
     log = (tmp_path / "a" / f"graphs/{FEW[1].name}.log.txt").read_text()
     assert f"compiled {FEW[1].name} with" in log
     assert json.loads((tmp_path / "a" / f"graphs/{COPY}.json").read_text())["inputs"] == {
@@ -251,6 +249,5 @@ def test_the_memory_table_of_the_documentation_is_what_its_command_prints(run: R
         flags += ["--tensor_parallel", ranks, "--rows", "4", "--sequence_length", "4096"]
         printed = run("compile", *flags).out
         assert f"memory of a core: {total} of {memory}" in printed
-        assert "to compile here" in printed
         for name, value in zip(names[2:], parts, strict=False):
             assert re.search(rf"{name} +{re.escape(value)}", printed), row

@@ -140,9 +140,3 @@ def test_a_round_takes_the_targets_pass_and_one_of_the_draft_for_each_level() ->
     assert alone is not None
     assert prompt is not None
     assert 2 * 5e-3 < both.high - alone.high < 2 * prompt.high
-
-
-def test_nothing_is_said_of_a_cpu() -> None:
-    bucket = verify_bucket(1, 64, 2112, 2112, sampled=True)
-    spec = CompileSpec("m", "cpu", 128_256, (bucket,), 1, 2048, 64, "float32", 1)
-    assert pass_seconds(read_config(SHAPES / "llama-3.2-1b"), spec, bucket) is None

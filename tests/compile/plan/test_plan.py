@@ -113,8 +113,6 @@ def test_ranks_that_cannot_share_the_heads_are_refused(ranks: int) -> None:
     ("changes", "shown"),
     [
         ({"target": "tpu"}, ["--target tpu", "cpu, trn1"]),
-        ({"rows": 0}, ["--rows 0"]),
-        ({"sequence_length": 1}, ["--sequence_length 1"]),
         ({"target": "cpu"}, ["--tensor_parallel 2", "cpu"]),
         ({"buckets": (Bucket(1, 8, 100, 8, 8, False, 2112),)}, ["64 nodes and 2112 slots"]),
         ({"buckets": (Bucket(1, 8, 100, 8, 8, False, 99),)}, ["junk slot is 2112"]),

@@ -14,7 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, __version__
 
 from inference.backends.choices import choose_at
 from inference.backends.cuda_graphs import Recorder
@@ -43,6 +43,7 @@ from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
 from tests.support.row_independence import assert_rows_are_independent
 
+OLD = __version__ < "5"
 LENGTH, TREE, MADE = 64, 16, 12
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=11), SamplingParams(1.0, seed=2**62 + 5)]
 PROMPT: list[int] = np.random.default_rng(3).integers(0, VOCABULARY, 20).tolist()
@@ -66,6 +67,8 @@ each_dense_family = each_of(
 @cache
 def original(family: str) -> Any:
     """The family's tiny model, with weights so large that its choices are far apart."""
+    if OLD and ("experts" in FAMILIES[family].has or family not in CONFIG_MAPPING):
+        pytest.skip("needs transformers 5")
     torch.manual_seed(sorted(FAMILIES).index(family))
     config = AutoConfig.for_model(**config_of(family))
     library = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
@@ -167,6 +170,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_would_be_computed_wrongly_is_refused_by_its_config(what: str, tmp_path: Path) -> None:
+    if OLD and what == "a wrong field":
+        pytest.skip("needs transformers 5")
     fields, shown = REFUSED[what]
     (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
     assert_refused(lambda: read_library_config(tmp_path), shown, UnsupportedModel)

@@ -115,23 +115,12 @@ def test_a_call_with_a_rule_or_a_scoring_goes_to_a_masked_graph_and_no_other_doe
     tree = chain(0, NODES, HOT, EVERY)
     rule = adjustment(VOCABULARY, np.random.default_rng(0), NODES, 5)
     model.choose([tree])
-    model.choose([tree, tree._replace(row=1, rule=lambda: rule)])
+    beside, _ = model.choose([tree, tree._replace(row=1, rule=lambda: rule)])
+    assert beside.logprobs is None
     model.choose([tree._replace(scoring=Scoring(2))])
     assert called == [PLAIN.name, MASKED.name, MASKED.name]
     assert model.masks
     assert not watched(PLAIN)[0].masks
-
-
-def test_a_row_without_a_rule_chooses_beside_one_with_a_rule_what_it_chooses_alone() -> None:
-    (model, _), tree = watched(PLAIN, MASKED), chain(0, NODES, HOT, EVERY)
-    (alone,) = model.choose([tree])
-    rule = adjustment(VOCABULARY, np.random.default_rng(1), NODES, 9)
-    beside, ruled = model.choose([tree, tree._replace(row=1, rule=lambda: rule)])
-    assert beside.tokens.tolist() == alone.tokens.tolist()
-    assert beside.logprobs is None
-    assert rule.allowed is not None
-    bits = np.unpackbits(rule.allowed.view(np.uint8), axis=-1, bitorder="little")
-    assert bits[EVERY, ruled.tokens].all()
 
 
 def test_a_tree_deeper_than_a_graphs_noise_has_each_nodesown_rule_and_log_probabilities() -> None:

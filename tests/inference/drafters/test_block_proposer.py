@@ -11,7 +11,7 @@ from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
-from inference.planner.acceptance import Knowledge
+from inference.planner.acceptance import PairStats
 from inference.planner.child_features import mask_features
 from inference.planner.prices import Prices
 from inference.proposer import MODEL
@@ -50,7 +50,7 @@ class Watched(ScriptedModel):
 
 def proposer_of(
     model: Watched,
-    known: Knowledge | None = None,
+    known: PairStats | None = None,
     room: int = 200,
     copies: bool = False,
 ) -> GrowingProposer:

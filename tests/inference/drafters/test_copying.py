@@ -36,12 +36,6 @@ def test_a_phrase_that_begins_again_is_sent_to_its_end_without_a_call() -> None:
     assert proposer.usage.calls == 0
 
 
-def test_nothing_is_sent_where_nothing_was_said_before() -> None:
-    proposer = copier()
-    proposer.open(list(range(50)), SAMPLING, end=100)
-    assert sent(proposer, NUMBERS) == []
-
-
 def test_a_target_that_never_copies_silences_the_copies() -> None:
     proposer, length, copies = copier(), 6, list[int]()
     proposer.open([1, 2, 3, 1, 2, 4], SAMPLING, end=4000)
@@ -81,16 +75,16 @@ def test_where_the_model_agrees_both_together_are_surer_than_the_model() -> None
 
 
 def test_what_a_context_is_worth_is_learnt() -> None:
-    learned = knowledge().acceptance
+    law = knowledge().acceptance.laws.copies
     table = [[1.0, 1.1, 0.5, 0.7, 1.0]]
-    (before,) = learned.copied(table)
+    (before,) = law.chances(table)
     for _ in range(100):
-        learned.observe_copied(table, None)
-    (after,) = learned.copied(table)
+        law.observe(table, None)
+    (after,) = law.chances(table)
     assert after < 0.1 < before
     for _ in range(200):
-        learned.observe_copied(table, 0)
-    assert learned.copied(table)[0] > 0.8
+        law.observe(table, 0)
+    assert law.chances(table)[0] > 0.8
 
 
 def following(*tokens: int) -> list[Following]:

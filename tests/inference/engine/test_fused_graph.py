@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from inference.accept import accept_match
+from inference.accept import accept_matches
 from inference.artifact import (
     Bucket,
     DraftBucket,
@@ -98,7 +98,7 @@ def test_acceptance_in_the_graph_is_acceptance_on_the_host(branches: tuple[int, 
             shape, *(torch.from_numpy(part)[None] for part in (tokens, chosen))
         )
         tree = TokenTree(tokens, np.array(shape.parents))
-        expected = accept_match(tree, chosen)
+        [expected] = accept_matches([tree], [chosen])
         assert path[0].tolist() == [*expected.path, *[NONE] * (shape.depth - len(expected.path))]
         assert next_token.tolist() == [expected.next_token]
         accepted += len(expected.path)

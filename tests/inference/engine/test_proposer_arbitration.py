@@ -21,7 +21,7 @@ def told(
     """So many forwards bring so many tokens each; the length that the text has then."""
     for _ in range(forwards):
         length += tokens
-        others.hear(length, [kind] * (tokens - 1) + [NOBODY], 1)
+        others.observe(length, [kind] * (tokens - 1) + [NOBODY], 1)
     return length
 
 

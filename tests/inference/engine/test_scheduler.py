@@ -235,16 +235,6 @@ def test_after_many_wide_forwards_one_is_made_without_candidates() -> None:
     assert sizes_of(wide.next(trees(*[session(*[0.9] * 7)] * 2))) == [8, 8]  # of two rows anew
 
 
-def test_a_wrong_profile_is_set_right_for_good_by_what_is_measured() -> None:
-    profiled = turns(flat)
-    for _ in range(3):
-        profiled.record((1, 1), 0.080)
-    for _ in range(100):
-        profiled.record((1, 8), 0.100)
-    assert profiled.seconds(1, 1) == 0.080
-    assert profiled.seconds(1, 8) == pytest.approx(0.100)
-
-
 def test_kinds_of_forwards_take_turns() -> None:
     filling, ready, in_graph = on_a_row(500), session(), session()
     mixed, kinds = turns(flat), list[ForwardKind]()

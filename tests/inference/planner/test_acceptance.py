@@ -17,7 +17,12 @@ from inference.errors import InvalidRequest
 from inference.json_file import Json
 from inference.planner.acceptance import OFFSETS, RANKS, AcceptanceModel
 from inference.planner.acceptance_file import SHIPPED, read_acceptance, read_model, write_acceptance
-from inference.planner.child_features import FloatArray, mask_features, rank_features, said_by
+from inference.planner.child_features import (
+    FloatArray,
+    mask_features,
+    rank_features,
+    score_part,
+)
 
 Scores = NDArray[np.float32]
 
@@ -234,7 +239,7 @@ def test_a_record_that_cannot_be_used_is_refused(record: dict[str, Any]) -> None
 
 
 SCORES = np.array([[-0.3, -2.0, -3.0, -4.0]], dtype=np.float32)
-SAID = said_by(rank_features(SCORES, [0], True)[0])
+SAID = score_part(rank_features(SCORES, [0], True)[0])
 
 
 def test_a_row_of_masks_chances_adds_up_to_less_than_one(model: AcceptanceModel) -> None:
