@@ -14,6 +14,7 @@ from outrider.measure.journal import Journal, opened, plan_of
 from outrider.measure.link import LinkShape
 from outrider.measure.options import BenchOptions, CompareOptions
 from outrider.measure.report import Report, verdict
+from outrider.measure.run import Run
 from outrider.measure.sets import Item
 from outrider.measure.testbed import ArmSet, Beside, target_of
 
@@ -49,7 +50,8 @@ def _measure(
     with target_of(options, options.arms) as (there, target):
         for trip in options.rtt:
             link = LinkShape(trip / 2, options.bandwidth)
-            arms.measure(journal, there, items, options.text, repeats=options.num_runs, link=link)
+            with arms.opened(journal, there, link) as (client, ours):
+                Run(journal, ours, client, options.text, trip).make(items, options.num_runs)
     emulation = None if target is None else target.emulation
     journal.write("end", {"load": load(), "emulation": emulation})
 

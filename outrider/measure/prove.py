@@ -29,6 +29,7 @@ from outrider.measure.journal import Journal, opened, plan_of
 from outrider.measure.options import ProveOptions
 from outrider.measure.report import Report
 from outrider.measure.report import verdict as speed_verdict
+from outrider.measure.run import Run
 from outrider.measure.sets import read_lines
 from outrider.measure.testbed import ArmSet, start
 from outrider.options.draft_flags import PRESETS
@@ -68,7 +69,8 @@ def run(options: ProveOptions) -> int:
             there = ConnectionOptions(target_host=target.address)
             arms = ArmSet(options.role, {BASELINE: PRESETS["vanilla"], DRAFTED: {}})
             text = SamplingOptions(max_new_tokens=options.max_new_tokens)
-            arms.measure(journal, there, items, text, repeats=REPEATS, warm=False)
+            with arms.opened(journal, there) as (client, both):
+                Run(journal, both, client, text, warm=False).make(items, REPEATS)
         journal.write("end", {"load": load()})
     times = measured_graphs(options)
     report = _report(options, journal, times, checks)

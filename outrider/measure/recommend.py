@@ -20,6 +20,7 @@ from outrider.measure.figures import Row, summarise, totals
 from outrider.measure.journal import Journal, plan_of
 from outrider.measure.options import Flags, MeasuredTexts, RecommendOptions
 from outrider.measure.report import Report
+from outrider.measure.run import Run
 from outrider.measure.sets import read_set
 from outrider.measure.testbed import ArmSet
 from outrider.models.models_here import ModelHere, find_models
@@ -54,7 +55,9 @@ def run(options: RecommendOptions) -> int:
     drafts = ArmSet(options.role, arms, optional=arms.keys() - {BASELINE, COPIED})
     items = [item for item in read_set(None, SAMPLES) if item.kind in KINDS]
     text, journal = MeasuredTexts(max_new_tokens=options.max_new_tokens), Journal(plan_of({}, []))
-    run = drafts.measure(journal, options.connection, items, text, seconds=options.seconds)
+    with drafts.opened(journal, options.connection) as (client, ours):
+        run = Run(journal, ours, client, text, seconds=options.seconds)
+        run.make(items)
     rows = totals(summarise(journal.texts, [*arms]))
     if not rows:
         raise InvalidRequest(f"--seconds {options.seconds:g}: no text was generated in this time")

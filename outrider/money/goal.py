@@ -136,9 +136,7 @@ class Goal:
         """Prices for one row of the draft."""
         if self.speed_alone:
             return Prices(battery=self.battery)
-        expected = Usage(
-            stats.target.seconds(1, 1), stats.draft.seconds(1, 1), MESSAGE_BYTES
-        )
+        expected = Usage(stats.target.seconds(1, 1), stats.draft.seconds(1, 1), MESSAGE_BYTES)
         guess = expected if expected.wall else Usage(1.0, 1.0, MESSAGE_BYTES)
         cost = self.billing.unit_prices(self.objective)
         return SteeredPrices(battery=self.battery, goal=self, cost=cost, expected=guess)

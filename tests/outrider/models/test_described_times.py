@@ -157,7 +157,7 @@ def test_the_link_is_measured_once_for_all_rows(port: str, monkeypatch: pytest.M
         monkeypatch.setattr(connection, "probe", counted)
         pool = pool_of(connection, 4, None)
         assert len(probes) <= PROBES
-        assert {each.round_trip for each in pool.knowledge} == {median(probes)}
+        assert {each.round_trip for each in pool.stats} == {median(probes)}
 
 
 @pytest.mark.parametrize("tokens", [(40, 2), (2, 40)], ids=str)
@@ -177,7 +177,7 @@ def test_what_is_kept_is_what_the_row_learned_that_learned_most(
                 request = Request(index, "", ids, SamplingParams(), most, frozenset())
                 session = connection.session()
                 complete(request, session, inline([proposer]), tokenizer, silent, Event())
-                learned.append(pool.knowledge[index].acceptance.to_record())
+                learned.append(pool.stats[index].acceptance.to_record())
         pool.keep()
     assert json.loads(path.read_text()) == learned[tokens.index(40)] != learned[tokens.index(2)]
     assert read_acceptance(path).to_record()["version"] == learned[0]["version"]
