@@ -20,12 +20,12 @@ from torch import Tensor
 
 from compile.random_calls import beside, random_segments
 from compile.spec import verify_bucket
-from inference.artifact import Bucket, Manifest
 from inference.backends import Chosen, Model, Segment
-from inference.backends.compiled import CompiledModel
 from inference.backends.eager import EagerModel
+from inference.backends.graphs.compiled import CompiledModel
 from inference.backends.sequence import ModelSequence
 from inference.errors import BadArtifact
+from inference.files.artifact import Bucket, Manifest
 from inference.sampling import SamplingParams
 
 CALLS = 3

@@ -16,10 +16,10 @@ from compile.plan.memory import footprint, gib, processors, worker_memory, worke
 from compile.plan.plan_report import describe
 from compile.spec import CompileSpec
 from compile.store import open_store
-from inference.artifact import MANIFEST, NATIVE, read_manifest
 from inference.errors import BadArtifact, InvalidRequest
-from inference.files import cache_directory
-from inference.model.config import read_config
+from inference.files.artifact import MANIFEST, NATIVE, read_manifest
+from inference.files.writing import cache_directory
+from inference.model.checkpoints.config import read_config
 
 
 def builder_of(

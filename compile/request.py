@@ -12,12 +12,17 @@ from compile.compile_options import CompileOptions
 from compile.plan.buckets import MAX_GRAPHS, SAMPLED, GraphSizes, first_graphs, graphs_of
 from compile.plan.fit import fits, usual_ranks
 from compile.spec import CompileSpec, least_nodes, mask_words
-from inference.artifact import Bucket, DraftBucket, FusedPart, RoundBucket
 from inference.errors import InvalidRequest, Mismatch
-from inference.model.config import ModelConfig, allowed_length, read_config, read_raw_config
+from inference.files.artifact import Bucket, DraftBucket, FusedPart, RoundBucket
+from inference.model.checkpoints.config import (
+    ModelConfig,
+    allowed_length,
+    read_config,
+    read_raw_config,
+)
+from inference.model.checkpoints.hub import find_model, split_revision
+from inference.model.choice.noise_window import WINDOW
 from inference.model.eagle_head import EAGLE3, named_layers, read_head_config
-from inference.model.hub import find_model, split_revision
-from inference.model.noise_window import WINDOW
 
 _EMBEDDED = Path(inference.__file__).parent / "data"
 _NUMBERS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
@@ -62,7 +67,7 @@ def find_checkpoint(options: CompileOptions) -> BuildCheckpoint:
     config = read_config(directory)
     vocabulary = config.vocab_size
     if not options.dry_run:
-        from inference.text import Tokenizer
+        from inference.text.tokenizer import Tokenizer
 
         vocabulary = Tokenizer(directory).vocabulary
     return BuildCheckpoint(
@@ -194,8 +199,8 @@ def _fused_part(options: CompileOptions, sizes: GraphSizes, target: Path, draft:
 
 def _fingerprint(draft: Path, target: Path) -> str:
     """The draft's fingerprint. Raises Mismatch if its token ids are not the target's."""
-    from inference.model.weight_files import fingerprint
-    from inference.text import Tokenizer
+    from inference.model.checkpoints.weight_files import fingerprint
+    from inference.text.tokenizer import Tokenizer
 
     reason = Tokenizer(draft).settings.disagreement(Tokenizer(target).settings)
     if reason:

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from inference.artifact import Bucket, CompiledTarget, FusedPart, Manifest
 from inference.errors import InvalidRequest
+from inference.files.artifact import Bucket, CompiledTarget, FusedPart, Manifest
 from inference.sampling import CANDIDATES
 
 TARGETS = ("cpu", "trn1", "inf2", "trn2", "trn3")

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Protocol
 
 from compile.aws import Aws, aws_refusals, error_code
-from inference.artifact import (
+from inference.errors import BadArtifact, InvalidRequest
+from inference.files.artifact import (
     MANIFEST,
     Manifest,
     check_files,
@@ -24,8 +25,7 @@ from inference.artifact import (
     read_manifest,
     read_manifest_file,
 )
-from inference.errors import BadArtifact, InvalidRequest
-from inference.files import replacing
+from inference.files.writing import replacing
 
 Say = Callable[[str], None]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from compile.aws import Aws, aws_refusals, error_code
 from deploy.deployment import own_bucket
-from inference.artifact import hash_file
 from inference.errors import InvalidRequest
+from inference.files.artifact import hash_file
 
 
 class HostBucket:

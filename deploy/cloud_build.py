@@ -23,7 +23,7 @@ from deploy.places import host_size
 from inference.command import say
 from inference.errors import InvalidRequest
 from inference.flags.group import flags_of
-from inference.model.hub import pin_model
+from inference.model.checkpoints.hub import pin_model
 
 _NOT_FOR_THE_HOST = {
     *("out", "push", "pull", "digest", "graph_store", "dry_run", "debug"),

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from inference.artifact import NATIVE
 from inference.errors import InvalidRequest
+from inference.files.artifact import NATIVE
 
 Kind = Literal["neuron", "cuda", "cpu"]
 Market = Literal["on-demand", "spot", "capacity-block"]

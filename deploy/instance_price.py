@@ -21,8 +21,8 @@ from deploy.running_instance import RunningInstance
 from inference.command import say
 from inference.cost.billing import hire_usd
 from inference.errors import InvalidRequest, MissingExtra, OutriderError, Unavailable
-from inference.file_model import Positive, Record, Text, read_record
-from inference.json_file import read_json
+from inference.files.json_file import read_json
+from inference.files.records import Positive, Record, Text, read_record
 
 PRICE_LIST_REGION = "us-east-1"
 """Region whose price list is asked. Three regions serve it, whatever region it is asked about."""

@@ -18,10 +18,10 @@ from deploy.deployment import Host, secret_parameters
 from deploy.instance_price import InstancePrices, NoPrice, Price, bundled_prices
 from deploy.places import SubnetInZone, find_image, places_for
 from deploy.stack import created_resources
-from inference.artifact import Manifest, read_manifest
 from inference.cost.billing import hire_usd
 from inference.errors import InvalidRequest
-from inference.model.config import parse_config
+from inference.files.artifact import Manifest, read_manifest
+from inference.model.checkpoints.config import parse_config
 
 _ROLE = "what AWS's AmazonSSMManagedInstanceCore allows (Session Manager)"
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
-from inference.tree import IntArray, TreeNodes
+from inference.tree.token_tree import IntArray, TreeNodes
 
 FloatArray = NDArray[np.float32]
 

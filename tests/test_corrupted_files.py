@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from grpc_comm.server.server import BackgroundServer
-from inference.artifact import (
+from inference.errors import BadArtifact, InvalidRequest, OutriderError
+from inference.files.artifact import (
     MANIFEST,
     DraftBucket,
     FusedPart,
@@ -24,14 +25,13 @@ from inference.artifact import (
     read_manifest,
     write_manifest,
 )
-from inference.errors import BadArtifact, InvalidRequest, OutriderError
-from inference.json_file import read_json
-from inference.model.config import parse_config, read_config
-from inference.model.weight_files import weight_files
+from inference.files.json_file import read_json
+from inference.model.checkpoints.config import parse_config, read_config
+from inference.model.checkpoints.weight_files import weight_files
 from inference.planner.acceptance_file import SHIPPED, read_acceptance
-from inference.text import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from inference.times_file import PROFILES, StoredTimes, find_profile
-from inference.tree_shape import Branches
+from inference.tree.tree_shape import Branches
 from outrider.cli import main
 from outrider.models.directories import EMBEDDED
 from outrider.options.roles import TargetRole

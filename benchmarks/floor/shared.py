@@ -14,11 +14,11 @@ from benchmarks.floor.race import VOCABULARY, ScriptedTarget, next_tokens
 from benchmarks.regret.clock import VirtualClock
 from benchmarks.regret.stage import GROWING, Profiles, Stage, virtual_server
 from inference.backends import Chosen, Ranked, Segment
-from inference.decode import Loop
-from inference.draft_thread import Drafting, inline
+from inference.loop.decode import Loop
+from inference.loop.draft_thread import Drafting, inline
+from inference.loop.throttle import Baseline, Throttle
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from inference.throttle import Baseline, Throttle
 from inference.times_file import Profile
 
 SLICES = 16

@@ -25,7 +25,8 @@ import torch
 from compile.build.progress import JOINT, WEIGHTS, BuildProgress
 from compile.round_check import check_rounds
 from compile.spec import CompileSpec
-from inference.artifact import (
+from inference.errors import BadArtifact, InvalidRequest
+from inference.files.artifact import (
     MANIFEST,
     TOKENIZER_FILES,
     Bucket,
@@ -34,16 +35,15 @@ from inference.artifact import (
     read_manifest,
     write_manifest,
 )
-from inference.errors import BadArtifact, InvalidRequest
-from inference.file_model import Record, Text, read_record
-from inference.files import locked, write_whole
-from inference.json_file import read_json
-from inference.model.checkpoint import DTYPES, load_decoder
-from inference.model.config import read_config_for_graphs, read_raw_config
+from inference.files.json_file import read_json
+from inference.files.records import Record, Text, read_record
+from inference.files.writing import locked, write_whole
+from inference.model.checkpoints.checkpoint import DTYPES, load_decoder
+from inference.model.checkpoints.config import read_config_for_graphs, read_raw_config
+from inference.model.checkpoints.weight_files import fingerprint
 from inference.model.decoder import Decoder
-from inference.model.weight_files import fingerprint
-from inference.text import Tokenizer
-from inference.tokenizer_settings import TEMPLATES
+from inference.text.tokenizer import Tokenizer
+from inference.text.tokenizer_settings import TEMPLATES
 
 STATE = ".build"
 _COPIED = ("config.json", "generation_config.json", *TOKENIZER_FILES)

@@ -20,17 +20,17 @@ from compile.build.build import MadeWith, load_whole
 from compile.neuron.compiler import CompilerDied, first_error, gave_reason, once_more
 from compile.parallel import calls_between, described, parallel_config, parallel_tensors
 from compile.spec import CompileSpec
-from inference.artifact import Bucket
 from inference.backends.native.loading import compiled_files
 from inference.backends.native.program import DEALT, GRAPHS, RankPlan, rank_weights
 from inference.backends.native.ranks import Ranks
 from inference.backends.native.sdk import FLAGS, TRAINIUM, Machine, configure
-from inference.backends.neuron import Program, runtime_error
-from inference.backends.neuron_sdk import logical_cores
+from inference.backends.neuron.model import Program, runtime_error
+from inference.backends.neuron.sdk import logical_cores
 from inference.errors import BadArtifact, OutriderError
-from inference.files import write_whole
-from inference.model.config import ModelConfig, read_config, read_raw_config
-from inference.model.verify_graph import example_inputs
+from inference.files.artifact import Bucket
+from inference.files.writing import write_whole
+from inference.model.checkpoints.config import ModelConfig, read_config, read_raw_config
+from inference.model.graphs.verify_graph import example_inputs
 
 _CUT_BY_INPUT = (".o_proj.weight", ".down_proj.weight", "embed_tokens.weight")
 _WHOLE = ("norm.weight", "layernorm.weight", ".o_proj.bias", ".down_proj.bias")

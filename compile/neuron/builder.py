@@ -31,12 +31,12 @@ from compile.parallel import (
 )
 from compile.plan.memory import compilers_at_once
 from compile.spec import CompileSpec
-from inference.artifact import Bucket
-from inference.backends.neuron import PACKAGE, SHARD
-from inference.backends.neuron_sdk import sdk_versions
-from inference.files import cache_directory, write_whole
-from inference.model.config import read_config
-from inference.model.round_graph import idle_inputs
+from inference.backends.neuron.model import PACKAGE, SHARD
+from inference.backends.neuron.sdk import sdk_versions
+from inference.files.artifact import Bucket
+from inference.files.writing import cache_directory, write_whole
+from inference.model.checkpoints.config import read_config
+from inference.model.graphs.round_graph import idle_inputs
 
 _OPTIMISATION = ("-O", "--optlevel")
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from compile.spec import CompileSpec
-from inference.backends.neuron_sdk import (
+from inference.backends.neuron.sdk import (
     Sdk,
     has_device,
     instance_family,

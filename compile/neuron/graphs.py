@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from compile.neuron.compiler import Toolchain, once_more, render
 from compile.neuron.neff_cache import NeffCache, unit_key
-from inference.backends.neuron_sdk import BuildUnits, load_build_units
+from inference.backends.neuron.sdk import BuildUnits, load_build_units
 
 LOG = "log-neuron-cc.txt"
 """The compiler's log of a graph, as it names it."""

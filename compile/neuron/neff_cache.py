@@ -23,10 +23,10 @@ from typing import Any
 
 from compile.build.build import hash_of
 from compile.store import Objects, fetch_file
-from inference.artifact import hash_file
 from inference.errors import BadArtifact
-from inference.file_model import Record, Text, read_record
-from inference.json_file import read_json
+from inference.files.artifact import hash_file
+from inference.files.json_file import read_json
+from inference.files.records import Record, Text, read_record
 
 _RECORD = "unit.json"
 

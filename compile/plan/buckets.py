@@ -8,8 +8,8 @@ from itertools import product
 from typing import NamedTuple, TypeVar
 
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
-from inference.artifact import Bucket
 from inference.errors import InvalidRequest
+from inference.files.artifact import Bucket
 
 BucketKind = TypeVar("BucketKind", bound=Bucket)
 

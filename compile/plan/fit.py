@@ -13,9 +13,9 @@ from compile.parallel import shards_evenly
 from compile.plan.device import Device, device_of, neuron_targets
 from compile.plan.memory import Footprint, footprint, gib, models_of, passes_of
 from compile.spec import CompileSpec
-from inference.artifact import Bucket
 from inference.errors import InvalidRequest, LimitExceeded
-from inference.model.config import ModelConfig
+from inference.files.artifact import Bucket
+from inference.model.checkpoints.config import ModelConfig
 
 AnyBucket = TypeVar("AnyBucket", bound=Bucket)
 

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from compile.plan.device import GIB
 from compile.spec import CompileSpec
-from inference.artifact import NATIVE, Bucket, DraftBucket, RoundBucket
-from inference.model.config import ModelConfig, parse_config
-from inference.model.noise_window import WINDOW
+from inference.files.artifact import NATIVE, Bucket, DraftBucket, RoundBucket
+from inference.model.checkpoints.config import ModelConfig, parse_config
+from inference.model.choice.noise_window import WINDOW
 
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number."""

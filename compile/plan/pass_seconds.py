@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from compile.plan.memory import passes_of
 from compile.spec import CompileSpec
-from inference.artifact import Bucket
-from inference.model.config import ModelConfig
+from inference.files.artifact import Bucket
+from inference.model.checkpoints.config import ModelConfig
 
 BAND = 0.2
 """The largest error of a time, as a part of it."""

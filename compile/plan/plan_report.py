@@ -8,8 +8,8 @@ from compile.plan.device import GIB, Device, device_of
 from compile.plan.memory import ITEM, Footprint, compilers_at_once, gib, passes_of
 from compile.plan.pass_seconds import BAND, pass_seconds
 from compile.spec import CompileSpec, least_nodes
-from inference.artifact import Bucket, DraftBucket, RoundBucket, features_of
-from inference.model.config import ModelConfig
+from inference.files.artifact import Bucket, DraftBucket, RoundBucket, features_of
+from inference.model.checkpoints.config import ModelConfig
 
 _ESTIMATED = {
     "programs": "estimated from the weights that each graph computes with",

@@ -21,7 +21,7 @@ from inference.command import FAILED
 from inference.flags.command_line import CommandOptions
 from inference.flags.group import Metavar
 from inference.flags.values import Directory, ModelName
-from inference.model.hub import pin_model
+from inference.model.checkpoints.hub import pin_model
 
 EXAMPLES = """examples:
   outrider deploy prove --instance trn1.2xlarge --model Qwen/Qwen2.5-1.5B-Instruct

@@ -36,7 +36,7 @@ from grpc_comm.client.named_targets import (
 )
 from inference.command import FAILED, say
 from inference.errors import InvalidRequest, MissingExtra, OutriderError, Unavailable
-from inference.model.hub import PinnedModel, pin_model
+from inference.model.checkpoints.hub import PinnedModel, pin_model
 
 EXAMPLES = """examples:
   outrider deploy up demo --instance c7i.2xlarge             the embedded target on CPUs

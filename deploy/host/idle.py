@@ -17,7 +17,7 @@ from urllib.request import urlopen
 from prometheus_client.parser import text_string_to_metric_families
 
 from inference.command import FAILED, run_command
-from inference.files import write_whole
+from inference.files.writing import write_whole
 
 _ANSWER_SECONDS = 10.0
 

@@ -64,7 +64,7 @@ cd "$work"
 HF_TOKEN=$hub_token run_commands
 if [ -d "$work/artefact" ]; then
     digest=$("$python" -c 'import sys; from pathlib import Path
-from inference.artifact import read_manifest
+from inference.files.artifact import read_manifest
 print(read_manifest(Path(sys.argv[1])).digest())' "$work/artefact")
 fi
 begin 'done'

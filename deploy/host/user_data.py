@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from inference.backends.neuron_sdk import INDEX, WHEELS
+from inference.backends.neuron.sdk import INDEX, WHEELS
 from inference.errors import InvalidRequest
 
 MAX_BYTES = 16_384

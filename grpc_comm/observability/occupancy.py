@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from inference.engine.engine import Engine
-from inference.engine.session import Session
+from inference.engine.sessions.session import Session
 from inference.order import End
 
 

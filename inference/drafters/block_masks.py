@@ -16,14 +16,14 @@ from typing import NamedTuple
 import numpy as np
 
 from inference.backends import Masks, Ranked
-from inference.draft_tuning import TUNING
 from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_rule import DraftRule
 from inference.drafters.draft_tree import DraftTree, ProposedChildren
-from inference.growing_tree import EMPTY, PLACE, Mark
+from inference.loop.draft_tuning import TUNING
 from inference.planner.acceptance import AcceptanceModel
 from inference.planner.child_features import EXCLUDED, mask_features, rank_features, score_part
 from inference.planner.prices import Prices, widths_of
+from inference.tree.growing_tree import EMPTY, PLACE, Mark
 
 
 class Mask(NamedTuple):

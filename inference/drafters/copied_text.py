@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import NamedTuple
 
-from inference.draft_tuning import TUNING
 from inference.drafters.draft_rule import DraftRule
 from inference.drafters.draft_tree import DraftTree, ProposedChildren
-from inference.growing_tree import NOWHERE, Mark
+from inference.loop.draft_tuning import TUNING
 from inference.planner.acceptance import Law
 from inference.planner.child_features import Following, copy_features
+from inference.tree.growing_tree import NOWHERE, Mark
 
 ROOT = 0
 """The state of the empty context."""

@@ -8,13 +8,13 @@ from functools import partial
 
 from inference.backends import Masks, Model, Ranked, Segment
 from inference.backends.sequence import ModelSequence
-from inference.draft_tuning import TUNING
 from inference.drafters.draft_rule import DraftRule, no_rule
 from inference.drafters.draft_tree import DraftTree
-from inference.growing_tree import PLACE, Mark
+from inference.loop.draft_tuning import TUNING
 from inference.proposer import DraftUsage
 from inference.sampling import SamplingParams
 from inference.times import Times
+from inference.tree.growing_tree import PLACE, Mark
 
 
 class DraftRow:

@@ -17,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Ranked, Segment
-from inference.draft_tuning import TUNING
 from inference.drafters.block_masks import BlockMasks
 from inference.drafters.copied_text import CopiedText
 from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_rule import DraftRule, MakeRule, no_rule
 from inference.drafters.draft_tree import DraftTree, ProposedChildren
-from inference.growing_tree import PLACE, Mark
+from inference.loop.draft_tuning import TUNING
 from inference.order import Progress
 from inference.planner.acceptance import PairStats
 from inference.planner.child_features import joint_features, rank_features
@@ -39,6 +38,7 @@ from inference.proposer import (
 )
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED
+from inference.tree.growing_tree import PLACE, Mark
 
 ENDLESS = 2**31
 """Maximum length of a text without a limit."""

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 from inference.backends import Model
 from inference.backends.dynamic_batcher import call_each
 from inference.engine.admission import Admission
+from inference.engine.colocated.graph_rounds import GraphRounds
 from inference.engine.forward import (
     BatchItem,
     ChunkItem,
@@ -28,9 +29,8 @@ from inference.engine.forward import (
     prepare,
     read,
 )
-from inference.engine.graph_rounds import GraphRounds
 from inference.engine.scheduler import TIMED, BatchPlan, ForwardKind, ReadySets, Scheduler
-from inference.engine.session import Callback, Session
+from inference.engine.sessions.session import Callback, Session
 from inference.order import Opened
 
 LONGEST_WAIT = 60.0

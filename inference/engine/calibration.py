@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from inference.candidates import Claims
 from inference.engine.tuning import TUNING
 from inference.proposer import NOBODY
+from inference.tree.candidates import Claims
 
 HIGHEST = 0.999
 """The greatest calibrated chance: no edge is certain before the target has verified it."""

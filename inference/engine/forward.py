@@ -9,15 +9,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from inference.accept import Verdict, accept_matches
 from inference.backends import Chosen, LogProbs, Segment
-from inference.candidates import Claims
 from inference.engine.scheduler import BatchPlan, ForwardSeconds
-from inference.engine.session import Session
+from inference.engine.sessions.session import Session
 from inference.errors import OutriderError
 from inference.order import Spent
 from inference.times import Shape
-from inference.tree import IntArray, TokenTree
+from inference.tree.accept import Verdict, accept_matches
+from inference.tree.candidates import Claims
+from inference.tree.token_tree import IntArray, TokenTree
 
 ModelCall: TypeAlias = Callable[[Sequence[Segment]], Sequence[Chosen | IntArray]]
 """A call of the model: one answer per segment."""

@@ -17,11 +17,11 @@ import numpy as np
 
 from inference.backends import Model
 from inference.engine.selection import FloatArray, Selection, best_of, lines_of
-from inference.engine.session import Session
+from inference.engine.sessions.session import Session
 from inference.engine.tuning import TUNING
 from inference.order import Pace
 from inference.times import CHANGED, TRUSTED, Cost, Shape, Times
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 
 ForwardSeconds = Callable[[int, int], float]
 """Seconds(rows, nodes of each) -> seconds of a forward pass, padding included."""

@@ -8,9 +8,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.candidates import CandidateTree
-from inference.growing_tree import EMPTY, PLACE
-from inference.tree import IntArray, TokenTree, trees_of
+from inference.tree.candidates import CandidateTree
+from inference.tree.growing_tree import EMPTY, PLACE
+from inference.tree.token_tree import IntArray, TokenTree, trees_of
 
 T = TypeVar("T", bound=np.generic)
 

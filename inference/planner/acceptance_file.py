@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from inference.errors import InvalidRequest
-from inference.files import write_whole
-from inference.json_file import Json, read_json
+from inference.files.json_file import Json, read_json
+from inference.files.writing import write_whole
 from inference.planner.acceptance import (
     KINDS,
     OFFSETS,

@@ -21,7 +21,7 @@ from inference.backends.slots import Slots
 from inference.planner.prices import widths_of
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED, Shape, Times
-from inference.tree import IntArray
+from inference.tree.token_tree import IntArray
 
 CONTEXT = 256
 """Slots of context that a profiled call reads, where the model has so many."""

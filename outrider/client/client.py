@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, TypeAlias
 from grpc_comm.client.connection import Connection
 from inference.command import printable, say
 from inference.cost.billing import Billing
-from inference.decode import TargetSession
-from inference.draft_thread import Drafter, inline, on_thread
 from inference.errors import InvalidRequest, OutriderError
 from inference.extras import install
+from inference.loop.decode import TargetSession
+from inference.loop.draft_thread import Drafter, inline, on_thread
+from inference.loop.throttle import Baseline, Throttle
 from inference.order import Pace
 from inference.planner.prices import Usage
 from inference.proposer import Proposer
-from inference.text import Tokenizer
-from inference.throttle import Baseline, Throttle
+from inference.text.tokenizer import Tokenizer
 from outrider.client.connecting import connect_target, target_tokenizer
 from outrider.client.draft_loader import DraftLoader
 from outrider.models.directories import find_tokenizer
@@ -151,7 +151,7 @@ class Client:
                 f"{self._model.name} drafts the first {self._drafted:,} tokens of a text, of "
                 f"{self.length:,} that the target serves: --sequence_length says how many"
             )
-        from inference.grammar import Grammars
+        from inference.text.grammar import Grammars
         from outrider.client.drafting import DraftSetup, draft_rows
 
         there = self.target.description

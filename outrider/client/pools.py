@@ -16,7 +16,7 @@ from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import Policy, RoundProposer
 from inference.errors import InvalidRequest
-from inference.files import cache_directory
+from inference.files.writing import cache_directory
 from inference.planner.acceptance import AcceptanceModel, PairStats
 from inference.planner.acceptance_file import read_acceptance, write_acceptance
 from inference.proposer import Proposer

@@ -10,18 +10,18 @@ from typing import Self
 
 import torch
 
-from inference.artifact import Manifest, features_of
 from inference.backends import Model, RecordingModel
-from inference.backends.compiled import CompiledModel
 from inference.backends.eager import EagerModel
 from inference.backends.eagle_model import EagleModel, read_embeddings
+from inference.backends.graphs.compiled import CompiledModel
 from inference.backends.target_features import FeatureModel, FeatureSequence, feature_model
 from inference.command import say
 from inference.drafters.draft import Draft
 from inference.errors import InvalidRequest, UnsupportedModel
-from inference.model.checkpoint import DTYPES
+from inference.files.artifact import Manifest, features_of
+from inference.model.checkpoints.checkpoint import DTYPES
+from inference.model.checkpoints.weight_files import fingerprint
 from inference.model.eagle_head import OfTarget, read_head, read_head_config
-from inference.model.weight_files import fingerprint
 from outrider.draft_methods import FoundDraft
 from outrider.models.artifacts import artifact_checkpoint
 from outrider.models.capacity import Capacity

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict
 
 from inference.errors import OutriderError, Unavailable
 from outrider.client.client import open_client
-from outrider.endpoint.chat_messages import Text
-from outrider.endpoint.failures import ApiError
+from outrider.endpoint.interfaces.chat_messages import Text
+from outrider.endpoint.interfaces.failures import ApiError
 from outrider.endpoint.text_runner import TextRunner
 from outrider.options.draft_flags import DEFAULT_SOURCES, NONE
 from outrider.options.roles import ServeRole

@@ -16,7 +16,7 @@ from inference.command import say
 from inference.cost.billing import PER_MILLION
 from inference.cost.quantity import Figure, Quality
 from inference.errors import MissingExtra
-from inference.files import write_whole
+from inference.files.writing import write_whole
 from outrider.measure.arms import AGAIN, BASELINE, HYBRID, command
 from outrider.measure.figures import COSTS, Percentiles, Row, totals
 from outrider.measure.journal import Journal

@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from inference.command import printable
-from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.errors import InvalidRequest, OutriderError
+from inference.loop.draft_tuning import TUNING
 from outrider.client.client import Client, find_client_draft, open_client
 from outrider.client.drafting import read_policy
 from outrider.draft_methods import FoundDraft
@@ -19,7 +19,7 @@ from outrider.measure.arms import AGAIN, Arm, client_arm
 from outrider.measure.environment import start_record
 from outrider.measure.journal import Journal
 from outrider.measure.link import NO_LINK, LinkShape, shaped_link
-from outrider.measure.options import Flags, LinkedOptions, RunOptions
+from outrider.measure.verbs.options import Flags, LinkedOptions, RunOptions
 from outrider.models.capacity import Capacity
 from outrider.options.draft_flags import BESIDE, NONE
 from outrider.options.groups import DeviceOptions

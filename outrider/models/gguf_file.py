@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from inference.backends import Model
-from inference.backends.gguf_library import GgufFacts, check_gpu, fingerprint, supports_gpu
+from inference.backends.gguf.library import GgufFacts, check_gpu, fingerprint, supports_gpu
 from inference.command import say
 from inference.errors import InvalidRequest, Mismatch, UnsupportedModel
-from inference.text import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from outrider.models.capacity import Capacity
 from outrider.models.found_model import FoundModel
 from outrider.models.machine import Conditions, cores, count_threads, processor
 from outrider.options.groups import DeviceOptions
 
 if TYPE_CHECKING:
-    from inference.backends.gguf_model import GgufModel
+    from inference.backends.gguf.model import GgufModel
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class GgufFile(FoundModel):
         return Conditions(f"{loaded.device}, {processor()}, llama.cpp", loaded.threads)
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> GgufModel:
-        from inference.backends.gguf_loading import load_gguf
+        from inference.backends.gguf.loading import load_gguf
 
         if options.dtype is not None:
             raise InvalidRequest(

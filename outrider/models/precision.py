@@ -47,8 +47,8 @@ def find_compute_type(
     A target keeps its weights exactly. The matrices of a draft may be rounded to int8, unless
     --draft_quantization says otherwise.
     """
-    from inference.model.checkpoint import DTYPES
-    from inference.model.weight_files import stored_type, weight_files
+    from inference.model.checkpoints.checkpoint import DTYPES
+    from inference.model.checkpoints.weight_files import stored_type, weight_files
 
     size = sum(path.stat().st_size for path in weight_files(directory))
     if size < MIN_BYTES or pick_device(options.device).type != "cpu":

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from inference.cost.billing import Billing
 from inference.cost.quantity import Figure, Quality
 from inference.errors import InvalidRequest
+from inference.loop.stats import Traffic
 from inference.planner.prices import Usage
-from inference.stats import Traffic
 from outrider.money.goal import UNPRICED
 
 

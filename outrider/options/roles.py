@@ -14,7 +14,7 @@ from inference.cost.billing import COSTS, ENERGIES
 from inference.extras import PACKAGES, is_installed, require
 from inference.flags.group import FlagRule
 from inference.flags.values import Directory, File, Name
-from inference.model.hub import is_gguf
+from inference.model.checkpoints.hub import is_gguf
 from outrider.options import draft_flags, groups, network
 from outrider.options.draft_flags import METHODS
 

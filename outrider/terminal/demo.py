@@ -112,7 +112,7 @@ def _clients() -> Iterator[tuple[Client, Client]]:
 
 def _race(alone: Client, drafted: Client, lanes: Sequence[Lane], load: float) -> Texts:
     """Generate both texts at the same time. They are shown if the terminal has room for them."""
-    from inference.draft_thread import take_short_turns
+    from inference.loop.draft_thread import take_short_turns
     from outrider.text.completion import silent
     from outrider.text.parameters import Parameters
     from outrider.text.prompts import make_request

@@ -11,18 +11,18 @@ from threading import Event
 from typing import Any
 
 from inference.cost.quantity import Figure
-from inference.decode import Loop, Step, TargetSession
-from inference.draft_thread import Drafter, Drafting
 from inference.errors import OutriderError, Unavailable
+from inference.loop.decode import Loop, Step, TargetSession
+from inference.loop.draft_thread import Drafter, Drafting
+from inference.loop.stats import DecodeStatistics, Traffic
 from inference.order import Decode, End, Pace, TokenLogProb
 from inference.planner.prices import Usage
 from inference.sampling import SamplingParams
-from inference.stats import DecodeStatistics, Traffic
-from inference.text import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from outrider.money.budget import Charge
-from outrider.text.call_reader import ToolCall, add_piece
 from outrider.text.pieces import Piece, PieceMaker, gaps_between
-from outrider.text.tool_calls import Tools
+from outrider.text.tools.call_reader import ToolCall, add_piece
+from outrider.text.tools.tool_calls import Tools
 
 PROPOSERS = ("model", "copy", "host", "device")
 """Names of the kinds of proposers in a record."""

@@ -10,10 +10,10 @@ import numpy as np
 
 from inference.order import TokenLogProb
 from inference.proposer import NOBODY
-from inference.text import Tokenizer
-from outrider.text.call_reader import CallPiece
+from inference.text.tokenizer import Tokenizer
 from outrider.text.stop_strings import StopStrings
-from outrider.text.tool_calls import Tools
+from outrider.text.tools.call_reader import CallPiece
+from outrider.text.tools.tool_calls import Tools
 
 
 class Piece(NamedTuple):

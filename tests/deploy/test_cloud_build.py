@@ -26,7 +26,7 @@ from deploy.host.user_data import RESULTS
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
 from deploy.job import cost
 from deploy.stack import StackState
-from inference.artifact import write_manifest
+from inference.files.artifact import write_manifest
 from outrider.measure.commands import parse as parse_measuring
 from tests.support.artifacts import build, trn1_manifest
 from tests.support.aws_server import REGION, AwsServer

@@ -20,8 +20,8 @@ from deploy.instance_kind import NEURON_BASE_IMAGE
 from deploy.instance_price import bundled_prices
 from deploy.places import host_size, with_image
 from deploy.plan import computed_speed, read_served
-from inference.artifact import Manifest, write_manifest
 from inference.errors import BadArtifact
+from inference.files.artifact import Manifest, write_manifest
 from tests.support.artifacts import TRN1, trn1_manifest
 from tests.support.refusals import assert_refused
 

@@ -13,7 +13,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from inference.candidates import (
+from inference.engine.calibration import HIGHEST, proposers_of
+from inference.engine.selection import Selection, best_of, lines_of
+from inference.proposer import NOBODY, Nodes
+from inference.tree.candidates import (
     LEAST_CHANCE,
     REMEMBERED_NUMBERS,
     SUREST,
@@ -22,10 +25,7 @@ from inference.candidates import (
     Dropped,
     ProposalStream,
 )
-from inference.engine.calibration import HIGHEST, proposers_of
-from inference.engine.selection import Selection, best_of, lines_of
-from inference.proposer import NOBODY, Nodes
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 from tests.support.columns import BASE, Candidate, nodes_of
 from tests.support.exact import chain
 from tests.support.examples import examples

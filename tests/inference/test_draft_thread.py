@@ -8,13 +8,13 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from inference.decode import Loop, TargetSession
-from inference.draft_thread import Drafter, Drafting, inline, on_thread
-from inference.engine.local_session import LocalSession
+from inference.engine.sessions.local_session import LocalSession
+from inference.loop.decode import Loop, TargetSession
+from inference.loop.draft_thread import Drafter, Drafting, inline, on_thread
+from inference.loop.throttle import Baseline, Throttle
 from inference.order import Decode, Pace, Progress
 from inference.proposer import COPY, NOBODY, DraftUsage, Nodes, Proposer
 from inference.sampling import SamplingParams
-from inference.throttle import Baseline, Throttle
 from tests.support.clock import Clock
 from tests.support.drafts import growing
 from tests.support.exact import exact_engine, own_text

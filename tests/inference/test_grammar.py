@@ -15,11 +15,11 @@ import pytest
 from pydantic import BaseModel, Field
 
 from inference.errors import Busy, InvalidRequest
-from inference.grammar import SECONDS_AT_ONCE, Grammars
-from inference.grammar_check import CHECK_SECONDS, LIMITED, check
 from inference.sampling import MOST_GRAMMAR, Grammar, GrammarKind, SamplingParams
+from inference.text.grammar import SECONDS_AT_ONCE, Grammars
+from inference.text.grammar_check import CHECK_SECONDS, LIMITED, check
 from inference.token_rule import TokenRule
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 from tests.support.pairs import STOP, VOCABULARY, tokenizer
 from tests.support.refusals import assert_refused
 
@@ -279,7 +279,7 @@ def test_a_grammar_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
         checked.append(text)
         return check(text)
 
-    monkeypatch.setattr("inference.grammar_check.check", watched)
+    monkeypatch.setattr("inference.text.grammar_check.check", watched)
     grammars = Grammars(RULES.to_str(), VOCABULARY, [STOP])
     for _ in range(3):
         rule_of(GrammarKind.REGEX, "ab*", grammars)
@@ -293,7 +293,7 @@ def test_a_busy_machine_is_not_held_against_a_grammar(monkeypatch: pytest.Monkey
     grammars = Grammars(RULES.to_str(), VOCABULARY, [STOP])
     slow = Grammar(GrammarKind.JSON_SCHEMA, HOSTILE["a large multiple"])
     with monkeypatch.context() as patch:
-        patch.setattr("inference.grammar_check.LONGEST_WAIT", 0.05)
+        patch.setattr("inference.text.grammar_check.LONGEST_WAIT", 0.05)
         assert_refused(lambda: rule_of(slow.kind, slow.text, grammars), ["busy"], Busy)
     assert not grammars.has_checked(slow)
     assert follow(rule_of(GrammarKind.REGEX, "ab*", grammars), []) == {"a", "ab"}
@@ -308,7 +308,7 @@ def test_one_process_checks_grammar_after_grammar_and_is_replaced_when_it_was_ki
         begun.append(begin(*command, **options))
         return begun[-1]
 
-    monkeypatch.setattr("inference.grammar_check.subprocess.Popen", watched)
+    monkeypatch.setattr("inference.text.grammar_check.subprocess.Popen", watched)
     grammars = Grammars(RULES.to_str(), VOCABULARY, [STOP])
 
     def check(*texts: str) -> None:

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from inference.draft_tuning import TUNING
-from inference.throttle import Baseline, Throttle
+from inference.loop.draft_tuning import TUNING
+from inference.loop.throttle import Baseline, Throttle
 from inference.times import LATEST, TRUSTED
 
 

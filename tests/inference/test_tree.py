@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.accept import Verdict, accept_matches
 from inference.errors import InvalidRequest
-from inference.tree import TokenTree
+from inference.tree.accept import Verdict, accept_matches
+from inference.tree.token_tree import TokenTree
 
 
 def tree(tokens: list[int], parents: list[int]) -> TokenTree:

@@ -21,8 +21,8 @@ from grpc_comm.server.stream import Stream
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.engine import scheduler
 from inference.engine.admission import Admission
-from inference.engine.log_probs import PromptScores
-from inference.engine.session import Session
+from inference.engine.sessions.log_probs import PromptScores
+from inference.engine.sessions.session import Session
 
 
 class Edit(NamedTuple):

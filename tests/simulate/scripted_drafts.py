@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 
 from inference.backends import Ranked, Segment
-from inference.draft_thread import CandidateSink
+from inference.loop.draft_thread import CandidateSink
 from inference.order import Progress
 from inference.planner.acceptance import PairStats
 from inference.planner.acceptance_file import read_acceptance

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from compile.random_calls import SAMPLINGS, random_segments
 from compile.spec import mask_words
-from inference.artifact import Bucket, DraftBucket, RoundBucket
-from inference.backends.graph_calls import inputs_of
-from inference.engine.graph_rounds import blank_tree
+from inference.backends.graphs.graph_calls import inputs_of
+from inference.engine.colocated.graph_rounds import blank_tree
+from inference.files.artifact import Bucket, DraftBucket, RoundBucket
 from inference.model.cache import KeysValues, empty_cache
-from inference.model.noise_window import FILLED, NoisePlace, empty_window, fill_inputs
-from inference.model.round_graph import DRAFT, RoundGraph, StatefulRoundGraph, round_inputs
-from inference.model.sampler import Sampling
-from inference.model.verify_graph import StatefulGraph, VerifyGraph
-from inference.tree_shape import Branches
+from inference.model.choice.noise_window import FILLED, NoisePlace, empty_window, fill_inputs
+from inference.model.choice.sampler import Sampling
+from inference.model.graphs.round_graph import DRAFT, RoundGraph, StatefulRoundGraph, round_inputs
+from inference.model.graphs.verify_graph import StatefulGraph, VerifyGraph
+from inference.tree.tree_shape import Branches
 from tests.support.models import tiny_decoder
 
 SLOTS, JUNK, CACHE_ROWS = 40, 47, 3

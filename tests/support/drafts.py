@@ -12,13 +12,12 @@ import torch
 
 from inference.backends import Masks
 from inference.backends.eager import EagerModel
-from inference.decode import Step, TargetSession, decode
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import BestFirst, Policy, RoundProposer
 from inference.engine.engine import Engine
-from inference.engine.local_session import LocalSession
-from inference.grammar import Grammars
+from inference.engine.sessions.local_session import LocalSession
+from inference.loop.decode import Step, TargetSession, decode
 from inference.model.decoder import Decoder
 from inference.order import Decode, Pace
 from inference.planner.acceptance import PairStats
@@ -26,6 +25,7 @@ from inference.planner.acceptance_file import read_acceptance
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
+from inference.text.grammar import Grammars
 from inference.times import Times
 from tests.support import pairs
 from tests.support.equality import NearTies, assert_same_text

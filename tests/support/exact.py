@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 
 from inference.backends import Chosen, LogProbs, Ranked, Scoring, Segment
 from inference.engine.batch_runner import EngineEvent, Evicted, Prefilled
-from inference.engine.colocated_drafter import ColocatedDrafter
+from inference.engine.colocated.drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.forward import Commit, Forward
-from inference.engine.session import Session
-from inference.grammar import Grammars
+from inference.engine.sessions.session import Session
 from inference.order import Decode, End, TokenLogProb
 from inference.proposer import Nodes
 from inference.sampling import SamplingParams
+from inference.text.grammar import Grammars
 from inference.times import Times
 from inference.token_rule import Adjustment, plain_rule
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 from tests.support.clock import Clock
 from tests.support.scripted_grammar import allowed_ids, nearest
 

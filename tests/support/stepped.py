@@ -10,13 +10,13 @@ from itertools import count
 
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
-from inference.grammar import Grammars
 from inference.order import MOST_CREDIT, End, Progress
 from inference.planner.acceptance import PairStats
 from inference.planner.acceptance_file import read_acceptance
 from inference.planner.prices import Prices
 from inference.proposer import Nodes, Proposer
 from inference.sampling import SamplingParams
+from inference.text.grammar import Grammars
 from inference.times import Times
 from tests.support.exact import asked, exact_engine
 from tests.support.scripted_models import VOCABULARY, Says, ScriptedModel

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from inference.backends.neuron_sdk import (
+from inference.backends.neuron.sdk import (
     DEVICE,
     INDEX,
     VISIBLE_CORES,
@@ -27,7 +27,7 @@ from inference.backends.neuron_sdk import (
     instance_family,
 )
 from inference.errors import BadArtifact, InvalidRequest, MissingExtra
-from inference.files import cache_directory
+from inference.files.writing import cache_directory
 
 _NO_FALLBACK = "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION"
 _GRAPHS, _LOCKS = "TORCH_NEURONX_NEFF_CACHE_DIR", "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR"

@@ -21,11 +21,11 @@ from safetensors.torch import load_file
 from compile.builders import neuron_artifact
 from compile.neuron.builder import NeuronBuilder
 from compile.neuron.compiler import OVERRIDE, compiler_flags, render
-from inference.artifact import check_files
-from inference.backends import neuron_sdk
-from inference.backends.neuron import COPY, FILL_RECORD, PACKAGE
+from inference.backends.neuron import sdk as neuron_sdk
+from inference.backends.neuron.model import COPY, FILL_RECORD, PACKAGE
 from inference.errors import BadArtifact, MissingExtra
-from inference.text import Tokenizer
+from inference.files.artifact import check_files
+from inference.text.tokenizer import Tokenizer
 from tests.support.commands import Run
 from tests.support.fake_neuron import VERSIONS, Neuron
 from tests.support.neuron_artifacts import FEW, ROWS, TREE, build, spec_of

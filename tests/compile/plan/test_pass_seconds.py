@@ -8,9 +8,14 @@ import pytest
 
 from compile.plan.pass_seconds import BAND, PassSeconds, pass_seconds
 from compile.spec import CompileSpec, verify_bucket
-from inference.artifact import DraftBucket, FusedPart, RoundBucket
-from inference.model.config import ModelConfig, parse_config, read_config, read_raw_config
-from inference.tree_shape import Branches
+from inference.files.artifact import DraftBucket, FusedPart, RoundBucket
+from inference.model.checkpoints.config import (
+    ModelConfig,
+    parse_config,
+    read_config,
+    read_raw_config,
+)
+from inference.tree.tree_shape import Branches
 from tests.support.models import TINY
 from tests.support.repository import ROOT
 

@@ -17,24 +17,24 @@ from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, __version__
 
 from inference.backends.choices import choose_at
-from inference.backends.cuda_graphs import Recorder
-from inference.backends.cuda_library import CudaLibraryModel
+from inference.backends.cuda.graphs import Recorder
+from inference.backends.cuda.library import CudaLibraryModel
+from inference.backends.libraries.transformers_loading import in_fours, load_transformers
+from inference.backends.libraries.transformers_model import TransformersModel
 from inference.backends.sequence import ModelSequence
 from inference.backends.slots import Slots
-from inference.backends.transformers_loading import in_fours, load_transformers
-from inference.backends.transformers_model import TransformersModel
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import BestFirst, RoundProposer
 from inference.engine.engine import Engine
-from inference.engine.local_session import LocalSession
+from inference.engine.sessions.local_session import LocalSession
 from inference.errors import UnsupportedModel
-from inference.model.library_config import read_library_config
+from inference.model.checkpoints.library_config import read_library_config
 from inference.planner.prices import Prices
 from inference.planner.profiling import survey_target
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.times import Times
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 from tests.support.drafts import alone, knowledge, rounds, speculated
 from tests.support.fake_recorder import Traced
 from tests.support.families import EVERY_TIME, FAMILIES, STATES, VOCABULARY, config_of, table_rows

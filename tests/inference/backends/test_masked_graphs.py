@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compile.spec import mask_words, prefill_bucket, verify_bucket
-from inference.artifact import Bucket
 from inference.backends import Scoring, Segment
-from inference.backends.compiled import CompiledModel, Graph
-from inference.backends.graph_calls import inputs_of
-from inference.model.arithmetic import ENGINES, HOST
+from inference.backends.graphs.compiled import CompiledModel, Graph
+from inference.backends.graphs.graph_calls import inputs_of
+from inference.files.artifact import Bucket
 from inference.model.cache import empty_cache
-from inference.model.masked_choice import MaskInputs
-from inference.model.sampler import OUT_OF_REACH
-from inference.model.verify_graph import VerifyGraph
-from inference.model.vocabulary import WHOLE_VOCABULARY
+from inference.model.choice.arithmetic import ENGINES, HOST
+from inference.model.choice.masked_choice import MaskInputs
+from inference.model.choice.sampler import OUT_OF_REACH
+from inference.model.choice.vocabulary import WHOLE_VOCABULARY
+from inference.model.graphs.verify_graph import VerifyGraph
 from inference.sampling import SamplingParams
 from inference.token_rule import Adjustment
-from inference.tree import IntArray
+from inference.tree.token_tree import IntArray
 from tests.support.adjustments import adjustment
 from tests.support.examples import examples
 from tests.support.models import tiny_decoder

@@ -17,7 +17,7 @@ from inference.planner.prices import Prices
 from inference.proposer import MODEL
 from inference.sampling import SamplingParams
 from inference.times import Times
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 from tests.support.drafts import knowledge
 from tests.support.pairs import perturbed, prompt_of
 from tests.support.scripted_models import (

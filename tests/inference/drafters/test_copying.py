@@ -7,11 +7,11 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.draft_tuning import TUNING
 from inference.drafters.copied_text import COUNTED, Match, SuffixAutomaton
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import Chain, RoundProposer
+from inference.loop.draft_tuning import TUNING
 from inference.planner.child_features import Following, joint_features
 from inference.planner.prices import Prices
 from inference.proposer import COPY, MODEL

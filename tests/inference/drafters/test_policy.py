@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from inference.backends import Ranked
-from inference.draft_tuning import TUNING
 from inference.drafters.draft_tree import DraftTree
 from inference.drafters.round_proposer import BestFirst, Budget, Chain, Policy
 from inference.errors import InvalidRequest
-from inference.growing_tree import NOWHERE, Mark
+from inference.loop.draft_tuning import TUNING
 from inference.planner.prices import Prices, Usage
+from inference.tree.growing_tree import NOWHERE, Mark
 
 
 class Ranker:

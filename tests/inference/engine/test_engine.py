@@ -12,16 +12,16 @@ from typing import NamedTuple
 import pytest
 
 from inference.backends import Segment
-from inference.candidates import ProposalStream
 from inference.engine.engine import Engine
 from inference.engine.forward import Commit
-from inference.engine.session import Session
+from inference.engine.sessions.session import Session
 from inference.engine.tuning import TUNING
 from inference.errors import Busy, LimitExceeded, Unavailable
 from inference.order import LEAST_CREDIT, MOST_CREDIT, Decode, End, Pace
 from inference.proposer import NOBODY, Nodes
 from inference.sampling import SamplingParams
-from inference.tree import IntArray
+from inference.tree.candidates import ProposalStream
+from inference.tree.token_tree import IntArray
 from tests.support.clock import Clock, WorkingClock
 from tests.support.exact import (
     FAULTY,

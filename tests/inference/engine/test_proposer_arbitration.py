@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.engine.proposer_arbitration import (
+from inference.engine.colocated.arbitration import (
     LEFT_ALONE,
     WATCHED,
     ProposerArbitration,

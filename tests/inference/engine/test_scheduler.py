@@ -22,7 +22,7 @@ from inference.engine.scheduler import (
     allowed_deficit,
     plan_width,
 )
-from inference.engine.session import Session
+from inference.engine.sessions.session import Session
 from inference.engine.tuning import TUNING
 from inference.order import Decode, Pace
 from inference.proposer import MODEL, Nodes

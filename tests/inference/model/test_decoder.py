@@ -30,7 +30,7 @@ from inference.errors import LimitExceeded
 from inference.model.attention import WIDE, Sight, attend
 from inference.model.decoder import layers_on
 from inference.sampling import SamplingParams
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 from tests.support.models import by_id, loaded, sequence_after, tiny_decoder, tiny_model
 
 VOCABULARY = 97

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import ArrayLike, NDArray
 
 from inference.errors import InvalidRequest
-from inference.json_file import Json
+from inference.files.json_file import Json
 from inference.planner.acceptance import OFFSETS, RANKS, AcceptanceModel
 from inference.planner.acceptance_file import SHIPPED, read_acceptance, read_model, write_acceptance
 from inference.planner.child_features import (

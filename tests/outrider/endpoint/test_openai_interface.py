@@ -14,7 +14,7 @@ import pytest
 
 from grpc_comm.server.server import BackgroundServer
 from inference.errors import Unavailable
-from outrider.endpoint.chat_answers import ChatWriter
+from outrider.endpoint.interfaces.chat_answers import ChatWriter
 from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import TextRunner
 from outrider.options.roles import ServeRole, TargetRole

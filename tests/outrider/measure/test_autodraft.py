@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.measure.runs import read_runs
+from outrider.measure.verbs.runs import read_runs
 from outrider.options.roles import DraftRole
 from tests.support.refusals import assert_refused
 

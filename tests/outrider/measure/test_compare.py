@@ -23,8 +23,8 @@ from outrider.measure.arms import (
 )
 from outrider.measure.commands import compare as main
 from outrider.measure.journal import NAME
-from outrider.measure.options import CompareOptions
 from outrider.measure.report import WIDTH
+from outrider.measure.verbs.options import CompareOptions
 from outrider.models.directories import EMBEDDED
 from outrider.target.spawn import started
 from tests.support.commands import Run

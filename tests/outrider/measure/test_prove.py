@@ -13,8 +13,8 @@ from inference.times_file import find_profile
 from outrider.measure.arms import BASELINE
 from outrider.measure.commands import prove
 from outrider.measure.figures import Interval, summarise
-from outrider.measure.graph_times import GraphTimes, time_graphs, times_table
-from outrider.measure.prove import DRAFTED, REPEATS, TEMPERATURES, verdict
+from outrider.measure.verbs.graph_times import GraphTimes, time_graphs, times_table
+from outrider.measure.verbs.prove import DRAFTED, REPEATS, TEMPERATURES, verdict
 from tests.outrider.measure.texts import key, record, rows
 from tests.support.refusals import assert_usage_error
 

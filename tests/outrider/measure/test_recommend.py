@@ -14,7 +14,7 @@ import outrider
 from inference.times import Times
 from outrider.cli import main
 from outrider.measure.arms import AGAIN, BASELINE
-from outrider.measure.recommend import choose, command, reason
+from outrider.measure.verbs.recommend import choose, command, reason
 from outrider.models.directories import EMBEDDED
 from outrider.options.parsing import parse
 from outrider.options.roles import DraftRole

@@ -19,14 +19,14 @@ from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.sampling_fields import PROTOCOL_VERSION
 from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.translate import MAX_TIMES
-from inference.backends.cuda import CudaModel
+from inference.backends.cuda.model import CudaModel
 from inference.backends.eager import EagerModel
-from inference.decode import decode
-from inference.draft_thread import inline
-from inference.draft_tuning import TUNING
 from inference.engine.engine import Engine
-from inference.engine.local_session import LocalSession
+from inference.engine.sessions.local_session import LocalSession
 from inference.errors import Mismatch
+from inference.loop.decode import decode
+from inference.loop.draft_thread import inline
+from inference.loop.draft_tuning import TUNING
 from inference.order import Decode
 from inference.planner.acceptance_file import read_acceptance
 from inference.sampling import SamplingParams

@@ -8,8 +8,8 @@ from typing import Literal
 
 import pytest
 
-from inference.backends import neuron_sdk
-from inference.model.checkpoint import Loading
+from inference.backends.neuron import sdk as neuron_sdk
+from inference.model.checkpoints.checkpoint import Loading
 from outrider.draft_methods import find_draft
 from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
