@@ -30,6 +30,7 @@ from deploy.places import SubnetInZone, with_image
 from deploy.plan import ask_account, cost_rows, find_price, host_rows, plan_text
 from deploy.running_instance import describe_instance, living_instance
 from deploy.stack import StackState, TargetStack
+from deploy.waiting import Wait
 from inference.command import say
 from inference.errors import InvalidRequest, OutriderError, Unavailable
 
@@ -186,7 +187,7 @@ def cost(aws: Aws, state: StackState) -> str:
 
 def _wait(aws: Aws, job: HostJob, state: StackState) -> str:
     """Wait for the end. Returns the digest that is reported. Raises Unavailable for a failure."""
-    began = time.monotonic()
+    wait = Wait(state.instance_id or job.what)
     while True:
         status = {"state": "running", "step": "starting", "digest": ""}
         status |= json.loads(job.read(aws, "status.json") or b"{}")
@@ -197,6 +198,6 @@ def _wait(aws: Aws, job: HostJob, state: StackState) -> str:
             raise Unavailable(
                 "\n".join([f"the {job.what} failed at: {status['step']}", *log[-15:]])
             )
-        instance = living_instance(aws, state.instance_id or "")
-        say(f"{instance.instance_id}: {status['step']}, {time.monotonic() - began:.0f} s")
+        living_instance(aws, state.instance_id or "")
+        wait.report(status["step"])
         time.sleep(POLL_SECONDS)

@@ -15,7 +15,7 @@ import yaml
 
 from compile.aws import Aws, aws_refusals, error_code
 from deploy.deployment import Host
-from inference.command import say
+from deploy.waiting import Wait
 from inference.errors import InvalidRequest, Unavailable
 
 POLL_SECONDS = 3.0
@@ -122,10 +122,9 @@ class TargetStack:
 
     def settled(self, state: StackState) -> StackState:
         """Wait for the stack's final state, and return it."""
-        began = time.monotonic()
+        wait = Wait(self.name)
         while state.moving:
-            words = state.status.lower().replace("_", " ")
-            say(f"{self.name}: {words}, {time.monotonic() - began:.0f} s")
+            wait.report(state.status.lower().replace("_", " "))
             time.sleep(POLL_SECONDS)
             state = self._present(state.stack_id)
         return state

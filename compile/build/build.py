@@ -289,8 +289,8 @@ def make_manifest(
 
 
 def _finish(directory: Path, manifest: Manifest, progress: BuildProgress) -> Manifest:
-    """Check the rounds and write the manifest. One with equal content keeps its date and command,
-    and so its digest.
+    """Check the rounds and write the manifest. If an identical one exists, it keeps its date and
+    command, so that its digest does not change.
     """
     if (directory / MANIFEST).is_file():
         try:

@@ -26,6 +26,7 @@ from deploy.running_instance import (
     progress,
 )
 from deploy.stack import StackState
+from deploy.waiting import Wait
 from grpc_comm.client.named_targets import (
     NamedTarget,
     find_target,
@@ -227,15 +228,15 @@ def _hand_over(
 
 def _wait_until_serving(aws: Aws, instance: RunningInstance) -> None:
     """Wait for the host. Raises Unavailable if it fails, ends, or takes too long."""
-    began = time.monotonic()
-    while time.monotonic() - began < _START_MINUTES * 60:
+    wait = Wait(instance.instance_id)
+    while wait.seconds < _START_MINUTES * 60:
         try:
             there = progress(aws, instance.instance_id)
         except Unavailable as error:
             words = str(error)
         else:
             if there.serving:
-                say(f"the target serves, {time.monotonic() - began:.0f} s after its start")
+                say(f"the target serves, {wait.seconds:.0f} s after its start")
                 return
             if there.failed:
                 raise Unavailable(
@@ -244,7 +245,7 @@ def _wait_until_serving(aws: Aws, instance: RunningInstance) -> None:
                 )
             words = there.words
         living_instance(aws, instance.instance_id)
-        say(f"{instance.instance_id}: {words}, {time.monotonic() - began:.0f} s")
+        wait.report(words)
         time.sleep(_POLL_SECONDS)
     raise Unavailable(
         f"the target does not serve after {_START_MINUTES} min: `outrider deploy status` shows its "

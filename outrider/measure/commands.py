@@ -68,7 +68,7 @@ def _command(name: str) -> Callable[[Words], int]:
         def work() -> int:
             if name in ("compare", "prove"):
                 require("torch", f"outrider {name}")
-            module: Any = import_module(f"outrider.measure.{name}")
+            module: Any = import_module(f"outrider.measure.verbs.{name}")
             return int(module.run(options))
 
         return run_command(work, debug=options.debug)

@@ -18,7 +18,7 @@ from inference.cost.quantity import Figure, Quality
 from inference.errors import MissingExtra
 from inference.files.writing import write_whole
 from outrider.measure.arms import AGAIN, BASELINE, HYBRID, command
-from outrider.measure.figures import COSTS, Percentiles, Row, totals
+from outrider.measure.figures import COSTS, MIN_TEXTS, Percentiles, Row, totals
 from outrider.measure.journal import Journal
 from outrider.measure.plots import Times, draw
 from outrider.terminal.tables import aligned
@@ -276,7 +276,8 @@ def _noise(rows: Sequence[Row]) -> Iterator[str]:
         low, high = min(each.low for each in noise), max(each.high for each in noise)
         yield (
             f"Noise: target-only over itself lies within {low:.2f} and {high:.2f} (95 %). A "
-            "speed-up within that of its own link and kind is marked ? and claims nothing."
+            "speed-up within that of its own link and kind, or of fewer than "
+            f"{MIN_TEXTS} texts, is marked ? and claims nothing."
         )
 
 

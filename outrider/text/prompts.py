@@ -32,11 +32,11 @@ SLICE = 2**16
 
 
 class TextModel(NamedTuple):
-    """A model as requests of texts need it.
+    """What requests need to know of a model.
 
-    name: its defaults count where a request gives none
-    length: maximum tokens of a text, prompt and output together
-    stop_ids: end a text
+    name: its defaults apply if a request sets none
+    length: maximum tokens of prompt and output together
+    stop_ids: tokens that end a text
     """
 
     name: str

@@ -25,7 +25,9 @@ from deploy.stack import (
     read_template,
     template_body,
 )
+from deploy.waiting import Wait
 from inference.errors import InvalidRequest
+from tests.support.clock import Clock
 from tests.support.refusals import assert_refused
 from tests.support.repository import tool
 
@@ -261,3 +263,18 @@ def test_the_template_passes_awss_linter(tmp_path: Path) -> None:
     for path in (TEMPLATE, rendered):
         linted = subprocess.run([tool("cfn-lint"), path], capture_output=True, text=True)
         assert linted.returncode == 0, linted.stdout
+
+
+def test_a_wait_prints_each_new_state_and_an_old_one_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock(0.0)
+    monkeypatch.setattr("deploy.waiting.time.monotonic", clock)
+    wait = Wait("i-1")
+    for clock.now, words in ((0, "pending"), (5, "pending"), (9, "running"), (70, "running")):
+        wait.report(words)
+    assert capsys.readouterr().err.splitlines() == [
+        "i-1: pending, 0 s",
+        "i-1: running, 9 s",
+        "i-1: running, 70 s",
+    ]

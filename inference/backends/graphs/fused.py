@@ -54,7 +54,7 @@ class FusedModel(CompiledModel):
 
     @torch.no_grad()
     def rounds(self, segments: Sequence[Segment]) -> list[IntArray]:
-        """Make one round for each segment; see RoundModel.rounds()."""
+        """Run one round for each segment; see RoundModel.rounds()."""
         return in_rounds(list(self.round_graphs), segments, self._round)
 
     def _round(self, bucket: RoundBucket, segments: Sequence[Segment]) -> list[IntArray]:

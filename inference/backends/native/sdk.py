@@ -3,7 +3,7 @@ work here, and how the environment configures them.
 
 TorchNeuron is torch-neuronx 2.13 and later, from Neuron SDK 2.33 on. It gives torch a device
 `neuron`, a backend `neuron` of torch.compile and one of torch.distributed, and is loaded by
-`import torch`. torch-neuronx up to 2.9 is another package of that name (neuron_sdk.py). Not yet run
+`import torch`. torch-neuronx up to 2.9 is another package of that name (neuron/sdk.py). Not yet run
 on hardware.
 """
 

@@ -106,8 +106,8 @@ def published_for(target: str, here: Sequence[ModelHere]) -> list[PublishedModel
 
 
 def fetch(model: PublishedModel, tokenizer: TokenizerIdentity | None = None) -> Path:
-    """Download a model. Returns its directory, or the GGUF file, which gets its checkpoint's
-    tokenizer beside it.
+    """Download a model. Returns its directory, or the GGUF file, with its checkpoint's tokenizer
+    stored next to it.
 
     tokenizer: the target's, which the model's has to match; None for any
 

@@ -72,11 +72,11 @@ def add_piece(calls: list[ToolCall], piece: CallPiece) -> None:
 class CallReader:
     """Separates calls from the text around them, piece by piece.
 
-    A call is a JSON object, with its keys in any order. Its arguments are passed on as they come
-    where the name stands before them, else when the object is whole.
+    A call is a JSON object, with its keys in any order. If the name comes first, its arguments are
+    streamed, otherwise they are returned once the object is complete.
 
-    names: functions that may be called; a call of another one is text
-    several: whether a text may have more than one call; later ones are dropped otherwise
+    names: functions that may be called; calls of others are treated as text
+    several: whether a text may have more than one call; if not, all but the first are dropped
     """
 
     def __init__(self, form: CallForm, names: frozenset[str], *, several: bool) -> None:
