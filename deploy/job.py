@@ -63,7 +63,7 @@ class HostJob:
         """The files that the commands left, by their relative paths."""
         prefix, bucket = f"{self.reports}/results/", HostBucket(aws, self.bucket)
         names = [key.removeprefix(prefix) for key in bucket.keys(prefix)]
-        inside = [name for name in names if ".." not in PurePosixPath(name).parts]
+        inside = [name for name in names if name and not {"/", ".."} & {*PurePosixPath(name).parts}]
         return {name: bucket.read(prefix + name) or b"" for name in inside}
 
 

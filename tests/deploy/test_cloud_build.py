@@ -348,12 +348,14 @@ def test_a_proof_is_brought_here_and_its_instance_is_gone(
         for precision in ("bfloat16", "float32")[: 2 if equal else 1]
         for name, content in (("report.json", '{"equal": true}'), ("report.md", "# m on cpu"))
     }
-    for name, text in made.items():
+    hostile = dict.fromkeys(("../outside", f"{tmp_path}/outside"), "")
+    for name, text in (made | hostile).items():
         s3.put_object(Bucket=bucket, Key=f"{results}/results/{name}", Body=text.encode())
     report(stack, bucket, "built")
     told = process.communicate(timeout=200)[0]
     assert process.returncode == (0 if equal else 1), told
     assert "# m on cpu" in told
+    assert not (tmp_path / "outside").exists()
     assert "cost of the proof: not known" in told
     assert ("float32: not proved" in told) is not equal
     found = (tmp_path / "out").glob("*/*")

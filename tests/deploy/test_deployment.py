@@ -273,8 +273,5 @@ def test_a_wait_prints_each_new_state_and_an_old_one_once_a_minute(
     wait = Wait("i-1")
     for clock.now, words in ((0, "pending"), (5, "pending"), (9, "running"), (70, "running")):
         wait.report(words)
-    assert capsys.readouterr().err.splitlines() == [
-        "i-1: pending, 0 s",
-        "i-1: running, 9 s",
-        "i-1: running, 70 s",
-    ]
+    printed = capsys.readouterr().err.splitlines()
+    assert printed == ["i-1: pending, 0 s", "i-1: running, 9 s", "i-1: running, 70 s"]
