@@ -44,7 +44,9 @@ def _cost(figure: Figure) -> str:
 
 
 def _speed_up(row: Row) -> str:
-    """The speed-up, marked where it lies within the noise of target-only over itself."""
+    """The speed-up, marked if it lies within the noise of target-only over itself, or has fewer
+    than MIN_TEXTS texts.
+    """
     doubt = "" if row.faster or row.slower else " ?"
     return "-" if row.speed_up is None else f"{row.speed_up}{doubt}"
 

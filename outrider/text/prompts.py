@@ -32,7 +32,7 @@ SLICE = 2**16
 
 
 class TextModel(NamedTuple):
-    """What requests need to know of a model.
+    """A model's tokenizer, limits and name, with which requests of texts are made.
 
     name: its defaults apply if a request sets none
     length: maximum tokens of prompt and output together

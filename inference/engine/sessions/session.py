@@ -203,8 +203,9 @@ class Session(TextLog):
 
     @property
     def listeners(self) -> list[Callback]:
-        """What is called at each progress."""
-        return [one.wake for one in self.candidates.streams if one.wake is not None]
+        """Callbacks of the session's streams, called whenever it commits tokens or ends."""
+        streams = self.candidates.streams
+        return [stream.wake for stream in streams if stream.wake is not None]
 
     def progress(self, cursor: int, stream: ProposalStream | None) -> Progress:
         """Progress beyond the first `cursor` tokens, for the reader of a stream. Costs are those of
