@@ -80,8 +80,8 @@ class Watcher:
             [number, number - back if back else -1, self._text(token), round(chance, 4), token]
             for number, (back, token, chance) in enumerate(islice(columns, MAX_DRAWN), nodes.first)
         ]
-        more = len(nodes.tokens) - len(drawn)
-        return {"base": nodes.base, "by": _name(nodes.proposer), "nodes": drawn, "more": more}
+        undrawn = len(nodes.tokens) - len(drawn)
+        return {"base": nodes.base, "by": _name(nodes.proposer), "nodes": drawn, "more": undrawn}
 
     def _tokens(self, progress: Progress, session: TargetSession) -> dict[str, Any]:
         """Tokens that the target has committed, the proposer of each, and sums over the text.

@@ -116,8 +116,8 @@ class _PageFiles(StaticFiles):
             route = f"{scope['method']} {scope['path']}"
             raise ApiError(404, f"{route} is not served: see /openapi.json") from error
 
-    def file_response(self, *args: Any, **named: Any) -> Response:
-        response = super().file_response(*args, **named)
+    def file_response(self, *args: Any, **options: Any) -> Response:
+        response = super().file_response(*args, **options)
         response.headers.update(HEADERS)
         return response
 

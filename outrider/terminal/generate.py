@@ -47,8 +47,8 @@ def draft(options: DraftRole) -> int:
     with open_client(options) as client:
         requests = make_requests(client.text_model, options.text, prompts)
         if options.beside:
-            there = client.target.description.draft_model
-            say(f"draft beside the target: {there or 'none'}")
+            colocated = client.target.description.draft_model
+            say(f"draft beside the target: {colocated or 'none'}")
 
         def more_lines(finished: Sequence[Completion]) -> str:
             lines = [*_time_lines(client, finished), account(finished, client.budget, client.goal)]
@@ -90,8 +90,8 @@ def fused_client(options: FusedClientRole) -> int:
     """Role fused_client: generate with the target and the draft beside it, if any. Only the
     tokenizer is loaded here, no model.
     """
-    own = {"role", "target_model", "model"}
-    flags = {name: value for name, value in options.explicit().items() if name not in own}
+    unshared = {"role", "target_model", "model"}
+    flags = {name: value for name, value in options.explicit().items() if name not in unshared}
     return draft(DraftRole(**flags, model=options.target_name, draft=BESIDE))
 
 
@@ -133,9 +133,9 @@ def run(
             _show(options.text, done, texts=1)
     if interrupted:
         say("interrupted")
-    whole = [done for done in finished if done.failure is None]
-    _report(options, whole, time.perf_counter() - start, more_lines)
-    return INTERRUPTED if interrupted else int(len(whole) < len(finished))
+    completed = [done for done in finished if done.failure is None]
+    _report(options, completed, time.perf_counter() - start, more_lines)
+    return INTERRUPTED if interrupted else int(len(completed) < len(finished))
 
 
 def _all(

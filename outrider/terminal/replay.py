@@ -21,9 +21,9 @@ Recording = dict[str, Any]
 def read_recording(path: Path) -> Recording:
     """The recording in a file. Raises InvalidRequest unless it is a comparison."""
     try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-        right_format = (read["format"], read["version"]) == (FORMAT, VERSION)
-        names = sorted(track["name"] for track in read["tracks"])
+        recording = json.loads(path.read_text(encoding="utf-8"))
+        right_format = (recording["format"], recording["version"]) == (FORMAT, VERSION)
+        names = sorted(track["name"] for track in recording["tracks"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidRequest(f"{path} cannot be read as a recording: {error}") from error
     if not right_format or names != sorted((ALONE, OUTRIDER)):
@@ -31,7 +31,7 @@ def read_recording(path: Path) -> Recording:
             f"{path} is not a comparison: needs {FORMAT} version {VERSION} with the texts {ALONE} "
             f"and {OUTRIDER}, as `outrider run --record FILE --baseline` writes it"
         )
-    return dict(read)
+    return dict(recording)
 
 
 def arrivals_of(recording: Recording) -> list[tuple[float, Arrival]]:
@@ -75,6 +75,6 @@ def _replayed(arrivals: Sequence[tuple[float, Arrival]], *, waits: bool) -> Iter
     """Yield each event, if `waits` at its recorded time."""
     begun = time.perf_counter()
     for at, arrival in arrivals:
-        if waits and (left := begun + at - time.perf_counter()) > 0:
-            time.sleep(left)
+        if waits and (delay := begun + at - time.perf_counter()) > 0:
+            time.sleep(delay)
         yield arrival

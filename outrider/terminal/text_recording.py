@@ -58,7 +58,7 @@ class TextRecording:
         for track, text in zip(self.tracks, (done, done.baseline), strict=False):
             if text is not None:
                 track["end"] = ended(self.client, text)
-        whole = {
+        recording = {
             "format": FORMAT,
             "version": VERSION,
             "model": self.client.model,
@@ -70,6 +70,6 @@ class TextRecording:
             "tracks": self.tracks,
         }
         try:
-            write_whole(self.path, json.dumps(whole, separators=(",", ":")))
+            write_whole(self.path, json.dumps(recording, separators=(",", ":")))
         except OSError as error:
             raise Unavailable(f"{self.path} cannot be written: {error.strerror}") from error
