@@ -90,13 +90,13 @@ class Spent:
         """Average time of a forward pass and of waiting for it."""
         return (self.model_seconds + self.queue_seconds) / max(self.forwards, 1)
 
-    def add(self, more: Spent) -> None:
-        self.nodes += more.nodes
-        self.forwards += more.forwards
-        self.lone += more.lone
-        self.queue_seconds += more.queue_seconds
-        self.model_seconds += more.model_seconds
-        self.share_seconds += more.share_seconds
+    def add(self, costs: Spent) -> None:
+        self.nodes += costs.nodes
+        self.forwards += costs.forwards
+        self.lone += costs.lone
+        self.queue_seconds += costs.queue_seconds
+        self.model_seconds += costs.model_seconds
+        self.share_seconds += costs.share_seconds
 
     def beyond(self, before: Spent) -> Spent:
         """The costs since `before`, an earlier state of them."""

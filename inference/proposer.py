@@ -58,9 +58,9 @@ class DraftUsage(NamedTuple):
     nodes: int = 0  # in these calls
     seconds: float = 0.0  # of these calls
 
-    def plus(self, other: DraftUsage) -> DraftUsage:
+    def plus(self, usage: DraftUsage) -> DraftUsage:
         return DraftUsage(
-            self.calls + other.calls, self.nodes + other.nodes, self.seconds + other.seconds
+            self.calls + usage.calls, self.nodes + usage.nodes, self.seconds + usage.seconds
         )
 
 

@@ -189,8 +189,8 @@ class SamplingParams:
         minimum length.
         """
         penalties = self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty
-        least = self.min_tokens and self.end_ids
-        return bool(penalties or self.logit_bias or self.grammar is not None or least)
+        minimum = self.min_tokens and self.end_ids
+        return bool(penalties or self.logit_bias or self.grammar is not None or minimum)
 
     @property
     def needs_rule(self) -> bool:

@@ -129,14 +129,14 @@ class BlockMasks:
     def _propose_below(self, node: Mark, greedy: bool) -> Iterator[Mark]:
         tree = self._tree
         below = list(tree.children.get(node, {}).values())
-        for one in below:  # the list grows during the loop
-            if one in self._blocks:
+        for child in below:  # the list grows during the loop
+            if child in self._blocks:
                 continue
-            tree.masked.pop(one, None)
-            self.propose(one, greedy)
-            if one in tree.masked and one not in tree.ranked:  # ranked children are better
-                yield one
-            below.extend(tree.children.get(one, {}).values())
+            tree.masked.pop(child, None)
+            self.propose(child, greedy)
+            if child in tree.masked and child not in tree.ranked:  # ranked children are better
+                yield child
+            below.extend(tree.children.get(child, {}).values())
 
     # --- proposals
 
@@ -149,8 +149,8 @@ class BlockMasks:
         if not 1 <= offset <= len(block.masks):
             return
         mask = block.masks[offset - 1]
-        kept = self._rule.allows(tree, node, mask.ids)
-        ids, scored = list(compress(mask.ids, kept)), list(compress(mask.scored, kept))
+        allowed = self._rule.allows(tree, node, mask.ids)
+        ids, scored = list(compress(mask.ids, allowed)), list(compress(mask.scored, allowed))
         if not ids:
             return
         token = tree.token(node)
@@ -167,10 +167,10 @@ class BlockMasks:
 
     def learn(self, node: Mark, token: int, greedy: bool) -> None:
         """Learn whether the target accepted a mask's proposal at this node."""
-        named = self._tree.masked.get(node)
-        if named is not None:
-            taken = named.index_of(token)
-            self._learned.observe_masked(named.table, greedy, self._offsets[node], taken)
+        children = self._tree.masked.get(node)
+        if children is not None:
+            index = children.index_of(token)
+            self._learned.observe_masked(children.table, greedy, self._offsets[node], index)
 
     def inherit(self, root: Mark) -> None:
         """Let the next root keep the masks of the call above it."""
@@ -196,9 +196,9 @@ class BlockMasks:
         Returns the number of nodes that are ranked, 0 for no call.
         """
         plans = [
-            one
-            for one in self._plans(nodes, gains, hits)
-            if self._row.whole_seconds(one[1]) <= most_seconds
+            call
+            for call in self._plans(nodes, gains, hits)
+            if self._row.whole_seconds(call[1]) <= most_seconds
         ]
         best = prices.best([(gain, self._row.seconds(size)) for _, size, gain in plans])
         self._plan = _NO_CALL if best is None else plans[best][0]
@@ -218,24 +218,24 @@ class BlockMasks:
             yield _CallPlan(width, [], 0), width, gains[width - 1]
         free, room = self._unfollowed(nodes), self._row.free
         for depth in widths_of(self._masks.most):
-            each = [self._gain(node, depth, hits) for node in nodes]
-            for most in widths_of(room):
-                for count in widths_of(most // (depth + 1)):
-                    width = min(most - depth * count, len(nodes))
+            mask_gains = [self._gain(node, depth, hits) for node in nodes]
+            for limit in widths_of(room):
+                for count in widths_of(limit // (depth + 1)):
+                    width = min(limit - depth * count, len(nodes))
                     worth = [
-                        mass * more - depth * self._unsent
-                        for mass, more in zip(free[width - 1], each, strict=False)
+                        mass * mask_gain - depth * self._unsent
+                        for mass, mask_gain in zip(free[width - 1], mask_gains, strict=False)
                     ]
                     likeliest = sorted(range(width), key=worth.__getitem__, reverse=True)
                     masked = [at for at in likeliest[:count] if worth[at] > 0]
                     size = width + sum(self._fitting(nodes[at], depth) for at in masked)
-                    if masked and 2 * size > most:  # smaller ones were offered before
+                    if masked and 2 * size > limit:  # smaller ones were offered before
                         gain = gains[width - 1] + sum(worth[at] for at in masked)
                         yield _CallPlan(width, [nodes[at] for at in masked], depth), size, gain
 
-    def _fitting(self, node: Mark, most: int) -> int:
+    def _fitting(self, node: Mark, limit: int) -> int:
         """Number of masks after the node that may propose tokens within the text's length."""
-        return max(min(most, self._tree.end - 3 - self._tree.position_of(node)), 0)
+        return max(min(limit, self._tree.end - 3 - self._tree.position_of(node)), 0)
 
     def _unfollowed(self, nodes: Sequence[Mark]) -> list[list[float]]:
         """For the first node, the first two, ...: each one's chance that the text reaches it and
@@ -257,14 +257,14 @@ class BlockMasks:
         if not self._fitting(node, depth):
             return 0.0
         block, copied = self._block_of(node), self._tree.copied.get(node)
-        held = 0 if block is None else self._tree.position_of(node) - block.position
-        left = 0 if block is None else len(block.masks) - held
-        more = self._reached(0, depth, hits)
-        if left > 0:
-            more -= self._reached(held, min(left, depth), hits)
+        offset = 0 if block is None else self._tree.position_of(node) - block.position
+        remaining = 0 if block is None else len(block.masks) - offset
+        gain = self._reached(0, depth, hits)
+        if remaining > 0:
+            gain -= self._reached(offset, min(remaining, depth), hits)
         if copied is not None:
-            more *= 1 - min(sum(copied.chances), 1.0)
-        return max(more, 0.0)
+            gain *= 1 - min(sum(copied.chances), 1.0)
+        return max(gain, 0.0)
 
     def _reached(self, offset: int, depth: int, hits: float) -> float:
         """Expected accepted tokens of the `depth` masks after this offset.
@@ -275,9 +275,9 @@ class BlockMasks:
             rates = self._learned
             ranked = min(hits, float(rates.mean_edges(TUNING.width).sum()))
             chance = rates.mask_rate(offset) if offset else ranked
-            found = 0.0
+            tokens = 0.0
             for below in range(offset + 1, offset + 1 + depth):
                 chance *= rates.mask_rate(below)
-                found += chance
-            self._reach[offset, depth] = found
+                tokens += chance
+            self._reach[offset, depth] = tokens
         return self._reach[offset, depth]

@@ -41,7 +41,7 @@ class Draft(NamedTuple):
     def proposer(
         self,
         row: int,
-        knowledge: PairStats,
+        stats: PairStats,
         prices: Prices,
         *,
         copies: bool = False,
@@ -58,11 +58,7 @@ class Draft(NamedTuple):
         """
         make_rule = make_rule or self.make_rule
         if self.model is None:
-            return GrowingProposer(knowledge, prices, copies=copies, make_rule=make_rule)
+            return GrowingProposer(stats, prices, copies=copies, make_rule=make_rule)
         begin = partial(self.sequence, self.model, row, beside)
-        ranks = DraftRow(
-            self.model, knowledge.draft, begin, masks=self.masks, room=room, clock=clock
-        )
-        return GrowingProposer(
-            knowledge, prices, ranks, copies=copies, kind=kind, make_rule=make_rule
-        )
+        ranks = DraftRow(self.model, stats.draft, begin, masks=self.masks, room=room, clock=clock)
+        return GrowingProposer(stats, prices, ranks, copies=copies, kind=kind, make_rule=make_rule)

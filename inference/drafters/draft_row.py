@@ -99,15 +99,15 @@ class DraftRow:
         self.usage = self.usage.plus(used)
         return used
 
-    def advance(self, tokens: Sequence[int], passed: Sequence[Mark], gone: Sequence[Mark]) -> None:
+    def advance(self, tokens: Sequence[int], passed: Sequence[Mark], stale: Sequence[Mark]) -> None:
         """Commit the tokens below the root, with those of their keys that are computed. Call it
         before nodes are added to the tree: they may reuse the places of these.
 
         passed: the nodes of the first tokens
-        gone: other removed nodes, whose keys are freed
+        stale: other removed nodes, whose keys are freed
         """
         keyed = self._tree.keyed
-        line, freed = ([node for node in nodes if node in keyed] for nodes in (passed, gone))
+        line, freed = ([node for node in nodes if node in keyed] for nodes in (passed, stale))
         if self.is_fed:
             self._sequence.advance(_places(line), tokens, _places(freed))
         else:
@@ -141,18 +141,18 @@ class DraftRow:
         """Expected seconds with the committed tokens whose keys are missing, in as many calls as
         the model needs.
         """
-        nodes, most = width + self._sequence.length - self._sequence.cached, self.model.max_nodes
-        return -(-nodes // most) * self.seconds(min(nodes, most))
+        nodes, limit = width + self._sequence.length - self._sequence.cached, self.model.max_nodes
+        return -(-nodes // limit) * self.seconds(min(nodes, limit))
 
     @property
     def _part(self) -> int:
         """Tokens of the prompt in one call, which takes at most part_seconds, or the time of two
         calls of one node.
         """
-        part, most = self.model.max_nodes, max(TUNING.part_seconds, 2 * self.seconds(1))
-        while part > 1 and self.seconds(part) > most:
-            part //= 2
-        return part
+        size, limit = self.model.max_nodes, max(TUNING.part_seconds, 2 * self.seconds(1))
+        while size > 1 and self.seconds(size) > limit:
+            size //= 2
+        return size
 
 
 def _places(nodes: Sequence[Mark]) -> list[int]:

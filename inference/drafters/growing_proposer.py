@@ -68,7 +68,7 @@ class GrowingProposer:
 
     def __init__(
         self,
-        knowledge: PairStats,
+        stats: PairStats,
         prices: Prices,
         row: DraftRow | None = None,
         *,
@@ -76,10 +76,10 @@ class GrowingProposer:
         kind: int = MODEL,
         make_rule: MakeRule = no_rule,
     ) -> None:
-        self._known, self.prices, self._row, self.proposed = knowledge, prices, row, 0
+        self._stats, self.prices, self._row, self.proposed = stats, prices, row, 0
         self._make_rule = make_rule
         self._kind = COPY if row is None else kind
-        learned = knowledge.acceptance
+        learned = stats.acceptance
         self._copied = CopiedText(learned.laws.copies) if copies else None
         masks = None if row is None else row.masks
         self._masks = None if row is None or masks is None else BlockMasks(masks, row, learned)
@@ -94,7 +94,7 @@ class GrowingProposer:
         self._params, self._rule = params, DraftRule(self._make_rule, prompt, params)
         self._tree = DraftTree(prompt[-1], len(prompt) - 1, ENDLESS if end is None else end)
         self._runs, self._accounted, self._bytes_up = [], None, 0.0
-        self._forward = self._known.target.seconds(1, 1)
+        self._forward = self._stats.target.seconds(1, 1)
         self._chosen, self._calling = [], []
         self._silent, self._hits = 0, 1.0
         if self._copied is not None:
@@ -197,20 +197,20 @@ class GrowingProposer:
         calls = self._row.usage.calls
         if calls % TUNING.times_kept == 0 or calls < TUNING.times_kept:
             self._read_prices()
-        own = len(nodes)
+        count = len(nodes)
         if self._masks is not None:
             self._masks.release()
-        ids, scores, greedy = ranked.ids[:own], ranked.scores[:own], self._params.greedy
+        ids, scores, greedy = ranked.ids[:count], ranked.scores[:count], self._params.greedy
         depths = [tree.position_of(node) - tree.position for node in nodes]
         tables = rank_features(scores, depths, greedy)
-        edges = self._known.acceptance.edges_of(tables, scores, greedy).tolist()
-        for node, named, table, row in zip(nodes, ids.tolist(), tables, edges, strict=True):
+        edges = self._stats.acceptance.edges_of(tables, scores, greedy).tolist()
+        for node, tokens, table, row in zip(nodes, ids.tolist(), tables, edges, strict=True):
             if node not in tree.forced:
-                tree.ranked[node] = ProposedChildren(named, table, row)
+                tree.ranked[node] = ProposedChildren(tokens, table, row)
                 self._propose(node)
         if self._masks is not None:
-            said = Ranked(ranked.ids[own:], ranked.scores[own:])
-            for below in self._masks.take(said, greedy):
+            mask_ranks = Ranked(ranked.ids[count:], ranked.scores[count:])
+            for below in self._masks.take(mask_ranks, greedy):
                 self._propose(below)
         return used
 
@@ -219,23 +219,23 @@ class GrowingProposer:
 
         The rates of the ranks are scaled down by the draft's recent hits.
         """
-        rates = self._known.acceptance.mean_edges(TUNING.width)
+        rates = self._stats.acceptance.mean_edges(TUNING.width)
         rates = rates * min(self._hits / float(rates.sum()), 1.0)
-        found = values[:, None] * rates - self._floor / 2
-        return np.asarray(np.maximum(found, 0.0).sum(axis=1))
+        gains = values[:, None] * rates - self._floor / 2
+        return np.asarray(np.maximum(gains, 0.0).sum(axis=1))
 
     # --- proposals
 
     def _list_children(self) -> None:
         """Add proposed children that are valuable enough as nodes, those of new nodes included."""
         tree = self._tree
-        least = self._floor if self._row is None else TUNING.worth_ranking * self._floor
-        tree.list_children(least)
+        floor = self._floor if self._row is None else TUNING.worth_ranking * self._floor
+        tree.list_children(floor)
         while tree.fresh:
             fresh, tree.fresh = tree.fresh, []
             for node in fresh:
                 self._propose_early(node)
-            tree.list_children(least)
+            tree.list_children(floor)
 
     def _propose_early(self, node: Mark) -> None:
         """Propose the node's children before a model ranks it."""
@@ -258,13 +258,13 @@ class GrowingProposer:
         tree = self._tree
         ranked, copied = tree.ranked.get(node), tree.copied.get(node)
         drafted = ranked or tree.masked.get(node)
-        named = drafted or copied
-        assert named is not None, "a source has proposed children"
-        ids, chances = named.ids, named.chances
+        source = drafted or copied
+        assert source is not None, "a source has proposed children"
+        ids, chances = source.ids, source.chances
         if drafted is not None and copied is not None:
-            said = dict(zip(ids, chances, strict=True))
-            ids, table = joint_features(said, dict(zip(copied.ids, copied.chances, strict=True)))
-            chances = self._known.acceptance.together(table).tolist()
+            model = dict(zip(ids, chances, strict=True))
+            ids, table = joint_features(model, dict(zip(copied.ids, copied.chances, strict=True)))
+            chances = self._stats.acceptance.together(table).tolist()
             if ranked is not None:
                 tree.joint[node] = ProposedChildren(ids, table, chances)
         if ranked is None:
@@ -288,14 +288,14 @@ class GrowingProposer:
         if self._masks is not None and len(path) > len(tokens):
             self._masks.inherit(path[-1])
         below = [tree.token(tree.root), *tokens[:-1]]
-        passed, gone = tree.advance(tokens)
+        passed, stale = tree.advance(tokens)
         if self._row is not None:
-            self._row.advance(below, passed, gone)
+            self._row.advance(below, passed, stale)
             self._silent += len(tokens)
 
     def _learn_ranks(self, path: Sequence[tuple[Mark, int]]) -> None:
         """Learn which children the target accepted at nodes that the draft has ranked."""
-        acceptance, tables, ranks = self._known.acceptance, [], list[int | None]()
+        acceptance, tables, ranks = self._stats.acceptance, [], list[int | None]()
         tree = self._tree
         for node, token in path:
             ranked, joint = tree.ranked.get(node), tree.joint.get(node)

@@ -177,9 +177,9 @@ class RoundProposer:
             return
         self._rule.commit(fresh)
         below = [tree.token(tree.root), *fresh[:-1]]
-        passed, gone = tree.advance(fresh)
-        gone += [tree.root, *tree.clear()]  # a round begins with no node ranked
-        self._row.advance(below, passed, gone)
+        passed, stale = tree.advance(fresh)
+        stale += [tree.root, *tree.clear()]  # a round begins with no node ranked
+        self._row.advance(below, passed, stale)
         self._grown, self._sent = None, False
 
     def work(self, now: float) -> DraftUsage | None:

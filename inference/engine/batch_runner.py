@@ -139,9 +139,9 @@ class BatchRunner:
         if failed or not items:
             call_all([*last, *failed])
             last = []
-        left = self._forward(plan, items, begun, last, aside) if items else []
+        deferred = self._forward(plan, items, begun, last, aside) if items else []
         self._step_began = None
-        return left if items or received or failed else None
+        return deferred if items or received or failed else None
 
     def _receive(self, now: float) -> list[Callback]:
         """Handle closed and waiting sessions, and prefilled prompts."""
@@ -150,7 +150,9 @@ class BatchRunner:
             calls = admission.remove_closed()
             evicted = admission.hand_out_rows(now)
             calls += [partial(self._tell, Evicted(session)) for session in evicted]
-            opened = [one for one in admission.on_rows if one.opening and not one.missing]
+            opened = [
+                session for session in admission.on_rows if session.opening and not session.missing
+            ]
             return calls + [self._answer_opening(session, now) for session in opened]
 
     def _ready_to_draft(self) -> Sequence[Session]:
@@ -196,7 +198,7 @@ class BatchRunner:
         with self._admission.lock:
             self._admission.is_computing = False
             plan.held_up.count_delay(forward.model_seconds)
-            if not any(isinstance(one, Exception) for one in answers):
+            if not any(isinstance(answer, Exception) for answer in answers):
                 if plan.kind in TIMED:
                     self._scheduler.record(padded, ended - begun)
                 elif self._graphs is not None:
@@ -236,7 +238,7 @@ class BatchRunner:
     def _answer_opening(self, session: Session, now: float) -> Callback:
         opening = session.opening
         assert opening is not None
-        queue = max(0.0, now - opening.asked - session.prefill_seconds)
+        queue = max(0.0, now - opening.since - session.prefill_seconds)
         logprobs = tuple(session.prompt_scores.logprobs)
         opened = Opened(session.reused, queue, session.prefill_seconds, logprobs)
         session.opening = None
@@ -267,9 +269,9 @@ class BatchRunner:
         }
         if self._graphs is not None:
             rounds, feeds = self._graphs.select(decoding, self._scheduler.seconds)
-            trees = [one for one in decoding if one not in rounds and one not in feeds]
+            drafted = {*rounds, *feeds}
             ready |= {
-                ForwardKind.TREES: trees,
+                ForwardKind.TREES: [session for session in decoding if session not in drafted],
                 ForwardKind.ROUNDS: rounds,
                 ForwardKind.FEEDS: feeds,
             }

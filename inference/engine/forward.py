@@ -85,7 +85,7 @@ class TreeItem(BatchItem):
 
 def read(items: Sequence[BatchItem], answers: Sequence[Any]) -> list[Any]:
     """The answers of a forward pass, with the verdict in place of the tokens chosen in a tree."""
-    found = list(answers)
+    results = list(answers)
     trees = [
         index
         for index, item in enumerate(items)
@@ -94,8 +94,8 @@ def read(items: Sequence[BatchItem], answers: Sequence[Any]) -> list[Any]:
     if trees:
         walked = accept_matches([items[i].tree for i in trees], [answers[i].tokens for i in trees])
         for index, verdict in zip(trees, walked, strict=True):
-            found[index] = verdict, answers[index].logprobs
-    return found
+            results[index] = verdict, answers[index].logprobs
+    return results
 
 
 class Commit(NamedTuple):
@@ -150,11 +150,11 @@ class Forward(NamedTuple):
         """
         below = [item.nodes - 1 for item in self.items]
         rows, nodes = self.rows, sum(below)
-        whole = max(seconds(*self.padded), 1e-9)
-        even = min(seconds(rows, 1) / whole, 1.0) if nodes else 1.0
+        expected = max(seconds(*self.padded), 1e-9)
+        even = min(seconds(rows, 1) / expected, 1.0) if nodes else 1.0
         took = self.model_seconds
         root, node = took * even / rows, took * (1 - even) / max(nodes, 1)
-        charges = [root + own * node for own in below]
+        charges = [root + count * node for count in below]
         assert math.isclose(sum(charges), took, abs_tol=1e-9), "charges do not add up"
         return charges
 
@@ -191,7 +191,7 @@ class Forward(NamedTuple):
 
 
 MakeItem: TypeAlias = Callable[..., BatchItem]
-"""MakeItem(*part): the item of a session's part of a plan. Raises OutriderError."""
+"""MakeItem(*entry): the item of a plan's entry. Raises OutriderError."""
 
 
 def prepare(
@@ -200,9 +200,9 @@ def prepare(
     """The items of all sessions of a plan, and the sessions that cannot take part."""
     items: list[BatchItem] = []
     failed: list[tuple[Session, OutriderError]] = []
-    for part in plan.parts:
+    for entry in plan.entries:
         try:
-            items.append(make(*part))
+            items.append(make(*entry))
         except OutriderError as error:
-            failed.append((part[0], error))
+            failed.append((entry[0], error))
     return items, failed

@@ -72,9 +72,9 @@ class RowPool:
         free = [row for row in self._rows if not row.held]
         if not free:
             return None
-        wanted = np.asarray(tokens[:-1], dtype=np.int32)
+        prefix = np.asarray(tokens[:-1], dtype=np.int32)
         shared = {
-            row.index: common_prefix(row.tokens, wanted)
+            row.index: common_prefix(row.tokens, prefix)
             for row in self._rows
             if row.sharing == sharing and row.tokens
         }
@@ -106,10 +106,10 @@ class RowPool:
         self._model.copy_row(source.index, target.index, source.slots.high_water)
 
 
-def common_prefix(held: Sequence[int] | IntArray, wanted: NDArray[np.integer]) -> int:
+def common_prefix(cached: Sequence[int] | IntArray, tokens: NDArray[np.integer]) -> int:
     """Length of the common prefix of two token sequences. wanted: [n]"""
-    n = min(len(held), len(wanted))
-    if not n or held[0] != wanted[0]:
+    n = min(len(cached), len(tokens))
+    if not n or cached[0] != tokens[0]:
         return 0
-    differing = np.flatnonzero(np.asarray(held[:n]) != wanted[:n])
+    differing = np.flatnonzero(np.asarray(cached[:n]) != tokens[:n])
     return int(differing[0]) if differing.size else n

@@ -31,12 +31,12 @@ def plan_width(
     values: FloatArray,
     credit: FloatArray,
     cost: Callable[[int], Cost],
-    most: int,
+    limit: int,
     premium: float,
 ) -> int:
     """Nodes of each row in the next forward pass, the root included.
 
-    It maximises the expected tokens a second over powers of two and `most`. A width is allowed if
+    It maximises the expected tokens a second over powers of two and `limit`. A width is allowed if
     every session keeps least_rate of its root-only rate, however long the forward pass takes. Its
     expected tokens and its service credit count towards that.
 
@@ -44,22 +44,22 @@ def plan_width(
     fall, and padding is 0.
     credit: [rows] tokens that each session is ahead of its root-only rate, or may fall behind.
     cost: of a forward pass by the nodes of each row.
-    most: the greatest width.
+    limit: the greatest width.
     premium: factor in tokens a second by which a width must win whose time was not measured.
     """
     expected = values.cumsum(axis=1)  # [rows, longest] by a row's first 1, 2, ... nodes
     rows, longest = expected.shape
     root_only = max(cost(1).expected, 1e-9)
     best, best_rate = 1, rows / root_only
-    width, last = 1, min(most, longest)
+    width, last = 1, min(limit, longest)
     while width < last:
         width = min(2 * width, last)
-        one, tokens = cost(width), expected[:, width - 1]
-        needed = TUNING.least_rate * one.maximum / root_only
-        measured = one.maximum <= one.expected
+        estimate, tokens = cost(width), expected[:, width - 1]
+        needed = TUNING.least_rate * estimate.maximum / root_only
+        measured = estimate.maximum <= estimate.expected
         if not (tokens + credit >= needed).all():
             continue
-        rate = float(tokens.sum()) / max(one.expected, 1e-9)
+        rate = float(tokens.sum()) / max(estimate.expected, 1e-9)
         if rate > (TUNING.least_gain if measured else premium) * best_rate:
             best, best_rate = width, rate
     return best
@@ -71,10 +71,10 @@ def allowed_deficit(session: Session) -> float:
     As many as root-only forward passes repay until the end that its client ordered, up to
     most_deficit. 0 for a session of which no candidate was ever accepted.
     """
-    if session.order is None or not session.candidates.taken:
+    if session.order is None or not session.candidates.accepted:
         return 0.0
-    left = min(session.order.end, session.limit) - session.length
-    return min((1 - TUNING.least_rate) * max(left, 0), TUNING.most_deficit)
+    remaining = min(session.order.end, session.limit) - session.length
+    return min((1 - TUNING.least_rate) * max(remaining, 0), TUNING.most_deficit)
 
 
 class ForwardKind(Enum):
@@ -118,19 +118,19 @@ class HeldUp(NamedTuple):
             session.add_service(-self.tokens(seconds))
 
 
-PlanPart: TypeAlias = (
+PlanEntry: TypeAlias = (
     tuple[Session, Sequence[int]]  # and the chunk of its prompt, for PREFILL
     | tuple[Session, TokenTree, float]  # and what Selection.begin_pass() returns, for TREES
     | tuple[Session]  # for ROUNDS and FEEDS
 )
-"""A session's part of a forward pass."""
+"""A session's entry in the plan of a forward pass."""
 
 
 class BatchPlan(NamedTuple):
     """The contents of one forward pass, and the sessions that it delays."""
 
     kind: ForwardKind
-    parts: Sequence[PlanPart]
+    entries: Sequence[PlanEntry]
     held_up: HeldUp = HeldUp((), 0.0)
 
 
@@ -153,10 +153,10 @@ class Scheduler:
 
     def next(self, ready: ReadySets) -> BatchPlan:
         """The next forward pass: of the ready kind that ran least recently; empty for none."""
-        wanted = [kind for kind, sessions in ready.items() if sessions]
-        if not wanted:
+        kinds = [kind for kind, sessions in ready.items() if sessions]
+        if not kinds:
             return BatchPlan(ForwardKind.TREES, ())
-        kind = min(wanted, key=lambda kind: self._last_made[kind])
+        kind = min(kinds, key=lambda kind: self._last_made[kind])
         self._forwards += 1
         self._last_made[kind] = self._forwards
         if kind is ForwardKind.PREFILL:
@@ -164,23 +164,23 @@ class Scheduler:
             return self._prefill(ready[kind], self._chunk_size(decoding))
         if kind is ForwardKind.TREES:
             return self._trees(ready[kind])
-        others = ready[ForwardKind.TREES]
+        undrafted = ready[ForwardKind.TREES]
         drafted = len(ready[ForwardKind.ROUNDS]) + len(ready[ForwardKind.FEEDS])
-        held_up = HeldUp(others, self.seconds(len(others) + drafted, 1))
+        held_up = HeldUp(undrafted, self.seconds(len(undrafted) + drafted, 1))
         return BatchPlan(kind, [(session,) for session in ready[kind]], held_up)
 
     def record(self, padded: Shape, seconds: float) -> None:
         """Record a forward pass's seconds, the engine's own work included."""
         rows, nodes = padded
-        since, most = self._explore.get(rows, (0, TUNING.first_explore))
+        since, interval = self._explore.get(rows, (0, TUNING.first_explore))
         if nodes == self._padded(1, 1)[1]:
-            self._explore[rows] = 0, min(2 * most, TUNING.explore)
+            self._explore[rows] = 0, min(2 * interval, TUNING.explore)
         else:
-            known, before = self.times.samples(*padded) >= TRUSTED, self.times.seconds(*padded)
+            measured, before = self.times.samples(*padded) >= TRUSTED, self.times.seconds(*padded)
             # if its time has changed, that of root-only forward passes may have changed, too
-            changed = known and not 1 / CHANGED < seconds / before < CHANGED
+            changed = measured and not 1 / CHANGED < seconds / before < CHANGED
             due = changed and since >= TUNING.first_explore
-            self._explore[rows] = most if due else since + 1, most
+            self._explore[rows] = interval if due else since + 1, interval
         self.times.observe(*padded, seconds)
 
     def promised(self, padded: Shape, rows: int, seconds: float) -> float:
@@ -209,22 +209,22 @@ class Scheduler:
         useful = max(width, self._useful_width(len(ready)))
         for session in ready:
             waits = session.order is not None and session.order.pace is Pace.WAIT
-            most = self._most if waits else useful
-            session.room = min(most, session.tree_nodes or most) - 1
-        parts = zip(ready, selection.begin_pass(width), strict=True)
-        return BatchPlan(ForwardKind.TREES, [(session, *part) for session, part in parts])
+            limit = self._most if waits else useful
+            session.room = min(limit, session.tree_nodes or limit) - 1
+        trees = zip(ready, selection.begin_pass(width), strict=True)
+        return BatchPlan(ForwardKind.TREES, [(session, *tree) for session, tree in trees])
 
     def _width(self, ready: Sequence[Session], selection: Selection) -> int:
         if all(session.order and session.order.pace is Pace.WAIT for session in ready):
             return selection.longest  # synchronous rounds verify all candidates
         rows = len(ready)
-        since, most = self._explore.get(self._padded(rows, 1)[0], (0, TUNING.first_explore))
-        if since >= most or not self._knows_root(rows):
+        since, interval = self._explore.get(self._padded(rows, 1)[0], (0, TUNING.first_explore))
+        if since >= interval or not self._knows_root(rows):
             return 1
-        credit = np.array([one.service_credit + allowed_deficit(one) for one in ready])
+        credit = np.array([session.service_credit + allowed_deficit(session) for session in ready])
         values = selection.values()
         values[:, 1:] *= np.array([session.record.factor for session in ready])[:, None]
-        plan = partial(plan_width, values, credit, most=self._most)
+        plan = partial(plan_width, values, credit, limit=self._most)
         width = plan(cost=partial(self._cost, rows), premium=TUNING.premium)
         waited, wait = self._trials.get(rows, (0, TUNING.first_explore))
         if waited >= wait:
@@ -240,12 +240,12 @@ class Scheduler:
 
         Those of a few rows more or less suffice where they take about as long.
         """
-        known = [one for one in self._roots if self.times.samples(*one) >= TRUSTED]
-        fewer = max((one for one in known if one[0] <= rows), default=None)
-        more = min((one for one in known if one[0] >= rows), default=None)
-        if fewer is None or more is None:
+        measured = [shape for shape in self._roots if self.times.samples(*shape) >= TRUSTED]
+        narrower = max((shape for shape in measured if shape[0] <= rows), default=None)
+        wider = min((shape for shape in measured if shape[0] >= rows), default=None)
+        if narrower is None or wider is None:
             return False
-        return self.times.seconds(*more) <= CHANGED * self.times.seconds(*fewer)
+        return self.times.seconds(*wider) <= CHANGED * self.times.seconds(*narrower)
 
     def _cost(self, rows: int, nodes: int) -> Cost:
         return self.times.cost(*self._padded(rows, nodes))
@@ -264,28 +264,28 @@ class Scheduler:
         """Prompt tokens in a forward pass: the model's maximum, or fewer while sessions decode, or
         where a long context makes them slow.
         """
-        most, allowed = self._model.max_nodes, TUNING.longest_chunk
+        size, allowed = self._model.max_nodes, TUNING.longest_chunk
         if decoding:
-            own = TUNING.prefill_share * self.seconds(decoding, self._last_width)
-            allowed = min(allowed, own)
-        while most > TUNING.least_chunk and self.seconds(1, most) > allowed:
-            most //= 2
-        return most
+            share = TUNING.prefill_share * self.seconds(decoding, self._last_width)
+            allowed = min(allowed, share)
+        while size > TUNING.least_chunk and self.seconds(1, size) > allowed:
+            size //= 2
+        return size
 
-    def _prefill(self, filling: Sequence[Session], most: int) -> BatchPlan:
+    def _prefill(self, filling: Sequence[Session], limit: int) -> BatchPlan:
         """Chunks of prompts in order of arrival, until the forward pass is full.
 
-        Rows times the longest chunk stay within `most` tokens. A chunk at whose every node a token
+        Rows times the longest chunk stay within `limit` tokens. A chunk at whose every node a token
         is scored has no more nodes than a tree.
         """
         chunks: list[tuple[Session, list[int]]] = []
         longest = 0
         for session in filling:
-            own = min(most, self._most) if session.prompt_scores.missing else most
-            longest = max(longest, min(own, session.missing))
-            if chunks and longest * (len(chunks) + 1) > most:
+            size = min(limit, self._most) if session.prompt_scores.missing else limit
+            longest = max(longest, min(size, session.missing))
+            if chunks and longest * (len(chunks) + 1) > limit:
                 break
-            chunks.append((session, session.next_chunk(own)))
+            chunks.append((session, session.next_chunk(size)))
         return BatchPlan(ForwardKind.PREFILL, chunks)
 
     def _padded(self, rows: int, nodes: int) -> tuple[int, int]:

@@ -56,9 +56,9 @@ class Selection:
         """
         places, sizes = self._places[:, :width], np.minimum(self.sizes, width)
         nodes = np.empty((len(places), 3, places.shape[1]), dtype=np.int32)
-        for tree, own, part, size in zip(self._trees, places, nodes, sizes.tolist(), strict=True):
-            tree.begin_pass(own[:size])
-            tree.nodes.take(own, axis=1, out=part, mode="clip")  # faster than checking the bounds
+        for tree, row, out, size in zip(self._trees, places, nodes, sizes.tolist(), strict=True):
+            tree.begin_pass(row[:size])
+            tree.nodes.take(row, axis=1, out=out, mode="clip")  # faster than checking the bounds
         tokens, above, positions = nodes.transpose(1, 0, 2)
         filled = np.arange(places.shape[1]) < sizes[:, None]
         parents = np.where(filled, _parents(places, above, filled), 0)
@@ -76,8 +76,8 @@ def best_of(
     depths: [trees] maximum levels below the root of each.
     """
     size = max(CACHED // max(tree.places for tree in trees), 1)
-    parts = [slice(start, start + size) for start in range(0, len(trees), size)]
-    leading = [_leading(trees[part], limits[part], depths[part]) for part in parts]
+    groups = [slice(start, start + size) for start in range(0, len(trees), size)]
+    leading = [_leading(trees[group], limits[group], depths[group]) for group in groups]
     counts, places, ranks = (np.concatenate(column) for column in zip(*leading, strict=True))
     return _sorted(trees, counts, places, ranks, np.array(limits))
 
@@ -121,8 +121,8 @@ def _leading(
     # the bound of as many groups' best nodes bounds as many nodes, at a fraction of the work
     groups = ranks[:, : ranks.shape[1] // GROUP * GROUP].reshape(len(ranks), GROUP, -1).min(axis=1)
     compared = groups if groups.shape[1] >= max(limits) else ranks
-    wanted = min(max(limits), compared.shape[1])
-    bounds = np.partition(compared, wanted - 1, axis=1)[:, wanted - 1, None]
+    count = min(max(limits), compared.shape[1])
+    bounds = np.partition(compared, count - 1, axis=1)[:, count - 1, None]
     leading = np.flatnonzero((ranks <= bounds) & (ranks < EMPTY))
     rows, places = np.divmod(leading, ranks.shape[1])
     return np.bincount(rows, minlength=len(trees)), places, ranks.ravel()[leading]

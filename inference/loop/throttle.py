@@ -99,8 +99,8 @@ class Throttle:
         lone: whether all were root-only
         silent: whether the draft was paused meanwhile
         """
-        known, pace = self._baseline.seconds, seconds / max(forwards, 1)
-        is_quicker = bool(known) and pace * CHANGED < typical(known)
+        samples, pace = self._baseline.seconds, seconds / max(forwards, 1)
+        is_quicker = bool(samples) and pace * CHANGED < typical(samples)
         self._quicker = self._quicker + 1 if lone and not silent and is_quicker else 0
         self._since += tokens
         if lone and silent:
@@ -109,8 +109,8 @@ class Throttle:
             self._since = 0 if not self._needed else self._since
             return
         if self._quicker == TRUSTED:
-            known.clear()
+            samples.clear()
         else:
             self._baseline.count(tokens, seconds)
-        if len(known) < TRUSTED or self._since >= TUNING.retimed:
+        if len(samples) < TRUSTED or self._since >= TUNING.retimed:
             self._needed = self._needed or TRUSTED

@@ -72,7 +72,7 @@ class Law:
         self.weights, self._moved = self._mean, np.zeros(width)  # [F]
         self._evidence, self._verdicts = np.zeros((width, width)), 0.0  # beyond the prior's
 
-    def learn(self, table: FloatArray, taken: NDArray[np.bool_], verdicts: int = 1) -> None:
+    def learn(self, table: FloatArray, accepted: NDArray[np.bool_], verdicts: int = 1) -> None:
         """Learn from verdicts: children that the target considered [n, F], in order, and whether it
         accepted each [n].
         """
@@ -84,24 +84,24 @@ class Law:
         # forgotten evidence no longer keeps the weights from the prior's
         faded = (1 - fading) * (self._certainty @ self._moved)
         self._moved = self._moved - np.linalg.solve(
-            self._certainty + self._evidence, faded + (chance - taken) @ table
+            self._certainty + self._evidence, faded + (chance - accepted) @ table
         )
         self.weights = self._mean + self._moved
 
-    def observe(self, rows: FeatureRows | FloatArray, taken: int | None) -> None:  # [k, F]
-        """Learn which of a node's children the target accepted; taken: its index, or None."""
-        reached = len(rows) if taken is None else taken + 1
-        self.learn(np.array(rows[:reached]), np.arange(reached) == taken)
+    def observe(self, rows: FeatureRows | FloatArray, index: int | None) -> None:  # [k, F]
+        """Learn which of a node's children the target accepted; index: its place, or None."""
+        reached = len(rows) if index is None else index + 1
+        self.learn(np.array(rows[:reached]), np.arange(reached) == index)
 
     def chances(self, rows: FeatureRows) -> list[float]:  # [k, F] -> [k]
         """Return the probability of each of a node's children. Their sum is below 1."""
         weights, steepest = self.weights.tolist(), self._steepest
-        left, chances = 1.0, list[float]()
+        remaining, chances = 1.0, list[float]()
         for row in rows:
             odds = sum(weight * value for weight, value in zip(weights, row, strict=True))
-            taken = left / (1 + math.exp(-min(max(odds, -steepest), steepest)))
-            chances.append(taken)
-            left -= taken
+            chance = remaining / (1 + math.exp(-min(max(odds, -steepest), steepest)))
+            chances.append(chance)
+            remaining -= chance
         return chances
 
     def to_record(self) -> dict[str, Any]:
@@ -126,9 +126,9 @@ def broken(sticks: FloatArray) -> FloatArray:  # [..., k] -> [..., k]
     """Return probabilities of the ranks from their hazards (stick breaking). Their sum is below
     1.
     """
-    left = np.multiply.accumulate(1 - sticks, axis=-1)
+    remaining = np.multiply.accumulate(1 - sticks, axis=-1)
     sticks = sticks.copy()
-    sticks[..., 1:] *= left[..., :-1]
+    sticks[..., 1:] *= remaining[..., :-1]
     return sticks
 
 
@@ -227,17 +227,17 @@ class AcceptanceModel:
         return chances
 
     def observe_path(
-        self, tables: FloatArray, greedy: bool, taken: Sequence[int | None]
+        self, tables: FloatArray, greedy: bool, ranks: Sequence[int | None]
     ) -> None:  # [m, k, F], [m]
         """Learn from a path of m nodes: the rank that the target accepted at each, or None."""
         k = tables.shape[1]
-        hits = np.array([-1 if rank is None else rank for rank in taken])
+        hits = np.array([-1 if rank is None else rank for rank in ranks])
         considered = np.where(hits < 0, k, hits + 1)
         inside = np.arange(k) < considered[:, None]
         self.laws.ranks[greedy].learn(
-            tables[inside], (np.arange(k) == hits[:, None])[inside], len(taken)
+            tables[inside], (np.arange(k) == hits[:, None])[inside], len(ranks)
         )
-        for count, rank in zip(considered.tolist(), taken, strict=True):
+        for count, rank in zip(considered.tolist(), ranks, strict=True):
             self.rates.learn(slice(count), rank)
         self._edges = {}
 
@@ -260,9 +260,9 @@ class AcceptanceModel:
         chances = hazards(table, self.laws.joint.weights)
         return np.asarray(chances * min(_SUREST / float(chances.sum()), 1.0))
 
-    def observe_together(self, table: FloatArray, taken: int | None) -> None:  # [k, J]
+    def observe_together(self, table: FloatArray, index: int | None) -> None:  # [k, J]
         """Learn which child the target accepted where two sources had proposed children."""
-        self.laws.joint.learn(table, np.arange(len(table)) == taken)
+        self.laws.joint.learn(table, np.arange(len(table)) == index)
 
     # --- masks of a block draft
 
@@ -271,13 +271,13 @@ class AcceptanceModel:
         return self.laws.masks[greedy].chances(rows)
 
     def observe_masked(
-        self, rows: FeatureRows, greedy: bool, offset: int, taken: int | None
+        self, rows: FeatureRows, greedy: bool, offset: int, index: int | None
     ) -> None:
-        """Learn which child of a mask of this offset the target accepted; taken: its index, or
+        """Learn which child of a mask of this offset the target accepted; index: its place, or
         None.
         """
-        likely = taken is not None and self.masked(rows[: taken + 1], greedy)[taken] >= LIKELY
-        self.laws.masks[greedy].observe(rows, taken)
+        likely = index is not None and self.masked(rows[: index + 1], greedy)[index] >= LIKELY
+        self.laws.masks[greedy].observe(rows, index)
         at = min(offset, OFFSETS) - 1
         self.mask_rates.learn(slice(at, at + 1), at if likely else None, slice(at, at + 1))
 

@@ -68,11 +68,11 @@ def rank_features(
     # by 1 / (probability of the remaining tokens).
     else:
         mass[:, -1] = _FOLLOWING / (np.exp(-bounded[:, -1]) + _STEP)
-    left = np.add.accumulate(mass[:, ::-1], axis=1)[:, ::-1]
-    share = mass / left[:, :1]
+    tails = np.add.accumulate(mass[:, ::-1], axis=1)[:, ::-1]
+    share = mass / tails[:, :1]
     table = np.empty((*bounded.shape, len(RANK_FEATURES)))
     table[..., 0] = 1
-    table[..., 1] = np.minimum(np.maximum(np.log(mass[:, :-1] / left[:, 1:]), -SPAN), SPAN)
+    table[..., 1] = np.minimum(np.maximum(np.log(mass[:, :-1] / tails[:, 1:]), -SPAN), SPAN)
     table[..., 2] = np.minimum(bounded[:, :1] - bounded, SPAN)
     table[..., 3] = -(share * np.log(share)).sum(axis=1)[:, None]
     table[..., 4] = 0
@@ -86,13 +86,13 @@ class Following(NamedTuple):
     """A token that followed a context before.
 
     times: how often it followed
-    others: how often tokens followed that are less frequent
+    rarer: how often tokens followed that are less frequent
     latest: whether it followed when the context occurred last
     """
 
     token: int
     times: int
-    others: int
+    rarer: int
     latest: bool
 
 
@@ -102,8 +102,8 @@ def copy_features(length: int, following: Sequence[Following]) -> list[list[floa
     """
     match = math.log1p(min(length, _MAX_MATCH))
     return [
-        [1.0, match, math.log((times + 0.5) / (others + 0.5)), math.log1p(times), float(latest)]
-        for _, times, others, latest in following
+        [1.0, match, math.log((times + 0.5) / (rarer + 0.5)), math.log1p(times), float(latest)]
+        for _, times, rarer, latest in following
     ]
 
 

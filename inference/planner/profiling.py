@@ -145,8 +145,8 @@ class Profiler:
     def _slowest(self, shape: Shape) -> float:
         """Seconds of a call if they grew with its nodes from those of a measured one."""
         return min(
-            self.times.seconds(*other) * max(1.0, math.prod(shape) / math.prod(other))
-            for other in self._samples
+            self.times.seconds(*measured) * max(1.0, math.prod(shape) / math.prod(measured))
+            for measured in self._samples
         )
 
     def _is_enough(self, samples: Sequence[float]) -> bool:
@@ -209,19 +209,19 @@ def _chains(model: Model, length: int, rows: int, nodes: int, cached: RowSlots) 
 
     Every target can compute it.
     """
-    most, mask = min(CONTEXT, model.capacity - nodes, length - nodes), np.tri(nodes, dtype=np.bool_)
+    span, mask = min(CONTEXT, model.capacity - nodes, length - nodes), np.tri(nodes, dtype=np.bool_)
     segments = list[Segment]()
     for row in range(rows):
-        context = _context(cached[row], most) if cached else np.ones((1, most), dtype=np.bool_)
+        context = _context(cached[row], span) if cached else np.ones((1, span), dtype=np.bool_)
         at = np.arange(context.sum(), context.sum() + nodes, dtype=np.int32)
-        free = cached[row].high_water if cached else most
+        free = cached[row].high_water if cached else span
         segments.append(_segment(row, context, at + (free - at[0]), at, mask))
     return segments
 
 
-def _context(slots: Slots, most: int) -> NDArray[np.bool_]:  # [1, S]
-    """Return which slots hold the first tokens of a row, up to `most`."""
-    first = slots.committed & (slots.positions < most)
+def _context(slots: Slots, limit: int) -> NDArray[np.bool_]:  # [1, S]
+    """Return which slots hold the first tokens of a row, up to `limit`."""
+    first = slots.committed & (slots.positions < limit)
     return first[None, : first.tobytes().rfind(True) + 1]
 
 

@@ -138,5 +138,5 @@ def _check(options: ServingRole, entry: _ListedModel) -> None:
             "for neuron a model is listed as an artifact, which outrider compile builds"
         )
     pick_device(options.device)
-    found = find_named(options.model, "target", backend_of(options), weights=False)
-    found.sequence_length(options.sequence_length)
+    checkpoint = find_named(options.model, "target", backend_of(options), weights=False)
+    checkpoint.sequence_length(options.sequence_length)

@@ -129,7 +129,7 @@ class _DraftedSession:
 class ColocatedDrafter:
     """The draft beside the target, on the rows of its own model. Used on the engine's thread only.
 
-    knowledge: returns a row's times and acceptances, which persist from session to session.
+    stats: returns a row's times and acceptances, which persist from session to session.
     room: maximum nodes beyond the text that a row ranks.
     copies: copies of a session's earlier text are proposed, too.
     clock: returns seconds.
@@ -138,7 +138,7 @@ class ColocatedDrafter:
     def __init__(
         self,
         draft: Draft,
-        knowledge: Callable[[], PairStats],
+        stats: Callable[[], PairStats],
         *,
         room: int,
         copies: bool = False,
@@ -147,7 +147,7 @@ class ColocatedDrafter:
         self._draft, self._room, self._clock, self._copies = draft, room, clock, copies
         self._rules = DraftRules(draft.make_rule)
         rows = MOST_WITHOUT_MODEL if draft.model is None else draft.model.rows
-        self._known = [knowledge() for _ in range(rows)]
+        self._stats = [stats() for _ in range(rows)]
         self._free = list(range(rows))
         self._drafted: dict[Session, _DraftedSession] = {}
         self._failed: WeakSet[Session] = WeakSet()
@@ -169,29 +169,29 @@ class ColocatedDrafter:
         for drafted in list(self._drafted.values()):
             if _is_gone(drafted):
                 self._release(drafted)
-        others = HeldUp([one for one in ready if not one.drafted_beside], root_only)
+        undrafted = HeldUp([session for session in ready if not session.drafted_beside], root_only)
         if not root_only:
             return  # no forward pass has been timed yet
         for session in ready:
             self._admit(session, root_only, receiver)
-        served = [self._drafted[one] for one in ready if one in self._drafted]
+        served = [self._drafted[session] for session in ready if session in self._drafted]
         for drafted in served:
-            if not drafted.fed and others.are_ahead():
+            if not drafted.fed and undrafted.are_ahead():
                 began = self._clock()
                 self._feed(drafted)
-                others.count_delay(self._clock() - began)
+                undrafted.count_delay(self._clock() - began)
             if drafted.fed:
                 if drafted.read_progress(self._clock(), root_only):
                     self._keep_record(drafted)
                 drafted.deliver(self._clock())
-        while others.are_ahead():
+        while undrafted.are_ahead():
             began = self._clock()
             calling = [drafted for drafted in served if self._wants_call(drafted, began, root_only)]
             if not calling:
                 return
             self._call(calling, began)
             seconds = self._clock() - began
-            others.count_delay(seconds)
+            undrafted.count_delay(seconds)
             for drafted in calling:
                 drafted.charge_call(seconds / root_only)
 
@@ -206,9 +206,9 @@ class ColocatedDrafter:
 
     def _adds_nothing(self, drafted: _DraftedSession) -> bool:
         """Whether other proposers alone are faster than this draft would be."""
-        known = self._known[drafted.row]
-        forward, call = known.target.seconds(1, 1), known.draft.seconds(1, CALL_NODES)
-        level = float(known.acceptance.mean_edges(DRAFTING.width).sum())
+        stats = self._stats[drafted.row]
+        forward, call = stats.target.seconds(1, 1), stats.draft.seconds(1, CALL_NODES)
+        level = float(stats.acceptance.mean_edges(DRAFTING.width).sum())
         token = token_seconds(forward, call, level)
         return drafted.arbitration.suffice(drafted.session.length, forward, token)
 
@@ -238,11 +238,11 @@ class ColocatedDrafter:
         if (make_rule := self._rules.find(session)) is None:
             return
         row = self._free.pop()
-        known, effort = self._known[row], Usage(root_only)
-        node = _node_seconds(known)
+        stats, effort = self._stats[row], Usage(root_only)
+        node = _node_seconds(stats)
         proposer = self._draft.proposer(
             row,
-            known,
+            stats,
             Prices(holds_target=True, node_seconds=node, effort=effort, tokens=1.0),
             room=self._room,
             clock=self._clock,
@@ -319,7 +319,7 @@ def _is_gone(drafted: _DraftedSession) -> bool:
     return order is None or not order.beside or order.end > drafted.end
 
 
-def _node_seconds(known: PairStats) -> float:
+def _node_seconds(stats: PairStats) -> float:
     """Seconds that one candidate adds to a forward pass of one row."""
-    narrow, wide = known.target.seconds(1, 1), known.target.seconds(1, USUAL_NODES)
+    narrow, wide = stats.target.seconds(1, 1), stats.target.seconds(1, USUAL_NODES)
     return max(wide - narrow, 0.0) / (USUAL_NODES - 1)

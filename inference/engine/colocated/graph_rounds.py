@@ -142,11 +142,11 @@ class GraphRounds:
         ready: all sessions whose next forward pass can be made now.
         seconds: time of a forward pass by rows and nodes.
         """
-        drafted = [one for one in ready if self._serves(one)]
-        others = [one for one in ready if one not in drafted]
-        unfed = [one for one in drafted if self._draft(one).length < one.length - 1]
-        fed = [one for one in drafted if one not in unfed]
-        if not others or self._may_delay(fed, unfed, others, seconds):
+        drafted = [session for session in ready if self._serves(session)]
+        undrafted = [session for session in ready if session not in drafted]
+        unfed = [session for session in drafted if self._draft(session).length < session.length - 1]
+        fed = [session for session in drafted if session not in unfed]
+        if not undrafted or self._may_delay(fed, unfed, undrafted, seconds):
             return fed, unfed
         return [], []
 
@@ -154,19 +154,19 @@ class GraphRounds:
         self,
         fed: Sequence[Session],
         unfed: Sequence[Session],
-        others: Sequence[Session],
+        undrafted: Sequence[Session],
         seconds: ForwardSeconds,
     ) -> bool:
         """Whether the next round pays, and the others have service credit for it."""
         drafted = len(fed) + len(unfed)
         if not drafted:
             return False
-        held_up = HeldUp(others, seconds(drafted + len(others), 1))
+        held_up = HeldUp(undrafted, seconds(drafted + len(undrafted), 1))
         feeding = self._feeds.seconds(len(unfed), self._chunk) if unfed else 0.0
         drafting = self._rounds.seconds(drafted, self._model.shape.nodes)
         if not self._pays(drafted, held_up, feeding + drafting):
             return False
-        far = not fed and all(self._is_far(one) for one in unfed)
+        far = not fed and all(self._is_far(session) for session in unfed)
         return held_up.can_wait(feeding if far else feeding + drafting)
 
     def feed_item(self, session: Session) -> FeedItem:
@@ -180,9 +180,9 @@ class GraphRounds:
         draft, shape = self._draft(session), self._model.shape
         limit = min(max(session.allowed - 1, 0), shape.depth)
         tree = blank_tree(shape, session.root)
-        part = _within(draft.prepare(tree.prefix(shape.inner)), draft.length + limit)
+        draft_segment = _within(draft.prepare(tree.prefix(shape.inner)), draft.length + limit)
         segment = _within(session.prepare(tree), session.live.length + limit)
-        segment = segment._replace(beside=part)
+        segment = segment._replace(beside=draft_segment)
         return RoundItem(session, tree, segment, draft, limit, self._count_tokens)
 
     def _count_tokens(self, tokens: int) -> None:
@@ -239,19 +239,19 @@ def blank_tree(shape: Branches, root: int = 0) -> TokenTree:
     return TokenTree(tokens, np.array(shape.parents, dtype=np.int32))
 
 
-def read_answer(asked: TokenTree, answer: NDArray[Any], limit: int) -> tuple[TokenTree, Verdict]:
+def read_answer(blank: TokenTree, answer: NDArray[Any], limit: int) -> tuple[TokenTree, Verdict]:
     """Return the tree that a graph drafted, and the verdict on it, cut to the limit.
 
-    asked: the input tree of the graph, by blank_tree()
+    blank: the input tree of the graph, by blank_tree()
     answer: [nodes - 1 + depth + 1] int32. It holds the drafted tokens, the accepted node of each
         depth (or NONE), and the target's token after them.
     limit: maximum accepted candidates
 
     Raises InvalidRequest when siblings carry equal tokens.
     """
-    drafted, path, next_token = np.split(answer, [len(asked) - 1, len(answer) - 1])
-    tokens = np.concatenate([asked.tokens[:1], drafted.astype(np.int32)])
-    tree = TokenTree(tokens, asked.parents)
+    drafted, path, next_token = np.split(answer, [len(blank) - 1, len(answer) - 1])
+    tokens = np.concatenate([blank.tokens[:1], drafted.astype(np.int32)])
+    tree = TokenTree(tokens, blank.parents)
     accepted = tuple(int(node) for node in path if node != NONE)
     if len(accepted) > limit:
         return tree, Verdict(accepted[:limit], int(tokens[accepted[limit]]))

@@ -56,7 +56,7 @@ def promise() -> Future[Any]:
 class Opening:
     """A prompt to prefill. The future is done when its keys are cached."""
 
-    asked: float  # when the session was opened, in seconds of the engine's clock
+    since: float  # when the session was opened, in seconds of the engine's clock
     future: Future[Opened] = field(default_factory=promise)
 
 

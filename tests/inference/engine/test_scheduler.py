@@ -148,7 +148,7 @@ def trees(*ready: Session) -> ReadySets:
 
 def sizes_of(plan: BatchPlan) -> list[int]:
     """Nodes of each tree."""
-    return [len(part[1]) for part in plan.parts]  # type: ignore[arg-type]
+    return [len(entry[1]) for entry in plan.entries]  # type: ignore[arg-type]
 
 
 def chunks_of(plan: BatchPlan) -> list[int]:
@@ -188,10 +188,10 @@ def test_one_whose_guesses_have_missed_keeps_nobody_narrow() -> None:
 def test_who_takes_fewer_candidates_than_expected_is_believed_less() -> None:
     """Its tenant's record may be better than its own draft."""
     ready, planned = [session(*[0.9] * 15) for _ in range(4)], turns(neuron, sizes=(1, 16, 32))
-    ready[0].record.observe(expected=2.0, taken=3)
+    ready[0].record.observe(expected=2.0, accepted=3)
     assert ready[0].record.factor == 1.0
     assert sizes_of(planned.next(trees(*ready))) == [16] * 4
-    ready[0].record.observe(expected=1000.0, taken=0)
+    ready[0].record.observe(expected=1000.0, accepted=0)
     assert sizes_of(planned.next(trees(*ready))) == [1] * 4
 
 
@@ -249,7 +249,7 @@ def test_kinds_of_forwards_take_turns() -> None:
     assert set(kinds) == {ForwardKind.PREFILL, ForwardKind.TREES, ForwardKind.ROUNDS}
     assert kinds == kinds[:3] * 3
     assert all(first != second for first, second in pairwise(kinds))
-    assert not turns(flat).next({}).parts
+    assert not turns(flat).next({}).entries
 
 
 def on_a_row(length: int) -> Session:
