@@ -35,7 +35,7 @@ from outrider.endpoint.interfaces.requests import ChatRequest
 from outrider.endpoint.target_manager import TargetManager, TargetSettings
 from outrider.endpoint.text_runner import TextRunner
 from outrider.options.draft_flags import NONE
-from outrider.text.completion import Completion, silent
+from outrider.text.completion import Completion
 from outrider.text.completion import Request as TextRequest
 from outrider.text.defaults import defaults_of
 from outrider.text.parameters import Parameters
@@ -193,6 +193,6 @@ def _watched(body: PageText, client: Client, request: TextRequest) -> Task[TextE
         if body.made:
             rest, text, tokens = resume_request(client.text_model, request, body.made)
             watcher.report("made", {"text": text, "tokens": tokens})
-        return watcher.complete(rest, silent, end, alone=body.draft == NONE)
+        return watcher.complete(rest, end, alone=body.draft == NONE)
 
     return work

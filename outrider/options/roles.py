@@ -188,9 +188,6 @@ class DraftRole(groups.BaselineOptions, TextRole, SharedClientRole, title="text"
     BARE: ClassVar = "prompt"
     COMMON: ClassVar = (*PROMPTED, "baseline", "model", "draft", *TO_A_TARGET)
     role: Literal["draft"] = "draft"
-    record: File | None = None
-    """file for the text with its candidates and times, for replay on the chat page; contains the
-    prompt"""
 
 
 class ChatRole(ClientRole, title="text"):

@@ -10,10 +10,15 @@ from typing import Any
 
 from inference.errors import InvalidRequest
 from outrider.terminal.race import Arrival, Lane, can_race, conclude, show_race
-from outrider.terminal.text_recording import ALONE, FORMAT, OUTRIDER, VERSION
 
 REAL_PAIR = Path(__file__).parent / "data" / "real-pair.json"
-"""The bundled recording. CONTRIBUTING.md has the commands that make it."""
+"""The bundled recording. CONTRIBUTING.md says how to record it again."""
+
+FORMAT, VERSION = "outrider-recording", 1
+"""Name and version of the file's format, which outrider/endpoint/page/recording.js writes."""
+
+ALONE, OUTRIDER = "target-only", "Outrider"
+"""Names of the two texts of a comparison."""
 
 Recording = dict[str, Any]
 
@@ -29,7 +34,7 @@ def read_recording(path: Path) -> Recording:
     if not right_format or names != sorted((ALONE, OUTRIDER)):
         raise InvalidRequest(
             f"{path} is not a comparison: needs {FORMAT} version {VERSION} with the texts {ALONE} "
-            f"and {OUTRIDER}, as `outrider run --record FILE --baseline` writes it"
+            f'and {OUTRIDER}, as the chat page saves after "Compare without draft"'
         )
     return dict(recording)
 
