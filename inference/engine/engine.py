@@ -171,7 +171,7 @@ class Engine:
         with self._lock:
             if session.closed is not None:
                 return Dropped(late=len(nodes.tokens))
-            return session.append(stream, nodes)
+            return session.candidates.append(stream, nodes, session.calibration.trusted)
 
     def listen(self, stream: ProposalStream, wake: Callback) -> None:
         """Call `wake` at each progress and at the session's end, until the stream leaves.

@@ -176,7 +176,8 @@ class Scheduler:
         if nodes == self._padded(1, 1)[1]:
             self._explore[rows] = 0, min(2 * interval, TUNING.explore)
         else:
-            measured, before = self.times.samples(*padded) >= TRUSTED, self.times.seconds(*padded)
+            measured = len(self.times.samples(*padded)) >= TRUSTED
+            before = self.times.seconds(*padded)
             # if its time has changed, that of root-only forward passes may have changed, too
             changed = measured and not 1 / CHANGED < seconds / before < CHANGED
             due = changed and since >= TUNING.first_explore
@@ -224,11 +225,11 @@ class Scheduler:
         credit = np.array([session.service_credit + allowed_deficit(session) for session in ready])
         values = selection.values()
         values[:, 1:] *= np.array([session.record.factor for session in ready])[:, None]
-        plan = partial(plan_width, values, credit, limit=self._most)
-        width = plan(cost=partial(self._cost, rows), premium=TUNING.premium)
+        plan = partial(plan_width, values, credit, limit=self._most, premium=TUNING.premium)
+        width = plan(cost=lambda nodes: self.times.cost(*self._padded(rows, nodes)))
         waited, wait = self._trials.get(rows, (0, TUNING.first_explore))
         if waited >= wait:
-            trial = plan(cost=partial(self._hope, rows), premium=TUNING.premium)
+            trial = plan(cost=lambda nodes: self.times.hope(*self._padded(rows, nodes)))
             if trial > width:
                 self._trials[rows] = 0, min(2 * wait, TUNING.explore)
                 return trial
@@ -240,18 +241,12 @@ class Scheduler:
 
         Those of a few rows more or less suffice where they take about as long.
         """
-        measured = [shape for shape in self._roots if self.times.samples(*shape) >= TRUSTED]
+        measured = [shape for shape in self._roots if len(self.times.samples(*shape)) >= TRUSTED]
         narrower = max((shape for shape in measured if shape[0] <= rows), default=None)
         wider = min((shape for shape in measured if shape[0] >= rows), default=None)
         if narrower is None or wider is None:
             return False
         return self.times.seconds(*wider) <= CHANGED * self.times.seconds(*narrower)
-
-    def _cost(self, rows: int, nodes: int) -> Cost:
-        return self.times.cost(*self._padded(rows, nodes))
-
-    def _hope(self, rows: int, nodes: int) -> Cost:
-        return self.times.hope(*self._padded(rows, nodes))
 
     def _useful_width(self, rows: int) -> int:
         """Nodes of the widest forward pass that would pay if all candidates were accepted."""

@@ -79,11 +79,10 @@ class RoundItem(BatchItem):
     def settle(self, answer: IntArray, forward: Forward, charge: float) -> Commit:
         session = self.session
         tree, verdict = read_answer(self.tree, answer, self._limit)
-        queue = forward.charge(session, self.nodes, charge)
         claimed = session.commit(tree, verdict, forward.ended, proposer=COLOCATED)
         self._count_tokens(len(claimed))
         self._draft.commit(tree, verdict.path[: len(claimed) - 1])
-        return forward.commit(session, claimed, self.nodes, queue)
+        return forward.commit(session, claimed, self.nodes, charge)
 
 
 class FeedItem(BatchItem):

@@ -30,12 +30,12 @@ from inference.order import (
     Progress,
     Spent,
 )
-from inference.proposer import NOBODY, Nodes
+from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
 from inference.text_log import TextLog
 from inference.token_rule import Adjustment, TokenRule
 from inference.tree.accept import Verdict
-from inference.tree.candidates import CandidateTree, Claims, Dropped, ProposalStream
+from inference.tree.candidates import CandidateTree, Claims, ProposalStream
 from inference.tree.token_tree import TokenTree
 
 _RATE_WEIGHT = 0.1  # of the latest forward pass in the moving average of tokens a second
@@ -197,10 +197,6 @@ class Session(TextLog):
         if not self._may_commit:
             self.end = self._ended()
 
-    def append(self, stream: ProposalStream, nodes: Nodes) -> Dropped:
-        """Add candidates of a stream; returns how many were dropped."""
-        return self.candidates.append(stream, nodes, self.calibration.trusted)
-
     @property
     def listeners(self) -> list[Callback]:
         """Callbacks of the session's streams, called whenever it commits tokens or ends."""
@@ -338,3 +334,4 @@ class Session(TextLog):
     def _remember(self, tokens: Sequence[int]) -> None:
         assert self.row is not None
         self.row.tokens += tokens
+        assert len(self.row.tokens) == self.live.cached, "a row's tokens are not those of its keys"
