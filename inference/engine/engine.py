@@ -292,9 +292,9 @@ class Engine:
             return self._admission.pool.cached_tokens
 
     @property
-    def most_sessions(self) -> int:
+    def max_sessions(self) -> int:
         """Maximum open sessions, on rows and queued."""
-        return self._admission.most
+        return self._admission.max_sessions
 
     @property
     def sessions(self) -> list[Session]:

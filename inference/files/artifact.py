@@ -22,7 +22,7 @@ from inference.errors import BadArtifact
 from inference.files.json_file import LARGEST, read_json, shown
 from inference.files.records import Count, Record, Size, Text, read_record
 from inference.files.writing import write_whole
-from inference.sampling import MOST_BIASES
+from inference.sampling import MAX_BIASES
 from inference.tree.tree_shape import Branches
 
 NATIVE = ("trn2", "trn3")
@@ -128,7 +128,7 @@ class Bucket(Record):
         """Maximum ids with a changed logit of a row of a masked graph at its first picked node:
         those of all tokens before it, and all with a bias.
         """
-        return self.slots + self.nodes + MOST_BIASES
+        return self.slots + self.nodes + MAX_BIASES
 
     @property
     def everywhere(self) -> bool:

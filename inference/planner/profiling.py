@@ -26,7 +26,7 @@ from inference.tree.token_tree import IntArray
 CONTEXT = 256
 """Slots of context that a profiled call reads, where the model has so many."""
 
-MOST_SECONDS = 5.0
+MAX_SECONDS = 5.0
 """Maximum seconds of measuring a profile; its first two calls, the shortest, are not counted.
 
 Shapes for which there is no time are estimated from the measured ones.
@@ -67,7 +67,7 @@ class Profiler:
     def __init__(
         self, shapes: Sequence[Shape], call: Callable[[Shape, RowSlots], object], times: Times
     ) -> None:
-        self.most, self.longest = MOST_SECONDS, math.inf
+        self.most, self.longest = MAX_SECONDS, math.inf
         self.spent, self.times = 0.0, times  # the first call does not count
         self.smallest = shapes[0]
         self._wide = min(shapes, key=lambda shape: (shape[0], abs(shape[1] - WIDE)))
