@@ -15,7 +15,7 @@ from inference.planner.profiling import survey_draft
 from inference.times import Times
 from outrider.client.connecting import connect_target, target_tokenizer
 from outrider.client.probing import measure_round_trip
-from outrider.doctor.command import Finding
+from outrider.doctor.finding import Finding, refused
 from outrider.draft_methods import FoundDraft, find_draft
 from outrider.models.capacity import Capacity
 from outrider.models.directories import find_tokenizer
@@ -46,7 +46,7 @@ def _check_draft_and_link(options: DoctorRole) -> Iterator[Finding]:
     except MissingExtra as error:
         yield Finding("draft", printable(str(error)))
     except OutriderError as error:
-        yield _refused("draft", error)
+        yield refused("draft", error)
         return
     try:
         tokenizer = draft.tokenizer if draft else find_tokenizer(options.draft_name, "draft")
@@ -55,7 +55,7 @@ def _check_draft_and_link(options: DoctorRole) -> Iterator[Finding]:
             target_tokenizer(target, tokenizer, name)
             yield from _of_target(target, options.connection, call)
     except OutriderError as error:
-        yield _refused("target", error)
+        yield refused("target", error)
 
 
 def check_credentials() -> Finding:
@@ -134,11 +134,6 @@ def plan(times: Times, call: float, round_trip: float) -> Iterator[Finding]:
     else:
         slow = "the draft cannot run ahead: its calls take longer than a forward pass"
         yield Finding("plan", slow, "warning", "use a smaller draft (--draft_model)")
-
-
-def _refused(subject: str, error: OutriderError) -> Finding:
-    """The finding for an error, whose message has the remedy."""
-    return Finding(subject, printable(str(error)), "fault")
 
 
 def _ms(seconds: float) -> str:

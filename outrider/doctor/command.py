@@ -9,30 +9,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import Literal
 
 from grpc_comm.client.call import Channel
 from grpc_comm.security import SecurityOptions
 from inference.command import FAILED, printable
 from inference.errors import OutriderError
+from outrider.doctor.finding import Finding
 from outrider.options.network import ConnectionOptions
 from outrider.options.tool_roles import DoctorRole
 
 _SECONDS, _WIDTH = 5.0, 12
 _REMEDY = "wait while it loads or drains; else see its log"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A fact about this machine or the target, with a remedy if it is a fault."""
-
-    subject: str
-    text: str
-    severity: Literal["fine", "warning", "fault"] = "fine"
-    remedy: str = ""
 
 
 def show(findings: Iterable[Finding], *, as_json: bool) -> int:
