@@ -113,7 +113,7 @@ class Run:
             done = arm.make(request, Event())
         if not done.whole:
             raise Unavailable(f"a text was not generated whole: it ended as {done.finish_reason}")
-        self.latest[arm.name], costs = done, arm.costs(done, meter.known)
+        self.latest[arm.name], costs = done, arm.costs(done, meter.joules)
         return {
             **done.record(),
             **key._asdict(),
