@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from inference.backends import Masks, Model, Ranked, Segment
+from inference.backends import Model, Ranked, Segment
 from inference.backends.sequence import ModelSequence
 from inference.drafters.draft_rule import DraftRule, no_rule
 from inference.drafters.draft_tree import DraftTree
@@ -22,7 +22,6 @@ class DraftRow:
 
     times: of calls of one row
     begin: makes the sequence of a text on the row
-    masks: the model's mask tokens; None for a model without
     room: maximum nodes that are ranked at a time. The row's other slots are for the text: for a
         longer text the model is no longer called
     clock: returns seconds; read around a call only
@@ -34,11 +33,10 @@ class DraftRow:
         times: Times,
         begin: Callable[[SamplingParams], ModelSequence],
         *,
-        masks: Masks | None = None,
         room: int = TUNING.room,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.model, self.masks, self._begin = model, masks, begin
+        self.model, self._begin = model, begin
         self._times, self._room, self._clock = times, room, clock
         self._call_seconds: dict[int, float] = {}
         self.usage = DraftUsage()
@@ -113,11 +111,6 @@ class DraftRow:
         else:
             self._prompt += tokens
         keyed.difference_update(line, freed)
-
-    def release(self, nodes: Sequence[Mark]) -> None:
-        """Free the keys of these nodes."""
-        self._sequence.advance([], [], _places(nodes))
-        self._tree.keyed.difference_update(nodes)
 
     # --- seconds of calls
 
