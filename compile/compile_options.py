@@ -172,10 +172,10 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
     def compiler_flags(self) -> Mapping[str, str]:
         """The flags for the compiler: from NAME or NAME=VALUE to a mapping."""
         flags = {}
-        for given in self.flag:
-            name, _, value = given.partition("=")
+        for word in self.flag:
+            name, _, value = word.partition("=")
             if not name:
-                raise InvalidRequest(f"--flag {given}: NAME or NAME=VALUE is needed")
+                raise InvalidRequest(f"--flag {word}: NAME or NAME=VALUE is needed")
             flags[name] = value
         return flags
 

@@ -182,8 +182,8 @@ def _fused_part(options: CompileOptions, sizes: GraphSizes, target: Path, draft:
         raise InvalidRequest(
             f"--sequence_length {sizes.sequence_length}: the draft takes {positions} tokens at most"
         )
-    read = {(1, slots) for slots in sizes.tree_slots} | {(sizes.rows, capacity)}
-    rounds = product(sorted(read), SAMPLED[sizes.sampling])
+    windows = {(1, slots) for slots in sizes.tree_slots} | {(sizes.rows, capacity)}
+    rounds = product(sorted(windows), SAMPLED[sizes.sampling])
     chunk = max(sizes.chunk, 1 + shape.inner)
     return FusedPart(
         model=options.draft_model or "outrider-embedded-draft",

@@ -53,7 +53,7 @@ class CompileSpec(CompiledTarget):
     @classmethod
     def of(cls, manifest: Manifest) -> CompileSpec:
         """The spec of an artefact's own graphs, without a draft beside them."""
-        names = [each.name for each in fields(cls) if each.name != "fused"]
+        names = {column.name for column in fields(cls)} - {"fused"}
         return cls(**{name: getattr(manifest, name) for name in names})
 
     @property

@@ -26,8 +26,8 @@ class HostBucket:
         """Raises InvalidRequest for a bucket of this account's name that another account made:
         names of buckets are the whole world's, and this one can be guessed.
         """
-        own = self.name == own_bucket(self._aws.account, self._region)
-        owner = {"ExpectedBucketOwner": self._aws.account} if own else {}
+        is_ours = self.name == own_bucket(self._aws.account, self._region)
+        owner = {"ExpectedBucketOwner": self._aws.account} if is_ours else {}
         with aws_refusals():
             try:
                 self._client.head_bucket(Bucket=self.name, **owner)

@@ -132,7 +132,7 @@ class InstancePrices:
 
     def _find_bundled(self, instance_type: str, region: str, market: Market, why: str) -> Price:
         table = self._bundled
-        prices = {name: one.usd_per_hour for name, one in table.types.items() if one.usd_per_hour}
+        prices = {name: row.usd_per_hour for name, row in table.types.items() if row.usd_per_hour}
         if instance_type not in prices or (region, market) != (table.region, "on-demand"):
             raise NoPrice(
                 f"no price for {instance_type} in {region}, {market}: {why}; the bundled table "

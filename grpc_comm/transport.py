@@ -149,5 +149,5 @@ def channel_options(address: Address, name: str = "") -> tuple[tuple[str, int | 
     name: host that the target's certificate must name; empty for the address's host
     """
     direct = (("grpc.enable_http_proxy", 0),) if address.loopback else ()
-    named = (("grpc.ssl_target_name_override", name), ("grpc.default_authority", name))
-    return (*_CHANNEL_OPTIONS, *direct, *(named if name else ()))
+    name_options = (("grpc.ssl_target_name_override", name), ("grpc.default_authority", name))
+    return (*_CHANNEL_OPTIONS, *direct, *(name_options if name else ()))

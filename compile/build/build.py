@@ -149,8 +149,8 @@ def build_artifact(
 
     with locked(directory):
         files = stages.run(WEIGHTS, {"copied": hash_files(source.directory, present)}, prepare)
-        for made in _build_graphs(spec.graphs, builder, stages):
-            files |= made
+        for graph_files in _build_graphs(spec.graphs, builder, stages):
+            files |= graph_files
         files |= stages.run(JOINT, {"files": files}, lambda: builder.finish(directory, spec.graphs))
         return _finish(directory, make_manifest(spec, source, tools, files, command), progress)
 
@@ -170,7 +170,7 @@ def _build_graphs(
     with ThreadPoolExecutor(builder.workers) as pool:
         running = [pool.submit(run, bucket) for bucket in buckets]
         try:
-            return [each.result() for each in running]
+            return [result.result() for result in running]
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -60,10 +60,10 @@ class TorchNeuronBuilder:
 
     def prepare(self, directory: Path) -> list[str]:
         """Write each rank's weights, and the config of the model as it is dealt out."""
-        whole = load_whole(self._spec, self._checkpoint)
+        decoder = load_whole(self._spec, self._checkpoint)
         ranks = self._spec.tensor_parallel
         tensors = parallel_tensors(
-            whole.named_parameters(), self._config, ranks, self._spec.vocabulary
+            decoder.named_parameters(), self._config, ranks, self._spec.vocabulary
         )
         for rank in range(ranks):  # one at a time: a rank's share is let go before the next is cut
             share = {name: cut(name, tensor, rank, ranks) for name, tensor in tensors.items()}

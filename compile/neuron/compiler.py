@@ -97,11 +97,11 @@ def compiler_flags(spec: CompileSpec, logical: int) -> dict[str, str]:
         "--auto-cast": "none",
         "--enable-saturate-infinity": "",
     }
-    taken = [flag for flag in _OURS if flag in spec.compiler_flags]
-    if taken:
+    reserved = [flag for flag in _OURS if flag in spec.compiler_flags]
+    if reserved:
         raise InvalidRequest(
-            f"compiler flag {taken[0]} follows from --target and NEURON_LOGICAL_NC_CONFIG: leave "
-            "it out"
+            f"compiler flag {reserved[0]} follows from --target and NEURON_LOGICAL_NC_CONFIG: "
+            "leave it out"
         )
     requested = {
         f"-O{value}" if flag == "--optlevel" else flag: "" if flag == "--optlevel" else value

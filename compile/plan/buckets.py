@@ -126,7 +126,7 @@ def _within(limit: int, buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
     """At most so many, as far as spare ones can be left out: greedy ones first, and those of the
     largest trees, which lose the smallest share of their time.
     """
-    spare = sorted(_spare(buckets), key=lambda each: (not each.sampled, each.nodes, each.rows))
+    spare = sorted(_spare(buckets), key=lambda graph: (not graph.sampled, graph.nodes, graph.rows))
     dropped = spare[-(len(buckets) - limit) :] if len(buckets) > limit else []
     return tuple(bucket for bucket in buckets if bucket not in dropped)
 
@@ -153,7 +153,7 @@ def first_graphs(spec: CompileSpec, sizes: GraphSizes) -> CompileSpec:
     ]
     if spec.fused is None:
         return replace(spec, buckets=_without_spare(buckets))
-    whole = [
+    rounds = [
         bucket
         for bucket in spec.fused.rounds
         if bucket.rows == spec.rows and bucket.slots == spec.capacity
@@ -161,7 +161,7 @@ def first_graphs(spec: CompileSpec, sizes: GraphSizes) -> CompileSpec:
     return replace(
         spec,
         buckets=_without_spare(buckets),
-        fused=replace(spec.fused, rounds=_without_spare(whole)),
+        fused=replace(spec.fused, rounds=_without_spare(rounds)),
     )
 
 
@@ -170,9 +170,9 @@ def _without_spare(buckets: Sequence[BucketKind]) -> tuple[BucketKind, ...]:
     return tuple(bucket for bucket in buckets if bucket not in spare)
 
 
-def _windows(capacity: int, parts: int) -> tuple[int, ...]:
+def _windows(capacity: int, count: int) -> tuple[int, ...]:
     """One part of a cache's slots, two, and so on to all: multiples of _STEP, but for the last."""
     if capacity <= _SHORT_CACHE:
         return (capacity,)
-    sizes = (-(-capacity * part // (parts * _STEP)) * _STEP for part in range(1, parts))
+    sizes = (-(-capacity * number // (count * _STEP)) * _STEP for number in range(1, count))
     return (*(min(size, capacity) for size in sizes), capacity)

@@ -49,9 +49,9 @@ def rank_memory(config: ModelConfig, spec: CompileSpec) -> Footprint:
     need = footprint(config, spec)
     if spec.target == "cpu":
         return need
-    passes = [each for bucket in spec.graphs for each in passes_of(config, spec, bucket)]
-    moved = sum(each.moved(spec) for each in passes)
-    tiles = sum(each.weights(spec) * math.ceil(each.rows * each.nodes / _TILE) for each in passes)
+    passes = [run for bucket in spec.graphs for run in passes_of(config, spec, bucket)]
+    moved = sum(run.moved(spec) for run in passes)
+    tiles = sum(run.weights(spec) * math.ceil(run.rows * run.nodes / _TILE) for run in passes)
     device = device_of(spec.target)
     return replace(
         need,
@@ -75,10 +75,10 @@ def check_fits(config: ModelConfig, spec: CompileSpec) -> Footprint:
     need, device = rank_memory(config, spec), device_of(spec.target)
     if need.total <= device.memory:
         return need
-    parts = ", ".join(f"{name} {gib(size)}" for name, size in need.parts.items() if size)
+    sizes = ", ".join(f"{name} {gib(size)}" for name, size in need.parts.items() if size)
     advice = "; ".join(_what_fits(config, spec)) or "nothing in the table of devices would fit"
     raise LimitExceeded(
-        f"{spec.model} needs {gib(need.total)} of each {spec.target} core ({parts}), it has "
+        f"{spec.model} needs {gib(need.total)} of each {spec.target} core ({sizes}), it has "
         f"{gib(device.memory)}. Would fit: {advice}"
     )
 
@@ -165,8 +165,8 @@ def _larger_devices(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
     for target in (spec.target, *(name for name in neuron_targets() if name != spec.target)):
         device = device_of(target)
         for ranks in _rank_counts(config, device):
-            more = target != spec.target or ranks > spec.tensor_parallel
-            if more and fits(config, replace(spec, target=target, tensor_parallel=ranks)):
+            is_larger = target != spec.target or ranks > spec.tensor_parallel
+            if is_larger and fits(config, replace(spec, target=target, tensor_parallel=ranks)):
                 yield f"--target {target} --tensor_parallel {ranks} ({device.instance(ranks)})"
                 break
 

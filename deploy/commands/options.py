@@ -157,8 +157,8 @@ class UpOptions(NamedOptions, title="start"):
     @property
     def on_s3(self) -> str | None:
         """The artefact or model on S3 that is served."""
-        named = (self.artifact, self.model)
-        return next((url for url in named if url is not None and url.startswith("s3://")), None)
+        sources = (self.artifact, self.model)
+        return next((url for url in sources if url is not None and url.startswith("s3://")), None)
 
     @property
     def own_artifact(self) -> Path | None:

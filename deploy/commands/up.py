@@ -127,8 +127,8 @@ def _serve(options: UpOptions, aws: Aws, host: Host, state: StackState) -> Runni
 def _remember(host: Host) -> None:
     """Store the target's name and region here, before anything is created on AWS."""
     forget_target(host.name)  # an earlier one, whose instance ended
-    taken = {read_target(name).reached.port for name in named_targets()}
-    port = next(port for port in range(_FIRST_LOCAL_PORT, 65536) if port not in taken)
+    used_ports = {read_target(name).reached.port for name in named_targets()}
+    port = next(port for port in range(_FIRST_LOCAL_PORT, 65536) if port not in used_ports)
     NamedTarget(host.name, f"127.0.0.1:{port}", host.region).write()
 
 
@@ -231,19 +231,19 @@ def _wait_until_serving(aws: Aws, instance: RunningInstance) -> None:
     wait = Wait(instance.instance_id)
     while wait.seconds < _START_MINUTES * 60:
         try:
-            there = progress(aws, instance.instance_id)
+            start = progress(aws, instance.instance_id)
         except Unavailable as error:
             words = str(error)
         else:
-            if there.serving:
+            if start.serving:
                 say(f"the target serves, {wait.seconds:.0f} s after its start")
                 return
-            if there.failed:
+            if start.failed:
                 raise Unavailable(
-                    f"the host failed ({there.words}): `outrider deploy status` prints the "
+                    f"the host failed ({start.words}): `outrider deploy status` prints the "
                     "command that shows its log"
                 )
-            words = there.words
+            words = start.words
         living_instance(aws, instance.instance_id)
         wait.report(words)
         time.sleep(_POLL_SECONDS)

@@ -67,10 +67,10 @@ class WireSession:
                     return progress
                 if self._failure is not None:
                     raise self._failure
-                left = deadline - time.monotonic()
-                if left <= 0:
+                seconds_left = deadline - time.monotonic()
+                if seconds_left <= 0:
                     return None
-                self._changed.wait(left)
+                self._changed.wait(seconds_left)
 
     def on_message(self, call: Call, message: pb.ServerMessage) -> None:
         """Handle a message, on the reader's thread. Messages of an abandoned call are ignored."""

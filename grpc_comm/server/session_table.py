@@ -101,7 +101,7 @@ class SessionTable:
         """
         if limit is None:
             return
-        mine = [other for other in self._records.values() if other.tenant == record.tenant]
+        mine = [peer for peer in self._records.values() if peer.tenant == record.tenant]
         if record in mine[limit:]:
             words = f"this key may have {limit} sessions now, and others are older"
             raise Busy(f"{words}: close one, or try again later", retry_after=self.lease_seconds)

@@ -162,8 +162,8 @@ class Stream:
                 resumable = True
                 await writer.run(self._opened(record, opened))
 
-            read = self._read(record, record.stream)
-            await _first_of(read, speak(), _until_superseded(record.superseded))
+            reading = self._read(record, record.stream)
+            await _first_of(reading, speak(), _until_superseded(record.superseded))
             ending = Ending.DRAINED if writer.drained else Ending.CLOSED
         except (asyncio.CancelledError, Gone):  # the call broke, or the client has gone
             if self._grant.withdrawn:

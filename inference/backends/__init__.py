@@ -115,7 +115,7 @@ class RecordingModel(Model, Protocol):
         ...
 
     def record_next(self) -> bool:
-        """Record a planned call, else one that was made once; False if none is left.
+        """Record a call that was made once, else a planned one; False if none is left.
 
         It takes as long as a few calls, and only writes to junk slots.
         """

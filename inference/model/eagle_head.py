@@ -138,7 +138,7 @@ def _kept(raw: Json, layers: int) -> tuple[int, ...]:
     if ids.absent and not raw.field("eagle_config").absent:
         ids, outputs = raw.field("eagle_config").field(_LAYERS_READ), 1
     if not ids.absent:
-        given = ids.each(lambda each: outputs + each.integer(0, layers - outputs))
+        given = ids.map(lambda each: outputs + each.integer(0, layers - outputs))
         return given if list(given) == sorted(set(given)) else ids.refuse("ascending layers")
     if layers < MIN_LAYERS:
         raise UnsupportedModel(

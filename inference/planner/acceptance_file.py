@@ -68,7 +68,7 @@ def _read_laws(raw: Json, width: int) -> tuple[Law, Law]:
 
 def read_law(raw: Json, width: int, steepest: float = STEEPEST) -> Law:
     """Read what Law.to_record() described, of this many features. Raises InvalidRequest."""
-    weights, precision = raw.field("weights"), raw.field("precision").each(read_numbers)
+    weights, precision = raw.field("weights"), raw.field("precision").map(read_numbers)
     if len(read_numbers(weights)) != width:
         weights.refuse(f"{width} numbers")
     if any(len(row) != width for row in precision) or len(precision) != width:
@@ -85,4 +85,4 @@ def read_rates(raw: Json, count: int) -> HitRates:
 
 def read_numbers(raw: Json) -> tuple[float, ...]:
     """Read a list of numbers. Raises the file's error for anything else."""
-    return raw.each(Json.number)
+    return raw.map(Json.number)

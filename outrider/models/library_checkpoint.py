@@ -39,8 +39,8 @@ class LibraryCheckpoint(FoundModel):
     def fingerprint(self) -> str:
         from inference.model.checkpoints.weight_files import fingerprint
 
-        whole = f"{fingerprint(self.directory)} by transformers"
-        return hashlib.sha256(whole.encode()).hexdigest()[:32]
+        identity = f"{fingerprint(self.directory)} by transformers"
+        return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
     def check(self, options: DeviceOptions) -> None:
         from outrider.models.devices import pick_device

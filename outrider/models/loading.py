@@ -53,10 +53,10 @@ class Checkpoint(FoundModel):
     def fingerprint(self) -> str:
         from inference.model.checkpoints.weight_files import fingerprint
 
-        whole = fingerprint(self.directory)
+        identity = fingerprint(self.directory)
         if self.quantization is None:
-            return whole
-        return hashlib.sha256(f"{whole} {self.quantization}".encode()).hexdigest()[:32]
+            return identity
+        return hashlib.sha256(f"{identity} {self.quantization}".encode()).hexdigest()[:32]
 
     def check(self, options: DeviceOptions) -> None:
         from outrider.models.devices import pick_device
@@ -109,8 +109,8 @@ class Checkpoint(FoundModel):
                 tell=report,
             )
         with torch.device("meta"):  # all parameters, offloaded and quantized ones included
-            whole = type(decoder)(decoder.config, 1, decoder.vocabulary)
-        parameters = sum(parameter.numel() for parameter in whole.parameters())
+            shapes = type(decoder)(decoder.config, 1, decoder.vocabulary)
+        parameters = sum(parameter.numel() for parameter in shapes.parameters())
         if device.type == "cpu":
             set_threads(options.threads, parameters)
         stored = decoder.model.embed_tokens.weight.dtype

@@ -293,7 +293,7 @@ def test_a_busy_machine_is_not_held_against_a_grammar(monkeypatch: pytest.Monkey
     grammars = Grammars(RULES.to_str(), VOCABULARY, [STOP])
     slow = Grammar(GrammarKind.JSON_SCHEMA, HOSTILE["a large multiple"])
     with monkeypatch.context() as patch:
-        patch.setattr("inference.text.grammar_check.LONGEST_WAIT", 0.05)
+        patch.setattr("inference.text.grammar_check.MAX_WAIT", 0.05)
         assert_refused(lambda: rule_of(slow.kind, slow.text, grammars), ["busy"], Busy)
     assert not grammars.has_checked(slow)
     assert follow(rule_of(GrammarKind.REGEX, "ab*", grammars), []) == {"a", "ab"}

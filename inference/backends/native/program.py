@@ -76,15 +76,15 @@ class RankProgram:
         """Return what a graph chose and, where there is room, its features, on the host. The next
         call overwrites them.
         """
-        there = {name: tensor.to(self._device) for name, tensor in inputs.items()}
-        outputs: Tensor | tuple[Tensor, ...] = self._graphs[graph](**there)
+        on_device = {name: tensor.to(self._device) for name, tensor in inputs.items()}
+        outputs: Tensor | tuple[Tensor, ...] = self._graphs[graph](**on_device)
         if isinstance(outputs, Tensor):
             return (outputs.cpu(),)
         chosen, features = outputs
         if self._room is None:
             return (chosen.cpu(),)
-        here = self._room[: features.numel()].view(features.shape)
-        return chosen.cpu(), here.copy_(features)
+        buffer = self._room[: features.numel()].view(features.shape)
+        return chosen.cpu(), buffer.copy_(features)
 
 
 def room_for_features(plan: RankPlan) -> Tensor | None:
@@ -95,8 +95,8 @@ def room_for_features(plan: RankPlan) -> Tensor | None:
     if not target.features:
         return None
     width = len(target.features) * read_config(plan.directory / DEALT).hidden_size
-    most = max(bucket.rows * bucket.nodes for bucket in target.buckets)
-    room = torch.empty(most * width, dtype=DTYPES[target.dtype])
+    max_nodes = max(bucket.rows * bucket.nodes for bucket in target.buckets)
+    room = torch.empty(max_nodes * width, dtype=DTYPES[target.dtype])
     room.share_memory_()  # type: ignore[no-untyped-call]
     return room
 
@@ -118,8 +118,8 @@ def load_rank(plan: RankPlan, rank: int, meeting: Path, room: Tensor | None) -> 
         decoder = Decoder(config, target.sequence_length, target.vocabulary, rank_layers(among))
     _fill(decoder, plan.directory / rank_weights(rank))
     device = torch.device(plan.machine.device)
-    own, slots = own_config(config, plan.ranks), target.sequence_length + target.max_tree_nodes
-    cache = empty_cache(own, target.rows, slots, DTYPES[target.dtype])
+    local, slots = own_config(config, plan.ranks), target.sequence_length + target.max_tree_nodes
+    cache = empty_cache(local, target.rows, slots, DTYPES[target.dtype])
     cache = KeysValues.of(tensor.to(device) for tensor in cache.tensors)
     ids = config.vocab_size // plan.ranks
     window = empty_window(target.rows, ids, device) if draws(target.buckets) else None

@@ -200,7 +200,7 @@ def _refuse_what_is_not_computed(raw: Json) -> None:
                 f"{field.where} is {shown(field.value)}: mixtures of experts are not supported"
             )
     kinds = raw.field("layer_types")
-    named = () if kinds.absent else kinds.each(Json.text)
+    named = () if kinds.absent else kinds.map(Json.text)
     others = sorted({*named} - {"full_attention", "sliding_attention"})
     if others:
         raise UnknownArchitecture(
@@ -285,7 +285,7 @@ def read_stop_ids(directory: Path) -> frozenset[int]:
     for path in (directory / "generation_config.json", directory / "config.json"):
         if path.is_file():
             ids = read_json(path, UnsupportedModel).field("eos_token_id")
-            stops |= {*ids.each(_id)} if isinstance(ids.value, list) else {*_ids(ids)}
+            stops |= {*ids.map(_id)} if isinstance(ids.value, list) else {*_ids(ids)}
     return frozenset(stops)
 
 

@@ -178,10 +178,10 @@ class TextRequest(BaseModel):
         """Maximum tokens of a text; None for as many as fit."""
         return None if self.max_tokens == -1 else self.max_tokens
 
-    def parameters(self, **own: Any) -> Parameters:
+    def parameters(self, **fields: Any) -> Parameters:
         """The parameters of the first text. Fields of the same name are passed on.
 
-        own: parameters that one kind of request has
+        fields: parameters that one kind of request has
         """
         form = {str(name): value for name, value in (self.structured_outputs or {}).items()}
         schema = schema_of(self.response_format) if self.response_format else None
@@ -195,7 +195,7 @@ class TextRequest(BaseModel):
             "regex": form.get("regex"),
             "choice": form.get("choice"),
         }
-        values = {name: getattr(self, name) for name in PASSED} | changed | own
+        values = {name: getattr(self, name) for name in PASSED} | changed | fields
         return Parameters(**{name: value for name, value in values.items() if value is not None})
 
 
@@ -261,7 +261,7 @@ class ChatRequest(TextRequest):
         """The one prompt."""
         return [[message.plain for message in self.messages]]
 
-    def parameters(self, **own: Any) -> Parameters:
+    def parameters(self, **fields: Any) -> Parameters:
         return super().parameters(
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             tools=self.tools,
@@ -269,7 +269,7 @@ class ChatRequest(TextRequest):
             parallel_tool_calls=self.parallel_tool_calls,
             chat_template_kwargs=self.variables,
             continue_final_message=self.continue_final_message,
-            **own,
+            **fields,
         )
 
 
@@ -307,11 +307,11 @@ class CompletionRequest(TextRequest):
     def prompts(self) -> list[Prompt]:
         """The prompts, each as text or token ids."""
         prompt = self.prompt
-        if isinstance(prompt, str) or all(isinstance(part, int) for part in prompt):
+        if isinstance(prompt, str) or all(isinstance(item, int) for item in prompt):
             return [prompt]  # type: ignore[list-item]  # a string, or ids of one prompt
         return list(prompt)  # type: ignore[arg-type]
 
-    def parameters(self, **own: Any) -> Parameters:
+    def parameters(self, **fields: Any) -> Parameters:
         scored = None if self.logprobs is False else self.logprobs
         echoed = bool(self.echo) and scored is not None
-        return super().parameters(logprobs=scored, prompt_logprobs=echoed, **own)
+        return super().parameters(logprobs=scored, prompt_logprobs=echoed, **fields)

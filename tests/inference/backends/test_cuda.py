@@ -164,6 +164,7 @@ def test_planned_calls_are_recorded_before_they_are_made(target: Decoder) -> Non
 def test_a_call_that_was_made_once_is_recorded_when_nobody_waits(target: Decoder) -> None:
     """Its last inputs are not written again: their slots may hold another text by then."""
     model, reruns = recorded(target)
+    model.plan(1, 8)  # smaller calls, too, which can wait
     model.choose([segment(0, 4, WARM)])
     model.choose([segment(0, 8)])
     kept = model.cache.keys[0][0].clone()
