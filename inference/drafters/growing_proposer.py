@@ -195,7 +195,7 @@ class GrowingProposer:
         used = self._row.count(ranked, seconds)
         self._silent = 0
         calls = self._row.usage.calls
-        if calls % TUNING.times_kept == 0 or calls < TUNING.times_kept:
+        if calls % TUNING.price_interval == 0 or calls < TUNING.price_interval:
             self._read_prices()
         count = len(nodes)
         if self._masks is not None:
@@ -316,10 +316,8 @@ class GrowingProposer:
     # --- prices
 
     def _read_prices(self) -> None:
-        """Read prices and times again, which change slowly."""
+        """Read the prices again, which change slowly."""
         self._floor = self.prices.min_value()
-        if self._row is not None:
-            self._row.forget_times()
         if self._masks is not None:
             self._masks.set_floor(self._floor)
 

@@ -90,7 +90,7 @@ def paths(tree: CandidateTree) -> dict[Path, float]:
     nodes = selection.begin_pass(9999)[0][0]
     for token, parent in zip(nodes.tokens.tolist(), nodes.parents.tolist(), strict=True):
         found.append((*found[parent], token) if parent >= 0 else ())
-    values = selection.values()[0].tolist()
+    values = selection.values[0].tolist()
     return dict(zip(found[1:], values[1:], strict=True))
 
 
@@ -179,7 +179,7 @@ def test_the_best_are_those_of_a_sort_and_every_beginning_is_a_tree(
     selection = best(tree, most)
     taken = selection.begin_pass(most)[0][0]
     assert len(taken) == min(most, 1 + len(values))
-    found = selection.values()[0][1 : len(taken)].tolist()
+    found = selection.values[0][1 : len(taken)].tolist()
     assert found == exactly(sorted(values, reverse=True)[: most - 1])
     assert TokenTree(taken.tokens, taken.parents).mask.tolist() == taken.mask.tolist()
     assert np.array_equal(taken.depths, taken.mask.sum(axis=1) - 1)
