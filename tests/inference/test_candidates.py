@@ -208,8 +208,8 @@ def test_many_sessions_are_each_answered_as_if_alone(
     together = best_of(trees, most, depths)
     alone = [best(*one) for one in zip(trees, most, depths, strict=True)]
     for row, own in enumerate(alone):
-        values = together.values()[row]
-        assert values[: own.longest].tolist() == own.values()[0].tolist()
+        values = together.values[row]
+        assert values[: own.longest].tolist() == own.values[0].tolist()
         assert not values[own.longest :].any()
     for width in (1, 3, 30):
         for (tree, _), own in zip(together.begin_pass(width), alone, strict=True):
