@@ -38,7 +38,6 @@ class DraftRow:
     ) -> None:
         self.model, self._begin = model, begin
         self._times, self._room, self._clock = times, room, clock
-        self._call_seconds: dict[int, float] = {}
         self.usage = DraftUsage()
         nothing = [0], SamplingParams()
         self.open(*nothing, DraftRule(no_rule, *nothing), DraftTree(0, 0, 1))
@@ -72,7 +71,7 @@ class DraftRow:
         """Prefill the next part of the prompt in one call; False when none is left."""
         if not self.is_fed:
             start = self._sequence.length
-            self._sequence.extend(self._prompt[start : start + self._part])
+            self._sequence.extend(self._prompt[start : start + self._chunk_size])
         return not self.is_fed
 
     def segment(self, nodes: Sequence[Mark]) -> Segment:
@@ -114,10 +113,6 @@ class DraftRow:
 
     # --- seconds of calls
 
-    def forget_times(self) -> None:
-        """Read the measured times again, when they are next needed."""
-        self._call_seconds.clear()
-
     def computed(self, width: int) -> int:
         """Nodes that the model computes in a call of this width."""
         return self.model.padded(1, width)[1]
@@ -126,9 +121,7 @@ class DraftRow:
         """Expected seconds of a call of this width, padding included, without the committed tokens
         whose keys are missing.
         """
-        if width not in self._call_seconds:
-            self._call_seconds[width] = self._times.seconds(1, self.computed(width))
-        return self._call_seconds[width]
+        return self._times.seconds(1, self.computed(width))
 
     def whole_seconds(self, width: int) -> float:
         """Expected seconds with the committed tokens whose keys are missing, in as many calls as
@@ -138,7 +131,7 @@ class DraftRow:
         return -(-nodes // limit) * self.seconds(min(nodes, limit))
 
     @property
-    def _part(self) -> int:
+    def _chunk_size(self) -> int:
         """Tokens of the prompt in one call, which takes at most part_seconds, or the time of two
         calls of one node.
         """

@@ -183,7 +183,7 @@ class GrowingProposer:
         used = self._row.count(ranked, seconds)
         self._silent = 0
         calls = self._row.usage.calls
-        if calls % TUNING.times_kept == 0 or calls < TUNING.times_kept:
+        if calls % TUNING.price_interval == 0 or calls < TUNING.price_interval:
             self._read_prices()
         scores, greedy = ranked.scores, self._params.greedy
         depths = [tree.position_of(node) - tree.position for node in nodes]
@@ -289,10 +289,8 @@ class GrowingProposer:
     # --- prices
 
     def _read_prices(self) -> None:
-        """Read prices and times again, which change slowly."""
+        """Read the prices again, which change slowly."""
         self._floor = self.prices.min_value()
-        if self._row is not None:
-            self._row.forget_times()
 
     def _account(self, tokens: int, now: float) -> None:
         """Record the cost of these tokens, which sets the price of the next ones."""
