@@ -92,12 +92,12 @@ class GraphSizes:
 
 
 def graphs_of(sizes: GraphSizes) -> tuple[Bucket, ...]:
-    """Every combination of the given sizes for one session at a time, and for all rows at once
-    what is left out of them: trees of each size over the whole cache.
+    """Every combination of the given sizes for one session at a time and, for all rows at once,
+    trees of each size over the whole cache.
 
-    By default trees have 1, 4, 16 nodes or the most. Graphs of one session read half the cache or
-    all of it where there is one row, else all of it. Where few are wanted, trees of 4 nodes are
-    left out, and of all rows what is not required.
+    By default trees have 1, 4, 16 nodes or the maximum. Graphs of one session read half the cache
+    or all of it where there is one row, else all of it. Where few sizes suffice, there are no trees
+    of 4 nodes, and only the required graphs for all rows.
     """
     usual = _FEW_TREES if sizes.few else _TREES
     trees = sizes.trees or (*(nodes for nodes in usual if nodes < sizes.largest), sizes.largest)
@@ -123,8 +123,8 @@ def graphs_of(sizes: GraphSizes) -> tuple[Bucket, ...]:
 
 
 def _within(limit: int, buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
-    """At most so many, as far as spare ones can be left out: greedy ones first, and those of the
-    largest trees, which lose the smallest share of their time.
+    """Leave out spare graphs until `limit` remain: greedy ones first, and those of the largest
+    trees, which lose the smallest share of their time.
     """
     spare = sorted(_spare(buckets), key=lambda graph: (not graph.sampled, graph.nodes, graph.rows))
     dropped = spare[-(len(buckets) - limit) :] if len(buckets) > limit else []

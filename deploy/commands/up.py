@@ -160,7 +160,7 @@ def _start(options: UpOptions, aws: Aws, host: Host, launch: Launch) -> StackSta
 def pinned_model(options: UpOptions) -> PinnedModel | None:
     """The commit of the hub's model that is to be served; None if it serves no such model.
 
-    Raises InvalidRequest for one that nobody here may read.
+    Raises InvalidRequest for one that this machine may not read.
     """
     if options.model is None or options.model.startswith("s3://"):
         return None
