@@ -16,7 +16,7 @@ BucketKind = TypeVar("BucketKind", bound=Bucket)
 MAX_GRAPHS = 20
 """Graphs of a target, by default: their programs take memory beside the weights."""
 _TREES = (1, 4, 16)
-"""Nodes of trees, by default, below the most."""
+"""Nodes of trees, by default, below the maximum."""
 _FEW_TREES = (1, 16)
 _STEP = 64
 _SHORT_CACHE = 1536

@@ -37,7 +37,7 @@ GRAPHS = "graphs/compiled"
 """Directory of the compiled graphs in an artefact, in TorchNeuron's own layout."""
 
 SHARDED = "weights"
-"""Directory with the weights of each rank, and the config.json of the model that is sharded."""
+"""Directory with the weights of each rank, and the config.json of the sharded model."""
 
 MEETING = timedelta(minutes=10)
 """Longest time that ranks wait for each other to join the group."""

@@ -162,7 +162,7 @@ def _started(
     )
     with _environment(rank_environment(rank, cores)):
         process.start()
-    theirs.close()  # so that the end of the process ends our waiting
+    theirs.close()  # so that the end of the process ends the wait
     return _RankProcess(process, ours)
 
 
