@@ -86,8 +86,8 @@ def check_graph(
     length: positions that both take
     features: layers whose inputs the graph returns
     """
-    for compared in (model, reference) if features else ():
-        compared.keep_features(features)
+    for decoder in (model, reference) if features else ():
+        decoder.keep_features(features)
     vocabulary, rows = reference.decoder.vocabulary, reference.rows
     choices = defaultdict[SamplingParams, list[tuple[Sequence[Chosen], ...]]](list)
     errors = defaultdict[str, list[Tensor]](list)

@@ -127,13 +127,11 @@ def _sizes(
     few = small or options.fused  # rounds are graphs, too
     return GraphSizes(
         rows,
-        min(max(options.prompt_chunks or (_CHUNK if cpu else _NEURON_CHUNK,)), length),
+        min(_CHUNK if cpu else _NEURON_CHUNK, length),
         options.max_tree_nodes,
         least_nodes(options.precision),
         length,
-        prefill=options.prompt_chunks,
         trees=options.tree_sizes,
-        slots=options.slots,
         sampling=options.sampling or ("sampled" if small else "both"),
         words=mask_words(checkpoint.vocabulary, ranks) if options.masks else 0,
         few=few,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import NamedTuple, TypeVar
 
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
-from inference.errors import InvalidRequest
 from inference.files.artifact import Bucket
 
 BucketKind = TypeVar("BucketKind", bound=Bucket)
@@ -49,13 +47,11 @@ class GraphSizes:
     tree_nodes: int
     least_nodes: int
     sequence_length: int
-    prefill: tuple[int, ...] | None = None  # nodes of a prompt's chunk
     trees: tuple[int, ...] | None = None  # nodes
-    slots: tuple[int, ...] | None = None
     sampling: str = "both"  # a key of SAMPLED
     words: int = 0  # of masks that graphs for trees take, too; 0: none takes masks
     few: bool = False  # fewer sizes of trees, where they were not given
-    windows: int = 2  # parts of the cache that prompts read, where slots were not given
+    windows: int = 2  # parts of the cache that prompts read
     max_graphs: int = MAX_GRAPHS  # where no sizes of trees were given
 
     @property
@@ -76,9 +72,7 @@ class GraphSizes:
     @property
     def tree_slots(self) -> tuple[int, ...]:
         """The numbers of cache slots that graphs for trees of one session read."""
-        if self.slots is None and self.rows > 1:
-            return (self.capacity,)
-        return self.slots or _windows(self.capacity, 2)
+        return (self.capacity,) if self.rows > 1 else _windows(self.capacity, 2)
 
     def required(self) -> tuple[CallShape, CallShape, CallShape]:
         """Shapes without which some call could not be served, or the target alone only at the cost
@@ -92,28 +86,21 @@ class GraphSizes:
 
 
 def graphs_of(sizes: GraphSizes) -> tuple[Bucket, ...]:
-    """Every combination of the given sizes for one session at a time and, for all rows at once,
-    trees of each size over the whole cache.
+    """Graphs for a prompt's chunk and for trees of each size, of one session and of all rows.
 
-    By default trees have 1, 4, 16 nodes or the maximum. Graphs of one session read half the cache
-    or all of it where there is one row, else all of it. Where few sizes suffice, there are no trees
-    of 4 nodes, and only the required graphs for all rows.
+    By default trees have 1, 4, 16 or the maximum of nodes. A target of one row also gets graphs
+    that read half the cache. `few` leaves out trees of 4 nodes, and for all rows every size that
+    is not required.
     """
     usual = _FEW_TREES if sizes.few else _TREES
     trees = sizes.trees or (*(nodes for nodes in usual if nodes < sizes.largest), sizes.largest)
-    slots = sizes.slots or _windows(sizes.capacity, 2)
-    for size in slots:
-        if size > sizes.capacity:
-            raise InvalidRequest(f"--slots {size}: this cache has {sizes.capacity} of them")
     shapes: set[CallShape] = set()
     for nodes in {max(sizes.least_nodes, nodes) for nodes in trees}:
         shapes |= {CallShape(False, 1, nodes, size) for size in sizes.tree_slots}
         if sizes.trees or not sizes.few:
             shapes.add(CallShape(False, sizes.rows, nodes, sizes.capacity))
-    chunks = sizes.prefill or (sizes.chunk,)
-    if sizes.slots is None and len(chunks) == 1:
-        slots = _windows(sizes.capacity, sizes.windows)
-    shapes |= {CallShape(True, 1, nodes, size) for nodes, size in product(chunks, slots)}
+    windows = _windows(sizes.capacity, sizes.windows)
+    shapes |= {CallShape(True, 1, sizes.chunk, size) for size in windows}
     buckets = tuple(
         shape.bucket(sizes.capacity, sampled=sampled, words=words)
         for shape in sorted(shapes | {*sizes.required()})

@@ -79,9 +79,7 @@ class BlockMasks:
     # --- masks in a call
 
     def add_to_call(self) -> list[Mark]:
-        """Add the planned masks to the tree, but to none of its orders, each below the one before
-        it. Returns them.
-        """
+        """Add the planned masks to the tree, as chains outside its orders. Returns them."""
         plan, self._plan = self._plan, _NO_CALL
         for node in plan.masked:
             line, start = [node], self._tree.position_of(node) + 1
@@ -186,7 +184,7 @@ class BlockMasks:
         gains: Sequence[float],
         hits: float,
         prices: Prices,
-        most_seconds: float,
+        max_seconds: float,
     ) -> int:
         """Plan the next call: nodes and masks with most expected tokens for their seconds.
 
@@ -198,7 +196,7 @@ class BlockMasks:
         plans = [
             call
             for call in self._plans(nodes, gains, hits)
-            if self._row.whole_seconds(call[1]) <= most_seconds
+            if self._row.whole_seconds(call[1]) <= max_seconds
         ]
         best = prices.best([(gain, self._row.seconds(size)) for _, size, gain in plans])
         self._plan = _NO_CALL if best is None else plans[best][0]

@@ -29,9 +29,9 @@ from inference.planner.child_features import joint_features, rank_features
 from inference.planner.prices import Prices, Usage
 from inference.proposer import (
     COPY,
+    MAX_CANDIDATES,
     MESSAGE_BYTES,
     MODEL,
-    MOST_CANDIDATES,
     NODE_BYTES,
     DraftUsage,
     Nodes,
@@ -134,7 +134,7 @@ class GrowingProposer:
         if not self._runs:
             self._list_children()
             tree = self._tree
-            nodes = tree.take_unsent(self._floor, MOST_CANDIDATES, first)
+            nodes = tree.take_unsent(self._floor, MAX_CANDIDATES, first)
             self._runs = [
                 tree.message(list(run), COPY if copied else self._kind)
                 for copied, run in groupby(nodes, tree.copies.__contains__)
@@ -152,10 +152,10 @@ class GrowingProposer:
         """Prefill the next part of the prompt in one call; False when none is left."""
         return self._row is not None and self._row.feed()
 
-    def choose(self, now: float, most_seconds: float = math.inf) -> Sequence[Mark]:
+    def choose(self, now: float, max_seconds: float = math.inf) -> Sequence[Mark]:
         """Return the nodes that the next call ranks; none if no call is worth its price.
 
-        most_seconds: maximum seconds of the call. Then call segment() and take(), or choose() again
+        max_seconds: maximum seconds of the call. Then call segment() and take(), or choose() again
         """
         row, tree = self._row, self._tree
         if row is None:
@@ -163,7 +163,7 @@ class GrowingProposer:
         self._list_children()
         nodes, longest = tree.unranked.first(row.free), row.longest
         nodes = [node for node in nodes if tree.position_of(node) < longest]
-        while nodes and row.whole_seconds(len(nodes)) > most_seconds:
+        while nodes and row.whole_seconds(len(nodes)) > max_seconds:
             nodes = nodes[: len(nodes) // 2]
         again = self._silent >= TUNING.tries_again and nodes[:1] == [tree.root]
         slow = not self.prices.holds_target and row.seconds(1) >= self._forward > 0
@@ -175,7 +175,7 @@ class GrowingProposer:
         if self._masks is None:
             width = self.prices.width(gains, row.seconds)
         else:
-            width = self._masks.plan(nodes, gains, self._hits, self.prices, most_seconds)
+            width = self._masks.plan(nodes, gains, self._hits, self.prices, max_seconds)
         self._chosen = nodes[:width]
         if again and not self._chosen:
             self._chosen = [tree.root]
@@ -317,7 +317,7 @@ class GrowingProposer:
 
     def _read_prices(self) -> None:
         """Read prices and times again, which change slowly."""
-        self._floor = self.prices.least_value()
+        self._floor = self.prices.min_value()
         if self._row is not None:
             self._row.forget_times()
         if self._masks is not None:

@@ -18,7 +18,6 @@ from outrider.models.capacity import Capacity
 from outrider.models.directories import find_directory, note_unread
 from outrider.models.found_model import FoundModel, LoadedModel
 from outrider.models.loading_status import loading_status
-from outrider.models.machine import Conditions
 from outrider.options.groups import (
     DeviceOptions,
     LegacyOptions,
@@ -58,11 +57,6 @@ class Checkpoint(FoundModel):
             return identity
         return hashlib.sha256(f"{identity} {self.quantization}".encode()).hexdigest()[:32]
 
-    def check(self, options: DeviceOptions) -> None:
-        from outrider.models.devices import pick_device
-
-        pick_device(options.device)
-
     def settled(self, options: DeviceOptions, *, drafts: bool) -> Self:
         fixed = self.embedded or self.offload or options.dtype or self.quantization
         if fixed or options.device.startswith("neuron"):
@@ -73,11 +67,6 @@ class Checkpoint(FoundModel):
         if picked is None:
             return self
         return replace(self, precision=picked.precision, quantization=picked.matrices)
-
-    def conditions(self, model: LoadedModel) -> Conditions:
-        from outrider.models.devices import conditions
-
-        return conditions(model.device)
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> LoadedModel:
         if options.device == "neuron-legacy":

@@ -17,7 +17,7 @@ from inference.engine.calibration import HIGHEST, proposers_of
 from inference.engine.selection import Selection, best_of, lines_of
 from inference.proposer import NOBODY, Nodes
 from inference.tree.candidates import (
-    LEAST_CHANCE,
+    MIN_CHANCE,
     REMEMBERED_NUMBERS,
     SUREST,
     CandidateTree,
@@ -98,13 +98,13 @@ def clamped(chance: float) -> float:
     """A chance as the tree takes it: a sure edge costs something, so that a node ranks behind its
     parent.
     """
-    return min(max(chance, LEAST_CHANCE), SUREST)
+    return min(max(chance, MIN_CHANCE), SUREST)
 
 
 def exactly(values: Any) -> Any:
     """Equal to these products of clamped chances but for the rounding of 64-bit ranks.
 
-    A rank sums at most 150 costs of at most 44.4 (that of LEAST_CHANCE), so it is below 6,700, and
+    A rank sums at most 150 costs of at most 44.4 (that of MIN_CHANCE), so it is below 6,700, and
     each of its sums rounds by at most 2**-53 of that: 1.2e-10 in all, and so does its exponential,
     relatively. Numbers below 1e-300 lose digits.
     """
