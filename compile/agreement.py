@@ -29,14 +29,14 @@ from inference.files.artifact import Bucket, Manifest
 from inference.sampling import SamplingParams
 
 CALLS = 3
-"""Calls that are compared in each way."""
+"""Calls that are compared with each sampling."""
 WAYS = {"greedy": SamplingParams(), "temperature 1": SamplingParams(1.0, seed=7)}
-"""Sampling of texts and devices that are compared, in words."""
+"""Samplings that are compared, by name."""
 _MIN_LOGPROB = -100.0  # log-probability below which numbers are not compared
 
 
 class Tolerance(NamedTuple):
-    """The most by which rounding may move a graph's results above a context of noise.
+    """The maximum change of a graph's results by rounding, above a context of noise.
 
     The median node's states count, because a few of the random inputs amplify any rounding.
     """
@@ -131,8 +131,8 @@ def check_graph(
 
 
 def agreements(model: Model, reference: Model, manifest: Manifest) -> Iterator[Agreement]:
-    """Compare a model's choices with another's in row 0, behind a random prompt. The manifest says
-    what the model takes.
+    """Compare a model's choices with another's in row 0, after a random prompt. The manifest gives
+    the model's limits.
     """
     vocabulary, length = manifest.vocabulary, manifest.sequence_length
     prompt = np.random.default_rng(5).integers(0, vocabulary, length // 2).tolist()
