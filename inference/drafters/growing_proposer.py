@@ -177,7 +177,7 @@ class GrowingProposer:
         """Process the result of the call, which took `seconds`."""
         assert self._row is not None, "segment() made a call"
         tree, nodes, self._chosen = self._tree, self._chosen, []
-        used = self._row.count(ranked, seconds)
+        used = self._row.count(len(nodes), seconds)
         self._silent = 0
         calls = self._row.usage.calls
         if calls % TUNING.price_interval == 0 or calls < TUNING.price_interval:
