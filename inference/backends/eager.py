@@ -65,8 +65,8 @@ class SlotModel(ABC):
         return rows, max(nodes, self._min_nodes)
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        for held in self.by_slot:
-            copy_states(held, source, target, slots)
+        for tensor in self.by_slot:
+            copy_states(tensor, source, target, slots)
 
     @property
     def by_slot(self) -> tuple[Tensor, ...]:
@@ -102,16 +102,16 @@ class SlotModel(ABC):
 
     def _shape(self, segments: Sequence[Segment]) -> BatchShape:
         check_rows(segments)
-        least = BatchShape.of(segments)
-        if least.nodes > self.max_nodes:
+        shape = BatchShape.of(segments)
+        if shape.nodes > self.max_nodes:
             raise LimitExceeded(
-                f"{least.nodes} nodes in one call: this model takes at most {self.max_nodes}"
+                f"{shape.nodes} nodes in one call: this model takes at most {self.max_nodes}"
             )
-        nodes = max(least.nodes, self._min_nodes)
-        slots = context_slots(least.slots)
-        return least._replace(
+        nodes = max(shape.nodes, self._min_nodes)
+        slots = context_slots(shape.slots)
+        return shape._replace(
             nodes=nodes,
-            contexts=nodes if least.contexts > 1 else 1,
+            contexts=nodes if shape.contexts > 1 else 1,
             slots=min(slots, self._junk + 1),
         )
 
@@ -140,10 +140,10 @@ class EagerModel(SlotModel):
             self._kept.copy(source, target, slots)
 
     def _write(self, batch: BatchTensors) -> tuple[Tensor, Tensor]:
-        rows, tokens, slots, positions, context_mask, tree_mask, pick = batch
-        kept = () if self._kept is None else self._kept.layers
+        rows, tokens, slots, positions, context, tree, pick = batch
+        layers = () if self._kept is None else self._kept.layers
         out = self.decoder(
-            tokens, rows, positions, context_mask, tree_mask, pick, self.cache, kept=kept
+            tokens, rows, positions, context, tree, pick, self.cache, feature_layers=layers
         )
         write_slots(self.cache, rows, slots, out.new)
         if self._kept is not None and out.features is not None:
@@ -151,6 +151,6 @@ class EagerModel(SlotModel):
         return self.decoder.logits(out.states), torch.gather(positions, 1, pick.to(torch.int64)) + 1
 
 
-def context_slots(least: int) -> int:
+def context_slots(needed: int) -> int:
     """Return how many slots of context are read if these are needed."""
-    return max(SLOT_STEP, -(-least // SLOT_STEP) * SLOT_STEP)
+    return max(SLOT_STEP, -(-needed // SLOT_STEP) * SLOT_STEP)

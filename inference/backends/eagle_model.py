@@ -53,36 +53,36 @@ class _HeadRow:
 
     def waves(self, segment: Segment) -> Iterator[_Wave]:
         """Yield the segment's nodes after their parents, with those that are computed again."""
-        new, known = segment.slots, segment.beside.known if segment.beside else 0
+        new, featured = segment.slots, segment.beside.count if segment.beside else 0
         self._tokens[new], self._positions[new] = segment.tokens, segment.positions
         self._conditioned[new] = False
-        again = self._to_recompute(segment.context, known)
+        again = self._to_recompute(segment.context, featured)
         slots = np.concatenate([again, new])
-        seen = self._seen(segment, again, max(segment.context.shape[1], int(slots.max()) + 1))
+        visible = self._seen(segment, again, max(segment.context.shape[1], int(slots.max()) + 1))
         positions = self._positions[slots]
-        parents = self._parents(seen, positions)
-        conditioned = _are_conditioned(positions, known)
+        parents = self._parents(visible, positions)
+        conditioned = _are_conditioned(positions, featured)
         self._conditioned[slots] = conditioned
         for nodes in _after_parents(slots, parents, positions, conditioned):
-            part = slots[nodes]
-            context, mask = seen[nodes].copy(), seen[np.ix_(nodes, part)]
-            context[:, part] = False
+            group = slots[nodes]
+            context, mask = visible[nodes].copy(), visible[np.ix_(nodes, group)]
+            context[:, group] = False
             yield _Wave(
                 segment._replace(
-                    tokens=self._tokens[part], slots=part, positions=positions[nodes],
-                    context=context, tree_mask=mask, pick=np.arange(len(part), dtype=np.int32),
+                    tokens=self._tokens[group], slots=group, positions=positions[nodes],
+                    context=context, tree_mask=mask, pick=np.arange(len(group), dtype=np.int32),
                 ),
                 parents[nodes],
                 conditioned[nodes],
             )  # fmt: skip
 
-    def _to_recompute(self, context: NDArray[np.bool_], known: int) -> IntArray:  # [m]
+    def _to_recompute(self, context: NDArray[np.bool_], featured: int) -> IntArray:  # [m]
         """Return slots that were computed before their features were known, in order of position.
         All nodes see them.
         """
         slots = np.flatnonzero(context.all(0))
         positions = self._positions[slots]
-        behind = ~self._conditioned[slots] & _are_conditioned(positions, known)
+        behind = ~self._conditioned[slots] & _are_conditioned(positions, featured)
         return slots[behind][np.argsort(positions[behind])].astype(np.int32)
 
     def _seen(
@@ -90,25 +90,25 @@ class _HeadRow:
     ) -> NDArray[np.bool_]:  # [m + n, size]
         """Return which slots each node sees, its own included: first those computed again."""
         above, width = len(again), segment.context.shape[1]
-        seen = np.zeros((above + len(segment.slots), size), dtype=np.bool_)
+        visible = np.zeros((above + len(segment.slots), size), dtype=np.bool_)
         chain = self._positions[:width] <= self._positions[again][:, None]
-        seen[:above, :width] = chain & segment.context.all(0)
-        seen[above:, :width] = segment.context
-        seen[above:, segment.slots] = segment.tree_mask
-        own = np.concatenate([again, segment.slots])
-        seen &= self._positions[:size] > 0
-        seen[np.arange(len(own)), own] = True
-        return seen
+        visible[:above, :width] = chain & segment.context.all(0)
+        visible[above:, :width] = segment.context
+        visible[above:, segment.slots] = segment.tree_mask
+        nodes = np.concatenate([again, segment.slots])
+        visible &= self._positions[:size] > 0
+        visible[np.arange(len(nodes)), nodes] = True
+        return visible
 
-    def _parents(self, seen: NDArray[np.bool_], positions: IntArray) -> IntArray:  # [n]
+    def _parents(self, visible: NDArray[np.bool_], positions: IntArray) -> IntArray:  # [n]
         """Return the slot of each node's parent: the one it sees at the position before its own."""
-        before = seen & (self._positions[: seen.shape[1]] == positions[:, None] - 1)
+        before = visible & (self._positions[: visible.shape[1]] == positions[:, None] - 1)
         return np.where(before.any(1), before.argmax(1), FREE).astype(np.int32)
 
 
-def _are_conditioned(positions: IntArray, known: int) -> NDArray[np.bool_]:  # [n]
+def _are_conditioned(positions: IntArray, featured: int) -> NDArray[np.bool_]:  # [n]
     """Return whether the token before each position has a known feature."""
-    return (positions > 0) & (positions <= known)
+    return (positions > 0) & (positions <= featured)
 
 
 def _after_parents(
@@ -144,8 +144,8 @@ class EagleModel:
     @torch.no_grad()
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         check_rows(segments)
-        every = [list(self._rows[segment.row].waves(segment)) for segment in segments]
-        for waves in zip_longest(*every):
+        row_waves = [list(self._rows[segment.row].waves(segment)) for segment in segments]
+        for waves in zip_longest(*row_waves):
             self._compute([wave for wave in waves if wave is not None])
         rows, slots, positions = self._picked(segments)
         logits = self._head.logits(self._states[rows, slots])
@@ -166,8 +166,8 @@ class EagleModel:
         """Return rows, slots and positions of the picked nodes. Short rows are filled up with
         nodes that were picked already.
         """
-        most = max(len(segment.pick) for segment in segments)
-        picks = [np.resize(segment.pick, most) for segment in segments]
+        width = max(len(segment.pick) for segment in segments)
+        picks = [np.resize(segment.pick, width) for segment in segments]
         pairs = list(zip(segments, picks, strict=True))
         slots = np.stack([segment.slots[pick] for segment, pick in pairs])
         positions = np.stack([segment.positions[pick] for segment, pick in pairs])
@@ -177,12 +177,12 @@ class EagleModel:
     def _compute(self, waves: Sequence[_Wave]) -> None:
         """Compute one wave of each row, and write its keys, values and states."""
         segments = [wave.segment for wave in waves]
-        least = BatchShape.of(segments)
-        batch = pad(segments, least._replace(slots=max(least.slots, 1)), junk=self.capacity)
+        shape = BatchShape.of(segments)
+        batch = pad(segments, shape._replace(slots=max(shape.slots, 1)), junk=self.capacity)
         arrays = {name: self._tensor(array) for name, array in batch.arrays().items()}
         del arrays["pick"]
         slots = arrays.pop("slots")
-        out = self._head(**arrays, features=self._features(waves, least), cache=self._cache)
+        out = self._head(**arrays, features=self._features(waves, shape), cache=self._cache)
         write_slots(self._cache, arrays["rows"], slots, out.new)
         write_states(self._states, arrays["rows"], slots, out.states)
 
@@ -194,8 +194,8 @@ class EagleModel:
             above = self._tensor(parents[drafted]).long()
             features[row, self._indices(drafted)] = self._states[segment.row, above]
             if segment.beside is not None and conditioned.any():
-                given = segment.beside.at(segment.positions[conditioned] - 1)
-                features[row, self._indices(conditioned)] = self._head.fc(given.to(features))
+                raw = segment.beside.at(segment.positions[conditioned] - 1)
+                features[row, self._indices(conditioned)] = self._head.fc(raw.to(features))
         return features
 
     def _indices(self, marked: NDArray[np.bool_]) -> Tensor:

@@ -18,8 +18,8 @@ class KnownTokens:
     known: the draft's ids are below this
     """
 
-    def __init__(self, model: Model, known: int) -> None:
-        self._model, self._known = model, known
+    def __init__(self, model: Model, limit: int) -> None:
+        self._model, self._known = model, limit
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -31,5 +31,5 @@ class KnownTokens:
         return self._model.rank([self._readable(segment) for segment in segments], k)
 
     def _readable(self, segment: Segment) -> Segment:
-        known = segment.tokens < self._known
-        return segment._replace(tokens=np.where(known, segment.tokens, 0).astype(np.int32))
+        valid = segment.tokens < self._known
+        return segment._replace(tokens=np.where(valid, segment.tokens, 0).astype(np.int32))

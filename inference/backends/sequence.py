@@ -95,14 +95,14 @@ class ModelSequence:
 
         Committed nodes that were never evaluated become pending.
         """
-        kept = [0, *path]
-        evaluated = [self._node_slots[node] for node in kept if node in self._node_slots]
+        accepted = [0, *path]
+        evaluated = [self._node_slots[node] for node in accepted if node in self._node_slots]
         self._node_slots = {}
         self.slots.commit(evaluated)
         self.cached += len(evaluated)
-        self._pending += [int(tree.tokens[node]) for node in kept[len(evaluated) :]]
+        self._pending += [int(tree.tokens[node]) for node in accepted[len(evaluated) :]]
 
-    def advance(self, nodes: Sequence[int], tokens: Sequence[int], gone: Sequence[int]) -> None:
+    def advance(self, nodes: Sequence[int], tokens: Sequence[int], rejected: Sequence[int]) -> None:
         """Commit a root and tokens below it, at a cost proportional to the change.
 
         All other nodes keep their numbers and their slots.
@@ -112,7 +112,7 @@ class ModelSequence:
         """
         slots = [self._node_slots.pop(node) for node in nodes]
         self.slots.keep(slots)
-        self.slots.release([self._node_slots.pop(node) for node in gone])
+        self.slots.release([self._node_slots.pop(node) for node in rejected])
         self.cached += len(slots)
         assert self.slots.used == self.cached + len(self._node_slots), "a slot is lost"
         self._pending += tokens[len(nodes) :]
@@ -143,7 +143,7 @@ class ModelSequence:
             )
         context, mask = self._context(tree, nodes), sight(tree, nodes)
         tokens, depths = (
-            np.asarray(part, dtype=np.int32)[list(nodes)] for part in (tree.tokens, tree.depths)
+            np.asarray(array, dtype=np.int32)[list(nodes)] for array in (tree.tokens, tree.depths)
         )
         if above:
             tokens, depths, mask = _under_chain(self._pending, tokens, depths, mask)
@@ -169,10 +169,10 @@ class ModelSequence:
         lines = {
             parent: self._line(parents, parent) for parent in {parents[node] for node in nodes}
         }
-        seen = np.repeat(committed, len(nodes), axis=0)
+        visible = np.repeat(committed, len(nodes), axis=0)
         for row, node in enumerate(nodes):
-            seen[row, lines[parents[node]]] = True
-        return seen
+            visible[row, lines[parents[node]]] = True
+        return visible
 
     def _line(self, parents: Sequence[int], node: int) -> list[int]:
         """The slots of a node and its ancestors, those that were evaluated."""
@@ -189,13 +189,13 @@ def _under_chain(
 ) -> tuple[IntArray, IntArray, NDArray[np.bool_]]:  # [m + n], [m + n], [m + n, m + n]
     """Tokens, depths and mask of n nodes with a chain of m tokens put above them."""
     above = len(chain)
-    whole = np.tri(above + len(tokens), dtype=np.bool_)
-    whole[above:, above:] = mask
-    every = np.arange(above, dtype=np.int32)
+    joint = np.tri(above + len(tokens), dtype=np.bool_)
+    joint[above:, above:] = mask
+    chain_depths = np.arange(above, dtype=np.int32)
     return (
         np.concatenate([np.array(chain, dtype=np.int32), tokens]),
-        np.concatenate([every, above + depths]),
-        whole,
+        np.concatenate([chain_depths, above + depths]),
+        joint,
     )
 
 

@@ -50,13 +50,13 @@ class Slots:
                 f"the row is full: {needed} slots needed, "
                 f"{len(holes) + len(self.positions) - high} of {len(self.positions)} free"
             )
-        taken = [*holes[:needed], *range(high, high + fresh)]
+        chosen = [*holes[:needed], *range(high, high + fresh)]
         del holes[:needed]
         self.high_water = high + fresh
         before = len(self._provisional)
-        self._provisional.update(taken)
+        self._provisional.update(chosen)
         assert len(self._provisional) == before + needed, "a slot was taken twice"
-        slots = np.array(taken, dtype=np.int32)
+        slots = np.array(chosen, dtype=np.int32)
         self.positions[slots] = positions
         return slots
 
@@ -88,9 +88,9 @@ class Slots:
 
         All positions below the highest committed one are committed.
         """
-        held = self.committed.nonzero()[0]
-        slots = np.empty(len(held), dtype=np.int32)
-        slots[self.positions[held]] = held
+        committed = self.committed.nonzero()[0]
+        slots = np.empty(len(committed), dtype=np.int32)
+        slots[self.positions[committed]] = committed
         return slots[positions]
 
     def committed_copy(self) -> Slots:

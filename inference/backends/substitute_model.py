@@ -94,10 +94,10 @@ class SharedCacheModel(EagerModel):
     own: slots of a row in the draft's own cache
     """
 
-    def __init__(self, decoder: Decoder, target: EagerModel, *, own: int, max_nodes: int) -> None:
-        super().__init__(decoder, rows=target.rows, capacity=own, max_nodes=max_nodes)
-        self.capacity = target.capacity + own
-        self.read = target.cache  # never written here
+    def __init__(self, decoder: Decoder, target: EagerModel, *, slots: int, max_nodes: int) -> None:
+        super().__init__(decoder, rows=target.rows, capacity=slots, max_nodes=max_nodes)
+        self.capacity = target.capacity + slots
+        self.target_cache = target.cache  # never written here
 
     def _forward(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor]:
         shape = self._shape(segments)
@@ -112,21 +112,21 @@ class SharedCacheModel(EagerModel):
             committed,
             torch.cat((near, tree_mask), -1),
             pick,
-            self.read,
-            KeysValues.of(read_rows(held, rows, shape.slots) for held in self.cache.tensors),
+            self.target_cache,
+            KeysValues.of(read_rows(tensor, rows, shape.slots) for tensor in self.cache.tensors),
         )
         write_slots(self.cache, rows, slots, out.new)
         return self.decoder.logits(out.states), torch.gather(positions, 1, pick.to(torch.int64)) + 1
 
     def _committed(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor]:
         """Return the target's rows [B] int32, and the slots seen there [B, 1, S] int32."""
-        seen: list[Shared] = [segment.beside or _NOTHING for segment in segments]
-        most = max(len(shared.context) for shared in seen)
-        slots = min(context_slots(most), self.read.keys[0].shape[1])
-        mask = np.zeros((len(seen), 1, slots), dtype=np.int32)
-        for row, shared in zip(mask, seen, strict=True):
+        views: list[Shared] = [segment.beside or _NOTHING for segment in segments]
+        width = max(len(shared.context) for shared in views)
+        slots = min(context_slots(width), self.target_cache.keys[0].shape[1])
+        mask = np.zeros((len(views), 1, slots), dtype=np.int32)
+        for row, shared in zip(mask, views, strict=True):
             row[0, : len(shared.context)] = shared.context
-        rows = torch.tensor([shared.row for shared in seen], dtype=torch.int32, device=self.device)
+        rows = torch.tensor([shared.row for shared in views], dtype=torch.int32, device=self.device)
         return rows, torch.from_numpy(mask).to(self.device)
 
 
@@ -141,14 +141,14 @@ class SharedSequence(ModelSequence):
 
     def __init__(
         self,
-        own: int,
+        capacity: int,
         model: Model,
         row: int,
         beside: TargetText | None,
         params: SamplingParams,
     ) -> None:
         assert beside is not None, "a cache is shared beside its target"
-        super().__init__(model, row, params, Slots(own))
+        super().__init__(model, row, params, Slots(capacity))
         self._target = beside
         self.cached = self._committed
 
@@ -159,12 +159,12 @@ class SharedSequence(ModelSequence):
     def prepare_nodes(self, tree: TreeNodes, nodes: Sequence[int]) -> Segment:
         target = self._target()
         assert self.cached == self._committed, "the target's row is of another length"
-        seen = target.slots.committed[: target.slots.high_water].copy()
-        return super().prepare_nodes(tree, nodes)._replace(beside=Shared(target.row, seen))
+        context = target.slots.committed[: target.slots.high_water].copy()
+        return super().prepare_nodes(tree, nodes)._replace(beside=Shared(target.row, context))
 
-    def advance(self, nodes: Sequence[int], tokens: Sequence[int], gone: Sequence[int]) -> None:
+    def advance(self, nodes: Sequence[int], tokens: Sequence[int], rejected: Sequence[int]) -> None:
         """Commit a root and tokens below it: the target has their keys, the draft's are freed."""
-        self.slots.release([self._node_slots.pop(node) for node in (*nodes, *gone)])
+        self.slots.release([self._node_slots.pop(node) for node in (*nodes, *rejected)])
         self.cached += len(tokens)
 
     @property

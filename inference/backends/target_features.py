@@ -108,7 +108,7 @@ class KnownFeatures(NamedTuple):
     at: returns the features at known positions [n], as [n, layers * hidden]
     """
 
-    known: int
+    count: int
     at: Callable[[IntArray], Tensor]
 
 
@@ -142,8 +142,8 @@ class FeatureSequence(ModelSequence):
 
     def _with_features(self, segment: Segment, below: int) -> Segment:
         """The segment with the features of tokens that are committed here: of positions `below`."""
-        known = int(self._beside().slots.committed.sum())
-        return segment._replace(beside=KnownFeatures(min(known, below), self._features_at))
+        count = int(self._beside().slots.committed.sum())
+        return segment._replace(beside=KnownFeatures(min(count, below), self._features_at))
 
     def _features_at(self, positions: IntArray) -> Tensor:
         """Return the features at known positions [n], as [n, layers * hidden]."""

@@ -65,7 +65,7 @@ class TimedModel:
         self.forwards += 1
         self.emulated_seconds += seconds
         self.overruns += time.perf_counter() - start > seconds
-        while (left := start + seconds - time.perf_counter()) > 0:
-            time.sleep(left)
-        self.late_seconds -= left
+        while (remaining := start + seconds - time.perf_counter()) > 0:
+            time.sleep(remaining)
+        self.late_seconds -= remaining
         return answer

@@ -217,7 +217,7 @@ class BlockMasks:
         for width in widths_of(len(nodes)):
             yield _CallPlan(width, [], 0), width, gains[width - 1]
         free, room = self._unfollowed(nodes), self._row.free
-        for depth in widths_of(self._masks.most):
+        for depth in widths_of(self._masks.maximum):
             each = [self._gain(node, depth, hits) for node in nodes]
             for most in widths_of(room):
                 for count in widths_of(most // (depth + 1)):

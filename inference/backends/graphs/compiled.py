@@ -114,8 +114,8 @@ class CompiledModel:
 
     def keep_features(self, layers: Sequence[int]) -> None:
         """See FeatureModel. They are stored in host memory. The graphs return all of them."""
-        slots, here = self.capacity + 1, torch.device("cpu")
-        self._kept = FeatureStore(layers, self._returned, self.rows, slots, self.dtype, here)
+        slots, host_device = self.capacity + 1, torch.device("cpu")
+        self._kept = FeatureStore(layers, self._returned, self.rows, slots, self.dtype, host_device)
 
     def features(self, row: int, slots: IntArray) -> Tensor:  # [n, kept layers * hidden]
         assert self._kept is not None, "keep_features() comes before"
@@ -132,8 +132,8 @@ class CompiledModel:
         return self.cache.tensors
 
     def _copy_cache(self, source: int, target: int, slots: int) -> None:
-        for held in self.by_slot:
-            copy_states(held, source, target, slots)
+        for tensor in self.by_slot:
+            copy_states(tensor, source, target, slots)
 
     def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[Chosen]:
         inputs = inputs_of(bucket, segments)
@@ -155,15 +155,15 @@ class CompiledModel:
         """
         holding = [graph for graph in self.graphs if all(holds(graph, [row]) for row in segments)]
         if holding:
-            most = max(bucket.rows for bucket in holding)
-            return self.choose(segments[:most]) + self.choose(segments[most:])
+            limit = max(bucket.rows for bucket in holding)
+            return self.choose(segments[:limit]) + self.choose(segments[limit:])
         chunk = [len(segment.pick) == 1 < len(segment.tokens) for segment in segments]
         if any(chunk) and not all(chunk):
             answers = dict[int, Chosen]()
             for kind in (True, False):
                 places = [place for place, is_chunk in enumerate(chunk) if is_chunk == kind]
-                made = self.choose([segments[place] for place in places])
-                answers |= dict(zip(places, made, strict=True))
+                results = self.choose([segments[place] for place in places])
+                answers |= dict(zip(places, results, strict=True))
             return [answers[place] for place in range(len(segments))]
         half = len(segments) // 2
         return self.choose(segments[:half]) + self.choose(segments[half:])
@@ -183,10 +183,10 @@ class CompiledModel:
             if bucket.slots >= segment.context.shape[1] and bucket.nodes < len(segment.tokens)
         ]
         if not sizes:
-            most = max(bucket.slots for bucket in self.graphs)
+            limit = max(bucket.slots for bucket in self.graphs)
             raise LimitExceeded(
                 f"{segment.context.shape[1]} slots of context: the largest graph of this artefact "
-                f"reads {most}"
+                f"reads {limit}"
             )
         head, tail = _cut(segment, max(sizes))
         self.choose([head])
@@ -195,8 +195,8 @@ class CompiledModel:
     def _by_depth(self, segment: Segment, levels: int) -> Chosen:
         positions = segment.positions[segment.pick]
         near = positions < positions.min() + levels
-        parts = [np.flatnonzero(part).astype(np.int32) for part in (near, ~near)]
-        return joined([self.choose([picking(segment, part)])[0] for part in parts], parts)
+        groups = [np.flatnonzero(group).astype(np.int32) for group in (near, ~near)]
+        return joined([self.choose([picking(segment, group)])[0] for group in groups], groups)
 
 
 def _cut(segment: Segment, size: int) -> tuple[Segment, Segment]:
@@ -219,9 +219,9 @@ def _cut(segment: Segment, size: int) -> tuple[Segment, Segment]:
         segment.context, segment.tree_mask[:size, :size], np.array([size - 1], dtype=np.int32),
         SamplingParams(),
     )  # fmt: skip
-    seen = segment.context.shape[1]
-    context = np.zeros((1, max(seen, int(head.slots.max()) + 1)), dtype=np.bool_)
-    context[:, :seen] = segment.context
+    width = segment.context.shape[1]
+    context = np.zeros((1, max(width, int(head.slots.max()) + 1)), dtype=np.bool_)
+    context[:, :width] = segment.context
     context[:, head.slots] = True
     tail = segment._replace(
         tokens=segment.tokens[size:], slots=segment.slots[size:],
@@ -262,11 +262,11 @@ def host() -> dict[str, str]:
 
 def check_machine(directory: Path, manifest: Manifest) -> None:
     """Raise BadArtifact for machine code that was made for another CPU or another torch."""
-    for name, here in {**host(), "torch": torch.__version__}.items():
+    for name, actual in {**host(), "torch": torch.__version__}.items():
         built = (manifest.versions if name == "torch" else manifest.host).get(name)
-        if built != here:
+        if built != actual:
             raise BadArtifact(
-                f"{directory} was built with {name} {built}, this machine has {here}: {REBUILD}"
+                f"{directory} was built with {name} {built}, this machine has {actual}: {REBUILD}"
             )
 
 

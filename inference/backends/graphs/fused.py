@@ -116,8 +116,8 @@ def fill_round(bucket: RoundBucket, segments: Sequence[Segment]) -> dict[str, Te
         inputs["draft_tokens"][index, first:] = torch.tensor(draft.tokens[: 2 - first])
     if bucket.sampled:
         sampling = Sampling.of([segment.params for segment in segments], torch.device("cpu"))
-        for name, part in sampling._asdict().items():
-            inputs[name][: len(segments)] = part
+        for name, tensor in sampling._asdict().items():
+            inputs[name][: len(segments)] = tensor
     return inputs
 
 
@@ -132,11 +132,11 @@ def _lay(
 ) -> None:
     """Write one model's part of one text into the inputs, its nodes from index `first` on."""
     last = first + len(segment.tokens)
-    seen = segment.context.shape[1]
+    width = segment.context.shape[1]
     inputs[f"{which}rows"][index] = segment.row
     inputs[f"{which}slots"][index, first:last] = torch.tensor(segment.slots)
     inputs[f"{which}positions"][index, first:last] = torch.tensor(segment.positions)
-    inputs[f"{which}context_mask"][index, :, :seen] = torch.tensor(segment.context)
+    inputs[f"{which}context_mask"][index, :, :width] = torch.tensor(segment.context)
     inputs[f"{which}tree_mask"][index, first:last, first:last] = torch.tensor(segment.tree_mask)
 
 
@@ -154,12 +154,12 @@ def load_fused(directory: Path, manifest: Manifest) -> FusedModel:
     """Load the artefact's graphs over its weights and empty caches. `read_compiled` has checked
     it.
     """
-    part = fused_part(manifest)
+    fused = fused_part(manifest)
     target = load_constants(directory / WEIGHTS, parse_config(manifest.config), manifest)
-    beside = load_constants(directory / DRAFT_WEIGHTS, parse_config(part.config), manifest)
+    beside = load_constants(directory / DRAFT_WEIGHTS, parse_config(fused.config), manifest)
     graphs = load_graphs(directory, manifest.buckets, target)
-    alone: dict[Bucket, Graph] = load_graphs(directory, part.prefill, beside)
-    rounds = load_graphs(directory, part.rounds, target | round_constants(beside))
+    alone: dict[Bucket, Graph] = load_graphs(directory, fused.prefill, beside)
+    rounds = load_graphs(directory, fused.rounds, target | round_constants(beside))
     draft = CompiledModel(alone, cache_in(beside))
     return FusedModel(graphs, cache_in(target), draft, rounds)
 

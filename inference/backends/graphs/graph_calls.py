@@ -38,9 +38,9 @@ def picked(bucket: Bucket, chosen: Tensor, segments: Sequence[Segment]) -> list[
         at = row, segment.pick if bucket.everywhere else slice(len(segment.pick))
         logprobs = None
         if scored is not None and segment.scoring is not None:
-            values, ids, likeliest = (part.numpy()[at] for part in scored.scores)
-            most = segment.scoring.likeliest
-            logprobs = LogProbs(values, ids[:, :most], likeliest[:, :most])
+            values, ids, likeliest = (tensor.numpy()[at] for tensor in scored.scores)
+            count = segment.scoring.likeliest
+            logprobs = LogProbs(values, ids[:, :count], likeliest[:, :count])
         answers.append(Chosen(table[at], logprobs))
     return answers
 
@@ -88,7 +88,7 @@ def _masks(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
     """Return the mask inputs of a call. Rows without a rule have those of an idle call."""
     inputs = idle_masks(bucket)
     for row, segment in enumerate(segments):
-        arrays = {name: part[row].numpy() for name, part in inputs.items()}
+        arrays = {name: tensor[row].numpy() for name, tensor in inputs.items()}
         if segment.rule is not None:
             _lay(arrays, segment.pick, segment.rule())
         if segment.scoring is not None and segment.scoring.of is not None:
@@ -106,19 +106,19 @@ def _lay(masks: Mapping[str, NDArray[Any]], pick: IntArray, rule: Adjustment) ->
         masks["allowed"][pick] = 0
         masks["allowed"][pick, : rule.allowed.shape[1]] = rule.allowed
     changes = np.stack((rule.factors, rule.biases), -1)  # [p, m, 2]
-    named = (changes != (1, 0)).any(-1)  # [p, m]; padding is not
-    ids, count = rule.ids[0, named[0]], int(named[0].sum())
-    masks["text_ids"][:count], masks["text_changes"][:count] = ids, changes[0, named[0]]
-    known = np.zeros((32 * masks["allowed"].shape[1], 2), dtype=np.float32)  # by id
-    known[ids] = changes[0, named[0]]
-    differ = named & (known[rule.ids] != changes).any(-1)
-    lacks = (named & (known[rule.ids, 0] > 0)).sum(-1) < count
+    changed = (changes != (1, 0)).any(-1)  # [p, m]; padding is not
+    ids, count = rule.ids[0, changed[0]], int(changed[0].sum())
+    masks["text_ids"][:count], masks["text_changes"][:count] = ids, changes[0, changed[0]]
+    by_id = np.zeros((32 * masks["allowed"].shape[1], 2), dtype=np.float32)  # [ids, 2]
+    by_id[ids] = changes[0, changed[0]]
+    differ = changed & (by_id[rule.ids] != changes).any(-1)
+    lacks = (changed & (by_id[rule.ids, 0] > 0)).sum(-1) < count
     for node in np.flatnonzero(differ.any(-1) | lacks):
-        lacking = np.setdiff1d(ids, rule.ids[node, named[node]])
-        own = np.append(rule.ids[node, differ[node]], lacking)
+        lacking = np.setdiff1d(ids, rule.ids[node, changed[node]])
+        node_ids = np.append(rule.ids[node, differ[node]], lacking)
         what = np.append(changes[node, differ[node]], [(1, 0)] * len(lacking))
-        masks["node_ids"][pick[node], : len(own)] = own
-        masks["node_changes"][pick[node], : len(own)] = what.reshape(-1, 2)
+        masks["node_ids"][pick[node], : len(node_ids)] = node_ids
+        masks["node_changes"][pick[node], : len(node_ids)] = what.reshape(-1, 2)
 
 
 def picking(segment: Segment, places: IntArray) -> Segment:
@@ -130,8 +130,8 @@ def picking(segment: Segment, places: IntArray) -> Segment:
     if rule is not None:
         allowed, ids, factors, biases = rule()
         allowed = None if allowed is None else allowed[places]
-        part = Adjustment(allowed, ids[places], factors[places], biases[places])
-        segment = segment._replace(rule=lambda: part)
+        subset = Adjustment(allowed, ids[places], factors[places], biases[places])
+        segment = segment._replace(rule=lambda: subset)
     if scoring is not None and scoring.of is not None:
         segment = segment._replace(scoring=scoring._replace(of=scoring.of[places]))
     return segment._replace(pick=segment.pick[places])
@@ -141,7 +141,7 @@ def joined(answers: Sequence[Chosen], places: Sequence[IntArray]) -> Chosen:
     """Return the answer of a segment from those of its parts, whose places picking() was given."""
     order = np.argsort(np.concatenate(places))
     scored = [answer.logprobs for answer in answers if answer.logprobs is not None]
-    logprobs = [np.concatenate(parts)[order] for parts in zip(*scored, strict=True)]
+    logprobs = [np.concatenate(arrays)[order] for arrays in zip(*scored, strict=True)]
     tokens = np.concatenate([answer.tokens for answer in answers])[order]
     return Chosen(tokens, LogProbs(*logprobs) if scored else None)
 
