@@ -76,8 +76,8 @@ def host_commands(
     """Commands of AWS's own CLI for the instance, by what they are for. A session needs its
     Session Manager plugin, and no open port.
     """
-    there = f"--region {region} --target {instance.instance_id}"
-    session = f"aws ssm start-session {there} --document-name AWS-Start"
+    place = f"--region {region} --target {instance.instance_id}"
+    session = f"aws ssm start-session {place} --document-name AWS-Start"
     if not instance.alive:  # EC2 keeps the console for an hour
         flags = f"--region {region} --instance-id {instance.instance_id} --output text"
         return {"console": f"aws ec2 get-console-output {flags}"}

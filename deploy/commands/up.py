@@ -127,13 +127,13 @@ def _serve(options: UpOptions, aws: Aws, host: Host, state: StackState) -> Runni
 def _remember(host: Host) -> None:
     """Store the target's name and region here, before anything is created on AWS."""
     forget_target(host.name)  # an earlier one, whose instance ended
-    taken = {read_target(name).reached.port for name in named_targets()}
-    port = next(port for port in range(_FIRST_LOCAL_PORT, 65536) if port not in taken)
+    used_ports = {read_target(name).reached.port for name in named_targets()}
+    port = next(port for port in range(_FIRST_LOCAL_PORT, 65536) if port not in used_ports)
     NamedTarget(host.name, f"127.0.0.1:{port}", host.region).write()
 
 
 def _start(options: UpOptions, aws: Aws, host: Host, launch: Launch) -> StackState | None:
-    """The stack, started; None if the user wants none."""
+    """Start the stack; None if the user declines."""
     plan, model = make_plan(options, host, aws), pinned_model(options)
     print(plan, flush=True)
     if plan.account is None or not (options.yes or ask()):
@@ -158,9 +158,9 @@ def _start(options: UpOptions, aws: Aws, host: Host, launch: Launch) -> StackSta
 
 
 def pinned_model(options: UpOptions) -> PinnedModel | None:
-    """The commit of the hub's model that is to be served; None if it serves no such model.
+    """The commit of the hub's model to serve; None if there is no such model.
 
-    Raises InvalidRequest for one that nobody here may read.
+    Raises InvalidRequest for one that this machine may not read.
     """
     if options.model is None or options.model.startswith("s3://"):
         return None
@@ -174,7 +174,7 @@ def _settings(
     price: Price | NoPrice,
     model: PinnedModel | None,
 ) -> HostSettings:
-    """Upload Outrider's wheel and an artefact that lies here; return the settings of the host."""
+    """Upload Outrider's wheel and a local artefact; return the settings of the host."""
     url, sha256 = put_wheel(bucket, options.wheel)
     store, digest = options.artifact, options.digest
     if options.own_artifact is not None:
@@ -231,19 +231,19 @@ def _wait_until_serving(aws: Aws, instance: RunningInstance) -> None:
     wait = Wait(instance.instance_id)
     while wait.seconds < _START_MINUTES * 60:
         try:
-            there = progress(aws, instance.instance_id)
+            start = progress(aws, instance.instance_id)
         except Unavailable as error:
             words = str(error)
         else:
-            if there.serving:
+            if start.serving:
                 say(f"the target serves, {wait.seconds:.0f} s after its start")
                 return
-            if there.failed:
+            if start.failed:
                 raise Unavailable(
-                    f"the host failed ({there.words}): `outrider deploy status` prints the "
+                    f"the host failed ({start.words}): `outrider deploy status` prints the "
                     "command that shows its log"
                 )
-            words = there.words
+            words = start.words
         living_instance(aws, instance.instance_id)
         wait.report(words)
         time.sleep(_POLL_SECONDS)

@@ -110,19 +110,8 @@ class RecordingModel(Model, Protocol):
         ...
 
     def record_next(self) -> bool:
-        """Record a planned shape, or one that has occurred once. Returns False if none is left.
+        """Record a shape that has occurred once, or a planned one. Returns False if none is left.
 
         This takes as long as a few forward passes, and only writes to junk slots.
         """
         ...
-
-
-class Masks(NamedTuple):
-    """Mask tokens, which a block draft reads in place of unknown tokens.
-
-    token: id of the mask token
-    maximum: maximum masks after a node, each of which proposes a token
-    """
-
-    token: int
-    maximum: int

@@ -97,8 +97,8 @@ def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
             "built with --features"
         )
     fields = vars(replace(checkpoint, name=name)) | {"beside": checkpoint.name}
-    found = FoundHead(**fields, head=directory, target=real, inputs=inputs)
-    return FoundDraft.of(found, partial(Draft, sequence=partial(FeatureSequence, real)))
+    model = FoundHead(**fields, head=directory, target=real, inputs=inputs)
+    return FoundDraft.of(model, partial(Draft, sequence=partial(FeatureSequence, real)))
 
 
 def _check_features(manifest: Manifest, target: Checkpoint, name: str, head: Path) -> None:

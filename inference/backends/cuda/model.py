@@ -142,7 +142,7 @@ class RecordedModel(SlotModel):
         """See RecordingModel.record_next()."""
         if not self._waiting:
             return False
-        key = next(iter(self._waiting))
+        key = max(self._waiting, key=lambda key: self._waiting[key])  # first what occurred
         self._buffers_of(key.shape).clear()
         self._record(key)
         return True

@@ -18,7 +18,7 @@ from inference.model.choice.sampler import (
     in_order,
 )
 from inference.model.choice.vocabulary import WHOLE_VOCABULARY, VocabularyShare, scores_of
-from inference.sampling import MOST_LOGPROBS
+from inference.sampling import MAX_LOGPROBS
 
 _BITS = 32
 
@@ -112,7 +112,7 @@ def choose_scored(
     by: Arithmetic = HOST,
     share: VocabularyShare = WHOLE_VOCABULARY,
 ) -> Scored:
-    """Choose tokens like choose_drawn(), and score them and the MOST_LOGPROBS most likely tokens.
+    """Choose tokens like choose_drawn(), and score them and the MAX_LOGPROBS most likely tokens.
 
     asked: [B, P] int32, tokens to score instead of the chosen ones; negative: none
     """
@@ -120,6 +120,6 @@ def choose_scored(
     chosen = choose_among(candidates, logits, sampling, drawn, share)
     ids = torch.where(asked < torch.zeros_like(asked), chosen, asked)
     values = scores_of(share, sampling.scaled(logits), ids) - candidates.log_mass[..., 0]
-    log_probs = (candidates.raw - candidates.log_mass)[..., :MOST_LOGPROBS]
-    likeliest = in_order(log_probs, candidates.ids[..., :MOST_LOGPROBS])
+    log_probs = (candidates.raw - candidates.log_mass)[..., :MAX_LOGPROBS]
+    likeliest = in_order(log_probs, candidates.ids[..., :MAX_LOGPROBS])
     return Scored(chosen, Scores(values, *likeliest))
