@@ -1,4 +1,4 @@
-"""The Decoder run eagerly on CPU or CUDA: the reference that other backends are compared with."""
+"""Runs the Decoder eagerly on CPU or CUDA. Other backends are compared with this one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from inference.model.decoder import Decoder
 from inference.tree.token_tree import IntArray
 
 SLOT_STEP = 64
-"""Context is read in multiples of this number of slots, so that few shapes occur."""
+"""Context is read in multiples of this number of slots, which limits the number of shapes."""
 
 
 class BatchTensors(NamedTuple):
@@ -35,13 +35,13 @@ class BatchTensors(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch, device: torch.device) -> BatchTensors:
-        """Put a batch's arrays on a device."""
+        """Copy the arrays of a batch to a device."""
         arrays = batch.arrays().items()
         return cls(**{name: torch.from_numpy(array).to(device) for name, array in arrays})
 
 
 class SlotModel(ABC):
-    """A model whose caches have `rows` rows of `capacity` slots, and one junk slot in each row.
+    """A model whose caches have `rows` rows with `capacity` slots and a junk slot each.
 
     cache: keys and values of all layers
     """
@@ -70,34 +70,31 @@ class SlotModel(ABC):
 
     @property
     def by_slot(self) -> tuple[Tensor, ...]:
-        """Tensors of data by slot, [rows, slots, width] each."""
+        """All tensors with data per slot, each [rows, slots, width]."""
         return self.cache.tensors
 
     @property
     def _junk(self) -> int:
-        """The slot of every row that padding is written to: the last of its cache."""
+        """The slot for padding: the last of each row."""
         return self.cache.keys[0].shape[1] - 1
 
     @property
     def _min_nodes(self) -> int:
-        """Minimum number of nodes of a call: 2 in float32, else 1.
-
-        Float32 kernels for a single row of a matrix round differently from those for several.
+        """Minimum nodes of a forward pass: 2 in float32, whose kernels round differently for a
+        single matrix row, otherwise 1.
         """
         return 2 if self.dtype == torch.float32 else 1
 
     def _forward(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor]:
-        """Return logits at the picked nodes [B, P, V], and positions [B, P] of the tokens to be
-        chosen.
-        """
+        """Return logits [B, P, V] at the picked nodes, and positions [B, P] of the next tokens."""
         batch = pad(segments, self._shape(segments), junk=self._junk)
         return self._write(BatchTensors.of(batch, self.device))
 
     @abstractmethod
     def _write(self, batch: BatchTensors) -> tuple[Tensor, Tensor]:
-        """Run one forward pass over a batch and write the new keys and values to the caches.
+        """Run a forward pass over a batch and write the new keys and values to the caches.
 
-        Returns logits [B, P, V], and positions [B, P] of the tokens to be chosen.
+        Returns logits [B, P, V], and positions [B, P] of the next tokens.
         """
 
     def _shape(self, segments: Sequence[Segment]) -> BatchShape:
@@ -130,7 +127,7 @@ class EagerModel(SlotModel):
         form, slots = FeatureForm(tuple(layers), self.decoder.config.hidden_size), self.capacity + 1
         self._kept = FeatureStore(layers, form, self.rows, slots, self.dtype, self.device)
 
-    def features(self, row: int, slots: IntArray) -> Tensor:  # [n, kept layers * hidden]
+    def features(self, row: int, slots: IntArray) -> Tensor:  # [n, feature layers * hidden]
         assert self._kept is not None, "keep_features() comes before"
         return self._kept.read(row, slots)
 
@@ -152,5 +149,5 @@ class EagerModel(SlotModel):
 
 
 def context_slots(needed: int) -> int:
-    """Return how many slots of context are read if these are needed."""
+    """Return the number of slots to read if `needed` are needed."""
     return max(SLOT_STEP, -(-needed // SLOT_STEP) * SLOT_STEP)

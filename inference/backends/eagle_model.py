@@ -1,11 +1,11 @@
 """An EAGLE-3 head as a Model.
 
-A node is computed from the target's feature of the preceding token if known, otherwise from the
-head's output for its parent. Once the feature is known, the node is computed again from it, in the
-next call of its row. A segment carries the known features (`KnownFeatures`).
+A node is computed from the target's feature of the preceding token if it is known, otherwise from
+the head's output for the parent. Once the feature is known, the row's next forward pass computes
+the node again. Segments carry the known features (`KnownFeatures`).
 
-The first token of a text has no feature before it: no node sees it. Heads without embeddings share
-those of their target; those of a compiled target are read from its artefact.
+The first token of a text has no preceding feature, so no node sees it. Heads without embeddings use
+their target's; those of a compiled target are read from its artefact.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from inference.tree.token_tree import IntArray
 
 
 class _Wave(NamedTuple):
-    """Nodes of one row that are computed together, and where their features come from."""
+    """Nodes of a row that are computed together, and the sources of their features."""
 
     segment: Segment
     parents: IntArray  # [n] slot of the parent, or FREE
-    conditioned: NDArray[np.bool_]  # [n] whether the feature is the target's, not the parent's
+    conditioned: NDArray[np.bool_]  # [n] whether the feature is the target's or the parent's
 
 
 class _HeadRow:
-    """The positions and features known for the slots of one row."""
+    """The token and position of each slot of a row, and whether a target feature was used."""
 
     def __init__(self, capacity: int) -> None:
         self._tokens = np.zeros(capacity, dtype=np.int32)  # [capacity]
@@ -52,7 +52,7 @@ class _HeadRow:
         self._conditioned = np.zeros(capacity, dtype=np.bool_)  # [capacity]
 
     def waves(self, segment: Segment) -> Iterator[_Wave]:
-        """Yield the segment's nodes after their parents, with those that are computed again."""
+        """Yield waves of the segment's nodes, and of nodes to recompute, parents first."""
         new, featured = segment.slots, segment.beside.count if segment.beside else 0
         self._tokens[new], self._positions[new] = segment.tokens, segment.positions
         self._conditioned[new] = False
@@ -77,8 +77,8 @@ class _HeadRow:
             )  # fmt: skip
 
     def _to_recompute(self, context: NDArray[np.bool_], featured: int) -> IntArray:  # [m]
-        """Return slots that were computed before their features were known, in order of position.
-        All nodes see them.
+        """Return the slots, visible to all nodes, that were computed before their features were
+        known, in order of position.
         """
         slots = np.flatnonzero(context.all(0))
         positions = self._positions[slots]
@@ -88,7 +88,7 @@ class _HeadRow:
     def _seen(
         self, segment: Segment, again: IntArray, size: int
     ) -> NDArray[np.bool_]:  # [m + n, size]
-        """Return which slots each node sees, its own included: first those computed again."""
+        """Return the slots that each node sees, including its own. Recomputed nodes come first."""
         above, width = len(again), segment.context.shape[1]
         visible = np.zeros((above + len(segment.slots), size), dtype=np.bool_)
         chain = self._positions[:width] <= self._positions[again][:, None]
@@ -101,20 +101,20 @@ class _HeadRow:
         return visible
 
     def _parents(self, visible: NDArray[np.bool_], positions: IntArray) -> IntArray:  # [n]
-        """Return the slot of each node's parent: the one it sees at the position before its own."""
+        """Return the slot of each node's parent, which is visible at the preceding position."""
         before = visible & (self._positions[: visible.shape[1]] == positions[:, None] - 1)
         return np.where(before.any(1), before.argmax(1), FREE).astype(np.int32)
 
 
 def _are_conditioned(positions: IntArray, featured: int) -> NDArray[np.bool_]:  # [n]
-    """Return whether the token before each position has a known feature."""
+    """Return whether the token before each position has a known feature (`featured` tokens do)."""
     return (positions > 0) & (positions <= featured)
 
 
 def _after_parents(
     slots: IntArray, parents: IntArray, positions: IntArray, conditioned: NDArray[np.bool_]
 ) -> list[NDArray[np.intp]]:
-    """Return the nodes of each wave: those that need no parent of this call, then their children,
+    """Return the nodes of each wave: first nodes without parents in this call, then their children,
     and so on.
     """
     wave = dict[int, int]()  # slot -> its wave
@@ -126,7 +126,7 @@ def _after_parents(
 
 
 class EagleModel:
-    """A head and its caches: `rows` rows of `capacity` slots. Its sequences are FeatureSequence."""
+    """A head and its caches, with `rows` rows of `capacity` slots. Used by FeatureSequence."""
 
     masks = branches = True
 
@@ -136,7 +136,7 @@ class EagleModel:
         self._head = head
         layer = head.config.layer
         self._cache = empty_cache(layer, rows, capacity, self.dtype, self.device)
-        self._states = torch.zeros(  # what the last layer returned; the junk slot's are no parent's
+        self._states = torch.zeros(  # outputs of the last layer; nodes never have a junk parent
             (rows, capacity + 1, layer.hidden_size), dtype=self.dtype, device=self.device
         )
         self._rows = [_HeadRow(capacity) for _ in range(rows)]
@@ -163,8 +163,7 @@ class EagleModel:
     def _picked(
         self, segments: Sequence[Segment]
     ) -> tuple[Tensor, Tensor, Tensor]:  # [B, 1], [B, P], [B, P]
-        """Return rows, slots and positions of the picked nodes. Short rows are filled up with
-        nodes that were picked already.
+        """Return rows, slots and positions of the picked nodes. Rows with fewer picks repeat them.
         """
         width = max(len(segment.pick) for segment in segments)
         picks = [np.resize(segment.pick, width) for segment in segments]
@@ -175,7 +174,7 @@ class EagleModel:
         return self._tensor(rows), self._tensor(slots).long(), self._tensor(positions)
 
     def _compute(self, waves: Sequence[_Wave]) -> None:
-        """Compute one wave of each row, and write its keys, values and states."""
+        """Compute a wave of each row, and write keys, values and states."""
         segments = [wave.segment for wave in waves]
         shape = BatchShape.of(segments)
         batch = pad(segments, shape._replace(slots=max(shape.slots, 1)), junk=self.capacity)
@@ -187,7 +186,7 @@ class EagleModel:
         write_states(self._states, arrays["rows"], slots, out.states)
 
     def _features(self, waves: Sequence[_Wave], shape: BatchShape) -> Tensor:  # [B, T, hidden]
-        """Return each node's feature: 0 if there is none."""
+        """Return the feature of each node, 0 if there is none."""
         features = self._states.new_zeros((shape.rows, shape.nodes, self._states.shape[-1]))
         for row, (segment, parents, conditioned) in enumerate(waves):
             drafted = ~conditioned & (parents != FREE)
@@ -206,11 +205,10 @@ class EagleModel:
 
 
 def read_embeddings(directory: Path, manifest: Manifest) -> Tensor:  # [vocabulary, hidden]
-    """The embeddings, in the precision of the target's states.
+    """Return a compiled target's embeddings, in the precision of its states.
 
-    Ranks hold parts of their width, for the tokenizer's ids. Rows of further ids are zeros.
-
-    Raises BadArtifact.
+    Ranks store parts of the width, for the tokenizer's ids. Other rows are zero. Raises
+    BadArtifact.
     """
     size = parse_config(manifest.config).vocab_size
     of_ranks = (directory / "weights").glob("*[0-9]*.safetensors")
@@ -220,7 +218,7 @@ def read_embeddings(directory: Path, manifest: Manifest) -> Tensor:  # [vocabula
 
 
 def _rank_of(path: Path) -> int:
-    """The first number in a file's name."""
+    """The rank in the name of a weight file: its first number."""
     return int(re.findall(r"\d+", path.name)[0])
 
 
