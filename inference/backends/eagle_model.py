@@ -163,8 +163,7 @@ class EagleModel:
     def _picked(
         self, segments: Sequence[Segment]
     ) -> tuple[Tensor, Tensor, Tensor]:  # [B, 1], [B, P], [B, P]
-        """Return rows, slots and positions of the picked nodes. Rows with fewer picks repeat them.
-        """
+        """Return rows, slots and positions of the picked nodes, repeated in rows with fewer."""
         width = max(len(segment.pick) for segment in segments)
         picks = [np.resize(segment.pick, width) for segment in segments]
         pairs = list(zip(segments, picks, strict=True))

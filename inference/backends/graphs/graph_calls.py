@@ -1,6 +1,4 @@
-"""Calls of compiled graphs: whether a graph holds a call, the call's inputs by name, and each row's
-share of its outputs.
-"""
+"""Calls of compiled graphs: which graphs fit a batch, inputs by name, and outputs by segment."""
 
 from __future__ import annotations
 
@@ -25,12 +23,12 @@ from inference.tree.token_tree import IntArray
 
 
 def unstacked(keys: Tensor, values: Tensor) -> KeysValues:
-    """Return what a graph returned as new keys and values, layer by layer."""
+    """Split a graph's new keys and values by layer."""
     return KeysValues(keys.unbind(), values.unbind())
 
 
 def picked(bucket: Bucket, chosen: Tensor, segments: Sequence[Segment]) -> list[Chosen]:
-    """Return each segment's chosen tokens, from what a bucket's graph returned for a call."""
+    """Return the chosen tokens of each segment from a graph's output."""
     scored = Scored.parted(chosen) if bucket.masked else None
     table = (scored.chosen if scored else chosen).numpy().astype(np.int32)
     answers = list[Chosen]()
@@ -46,12 +44,12 @@ def picked(bucket: Bucket, chosen: Tensor, segments: Sequence[Segment]) -> list[
 
 
 def cost(bucket: Bucket) -> tuple[int, int, int, bool, int]:
-    """Sort key for what a call costs: nodes computed, slots read, choices made, noise, masks."""
+    """Sort key for the cost of a call: nodes, slots, picks, noise, masks."""
     return bucket.rows * bucket.nodes, bucket.slots, bucket.picks, bucket.sampled, bucket.words
 
 
 def holds(bucket: Bucket, segments: Sequence[Segment]) -> bool:
-    """Whether one call of the bucket's graph serves all these rows."""
+    """Whether a single call of the bucket's graph serves all segments."""
     return len(segments) <= bucket.rows and all(
         fits(bucket, segment)
         and (segment.params.greedy or np.ptp(segment.positions[segment.pick]) < bucket.levels)
@@ -60,7 +58,7 @@ def holds(bucket: Bucket, segments: Sequence[Segment]) -> bool:
 
 
 def check_sampled(buckets: Iterable[Bucket], segments: Sequence[Segment]) -> None:
-    """Raise InvalidRequest if a row is sampled, and no graph is."""
+    """Raise InvalidRequest if a segment is sampled, but no graph is."""
     greedy = all(segment.params.greedy for segment in segments)
     if not greedy and not any(bucket.sampled for bucket in buckets):
         raise InvalidRequest(
@@ -70,7 +68,7 @@ def check_sampled(buckets: Iterable[Bucket], segments: Sequence[Segment]) -> Non
 
 
 def inputs_of(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
-    """Return a graph's inputs by name: the segments, then idle rows."""
+    """Return a graph's inputs for these segments by name, padded with idle rows."""
     shape = BatchShape(bucket.rows, bucket.nodes, bucket.picks, 1, bucket.slots)
     batch = pad(segments, shape, bucket.junk)
     inputs = {name: torch.from_numpy(array) for name, array in batch.arrays().items()}
@@ -85,7 +83,7 @@ def inputs_of(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
 
 
 def _masks(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
-    """Return the mask inputs of a call. Rows without a rule have those of an idle call."""
+    """Return the mask inputs of a call, without effect for rows without a rule."""
     inputs = idle_masks(bucket)
     for row, segment in enumerate(segments):
         arrays = {name: tensor[row].numpy() for name, tensor in inputs.items()}
@@ -97,10 +95,10 @@ def _masks(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
 
 
 def _lay(masks: Mapping[str, NDArray[Any]], pick: IntArray, rule: Adjustment) -> None:
-    """Write into a row's mask inputs what a rule says at the picked nodes.
+    """Write a rule's adjustment at the picked nodes into a row's mask inputs.
 
-    The changes at the first of these nodes are those of the row. The others have their own where
-    theirs differ: for tokens of their own path, and for those of the first one's that they lack.
+    The changes at the first picked node become the row's. Other nodes only list their differences:
+    tokens of their own path, and ids that are unchanged at the node but changed for the row.
     """
     if rule.allowed is not None:
         masks["allowed"][pick] = 0
@@ -122,10 +120,7 @@ def _lay(masks: Mapping[str, NDArray[Any]], pick: IntArray, rule: Adjustment) ->
 
 
 def picking(segment: Segment, places: IntArray) -> Segment:
-    """Return the segment with some of its picked nodes alone.
-
-    places: among the picked ones
-    """
+    """Return the segment with a subset of its picks. places: indices among the picks"""
     rule, scoring = segment.rule, segment.scoring
     if rule is not None:
         allowed, ids, factors, biases = rule()
@@ -138,7 +133,7 @@ def picking(segment: Segment, places: IntArray) -> Segment:
 
 
 def joined(answers: Sequence[Chosen], places: Sequence[IntArray]) -> Chosen:
-    """Return the answer of a segment from those of its parts, whose places picking() was given."""
+    """Join the answers for subsets of a segment's picks, with the places given to picking()."""
     order = np.argsort(np.concatenate(places))
     scored = [answer.logprobs for answer in answers if answer.logprobs is not None]
     logprobs = [np.concatenate(arrays)[order] for arrays in zip(*scored, strict=True)]
@@ -147,9 +142,9 @@ def joined(answers: Sequence[Chosen], places: Sequence[IntArray]) -> Chosen:
 
 
 def _after(bucket: Bucket, segments: Sequence[Segment]) -> IntArray:  # [B, P]
-    """Return the positions of the tokens to be chosen.
+    """Return the positions of the tokens to choose.
 
-    A node that is not picked, or draws nothing, has the least of its row's, since a graph makes
+    Nodes without a pick or without noise get the lowest position of their row, since graphs compute
     noise for few positions from there on.
     """
     after = np.zeros((bucket.rows, bucket.picks), dtype=np.int32)
@@ -163,7 +158,7 @@ def _after(bucket: Bucket, segments: Sequence[Segment]) -> IntArray:  # [B, P]
 
 
 def fits(bucket: Bucket, segment: Segment) -> bool:
-    """Whether the graph has room for this row. The depth of its tree is not looked at."""
+    """Whether the graph fits the segment, regardless of the tree's depth."""
     room = (
         len(segment.tokens) <= bucket.nodes
         and len(segment.pick) <= bucket.picks
