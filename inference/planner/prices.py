@@ -86,32 +86,24 @@ class Prices:
         self.tokens = self.tokens * share + tokens
 
     def width(self, gains: Sequence[float], seconds: Callable[[int], float]) -> int:
-        """Return how many nodes the next call ranks, 0 for no call.
+        """Return how many nodes the next call ranks; 0 if no call is worth its price.
+
+        Where the text waits for calls, the one with the best net gain is taken. Otherwise it is
+        the one with most expected tokens a second.
 
         gains: expected tokens of ranking the first node, the first two, ...
         seconds: expected seconds of a call by its width
         """
-        widths = widths_of(len(gains))
-        best = self.best([(gains[width - 1], seconds(width)) for width in widths])
-        return 0 if best is None else widths[best]
-
-    def best(self, offers: Sequence[tuple[float, float]]) -> int | None:
-        """Return the index of the best of these calls; None if none is worth its price.
-
-        offers: expected tokens and expected seconds of each
-
-        Where the text waits for calls, the one with the best net gain is taken. Otherwise it is
-        the one with most expected tokens a second.
-        """
         token, second = self.token, self.drafting_second
-        best, best_rate = None, 0.0
-        for index, (gain, call) in enumerate(offers):
+        best, best_rate = 0, 0.0
+        for width in widths_of(len(gains)):
+            gain, call = gains[width - 1], seconds(width)
             net = gain * token - second * call
             if gain < TUNING.min_gain or (self.tokens and net <= 0 < second):
                 continue
             rate = net if self.holds_target and self.tokens else gain / max(call, 1e-9)
-            if best is None or rate > best_rate:
-                best, best_rate = index, rate
+            if not best or rate > best_rate:
+                best, best_rate = width, rate
         return best
 
     def min_value(self) -> float:

@@ -135,10 +135,11 @@ def test_where_cost_is_time_every_weight_decides_as_speed_alone(weight: float) -
     for _ in range(500):
         tokens = random.randint(1, 6)
         usage = Usage(*(random.expovariate(1 / unit) for unit in (0.02, 0.03, 300.0, 50.0)))
-        offers = [(random.uniform(0, 2), random.expovariate(1 / 0.3)) for _ in range(6)]
+        gains = [random.uniform(0, 2) for _ in range(6)]
+        seconds = [random.expovariate(1 / 0.3) for _ in range(7)].__getitem__
         for prices in (fast, steered):
             prices.committed(tokens, usage)
-        assert steered.best(offers) == fast.best(offers)
+        assert steered.width(gains, seconds) == fast.width(gains, seconds)
         assert steered.min_value() == fast.min_value()
 
 
