@@ -29,14 +29,14 @@ from inference.files.artifact import Bucket, Manifest
 from inference.sampling import SamplingParams
 
 CALLS = 3
-"""Calls that are compared in each way."""
+"""Calls that are compared with each sampling."""
 WAYS = {"greedy": SamplingParams(), "temperature 1": SamplingParams(1.0, seed=7)}
-"""Sampling of texts and devices that are compared, in words."""
+"""Samplings that are compared, by name."""
 _MIN_LOGPROB = -100.0  # log-probability below which numbers are not compared
 
 
 class Tolerance(NamedTuple):
-    """The most by which rounding may move a graph's results above a context of noise.
+    """The maximum change of a graph's results by rounding, above a context of noise.
 
     The median node's states count, because a few of the random inputs amplify any rounding.
     """
@@ -86,8 +86,8 @@ def check_graph(
     length: positions that both take
     features: layers whose inputs the graph returns
     """
-    for compared in (model, reference) if features else ():
-        compared.keep_features(features)
+    for decoder in (model, reference) if features else ():
+        decoder.keep_features(features)
     vocabulary, rows = reference.decoder.vocabulary, reference.rows
     choices = defaultdict[SamplingParams, list[tuple[Sequence[Chosen], ...]]](list)
     errors = defaultdict[str, list[Tensor]](list)
@@ -104,9 +104,9 @@ def check_graph(
             errors[name].append(_distances(ours, states[name]))
     allowed, wrong = ROUNDING[reference.dtype], list[str]()
     for params, pairs in choices.items():
-        compared = compare(_name(params), pairs)
-        if not compared.is_enough(allowed.choices):
-            wrong.append(f"its choices differ: {compared}")
+        agreement = compare(_name(params), pairs)
+        if not agreement.is_enough(allowed.choices):
+            wrong.append(f"its choices differ: {agreement}")
     for name, distances in errors.items():
         error = float(torch.cat(distances).median())
         if not error <= allowed.states:
@@ -131,8 +131,8 @@ def check_graph(
 
 
 def agreements(model: Model, reference: Model, manifest: Manifest) -> Iterator[Agreement]:
-    """Compare a model's choices with another's in row 0, behind a random prompt. The manifest says
-    what the model takes.
+    """Compare a model's choices with another's in row 0, after a random prompt. The manifest gives
+    the model's limits.
     """
     vocabulary, length = manifest.vocabulary, manifest.sequence_length
     prompt = np.random.default_rng(5).integers(0, vocabulary, length // 2).tolist()

@@ -109,7 +109,7 @@ def aws_refusals(place: str = "") -> Iterator[None]:
         if isinstance(error.__context__, ClientError):  # of an upload
             raise _refusal(error.__context__, start) from error
         first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise AwsDown(f"{start} cannot be asked: {first}") from error
+        raise AwsDown(f"{start} cannot be reached: {first}") from error
 
 
 def _refusal(error: Any, start: str) -> OutriderError:
@@ -121,14 +121,13 @@ def _refusal(error: Any, start: str) -> OutriderError:
     if code in _DENIED:
         return InvalidRequest(
             f"{start} denies {call} to these credentials ({code}: {message}); docs/deploy.md lists "
-            "what they must be allowed"
+            "the permissions that they need"
         )
     if code == "NoSuchBucket":
         return InvalidRequest(f"{start} has no such bucket ({code}): {message}")
     if code in _THROTTLED:
         return Busy(
-            f"{start} takes no more calls of {call} for now ({code}): run the same command in a "
-            "minute to resume",
+            f"{start} throttles {call} ({code}): run the same command in a minute to resume",
             retry_after=60,
         )
     return Unavailable(f"{start} refuses {call} ({code}): {message}")

@@ -134,12 +134,12 @@ def rank_module(
     """
     ranks, dtype, models = spec.tensor_parallel, DTYPES[spec.dtype], list[Any]()
     for model in filter(None, (config, draft)):
-        dealt = parallel_config(model, ranks, spec.vocabulary)
-        decoder = Decoder(dealt, spec.sequence_length, spec.vocabulary, layers)
+        sharded = parallel_config(model, ranks, spec.vocabulary)
+        decoder = Decoder(sharded, spec.sequence_length, spec.vocabulary, layers)
         cast_weights(decoder, spec.dtype)
         for name in ("cos", "sin"):  # constants that travel with the weights: state changes
             decoder.register_buffer(name, decoder.get_buffer(name), persistent=True)
-        rank_config = replace(dealt, kv_heads=dealt.kv_heads // ranks)
+        rank_config = replace(sharded, kv_heads=sharded.kv_heads // ranks)
         models.append((decoder, empty_cache(rank_config, spec.rows, spec.capacity, dtype, device)))
     (decoder, cache), *beside = models
     window = None
@@ -176,15 +176,16 @@ def parallel_tensors(
     parameters: Iterable[tuple[str, Tensor]], config: ModelConfig, ranks: int, vocabulary: int
 ) -> dict[str, Tensor]:
     """A whole decoder's parameters in the shapes of parallel_config, not yet divided."""
-    dealt = parallel_config(config, ranks, vocabulary)
+    sharded = parallel_config(config, ranks, vocabulary)
     tensors = dict(parameters)
     if config.tied:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     for name in ("lm_head.weight", "model.embed_tokens.weight"):
-        tensors[name] = _padded(tensors[name][:vocabulary], dealt.vocab_size)
-    tensors[IDS] = torch.arange(dealt.vocab_size, dtype=torch.float32)[:, None]
+        tensors[name] = _padded(tensors[name][:vocabulary], sharded.vocab_size)
+    tensors[IDS] = torch.arange(sharded.vocab_size, dtype=torch.float32)[:, None]
+    times = sharded.kv_heads // config.kv_heads
     for name in [name for name in tensors if ".k_proj." in name or ".v_proj." in name]:
-        tensors[name] = _repeated(tensors[name], config.kv_heads, dealt.kv_heads // config.kv_heads)
+        tensors[name] = _repeated(tensors[name], config.kv_heads, times)
     return tensors
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from inference.backends import Scoring, Segment
 from inference.files.artifact import Bucket
-from inference.sampling import MOST_LOGPROBS, SamplingParams
+from inference.sampling import MAX_LOGPROBS, SamplingParams
 from inference.token_rule import Adjustment
 from inference.tree.token_tree import IntArray, TokenTree
 
@@ -122,4 +122,4 @@ def _ruled(segment: Segment, bucket: Bucket, vocabulary: int, rng: np.random.Gen
     biases[np.arange(nodes), rng.integers(0, count, nodes)] += 1
     rule = Adjustment(allowed, ids, factors, biases)
     scored = rng.integers(0, vocabulary, nodes, dtype=np.int32)
-    return segment._replace(rule=lambda: rule, scoring=Scoring(MOST_LOGPROBS, scored))
+    return segment._replace(rule=lambda: rule, scoring=Scoring(MAX_LOGPROBS, scored))

@@ -30,8 +30,8 @@ _CHUNK = 256
 _NEURON_CHUNK = 512
 """Prompt tokens in one call: a call of a Neuron target reads all weights, however few they are."""
 _SMALL_VOCABULARY = 4096
-"""Up to so many ids, the noise that a sampled graph makes at temperature 0, too, takes little. Such
-a model is small, and a call of it short beside the time that another graph takes to build.
+"""With so few ids, the noise that a sampled graph makes even at temperature 0 takes little time.
+Such a model is small: its calls are short compared with building another graph.
 """
 _WINDOWS = 4
 """Parts of a Neuron target's cache that prompts read: a call takes long by the slots it reads."""
@@ -43,7 +43,7 @@ _ROWS = (4, 2, 1)
 class BuildCheckpoint:
     """The model to build, and the draft that is built into its graphs."""
 
-    name: str  # what it is known as
+    name: str  # for messages and the manifest
     directory: Path
     config: ModelConfig
     vocabulary: int  # ids are below this

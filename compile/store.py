@@ -161,7 +161,7 @@ class S3Objects:
 
 
 def _present(directory: Path, digest: str) -> Manifest:
-    """The artefact that is in the directory already, if it is the one asked for."""
+    """The artefact that is in the directory already, if it is the requested one."""
     manifest = read_manifest(directory)
     if manifest.digest() != digest:
         raise InvalidRequest(

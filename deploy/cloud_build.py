@@ -63,7 +63,7 @@ def up_command(options: CompileOptions, store: str, digest: str) -> str:
 
 
 def check(options: CompileOptions) -> None:
-    """Raises InvalidRequest for what an instance cannot be asked for."""
+    """Raise InvalidRequest for options that no instance can build with."""
     if options.pull is not None or options.target is None:
         raise InvalidRequest("--on builds: it needs --target, and no --pull")
     if options.push is not None and not options.push.startswith("s3://"):

@@ -60,7 +60,7 @@ class Quota(NamedTuple):
 
 @dataclass(frozen=True)
 class InstanceKind:
-    """An instance type of EC2. Raises InvalidRequest for what is none, or cannot serve a target."""
+    """An instance type of EC2. Raises InvalidRequest for one that cannot serve a target."""
 
     name: str  # such as trn1.2xlarge
 

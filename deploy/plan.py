@@ -78,7 +78,7 @@ def plan_text(rows: Mapping[str, str]) -> str:
 
 
 class Plan(NamedTuple):
-    """A target and its host, with what is known of them."""
+    """A target and its host, with what AWS says of them."""
 
     options: UpOptions
     host: Host
@@ -108,7 +108,7 @@ class Plan(NamedTuple):
             "$/M tokens": _token_cost(self),
         }
         if account is None:
-            rows["AWS"] = "was not asked: zones, image, artefact on S3 and prices are not checked"
+            rows["AWS"] = "not queried: zones, image, artefact on S3 and prices are not checked"
         return plan_text(rows)
 
 

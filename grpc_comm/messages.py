@@ -9,8 +9,8 @@ from typing import Any
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.errors import InvalidRequest, LimitExceeded, Mismatch
 from inference.order import Decode, End, Pace, Progress, TokenLogProb
-from inference.proposer import COPY, MODEL, MOST_CANDIDATES, NOBODY, Nodes
-from inference.sampling import MOST_LOGPROBS
+from inference.proposer import COPY, MAX_CANDIDATES, MODEL, NOBODY, Nodes
+from inference.sampling import MAX_LOGPROBS
 
 MAX_STOP_IDS = 1024
 
@@ -23,8 +23,8 @@ _CHANCES = tuple(2.0 ** (-step / _STEPS) for step in range(256))
 
 def write_nodes(nodes: Nodes) -> Iterator[pb.Nodes]:
     """Yield as many messages as are needed."""
-    for start in range(0, len(nodes.tokens), MOST_CANDIDATES):
-        chunk = slice(start, start + MOST_CANDIDATES)
+    for start in range(0, len(nodes.tokens), MAX_CANDIDATES):
+        chunk = slice(start, start + MAX_CANDIDATES)
         yield pb.Nodes(
             first=nodes.first + start,
             base=nodes.base,
@@ -38,8 +38,8 @@ def write_nodes(nodes: Nodes) -> Iterator[pb.Nodes]:
 def read_nodes(message: pb.Nodes) -> Nodes:
     """Read candidates; raise InvalidRequest or LimitExceeded for an invalid list of nodes."""
     count = len(message.tokens)
-    if count > MOST_CANDIDATES:
-        raise LimitExceeded(f"{count} nodes in a message: the maximum is {MOST_CANDIDATES}")
+    if count > MAX_CANDIDATES:
+        raise LimitExceeded(f"{count} nodes in a message: the maximum is {MAX_CANDIDATES}")
     if not count == len(message.parents) == len(message.chances):
         raise InvalidRequest(
             f"each node needs a token, a parent and a chance: got {count}, {len(message.parents)} "
@@ -132,7 +132,7 @@ def read_logprobs(message: pb.Tokens | pb.Opened) -> tuple[TokenLogProb, ...]:
     """Read log-probabilities; raise Mismatch for invalid ones."""
     values, ids, likeliest = message.logprobs, message.top_ids, message.top_logprobs
     width, remainder = divmod(len(ids), len(values) or 1)
-    if len(ids) != len(likeliest) or remainder or width > MOST_LOGPROBS or (width and not values):
+    if len(ids) != len(likeliest) or remainder or width > MAX_LOGPROBS or (width and not values):
         got = f"{len(values)} tokens, and {len(ids)} alternatives with {len(likeliest)} values"
         raise Mismatch(f"sent log-probabilities of mismatched lengths: of {got}")
     if not all(map(math.isfinite, (*values, *likeliest))):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from inference.errors import InvalidRequest
 
-LEAST_CREDIT, MOST_CREDIT, CREDIT_SECONDS = 64, 512, 2.0
+MIN_CREDIT, MAX_CREDIT, CREDIT_SECONDS = 64, 512, 2.0
 """The default credit: the tokens that the target generates in CREDIT_SECONDS, within two bounds.
 
 It applies where the client's order has no credit of its own.
@@ -52,7 +52,7 @@ class Decode:
             raise InvalidRequest(f"a text ends at a length of 1 or more: got {self.end}")
 
 
-LEAST_LOGPROB = -9999.0
+MIN_LOGPROB = -9999.0
 """Log-probability of a token that a rule excludes, and of any that is less likely."""
 
 

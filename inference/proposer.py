@@ -20,7 +20,7 @@ NOBODY = 255
 """Kind of a token that no proposer had proposed: the target generated it alone."""
 
 
-MOST_CANDIDATES = 1024
+MAX_CANDIDATES = 1024
 """Maximum candidates of a session; the least valuable are dropped first."""
 
 FRAMING_BYTES = 88

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple, TypeAlias
 
@@ -97,10 +97,10 @@ class Times:
                 self._add(shape, seconds)
         self._calls += STALE  # however many shapes, so that a large table does not age its own
 
-    def samples(self, rows: int, nodes: int) -> int:
-        """Number of samples of a shape that count at present."""
+    def samples(self, rows: int, nodes: int) -> Sequence[float]:
+        """The samples of a shape that count at present, the latest last."""
         samples = self._samples.get((rows, nodes))
-        return len(samples.latest) if samples else 0
+        return tuple(samples.latest) if samples else ()
 
     def seconds(self, rows: int, nodes: int) -> float:
         """Expected seconds of a call; 0 without a prior and samples."""

@@ -201,11 +201,11 @@ def plain_rule(prompt: Sequence[int], params: SamplingParams, vocabulary: int) -
 class _Changes:
     """Factors and biases of logits, of the ids for which they are not 1 and 0.
 
-    prompt: tokens that are repeated by an output, and are none of it
+    prompt: its tokens count for the repetition penalty only
     """
 
     def __init__(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        self._given, self._params = frozenset(prompt), params
+        self._prompt, self._params = frozenset(prompt), params
         self._repetition = params.repetition_penalty
         self._penalised = bool(params.presence_penalty or params.frequency_penalty)
         self._named = dict(params.logit_bias)
@@ -213,7 +213,7 @@ class _Changes:
         self._places = dict[int, int]()  # id -> its index in the arrays
         self._ids: IntArray = np.zeros(0, dtype=np.int32)
         self._pairs: FloatArray = np.zeros((0, 2), dtype=np.float32)  # factors and biases
-        self._set({*self._named, *(self._given if self._repetition != 1 else ())})
+        self._set({*self._named, *(self._prompt if self._repetition != 1 else ())})
 
     def commit(self, tokens: Sequence[int]) -> None:
         if self._repetition != 1 or self._penalised:
@@ -253,7 +253,7 @@ class _Changes:
         bias = self._named.get(token, 0.0) - self._params.frequency_penalty * count
         if count:
             bias -= self._params.presence_penalty
-        return self._repetition if count or token in self._given else 1.0, bias
+        return self._repetition if count or token in self._prompt else 1.0, bias
 
 
 def _path_to(tree: TreeNodes, node: int) -> TokenPath:

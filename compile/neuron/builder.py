@@ -72,9 +72,7 @@ class NeuronBuilder:
         spec, sdk, weights = self._spec, self._tools.sdk, self._weights()
         with self._ranks(), sdk.init_on_device(torch.device("meta")):
             graph = self._module("meta")
-            for rank in range(
-                spec.tensor_parallel
-            ):  # one at a time: a rank's share is let go before the next is cut
+            for rank in range(spec.tensor_parallel):  # one at a time, to free each rank's share
                 sdk.shard_checkpoint(
                     checkpoint=dict(weights),
                     model=graph,

@@ -45,7 +45,7 @@ from inference.files.artifact import Manifest, check_files
 from inference.model.choice.noise import noise, noise_in_limbs
 
 _SMALL = ("--sequence_length", "512", "--max_tree_nodes", "16")
-"""Sizes where the command line says nothing else."""
+"""Default sizes."""
 ROWS_TIMED = 4
 """Rows of the largest graph; the others have one."""
 

@@ -47,7 +47,7 @@ _LONGEST = 300  # characters of an error
 
 class Toolchain:
     """Flags and host of a spec's artefact, and AWS's packages. The packages are set to the spec's
-    target when they are first asked for.
+    target when they are first used.
     """
 
     def __init__(self, spec: CompileSpec) -> None:

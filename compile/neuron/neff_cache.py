@@ -1,9 +1,8 @@
 """Stores compiled Neuron graphs under the hash of their inputs, so that none is compiled twice: on
 this disk, and in a store that machines share.
 
-What a graph was made of is its HLO, the compiler's flags and the compiler's version. The hash
-leaves out what changes from one trace to the next and computes nothing: names, numbers and source
-lines.
+These inputs are its HLO, the compiler's flags and the compiler's version. The hash ignores what
+changes from one trace to the next without changing the results: names, numbers and source lines.
 
     <key>/unit.json    the unit's files with their SHA-256; written last
     <key>/...          the files
@@ -39,9 +38,9 @@ class Unit(Record):
 
 
 def unit_key(kind: str, hlo: Any, flags: str, compiler: str) -> str:
-    """The name of what is made of a graph.
+    """The key of a unit that is compiled from a graph.
 
-    kind: what is made; hlo: an HloModuleProto; flags: the compiler's; compiler: its version
+    kind: of unit; hlo: an HloModuleProto; flags: the compiler's; compiler: its version
     """
     return hash_of({"kind": kind, "hlo": hlo_digest(hlo), "flags": flags, "compiler": compiler})
 

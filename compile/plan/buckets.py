@@ -14,7 +14,7 @@ BucketKind = TypeVar("BucketKind", bound=Bucket)
 MAX_GRAPHS = 20
 """Graphs of a target, by default: their programs take memory beside the weights."""
 _TREES = (1, 4, 16)
-"""Nodes of trees, by default, below the most."""
+"""Nodes of trees, by default, below the maximum."""
 _FEW_TREES = (1, 16)
 _STEP = 64
 _SHORT_CACHE = 1536
@@ -110,8 +110,8 @@ def graphs_of(sizes: GraphSizes) -> tuple[Bucket, ...]:
 
 
 def _within(limit: int, buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
-    """At most so many, as far as spare ones can be left out: greedy ones first, and those of the
-    largest trees, which lose the smallest share of their time.
+    """Leave out spare graphs until `limit` remain: greedy ones first, and those of the largest
+    trees, which lose the smallest share of their time.
     """
     spare = sorted(_spare(buckets), key=lambda graph: (not graph.sampled, graph.nodes, graph.rows))
     dropped = spare[-(len(buckets) - limit) :] if len(buckets) > limit else []

@@ -1,5 +1,6 @@
-"""Whether a spec fits a rank's memory, and what would: smaller caches, narrower numbers, larger
-devices. The memory that a Neuron device needs besides the tensors is estimated, not measured.
+"""Whether a spec fits a rank's memory, and which changes would make it fit: smaller caches,
+narrower numbers, larger devices. The memory that a Neuron device needs besides the tensors is
+estimated, not measured.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def check_fits(config: ModelConfig, spec: CompileSpec) -> Footprint:
 
 
 def usual_ranks(models: Sequence[ModelConfig], target: str) -> int:
-    """The most ranks of a target's smallest instance that can share the models."""
+    """The largest number of ranks of a target's smallest instance that can share the models."""
     device = device_of(target)
     smallest = min(device.instances.values())
     shared = [set(_rank_counts(model, device)) for model in models]
@@ -142,7 +143,7 @@ def _on(buckets: Sequence[AnyBucket], rows: int, capacity: int) -> tuple[AnyBuck
 
 
 def _what_fits(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
-    """Changes that would make the spec fit, one at a time: the length is halved."""
+    """Changes each of which would make the spec fit. The length is halved."""
     halves = (
         spec.sequence_length >> times for times in range(1, spec.sequence_length.bit_length())
     )
@@ -161,7 +162,7 @@ def _what_fits(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
 
 
 def _larger_devices(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
-    """Larger devices that would do: more ranks of this target, or the fewest of another."""
+    """Devices that are large enough: more ranks of this target, or the fewest of another."""
     for target in (spec.target, *(name for name in neuron_targets() if name != spec.target)):
         device = device_of(target)
         for ranks in _rank_counts(config, device):

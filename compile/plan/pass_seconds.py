@@ -19,7 +19,7 @@ from inference.files.artifact import Bucket
 from inference.model.checkpoints.config import ModelConfig
 
 BAND = 0.2
-"""The largest error of a time, as a part of it."""
+"""The largest relative error of a time."""
 
 
 class Rates(NamedTuple):
@@ -39,7 +39,7 @@ RATES = {
 }
 _FITTED_RANKS = {"trn2": 4}
 """The only number of ranks that a target's constants hold for. Its other published pass (8B on 8
-ranks, 5.4 ms) is a quarter of what they say, so that a range is all that can be said of others.
+ranks, 5.4 ms) is a quarter of their estimate, so other numbers of ranks get a range.
 """
 
 

@@ -26,9 +26,8 @@ class DownOptions(NamedOptions, title="target"):
 
 
 def run(options: DownOptions) -> int:
-    """Remove the target. Returns 1 where something of it is left, or nothing of it was there.
-    Raises InvalidRequest if it stands in another region, or the bucket is to go and other
-    targets stand.
+    """Remove the target. Returns 1 if some of it remains, or there was nothing to remove. Raises
+    InvalidRequest if it runs in another region, or if other targets need the bucket.
     """
     aws = options.aws()
     stack = TargetStack(aws, stack_name(options.name))

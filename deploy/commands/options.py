@@ -45,8 +45,8 @@ class NamedOptions(CommandOptions, title="target"):
         return self
 
     def aws(self) -> Aws:
-        """The account, in the target's region. Raises InvalidRequest for another one: what this
-        machine keeps of the target belongs to the one that runs.
+        """The account, in the target's region. Raises InvalidRequest for another region: the files
+        on this machine belong to the target that runs.
         """
         registered = find_target(self.name)
         if registered is None:
@@ -162,7 +162,7 @@ class UpOptions(NamedOptions, title="start"):
 
     @property
     def own_artifact(self) -> Path | None:
-        """The directory of an artefact that lies here and is to be pushed."""
+        """The local directory of an artefact that has to be pushed."""
         if self.artifact is None or self.artifact.startswith("s3://"):
             return None
         return Path(self.artifact)
@@ -213,7 +213,7 @@ def build_command(instance: InstanceKind, model: str | None) -> str:
 
 
 def _check_cidr(cidr: str | None) -> None:
-    """Raises InvalidRequest for a network that cannot be opened to, or that is the whole world."""
+    """Raise InvalidRequest for an invalid network, and for the whole Internet."""
     if cidr is None:
         return
     try:

@@ -133,7 +133,7 @@ def _remember(host: Host) -> None:
 
 
 def _start(options: UpOptions, aws: Aws, host: Host, launch: Launch) -> StackState | None:
-    """The stack, started; None if the user wants none."""
+    """Start the stack; None if the user declines."""
     plan, model = make_plan(options, host, aws), pinned_model(options)
     print(plan, flush=True)
     if plan.account is None or not (options.yes or ask()):
@@ -158,9 +158,9 @@ def _start(options: UpOptions, aws: Aws, host: Host, launch: Launch) -> StackSta
 
 
 def pinned_model(options: UpOptions) -> PinnedModel | None:
-    """The commit of the hub's model that is to be served; None if it serves no such model.
+    """The commit of the hub's model to serve; None if there is no such model.
 
-    Raises InvalidRequest for one that nobody here may read.
+    Raises InvalidRequest for one that this machine may not read.
     """
     if options.model is None or options.model.startswith("s3://"):
         return None
@@ -174,7 +174,7 @@ def _settings(
     price: Price | NoPrice,
     model: PinnedModel | None,
 ) -> HostSettings:
-    """Upload Outrider's wheel and an artefact that lies here; return the settings of the host."""
+    """Upload Outrider's wheel and a local artefact; return the settings of the host."""
     url, sha256 = put_wheel(bucket, options.wheel)
     store, digest = options.artifact, options.digest
     if options.own_artifact is not None:

@@ -37,7 +37,7 @@ class Idleness(NamedTuple):
 
 
 def idleness(before: Idleness | None, activity: Activity | None, now: float) -> Idleness:
-    """Since when the target is idle, by what is seen of it now; None for one without an answer."""
+    """Since when the target is idle. activity: now; None if the target does not answer"""
     if before is None:
         return Idleness(now, activity.ended if activity else 0)
     if activity is None:

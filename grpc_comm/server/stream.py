@@ -113,7 +113,7 @@ class Stream:
     ) -> TokenRule | None:
         turns, rules = self._state.rules, engine.rules
         if not rules.has_checked(params):
-            await turns.check(self.key, partial(rules.check, params), engine.most_sessions)
+            await turns.check(self.key, partial(rules.check, params), engine.max_sessions)
         return await turns.make(partial(rules.make, prompt, params))
 
     async def _with_heartbeats(self, engine: Engine, length: int, work: Awaitable[T]) -> T:

@@ -120,14 +120,3 @@ class RecordingModel(Model, Protocol):
         It takes as long as a few calls, and only writes to junk slots.
         """
         ...
-
-
-class Masks(NamedTuple):
-    """Mask tokens, which a block draft reads in place of tokens that are not known yet.
-
-    token: id of the mask
-    most: maximum masks behind a node, each of which proposes one more token
-    """
-
-    token: int
-    most: int

@@ -57,6 +57,7 @@ class Slots:
         self._provisional.update(taken)
         assert len(self._provisional) == before + needed, "a slot was taken twice"
         slots = np.array(taken, dtype=np.int32)
+        assert not self.committed[slots].any(), "a slot in use was taken"
         self.positions[slots] = positions
         return slots
 

@@ -17,14 +17,14 @@ class Admission:
     """The open sessions of one model, in order of opening.
 
     waiting: maximum sessions that queue for a row.
-    most: maximum open sessions, on rows and queued.
+    max_sessions: maximum open sessions, on rows and queued.
     lock: guards this, its rows and its sessions. It is notified of possible work.
     is_computing: the draft or the target reads rows now, so closed sessions keep theirs.
     """
 
     def __init__(self, model: Model, waiting: int) -> None:
         self.pool = RowPool(model)
-        self.most = model.rows + waiting
+        self.max_sessions = model.rows + waiting
         self.lock = Condition()
         self.is_computing = False
         self._model, self._waiting = model, waiting
@@ -154,7 +154,7 @@ class Admission:
 
     def _vacate(self, session: Session) -> None:
         if session.row is not None:
-            self.pool.give_back(session.row)
+            self.pool.release(session.row)
             session.release_row()
 
     def _silent(self, now: float) -> list[Session]:

@@ -33,7 +33,7 @@ from inference.engine.scheduler import TIMED, BatchPlan, ForwardKind, ReadySets,
 from inference.engine.sessions.session import Callback, Session
 from inference.order import Opened
 
-LONGEST_WAIT = 60.0
+MAX_WAIT = 60.0
 """Maximum seconds that an idle engine waits: a tiny rate would overflow the lock's timeout."""
 
 YOUNG_OBJECTS = 10_000
@@ -149,7 +149,7 @@ class BatchRunner:
         with admission.lock:
             calls = admission.remove_closed()
             evicted = admission.hand_out_rows(now)
-            calls += [partial(self._tell, Evicted(session)) for session in evicted]
+            calls += [partial(self._report, Evicted(session)) for session in evicted]
             opened = [
                 session for session in admission.on_rows if session.opening and not session.missing
             ]
@@ -185,19 +185,19 @@ class BatchRunner:
 
         begun: when the engine's own work on it began, in seconds.
         """
-        telling = aside.submit(call_all, last) if aside is not None and last else None
+        pending = aside.submit(call_all, last) if aside is not None and last else None
         call = self._graphs.call_of(plan.kind) if self._graphs is not None else self._model.choose
         started = self._clock()
         answers = call_each(call, [item.segment for item in items])
         ended = self._clock()
         assert begun <= started <= ended, "the clock went back"
-        if telling is not None:
-            telling.result()
+        if pending is not None:
+            pending.result()
         padded = self._model.padded(len(items), max(item.nodes for item in items))
         forward = Forward(items, padded, started, ended)
         with self._admission.lock:
             self._admission.is_computing = False
-            plan.held_up.count_delay(forward.model_seconds)
+            plan.delayed.count_delay(forward.model_seconds)
             if not any(isinstance(answer, Exception) for answer in answers):
                 if plan.kind in TIMED:
                     self._scheduler.record(padded, ended - begun)
@@ -207,7 +207,7 @@ class BatchRunner:
             wakes = [wake for item in items for wake in item.session.listeners]
         around = self._clock() - begun - forward.model_seconds
         event = forward._replace(engine_seconds=around)
-        return [*calls, partial(self._tell, event), *wakes]
+        return [*calls, partial(self._report, event), *wakes]
 
     def _settle(self, forward: Forward, answers: Sequence[Any], seconds: float) -> list[Callback]:
         """Commit each session's result of a forward pass; returns the callbacks that follow.
@@ -231,7 +231,7 @@ class BatchRunner:
                 session.add_service(len(commit.tokens) - promised)
                 calls += [
                     partial(session.calibration.observe, commit.tokens, commit.claimed),
-                    partial(self._tell, commit),
+                    partial(self._report, commit),
                 ]
         return calls
 
@@ -245,12 +245,12 @@ class BatchRunner:
         session.update_queue_clock(now)
 
         def answer() -> None:
-            self._tell(Prefilled(session, opened))
+            self._report(Prefilled(session, opened))
             opening.future.set_result(opened)
 
         return answer
 
-    def _tell(self, event: EngineEvent) -> None:
+    def _report(self, event: EngineEvent) -> None:
         for listener in self._listeners:
             listener(event)
 
@@ -287,4 +287,4 @@ class BatchRunner:
         if can_change or any(self._ready_sets().values()):
             return 0.0
         change = admission.next_change(now)
-        return None if change is None else min(change, LONGEST_WAIT)
+        return None if change is None else min(change, MAX_WAIT)

@@ -41,7 +41,7 @@ class _ClassRecord:
         self.accepted = fading * self.accepted + accepted
         weight = TUNING.caution_weight
         factor = (TUNING.caution * weight + self.accepted) / (weight + self.claimed)
-        self.factor = min(factor, TUNING.most_trust)
+        self.factor = min(factor, TUNING.max_trust)
 
 
 class OwnRecord:

@@ -171,7 +171,7 @@ class Engine:
         with self._lock:
             if session.closed is not None:
                 return Dropped(late=len(nodes.tokens))
-            return session.append(stream, nodes)
+            return session.candidates.append(stream, nodes, session.calibration.trusted)
 
     def listen(self, stream: ProposalStream, wake: Callback) -> None:
         """Call `wake` at each progress and at the session's end, until the stream leaves.
@@ -292,9 +292,9 @@ class Engine:
             return self._admission.pool.cached_tokens
 
     @property
-    def most_sessions(self) -> int:
+    def max_sessions(self) -> int:
         """Maximum open sessions, on rows and queued."""
-        return self._admission.most
+        return self._admission.max_sessions
 
     @property
     def sessions(self) -> list[Session]:

@@ -77,10 +77,9 @@ class TreeItem(BatchItem):
         self, answer: tuple[Verdict, LogProbs | None], forward: Forward, charge: float
     ) -> Commit:
         session, (verdict, scores) = self.session, answer
-        queue = forward.charge(session, self.nodes, charge)
         session.record.observe(self._expected, len(verdict.path))
         claimed = session.commit(self.tree, verdict, forward.ended, scores=scores)
-        return forward.commit(session, claimed, self.nodes, queue)
+        return forward.commit(session, claimed, self.nodes, charge)
 
 
 def read(items: Sequence[BatchItem], answers: Sequence[Any]) -> list[Any]:
@@ -158,26 +157,19 @@ class Forward(NamedTuple):
         assert math.isclose(sum(charges), took, abs_tol=1e-9), "charges do not add up"
         return charges
 
-    def charge(self, session: Session, nodes: int, charge: float) -> float:
-        """Charge the forward pass to a session; returns the seconds that it waited for the pass.
+    def commit(
+        self, session: Session, claimed: Sequence[Claims], nodes: int, charge: float
+    ) -> Commit:
+        """Charge the forward pass to a session; returns the event of its new tokens.
 
+        claimed: [tokens] as Session.commit() returned them.
         nodes: the session's nodes, the root included.
+        charge: seconds of the forward pass that the session is charged.
         """
-        since = session.ready_since
+        since, tokens = session.ready_since, len(claimed)
         queue = max(0.0, self.started - since) if since else 0.0
         session.spent.add(Spent(nodes, 1, int(nodes == 1), queue, self.model_seconds, charge))
         session.ready_since = 0.0
-        return queue
-
-    def commit(
-        self, session: Session, claimed: Sequence[Claims], nodes: int, queue: float
-    ) -> Commit:
-        """The event of a session's new tokens.
-
-        claimed: [tokens] as Session.commit() returned them.
-        nodes, queue: as for and from `charge`.
-        """
-        tokens = len(claimed)
         return Commit(
             session,
             session.tokens[-tokens:],

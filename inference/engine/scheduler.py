@@ -37,7 +37,7 @@ def plan_width(
     """Nodes of each row in the next forward pass, the root included.
 
     It maximises the expected tokens a second over powers of two and `limit`. A width is allowed if
-    every session keeps least_rate of its root-only rate, however long the forward pass takes. Its
+    every session keeps min_rate of its root-only rate, however long the forward pass takes. Its
     expected tokens and its service credit count towards that.
 
     values: [rows, longest] expected tokens of each node. The root's is 1, the others
@@ -55,12 +55,12 @@ def plan_width(
     while width < last:
         width = min(2 * width, last)
         estimate, tokens = cost(width), expected[:, width - 1]
-        needed = TUNING.least_rate * estimate.maximum / root_only
+        needed = TUNING.min_rate * estimate.maximum / root_only
         measured = estimate.maximum <= estimate.expected
         if not (tokens + credit >= needed).all():
             continue
         rate = float(tokens.sum()) / max(estimate.expected, 1e-9)
-        if rate > (TUNING.least_gain if measured else premium) * best_rate:
+        if rate > (TUNING.min_gain if measured else premium) * best_rate:
             best, best_rate = width, rate
     return best
 
@@ -69,12 +69,12 @@ def allowed_deficit(session: Session) -> float:
     """Tokens that a session may be behind its root-only rate after the next forward pass.
 
     As many as root-only forward passes repay until the end that its client ordered, up to
-    most_deficit. 0 for a session of which no candidate was ever accepted.
+    max_deficit. 0 for a session of which no candidate was ever accepted.
     """
     if session.order is None or not session.candidates.accepted:
         return 0.0
     remaining = min(session.order.end, session.limit) - session.length
-    return min((1 - TUNING.least_rate) * max(remaining, 0), TUNING.most_deficit)
+    return min((1 - TUNING.min_rate) * max(remaining, 0), TUNING.max_deficit)
 
 
 class ForwardKind(Enum):
@@ -93,7 +93,7 @@ ReadySets: TypeAlias = Mapping[ForwardKind, Sequence[Session]]
 """Sessions on rows that are ready for a forward pass, by its kind. In order of preference."""
 
 
-class HeldUp(NamedTuple):
+class DelayedSessions(NamedTuple):
     """Sessions that are delayed while others draft. They are promised their root-only rate."""
 
     sessions: Sequence[Session]
@@ -101,7 +101,7 @@ class HeldUp(NamedTuple):
 
     def tokens(self, seconds: float) -> float:
         """Tokens that each session is promised in so many seconds."""
-        return TUNING.least_rate * seconds / max(self.root_only, 1e-9)
+        return TUNING.min_rate * seconds / max(self.root_only, 1e-9)
 
     def can_wait(self, seconds: float) -> bool:
         """Whether each session has the service credit that a delay of so many seconds costs."""
@@ -131,20 +131,20 @@ class BatchPlan(NamedTuple):
 
     kind: ForwardKind
     entries: Sequence[PlanEntry]
-    held_up: HeldUp = HeldUp((), 0.0)
+    delayed: DelayedSessions = DelayedSessions((), 0.0)
 
 
 class Scheduler:
     """Plans each forward pass by measured times. Kinds of forward passes take turns.
 
     times: seconds of a forward pass by rows and nodes.
-    most_nodes: nodes of one session in one forward pass, the root included.
+    max_nodes: nodes of one session in one forward pass, the root included.
     """
 
-    def __init__(self, model: Model, times: Times, most_nodes: int) -> None:
+    def __init__(self, model: Model, times: Times, max_nodes: int) -> None:
         self.times = times
-        self._model, self._most = model, most_nodes
-        self._last_made = dict.fromkeys(ForwardKind, 0)  # kind -> number of its last forward pass
+        self._model, self._max_nodes = model, max_nodes
+        self._last_run = dict.fromkeys(ForwardKind, 0)  # kind -> number of its last forward pass
         self._forwards = 0
         self._explore: dict[int, tuple[int, int]] = {}  # rows -> passes since, and their bound
         self._roots = {model.padded(rows, 1) for rows in range(1, model.rows + 1)}
@@ -156,9 +156,9 @@ class Scheduler:
         kinds = [kind for kind, sessions in ready.items() if sessions]
         if not kinds:
             return BatchPlan(ForwardKind.TREES, ())
-        kind = min(kinds, key=lambda kind: self._last_made[kind])
+        kind = min(kinds, key=lambda kind: self._last_run[kind])
         self._forwards += 1
-        self._last_made[kind] = self._forwards
+        self._last_run[kind] = self._forwards
         if kind is ForwardKind.PREFILL:
             decoding = len(ready.get(ForwardKind.TREES, ()))
             return self._prefill(ready[kind], self._chunk_size(decoding))
@@ -166,8 +166,8 @@ class Scheduler:
             return self._trees(ready[kind])
         undrafted = ready[ForwardKind.TREES]
         drafted = len(ready[ForwardKind.ROUNDS]) + len(ready[ForwardKind.FEEDS])
-        held_up = HeldUp(undrafted, self.seconds(len(undrafted) + drafted, 1))
-        return BatchPlan(kind, [(session,) for session in ready[kind]], held_up)
+        delayed = DelayedSessions(undrafted, self.seconds(len(undrafted) + drafted, 1))
+        return BatchPlan(kind, [(session,) for session in ready[kind]], delayed)
 
     def record(self, padded: Shape, seconds: float) -> None:
         """Record a forward pass's seconds, the engine's own work included."""
@@ -176,7 +176,8 @@ class Scheduler:
         if nodes == self._padded(1, 1)[1]:
             self._explore[rows] = 0, min(2 * interval, TUNING.explore)
         else:
-            measured, before = self.times.samples(*padded) >= TRUSTED, self.times.seconds(*padded)
+            measured = len(self.times.samples(*padded)) >= TRUSTED
+            before = self.times.seconds(*padded)
             # if its time has changed, that of root-only forward passes may have changed, too
             changed = measured and not 1 / CHANGED < seconds / before < CHANGED
             due = changed and since >= TUNING.first_explore
@@ -186,14 +187,14 @@ class Scheduler:
     def promised(self, padded: Shape, rows: int, seconds: float) -> float:
         """Tokens promised to each session in the time of a recorded forward pass.
 
-        That is least_rate of the tokens of root-only forward passes of as many rows in this time. A
-        forward pass that is root-only itself promises least_rate.
+        That is min_rate of the tokens of root-only forward passes of as many rows in this time. A
+        forward pass that is root-only itself promises min_rate.
 
         seconds: time of the forward pass, as recorded.
         """
         if padded == self._padded(rows, 1):
-            return TUNING.least_rate
-        return TUNING.least_rate * seconds / max(self.seconds(rows, 1), 1e-9)
+            return TUNING.min_rate
+        return TUNING.min_rate * seconds / max(self.seconds(rows, 1), 1e-9)
 
     def seconds(self, rows: int, nodes: int) -> float:
         """Expected seconds of a forward pass."""
@@ -202,14 +203,14 @@ class Scheduler:
     def _trees(self, ready: Sequence[Session]) -> BatchPlan:
         selection = (best_of if self._model.branches else lines_of)(
             [session.candidates for session in ready],
-            [min(self._most, session.tree_nodes or self._most) for session in ready],
+            [min(self._max_nodes, session.tree_nodes or self._max_nodes) for session in ready],
             [max(session.allowed - 1, 0) for session in ready],
         )
         width = self._last_width = self._width(ready, selection)
         useful = max(width, self._useful_width(len(ready)))
         for session in ready:
             waits = session.order is not None and session.order.pace is Pace.WAIT
-            limit = self._most if waits else useful
+            limit = self._max_nodes if waits else useful
             session.room = min(limit, session.tree_nodes or limit) - 1
         trees = zip(ready, selection.begin_pass(width), strict=True)
         return BatchPlan(ForwardKind.TREES, [(session, *tree) for session, tree in trees])
@@ -222,13 +223,13 @@ class Scheduler:
         if since >= interval or not self._knows_root(rows):
             return 1
         credit = np.array([session.service_credit + allowed_deficit(session) for session in ready])
-        values = selection.values()
+        values = selection.values.copy()
         values[:, 1:] *= np.array([session.record.factor for session in ready])[:, None]
-        plan = partial(plan_width, values, credit, limit=self._most)
-        width = plan(cost=partial(self._cost, rows), premium=TUNING.premium)
+        plan = partial(plan_width, values, credit, limit=self._max_nodes, premium=TUNING.premium)
+        width = plan(cost=lambda nodes: self.times.cost(*self._padded(rows, nodes)))
         waited, wait = self._trials.get(rows, (0, TUNING.first_explore))
         if waited >= wait:
-            trial = plan(cost=partial(self._hope, rows), premium=TUNING.premium)
+            trial = plan(cost=lambda nodes: self.times.hope(*self._padded(rows, nodes)))
             if trial > width:
                 self._trials[rows] = 0, min(2 * wait, TUNING.explore)
                 return trial
@@ -240,22 +241,16 @@ class Scheduler:
 
         Those of a few rows more or less suffice where they take about as long.
         """
-        measured = [shape for shape in self._roots if self.times.samples(*shape) >= TRUSTED]
+        measured = [shape for shape in self._roots if len(self.times.samples(*shape)) >= TRUSTED]
         narrower = max((shape for shape in measured if shape[0] <= rows), default=None)
         wider = min((shape for shape in measured if shape[0] >= rows), default=None)
         if narrower is None or wider is None:
             return False
         return self.times.seconds(*wider) <= CHANGED * self.times.seconds(*narrower)
 
-    def _cost(self, rows: int, nodes: int) -> Cost:
-        return self.times.cost(*self._padded(rows, nodes))
-
-    def _hope(self, rows: int, nodes: int) -> Cost:
-        return self.times.hope(*self._padded(rows, nodes))
-
     def _useful_width(self, rows: int) -> int:
         """Nodes of the widest forward pass that would pay if all candidates were accepted."""
-        width, root_only = self._most, self.seconds(rows, 1)
+        width, root_only = self._max_nodes, self.seconds(rows, 1)
         while width > 1 and self.seconds(rows, width) > width * root_only:
             width //= 2
         return width
@@ -264,11 +259,11 @@ class Scheduler:
         """Prompt tokens in a forward pass: the model's maximum, or fewer while sessions decode, or
         where a long context makes them slow.
         """
-        size, allowed = self._model.max_nodes, TUNING.longest_chunk
+        size, allowed = self._model.max_nodes, TUNING.max_chunk_seconds
         if decoding:
             share = TUNING.prefill_share * self.seconds(decoding, self._last_width)
             allowed = min(allowed, share)
-        while size > TUNING.least_chunk and self.seconds(1, size) > allowed:
+        while size > TUNING.min_chunk and self.seconds(1, size) > allowed:
             size //= 2
         return size
 
@@ -281,7 +276,7 @@ class Scheduler:
         chunks: list[tuple[Session, list[int]]] = []
         longest = 0
         for session in filling:
-            size = min(limit, self._most) if session.prompt_scores.missing else limit
+            size = min(limit, self._max_nodes) if session.prompt_scores.missing else limit
             longest = max(longest, min(size, session.missing))
             if chunks and longest * (len(chunks) + 1) > limit:
                 break

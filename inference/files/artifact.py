@@ -21,7 +21,7 @@ from inference.errors import BadArtifact
 from inference.files.json_file import LARGEST, read_json, shown
 from inference.files.records import Count, Record, Size, Text, read_record
 from inference.files.writing import write_whole
-from inference.sampling import MOST_BIASES
+from inference.sampling import MAX_BIASES
 from inference.tree.tree_shape import Branches
 
 NATIVE = ("trn2", "trn3")
@@ -127,7 +127,7 @@ class Bucket(Record):
         """Maximum ids of a row whose logits a masked graph changes: those of all earlier tokens
         (penalties), and those with a bias.
         """
-        return self.slots + self.nodes + MOST_BIASES
+        return self.slots + self.nodes + MAX_BIASES
 
     @property
     def everywhere(self) -> bool:

@@ -1,4 +1,4 @@
-"""Drafting beside a text: proposers get committed tokens, make calls and send candidates.
+"""Drafting beside a text: proposers get committed tokens, call the draft and send candidates.
 
 The loop (inference/loop/decode.py) passes on text and waits for no proposer. A Drafter decides
 where they work: on a thread of their own, or on the loop's thread while there are no tokens.
@@ -20,7 +20,7 @@ from inference.proposer import DraftUsage, Nodes, Proposer
 from inference.sampling import SamplingParams
 
 LOOK_SECONDS = 0.1
-"""Seconds after which idle proposers are asked again, since the value of a call changes."""
+"""Seconds after which idle proposers work again, since the value of a draft call changes."""
 
 
 TURN_SECONDS = 0.0005

@@ -107,14 +107,14 @@ class Prices:
         best, best_rate = None, 0.0
         for index, (gain, call) in enumerate(offers):
             net = gain * token - second * call
-            if gain < TUNING.least_gain or (self.tokens and net <= 0 < second):
+            if gain < TUNING.min_gain or (self.tokens and net <= 0 < second):
                 continue
             rate = net if self.holds_target and self.tokens else gain / max(call, 1e-9)
             if best is None or rate > best_rate:
                 best, best_rate = index, rate
         return best
 
-    def least_value(self) -> float:
+    def min_value(self) -> float:
         """Minimum value of a node that is worth sending.
 
         At this value, the expected token just pays for the node's bytes, and for its share of a

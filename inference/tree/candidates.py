@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.proposer import MOST_CANDIDATES, Nodes
+from inference.proposer import MAX_CANDIDATES, Nodes
 from inference.tree.growing_tree import EMPTY, NOWHERE, PLACE, GrowingTree, Mark
 
 REMEMBERED_NUMBERS = 4096
@@ -27,7 +27,7 @@ REMEMBERED_NUMBERS = 4096
 committed candidates a number may resolve to.
 """
 
-LEAST_CHANCE, SUREST = 2.0**-64, 1 - 2.0**-20
+MIN_CHANCE, SUREST = 2.0**-64, 1 - 2.0**-20
 """Bounds to which an edge's chance is clamped, so that a node always ranks behind its parent."""
 
 _KEPT_WHEN_FULL = 0.75
@@ -56,7 +56,7 @@ class ProposalStream:
 
     arrived: nodes that have arrived
     known: nodes that had arrived when the last forward pass began
-    wake: called at each progress of the session; None: nobody listens
+    wake: called at each progress of the session; None without a listener
     numbers, targets: targets of the latest numbers: number n is at index n % REMEMBERED_NUMBERS
     """
 
@@ -79,7 +79,7 @@ class CandidateTree(GrowingTree):
     streams: streams of proposals that have not left.
     """
 
-    def __init__(self, text: list[int], limit: int = MOST_CANDIDATES) -> None:
+    def __init__(self, text: list[int], limit: int = MAX_CANDIDATES) -> None:
         super().__init__(text[-1], len(text) - 1)
         self.text, self._limit, self.accepted = text, limit, 0
         self.deepest = self.position
@@ -171,7 +171,7 @@ class CandidateTree(GrowingTree):
 
     def _add(self, above: Mark, token: int, chance: float) -> Mark:
         """Add a child, or raise the chance of an existing one; returns its mark."""
-        cost = -math.log(min(max(chance, LEAST_CHANCE), SUREST))
+        cost = -math.log(min(max(chance, MIN_CHANCE), SUREST))
         child = self.children.get(above, {}).get(token)
         if child is None:
             child = self.add_child(above, token, self.rank(above) + cost)

@@ -78,7 +78,7 @@ class SharedDraft(FoundDraft):
 def _finder(roles: Sequence[ClientRole]) -> Callable[[ClientRole], FoundDraft]:
     """A function that finds a client's draft. Clients with the same draft share the result."""
     shared = dict[tuple[str | None, str | None], SharedDraft]()
-    room = max(TUNING.room, *(read_policy(role).most_ranked for role in roles if role.waits), 0)
+    room = max(TUNING.room, *(read_policy(role).max_ranked for role in roles if role.waits), 0)
 
     def find(role: ClientRole) -> FoundDraft:
         draft = role.method, role.draft_name

@@ -93,7 +93,7 @@ class RayOptions(
 
 
 def run(options: RayOptions) -> int:
-    """Start the fleet. In a cluster of its own it serves until a signal."""
+    """Start the fleet. In a local cluster, serve until a signal."""
     start(options)
     say(f"{READY}{options.ingress} ({options.replicas} replicas); Ctrl-C stops")
     if CLUSTER in os.environ:

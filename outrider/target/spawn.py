@@ -1,4 +1,4 @@
-"""Runs a target, or what stands before one, as a separate process on this machine, for the demo,
+"""Runs a target, or a proxy of targets, as a separate process on this machine, for the demo,
 measurements and tests. It ends with its context, and also if this process is killed.
 """
 

@@ -106,7 +106,7 @@ def functional_collectives(ranks: int) -> Collectives:
 
 
 def rank_layers(among: Collectives) -> Layers:
-    """One rank's share of each layer, for a Decoder whose config is dealt out evenly.
+    """One rank's share of each layer, for a Decoder whose config is sharded evenly.
 
     All ranks run one program, which does not know its rank: embeddings are cut along their width,
     and a weight numbers the ids that a rank's part of the head has. Sums are in float32.

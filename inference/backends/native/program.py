@@ -36,8 +36,8 @@ from inference.model.decoder import Decoder
 GRAPHS = "graphs/compiled"
 """Directory of the compiled graphs in an artefact, in TorchNeuron's own layout."""
 
-DEALT = "weights"
-"""Directory with the weights of each rank, and the config.json of the model that is dealt out."""
+SHARDED = "weights"
+"""Directory with the weights of each rank, and the config.json of the sharded model."""
 
 MEETING = timedelta(minutes=10)
 """Longest time that ranks wait for each other to join the group."""
@@ -45,7 +45,7 @@ MEETING = timedelta(minutes=10)
 
 def rank_weights(rank: int) -> str:
     """The file of a rank's weights in an artefact."""
-    return f"{DEALT}/rank{rank}.safetensors"
+    return f"{SHARDED}/rank{rank}.safetensors"
 
 
 class RankPlan(NamedTuple):
@@ -94,7 +94,7 @@ def room_for_features(plan: RankPlan) -> Tensor | None:
     target = plan.target
     if not target.features:
         return None
-    width = len(target.features) * read_config(plan.directory / DEALT).hidden_size
+    width = len(target.features) * read_config(plan.directory / SHARDED).hidden_size
     max_nodes = max(bucket.rows * bucket.nodes for bucket in target.buckets)
     room = torch.empty(max_nodes * width, dtype=DTYPES[target.dtype])
     room.share_memory_()  # type: ignore[no-untyped-call]
@@ -113,7 +113,7 @@ def load_rank(plan: RankPlan, rank: int, meeting: Path, room: Tensor | None) -> 
     if plan.ranks > 1:
         _join(plan, rank, meeting)
         among = functional_collectives(plan.ranks)
-    config, target = read_config(plan.directory / DEALT), plan.target
+    config, target = read_config(plan.directory / SHARDED), plan.target
     with torch.device("meta"):
         decoder = Decoder(config, target.sequence_length, target.vocabulary, rank_layers(among))
     _fill(decoder, plan.directory / rank_weights(rank))
@@ -132,9 +132,9 @@ def draws(buckets: Iterable[Bucket]) -> bool:
     return any(bucket.sampled for bucket in buckets)
 
 
-def own_config(dealt: ModelConfig, ranks: int) -> ModelConfig:
+def own_config(sharded: ModelConfig, ranks: int) -> ModelConfig:
     """The config of one rank's caches: a share of the key-value heads."""
-    return replace(dealt, kv_heads=dealt.kv_heads // ranks)
+    return replace(sharded, kv_heads=sharded.kv_heads // ranks)
 
 
 def compiled_graphs(

@@ -149,7 +149,7 @@ class Ranks:
                 f"rank {lost[0]} of the target ended (exit code {process.exitcode}), and the "
                 "others cannot continue without it; its own message is above"
             )
-        return self._ended or "the ranks of the target were let go"
+        return self._ended or "the ranks of the target were ended"
 
 
 def _started(
@@ -162,7 +162,7 @@ def _started(
     )
     with _environment(rank_environment(rank, cores)):
         process.start()
-    theirs.close()  # so that the end of the process ends our waiting
+    theirs.close()  # so that the end of the process ends the wait
     return _RankProcess(process, ours)
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from inference.backends import Model, Segment
 from inference.backends.sequence import ModelSequence
 from inference.engine.forward import BatchItem, Commit, Forward, ModelCall
-from inference.engine.scheduler import ForwardKind, ForwardSeconds, HeldUp
+from inference.engine.scheduler import DelayedSessions, ForwardKind, ForwardSeconds
 from inference.engine.sessions.session import Session
 from inference.engine.tuning import TUNING
 from inference.proposer import COLOCATED
@@ -79,11 +79,10 @@ class RoundItem(BatchItem):
     def settle(self, answer: IntArray, forward: Forward, charge: float) -> Commit:
         session = self.session
         tree, verdict = read_answer(self.tree, answer, self._limit)
-        queue = forward.charge(session, self.nodes, charge)
         claimed = session.commit(tree, verdict, forward.ended, proposer=COLOCATED)
         self._count_tokens(len(claimed))
         self._draft.commit(tree, verdict.path[: len(claimed) - 1])
-        return forward.commit(session, claimed, self.nodes, queue)
+        return forward.commit(session, claimed, self.nodes, charge)
 
 
 class FeedItem(BatchItem):
@@ -146,11 +145,11 @@ class GraphRounds:
         undrafted = [session for session in ready if session not in drafted]
         unfed = [session for session in drafted if self._draft(session).length < session.length - 1]
         fed = [session for session in drafted if session not in unfed]
-        if not undrafted or self._may_delay(fed, unfed, undrafted, seconds):
+        if not undrafted or self._allows_delay(fed, unfed, undrafted, seconds):
             return fed, unfed
         return [], []
 
-    def _may_delay(
+    def _allows_delay(
         self,
         fed: Sequence[Session],
         unfed: Sequence[Session],
@@ -161,13 +160,13 @@ class GraphRounds:
         drafted = len(fed) + len(unfed)
         if not drafted:
             return False
-        held_up = HeldUp(undrafted, seconds(drafted + len(undrafted), 1))
+        delayed = DelayedSessions(undrafted, seconds(drafted + len(undrafted), 1))
         feeding = self._feeds.seconds(len(unfed), self._chunk) if unfed else 0.0
         drafting = self._rounds.seconds(drafted, self._model.shape.nodes)
-        if not self._pays(drafted, held_up, feeding + drafting):
+        if not self._pays(drafted, delayed, feeding + drafting):
             return False
         far = not fed and all(self._is_far(session) for session in unfed)
-        return held_up.can_wait(feeding if far else feeding + drafting)
+        return delayed.can_wait(feeding if far else feeding + drafting)
 
     def feed_item(self, session: Session) -> FeedItem:
         """The item that feeds the draft the next chunk of the session."""
@@ -207,15 +206,15 @@ class GraphRounds:
         """Whether the draft needs more than one chunk before the session's next round."""
         return self._draft(session).length + self._chunk < session.length - 1
 
-    def _pays(self, drafted: int, held_up: HeldUp, seconds: float) -> bool:
+    def _pays(self, drafted: int, delayed: DelayedSessions, seconds: float) -> bool:
         """Whether a round gives more tokens a second than root-only forward passes of all sessions.
         False before the first round.
 
         seconds: time of the round, its chunk included.
         """
-        everybody = drafted + len(held_up.sessions)
-        alone = everybody * seconds / max(held_up.root_only, 1e-9)
-        return drafted * self._tokens > TUNING.least_gain * alone
+        everybody = drafted + len(delayed.sessions)
+        alone = everybody * seconds / max(delayed.root_only, 1e-9)
+        return drafted * self._tokens > TUNING.min_gain * alone
 
     def _draft(self, session: Session) -> ModelSequence:
         """The draft's sequence of a session, which must have a row."""

@@ -18,7 +18,7 @@ from inference.model.choice.sampler import (
     in_order,
 )
 from inference.model.choice.vocabulary import WHOLE_VOCABULARY, VocabularyShare, scores_of
-from inference.sampling import MOST_LOGPROBS
+from inference.sampling import MAX_LOGPROBS
 
 _BITS = 32
 
@@ -115,7 +115,7 @@ def choose_scored(
     by: Arithmetic = HOST,
     share: VocabularyShare = WHOLE_VOCABULARY,
 ) -> Scored:
-    """Choose tokens as choose_drawn() does, and score them and the MOST_LOGPROBS most likely.
+    """Choose tokens as choose_drawn() does, and score them and the MAX_LOGPROBS most likely.
 
     asked: [B, P] int32, tokens that are scored in place of the chosen ones; below 0: none
     """
@@ -123,6 +123,6 @@ def choose_scored(
     chosen = choose_among(found, logits, sampling, drawn, share)
     ids = torch.where(asked < torch.zeros_like(asked), chosen, asked)
     values = scores_of(share, sampling.scaled(logits), ids) - found.log_mass[..., 0]
-    most = (found.whole - found.log_mass)[..., :MOST_LOGPROBS]
-    likeliest = in_order(most, found.ids[..., :MOST_LOGPROBS])
+    most = (found.whole - found.log_mass)[..., :MAX_LOGPROBS]
+    likeliest = in_order(most, found.ids[..., :MAX_LOGPROBS])
     return Scored(chosen, Scores(values, *likeliest))

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from annotated_types import Ge, Gt, Le, Len, Lt
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from inference.sampling import MOST_END_IDS, MOST_LOGPROBS, SEED_BITS
+from inference.sampling import MAX_END_IDS, MAX_LOGPROBS, SEED_BITS
 from outrider.endpoint.interfaces.chat_messages import ChatMessage, First, JsonObject, Text
 from outrider.text.parameters import Parameters, schema_of
 from outrider.text.prompts import Prompt
@@ -124,7 +124,7 @@ class TextRequest(BaseModel):
     max_tokens: Annotated[int, Ge(-1)] | None = None
     min_tokens: Annotated[int, Ge(0)] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[Ids, Len(max_length=MOST_END_IDS)] | None = None
+    stop_token_ids: Annotated[Ids, Len(max_length=MAX_END_IDS)] | None = None
     temperature: Annotated[float, Ge(0), Le(1000)] | None = None
     top_p: Annotated[float, Ge(0), Le(1)] | None = None
     top_k: Annotated[int, Ge(-1)] | None = None
@@ -215,7 +215,7 @@ class ChatRequest(TextRequest):
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Ge(0), Le(MOST_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Ge(0), Le(MAX_LOGPROBS)] | None = None
 
     @model_validator(mode="after")
     def _has_logprobs(self) -> Self:
@@ -286,7 +286,7 @@ class CompletionRequest(TextRequest):
         | Annotated[list[Text], First, Len(max_length=MAX_PROMPTS)]
         | Annotated[list[Ids], First, Len(max_length=MAX_PROMPTS)]
     )
-    logprobs: Annotated[int, Ge(0), Le(MOST_LOGPROBS)] | Literal[False] | None = None
+    logprobs: Annotated[int, Ge(0), Le(MAX_LOGPROBS)] | Literal[False] | None = None
     echo: bool | None = None
 
     @model_validator(mode="after")
