@@ -104,9 +104,9 @@ def check_graph(
             errors[name].append(_distances(ours, states[name]))
     allowed, wrong = ROUNDING[reference.dtype], list[str]()
     for params, pairs in choices.items():
-        compared = compare(_name(params), pairs)
-        if not compared.is_enough(allowed.choices):
-            wrong.append(f"its choices differ: {compared}")
+        agreement = compare(_name(params), pairs)
+        if not agreement.is_enough(allowed.choices):
+            wrong.append(f"its choices differ: {agreement}")
     for name, distances in errors.items():
         error = float(torch.cat(distances).median())
         if not error <= allowed.states:

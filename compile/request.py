@@ -223,4 +223,4 @@ def _feature_layers(features: str | None, config: ModelConfig) -> tuple[int, ...
         return ()
     if names_layers(features):
         return named_layers(features, config.layers)
-    return read_head_config(find_model(features, weights=False), config).kept
+    return read_head_config(find_model(features, weights=False), config).feature_layers

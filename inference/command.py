@@ -108,7 +108,7 @@ def messages_to(display: Display) -> Iterator[None]:
     try:
         yield
     finally:
-        last = max(index for index, shown in enumerate(_displays) if shown is display)
+        last = max(index for index, entry in enumerate(_displays) if entry is display)
         del _displays[last]
 
 

@@ -102,7 +102,7 @@ class DraftTree(GrowingTree):
     sent: its number in the stream
     listings: its proposed children
     forced: tokens that a grammar forces after it; then no other source proposes children
-    copied, masked, ranked: children proposed by copied text, by the nearest mask and by the model
+    copied, ranked: children proposed by copied text and by the model
     joint: children proposed by model or copied text, with features of both
     covered: chance that the target accepts a child proposed before the node was ranked
     copies: nodes that no model had proposed when they were added
@@ -116,7 +116,6 @@ class DraftTree(GrowingTree):
         self.listings: dict[Mark, Listing] = self.table()
         self.forced: dict[Mark, Sequence[int]] = self.table()
         self.copied: dict[Mark, ProposedChildren] = self.table()
-        self.masked: dict[Mark, ProposedChildren] = self.table()
         self.ranked: dict[Mark, ProposedChildren] = self.table()
         self.joint: dict[Mark, ProposedChildren] = self.table()
         self.covered: dict[Mark, float] = self.table()
@@ -170,7 +169,7 @@ class DraftTree(GrowingTree):
                 listing.listed += 1
                 if token not in self.children.get(node, ()):
                     child = self.add(node, token, rank)
-                    drafted = self.ranked.get(node) or self.masked.get(node)
+                    drafted = self.ranked.get(node)
                     if drafted is None or token not in drafted.ids:
                         self.copies[child] = True
             if rank < math.inf:

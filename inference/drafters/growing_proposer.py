@@ -1,10 +1,9 @@
 """A proposer that never waits: its draft tree grows below the committed tokens.
 
 Several sources propose children of its nodes, each with a chance: tokens that a grammar forces,
-copies of earlier text, a draft model that ranks nodes, and mask tokens after these. All compete in
-one best-first tree. Nodes that are worth their price are sent. Committed tokens move the root, and
-nodes below it stay. A call of the model has three parts, so that a host can batch rows: choose,
-segment, take.
+copies of earlier text, and a draft model that ranks nodes. All compete in one best-first tree.
+Nodes that are worth their price are sent. Committed tokens move the root, and nodes below it stay.
+A call of the model has three parts, so that a host can batch rows: choose, segment, take.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Ranked, Segment
-from inference.drafters.block_masks import BlockMasks
 from inference.drafters.copied_text import CopiedText
 from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_rule import DraftRule, MakeRule, no_rule
@@ -79,10 +77,7 @@ class GrowingProposer:
         self._stats, self.prices, self._row, self.proposed = stats, prices, row, 0
         self._make_rule = make_rule
         self._kind = COPY if row is None else kind
-        learned = stats.acceptance
-        self._copied = CopiedText(learned.laws.copies) if copies else None
-        masks = None if row is None else row.masks
-        self._masks = None if row is None or masks is None else BlockMasks(masks, row, learned)
+        self._copied = CopiedText(stats.acceptance.laws.copies) if copies else None
         self.open([0], SamplingParams(), 1)
 
     @property
@@ -101,8 +96,6 @@ class GrowingProposer:
             self._copied.open(prompt, self._rule, self._tree)
         if self._row is not None:
             self._row.open(prompt, params, self._rule, self._tree)
-        if self._masks is not None:
-            self._masks.open(self._tree, self._rule)
         self._read_prices()
 
     def on_progress(self, progress: Progress, now: float) -> None:
@@ -172,11 +165,7 @@ class GrowingProposer:
         values = np.exp(tree.rank(tree.root) - tree.ranks[[node & PLACE for node in nodes]])
         uncovered = values * (1 - np.array([tree.covered.get(node, 0.0) for node in nodes]))
         gains: list[float] = np.cumsum(self._gains(uncovered)).tolist()
-        if self._masks is None:
-            width = self.prices.width(gains, row.seconds)
-        else:
-            width = self._masks.plan(nodes, gains, self._hits, self.prices, max_seconds)
-        self._chosen = nodes[:width]
+        self._chosen = nodes[: self.prices.width(gains, row.seconds)]
         if again and not self._chosen:
             self._chosen = [tree.root]
         return self._chosen
@@ -185,8 +174,7 @@ class GrowingProposer:
         """Begin the call that ranks the chosen nodes; returns this row's segment of it."""
         assert self._row is not None, "choose() found nodes"
         self._calling = self._chosen
-        masks = [] if self._masks is None else self._masks.add_to_call()
-        return self._row.segment([*self._calling, *masks])
+        return self._row.segment(self._calling)
 
     def take(self, ranked: Ranked, seconds: float) -> DraftUsage:
         """Process the result of the call, which took `seconds`."""
@@ -195,23 +183,16 @@ class GrowingProposer:
         used = self._row.count(ranked, seconds)
         self._silent = 0
         calls = self._row.usage.calls
-        if calls % TUNING.times_kept == 0 or calls < TUNING.times_kept:
+        if calls % TUNING.price_interval == 0 or calls < TUNING.price_interval:
             self._read_prices()
-        count = len(nodes)
-        if self._masks is not None:
-            self._masks.release()
-        ids, scores, greedy = ranked.ids[:count], ranked.scores[:count], self._params.greedy
+        scores, greedy = ranked.scores, self._params.greedy
         depths = [tree.position_of(node) - tree.position for node in nodes]
         tables = rank_features(scores, depths, greedy)
         edges = self._stats.acceptance.edges_of(tables, scores, greedy).tolist()
-        for node, tokens, table, row in zip(nodes, ids.tolist(), tables, edges, strict=True):
+        for node, tokens, table, row in zip(nodes, ranked.ids.tolist(), tables, edges, strict=True):
             if node not in tree.forced:
                 tree.ranked[node] = ProposedChildren(tokens, table, row)
                 self._propose(node)
-        if self._masks is not None:
-            mask_ranks = Ranked(ranked.ids[count:], ranked.scores[count:])
-            for below in self._masks.take(mask_ranks, greedy):
-                self._propose(below)
         return used
 
     def _gains(self, values: NDArray[np.float64]) -> NDArray[np.float64]:  # [n] -> [n]
@@ -248,25 +229,21 @@ class GrowingProposer:
             return
         if self._copied is not None and node not in tree.copied:
             self._copied.propose(node)
-        if self._masks is not None and node not in tree.masked:
-            self._masks.propose(node, self._params.greedy)
-        if node in tree.copied or node in tree.masked:
+        if node in tree.copied:
             self._propose(node)
 
     def _propose(self, node: Mark) -> None:
         """Propose the node's children by the claims of all sources."""
         tree = self._tree
         ranked, copied = tree.ranked.get(node), tree.copied.get(node)
-        drafted = ranked or tree.masked.get(node)
-        source = drafted or copied
+        source = ranked or copied
         assert source is not None, "a source has proposed children"
         ids, chances = source.ids, source.chances
-        if drafted is not None and copied is not None:
+        if ranked is not None and copied is not None:
             model = dict(zip(ids, chances, strict=True))
             ids, table = joint_features(model, dict(zip(copied.ids, copied.chances, strict=True)))
             chances = self._stats.acceptance.together(table).tolist()
-            if ranked is not None:
-                tree.joint[node] = ProposedChildren(ids, table, chances)
+            tree.joint[node] = ProposedChildren(ids, table, chances)
         if ranked is None:
             tree.covered[node] = min(sum(chances), 1.0)
         tree.propose(node, ids, chances)
@@ -280,13 +257,9 @@ class GrowingProposer:
         for node, token in zip(path, tokens, strict=False):
             if self._copied is not None:
                 self._copied.learn(node, token)
-            if self._masks is not None:
-                self._masks.learn(node, token, self._params.greedy)
         self._learn_ranks(list(zip(path, tokens, strict=False)))
         if self._copied is not None:
             self._copied.extend(tokens)
-        if self._masks is not None and len(path) > len(tokens):
-            self._masks.inherit(path[-1])
         below = [tree.token(tree.root), *tokens[:-1]]
         passed, stale = tree.advance(tokens)
         if self._row is not None:
@@ -316,12 +289,8 @@ class GrowingProposer:
     # --- prices
 
     def _read_prices(self) -> None:
-        """Read prices and times again, which change slowly."""
+        """Read the prices again, which change slowly."""
         self._floor = self.prices.min_value()
-        if self._row is not None:
-            self._row.forget_times()
-        if self._masks is not None:
-            self._masks.set_floor(self._floor)
 
     def _account(self, tokens: int, now: float) -> None:
         """Record the cost of these tokens, which sets the price of the next ones."""

@@ -223,7 +223,7 @@ class Scheduler:
         if since >= interval or not self._knows_root(rows):
             return 1
         credit = np.array([session.service_credit + allowed_deficit(session) for session in ready])
-        values = selection.values()
+        values = selection.values.copy()
         values[:, 1:] *= np.array([session.record.factor for session in ready])[:, None]
         plan = partial(plan_width, values, credit, limit=self._max_nodes, premium=TUNING.premium)
         width = plan(cost=lambda nodes: self.times.cost(*self._padded(rows, nodes)))

@@ -33,6 +33,8 @@ class Selection:
 
     sizes: [rows] number of nodes of each row.
     longest: the greatest of `sizes`.
+    values: [rows, longest] the probability that the target's walk reaches each node: 1 for roots, 0
+        for padding.
     """
 
     def __init__(
@@ -42,13 +44,9 @@ class Selection:
         self._trees = trees
         roots = [tree.root & PLACE for tree in trees]
         assert places[:, 0].tolist() == roots, "a root ranks before its candidates"
-        self._places, self._ranks = places[:, : self.longest], ranks[:, : self.longest]
-
-    def values(self) -> FloatArray:  # [rows, longest]
-        """The probability that the target's walk reaches each node: 1 for roots, 0 for padding."""
-        values: FloatArray = np.exp(self._ranks[:, :1] - self._ranks)
-        values[np.arange(self.longest) >= self.sizes[:, None]] = 0.0
-        return values
+        self._places = places[:, : self.longest]
+        self.values: FloatArray = np.exp(ranks[:, :1] - ranks[:, : self.longest])
+        self.values[np.arange(self.longest) >= sizes[:, None]] = 0.0
 
     def begin_pass(self, width: int) -> list[tuple[TokenTree, float]]:
         """Begin a forward pass of the first `width` nodes of each row. Returns each row's tree, and
@@ -64,7 +62,7 @@ class Selection:
         parents = np.where(filled, _parents(places, above, filled), 0)
         parents[:, 0] = -1
         trees = trees_of(tokens, parents, positions - positions[:, :1], sizes.tolist())
-        return list(zip(trees, self.values()[:, 1:width].sum(axis=1).tolist(), strict=True))
+        return list(zip(trees, self.values[:, 1:width].sum(axis=1).tolist(), strict=True))
 
 
 def best_of(

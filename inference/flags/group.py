@@ -21,7 +21,6 @@ from typing import (
     Literal,
     NamedTuple,
     Self,
-    TypeVar,
     Union,
     get_args,
     get_origin,
@@ -34,8 +33,6 @@ from pydantic.fields import FieldInfo
 from inference.command import nearest
 from inference.errors import InvalidRequest
 from inference.files.json_file import shown
-
-Same = TypeVar("Same", bound="Group")
 
 
 class Metavar(NamedTuple):
@@ -133,7 +130,7 @@ class Group(BaseModel):
                 rule.check(pairs)
         return self
 
-    def replace(self: Same, **changes: Any) -> Same:
+    def replace(self, **changes: Any) -> Self:
         """A copy of this group with these changes, validated again."""
         return type(self)(**self.explicit() | changes)
 

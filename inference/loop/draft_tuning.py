@@ -30,8 +30,8 @@ class DraftTuning:
     """Tokens after which a hit of the draft has faded to 1/e in the moving average. Without it a
     useless draft is called 1.18 instead of 0.70 times a token, at the same speed (cell 20:useless:0
     of benchmarks.regret)."""
-    times_kept: int = 16
-    """Calls of the draft after which prices and measured times are read again."""
+    price_interval: int = 16
+    """Draft calls after which prices are read again."""
     copied: int = 3
     """Maximum tokens that copied text proposes for a context."""
     forward_forgetting: float = 0.2

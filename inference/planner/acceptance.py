@@ -1,9 +1,9 @@
 """Chances that the target accepts a child, learned from verdicts by the child's source.
 
-P(child | none before it) is a logistic model of the child's features, a law. Ranks of a draft
-and tokens of a mask have a law for each kind of decoding. Copied text has one, and so have children
-that both model and copies propose. A verdict moves a law's weights by a Newton step. Old evidence
-fades towards a prior. The output never depends on it, only the number of accepted tokens. Pure.
+P(child | none before it) is a logistic model of the child's features, a law. A draft's ranks have a
+law for each kind of decoding. Copied text has one, and so have children that both model and copies
+propose. A verdict moves a law's weights by a Newton step. Old evidence fades towards a prior. The
+output never depends on it, only the number of accepted tokens. Pure.
 """
 
 from __future__ import annotations
@@ -149,15 +149,14 @@ class HitRates:
             raise InvalidRequest("each rate's hits must lie between 0 and its tries")
         self._prior = self.tries.copy(), self.hits.copy()
 
-    def learn(self, tried: slice, hit: int | None, faded: slice = slice(None)) -> None:
+    def learn(self, tried: slice, hit: int | None) -> None:
         """Learn a verdict.
 
         tried: rates that gain a try
         hit: the one that gains a hit; None, or beyond the last, for none
-        faded: rates whose older evidence counts for less now
         """
         for counts, prior in zip((self.tries, self.hits), self._prior, strict=True):
-            counts[faded] += (1 - FADING) * (prior[faded] - counts[faded])
+            counts += (1 - FADING) * (prior - counts)
         self.tries[tried] += 1
         if hit is not None and hit < len(self.hits):
             self.hits[hit] += 1
@@ -175,15 +174,6 @@ KINDS = ("sampled", "greedy")
 RANKS = 16
 """Ranks with an average rate; edges_of() takes rows of any width."""
 
-OFFSETS = 15
-"""Masks after a node with a rate of their own. Later masks use the last rate."""
-
-LIKELY = 0.15
-"""Minimum chance of a child that counts for a mask's rate. Less likely ones are spread over more
-nodes than a forward pass has.
-"""
-
-_RATES_WORTH = 20.0  # maximum verdicts that a saved rate of masks counts for
 _SUREST = 0.999  # maximum sum of the chances of children that two sources propose
 
 
@@ -191,7 +181,6 @@ class Laws(NamedTuple):
     """The laws of one pair of models. Two: of sampled decoding, then of greedy decoding."""
 
     ranks: tuple[Law, Law]
-    masks: tuple[Law, Law]
     copies: Law
     joint: Law
 
@@ -203,12 +192,10 @@ class AcceptanceModel:
     temperature 0, perturbed scores above it.
 
     rates: how often each rank was accepted
-    mask_rates: by a mask's offset, how often the text reached a node with its children, and how
-        often the target accepted a LIKELY one of these
     """
 
-    def __init__(self, laws: Laws, rates: HitRates, mask_rates: HitRates) -> None:
-        self.laws, self.rates, self.mask_rates = laws, rates, mask_rates
+    def __init__(self, laws: Laws, rates: HitRates) -> None:
+        self.laws, self.rates = laws, rates
         self._edges: dict[int, FloatArray] = {}  # mean_edges() by k, until the next verdict
 
     # --- ranks of a draft
@@ -264,45 +251,15 @@ class AcceptanceModel:
         """Learn which child the target accepted where two sources had proposed children."""
         self.laws.joint.learn(table, np.arange(len(table)) == index)
 
-    # --- masks of a block draft
-
-    def masked(self, rows: FeatureRows, greedy: bool) -> list[float]:  # [k, F] -> [k]
-        """Return the chance of each child that a mask proposes, by its mask_features()."""
-        return self.laws.masks[greedy].chances(rows)
-
-    def observe_masked(
-        self, rows: FeatureRows, greedy: bool, offset: int, index: int | None
-    ) -> None:
-        """Learn which child of a mask of this offset the target accepted; index: its place, or
-        None.
-        """
-        likely = index is not None and self.masked(rows[: index + 1], greedy)[index] >= LIKELY
-        self.laws.masks[greedy].observe(rows, index)
-        at = min(offset, OFFSETS) - 1
-        self.mask_rates.learn(slice(at, at + 1), at if likely else None, slice(at, at + 1))
-
-    def mask_rate(self, offset: int) -> float:
-        """Return how often the target accepts a LIKELY child of a mask of this offset, from 1."""
-        at = min(offset, OFFSETS) - 1
-        return float(self.mask_rates.hits[at] / self.mask_rates.tries[at])
-
     def to_record(self) -> dict[str, Any]:
         """Return the learned state as a prior for other sessions: plain values for JSON."""
         laws = self.laws
-        ranks, masks = (
-            {kind: law.to_record() for kind, law in zip(KINDS, two, strict=True)}
-            for two in (laws.ranks, laws.masks)
-        )
         return {
             "version": VERSION,
             "features": list(RANK_FEATURES),
-            "laws": ranks,
+            "laws": {kind: law.to_record() for kind, law in zip(KINDS, laws.ranks, strict=True)},
             "rates": self.rates.to_record(CERTAINTY / self.rates.tries[0]),
             "copying": {"copies": laws.copies.to_record(), "joint": laws.joint.to_record()},
-            "guessing": {
-                "laws": masks,
-                **self.mask_rates.to_record(_RATES_WORTH / self.mask_rates.tries),
-            },
         }
 
 

@@ -10,7 +10,6 @@ from inference.files.json_file import Json, read_json
 from inference.files.writing import write_whole
 from inference.planner.acceptance import (
     KINDS,
-    OFFSETS,
     RANKS,
     STEEPEST,
     VERSION,
@@ -22,7 +21,6 @@ from inference.planner.acceptance import (
 from inference.planner.child_features import (
     COPY_FEATURES,
     JOINT_FEATURES,
-    MASK_FEATURES,
     RANK_FEATURES,
     SPAN,
 )
@@ -48,16 +46,13 @@ def read_model(record: Json) -> AcceptanceModel:
     version, features = record.field("version"), record.field("features")
     if version.value != VERSION or features.value != list(RANK_FEATURES):
         version.refuse(f"an acceptance record of version {VERSION}")
-    copying, masks = record.field("copying"), record.field("guessing")
+    copying = record.field("copying")
     laws = Laws(
         _read_laws(record.field("laws"), len(RANK_FEATURES)),
-        _read_laws(masks.field("laws"), len(MASK_FEATURES)),
         read_law(copying.field("copies"), len(COPY_FEATURES), SPAN),
         read_law(copying.field("joint"), len(JOINT_FEATURES)),
     )
-    return AcceptanceModel(
-        laws, read_rates(record.field("rates"), RANKS), read_rates(masks, OFFSETS)
-    )
+    return AcceptanceModel(laws, read_rates(record.field("rates"), RANKS))
 
 
 def _read_laws(raw: Json, width: int) -> tuple[Law, Law]:

@@ -46,7 +46,7 @@ class BesideItsTarget(Checkpoint):
     def load(self, options: DeviceOptions, capacity: Capacity) -> EagerModel:
         draft = substitute_of(self.target.decoder)
         return SharedCacheModel(
-            draft, self.target, own=capacity.spare, max_nodes=capacity.max_nodes
+            draft, self.target, slots=capacity.spare, max_nodes=capacity.max_nodes
         )
 
 

@@ -17,7 +17,7 @@ from inference.sampling import (
     random_seed,
 )
 from inference.text.tokenizer import Tokenizer
-from outrider.options.groups import TextOptions
+from outrider.options.groups import SamplingOptions, TextOptions
 from outrider.text.completion import Request
 from outrider.text.parameters import Parameters, text_form
 from outrider.text.stop_strings import StopStrings
@@ -253,19 +253,20 @@ def _read_schema(path: str) -> str:
     return schema
 
 
+def parameters_of(options: SamplingOptions) -> Parameters:
+    """The parameters that a command's flags set."""
+    return Parameters(
+        options.max_new_tokens, options.temperature, options.top_k, options.top_p, options.seed
+    )
+
+
 def make_requests(model: TextModel, options: TextOptions, prompts: Sequence[str]) -> list[Request]:
     """Requests of these prompts, each with its own seed. Raises InvalidRequest for a prompt that
     does not fit.
     """
     seed = min(random_seed(), 2**SEED_BITS - len(prompts)) if options.seed is None else options.seed
-    parameters = Parameters(
-        options.max_new_tokens,
-        options.temperature,
-        options.top_k,
-        options.top_p,
-        schema=options.json_schema and _read_schema(options.json_schema),
-        regex=options.regex,
-    )
+    schema = options.json_schema and _read_schema(options.json_schema)
+    parameters = replace(parameters_of(options), schema=schema, regex=options.regex)
     requests = []
     for index, prompt in enumerate(prompts):
         content = [{"role": "user", "content": prompt}] if options.chat else prompt

@@ -90,7 +90,7 @@ def paths(tree: CandidateTree) -> dict[Path, float]:
     nodes = selection.begin_pass(9999)[0][0]
     for token, parent in zip(nodes.tokens.tolist(), nodes.parents.tolist(), strict=True):
         found.append((*found[parent], token) if parent >= 0 else ())
-    values = selection.values()[0].tolist()
+    values = selection.values[0].tolist()
     return dict(zip(found[1:], values[1:], strict=True))
 
 
@@ -179,7 +179,7 @@ def test_the_best_are_those_of_a_sort_and_every_beginning_is_a_tree(
     selection = best(tree, most)
     taken = selection.begin_pass(most)[0][0]
     assert len(taken) == min(most, 1 + len(values))
-    found = selection.values()[0][1 : len(taken)].tolist()
+    found = selection.values[0][1 : len(taken)].tolist()
     assert found == exactly(sorted(values, reverse=True)[: most - 1])
     assert TokenTree(taken.tokens, taken.parents).mask.tolist() == taken.mask.tolist()
     assert np.array_equal(taken.depths, taken.mask.sum(axis=1) - 1)
@@ -208,8 +208,8 @@ def test_many_sessions_are_each_answered_as_if_alone(
     together = best_of(trees, most, depths)
     alone = [best(*one) for one in zip(trees, most, depths, strict=True)]
     for row, own in enumerate(alone):
-        values = together.values()[row]
-        assert values[: own.longest].tolist() == own.values()[0].tolist()
+        values = together.values[row]
+        assert values[: own.longest].tolist() == own.values[0].tolist()
         assert not values[own.longest :].any()
     for width in (1, 3, 30):
         for (tree, _), own in zip(together.begin_pass(width), alone, strict=True):

@@ -72,7 +72,7 @@ def run(options: RunsOptions) -> int:
 
 def _generate(entry: NamedRun, directory: Path) -> int:
     """Generate the texts of a run. Returns its exit code: a failure does not stop other runs."""
-    from outrider.role_programs import run_role
+    from outrider.cli import run_role
 
     try:
         return run_role(entry.options.replace(profile=str(directory)))
