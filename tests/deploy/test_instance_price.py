@@ -6,6 +6,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable
+from functools import partial
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -207,7 +208,7 @@ def test_a_refusal_silences_no_other_price_and_is_not_repeated(
     for _ in range(2):
         for service, (instance, market) in asked.items():
             if service in refused:
-                assert_refused(lambda a=instance, b=market: prices.find(*a, b), service, NoPrice)
+                assert_refused(partial(prices.find, *instance, market), service, NoPrice)
             else:
                 assert prices.find(*instance, market).usd_per_hour in (0.5, 1.4)
     assert all(account.calls.count(service) == 1 for service in refused)

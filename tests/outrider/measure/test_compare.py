@@ -156,7 +156,7 @@ def test_flags_that_mean_nothing_are_refused_by_name(flags: str, run: Run) -> No
 
 
 def test_a_kind_of_draft_model_drafts_in_every_architecture() -> None:
-    options = CompareOptions(draft="substitute,copy", architectures=f"{CHAIN},hybrid")
+    options = CompareOptions(draft="substitute,copy", architectures=(CHAIN, "hybrid"))
     assert options.arms == {
         BASELINE: {"draft": "none"},
         CHAIN: {"draft": "substitute", "gamma": 4},
