@@ -70,10 +70,10 @@ test-trn1: .venv-trn1/ready
 	.venv-trn1/bin/python -m pytest -n 2 --dist worksteal -m "not extended" tests/compile tests/inference/backends tests/test_lossless.py
 
 test-xla: .venv-xla/ready
-	PJRT_DEVICE=CPU .venv-xla/bin/python -m pytest tests/xla tests/inference/test_tree.py tests/inference/model/test_noise.py tests/inference/model/test_choice.py tests/inference/model/test_decoder.py tests/test_lossless.py
+	PJRT_DEVICE=CPU .venv-xla/bin/python -m pytest -W default tests/xla tests/inference/test_tree.py tests/inference/model/test_noise.py tests/inference/model/test_choice.py tests/inference/model/test_decoder.py tests/test_lossless.py
 
 test-nxd: .venv/ready
-	NXD=$(abspath $(NXD)) $(BIN)/python -m pytest -rs tests/nxd
+	NXD=$(abspath $(NXD)) $(BIN)/python -m pytest -W default -rs tests/nxd
 
 PUBLISH := .venv-publish/bin
 package: .venv-publish/ready

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Callable
-from functools import partial
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -272,8 +271,6 @@ def test_a_capacity_block_has_no_price_whatever_the_price_list_says(
 def test_the_bundled_prices_are_not_too_old() -> None:
     age = (NOW.date() - bundled_prices().as_of).days
     assert age <= 400, f"deploy/data/ec2_prices.json is {age} days old: take the prices of today"
-    if age > 180:
-        warnings.warn(f"deploy/data/ec2_prices.json is {age} days old", stacklevel=1)
 
 
 def test_an_instance_costs_its_hours_until_it_ended() -> None:
