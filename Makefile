@@ -6,6 +6,7 @@
 # make shuffled   the tests of make test in a random order; SEED=N repeats one
 # make mutants    20 planted faults, other ones each day, each of which its nearest test file finds
 # make simulate-night  whole systems under faults on N seeds, others for each commit: SEEDS=N START=first
+# make coverage   branch coverage of each package, as a table: R=ROOM with the tests of a room
 # make examples   property tests on N times as many examples, drawn anew: EXAMPLES=10
 # They make .venv first; PYTHON chooses the interpreter (3.11 to 3.14).
 # make package    wheel and sdist in dist/, and what publishing tools say of them; see CONTRIBUTING.md
@@ -23,7 +24,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 export PYTHONDONTWRITEBYTECODE :=  # child processes of tests would compile the product each time
 
-.PHONY: demo lint room check test test-all shuffled mutants simulate-night examples test-isa test-trn1 test-xla test-nxd package licences docs lock proto vendor clean
+.PHONY: demo lint room check test test-all shuffled mutants simulate-night coverage examples test-isa test-trn1 test-lowest test-newest test-xla test-nxd package licences docs lock proto vendor clean
 
 demo: .venv/installed
 	@$(BIN)/python -m outrider demo
@@ -59,6 +60,13 @@ simulate-night: .venv/ready
 
 EXAMPLES = 10
 examples: .venv/ready
+ROOMS = $(patsubst %/__init__.py,%,$(sort $(shell find inference grpc_comm compile deploy outrider -name __init__.py)))
+coverage: .venv/ready
+	$(BIN)/coverage erase
+	$(BIN)/coverage run $(wordlist 2,99,$(PYTEST)) -m "not extended" tests/$(R)
+	$(BIN)/coverage combine --quiet
+	@for room in $(ROOMS); do printf '%5s %%  %s\n' "$$($(BIN)/coverage report --include="$$room/*.py" --format=total)" $$room; done
+
 	EXAMPLES=$(EXAMPLES) $(PYTEST) -m hypothesis
 
 ISA := tests/inference/model tests/test_lossless.py
