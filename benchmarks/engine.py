@@ -29,7 +29,7 @@ from inference.backends.batch import BatchShape, check_rows, pad
 from inference.engine.batch_runner import collect_rarely
 from inference.engine.engine import Engine
 from inference.flags.values import Counts
-from inference.order import MOST_CREDIT, Decode
+from inference.order import MAX_CREDIT, Decode
 from inference.proposer import Nodes
 from inference.sampling import SamplingParams
 from inference.times import Times
@@ -74,7 +74,7 @@ class Client:
         prompt = [(number * CAPACITY + token) % VOCABULARY for token in range(PROMPT)]
         self._engine, (self.session, prefill) = engine, engine.open(prompt, SamplingParams())
         engine.finish(prefill)
-        engine.decode(self.session, Decode(engine.sequence_length, credit=MOST_CREDIT))
+        engine.decode(self.session, Decode(engine.sequence_length, credit=MAX_CREDIT))
         self._stream, self._random = engine.join(self.session), np.random.default_rng(number)
         self._start, self._next_number = self.session.length - 1, 0
         self._last = self._start, -1, self.session.root  # position, number, token

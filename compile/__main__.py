@@ -1,5 +1,5 @@
-"""Runs `outrider compile`, which is `python -m compile`, too: builds an artefact, prints what would
-be built, or moves artefacts to and from a store.
+"""Runs `outrider compile` (also `python -m compile`): builds an artefact, prints a plan, or moves
+artefacts to and from a store.
 """
 
 from __future__ import annotations

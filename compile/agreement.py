@@ -29,14 +29,14 @@ from inference.files.artifact import Bucket, Manifest
 from inference.sampling import SamplingParams
 
 CALLS = 3
-"""Calls that are compared in each way."""
+"""Calls that are compared with each sampling."""
 WAYS = {"greedy": SamplingParams(), "temperature 1": SamplingParams(1.0, seed=7)}
-"""Sampling of texts and devices that are compared, in words."""
+"""Samplings that are compared, by name."""
 _MIN_LOGPROB = -100.0  # log-probability below which numbers are not compared
 
 
 class Tolerance(NamedTuple):
-    """The most by which rounding may move a graph's results above a context of noise.
+    """The maximum change of a graph's results by rounding, above a context of noise.
 
     The median node's states count, because a few of the random inputs amplify any rounding.
     """
@@ -86,8 +86,8 @@ def check_graph(
     length: positions that both take
     features: layers whose inputs the graph returns
     """
-    for each in (model, reference) if features else ():
-        each.keep_features(features)
+    for decoder in (model, reference) if features else ():
+        decoder.keep_features(features)
     vocabulary, rows = reference.decoder.vocabulary, reference.rows
     choices = defaultdict[SamplingParams, list[tuple[Sequence[Chosen], ...]]](list)
     errors = defaultdict[str, list[Tensor]](list)
@@ -98,15 +98,15 @@ def check_graph(
         call = random_segments(bucket, vocabulary, rows, length, seed)
         choices_here, expected = model.choose(call), reference.choose(call)
         for segment, *pair in zip(call, choices_here, expected, strict=True):
-            choices[segment.params].append(tuple([each] for each in pair))
+            choices[segment.params].append(tuple([answer] for answer in pair))
         states = written_states(reference, call, expected, bool(features))
         for name, ours in written_states(model, call, choices_here, bool(features)).items():
             errors[name].append(_distances(ours, states[name]))
     allowed, wrong = ROUNDING[reference.dtype], list[str]()
     for params, pairs in choices.items():
-        compared = compare(_name(params), pairs)
-        if not compared.is_enough(allowed.choices):
-            wrong.append(f"its choices differ: {compared}")
+        agreement = compare(_name(params), pairs)
+        if not agreement.is_enough(allowed.choices):
+            wrong.append(f"its choices differ: {agreement}")
     for name, distances in errors.items():
         error = float(torch.cat(distances).median())
         if not error <= allowed.states:
@@ -116,7 +116,7 @@ def check_graph(
     first, second = (random_segments(bucket, vocabulary, rows, length, seed) for seed in (0, 1))
     if not bucket.everywhere:  # a prompt's graph chooses at one node
         root = np.zeros(1, dtype=np.int32)
-        first, second = ([each._replace(pick=root) for each in call] for call in (first, second))
+        first, second = ([row._replace(pick=root) for row in call] for call in (first, second))
     roots = []
     for call in (first, beside(first, second)):
         choices_here = model.choose(call)[:1]
@@ -131,13 +131,13 @@ def check_graph(
 
 
 def agreements(model: Model, reference: Model, manifest: Manifest) -> Iterator[Agreement]:
-    """Compare a model's choices with another's in row 0, behind a random prompt. The manifest says
-    what the model takes.
+    """Compare a model's choices with another's in row 0, after a random prompt. The manifest gives
+    the model's limits.
     """
     vocabulary, length = manifest.vocabulary, manifest.sequence_length
     prompt = np.random.default_rng(5).integers(0, vocabulary, length // 2).tolist()
-    for each in (model, reference):
-        ModelSequence(each, 0, SamplingParams()).extend(prompt)
+    for compared in (model, reference):
+        ModelSequence(compared, 0, SamplingParams()).extend(prompt)
     nodes, junk = manifest.max_tree_nodes, manifest.capacity
     bucket = verify_bucket(1, nodes, len(prompt), junk, sampled=True)
     for how, params in WAYS.items():
@@ -158,7 +158,7 @@ def compare(how: str, calls: Sequence[tuple[Sequence[Chosen], ...]]) -> Agreemen
     """Count the equal choices of two models in some calls."""
     equal, total, first = 0, 0, ""
     for number, answers in enumerate(calls):
-        ours, theirs = (np.concatenate([each.tokens for each in part]) for part in answers)
+        ours, theirs = (np.concatenate([answer.tokens for answer in chosen]) for chosen in answers)
         differing = np.flatnonzero(ours != theirs)
         equal, total = equal + len(ours) - len(differing), total + len(ours)
         if differing.size and not first:
@@ -178,16 +178,16 @@ def written_states(
     """
     at = [(segment.row, torch.from_numpy(segment.slots).long()) for segment in call]
     states = {
-        name: torch.stack([torch.cat([part[row, slots] for row, slots in at]) for part in parts])
-        for name, parts in (("keys", model.cache.keys), ("values", model.cache.values))
+        name: torch.stack([torch.cat([layer[row, slots] for row, slots in at]) for layer in layers])
+        for name, layers in (("keys", model.cache.keys), ("values", model.cache.values))
     }
     if features:
         features_of_rows = [model.features(segment.row, segment.slots) for segment in call]
         states["features"] = torch.cat(features_of_rows)[None]
-    scored = [each.logprobs for each in answers if each.logprobs is not None]
+    scored = [answer.logprobs for answer in answers if answer.logprobs is not None]
     if scored:
         numbers = np.concatenate(
-            [np.column_stack((each.values, each.likeliest)) for each in scored]
+            [np.column_stack((scores.values, scores.likeliest)) for scores in scored]
         )
         states["log-probabilities"] = torch.from_numpy(numbers)[None].clamp(min=_MIN_LOGPROB)
     return states

@@ -109,29 +109,28 @@ def aws_refusals(place: str = "") -> Iterator[None]:
         if isinstance(error.__context__, ClientError):  # of an upload
             raise _refusal(error.__context__, start) from error
         first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise AwsDown(f"{start} cannot be asked: {first}") from error
+        raise AwsDown(f"{start} cannot be reached: {first}") from error
 
 
 def _refusal(error: Any, start: str) -> OutriderError:
     """Our error for a ClientError of botocore. Its line begins with `start`: AWS, or a place."""
-    code, said = error_code(error), error.response.get("Error", {}).get("Message", "")
+    code, message = error_code(error), error.response.get("Error", {}).get("Message", "")
     call = error.operation_name
     if code in _WRONG_CREDENTIALS:
-        return AwsDown(f"{start} refuses the credentials ({code}): {said}")
+        return AwsDown(f"{start} refuses the credentials ({code}): {message}")
     if code in _DENIED:
         return InvalidRequest(
-            f"{start} denies {call} to these credentials ({code}: {said}); docs/deploy.md lists "
-            "what they must be allowed"
+            f"{start} denies {call} to these credentials ({code}: {message}); docs/deploy.md lists "
+            "the permissions that they need"
         )
     if code == "NoSuchBucket":
-        return InvalidRequest(f"{start} has no such bucket ({code}): {said}")
+        return InvalidRequest(f"{start} has no such bucket ({code}): {message}")
     if code in _THROTTLED:
         return Busy(
-            f"{start} takes no more calls of {call} for now ({code}): run the same command in a "
-            "minute to resume",
+            f"{start} throttles {call} ({code}): run the same command in a minute to resume",
             retry_after=60,
         )
-    return Unavailable(f"{start} refuses {call} ({code}): {said}")
+    return Unavailable(f"{start} refuses {call} ({code}): {message}")
 
 
 def error_code(error: Exception) -> str:

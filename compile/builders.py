@@ -90,8 +90,8 @@ def neuron_artifact(
     for line in describe(spec, config, check_fits(config, spec)):
         say(line)
     say(
-        f"host memory: {gib((spec.tensor_parallel + 1) * rank)} at least for dealing out the "
-        f"weights, then {gib(2 * rank)} and what the compilers take; this machine has "
+        f"host memory: {gib((spec.tensor_parallel + 1) * rank)} at least to shard the weights, "
+        f"then {gib(2 * rank)} and the compilers' memory; this machine has "
         f"{gib(device_of('cpu').memory)}"
     )
     say(f"building it in {directory}; the compiler may take minutes for each graph")

@@ -66,12 +66,8 @@ class FusedOptions(Group, title=_FUSED):
 class SizeOptions(Group, title=_SIZES):
     """Sizes of graphs."""
 
-    prompt_chunks: Sizes | None = None
-    """prompt tokens of one call (default: 256 on cpu, else 512)"""
     tree_sizes: Sizes | None = None
     """nodes of a tree, root included (default: 1, 4, 16 and --max_tree_nodes)"""
-    slots: Sizes | None = None
-    """cache slots to attend to (default: half and all of them, for prompts also quarters)"""
     sampling: Literal["both", "greedy", "sampled"] | None = None
     """build greedy graphs, sampling graphs (which also take temperature 0), or both (default: both;
     sampled for a small vocabulary)"""
@@ -172,10 +168,10 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
     def compiler_flags(self) -> Mapping[str, str]:
         """The flags for the compiler: from NAME or NAME=VALUE to a mapping."""
         flags = {}
-        for given in self.flag:
-            name, _, value = given.partition("=")
+        for word in self.flag:
+            name, _, value = word.partition("=")
             if not name:
-                raise InvalidRequest(f"--flag {given}: NAME or NAME=VALUE is needed")
+                raise InvalidRequest(f"--flag {word}: NAME or NAME=VALUE is needed")
             flags[name] = value
         return flags
 

@@ -89,7 +89,7 @@ def layers_of(sdk: Sdk, spec: CompileSpec) -> Layers:
         partial(sdk.embedding, dtype=dtype, init_method=leave, shard_across_embedding=True),
         partial(Head, dtype=dtype, **columns),
         attend_in_turn,
-        VocabularyShare(ranks, lambda part: sdk.gather(part, 0, group)),
+        VocabularyShare(ranks, lambda share: sdk.gather(share, 0, group)),
         ids,
     )
 
@@ -100,11 +100,10 @@ def attend_in_turn(
     """Compute attend() row by row: a product of one row takes the heads as they lie in its keys
     and values, one of several rows needs them copied.
     """
-    whole, rows = (q, past_keys, past_values, k, v), []
-    for row in range(len(sight.cos)):
-        seen = Sight(*(part[row : row + 1] for part in sight))
-        mine = [part[row : row + 1] for part in whole]
-        rows.append(attend(mine[0], mine[1], mine[2], mine[3], mine[4], seen))
+    rows = [
+        attend(q[at], past_keys[at], past_values[at], k[at], v[at], Sight(*(t[at] for t in sight)))
+        for at in (slice(row, row + 1) for row in range(len(sight.cos)))
+    ]
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
@@ -134,14 +133,14 @@ def rank_module(
     config, draft: of the whole models
     """
     ranks, dtype, models = spec.tensor_parallel, DTYPES[spec.dtype], list[Any]()
-    for whole in filter(None, (config, draft)):
-        dealt = parallel_config(whole, ranks, spec.vocabulary)
-        decoder = Decoder(dealt, spec.sequence_length, spec.vocabulary, layers)
+    for model in filter(None, (config, draft)):
+        sharded = parallel_config(model, ranks, spec.vocabulary)
+        decoder = Decoder(sharded, spec.sequence_length, spec.vocabulary, layers)
         cast_weights(decoder, spec.dtype)
         for name in ("cos", "sin"):  # constants that travel with the weights: state changes
             decoder.register_buffer(name, decoder.get_buffer(name), persistent=True)
-        own = replace(dealt, kv_heads=dealt.kv_heads // ranks)
-        models.append((decoder, empty_cache(own, spec.rows, spec.capacity, dtype, device)))
+        rank_config = replace(sharded, kv_heads=sharded.kv_heads // ranks)
+        models.append((decoder, empty_cache(rank_config, spec.rows, spec.capacity, dtype, device)))
     (decoder, cache), *beside = models
     window = None
     if any(bucket.sampled for bucket in spec.graphs):
@@ -174,18 +173,19 @@ def cast_weights(decoder: Decoder, dtype: str) -> None:
 
 
 def parallel_tensors(
-    whole: Iterable[tuple[str, Tensor]], config: ModelConfig, ranks: int, vocabulary: int
+    parameters: Iterable[tuple[str, Tensor]], config: ModelConfig, ranks: int, vocabulary: int
 ) -> dict[str, Tensor]:
     """A whole decoder's parameters in the shapes of parallel_config, not yet divided."""
-    dealt = parallel_config(config, ranks, vocabulary)
-    tensors = dict(whole)
+    sharded = parallel_config(config, ranks, vocabulary)
+    tensors = dict(parameters)
     if config.tied:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     for name in ("lm_head.weight", "model.embed_tokens.weight"):
-        tensors[name] = _padded(tensors[name][:vocabulary], dealt.vocab_size)
-    tensors[IDS] = torch.arange(dealt.vocab_size, dtype=torch.float32)[:, None]
+        tensors[name] = _padded(tensors[name][:vocabulary], sharded.vocab_size)
+    tensors[IDS] = torch.arange(sharded.vocab_size, dtype=torch.float32)[:, None]
+    times = sharded.kv_heads // config.kv_heads
     for name in [name for name in tensors if ".k_proj." in name or ".v_proj." in name]:
-        tensors[name] = _repeated(tensors[name], config.kv_heads, dealt.kv_heads // config.kv_heads)
+        tensors[name] = _repeated(tensors[name], config.kv_heads, times)
     return tensors
 
 

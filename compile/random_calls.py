@@ -10,7 +10,7 @@ import numpy as np
 
 from inference.backends import Scoring, Segment
 from inference.files.artifact import Bucket
-from inference.sampling import MOST_LOGPROBS, SamplingParams
+from inference.sampling import MAX_LOGPROBS, SamplingParams
 from inference.token_rule import Adjustment
 from inference.tree.token_tree import IntArray, TokenTree
 
@@ -47,21 +47,21 @@ def random_segments(
     return segments
 
 
-def beside(segments: Sequence[Segment], other: Sequence[Segment]) -> list[Segment]:
-    """The other call, in the first one's rows and with its root in row 0, which sees the same."""
-    moved = [two._replace(row=one.row) for one, two in zip(segments, other, strict=True)]
-    one, two = segments[0], moved[0]
-    slots = np.where(two.slots == one.slots[0], two.slots[0], two.slots)
-    moved[0] = two._replace(
-        tokens=np.append(one.tokens[:1], two.tokens[1:]),
-        slots=np.append(one.slots[:1], slots[1:]),
-        positions=two.positions - two.positions[0] + one.positions[0],
-        context=one.context,
-        params=one.params,
-        scoring=one.scoring,
+def beside(segments: Sequence[Segment], neighbours: Sequence[Segment]) -> list[Segment]:
+    """The neighbours in the rows of a call, with its root and its context in row 0."""
+    moved = [new._replace(row=old.row) for old, new in zip(segments, neighbours, strict=True)]
+    first, second = segments[0], moved[0]
+    slots = np.where(second.slots == first.slots[0], second.slots[0], second.slots)
+    moved[0] = second._replace(
+        tokens=np.append(first.tokens[:1], second.tokens[1:]),
+        slots=np.append(first.slots[:1], slots[1:]),
+        positions=second.positions - second.positions[0] + first.positions[0],
+        context=first.context,
+        params=first.params,
+        scoring=first.scoring,
     )
-    if one.rule is not None and two.rule is not None:
-        mine, theirs = one.rule(), two.rule()
+    if first.rule is not None and second.rule is not None:
+        mine, theirs = first.rule(), second.rule()
         assert mine.allowed is not None, "_ruled allows some ids"
         assert theirs.allowed is not None, "_ruled allows some ids"
         biases = mine.biases.copy()
@@ -122,4 +122,4 @@ def _ruled(segment: Segment, bucket: Bucket, vocabulary: int, rng: np.random.Gen
     biases[np.arange(nodes), rng.integers(0, count, nodes)] += 1
     rule = Adjustment(allowed, ids, factors, biases)
     scored = rng.integers(0, vocabulary, nodes, dtype=np.int32)
-    return segment._replace(rule=lambda: rule, scoring=Scoring(MOST_LOGPROBS, scored))
+    return segment._replace(rule=lambda: rule, scoring=Scoring(MAX_LOGPROBS, scored))

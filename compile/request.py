@@ -30,8 +30,8 @@ _CHUNK = 256
 _NEURON_CHUNK = 512
 """Prompt tokens in one call: a call of a Neuron target reads all weights, however few they are."""
 _SMALL_VOCABULARY = 4096
-"""Up to so many ids, the noise that a sampled graph makes at temperature 0, too, takes little. Such
-a model is small, and a call of it short beside the time that another graph takes to build.
+"""With so few ids, the noise that a sampled graph makes even at temperature 0 takes little time.
+Such a model is small: its calls are short compared with building another graph.
 """
 _WINDOWS = 4
 """Parts of a Neuron target's cache that prompts read: a call takes long by the slots it reads."""
@@ -43,7 +43,7 @@ _ROWS = (4, 2, 1)
 class BuildCheckpoint:
     """The model to build, and the draft that is built into its graphs."""
 
-    name: str  # what it is known as
+    name: str  # for messages and the manifest
     directory: Path
     config: ModelConfig
     vocabulary: int  # ids are below this
@@ -127,13 +127,11 @@ def _sizes(
     few = small or options.fused  # rounds are graphs, too
     return GraphSizes(
         rows,
-        min(max(options.prompt_chunks or (_CHUNK if cpu else _NEURON_CHUNK,)), length),
+        min(_CHUNK if cpu else _NEURON_CHUNK, length),
         options.max_tree_nodes,
         least_nodes(options.precision),
         length,
-        prefill=options.prompt_chunks,
         trees=options.tree_sizes,
-        slots=options.slots,
         sampling=options.sampling or ("sampled" if small else "both"),
         words=mask_words(checkpoint.vocabulary, ranks) if options.masks else 0,
         few=few,
@@ -182,8 +180,8 @@ def _fused_part(options: CompileOptions, sizes: GraphSizes, target: Path, draft:
         raise InvalidRequest(
             f"--sequence_length {sizes.sequence_length}: the draft takes {positions} tokens at most"
         )
-    read = {(1, slots) for slots in sizes.tree_slots} | {(sizes.rows, capacity)}
-    rounds = product(sorted(read), SAMPLED[sizes.sampling])
+    windows = {(1, slots) for slots in sizes.tree_slots} | {(sizes.rows, capacity)}
+    rounds = product(sorted(windows), SAMPLED[sizes.sampling])
     chunk = max(sizes.chunk, 1 + shape.inner)
     return FusedPart(
         model=options.draft_model or "outrider-embedded-draft",
@@ -225,4 +223,4 @@ def _feature_layers(features: str | None, config: ModelConfig) -> tuple[int, ...
         return ()
     if names_layers(features):
         return named_layers(features, config.layers)
-    return read_head_config(find_model(features, weights=False), config).kept
+    return read_head_config(find_model(features, weights=False), config).feature_layers

@@ -75,8 +75,8 @@ def round_agreements(model: RoundModel, manifest: Manifest) -> Iterator[Agreemen
             chain = TokenTree.chain(before[start : start + manifest.max_tree_nodes])
             chosen.append(sequence.choose(chain))
             sequence.commit(chain, range(1, len(chain)))
-        made, expected = (Chosen(np.array(part)) for part in (text, np.concatenate(chosen)))
-        yield compare(how, [([made], [expected])])
+        ours, expected = Chosen(np.array(text)), Chosen(np.concatenate(chosen))
+        yield compare(how, [([ours], [expected])])
 
 
 def _prompts(manifest: Manifest, count: int, seed: int) -> list[list[int]]:
@@ -108,12 +108,12 @@ def check_independence(model: RoundModel, bucket: RoundBucket, manifest: Manifes
     its root with what the draft has read: candidates would change the text. On a device the
     answers alone are compared. All rows are free.
     """
-    prompts, others = (_prompts(manifest, bucket.rows, seed) for seed in (1, 2))
+    prompts, neighbours = (_prompts(manifest, bucket.rows, seed) for seed in (1, 2))
     first, *rest = prompts
     answer, states = _round_of(model, bucket, prompts, prompts)
-    mixed = [first, *others[1:]]
+    mixed = [first, *neighbours[1:]]
     beside, states_beside = _round_of(model, bucket, mixed, mixed)
-    redrafted, states_redrafted = _round_of(model, bucket, prompts, [others[0], *rest])
+    redrafted, states_redrafted = _round_of(model, bucket, prompts, [neighbours[0], *rest])
     changed = ["answer"] if not np.array_equal(answer, beside) else []
     changed += [name for name in states if not torch.equal(states[name], states_beside[name])]
     if changed:
@@ -121,7 +121,7 @@ def check_independence(model: RoundModel, bucket: RoundBucket, manifest: Manifes
             f"graph {bucket.name}: the rows beside a row change its {changed[0]}, which would not "
             "be lossless"
         )
-    choices = [_choice_at_root(model, each) for each in (answer, redrafted)]
+    choices = [_choice_at_root(model, row_answer) for row_answer in (answer, redrafted)]
     changed = ["choice"] if choices[0] != choices[1] else []
     changed += [
         name
@@ -145,22 +145,22 @@ def _round_of(
     drafted: what the draft has read in place of each prompt
     """
     segments = list[Segment]()
-    for row, (prompt, other) in enumerate(zip(prompts, drafted, strict=True)):
+    for row, (prompt, drafted_prompt) in enumerate(zip(prompts, drafted, strict=True)):
         params = SamplingParams(1.0, seed=row) if bucket.sampled else SamplingParams()
-        target, draft = (ModelSequence(each, row, params) for each in (model, model.draft))
+        target, draft = (ModelSequence(side, row, params) for side in (model, model.draft))
         target.extend(prompt[:-1])
-        draft.extend(other[:-1])
+        draft.extend(drafted_prompt[:-1])
         tree = blank_tree(model.shape, prompt[-1])
-        part, segment = draft.prepare(tree.prefix(model.shape.inner)), target.prepare(tree)
+        drafting, segment = draft.prepare(tree.prefix(model.shape.inner)), target.prepare(tree)
         wide = np.zeros((1, bucket.slots), dtype=np.bool_)  # so that no smaller graph serves
         wide[:, : segment.context.shape[1]] = segment.context
-        segments.append(segment._replace(context=wide, beside=part))
+        segments.append(segment._replace(context=wide, beside=drafting))
     answer = model.rounds(segments)[0]
     if not isinstance(model, FusedModel):
         return answer, {}
-    own = written_states(model, segments[:1])
+    states = written_states(model, segments[:1])
     beside = written_states(model.draft, [draft_of(segments[0])])
-    return answer, own | {f"draft {name}": states for name, states in beside.items()}
+    return answer, states | {f"draft {name}": tensor for name, tensor in beside.items()}
 
 
 def _choice_at_root(model: RoundModel, answer: np.ndarray) -> int:

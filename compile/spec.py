@@ -53,7 +53,7 @@ class CompileSpec(CompiledTarget):
     @classmethod
     def of(cls, manifest: Manifest) -> CompileSpec:
         """The spec of an artefact's own graphs, without a draft beside them."""
-        names = [each.name for each in fields(cls) if each.name != "fused"]
+        names = {column.name for column in fields(cls)} - {"fused"}
         return cls(**{name: getattr(manifest, name) for name in names})
 
     @property
@@ -111,7 +111,7 @@ def _check_buckets(spec: CompileSpec) -> None:
     names = [bucket.name for bucket in spec.graphs]
     if len(set(names)) < len(names):
         raise InvalidRequest(
-            f"graph {next(name for name in names if names.count(name) > 1)} is asked for twice"
+            f"graph {next(name for name in names if names.count(name) > 1)} is requested twice"
         )
     for bucket in spec.buckets:
         if bucket.junk != spec.capacity:

@@ -161,7 +161,7 @@ class S3Objects:
 
 
 def _present(directory: Path, digest: str) -> Manifest:
-    """The artefact that is in the directory already, if it is the one asked for."""
+    """The artefact that is in the directory already, if it is the requested one."""
     manifest = read_manifest(directory)
     if manifest.digest() != digest:
         raise InvalidRequest(
@@ -174,9 +174,9 @@ def _present(directory: Path, digest: str) -> Manifest:
 
 def fetch_manifest(store: Objects, digest: str, directory: Path) -> Manifest:
     """Fetch the manifest of this digest into a directory. Raises BadArtifact for another one."""
-    with replacing(directory / MANIFEST) as part:
-        store.get(f"manifests/{digest}.json", part)
-        manifest = read_manifest_file(part)
+    with replacing(directory / MANIFEST) as partial:
+        store.get(f"manifests/{digest}.json", partial)
+        manifest = read_manifest_file(partial)
         if manifest.digest() != digest:
             raise BadArtifact(
                 f"the store's manifests/{digest}.json has digest {manifest.digest()}: it was "
@@ -190,9 +190,9 @@ def fetch_file(store: Objects, sha256: str, path: Path) -> None:
     if path.is_file() and hash_file(path) == sha256:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as part:
-        store.get(f"files/{sha256}", part)
-        if hash_file(part) != sha256:
+    with replacing(path) as partial:
+        store.get(f"files/{sha256}", partial)
+        if hash_file(partial) != sha256:
             raise BadArtifact(
                 f"{path.name}: the store's file is not the one that was built (its SHA-256 "
                 "differs): nothing of it was loaded"

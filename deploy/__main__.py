@@ -45,9 +45,9 @@ def parse(
         print(_help(verbs))
         raise SystemExit(0)
     if name not in verbs:
-        meant = nearest(name, verbs)
+        hint = nearest(name, verbs)
         problem = f"unknown command {name!r}:" if name else "a command is needed:"
-        print(f"{_COMMAND}: error: {problem} one of {', '.join(verbs)}{meant}", file=sys.stderr)
+        print(f"{_COMMAND}: error: {problem} one of {', '.join(verbs)}{hint}", file=sys.stderr)
         raise SystemExit(USAGE)
     verb = import_module(verbs[name].module)
     flags = get_type_hints(verb.run)["options"]

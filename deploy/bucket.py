@@ -23,11 +23,11 @@ class HostBucket:
 
     @property
     def exists(self) -> bool:
-        """Raises InvalidRequest for a bucket of this account's name that another account made:
-        names of buckets are the whole world's, and this one can be guessed.
+        """Raises InvalidRequest for a bucket of this name that another account created: bucket
+        names are global, and this one can be guessed.
         """
-        own = self.name == own_bucket(self._aws.account, self._region)
-        owner = {"ExpectedBucketOwner": self._aws.account} if own else {}
+        is_ours = self.name == own_bucket(self._aws.account, self._region)
+        owner = {"ExpectedBucketOwner": self._aws.account} if is_ours else {}
         with aws_refusals():
             try:
                 self._client.head_bucket(Bucket=self.name, **owner)
@@ -78,7 +78,7 @@ class HostBucket:
         return content
 
     def keys(self, prefix: str = "") -> list[str]:
-        """The keys of its objects that begin so."""
+        """The keys of its objects that begin with this prefix."""
         return [row["Key"] for row in self._rows() if row["Key"].startswith(prefix)]
 
     def sizes(self) -> list[int]:

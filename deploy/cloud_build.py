@@ -63,7 +63,7 @@ def up_command(options: CompileOptions, store: str, digest: str) -> str:
 
 
 def check(options: CompileOptions) -> None:
-    """Raises InvalidRequest for what an instance cannot be asked for."""
+    """Raise InvalidRequest for options that no instance can build with."""
     if options.pull is not None or options.target is None:
         raise InvalidRequest("--on builds: it needs --target, and no --pull")
     if options.push is not None and not options.push.startswith("s3://"):
@@ -76,10 +76,10 @@ def pinned(options: CompileOptions) -> tuple[CompileOptions, bool]:
 
     Raises InvalidRequest for a model that an instance could not read.
     """
-    named = {name: getattr(options, name) for name in ("model", "draft_model", "features")}
+    sources = {name: getattr(options, name) for name in ("model", "draft_model", "features")}
     if options.features is not None and names_layers(options.features):
-        del named["features"]
-    models = {name: pin_model(given) for name, given in named.items() if given is not None}
+        del sources["features"]
+    models = {name: pin_model(source) for name, source in sources.items() if source is not None}
     names: dict[str, Any] = {name: model.name for name, model in models.items()}
     return options.replace(**names), any(model.needs_token for model in models.values())
 
@@ -149,9 +149,9 @@ def host_arguments(options: CompileOptions, store: str, graphs: str) -> tuple[st
     for name, flag in flags_of(CompileOptions).items():
         if name in _NOT_FOR_THE_HOST or (value := options.values()[name]) == flag.field.default:
             continue
-        for one in value if flag.repeated else (value,):
-            text = ",".join(map(str, one)) if isinstance(one, tuple) else one
-            words.append(f"--{name}" if one is True else f"--{name}={text}")
+        for item in value if flag.repeated else (value,):
+            text = ",".join(map(str, item)) if isinstance(item, tuple) else item
+            words.append(f"--{name}" if item is True else f"--{name}={text}")
     if options.device != "cpu":
         words.append(f"--graph_store={graphs}")
     return (*words, f"--out={ARTEFACT}", f"--push={store}")

@@ -43,10 +43,10 @@ class Handover:
                 shutil.rmtree(self._directory, ignore_errors=True)
                 self._directory.mkdir(parents=True, mode=0o700)
                 make_certificate(self._directory, list(hosts))
-                made = make_key(self._directory / "keys.json", self._target)
-                with replacing(token) as part:
-                    part.chmod(0o600)
-                    part.write_text(made + "\n", encoding="utf-8")
+                key = make_key(self._directory / "keys.json", self._target)
+                with replacing(token) as partial:
+                    partial.chmod(0o600)
+                    partial.write_text(key + "\n", encoding="utf-8")
             return Credentials((self._directory / "ca.pem").read_bytes(), token.read_bytes())
         except OSError as error:
             raise InvalidRequest(

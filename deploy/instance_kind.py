@@ -60,7 +60,7 @@ class Quota(NamedTuple):
 
 @dataclass(frozen=True)
 class InstanceKind:
-    """An instance type of EC2. Raises InvalidRequest for what is none, or cannot serve a target."""
+    """An instance type of EC2. Raises InvalidRequest for one that cannot serve a target."""
 
     name: str  # such as trn1.2xlarge
 
@@ -123,6 +123,6 @@ class InstanceKind:
         return Quota(f"Running On-Demand {name} instances", on_demand)
 
     def _part(self, group: int) -> str:
-        parts = _TYPE.fullmatch(self.name)
-        assert parts is not None, "the name was checked"
-        return parts[group]
+        match = _TYPE.fullmatch(self.name)
+        assert match is not None, "the name was checked"
+        return match[group]

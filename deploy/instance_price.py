@@ -25,7 +25,7 @@ from inference.files.json_file import read_json
 from inference.files.records import Positive, Record, Text, read_record
 
 PRICE_LIST_REGION = "us-east-1"
-"""Region whose price list is asked. Three regions serve it, whatever region it is asked about."""
+"""Region whose price list is queried. Three regions serve it, for the prices of every region."""
 
 ON_DEMAND_TERMS = {
     "operatingSystem": "Linux",
@@ -91,7 +91,7 @@ def bundled_prices() -> PriceTable:
 class InstancePrices:
     """Prices of AWS, else of the bundled table.
 
-    A service that refuses the credentials or cannot be reached is asked once in each region.
+    A service that refuses the credentials or cannot be reached is queried once in each region.
 
     live: false uses the bundled table alone
     account: what this account sees of a region
@@ -100,7 +100,7 @@ class InstancePrices:
     def __init__(self, *, live: bool = True, account: Callable[[str], Aws] = Aws) -> None:
         self._account = functools.cache(account)
         self._live = live
-        self._refusals = dict[tuple[Market, str], str]()  # by market and the region that was asked
+        self._refusals = dict[tuple[Market, str], str]()  # by market and the region that answered
         self._bundled = bundled_prices()
 
     def find(self, instance_type: str, region: str, market: Market = "on-demand") -> Price:
@@ -116,7 +116,7 @@ class InstancePrices:
         if market == "on-demand" and instance_type.startswith("trn2"):  # whatever a row says
             raise NoPrice(f"{instance_type} is sold as capacity blocks and spot only")
         service = (market, region if market == "spot" else PRICE_LIST_REGION)
-        why = self._refusals.get(service, "") if self._live else "AWS was not asked"
+        why = self._refusals.get(service, "") if self._live else "AWS was not queried"
         if why:
             return self._find_bundled(instance_type, region, market, why)
         try:
@@ -132,7 +132,7 @@ class InstancePrices:
 
     def _find_bundled(self, instance_type: str, region: str, market: Market, why: str) -> Price:
         table = self._bundled
-        prices = {name: one.usd_per_hour for name, one in table.types.items() if one.usd_per_hour}
+        prices = {name: row.usd_per_hour for name, row in table.types.items() if row.usd_per_hour}
         if instance_type not in prices or (region, market) != (table.region, "on-demand"):
             raise NoPrice(
                 f"no price for {instance_type} in {region}, {market}: {why}; the bundled table "

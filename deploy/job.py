@@ -180,7 +180,7 @@ def cost(aws: Aws, state: StackState) -> str:
     """The job's cost, or the reason why it is not known."""
     try:
         instance = describe_instance(aws, state.instance_id) if state.instance_id else None
-    except OutriderError as error:  # it must not hide what came of the job
+    except OutriderError as error:  # it must not hide the job's result
         return f"not known: {error}"
     return cost_so_far(instance, aws.region) if instance else "nothing, it had no instance"
 

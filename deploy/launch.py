@@ -35,7 +35,7 @@ class Launch:
         self._stack = TargetStack(aws, host.stack)
 
     def standing(self) -> StackState | None:
-        """The stack of an earlier `up`, where its instance runs; what is left of any other is
+        """The stack of an earlier `up`, if its instance runs; the rest of any other stack is
         removed. Raises InvalidRequest if it runs something else.
         """
         state = self._stack.state()
@@ -46,14 +46,14 @@ class Launch:
             self._check_same(state)
             instance = describe_instance(self._aws, state.instance_id)
             if instance is not None and instance.alive:
-                say(f"{self._stack.name} stands already: going on with it")
+                say(f"{self._stack.name} already runs: continuing")
                 return state
         say(f"{self._stack.name} is {state.status} without a running instance: removing it")
         self._stack.remove(state)
         return None
 
     def may_stand(self) -> bool:
-        """Whether a stack of this host may be there; true where AWS does not say."""
+        """Whether a stack of this host may exist; true if AWS does not answer."""
         try:
             return self._stack.state() is not None
         except OutriderError:
@@ -108,16 +108,16 @@ class Launch:
             return InvalidRequest(
                 f"the machine image of {host.image_parameter} cannot be used: {reason}"
             )
-        return Unavailable(f"{host.stack} could not be made: {failure.resource}: {reason}")
+        return Unavailable(f"{host.stack} could not be created: {failure.resource}: {reason}")
 
     def _check_same(self, state: StackState) -> None:
         """Raise InvalidRequest if the stack was made for another host."""
         requested = stack_parameters(self._host)
-        for key in ("InstanceType", "Port", "AllowCidr", "Private", "Market", "Served"):
-            stands, value = state.parameters.get(key), requested.get(key, "")
-            if stands != value:
+        for key in ("InstanceType", "AllowCidr", "Private", "Market", "Served"):
+            present, value = state.parameters.get(key), requested.get(key, "")
+            if present != value:
                 raise InvalidRequest(
-                    f"{self._stack.name} stands with {key} {stands or 'none'}, and "
-                    f"{value or 'none'} is asked for: `outrider deploy down "
+                    f"{self._stack.name} runs with {key} {present or 'none'}, and "
+                    f"{value or 'none'} is requested: `outrider deploy down "
                     f"{self._host.name}` first, or choose another name"
                 )

@@ -54,17 +54,17 @@ def places_for(aws: Aws, instance: InstanceKind, subnet: str | None) -> list[Sub
     if subnet is not None:
         query = {"SubnetIds": [subnet]}
     subnets = aws.rows("ec2", "describe_subnets", "Subnets", **query)
-    there = sorted(
+    candidates = sorted(
         SubnetInZone(row["AvailabilityZone"], row["SubnetId"], row["VpcId"]) for row in subnets
     )
-    places = [place for place in there if place.zone in offered]
-    if not there:
+    places = [place for place in candidates if place.zone in offered]
+    if not candidates:
         raise InvalidRequest(
             f"the account has no default network in {aws.region}: `aws ec2 create-default-vpc` "
             "makes one, or --subnet names a subnet with a way to the internet"
         )
     if not places:
-        zones = ", ".join(sorted({place.zone for place in there}))
+        zones = ", ".join(sorted({place.zone for place in candidates}))
         raise InvalidRequest(
             f"{instance.name} is offered in {', '.join(offered)} only, and the subnets "
             f"are in {zones}: give --subnet in one of those"
@@ -121,10 +121,10 @@ def find_image(aws: Aws, parameter: str) -> str:
             rows = aws.rows(
                 "ssm", "get_parameters_by_path", "Parameters", Path=family, Recursive=True
             )
-            others = sorted(row["Name"] for row in rows)
-            near = f"; below {family} there are: {', '.join(others[:6])}" if others else ""
-            other = f" (for Neuron {NEURON_BASE_IMAGE})" if "/neuron/" in parameter else ""
+            parameters = sorted(row["Name"] for row in rows)
+            near = f"; below {family} there are: {', '.join(parameters[:6])}" if parameters else ""
+            base_image = f" (for Neuron {NEURON_BASE_IMAGE})" if "/neuron/" in parameter else ""
             raise InvalidRequest(
                 f"the machine image is gone: {aws.region} has no parameter {parameter}{near}. "
-                f"--image names another one{other}; docs/deploy.md says what it must hold"
+                f"--image names another one{base_image}; docs/deploy.md says what it must hold"
             ) from error

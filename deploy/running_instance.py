@@ -27,7 +27,7 @@ PROGRESS = (
     "systemctl is-active outrider-target.service; "
     "grep '^outrider setup:' /var/log/cloud-init-output.log | tail -n 1; true"
 )
-"""Prints two lines: the unit's state, and how far the setup of the host is."""
+"""Prints two lines: the unit's state, and the last step of the host's setup."""
 
 
 @dataclass(frozen=True)
@@ -149,4 +149,4 @@ def progress(aws: Aws, instance_id: str) -> HostProgress:
     state, _, setup = run_on_host(aws, instance_id, PROGRESS).strip().partition("\n")
     step = setup.removeprefix("outrider setup:").strip()
     failed = "FAILED" in step or state == "failed"
-    return HostProgress(state == "active", failed, f"{state}; setup: {step or 'not begun'}")
+    return HostProgress(state == "active", failed, f"{state}; setup: {step or 'not started'}")

@@ -179,8 +179,8 @@ def _read(row: Mapping[str, Any]) -> StackState:
         row["StackId"],
         row["StackStatus"],
         row["CreationTime"],
-        {one["ParameterKey"]: one["ParameterValue"] for one in row.get("Parameters", ())},
-        {one["OutputKey"]: one["OutputValue"] for one in row.get("Outputs", ())},
+        {entry["ParameterKey"]: entry["ParameterValue"] for entry in row.get("Parameters", ())},
+        {entry["OutputKey"]: entry["OutputValue"] for entry in row.get("Outputs", ())},
     )
 
 

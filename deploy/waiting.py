@@ -1,4 +1,4 @@
-"""What a command prints while it waits for AWS: each new state, and the same one once a minute."""
+"""Progress of a wait for AWS: prints each new state, and an unchanged one once a minute."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ MINUTE = 60.0
 
 
 class Wait:
-    """A wait for something, with its seconds so far.
-
-    name: of what is waited for
-    """
+    """A wait with its seconds so far. name: of the resource"""
 
     def __init__(self, name: str) -> None:
         self._name, self._began = name, time.monotonic()

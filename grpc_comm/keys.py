@@ -113,8 +113,8 @@ class Keys:
             log.error("the keys are unchanged: %s", error)
         else:
             count = len(self.entries or ())
-            gone = f"the keys file {self._file.path} is missing; its {count} keys stay valid"
-            log.error('%s: restore it, or write {"keys": []} there to refuse all calls', gone)
+            warning = f"the keys file {self._file.path} is missing; its {count} keys stay valid"
+            log.error('%s: restore it, or write {"keys": []} there to refuse all calls', warning)
 
 
 _EVERYONE = Key("")

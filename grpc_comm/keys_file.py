@@ -186,9 +186,9 @@ def _parse(path: Path) -> tuple[KeyEntry, ...]:
     for entry in document.keys:
         if entry.name in names:
             raise InvalidRequest(f"{path} has two keys with the name {entry.name!r}")
-        if other := digests.get(entry.token_sha256):
+        if owner := digests.get(entry.token_sha256):
             raise InvalidRequest(
-                f"{path}: {other!r} and {entry.name!r} have the same token: every key needs its own"
+                f"{path}: {owner!r} and {entry.name!r} have the same token: every key needs its own"
             )
         names[entry.name] = digests[entry.token_sha256] = entry.name
     return tuple(map(_key_entry, document.keys))

@@ -9,8 +9,8 @@ from typing import Any
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.errors import InvalidRequest, LimitExceeded, Mismatch
 from inference.order import Decode, End, Pace, Progress, TokenLogProb
-from inference.proposer import COPY, MODEL, MOST_CANDIDATES, NOBODY, Nodes
-from inference.sampling import MOST_LOGPROBS
+from inference.proposer import COPY, MAX_CANDIDATES, MODEL, NOBODY, Nodes
+from inference.sampling import MAX_LOGPROBS
 
 MAX_STOP_IDS = 1024
 
@@ -23,14 +23,14 @@ _CHANCES = tuple(2.0 ** (-step / _STEPS) for step in range(256))
 
 def write_nodes(nodes: Nodes) -> Iterator[pb.Nodes]:
     """Yield as many messages as are needed."""
-    for start in range(0, len(nodes.tokens), MOST_CANDIDATES):
-        part = slice(start, start + MOST_CANDIDATES)
+    for start in range(0, len(nodes.tokens), MAX_CANDIDATES):
+        chunk = slice(start, start + MAX_CANDIDATES)
         yield pb.Nodes(
             first=nodes.first + start,
             base=nodes.base,
-            parents=nodes.parents[part],
-            tokens=nodes.tokens[part],
-            chances=bytes(map(_as_byte, nodes.chances[part])),
+            parents=nodes.parents[chunk],
+            tokens=nodes.tokens[chunk],
+            chances=bytes(map(_as_byte, nodes.chances[chunk])),
             proposer=nodes.proposer,
         )
 
@@ -38,8 +38,8 @@ def write_nodes(nodes: Nodes) -> Iterator[pb.Nodes]:
 def read_nodes(message: pb.Nodes) -> Nodes:
     """Read candidates; raise InvalidRequest or LimitExceeded for an invalid list of nodes."""
     count = len(message.tokens)
-    if count > MOST_CANDIDATES:
-        raise LimitExceeded(f"{count} nodes in a message: the maximum is {MOST_CANDIDATES}")
+    if count > MAX_CANDIDATES:
+        raise LimitExceeded(f"{count} nodes in a message: the maximum is {MAX_CANDIDATES}")
     if not count == len(message.parents) == len(message.chances):
         raise InvalidRequest(
             f"each node needs a token, a parent and a chance: got {count}, {len(message.parents)} "
@@ -87,11 +87,11 @@ def write_tokens(progress: Progress, end: End) -> pb.Tokens:
 
     end: why the text ends, or is paused
     """
-    named = any(kind != NOBODY for kind in progress.proposers)
+    has_proposers = any(kind != NOBODY for kind in progress.proposers)
     seconds = {f"{of}_microseconds": getattr(progress, f"{of}_seconds") for of in _TIMES}
     return pb.Tokens(
         ids=progress.tokens,
-        proposers=bytes(progress.proposers) if named else b"",
+        proposers=bytes(progress.proposers) if has_proposers else b"",
         end=pb.Tokens.End.Name(end.value),
         **{name: getattr(progress, name) for name in _NUMBERS},
         **{name: round(value * 1e6) for name, value in seconds.items()},
@@ -131,16 +131,16 @@ MAX_LOGPROB = 1e-5
 def read_logprobs(message: pb.Tokens | pb.Opened) -> tuple[TokenLogProb, ...]:
     """Read log-probabilities; raise Mismatch for invalid ones."""
     values, ids, likeliest = message.logprobs, message.top_ids, message.top_logprobs
-    each, left = divmod(len(ids), len(values) or 1)
-    if len(ids) != len(likeliest) or left or each > MOST_LOGPROBS or (each and not values):
+    width, remainder = divmod(len(ids), len(values) or 1)
+    if len(ids) != len(likeliest) or remainder or width > MAX_LOGPROBS or (width and not values):
         got = f"{len(values)} tokens, and {len(ids)} alternatives with {len(likeliest)} values"
         raise Mismatch(f"sent log-probabilities of mismatched lengths: of {got}")
     if not all(map(math.isfinite, (*values, *likeliest))):
         raise Mismatch("sent a log-probability that is no number")
     if any(value > MAX_LOGPROB for value in (*values, *likeliest)):
         raise Mismatch(f"sent a log-probability above 0: {max(*values, *likeliest):g}")
-    parts = [slice(at * each, (at + 1) * each) for at in range(len(values))]
+    alternatives = [slice(at * width, (at + 1) * width) for at in range(len(values))]
     return tuple(
-        TokenLogProb(value, tuple(ids[part]), tuple(likeliest[part]))
-        for value, part in zip(values, parts, strict=True)
+        TokenLogProb(value, tuple(ids[chunk]), tuple(likeliest[chunk]))
+        for value, chunk in zip(values, alternatives, strict=True)
     )

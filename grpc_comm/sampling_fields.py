@@ -32,9 +32,9 @@ _ALIKE = (
 )
 
 
-def check_protocol(theirs: int, known: Iterable[int] = (PROTOCOL_VERSION,)) -> None:
+def check_protocol(theirs: int, supported: Iterable[int] = (PROTOCOL_VERSION,)) -> None:
     """Raise Mismatch for a protocol that this side does not support."""
-    if theirs not in known:
+    if theirs not in supported:
         raise Mismatch(
             f"the other side has protocol {theirs}, this side {PROTOCOL_VERSION}: install the "
             "same version of Outrider on both"

@@ -16,7 +16,7 @@ from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.sampling_fields import PROTOCOL_VERSION, check_protocol, write_params
 from inference.errors import InvalidRequest, LimitExceeded, Mismatch
 from inference.order import Opened, Progress
-from inference.proposer import MOST_CANDIDATES
+from inference.proposer import MAX_CANDIDATES
 from inference.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class SessionTerms(NamedTuple):
     lease_seconds: float  # the session is kept for so long without a message
     tree_nodes: int  # in a forward pass, the root included
     resume_key: bytes  # the secret with which the session can be resumed
-    candidates: int = MOST_CANDIDATES  # maximum stored
+    candidates: int = MAX_CANDIDATES  # maximum stored
     opened: Opened = Opened()
 
 
@@ -161,7 +161,7 @@ def read_opened(message: pb.Opened) -> SessionTerms:
         message.lease_seconds,
         message.tree_nodes,
         message.resume_key,
-        min(message.candidates or MOST_CANDIDATES, MOST_CANDIDATES),
+        min(message.candidates or MAX_CANDIDATES, MAX_CANDIDATES),
         Opened(
             message.reused_tokens,
             max(message.queue_seconds, 0.0),

@@ -8,7 +8,7 @@ import socket
 from typing import NamedTuple
 
 from inference.errors import InvalidRequest
-from inference.sampling import MOST_GRAMMAR
+from inference.sampling import MAX_GRAMMAR
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 """Bytes of the longest message. A prompt of a million tokens takes 3 to 4 MB."""
@@ -18,7 +18,7 @@ _LAST_PORT, _PORT_DIGITS = 65_535, 20  # the largest port; maximum digits of one
 DNS = "dns:///"
 """Begins an endpoint whose host has a replica at each of its addresses."""
 
-_BYTES_BESIDE_PROMPT, _BYTES_PER_ID = 64 * 2**10 + MOST_GRAMMAR, 5
+_BYTES_BESIDE_PROMPT, _BYTES_PER_ID = 64 * 2**10 + MAX_GRAMMAR, 5
 
 _BOTH_ENDS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -149,5 +149,5 @@ def channel_options(address: Address, name: str = "") -> tuple[tuple[str, int | 
     name: host that the target's certificate must name; empty for the address's host
     """
     direct = (("grpc.enable_http_proxy", 0),) if address.loopback else ()
-    named = (("grpc.ssl_target_name_override", name), ("grpc.default_authority", name))
-    return (*_CHANNEL_OPTIONS, *direct, *(named if name else ()))
+    name_options = (("grpc.ssl_target_name_override", name), ("grpc.default_authority", name))
+    return (*_CHANNEL_OPTIONS, *direct, *(name_options if name else ()))

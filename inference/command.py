@@ -25,11 +25,11 @@ def nearest(name: str, names: Iterable[str]) -> str:
     of its words, such as max_new_tokens for max_tokens. Empty where no name is that close.
     """
     words = set(re.findall(r"[^\W_]+", name))
-    slips = {other: _edits(name.lower(), other.lower()) for other in names}
-    near = [other for other, edits in slips.items() if edits <= max(1, len(name.strip("-")) // 4)]
+    slips = {entry: _edits(name.lower(), entry.lower()) for entry in names}
+    near = [entry for entry, edits in slips.items() if edits <= max(1, len(name.strip("-")) // 4)]
     if len(name) > 2 and near:
         return f"; did you mean {min(near, key=slips.__getitem__)}?"
-    wider = [other for other in slips if words < set(re.findall(r"[^\W_]+", other))]
+    wider = [entry for entry in slips if words < set(re.findall(r"[^\W_]+", entry))]
     return f"; did you mean {wider[0]}?" if len(words) > 1 and wider else ""
 
 
@@ -40,21 +40,21 @@ def check_names(names: Iterable[str], keywords: type, call: str) -> None:
     """
     for name in names:
         if name not in keywords.__annotations__:
-            meant = nearest(name, keywords.__annotations__)
-            raise InvalidRequest(f"{call} has no parameter {name}{meant}")
+            hint = nearest(name, keywords.__annotations__)
+            raise InvalidRequest(f"{call} has no parameter {name}{hint}")
 
 
-def _edits(name: str, other: str) -> int:
+def _edits(name: str, candidate: str) -> int:
     """Edit distance: letters to insert, delete, replace or swap with their neighbour."""
     before: list[int] = []
-    last = list(range(len(other) + 1))
+    last = list(range(len(candidate) + 1))
     for row, letter in enumerate(name):
         edits = [row + 1]
-        for column, wanted in enumerate(other):
+        for column, expected in enumerate(candidate):
             edits.append(
-                min(edits[-1] + 1, last[column + 1] + 1, last[column] + (letter != wanted))
+                min(edits[-1] + 1, last[column + 1] + 1, last[column] + (letter != expected))
             )
-            if row and column and (letter, name[row - 1]) == (other[column - 1], wanted):
+            if row and column and (letter, name[row - 1]) == (candidate[column - 1], expected):
                 edits[-1] = min(edits[-1], before[column - 1] + 1)
         before, last = last, edits
     return last[-1]
@@ -108,7 +108,7 @@ def messages_to(display: Display) -> Iterator[None]:
     try:
         yield
     finally:
-        last = max(index for index, other in enumerate(_displays) if other is display)
+        last = max(index for index, entry in enumerate(_displays) if entry is display)
         del _displays[last]
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from inference.errors import InvalidRequest
 
-LEAST_CREDIT, MOST_CREDIT, CREDIT_SECONDS = 64, 512, 2.0
+MIN_CREDIT, MAX_CREDIT, CREDIT_SECONDS = 64, 512, 2.0
 """The default credit: the tokens that the target generates in CREDIT_SECONDS, within two bounds.
 
 It applies where the client's order has no credit of its own.
@@ -52,7 +52,7 @@ class Decode:
             raise InvalidRequest(f"a text ends at a length of 1 or more: got {self.end}")
 
 
-LEAST_LOGPROB = -9999.0
+MIN_LOGPROB = -9999.0
 """Log-probability of a token that a rule excludes, and of any that is less likely."""
 
 
@@ -90,13 +90,13 @@ class Spent:
         """Average time of a forward pass and of waiting for it."""
         return (self.model_seconds + self.queue_seconds) / max(self.forwards, 1)
 
-    def add(self, more: Spent) -> None:
-        self.nodes += more.nodes
-        self.forwards += more.forwards
-        self.lone += more.lone
-        self.queue_seconds += more.queue_seconds
-        self.model_seconds += more.model_seconds
-        self.share_seconds += more.share_seconds
+    def add(self, costs: Spent) -> None:
+        self.nodes += costs.nodes
+        self.forwards += costs.forwards
+        self.lone += costs.lone
+        self.queue_seconds += costs.queue_seconds
+        self.model_seconds += costs.model_seconds
+        self.share_seconds += costs.share_seconds
 
     def beyond(self, before: Spent) -> Spent:
         """The costs since `before`, an earlier state of them."""

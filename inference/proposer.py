@@ -20,7 +20,7 @@ NOBODY = 255
 """Kind of a token that no proposer had proposed: the target generated it alone."""
 
 
-MOST_CANDIDATES = 1024
+MAX_CANDIDATES = 1024
 """Maximum candidates of a session; the least valuable are dropped first."""
 
 FRAMING_BYTES = 88
@@ -58,9 +58,9 @@ class DraftUsage(NamedTuple):
     nodes: int = 0  # in these calls
     seconds: float = 0.0  # of these calls
 
-    def plus(self, other: DraftUsage) -> DraftUsage:
+    def plus(self, usage: DraftUsage) -> DraftUsage:
         return DraftUsage(
-            self.calls + other.calls, self.nodes + other.nodes, self.seconds + other.seconds
+            self.calls + usage.calls, self.nodes + usage.nodes, self.seconds + usage.seconds
         )
 
 

@@ -24,23 +24,23 @@ CANDIDATES = 256
 
 SEED_BITS = 63
 
-LEAST_TEMPERATURE, GREATEST_TEMPERATURE = 1e-3, 1e3
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
 """Bounds of T > 0. Beyond them, logits / T is too large or too small for float32 to compare."""
 
-LEAST_TOP_P = 1e-6
+MIN_TOP_P = 1e-6
 """Value that stands for top_p 0 in requests and flags: only the most likely token remains."""
 
-LEAST_REPETITION, GREATEST_REPETITION = 0.01, 100.0
-MOST_PENALTY = 2.0
-MOST_BIAS, MOST_BIASES = 100.0, 300
-MOST_LOGPROBS = 20
-MOST_END_IDS = 1024
+MIN_REPETITION, MAX_REPETITION = 0.01, 100.0
+MAX_PENALTY = 2.0
+MAX_BIAS, MAX_BIASES = 100.0, 300
+MAX_LOGPROBS = 20
+MAX_END_IDS = 1024
 ID_BOUND = 2**32
 """Bounds of the parameters that change logits and report log-probabilities, as OpenAI has them. The
 wire carries ids of 32 bits.
 """
 
-MOST_GRAMMAR = 64 * 1024
+MAX_GRAMMAR = 64 * 1024
 """Maximum bytes of a grammar's text."""
 
 
@@ -70,8 +70,8 @@ class Grammar:
             raise InvalidRequest(
                 f"the grammar is not valid Unicode: an unpaired surrogate at {error.start}"
             ) from error
-        if not 0 < size <= MOST_GRAMMAR:
-            raise InvalidRequest(f"a grammar has 1 to {MOST_GRAMMAR} bytes: got {size}")
+        if not 0 < size <= MAX_GRAMMAR:
+            raise InvalidRequest(f"a grammar has 1 to {MAX_GRAMMAR} bytes: got {size}")
 
     @cached_property
     def digest(self) -> str:
@@ -100,9 +100,9 @@ class SamplingParams:
     made: int = 0  # tokens at the end of the prompt that are output, of a continued text
 
     def __post_init__(self) -> None:
-        within = LEAST_TEMPERATURE <= self.temperature <= GREATEST_TEMPERATURE
+        within = MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE
         if self.temperature != 0 and not within:
-            allowed = f"0 (greedy) or {LEAST_TEMPERATURE} to {GREATEST_TEMPERATURE}"
+            allowed = f"0 (greedy) or {MIN_TEMPERATURE} to {MAX_TEMPERATURE}"
             raise InvalidRequest(f"temperature must be {allowed}: got {self.temperature}")
         if not 0 <= self.top_k <= CANDIDATES:
             raise InvalidRequest(f"top_k must be 0 (off) to {CANDIDATES}: got {self.top_k}")
@@ -118,34 +118,34 @@ class SamplingParams:
 
     def _check_changes(self) -> None:
         """Raise InvalidRequest for a penalty or a bias out of bounds."""
-        if not _rounded(LEAST_REPETITION) <= self.repetition_penalty <= GREATEST_REPETITION:
-            allowed = f"{LEAST_REPETITION} to {GREATEST_REPETITION} (1: off)"
+        if not _rounded(MIN_REPETITION) <= self.repetition_penalty <= MAX_REPETITION:
+            allowed = f"{MIN_REPETITION} to {MAX_REPETITION} (1: off)"
             raise InvalidRequest(
                 f"repetition_penalty must be {allowed}: got {self.repetition_penalty}"
             )
         for name in ("presence_penalty", "frequency_penalty"):
-            if not -MOST_PENALTY <= (value := getattr(self, name)) <= MOST_PENALTY:
-                allowed = f"-{MOST_PENALTY} to {MOST_PENALTY}"
+            if not -MAX_PENALTY <= (value := getattr(self, name)) <= MAX_PENALTY:
+                allowed = f"-{MAX_PENALTY} to {MAX_PENALTY}"
                 raise InvalidRequest(f"{name} must be {allowed}: got {value}")
-        if len(self.logit_bias) > MOST_BIASES:
+        if len(self.logit_bias) > MAX_BIASES:
             raise InvalidRequest(
-                f"logit_bias takes up to {MOST_BIASES} tokens: got {len(self.logit_bias)}"
+                f"logit_bias takes up to {MAX_BIASES} tokens: got {len(self.logit_bias)}"
             )
         if len({token for token, _ in self.logit_bias}) < len(self.logit_bias):
             raise InvalidRequest("logit_bias has a token twice: each may have one bias")
         for token, bias in self.logit_bias:
             if not 0 <= token < ID_BOUND:
                 raise InvalidRequest(f"logit_bias: token ids are 0 to {ID_BOUND - 1}: got {token}")
-            if not -MOST_BIAS <= bias <= MOST_BIAS:
+            if not -MAX_BIAS <= bias <= MAX_BIAS:
                 raise InvalidRequest(
-                    f"logit_bias takes biases of -{MOST_BIAS} to {MOST_BIAS}: got {token}: {bias}"
+                    f"logit_bias takes biases of -{MAX_BIAS} to {MAX_BIAS}: got {token}: {bias}"
                 )
 
     def _check_length(self) -> None:
         """Raise InvalidRequest for a minimum length out of bounds."""
-        if not 0 <= self.min_tokens < ID_BOUND or len(self.end_ids) > MOST_END_IDS:
+        if not 0 <= self.min_tokens < ID_BOUND or len(self.end_ids) > MAX_END_IDS:
             raise InvalidRequest(
-                f"min_tokens must be 0 or more, with up to {MOST_END_IDS} ids that end a text: got "
+                f"min_tokens must be 0 or more, with up to {MAX_END_IDS} ids that end a text: got "
                 f"{self.min_tokens} and {len(self.end_ids)}"
             )
         if wrong := [token for token in self.end_ids if not 0 <= token < ID_BOUND]:
@@ -157,8 +157,8 @@ class SamplingParams:
 
     def _check_reports(self) -> None:
         """Raise InvalidRequest for log-probabilities that cannot be reported."""
-        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
-            raise InvalidRequest(f"logprobs must be 0 to {MOST_LOGPROBS}: got {self.logprobs}")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise InvalidRequest(f"logprobs must be 0 to {MAX_LOGPROBS}: got {self.logprobs}")
         if self.prompt_logprobs and self.logprobs is None:
             raise InvalidRequest("prompt_logprobs needs logprobs: the number of most likely tokens")
         if self.made < 0:
@@ -189,8 +189,8 @@ class SamplingParams:
         minimum length.
         """
         penalties = self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty
-        least = self.min_tokens and self.end_ids
-        return bool(penalties or self.logit_bias or self.grammar is not None or least)
+        minimum = self.min_tokens and self.end_ids
+        return bool(penalties or self.logit_bias or self.grammar is not None or minimum)
 
     @property
     def needs_rule(self) -> bool:

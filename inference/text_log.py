@@ -50,11 +50,11 @@ class TextLog:
 
     def since(self, cursor: int) -> Progress:
         """Progress beyond the first `cursor` tokens. Costs and the state of the target are 0."""
-        made = slice(max(cursor - self.prompt_length, 0), None)
+        output = slice(max(cursor - self.prompt_length, 0), None)
         return Progress(
             position=cursor,
             tokens=tuple(self.tokens[cursor:]),
-            proposers=tuple(self.proposers[made]),
-            logprobs=tuple(self.logprobs[made]),
+            proposers=tuple(self.proposers[output]),
+            logprobs=tuple(self.logprobs[output]),
             end=self.end,
         )

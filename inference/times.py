@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple, TypeAlias
 
@@ -97,10 +97,10 @@ class Times:
                 self._add(shape, seconds)
         self._calls += STALE  # however many shapes, so that a large table does not age its own
 
-    def samples(self, rows: int, nodes: int) -> int:
-        """Number of samples of a shape that count at present."""
+    def samples(self, rows: int, nodes: int) -> Sequence[float]:
+        """The samples of a shape that count at present, the latest last."""
         samples = self._samples.get((rows, nodes))
-        return len(samples.latest) if samples else 0
+        return tuple(samples.latest) if samples else ()
 
     def seconds(self, rows: int, nodes: int) -> float:
         """Expected seconds of a call; 0 without a prior and samples."""
@@ -123,7 +123,7 @@ class Times:
         samples = self._samples.pop(shape, None) or _Samples()
         self._samples[shape] = samples
         rows = shape[0]
-        narrowest = self._samples[min(other for other in self._samples if other[0] == rows)]
+        narrowest = self._samples[min(key for key in self._samples if key[0] == rows)]
         samples.add(max(seconds, MIN_SECONDS), self._calls)
         samples.pace = narrowest, narrowest.mean
         while self._calls - next(iter(self._samples.values())).at > REMEMBERED:
@@ -154,42 +154,42 @@ class Times:
     def _near(self, shape: Shape) -> _Near:
         """Bounds and an estimate by the other measured shapes."""
         nodes = math.prod(shape)
-        others = sorted(
-            _Point(math.prod(other), other, samples.now, samples.trusted)
-            for other, samples in self._samples.items()
-            if other != shape
+        points = sorted(
+            _Point(math.prod(key), key, samples.now, samples.trusted)
+            for key, samples in self._samples.items()
+            if key != shape
         )
-        fewer = [one for one in others if one.nodes <= nodes]
-        more = others[len(fewer) :]
-        upper = min((one.seconds for one in more), default=math.inf)
+        fewer = [point for point in points if point.nodes <= nodes]
+        wider = points[len(fewer) :]
+        upper = min((point.seconds for point in wider), default=math.inf)
         if not fewer:
-            if not more:
+            if not wider:
                 return _Near(0.0, upper, math.inf, self._by_prior(shape), bool(self.prior))
-            share = self._ratio(shape, more[0].shape) if self.prior else 1.0
+            share = self._ratio(shape, wider[0].shape) if self.prior else 1.0
             return _Near(0.0, upper, math.inf, upper * min(share, 1.0), False)
-        sure = max((one.seconds for one in fewer if one.trusted), default=0.0)
+        sure = max((point.seconds for point in fewer if point.trusted), default=0.0)
         # few samples of the slowest count as long as nothing wider was faster
-        lower = max(sure, min(max(one.seconds for one in fewer), upper))
+        lower = max(sure, min(max(point.seconds for point in fewer), upper))
         last = fewer[-1]
-        other = more[0] if more else next((o for o in fewer[::-1] if o.nodes < last.nodes), None)
-        by_prior = bool(self.prior) and (other is None or self._is_right(last, other))
+        peer = wider[0] if wider else next((o for o in fewer[::-1] if o.nodes < last.nodes), None)
+        by_prior = bool(self.prior) and (peer is None or self._is_right(last, peer))
         if by_prior:
             expected = last.seconds * self._ratio(shape, last.shape)
-        elif other is None or other.nodes == last.nodes:
+        elif peer is None or peer.nodes == last.nodes:
             expected = last.seconds
         else:
-            slope = (other.seconds - last.seconds) / (other.nodes - last.nodes)
+            slope = (peer.seconds - last.seconds) / (peer.nodes - last.nodes)
             expected = last.seconds + max(slope, 0.0) * (nodes - last.nodes)
         grown = last.seconds * nodes / last.nodes if nodes <= STEP * last.nodes else math.inf
         return _Near(lower, upper, grown, max(min(expected, upper), lower), by_prior)
 
-    def _is_right(self, one: _Point, other: _Point) -> bool:
+    def _is_right(self, first: _Point, second: _Point) -> bool:
         """Whether the prior is right about how the times of two measured shapes compare."""
-        expected = self._ratio(one.shape, other.shape)
-        return abs(math.log(one.seconds / other.seconds / expected)) < RIGHT
+        expected = self._ratio(first.shape, second.shape)
+        return abs(math.log(first.seconds / second.seconds / expected)) < RIGHT
 
-    def _ratio(self, shape: Shape, other: Shape) -> float:
-        return self._by_prior(shape) / self._by_prior(other)
+    def _ratio(self, shape: Shape, base: Shape) -> float:
+        return self._by_prior(shape) / self._by_prior(base)
 
     def _by_prior(self, shape: Shape) -> float:
         """Seconds by the prior of the cheapest shape that holds this one; 0 without a prior."""
@@ -197,11 +197,11 @@ class Times:
             return 0.0
         if shape not in self._held:
             rows, nodes = shape
-            holding = [one for one in self.prior if one[0] >= rows and one[1] >= nodes]
+            holding = [key for key in self.prior if key[0] >= rows and key[1] >= nodes]
             largest = max(self.prior, key=math.prod)
             calls = math.ceil(rows / largest[0]) * math.ceil(nodes / largest[1])
             self._held[shape] = min(
-                (self.prior[one] for one in holding), default=calls * self.prior[largest]
+                (self.prior[key] for key in holding), default=calls * self.prior[largest]
             )
         return self._held[shape]
 

@@ -60,9 +60,9 @@ class Profile(Record):
         context: cache slots that each row reads
         """
         rows, nodes = self.padded(rows, nodes)
-        part = min(rows, self.rows[-1]), min(nodes, self.nodes[-1])
-        calls = rows * nodes // math.prod(part)
-        return calls * self._known.seconds(*part) + rows * context * self.slot_seconds
+        shape = min(rows, self.rows[-1]), min(nodes, self.nodes[-1])
+        calls = rows * nodes // math.prod(shape)
+        return calls * self._times.seconds(*shape) + rows * context * self.slot_seconds
 
     def table(self, context: int) -> dict[Shape, float]:
         """Seconds by shape beside so many cache slots of each row, for all pairs of sizes."""
@@ -78,7 +78,7 @@ class Profile(Record):
         return f"emulated: {self.name} (choices by {choices_by})"
 
     @cached_property
-    def _known(self) -> Times:
+    def _times(self) -> Times:
         times = Times()
         times.trust({(rows, nodes): seconds for rows, nodes, seconds in self.times})
         return times

@@ -44,10 +44,10 @@ class Adjustment(NamedTuple):
         """Return node, id, factor and bias of each change, [n] each. An id beyond the vocabulary,
         which a draft's head may lack, has none.
         """
-        named = (self.factors != 1) | (self.biases != 0)
-        named &= self.ids < vocabulary
-        nodes = named.nonzero()[0].astype(np.int32)
-        return nodes, self.ids[named], self.factors[named], self.biases[named]
+        changed = (self.factors != 1) | (self.biases != 0)
+        changed &= self.ids < vocabulary
+        nodes = changed.nonzero()[0].astype(np.int32)
+        return nodes, self.ids[changed], self.factors[changed], self.biases[changed]
 
 
 class Matcher(Protocol):
@@ -77,19 +77,19 @@ class Matcher(Protocol):
 
 
 class LeastLength:
-    """A Matcher of texts that do not end before they have `least` tokens.
+    """A Matcher of texts that do not end before they have `minimum` tokens.
 
     end_ids: would end a text
     vocabulary: ids of the tokenizer
     """
 
-    def __init__(self, least: int, end_ids: Sequence[int], vocabulary: int) -> None:
+    def __init__(self, minimum: int, end_ids: Sequence[int], vocabulary: int) -> None:
         self.words = -(-vocabulary // 32)
-        self._least, self._length = least, 0
+        self._minimum, self._length = minimum, 0
         self._end_ids = frozenset(token for token in end_ids if token < vocabulary)
 
     def consume(self, token: int) -> bool:
-        ends = self._length < self._least and token in self._end_ids
+        ends = self._length < self._minimum and token in self._end_ids
         self._length += not ends
         return not ends
 
@@ -98,7 +98,7 @@ class LeastLength:
 
     def fill(self, allowed: IntArray) -> None:  # [words]
         allowed[:] = -1
-        if self._length < self._least:
+        if self._length < self._minimum:
             for token in self._end_ids:
                 allowed[token >> 5] &= ~np.uint32(1 << (token & 31)).astype(np.int32)
 
@@ -142,9 +142,9 @@ class TokenRule:
         self._catch_up()
         if self._matcher is None:
             return ()
-        taken = _consumed(self._matcher, path)
-        tokens = self._matcher.forced() if taken == len(path) else ()
-        self._matcher.rollback(taken)
+        count = _consumed(self._matcher, path)
+        tokens = self._matcher.forced() if count == len(path) else ()
+        self._matcher.rollback(count)
         return tokens
 
     def allows(self, path: TokenPath, tokens: Sequence[int]) -> list[bool]:
@@ -162,12 +162,12 @@ class TokenRule:
         """
         tokens, self._behind = self._behind, []
         self._changes.commit(tokens)
-        taken = len(tokens) if self._matcher is None else _consumed(self._matcher, tokens)
-        self._position += taken
-        if taken < len(tokens):
-            self._behind = tokens[taken:]
+        count = len(tokens) if self._matcher is None else _consumed(self._matcher, tokens)
+        self._position += count
+        if count < len(tokens):
+            self._behind = tokens[count:]
             raise InvalidRequest(
-                f"the text breaks its grammar: token {tokens[taken]} at position {self._position}"
+                f"the text breaks its grammar: token {tokens[count]} at position {self._position}"
             )
 
     def _allowed(self, paths: Sequence[TokenPath]) -> IntArray | None:  # [paths, words]
@@ -193,19 +193,19 @@ class TokenRule:
 
 def plain_rule(prompt: Sequence[int], params: SamplingParams, vocabulary: int) -> TokenRule:
     """Return the rule of a text without a grammar. vocabulary: ids of the tokenizer"""
-    least = bool(params.min_tokens and params.end_ids)
-    matcher = LeastLength(params.min_tokens, params.end_ids, vocabulary) if least else None
+    has_minimum = bool(params.min_tokens and params.end_ids)
+    matcher = LeastLength(params.min_tokens, params.end_ids, vocabulary) if has_minimum else None
     return TokenRule(prompt, params, matcher)
 
 
 class _Changes:
     """Factors and biases of logits, of the ids for which they are not 1 and 0.
 
-    prompt: tokens that are repeated by an output, and are none of it
+    prompt: its tokens count for the repetition penalty only
     """
 
     def __init__(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        self._given, self._params = frozenset(prompt), params
+        self._prompt, self._params = frozenset(prompt), params
         self._repetition = params.repetition_penalty
         self._penalised = bool(params.presence_penalty or params.frequency_penalty)
         self._named = dict(params.logit_bias)
@@ -213,7 +213,7 @@ class _Changes:
         self._places = dict[int, int]()  # id -> its index in the arrays
         self._ids: IntArray = np.zeros(0, dtype=np.int32)
         self._pairs: FloatArray = np.zeros((0, 2), dtype=np.float32)  # factors and biases
-        self._set({*self._named, *(self._given if self._repetition != 1 else ())})
+        self._set({*self._named, *(self._prompt if self._repetition != 1 else ())})
 
     def commit(self, tokens: Sequence[int]) -> None:
         if self._repetition != 1 or self._penalised:
@@ -224,16 +224,16 @@ class _Changes:
         """Return ids, factors and biases after each path, [paths, m] each."""
         if self._repetition == 1 and not self._penalised:
             paths = [()] * len(paths)
-        own = [Counter(path) for path in paths]
-        new = [[token for token in counts if token not in self._places] for counts in own]
-        most, known = max(map(len, new), default=0), len(self._ids)
-        ids = np.zeros((len(paths), known + most), dtype=np.int32)
+        path_counts = [Counter(path) for path in paths]
+        new = [[token for token in counts if token not in self._places] for counts in path_counts]
+        extra, base = max(map(len, new), default=0), len(self._ids)
+        ids = np.zeros((len(paths), base + extra), dtype=np.int32)
         pairs = np.zeros((*ids.shape, 2), dtype=np.float32)
         pairs[..., 0] = 1.0
-        ids[:, :known], pairs[:, :known] = self._ids, self._pairs
-        for row, (counts, tokens) in enumerate(zip(own, new, strict=True)):
-            ids[row, known : known + len(tokens)] = tokens
-            places = {token: known + index for index, token in enumerate(tokens)}
+        ids[:, :base], pairs[:, :base] = self._ids, self._pairs
+        for row, (counts, tokens) in enumerate(zip(path_counts, new, strict=True)):
+            ids[row, base : base + len(tokens)] = tokens
+            places = {token: base + index for index, token in enumerate(tokens)}
             for token, count in counts.items():
                 place = places.get(token, self._places.get(token, 0))
                 pairs[row, place] = self._pair(token, self._counts[token] + count)
@@ -253,7 +253,7 @@ class _Changes:
         bias = self._named.get(token, 0.0) - self._params.frequency_penalty * count
         if count:
             bias -= self._params.presence_penalty
-        return self._repetition if count or token in self._given else 1.0, bias
+        return self._repetition if count or token in self._prompt else 1.0, bias
 
 
 def _path_to(tree: TreeNodes, node: int) -> TokenPath:
@@ -269,7 +269,7 @@ def _consumed(matcher: Matcher, path: TokenPath) -> int:
     return next((i for i, token in enumerate(path) if not matcher.consume(token)), len(path))
 
 
-def _common(one: TokenPath, other: TokenPath) -> int:
+def _common(first: TokenPath, second: TokenPath) -> int:
     """Return the length of the common beginning."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))

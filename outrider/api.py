@@ -74,7 +74,7 @@ class Engine:
         """
         shared = _parameters(parameters)
         if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], str):
-            requests = [self._request(each, shared, index) for index, each in enumerate(prompt)]
+            requests = [self._request(text, shared, index) for index, text in enumerate(prompt)]
             return self._generate_all(requests)
         request = self._request(prompt, shared)
         return self._client.complete(request, silent, Event()).raise_failure()

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import Any
 
 from inference.command import run_command
 from outrider.options.parsing import parse
+from outrider.options.roles import ChatRole, DraftRole, FusedClientRole, Role
 from outrider.options.verbs import OTHER_VERBS
 from outrider.processes import CHILD, end_with_input, leave
-from outrider.role_programs import run_role
 from outrider.top_level import check_top_level
 
 PROGRAMS = {
+    "target": "outrider.target.target:serve",
+    "fused_target": "outrider.target.target:serve",
+    "serve": "outrider.endpoint.run:serve_http",
+    "up": "outrider.endpoint.pair_server:up",
+    "chat": "outrider.terminal.chat:chat",
+    "draft": "outrider.terminal.generate:draft",
+    "fused_client": "outrider.terminal.generate:fused_client",
+    "verify_target": "outrider.terminal.alone:verify",
+    "verify_draft": "outrider.terminal.alone:verify",
+    "pull": "outrider.models.catalog.models_here:pull",
+    "list": "outrider.models.catalog.models_here:list_here",
+    "doctor": "outrider.doctor.command:doctor",
+    "cert": "outrider.credentials:make_cert",
+    "keys": "outrider.credentials:make_key",
     "demo": "outrider.terminal.demo:main",
     "compile": "outrider.aws_verbs:compile_target",
     "compare": "outrider.measure.commands:compare",
@@ -24,7 +39,9 @@ PROGRAMS = {
     "runs": "outrider.measure.commands:runs",
     "deploy": "outrider.aws_verbs:deploy",
 }
-"""The function of each verb that is not a role. It takes words, and is imported when called."""
+"""The function of each role, which takes the role's options, and of each other verb, which takes
+words. It is imported when called: help needs no torch, a client no server.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,7 +57,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words = ["--version"]
     if words and words[0] in OTHER_VERBS:
         check_top_level("compile", "deploy")
-        module, _, function = PROGRAMS[words[0]].partition(":")
-        return int(getattr(import_module(module), function)(words[1:]))
+        return int(_function(words[0])(words[1:]))
     options = parse(words)
     return run_command(lambda: run_role(options), debug=options.debug)
+
+
+def run_role(options: Role) -> int:
+    """Run the options' role. Raises MissingExtra before anything else is done."""
+    options.check_extra()
+    if isinstance(options, DraftRole | ChatRole | FusedClientRole):
+        from outrider.client.connecting import check_listening
+
+        check_listening(options.connection)  # before a draft is loaded
+    return int(_function(options.role)(options))
+
+
+def _function(name: str) -> Callable[[Any], Any]:
+    module, _, function = PROGRAMS[name].partition(":")
+    return getattr(import_module(module), function)  # type: ignore[no-any-return]

@@ -19,9 +19,9 @@ def check_top_level(*names: str) -> None:
     for name in names:
         if not _is_ours(name):
             owners = {*packages_distributions().get(name, ())} - {"outrider"}
-            other = ", ".join(sorted(owners)) or f"a folder `{name}` on the import path"
+            culprit = ", ".join(sorted(owners)) or f"a folder `{name}` on the import path"
             raise ImportError(
-                f"{other} replaces Outrider's package `{name}`: install Outrider again, in a"
+                f"{culprit} replaces Outrider's package `{name}`: install Outrider again, in a"
                 " virtual environment of its own"
             )
 

@@ -72,7 +72,7 @@ def unfinished_call(count: int) -> object:
 
 BOUNDED: dict[str, tuple[Filled, int]] = {
     "former candidates": (committed_candidates, REMEMBERED_NUMBERS),
-    "checked grammars": (checked_grammars, grammar.KEPT),
+    "checked grammars": (checked_grammars, grammar.MAX_CHECKED),
     "grammars known at an endpoint": (grammars_of_callers, grammar_turns.MAX_CHECKED),
     "letters of a call without an end": (unfinished_call, call_reader.MAX_BUFFERED),
     "shapes": (measured_shapes, REMEMBERED // 2),

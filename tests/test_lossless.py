@@ -22,7 +22,7 @@ from inference.proposer import MODEL, NOBODY, Proposer
 from inference.sampling import SamplingParams
 from tests.support import drafts
 from tests.support.clock import Clock
-from tests.support.drafts import blocks, copying, growing, growing_and_copying, rounds
+from tests.support.drafts import copying, growing, growing_and_copying, rounds
 from tests.support.equality import NearTies, assert_same_text, full_logits
 from tests.support.noise_oracle import oracle as threefry
 from tests.support.pairs import VOCABULARY, decoder, engine, perturbed, prompt_of
@@ -40,11 +40,10 @@ PROPOSERS: dict[str, Callable[[Decoder], Proposer]] = {
     "chain": lambda draft: rounds(draft, Chain(4)),
     "best-first tree": lambda draft: rounds(draft, BestFirst(16, 5)),
     "growing": growing,
-    "blocks": blocks,
     "growing and copying": growing_and_copying,
     "copying": lambda draft: copying(),
 }
-NEVER_WAIT = ("chain", "growing", "blocks", "growing and copying", "copying")
+NEVER_WAIT = ("chain", "growing", "growing and copying", "copying")
 DRAFTS = {"close": perturbed(1, 0.02), "unrelated": decoder(99, layers=1)}
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from inference.engine.engine import Engine
 from inference.engine.sessions.session import Session
-from inference.order import MOST_CREDIT, Decode, End, Pace
+from inference.order import MAX_CREDIT, Decode, End, Pace
 from inference.proposer import NOBODY, Nodes
 from inference.sampling import SamplingParams
 from inference.tree.candidates import ProposalStream
@@ -55,7 +55,7 @@ class Client:
         made = text_of(session)
         assert made == self.own[: len(made)]
         assert session.length <= max(order.end, session.prompt_length) <= LONGEST
-        assert session.length <= session.acknowledged + MOST_CREDIT
+        assert session.length <= session.acknowledged + MAX_CREDIT
         assert not order.stop_ids & set(made[:-1])
         assert self.read == made[: len(self.read)]
 
@@ -96,7 +96,7 @@ class World:
             self.engine.step()  # a prompt's chunk, or trees
             for client in self.clients:
                 grown = client.session.length - before[client.session]
-                credit = client.order.credit or MOST_CREDIT
+                credit = client.order.credit or MAX_CREDIT
                 assert grown <= max(
                     client.session.acknowledged + credit - before[client.session], 0
                 )

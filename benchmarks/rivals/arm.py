@@ -47,7 +47,7 @@ def rival_arm(name: str, play: Play, tokenizer: Tokenizer, billing: Billing) -> 
         done.finish_reason = "stop" if done.token_ids[-1] in request.stop_ids else "length"
         return done
 
-    return Arm(name, make, lambda request, cancelled: new_completion(request), billing, whole=True)
+    return Arm(name, make, lambda request, cancelled: new_completion(request), billing, joint=True)
 
 
 def with_cold_prompts(arms: Iterable[Arm]) -> list[Arm]:

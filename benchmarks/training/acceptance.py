@@ -97,7 +97,7 @@ def fit_rates(parts: Sequence[Texts]) -> dict[str, Any]:
 
 
 def fit_prior(parts: Sequence[Texts]) -> dict[str, Any]:
-    """The record of a model that has seen these pairs. Laws of masks are the shipped ones."""
+    """The record of a model that has seen these pairs."""
     laws = {
         kind: fit_law(
             [[text for text in texts if text.greedy == (kind == "greedy")] for texts in parts]
@@ -110,7 +110,7 @@ def fit_prior(parts: Sequence[Texts]) -> dict[str, Any]:
         "features": list(RANK_FEATURES),
         "laws": laws,
         "rates": fit_rates(parts),
-        **{name: shipped[name] for name in ("copying", "guessing")},
+        "copying": shipped["copying"],
     }
     texts = (text for part in parts for text in part)
     return record | {"copying": copying.fit(texts, model_of(record))}

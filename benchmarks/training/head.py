@@ -83,7 +83,7 @@ def teach(
 
 def _loss(head: EagleHead, target: Decoder, tokens: Tensor, levels: int) -> Tensor:
     """Cross-entropy of the target's and the head's distributions, over levels."""
-    states, logits = _computed(target, tokens, head.config.kept)
+    states, logits = _computed(target, tokens, head.config.feature_layers)
     shares, loss = logits.softmax(-1), torch.zeros(())
     for level, guessed in enumerate(_guesses(head, tokens, states, levels)):
         wanted = shares[:, level + 1 :]
@@ -100,7 +100,7 @@ def _computed(target: Decoder, tokens: Tensor, kept: tuple[int, ...]) -> tuple[T
     positions = torch.arange(length, dtype=torch.int32).expand(count, -1)
     unseen = torch.zeros(count, 1, 1, dtype=torch.int32)
     tree = torch.ones(length, length, dtype=torch.int32).tril().expand(count, -1, -1)
-    out = target(tokens.int(), rows, positions, unseen, tree, None, empty, kept=kept)
+    out = target(tokens.int(), rows, positions, unseen, tree, None, empty, feature_layers=kept)
     assert out.features is not None, "layers are kept"
     return out.features, target.logits(out.states)
 
@@ -150,7 +150,7 @@ def save_head(head: EagleHead, directory: Path) -> None:
         "max_position_embeddings": layer.max_positions,
         "hidden_act": "silu",
         "rms_norm_eps": layer.norm_eps,
-        "eagle_aux_hidden_state_layer_ids": list(head.config.kept),
+        "eagle_aux_hidden_state_layer_ids": list(head.config.feature_layers),
     }
     (directory / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
     tensors = {

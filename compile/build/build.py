@@ -51,8 +51,8 @@ _COPIED = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 
 @dataclass(frozen=True)
 class MadeWith:
-    """The compiler of an artefact and its machine. It is asked for before anything is built:
-    compilers may change their settings later.
+    """The compiler of an artefact and its machine, recorded before anything is built: compilers
+    may change their settings later.
     """
 
     versions: Mapping[str, str]  # of what decides the files: package or SDK -> version
@@ -64,7 +64,7 @@ class Builder(Protocol):
     """Turns buckets into files of an artefact directory. Returned paths are relative to it.
 
     Weights go under weights/, graphs under graphs/, named by bucket.name. A method is not called
-    while its earlier files are unchanged. If called again it writes them anew.
+    while its earlier files are unchanged. If called again it rewrites them.
     """
 
     workers: int  # graphs that are built at once
@@ -149,8 +149,8 @@ def build_artifact(
 
     with locked(directory):
         files = stages.run(WEIGHTS, {"copied": hash_files(source.directory, present)}, prepare)
-        for made in _build_graphs(spec.graphs, builder, stages):
-            files |= made
+        for graph_files in _build_graphs(spec.graphs, builder, stages):
+            files |= graph_files
         files |= stages.run(JOINT, {"files": files}, lambda: builder.finish(directory, spec.graphs))
         return _finish(directory, make_manifest(spec, source, tools, files, command), progress)
 
@@ -158,7 +158,7 @@ def build_artifact(
 def _build_graphs(
     buckets: Sequence[Bucket], builder: Builder, stages: Stages
 ) -> list[dict[str, str]]:
-    """The files of every graph. After a failure no further graph is begun."""
+    """The files of every graph. After a failure no further graph is started."""
 
     def run(bucket: Bucket) -> dict[str, str]:
         return stages.run(
@@ -170,7 +170,7 @@ def _build_graphs(
     with ThreadPoolExecutor(builder.workers) as pool:
         running = [pool.submit(run, bucket) for bucket in buckets]
         try:
-            return [each.result() for each in running]
+            return [result.result() for result in running]
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

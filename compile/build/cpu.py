@@ -70,8 +70,9 @@ class CpuBuilder:
             written[DRAFT_WEIGHTS] = self._draft
         for name, model in written.items():
             weights = weights_of(model.decoder).items()
+            tensors = {key: weight.detach().contiguous() for key, weight in weights}
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            save_file({key: one.detach().contiguous() for key, one in weights}, directory / name)
+            save_file(tensors, directory / name)
         return list(written)
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
@@ -136,8 +137,8 @@ class CpuBuilder:
 
     def _load(self, checkpoint: Path) -> EagerModel:
         spec, decoder = self._spec, load_whole(self._spec, checkpoint)
-        most = max(bucket.nodes for bucket in spec.graphs)
-        return EagerModel(decoder, rows=spec.rows, capacity=spec.capacity, max_nodes=most)
+        max_nodes = max(bucket.nodes for bucket in spec.graphs)
+        return EagerModel(decoder, rows=spec.rows, capacity=spec.capacity, max_nodes=max_nodes)
 
 
 def write_package(

@@ -1,4 +1,4 @@
-"""Has graphs built by several processes at once, where a builder can make one at a time."""
+"""Builds graphs in several processes at once, for a builder that builds one at a time."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _BUILDERS: list[Builder] = []
 
 
 def _begin(make: MakeBuilder, threads: int, quiet: bool) -> None:
-    """Prepare a process for graphs. Ctrl-C ends it without a word."""
+    """Prepare a process for graphs. Ctrl-C ends it silently."""
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Reports how far a build is: a line for each stage and, on a terminal, a bar below the lines."""
+"""Reports a build's progress: a line for each stage and, on a terminal, a bar below the lines."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from compile.neuron.compiler import CompilerDied, first_error, gave_reason, once
 from compile.parallel import calls_between, described, parallel_config, parallel_tensors
 from compile.spec import CompileSpec
 from inference.backends.native.loading import compiled_files
-from inference.backends.native.program import DEALT, GRAPHS, RankPlan, rank_weights
+from inference.backends.native.program import GRAPHS, SHARDED, RankPlan, rank_weights
 from inference.backends.native.ranks import Ranks
 from inference.backends.native.sdk import FLAGS, TRAINIUM, Machine, configure
 from inference.backends.neuron.model import Program, runtime_error
@@ -55,31 +55,31 @@ class TorchNeuronBuilder:
         self._spec, self._checkpoint = spec, checkpoint
         self._versions, self._machine = versions, machine
         self._config = read_config(checkpoint)
-        self._dealt = parallel_config(self._config, spec.tensor_parallel, spec.vocabulary)
+        self._sharded = parallel_config(self._config, spec.tensor_parallel, spec.vocabulary)
         self._ranks: Ranks | None = None
 
     def prepare(self, directory: Path) -> list[str]:
-        """Write each rank's weights, and the config of the model as it is dealt out."""
-        whole = load_whole(self._spec, self._checkpoint)
+        """Write each rank's weights, and the config of the sharded model."""
+        decoder = load_whole(self._spec, self._checkpoint)
         ranks = self._spec.tensor_parallel
         tensors = parallel_tensors(
-            whole.named_parameters(), self._config, ranks, self._spec.vocabulary
+            decoder.named_parameters(), self._config, ranks, self._spec.vocabulary
         )
-        for rank in range(ranks):  # one at a time: a rank's share is let go before the next is cut
+        for rank in range(ranks):  # one at a time: a rank's share is freed before the next is cut
             share = {name: cut(name, tensor, rank, ranks) for name, tensor in tensors.items()}
             save_file(share, directory / rank_weights(rank))
-        dealt = read_raw_config(self._checkpoint) | dealt_fields(self._dealt)
-        write_whole(directory / DEALT / "config.json", json.dumps(dealt, indent=1) + "\n")
-        return [f"{DEALT}/config.json", *(rank_weights(rank) for rank in range(ranks))]
+        sharded = read_raw_config(self._checkpoint) | sharded_fields(self._sharded)
+        write_whole(directory / SHARDED / "config.json", json.dumps(sharded, indent=1) + "\n")
+        return [f"{SHARDED}/config.json", *(rank_weights(rank) for rank in range(ranks))]
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
         """Compile one graph by an idle call of it, and write what it takes."""
         return self._compiled(bucket.name, example_inputs(bucket), directory)
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
-        """Compile what copies a row, where there are several, and what makes noise, where a graph
-        is sampled. Let the ranks end. Returns every compiled graph: one that was compiled before a
-        build was broken off is in no other list.
+        """Compile the graph that copies a row, where there are several, and the one that makes
+        noise, where a graph is sampled. Ends the ranks. Returns every compiled graph, those of an
+        interrupted build included.
         """
         records = list[str]()
         for name, inputs in calls_between(self._spec).items():
@@ -137,19 +137,19 @@ class TorchNeuronBuilder:
         return self._ranks
 
 
-def dealt_fields(dealt: ModelConfig) -> dict[str, Any]:
-    """The fields of config.json that differ for a model that is dealt out."""
+def sharded_fields(sharded: ModelConfig) -> dict[str, Any]:
+    """The fields of config.json that differ for a sharded model."""
     return {
-        "num_key_value_heads": dealt.kv_heads,
-        "vocab_size": dealt.vocab_size,
-        "tie_word_embeddings": dealt.tied,
-        "head_dim": dealt.head_dim,
+        "num_key_value_heads": sharded.kv_heads,
+        "vocab_size": sharded.vocab_size,
+        "tie_word_embeddings": sharded.tied,
+        "head_dim": sharded.head_dim,
     }
 
 
 def cut(name: str, tensor: Tensor, rank: int, ranks: int) -> Tensor:
-    """One rank's share of a parameter, as inference/backends/native/graph.py deals layers out:
-    norms are whole, what a sum over ranks follows is cut by its inputs, all else by its outputs.
+    """One rank's share of a parameter, as inference/backends/native/graph.py shards layers: norms
+    are whole, layers whose results are summed over ranks are cut by inputs, others by outputs.
     """
     if name.endswith(_WHOLE) or ".q_norm." in name or ".k_norm." in name:
         return tensor.detach().contiguous()

@@ -69,14 +69,12 @@ class NeuronBuilder:
 
     def prepare(self, directory: Path) -> list[str]:
         """Write the weights, one file a rank."""
-        spec, sdk, named = self._spec, self._tools.sdk, self._weights()
+        spec, sdk, weights = self._spec, self._tools.sdk, self._weights()
         with self._ranks(), sdk.init_on_device(torch.device("meta")):
             graph = self._module("meta")
-            for rank in range(
-                spec.tensor_parallel
-            ):  # one at a time: a rank's share is let go before the next is cut
+            for rank in range(spec.tensor_parallel):  # one at a time, to free each rank's share
                 sdk.shard_checkpoint(
-                    checkpoint=dict(named),
+                    checkpoint=dict(weights),
                     model=graph,
                     start_rank=rank,
                     end_rank=rank,
@@ -157,11 +155,11 @@ class NeuronBuilder:
 
     def _weights_of(self, name: str) -> dict[str, Tensor]:
         spec = self._spec
-        whole = load_whole(spec, self._checkpoints[name])
+        decoder = load_whole(spec, self._checkpoints[name])
         tensors = parallel_tensors(
-            whole.named_parameters(), self._configs[name], spec.tensor_parallel, spec.vocabulary
+            decoder.named_parameters(), self._configs[name], spec.tensor_parallel, spec.vocabulary
         )
-        return tensors | {"cos": whole.cos, "sin": whole.sin}
+        return tensors | {"cos": decoder.cos, "sin": decoder.sin}
 
     def _module(self, device: str) -> nn.Module:
         """One rank's module, its weights not filled in."""
@@ -190,5 +188,5 @@ def hot_graph(spec: CompileSpec) -> Bucket | None:
         return None
     trees = [bucket for bucket in spec.buckets if bucket.everywhere]
     return max(
-        trees, key=lambda each: (each.nodes, each.rows, each.slots, each.sampled, -each.words)
+        trees, key=lambda tree: (tree.nodes, tree.rows, tree.slots, tree.sampled, -tree.words)
     )

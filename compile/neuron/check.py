@@ -45,7 +45,7 @@ from inference.files.artifact import Manifest, check_files
 from inference.model.choice.noise import noise, noise_in_limbs
 
 _SMALL = ("--sequence_length", "512", "--max_tree_nodes", "16")
-"""Sizes where the command line says nothing else."""
+"""Default sizes."""
 ROWS_TIMED = 4
 """Rows of the largest graph; the others have one."""
 
@@ -121,15 +121,15 @@ def _spec(options: CompileOptions, checkpoint: BuildCheckpoint) -> CompileSpec:
     nodes = max(options.max_tree_nodes, least_nodes(options.precision))
     length = min(options.sequence_length or 512, checkpoint.config.max_positions)
     capacity = length + nodes
-    sizes = [(ROWS_TIMED, nodes), *((1, most) for most in (nodes, 1, 4 * nodes))]
-    sizes = [(rows, max(most, least_nodes(options.precision))) for rows, most in sizes]
+    sizes = [(ROWS_TIMED, nodes), *((1, size) for size in (nodes, 1, 4 * nodes))]
+    sizes = [(rows, max(size, least_nodes(options.precision))) for rows, size in sizes]
     return CompileSpec(
         model=checkpoint.name,
         target=options.device,
         vocabulary=checkpoint.vocabulary,
         buckets=tuple(
-            verify_bucket(rows, most, capacity, capacity, sampled=True)
-            for rows, most in dict.fromkeys(sizes)
+            verify_bucket(rows, size, capacity, capacity, sampled=True)
+            for rows, size in dict.fromkeys(sizes)
         ),
         rows=ROWS_TIMED,
         sequence_length=length,
@@ -217,7 +217,7 @@ def _run(tools: Toolchain, probe: NoiseProbe, ranks: int, work: Path) -> Tensor:
         world_size=ranks, tensor_model_parallel_size=ranks, lnc_size=tools.logical
     ):
         trace = units.trace(model=probe, kwargs=inputs)
-        made = units.compile(
+        compiled = units.compile(
             hlo_module=trace.hlo,
             metaneff=trace.metaneff,
             compiler_workdir=str(work),
@@ -225,7 +225,7 @@ def _run(tools: Toolchain, probe: NoiseProbe, ranks: int, work: Path) -> Tensor:
             key="noise",
         )
         model: Any = sdk.nxd_model(world_size=ranks)
-        model.add(key="noise", trace_artifacts=trace, compilation_artifacts=made)
+        model.add(key="noise", trace_artifacts=trace, compilation_artifacts=compiled)
     model.set_weights([{"zero": torch.zeros(1)} for _ in range(ranks)])
     model.to_neuron()
     answer: Tensor = model(**inputs, model_name="noise")

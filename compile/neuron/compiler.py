@@ -47,7 +47,7 @@ _LONGEST = 300  # characters of an error
 
 class Toolchain:
     """Flags and host of a spec's artefact, and AWS's packages. The packages are set to the spec's
-    target when they are first asked for.
+    target when they are first used.
     """
 
     def __init__(self, spec: CompileSpec) -> None:
@@ -97,11 +97,11 @@ def compiler_flags(spec: CompileSpec, logical: int) -> dict[str, str]:
         "--auto-cast": "none",
         "--enable-saturate-infinity": "",
     }
-    taken = [flag for flag in _OURS if flag in spec.compiler_flags]
-    if taken:
+    reserved = [flag for flag in _OURS if flag in spec.compiler_flags]
+    if reserved:
         raise InvalidRequest(
-            f"compiler flag {taken[0]} follows from --target and NEURON_LOGICAL_NC_CONFIG: leave "
-            "it out"
+            f"compiler flag {reserved[0]} follows from --target and NEURON_LOGICAL_NC_CONFIG: "
+            "leave it out"
         )
     requested = {
         f"-O{value}" if flag == "--optlevel" else flag: "" if flag == "--optlevel" else value

@@ -131,14 +131,14 @@ class NeuronGraphs:
         flags = render(call.flags)
 
         def make(work: Path) -> dict[str, Path]:
-            made = self._sdk().compile(
+            compiled = self._sdk().compile(
                 hlo_module=trace.hlo,
                 metaneff=trace.metaneff,
                 compiler_workdir=str(work),
                 compiler_args=flags,
                 key=call.name,
             )
-            return {_NEFF: Path(made.neff_filepath)}
+            return {_NEFF: Path(compiled.neff_filepath)}
 
         unit = self._unit(unit_key("graph", trace.hlo, flags, self._compiler), make)
         artifacts = self._sdk().compilation_artifacts(neff_filepath=str(unit / _NEFF))
@@ -160,16 +160,16 @@ class NeuronGraphs:
         )
 
         def make(work: Path) -> dict[str, Path]:
-            made = units.compile_wlo(
+            compiled = units.compile_wlo(
                 hlo_module=trace.hlo,
                 metaneff=trace.metaneff,
                 compiler_workdir=str(work),
                 compiler_args=flags,
                 key=call.name,
             )
-            files = {_NEFF: Path(made.neff_filepath)}
-            if made.wrapped_neff_hlo_filepath is not None:
-                files[_WRAPPED] = Path(made.wrapped_neff_hlo_filepath)
+            files = {_NEFF: Path(compiled.neff_filepath)}
+            if compiled.wrapped_neff_hlo_filepath is not None:
+                files[_WRAPPED] = Path(compiled.wrapped_neff_hlo_filepath)
             return files
 
         unit = self._unit(unit_key("layout", trace.hlo, flags, self._compiler), make)
@@ -188,13 +188,13 @@ class NeuronGraphs:
         units = self._sdk()
 
         def make(work: Path) -> dict[str, Path]:
-            made = units.compile_layout_transformer(
+            compiled = units.compile_layout_transformer(
                 wlo_artifacts=graph.artifacts,
                 priority_model_weight_name_to_idx=graph.trace.weight_name_to_idx,
                 compiler_workdir=str(work),
                 logical_nc_config=self._tools.logical,
             )
-            paths = (made.hlo_filepath, made.neff_filepath, made.metaneff_filepath)
+            paths = (compiled.hlo_filepath, compiled.neff_filepath, compiled.metaneff_filepath)
             return dict(zip((_HLO, _NEFF, _METANEFF), map(Path, paths), strict=True))
 
         key = unit_key("transformer", graph.trace.hlo, render(call.flags), self._compiler)

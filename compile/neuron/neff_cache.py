@@ -1,9 +1,8 @@
 """Stores compiled Neuron graphs under the hash of their inputs, so that none is compiled twice: on
 this disk, and in a store that machines share.
 
-What a graph was made of is its HLO, the compiler's flags and the compiler's version. The hash
-leaves out what changes from one trace to the next and computes nothing: names, numbers and source
-lines.
+These inputs are its HLO, the compiler's flags and the compiler's version. The hash ignores what
+changes from one trace to the next without changing the results: names, numbers and source lines.
 
     <key>/unit.json    the unit's files with their SHA-256; written last
     <key>/...          the files
@@ -39,9 +38,9 @@ class Unit(Record):
 
 
 def unit_key(kind: str, hlo: Any, flags: str, compiler: str) -> str:
-    """The name of what is made of a graph.
+    """The key of a unit that is compiled from a graph.
 
-    kind: what is made; hlo: an HloModuleProto; flags: the compiler's; compiler: its version
+    kind: of unit; hlo: an HloModuleProto; flags: the compiler's; compiler: its version
     """
     return hash_of({"kind": kind, "hlo": hlo_digest(hlo), "flags": flags, "compiler": compiler})
 
@@ -74,12 +73,12 @@ def _renumber(computation: Any, places: Mapping[int, int]) -> None:
         instruction.ClearField("name")
         instruction.ClearField("metadata")
         instruction.id = inside[instruction.id]
-        for numbers, meant in (
+        for numbers, places_of in (
             (instruction.operand_ids, inside),
             (instruction.control_predecessor_ids, inside),
             (instruction.called_computation_ids, places),
         ):
-            numbers[:] = [meant[number] for number in numbers]
+            numbers[:] = [places_of[number] for number in numbers]
 
 
 class NeffCache:
@@ -99,20 +98,20 @@ class NeffCache:
             return unit
         if self._store is None or not self._store.has(f"units/{key}.json"):
             return None
-        with _replacing(unit) as part:
-            self._store.get(f"units/{key}.json", part / _RECORD)
-            for name, sha256 in _read(part).items():
-                fetch_file(self._store, sha256, part / name)
+        with _replacing(unit) as partial:
+            self._store.get(f"units/{key}.json", partial / _RECORD)
+            for name, sha256 in _read(partial).items():
+                fetch_file(self._store, sha256, partial / name)
         return unit
 
     def keep(self, key: str, files: Mapping[str, Path]) -> Path:
         """Store a unit's files, by their names in it. Returns their directory."""
         unit = self._directory / key
-        with _replacing(unit) as part:
+        with _replacing(unit) as partial:
             for name, path in files.items():
-                shutil.copyfile(path, part / name)
-            record = Unit({name: hash_file(part / name) for name in sorted(files)})
-            (part / _RECORD).write_text(json.dumps(asdict(record)) + "\n", encoding="utf-8")
+                shutil.copyfile(path, partial / name)
+            record = Unit({name: hash_file(partial / name) for name in sorted(files)})
+            (partial / _RECORD).write_text(json.dumps(asdict(record)) + "\n", encoding="utf-8")
         if self._store is not None:
             for name, sha256 in record.files.items():
                 self._store.put(f"files/{sha256}", unit / name)
@@ -125,12 +124,12 @@ def _replacing(unit: Path) -> Iterator[Path]:
     """A new directory beside the unit's, which takes its place when the context ends well."""
     unit.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=unit.parent, prefix=".") as name:
-        part = Path(name) / "unit"
-        part.mkdir()
-        yield part
+        partial = Path(name) / "unit"
+        partial.mkdir()
+        yield partial
         if not _whole(unit):
             shutil.rmtree(unit, ignore_errors=True)
-            part.replace(unit)
+            partial.replace(unit)
 
 
 def _whole(unit: Path) -> bool:

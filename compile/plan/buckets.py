@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import NamedTuple, TypeVar
 
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
-from inference.errors import InvalidRequest
 from inference.files.artifact import Bucket
 
 BucketKind = TypeVar("BucketKind", bound=Bucket)
@@ -16,7 +14,7 @@ BucketKind = TypeVar("BucketKind", bound=Bucket)
 MAX_GRAPHS = 20
 """Graphs of a target, by default: their programs take memory beside the weights."""
 _TREES = (1, 4, 16)
-"""Nodes of trees, by default, below the most."""
+"""Nodes of trees, by default, below the maximum."""
 _FEW_TREES = (1, 16)
 _STEP = 64
 _SHORT_CACHE = 1536
@@ -49,13 +47,11 @@ class GraphSizes:
     tree_nodes: int
     least_nodes: int
     sequence_length: int
-    prefill: tuple[int, ...] | None = None  # nodes of a prompt's chunk
     trees: tuple[int, ...] | None = None  # nodes
-    slots: tuple[int, ...] | None = None
     sampling: str = "both"  # a key of SAMPLED
     words: int = 0  # of masks that graphs for trees take, too; 0: none takes masks
     few: bool = False  # fewer sizes of trees, where they were not given
-    windows: int = 2  # parts of the cache that prompts read, where slots were not given
+    windows: int = 2  # parts of the cache that prompts read
     max_graphs: int = MAX_GRAPHS  # where no sizes of trees were given
 
     @property
@@ -76,9 +72,7 @@ class GraphSizes:
     @property
     def tree_slots(self) -> tuple[int, ...]:
         """The numbers of cache slots that graphs for trees of one session read."""
-        if self.slots is None and self.rows > 1:
-            return (self.capacity,)
-        return self.slots or _windows(self.capacity, 2)
+        return (self.capacity,) if self.rows > 1 else _windows(self.capacity, 2)
 
     def required(self) -> tuple[CallShape, CallShape, CallShape]:
         """Shapes without which some call could not be served, or the target alone only at the cost
@@ -92,28 +86,21 @@ class GraphSizes:
 
 
 def graphs_of(sizes: GraphSizes) -> tuple[Bucket, ...]:
-    """Every combination of the given sizes for one session at a time, and for all rows at once
-    what is left out of them: trees of each size over the whole cache.
+    """Graphs for a prompt's chunk and for trees of each size, of one session and of all rows.
 
-    By default trees have 1, 4, 16 nodes or the most. Graphs of one session read half the cache or
-    all of it where there is one row, else all of it. Where few are wanted, trees of 4 nodes are
-    left out, and of all rows what is not required.
+    By default trees have 1, 4, 16 or the maximum of nodes. A target of one row also gets graphs
+    that read half the cache. `few` leaves out trees of 4 nodes, and for all rows every size that
+    is not required.
     """
     usual = _FEW_TREES if sizes.few else _TREES
     trees = sizes.trees or (*(nodes for nodes in usual if nodes < sizes.largest), sizes.largest)
-    slots = sizes.slots or _windows(sizes.capacity, 2)
-    for size in slots:
-        if size > sizes.capacity:
-            raise InvalidRequest(f"--slots {size}: this cache has {sizes.capacity} of them")
     shapes: set[CallShape] = set()
     for nodes in {max(sizes.least_nodes, nodes) for nodes in trees}:
         shapes |= {CallShape(False, 1, nodes, size) for size in sizes.tree_slots}
         if sizes.trees or not sizes.few:
             shapes.add(CallShape(False, sizes.rows, nodes, sizes.capacity))
-    chunks = sizes.prefill or (sizes.chunk,)
-    if sizes.slots is None and len(chunks) == 1:
-        slots = _windows(sizes.capacity, sizes.windows)
-    shapes |= {CallShape(True, 1, nodes, size) for nodes, size in product(chunks, slots)}
+    windows = _windows(sizes.capacity, sizes.windows)
+    shapes |= {CallShape(True, 1, sizes.chunk, size) for size in windows}
     buckets = tuple(
         shape.bucket(sizes.capacity, sampled=sampled, words=words)
         for shape in sorted(shapes | {*sizes.required()})
@@ -123,10 +110,10 @@ def graphs_of(sizes: GraphSizes) -> tuple[Bucket, ...]:
 
 
 def _within(limit: int, buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
-    """At most so many, as far as spare ones can be left out: greedy ones first, and those of the
-    largest trees, which lose the smallest share of their time.
+    """Leave out spare graphs until `limit` remain: greedy ones first, and those of the largest
+    trees, which lose the smallest share of their time.
     """
-    spare = sorted(_spare(buckets), key=lambda each: (not each.sampled, each.nodes, each.rows))
+    spare = sorted(_spare(buckets), key=lambda graph: (not graph.sampled, graph.nodes, graph.rows))
     dropped = spare[-(len(buckets) - limit) :] if len(buckets) > limit else []
     return tuple(bucket for bucket in buckets if bucket not in dropped)
 
@@ -153,7 +140,7 @@ def first_graphs(spec: CompileSpec, sizes: GraphSizes) -> CompileSpec:
     ]
     if spec.fused is None:
         return replace(spec, buckets=_without_spare(buckets))
-    whole = [
+    rounds = [
         bucket
         for bucket in spec.fused.rounds
         if bucket.rows == spec.rows and bucket.slots == spec.capacity
@@ -161,7 +148,7 @@ def first_graphs(spec: CompileSpec, sizes: GraphSizes) -> CompileSpec:
     return replace(
         spec,
         buckets=_without_spare(buckets),
-        fused=replace(spec.fused, rounds=_without_spare(whole)),
+        fused=replace(spec.fused, rounds=_without_spare(rounds)),
     )
 
 
@@ -170,9 +157,9 @@ def _without_spare(buckets: Sequence[BucketKind]) -> tuple[BucketKind, ...]:
     return tuple(bucket for bucket in buckets if bucket not in spare)
 
 
-def _windows(capacity: int, parts: int) -> tuple[int, ...]:
+def _windows(capacity: int, count: int) -> tuple[int, ...]:
     """One part of a cache's slots, two, and so on to all: multiples of _STEP, but for the last."""
     if capacity <= _SHORT_CACHE:
         return (capacity,)
-    sizes = (-(-capacity * part // (parts * _STEP)) * _STEP for part in range(1, parts))
+    sizes = (-(-capacity * number // (count * _STEP)) * _STEP for number in range(1, count))
     return (*(min(size, capacity) for size in sizes), capacity)

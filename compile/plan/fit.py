@@ -1,5 +1,6 @@
-"""Whether a spec fits a rank's memory, and what would: smaller caches, narrower numbers, larger
-devices. The memory that a Neuron device needs besides the tensors is estimated, not measured.
+"""Whether a spec fits a rank's memory, and which changes would make it fit: smaller caches,
+narrower numbers, larger devices. The memory that a Neuron device needs besides the tensors is
+estimated, not measured.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ def rank_memory(config: ModelConfig, spec: CompileSpec) -> Footprint:
     need = footprint(config, spec)
     if spec.target == "cpu":
         return need
-    passes = [each for bucket in spec.graphs for each in passes_of(config, spec, bucket)]
-    moved = sum(each.moved(spec) for each in passes)
-    tiles = sum(each.weights(spec) * math.ceil(each.rows * each.nodes / _TILE) for each in passes)
+    passes = [run for bucket in spec.graphs for run in passes_of(config, spec, bucket)]
+    moved = sum(run.moved(spec) for run in passes)
+    tiles = sum(run.weights(spec) * math.ceil(run.rows * run.nodes / _TILE) for run in passes)
     device = device_of(spec.target)
     return replace(
         need,
@@ -75,16 +76,16 @@ def check_fits(config: ModelConfig, spec: CompileSpec) -> Footprint:
     need, device = rank_memory(config, spec), device_of(spec.target)
     if need.total <= device.memory:
         return need
-    parts = ", ".join(f"{name} {gib(size)}" for name, size in need.parts.items() if size)
+    sizes = ", ".join(f"{name} {gib(size)}" for name, size in need.parts.items() if size)
     advice = "; ".join(_what_fits(config, spec)) or "nothing in the table of devices would fit"
     raise LimitExceeded(
-        f"{spec.model} needs {gib(need.total)} of each {spec.target} core ({parts}), it has "
+        f"{spec.model} needs {gib(need.total)} of each {spec.target} core ({sizes}), it has "
         f"{gib(device.memory)}. Would fit: {advice}"
     )
 
 
 def usual_ranks(models: Sequence[ModelConfig], target: str) -> int:
-    """The most ranks of a target's smallest instance that can share the models."""
+    """The largest number of ranks of a target's smallest instance that can share the models."""
     device = device_of(target)
     smallest = min(device.instances.values())
     shared = [set(_rank_counts(model, device)) for model in models]
@@ -142,7 +143,7 @@ def _on(buckets: Sequence[AnyBucket], rows: int, capacity: int) -> tuple[AnyBuck
 
 
 def _what_fits(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
-    """Changes that would make the spec fit, one at a time: the length is halved."""
+    """Changes each of which would make the spec fit. The length is halved."""
     halves = (
         spec.sequence_length >> times for times in range(1, spec.sequence_length.bit_length())
     )
@@ -161,12 +162,12 @@ def _what_fits(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
 
 
 def _larger_devices(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
-    """Larger devices that would do: more ranks of this target, or the fewest of another."""
+    """Devices that are large enough: more ranks of this target, or the fewest of another."""
     for target in (spec.target, *(name for name in neuron_targets() if name != spec.target)):
         device = device_of(target)
         for ranks in _rank_counts(config, device):
-            more = target != spec.target or ranks > spec.tensor_parallel
-            if more and fits(config, replace(spec, target=target, tensor_parallel=ranks)):
+            is_larger = target != spec.target or ranks > spec.tensor_parallel
+            if is_larger and fits(config, replace(spec, target=target, tensor_parallel=ranks)):
                 yield f"--target {target} --tensor_parallel {ranks} ({device.instance(ranks)})"
                 break
 

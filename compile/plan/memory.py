@@ -185,7 +185,7 @@ def worker_memory(target: str, weights: int) -> int:
 
 def build_memory(config: ModelConfig, spec: CompileSpec) -> int:
     """Bytes that a machine needs to build the spec with one process: the system, that process, and
-    for Neuron the weights of all ranks, which are dealt out by the process that starts it.
+    for Neuron the weights of all ranks, which this process shards.
     """
     weights = footprint(config, spec).weights
     sharded = 0 if spec.target == "cpu" else weights * spec.tensor_parallel

@@ -19,7 +19,7 @@ from inference.files.artifact import Bucket
 from inference.model.checkpoints.config import ModelConfig
 
 BAND = 0.2
-"""The largest error of a time, as a part of it."""
+"""The largest relative error of a time."""
 
 
 class Rates(NamedTuple):
@@ -39,7 +39,7 @@ RATES = {
 }
 _FITTED_RANKS = {"trn2": 4}
 """The only number of ranks that a target's constants hold for. Its other published pass (8B on 8
-ranks, 5.4 ms) is a quarter of what they say, so that a range is all that can be said of others.
+ranks, 5.4 ms) is a quarter of their estimate, so other numbers of ranks get a range.
 """
 
 
@@ -63,7 +63,7 @@ def pass_seconds(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> Pass
     rates, ranks = RATES[spec.target], spec.tensor_parallel
     if spec.target == "trn3" or _FITTED_RANKS.get(spec.target, ranks) != ranks:
         bare = rates._replace(layer=RATES["trn1"].layer, call=0.0, node=0.0)
-        low, high = (_formula(config, spec, bucket, each) for each in (bare, rates))
+        low, high = (_formula(config, spec, bucket, constants) for constants in (bare, rates))
         return PassSeconds(None, low, high)
     seconds = _formula(config, spec, bucket, rates)
     return PassSeconds(seconds, seconds * (1 - BAND), seconds * (1 + BAND))
@@ -72,7 +72,7 @@ def pass_seconds(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> Pass
 def _formula(config: ModelConfig, spec: CompileSpec, bucket: Bucket, rates: Rates) -> float:
     """In a round every pass of the draft counts, but the host is called once."""
     passes = passes_of(config, spec, bucket)
-    moved = sum(each.moved(spec) for each in passes)
-    layers = sum(each.config.layers for each in passes)
-    nodes = sum(each.rows * each.nodes for each in passes)
+    moved = sum(run.moved(spec) for run in passes)
+    layers = sum(run.config.layers for run in passes)
+    nodes = sum(run.rows * run.nodes for run in passes)
     return moved / rates.stream + layers * rates.layer + rates.call + nodes * rates.node

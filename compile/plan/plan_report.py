@@ -28,24 +28,24 @@ def verdict(spec: CompileSpec, config: ModelConfig, need: Footprint) -> str:
     """The plan in one line: whether it fits, the time of a call, the time of compiling."""
     device = device_of(spec.target)
     memory = f"{need.total / GIB:.1f} of {device.memory / GIB:.3g} GiB"
-    parts = [f"fits {device.instance(spec.tensor_parallel)}: {memory}"]
+    clauses = [f"fits {device.instance(spec.tensor_parallel)}: {memory}"]
     if spec.target != "cpu":
-        parts[0] += " a core"
+        clauses[0] += " a core"
         trees = [bucket for bucket in spec.buckets if bucket.everywhere and bucket.rows == 1]
-        tree = min(trees or spec.buckets, key=lambda each: abs(each.nodes - _GUESSES))
+        tree = min(trees or spec.buckets, key=lambda bucket: abs(bucket.nodes - _GUESSES))
         time = pass_seconds(config, spec, tree)
         band = f" (within {BAND:.0%})" if time and time.seconds else ""
-        parts.append(f"{time} with {tree.nodes} guesses{band}")
+        clauses.append(f"{time} with {tree.nodes} guesses{band}")
         minutes = _compile_minutes(config, spec)
         words = f"{minutes / 60:.1f} h" if minutes >= 90 else f"{max(minutes, 1):.0f} min"
-        parts.append(f"about {words} to compile here (within a factor of 3)")
-    return "; ".join(parts)
+        clauses.append(f"about {words} to compile here (within a factor of 3)")
+    return "; ".join(clauses)
 
 
 def _compile_minutes(config: ModelConfig, spec: CompileSpec) -> float:
     """Minutes to compile all graphs here, as far as one published build of another model tells."""
     minutes = [
-        sum(each.weights(spec) for each in passes_of(config, spec, bucket)) / _WEIGHTS_A_SECOND / 60
+        sum(run.weights(spec) for run in passes_of(config, spec, bucket)) / _WEIGHTS_A_SECOND / 60
         for bucket in spec.graphs
     ]
     return max(*minutes, sum(minutes) / compilers_at_once(spec.target))
@@ -133,13 +133,13 @@ def purpose(spec: CompileSpec, bucket: Bucket) -> str:
         what = "the target alone"
     else:
         what = f"trees of up to {bucket.nodes} nodes"
-    parts = [what]
+    clauses = [what]
     if spec.rows > 1:
-        parts.append("one session" if bucket.rows == 1 else f"up to {bucket.rows} sessions")
+        clauses.append("one session" if bucket.rows == 1 else f"up to {bucket.rows} sessions")
     if bucket.slots < spec.capacity:
-        parts.append(f"while {bucket.slots} slots hold a session")
+        clauses.append(f"while {bucket.slots} slots hold a session")
     if bucket.everywhere:
-        parts.append("any temperature" if bucket.sampled else "temperature 0")
+        clauses.append("any temperature" if bucket.sampled else "temperature 0")
     if bucket.masked:
-        parts.append("with masks")
-    return ", ".join(parts)
+        clauses.append("with masks")
+    return ", ".join(clauses)

@@ -26,25 +26,24 @@ class DownOptions(NamedOptions, title="target"):
 
 
 def run(options: DownOptions) -> int:
-    """Remove the target. Returns 1 where something of it is left, or nothing of it was there.
-    Raises InvalidRequest if it stands in another region, or the bucket is to go and other
-    targets stand.
+    """Remove the target. Returns 1 if some of it remains, or there was nothing to remove. Raises
+    InvalidRequest if it runs in another region, or if other targets need the bucket.
     """
     aws = options.aws()
     stack = TargetStack(aws, stack_name(options.name))
     state = stack.state()
-    others = stack_names(aws) - {stack.name} if options.with_bucket else set()
-    if others:
+    dependents = stack_names(aws) - {stack.name} if options.with_bucket else set()
+    if dependents:
         raise InvalidRequest(
-            f"--with_bucket: {', '.join(sorted(others))} may need what the bucket holds: remove "
-            "those first"
+            f"--with_bucket: {', '.join(sorted(dependents))} may need what the bucket holds: "
+            "remove those first"
         )
     registered = find_target(options.name) is not None
     if state is None:
         if not registered:
             _check_elsewhere(aws, options.name)
-        meant = nearest(options.name, set(named_targets()) - {options.name})
-        print(f"there is no stack {stack.name} in {aws.region}{meant}")
+        hint = nearest(options.name, set(named_targets()) - {options.name})
+        print(f"there is no stack {stack.name} in {aws.region}{hint}")
     else:
         resources = stack.resources(state)
         stack.remove(state)
@@ -55,9 +54,9 @@ def run(options: DownOptions) -> int:
     used = state.parameters.get("Bucket") if state else None
     if used not in (None, own_bucket(aws.account, aws.region)):
         print(f"s3://{used}, which you named, keeps what was put there: its wheels/ and artefacts")
-    left = leftovers(aws, options.name)
-    print(f"left of {options.name} in {aws.region}: {', '.join(left) or 'nothing'}")
-    return FAILED if left or not (state or registered or removed) else 0
+    remains = leftovers(aws, options.name)
+    print(f"left of {options.name} in {aws.region}: {', '.join(remains) or 'nothing'}")
+    return FAILED if remains or not (state or registered or removed) else 0
 
 
 def _check_elsewhere(aws: Aws, name: str) -> None:

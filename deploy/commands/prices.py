@@ -59,7 +59,8 @@ def run(options: PricesOptions) -> int:
         print(f"{refusals[0]} (nor for {len(refusals) - 1} other types)", file=sys.stderr)
     if options.as_json:
         if priced:
-            print(json.dumps([asdict(one) | {"as_of": str(one.as_of)} for one in priced], indent=1))
+            rows = [asdict(price) | {"as_of": str(price.as_of)} for price in priced]
+            print(json.dumps(rows, indent=1))
     elif priced:
         _print_table(priced)
     elif elsewhere := bundled_elsewhere(names, options):
@@ -84,10 +85,10 @@ def _print_table(prices: list[Price]) -> None:
     from rich.table import Table
 
     table = Table("instance", "accelerators", "$/h", box=box.SIMPLE_HEAD, pad_edge=False)
-    known, sources = bundled_prices().types, dict[str, list[str]]()
+    types, sources = bundled_prices().types, dict[str, list[str]]()
     for price in prices:
         name = price.instance_type
-        accelerators = known[name].accelerators if name in known else ""
+        accelerators = types[name].accelerators if name in types else ""
         table.add_row(name, accelerators, f"{price.usd_per_hour:.8g}")
         sources.setdefault(f"{price.source}, {price.as_of}", []).append(name)
     print(f"{prices[0].region}, {prices[0].market}")

@@ -13,7 +13,7 @@ from deploy.commands.options import UpOptions
 from deploy.commands.status import host_commands
 from deploy.deployment import Host, hub_token_parameter, secret_parameters
 from deploy.handover import Handover, put_hub_token, withdraw_secrets
-from deploy.host.user_data import HostSettings, user_data
+from deploy.host.user_data import PORT, HostSettings, user_data
 from deploy.instance_price import NoPrice, Price
 from deploy.job import ask
 from deploy.launch import Launch
@@ -94,7 +94,7 @@ def _up(options: UpOptions) -> int:
         if not isinstance(error, InstanceEnded):
             _say_that_it_is_paid(options.name)
         raise
-    print(*_words(options, host.region, instance, state), sep="\n")
+    print(*_words(options, host.region, instance), sep="\n")
     return 0
 
 
@@ -127,13 +127,13 @@ def _serve(options: UpOptions, aws: Aws, host: Host, state: StackState) -> Runni
 def _remember(host: Host) -> None:
     """Store the target's name and region here, before anything is created on AWS."""
     forget_target(host.name)  # an earlier one, whose instance ended
-    taken = {read_target(name).reached.port for name in named_targets()}
-    port = next(port for port in range(_FIRST_LOCAL_PORT, 65536) if port not in taken)
+    used_ports = {read_target(name).reached.port for name in named_targets()}
+    port = next(port for port in range(_FIRST_LOCAL_PORT, 65536) if port not in used_ports)
     NamedTarget(host.name, f"127.0.0.1:{port}", host.region).write()
 
 
 def _start(options: UpOptions, aws: Aws, host: Host, launch: Launch) -> StackState | None:
-    """The stack, started; None if the user wants none."""
+    """Start the stack; None if the user declines."""
     plan, model = make_plan(options, host, aws), pinned_model(options)
     print(plan, flush=True)
     if plan.account is None or not (options.yes or ask()):
@@ -158,9 +158,9 @@ def _start(options: UpOptions, aws: Aws, host: Host, launch: Launch) -> StackSta
 
 
 def pinned_model(options: UpOptions) -> PinnedModel | None:
-    """The commit of the hub's model that is to be served; None if it serves no such model.
+    """The commit of the hub's model to serve; None if there is no such model.
 
-    Raises InvalidRequest for one that nobody here may read.
+    Raises InvalidRequest for one that this machine may not read.
     """
     if options.model is None or options.model.startswith("s3://"):
         return None
@@ -174,7 +174,7 @@ def _settings(
     price: Price | NoPrice,
     model: PinnedModel | None,
 ) -> HostSettings:
-    """Upload Outrider's wheel and an artefact that lies here; return the settings of the host."""
+    """Upload Outrider's wheel and a local artefact; return the settings of the host."""
     url, sha256 = put_wheel(bucket, options.wheel)
     store, digest = options.artifact, options.digest
     if options.own_artifact is not None:
@@ -196,7 +196,6 @@ def _settings(
         hub_token=hub_token_parameter(options.name) if model and model.needs_token else None,
         flags=flags,
         host="127.0.0.1" if options.allow_cidr is None else "0.0.0.0",  # noqa: S104
-        port=options.port,
         venv=host.instance.venv,
         idle_minutes=options.idle_minutes,
         lifetime_hours=options.lifetime_hours,
@@ -214,7 +213,7 @@ def _hand_over(
     hosts = ["localhost", "127.0.0.1"]
     if options.allow_cidr is not None:
         hosts.append(instance.address)
-        target = replace(target, address=f"{instance.address}:{options.port}")
+        target = replace(target, address=f"{instance.address}:{PORT}")
     credentials = handover.begin(hosts)
     model = pinned_model(options)
     if model and model.needs_token:
@@ -231,19 +230,19 @@ def _wait_until_serving(aws: Aws, instance: RunningInstance) -> None:
     wait = Wait(instance.instance_id)
     while wait.seconds < _START_MINUTES * 60:
         try:
-            there = progress(aws, instance.instance_id)
+            start = progress(aws, instance.instance_id)
         except Unavailable as error:
             words = str(error)
         else:
-            if there.serving:
+            if start.serving:
                 say(f"the target serves, {wait.seconds:.0f} s after its start")
                 return
-            if there.failed:
+            if start.failed:
                 raise Unavailable(
-                    f"the host failed ({there.words}): `outrider deploy status` prints the "
+                    f"the host failed ({start.words}): `outrider deploy status` prints the "
                     "command that shows its log"
                 )
-            words = there.words
+            words = start.words
         living_instance(aws, instance.instance_id)
         wait.report(words)
         time.sleep(_POLL_SECONDS)
@@ -253,13 +252,11 @@ def _wait_until_serving(aws: Aws, instance: RunningInstance) -> None:
     )
 
 
-def _words(
-    options: UpOptions, region: str, instance: RunningInstance, state: StackState
-) -> Iterator[str]:
+def _words(options: UpOptions, region: str, instance: RunningInstance) -> Iterator[str]:
     """Return lines about the next commands, and about when the target ends."""
     name = options.name
     yield f"{name} runs on {instance.type} in {instance.zone} ({instance.instance_id})"
-    commands = host_commands(name, region, instance, state)
+    commands = host_commands(name, region, instance)
     if "tunnel" in commands:
         yield "in a second shell, with AWS's CLI and its Session Manager plugin, keep this open:"
         yield f"  {commands['tunnel']}"

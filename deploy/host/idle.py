@@ -36,14 +36,14 @@ class Idleness(NamedTuple):
     ended: int
 
 
-def idleness(before: Idleness | None, seen: Activity | None, now: float) -> Idleness:
-    """Since when the target is idle, by what is seen of it now; None for one without an answer."""
+def idleness(before: Idleness | None, activity: Activity | None, now: float) -> Idleness:
+    """Since when the target is idle. activity: now; None if the target does not answer"""
     if before is None:
-        return Idleness(now, seen.ended if seen else 0)
-    if seen is None:
+        return Idleness(now, activity.ended if activity else 0)
+    if activity is None:
         return before
-    busy = seen.open > 0 or seen.ended > before.ended
-    return Idleness(now if busy else before.since, seen.ended)
+    busy = activity.open > 0 or activity.ended > before.ended
+    return Idleness(now if busy else before.since, activity.ended)
 
 
 def read_activity(metrics: str) -> Activity:

@@ -86,7 +86,7 @@ class Channel:
             raise Unavailable(f"the connection to {self.address} is closed") from error
 
     def _failure(self, error: grpc.RpcError, meaning: str) -> OutriderError:
-        """Return our error for a failed call, with what to do about it where that is known."""
+        """Return our error for a failed call, with a remedy where there is one."""
         failure = statuses.status_error(error, meaning)
         if not isinstance(failure, Unavailable):
             return failure

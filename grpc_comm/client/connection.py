@@ -55,9 +55,7 @@ def connect(
     return connection
 
 
-def list_models(
-    addresses: str, *, security: SecurityOptions = PLAINTEXT, timeout: float = CONNECT_SECONDS
-) -> list[str]:
+def list_models(addresses: str, *, security: SecurityOptions = PLAINTEXT) -> list[str]:
     """Return the names of the models that the targets at HOST:PORT,HOST:PORT,... list.
 
     The first target's come first.
@@ -67,7 +65,7 @@ def list_models(
         name = endpoint.address.host if endpoint.resolved else ""
         channel = Channel(endpoint.address, security, name)
         try:
-            names |= dict.fromkeys(channel.list_models(timeout))
+            names |= dict.fromkeys(channel.list_models(CONNECT_SECONDS))
         finally:
             channel.close()
     return list(names)

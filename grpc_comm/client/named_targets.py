@@ -68,9 +68,9 @@ class NamedTarget(Record):
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.parent.chmod(0o700)
-            with replacing(path) as part:
-                part.chmod(0o600)
-                part.write_bytes(content)
+            with replacing(path) as partial:
+                partial.chmod(0o600)
+                partial.write_bytes(content)
         except OSError as error:
             raise InvalidRequest(f"{path}: cannot be written ({error.strerror})") from error
 

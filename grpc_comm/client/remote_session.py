@@ -181,10 +181,10 @@ class RemoteSession(WireSession):
         owed = self._received.owes_token
         self._progress.evicted = progress.end is End.EVICTED
         super()._handle_tokens(call, progress)
-        came = self._received.length > length
-        if came:
+        is_longer = self._received.length > length
+        if is_longer:
             self._progress.restart()
-        if came or not owed:
+        if is_longer or not owed:
             self._deadline = None
         self._acknowledge()
         if self._received.end is End.DRAINED and self._patience.seconds > 0:
@@ -314,8 +314,8 @@ class RemoteSession(WireSession):
 
     def _opening(self) -> pb.Open:
         """Return the message that opens a session with all tokens of the text."""
-        tokens, made = self._received.tokens, self._params.made + self._received.made
-        params = replace(self._params, made=made, prompt_logprobs=self._received.awaits_prompt)
+        tokens, emitted = self._received.tokens, self._params.made + self._received.made
+        params = replace(self._params, made=emitted, prompt_logprobs=self._received.awaits_prompt)
         return translate.write_open(uuid.uuid4().hex, self._description, tokens, params)
 
     def _send_order(self) -> None:

@@ -42,11 +42,11 @@ def rendezvous(key: str, names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: hashlib.blake2b(f"{key}|{name}".encode()).digest())
 
 
-def check_same(expected: Description, there: Address, actual: Description, here: Address) -> None:
+def check_same(expected: Description, first: Address, actual: Description, second: Address) -> None:
     """Raise Mismatch unless both replicas have the same weights, tokenizer and precision."""
     if _identity(expected) != _identity(actual):
         raise Mismatch(
-            f"replicas must serve the same target: {there} has {_summary(expected)}, {here} has "
+            f"replicas must serve the same target: {first} has {_summary(expected)}, {second} has "
             f"{_summary(actual)}"
         )
 
@@ -116,14 +116,14 @@ class Replicas:
         self._changed, self._closed = threading.Condition(), threading.Event()
         self._replicas: dict[Address, Replica] = {}
         self._channels = weakref.WeakKeyDictionary[Channel, None]()  # of former replicas, too
-        named = any(endpoint.resolved for endpoint in endpoints)
-        self._watched = named or len(endpoints) > 1
+        has_names = any(endpoint.resolved for endpoint in endpoints)
+        self._watched = has_names or len(endpoints) > 1
         try:
             self.met, self.description = self._meet(patience)
         except OutriderError:
             self.close()
             raise
-        if named:
+        if has_names:
             threading.Thread(target=self._follow, name="outrider names", daemon=True).start()
 
     @property
@@ -149,8 +149,8 @@ class Replicas:
         """Return the channels to try for a session that was lost at one: that one comes first, as
         it may still hold the session, or last where the session is leaving it.
         """
-        others = [channel for channel in self.order(key) if channel is not at]
-        return [*others, at] if leaving else [at, *others]
+        rest = [channel for channel in self.order(key) if channel is not at]
+        return [*rest, at] if leaving else [at, *rest]
 
     def reach(self, channel: Channel, seconds: float, given_up: threading.Event) -> None:
         """Wait up to `seconds` for a replica to answer.
@@ -185,8 +185,8 @@ class Replicas:
         if patience.seconds:
             patience.notice(f"{failure}; retrying for {patience.seconds:.0f} s")
         given_up = patience.given_up
-        while (left := deadline - time.monotonic()) > 0 and not given_up.is_set():
-            given_up.wait(min(random.uniform(0, LOOK_SECONDS), left))  # noqa: S311
+        while (seconds_left := deadline - time.monotonic()) > 0 and not given_up.is_set():
+            given_up.wait(min(random.uniform(0, LOOK_SECONDS), seconds_left))  # noqa: S311
             try:
                 return self._look_again(max(deadline - time.monotonic(), LOOK_SECONDS), given_up)
             except Unavailable as error:
@@ -208,9 +208,9 @@ class Replicas:
         if not met:  # or there is only one; describe() raises the clearest error
             last = replicas[-1].channel
             return last, last.describe(self._model, self._timeout)
-        (channel, description), *others = met
-        for other, theirs in others:
-            check_same(description, channel.address, theirs, other.address)
+        (channel, description), *rest = met
+        for replica, theirs in rest:
+            check_same(description, channel.address, theirs, replica.address)
         return channel, description
 
     def _look_again(self, seconds: float, given_up: threading.Event) -> tuple[Channel, Description]:

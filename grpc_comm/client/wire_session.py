@@ -13,11 +13,11 @@ from grpc_comm.translate import Description, SessionTerms
 from inference.errors import InvalidRequest, OutriderError
 from inference.loop.stats import Traffic
 from inference.loop.text_copy import TextCopy
-from inference.order import LEAST_CREDIT, Progress, TokenLogProb
-from inference.proposer import MOST_CANDIDATES
+from inference.order import MIN_CREDIT, Progress, TokenLogProb
+from inference.proposer import MAX_CANDIDATES
 from inference.sampling import SamplingParams
 
-ACKNOWLEDGED_AT_ONCE = LEAST_CREDIT // 4
+ACKNOWLEDGED_AT_ONCE = MIN_CREDIT // 4
 """Tokens that are acknowledged together: few enough that a distant target does not run out of
 credit.
 """
@@ -33,7 +33,7 @@ class WireSession:
     """
 
     def __init__(self, description: Description) -> None:
-        self.traffic, self.stream, self.candidates = Traffic(), 0, MOST_CANDIDATES
+        self.traffic, self.stream, self.candidates = Traffic(), 0, MAX_CANDIDATES
         self._description = description
         self._changed = threading.Condition()  # guards everything; a call's own lock lies within
         self._call: Call | None = None
@@ -67,10 +67,10 @@ class WireSession:
                     return progress
                 if self._failure is not None:
                     raise self._failure
-                left = deadline - time.monotonic()
-                if left <= 0:
+                seconds_left = deadline - time.monotonic()
+                if seconds_left <= 0:
                     return None
-                self._changed.wait(left)
+                self._changed.wait(seconds_left)
 
     def on_message(self, call: Call, message: pb.ServerMessage) -> None:
         """Handle a message, on the reader's thread. Messages of an abandoned call are ignored."""

@@ -156,8 +156,8 @@ class Metrics:
         model = served.model
         self._engines.append((model, engine))
         self._info.labels(served.model, served.device, served.dtype, served.server_version).set(1)
-        for name, (_, read) in GAUGES.items():
-            self._gauges[name].labels(model).set_function(partial(read, engine))
+        for name, (_, getter) in GAUGES.items():
+            self._gauges[name].labels(model).set_function(partial(getter, engine))
         for state in State:
             sessions = self._sessions.labels(model, state.value)
             sessions.set_function(partial(count_sessions, engine, state))

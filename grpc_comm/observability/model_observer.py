@@ -105,8 +105,8 @@ class ModelObserver:
             self._observe("vllm:request_prompt_tokens", session.prompt_length)
             self._observe("vllm:request_generation_tokens", tokens)
         if tokens > 1:
-            each = (times.last_at - times.first_at) / (tokens - 1)
-            self._observe("vllm:request_time_per_output_token_seconds", each)
+            token_seconds = (times.last_at - times.first_at) / (tokens - 1)
+            self._observe("vllm:request_time_per_output_token_seconds", token_seconds)
         accepted = tokens - spent.forwards  # each pass adds a token of the target's own
         log_event(
             "session ended",

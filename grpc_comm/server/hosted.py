@@ -119,9 +119,9 @@ def await_routes(ingress: Address) -> None:
     deadline = time.monotonic() + _ROUTED_SECONDS
     with grpc.insecure_channel(str(ingress)) as channel:
         session = verifier_pb2_grpc.TargetStub(channel).Session
-        while (left := deadline - time.monotonic()) > 0:
+        while (seconds_left := deadline - time.monotonic()) > 0:
             messages = iter([pb.ClientMessage()])  # neither Open nor Resume: a target refuses it
-            if session(messages, timeout=left, wait_for_ready=True).code() in _REFUSALS:
+            if session(messages, timeout=seconds_left, wait_for_ready=True).code() in _REFUSALS:
                 return
             time.sleep(_ROUTED_POLL_SECONDS)
     raise Unavailable(
@@ -129,10 +129,10 @@ def await_routes(ingress: Address) -> None:
     )
 
 
-async def _read(messages: AsyncIterator[pb.ClientMessage], read: Any) -> AsyncIterator[Any]:
+async def _read(messages: AsyncIterator[pb.ClientMessage], parse: Any) -> AsyncIterator[Any]:
     """Messages, each checked against the limits of its sender's key before it is used."""
     async for message in messages:
-        yield read(message.SerializeToString())
+        yield parse(message.SerializeToString())
 
 
 class _Details(NamedTuple):

@@ -155,9 +155,9 @@ async def _settle() -> None:
 
     gRPC prints a traceback for each session that the end of the loop cancels.
     """
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    if others:
-        await asyncio.wait(others, timeout=SETTLE_SECONDS)
+    sessions = asyncio.all_tasks() - {asyncio.current_task()}
+    if sessions:
+        await asyncio.wait(sessions, timeout=SETTLE_SECONDS)
 
 
 def _longest(target: Target) -> int | None:

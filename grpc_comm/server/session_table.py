@@ -7,7 +7,6 @@ import hmac
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
 
 from grpc_comm.observability.metrics import Ending
 from grpc_comm.server.model_registry import RunningModel
@@ -57,10 +56,8 @@ class SessionRecord:
 class SessionTable:
     """All sessions of a target, up to `limit`. Used on its event loop."""
 
-    def __init__(
-        self, limit: int, lease_seconds: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.lease_seconds, self._limit, self._clock = lease_seconds, limit, clock
+    def __init__(self, limit: int, lease_seconds: float) -> None:
+        self.lease_seconds, self._limit = lease_seconds, limit
         self._records: dict[tuple[str, str], SessionRecord] = {}  # by tenant and session id
         self._counts: Counter[str] = Counter()  # by tenant
 
@@ -101,7 +98,7 @@ class SessionTable:
         """
         if limit is None:
             return
-        mine = [other for other in self._records.values() if other.tenant == record.tenant]
+        mine = [peer for peer in self._records.values() if peer.tenant == record.tenant]
         if record in mine[limit:]:
             words = f"this key may have {limit} sessions now, and others are older"
             raise Busy(f"{words}: close one, or try again later", retry_after=self.lease_seconds)
@@ -138,7 +135,7 @@ class SessionTable:
         meanwhile.
         """
         if self._records.get(record.name) is record:
-            record.expires = self._clock() + self.lease_seconds
+            record.expires = time.monotonic() + self.lease_seconds
             record.engine.detach(record.session)
             record.observer.record_lost(record.session)
 
@@ -157,7 +154,7 @@ class SessionTable:
 
     def expire(self) -> None:
         """End sessions that have been without a stream for longer than their lease."""
-        now = self._clock()
+        now = time.monotonic()
         for record in [
             record
             for record in self._records.values()

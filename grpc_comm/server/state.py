@@ -47,7 +47,7 @@ class ServerState:
         self.catalogue = Catalogue(
             Served(target.engine, target.description), target.listed, target.metrics
         )
-        limit = 2 * target.engine.most_sessions * (1 + len(target.listed))
+        limit = 2 * target.engine.max_sessions * (1 + len(target.listed))
         self.sessions = SessionTable(limit, target.lease_seconds)
         self.draining, self.rules = False, RuleTurns()
         self._share_prefixes = target.share_prefixes

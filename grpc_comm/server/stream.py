@@ -113,7 +113,7 @@ class Stream:
     ) -> TokenRule | None:
         turns, rules = self._state.rules, engine.rules
         if not rules.has_checked(params):
-            await turns.check(self.key, partial(rules.check, params), engine.most_sessions)
+            await turns.check(self.key, partial(rules.check, params), engine.max_sessions)
         return await turns.make(partial(rules.make, prompt, params))
 
     async def _with_heartbeats(self, engine: Engine, length: int, work: Awaitable[T]) -> T:
@@ -162,8 +162,8 @@ class Stream:
                 resumable = True
                 await writer.run(self._opened(record, opened))
 
-            read = self._read(record, record.stream)
-            await _first_of(read, speak(), _until_superseded(record.superseded))
+            reading = self._read(record, record.stream)
+            await _first_of(reading, speak(), _until_superseded(record.superseded))
             ending = Ending.DRAINED if writer.drained else Ending.CLOSED
         except (asyncio.CancelledError, Gone):  # the call broke, or the client has gone
             if self._grant.withdrawn:

@@ -1,4 +1,4 @@
-"""Tasks of the event loop that end however they are cancelled, and errors that nobody awaits."""
+"""Tasks of the event loop that end even when cancelled, and errors that no task awaits."""
 
 from __future__ import annotations
 

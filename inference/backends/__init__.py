@@ -1,4 +1,4 @@
-"""A Model for each kind of device. Code above the `Model` protocol runs on the host only."""
+"""Backends: implementations of `Model` for each kind of device. Its callers run on the host."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Scoring(NamedTuple):
-    """The log-probabilities to report at the picked nodes of a segment.
+    """The log-probabilities to return for the picked nodes of a segment.
 
-    likeliest: how many of the most likely tokens are reported
-    of: [p] the token that is reported at each node; None: the chosen token
+    likeliest: number of most likely tokens to return
+    of: [p] the token to score at each node; None for the chosen token
     """
 
     likeliest: int
@@ -26,30 +26,28 @@ class Scoring(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """One row's part of a forward pass: n new nodes, where their keys are written, and what they
-    see.
-    """
+    """A row's part of a forward pass: n new nodes, slots for their keys, and attention masks."""
 
     row: int
     tokens: NDArray[np.int32]  # [n]
     slots: NDArray[np.int32]  # [n] where the new keys are written
     positions: NDArray[np.int32]  # [n]
-    # [1 or n, S] the slots each node sees (1: all nodes the same), S up to the highest in use
+    # [1 or n, S] slots that each node sees (1: same for all nodes), S up to the highest in use
     context: NDArray[np.bool_]
-    tree_mask: NDArray[np.bool_]  # [n, n] which new nodes each new node sees, itself included
-    pick: NDArray[np.int32]  # [p] the nodes to choose at
+    tree_mask: NDArray[np.bool_]  # [n, n] new nodes that each new node sees, including itself
+    pick: NDArray[np.int32]  # [p] nodes whose next token is chosen
     params: SamplingParams
-    # Further input of the model, of a type that only it and its sequence know: the draft's part of
-    # a round, or what a draft sees of its target.
+    # Additional input whose type only the model and its sequence know: the draft's part of a round,
+    # or a draft's view of its target.
     beside: Any = None
-    # Returns the adjustment of the logits at the picked nodes. It is called once, after the device
-    # has been started, so that it computes meanwhile. An error that it raises fails the call.
+    # Returns the adjustment of the logits at the picked nodes. Called once, after the device has
+    # started, so that both run at the same time. Its errors fail the forward pass.
     rule: Callable[[], Adjustment] | None = None
     scoring: Scoring | None = None
 
 
 class LogProbs(NamedTuple):
-    """Log-probabilities at p nodes: of a token, and of the k most likely tokens, best first."""
+    """Log-probabilities at p nodes, of a token and of the k most likely tokens, best first."""
 
     values: NDArray[np.float32]  # [p]
     ids: NDArray[np.int32]  # [p, k]
@@ -64,70 +62,56 @@ class Chosen(NamedTuple):
 
 
 class Ranked(NamedTuple):
-    """The draft's most likely children of m nodes, best first."""
+    """The k most likely children of m nodes by a draft, best first."""
 
     ids: NDArray[np.int32]  # [m, k]
     scores: NDArray[np.float32]  # [m, k]
 
 
 class Model(Protocol):
-    """A model on a device, with `rows` rows of `capacity` usable KV slots. One call at a time."""
+    """A model on a device, with `rows` rows of `capacity` usable KV slots. Not thread-safe."""
 
     rows: int
     capacity: int
-    max_nodes: int  # new nodes of one row in one call
+    max_nodes: int  # maximum new nodes of a row in a forward pass
     masks: bool  # whether a segment may have a rule or a scoring
-    branches: bool  # whether trees are worth their time; else only chains are verified
+    branches: bool  # whether trees are worth their cost; otherwise only chains are verified
 
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
-        """Write the new nodes' keys and return the token chosen at each picked node.
+        """Run a forward pass, write the new keys, and choose a token at each picked node.
 
-        The result has one Chosen for each segment. Rows must be distinct.
+        Returns a Chosen for each segment. Rows must be distinct.
         """
         ...
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        """Write the new nodes' keys and return the k most likely tokens at each picked node.
-
-        The result has one Ranked of [p, k] for each segment. Rows must be distinct.
+        """Run a forward pass, write the new keys, and return the k most likely tokens at each
+        picked node: a Ranked [p, k] for each segment. Rows must be distinct.
         """
         ...
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        """Return the padded (rows, nodes per row) that a call of this size computes."""
+        """Return the (rows, nodes per row) to which a forward pass of this size is padded."""
         ...
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        """Copy keys and values of the first `slots` slots from row `source` to row `target`. Only
-        a target's rows are copied.
-
-        Slots of `target` behind these may change, too.
+        """Copy the first `slots` slots of row `source` to row `target`, whose other slots may
+        change, too. Only rows of targets are copied.
         """
         ...
 
 
 @runtime_checkable
 class RecordingModel(Model, Protocol):
-    """A model that records its calls by shape, so that later ones are quick (CUDA graphs)."""
+    """A model that records forward passes by shape, to make later ones faster (CUDA graphs)."""
 
     def plan(self, rows: int, nodes: int) -> None:
-        """Plan to record the target's calls of up to so many rows, and nodes of each."""
+        """Plan recordings for forward passes of up to `rows` rows and `nodes` nodes per row."""
         ...
 
     def record_next(self) -> bool:
-        """Record a planned call, else one that was made once; False if none is left.
+        """Record a shape that has occurred once, or a planned one. Returns False if none is left.
 
-        It takes as long as a few calls, and only writes to junk slots.
+        This takes as long as a few forward passes, and only writes to junk slots.
         """
         ...
-
-
-class Masks(NamedTuple):
-    """Mask tokens, which a block draft reads in place of tokens that are not known yet.
-
-    token: id of the mask
-    most: maximum masks behind a node, each of which proposes one more token
-    """
-
-    token: int
-    most: int

@@ -1,4 +1,4 @@
-"""Pads segments into one call: int32 arrays of fixed shapes.
+"""Pads segments to a batch of int32 arrays with fixed shapes.
 
 A padding node is written to the junk slot, has position 0, and sees only itself.
 """
@@ -16,7 +16,7 @@ from inference.tree.token_tree import IntArray
 
 
 class BatchShape(NamedTuple):
-    """The padded sizes of a call."""
+    """The padded sizes of a forward pass."""
 
     rows: int
     nodes: int
@@ -26,7 +26,7 @@ class BatchShape(NamedTuple):
 
     @classmethod
     def of(cls, segments: Sequence[Segment]) -> BatchShape:
-        """Return the smallest shape that holds these segments."""
+        """Return the smallest shape for these segments."""
         nodes = max(len(segment.tokens) for segment in segments)
         contexts = 1 if all(segment.context.shape[0] == 1 for segment in segments) else nodes
         picks = max(len(segment.pick) for segment in segments)
@@ -35,7 +35,7 @@ class BatchShape(NamedTuple):
 
 
 class Batch:
-    """The arrays of one call, all int32. Idle rows write to the junk slot of row 0."""
+    """The int32 input arrays of a forward pass. Idle rows write to the junk slot of row 0."""
 
     def __init__(self, shape: BatchShape, junk: int) -> None:
         rows, nodes = shape.rows, shape.nodes
@@ -48,26 +48,26 @@ class Batch:
         self.pick: IntArray = np.zeros((rows, shape.picks), dtype=np.int32)
 
     def arrays(self) -> dict[str, IntArray]:
-        """Return all arrays by name."""
+        """All arrays by name."""
         return dict(vars(self))
 
 
 def check_rows(segments: Sequence[Segment]) -> None:
-    """Raise InvalidRequest for two segments of one row: they would not see each other."""
+    """Raise InvalidRequest for two segments of a row, which would not see each other."""
     if len({segment.row for segment in segments}) < len(segments):
         raise InvalidRequest("one row twice in a batch")
 
 
 def pad(segments: Sequence[Segment], shape: BatchShape, junk: int) -> Batch:
-    """Return a Batch with the segments in its first rows, in their order."""
+    """Return a Batch with the segments in its first rows, in the same order."""
     batch = Batch(shape, junk)
     for row, segment in enumerate(segments):
-        n, seen = len(segment.tokens), segment.context.shape[1]
+        n, width = len(segment.tokens), segment.context.shape[1]
         batch.rows[row] = segment.row
         batch.tokens[row, :n] = segment.tokens
         batch.slots[row, :n] = segment.slots
         batch.positions[row, :n] = segment.positions
-        batch.context_mask[row, : n if shape.contexts > 1 else 1, :seen] = segment.context
+        batch.context_mask[row, : n if shape.contexts > 1 else 1, :width] = segment.context
         batch.tree_mask[row, :n, :n] = segment.tree_mask
         batch.pick[row] = segment.pick[0]
         batch.pick[row, : len(segment.pick)] = segment.pick

@@ -1,6 +1,4 @@
-"""Choices and rankings at the picked nodes of a call, by the cheapest function that serves all its
-rows.
-"""
+"""Chooses and ranks tokens at the picked nodes, by the cheapest function that serves all rows."""
 
 from __future__ import annotations
 
@@ -26,10 +24,10 @@ from inference.model.choice.sampler import (
 
 
 def choose_at(logits: Tensor, positions: Tensor, segments: Sequence[Segment]) -> list[Chosen]:
-    """Return the token chosen at each picked node of each segment.
+    """Choose a token at each picked node of each segment.
 
     logits: [B, P, V] float32; overwritten if a segment has a rule
-    positions: [B, P] int32, of the chosen tokens
+    positions: [B, P] int32, positions of the tokens to choose
     """
     _apply_rules(logits, segments)
     if all(segment.params.greedy for segment in segments):
@@ -43,13 +41,13 @@ def choose_at(logits: Tensor, positions: Tensor, segments: Sequence[Segment]) ->
         chosen = choose(logits, _sampling(logits, segments), positions, 1 + spread)
     table = chosen.cpu().numpy()
     return [
-        Chosen(own := table[row, : len(segment.pick)], _log_probs(logits[row], segment, own))
+        Chosen(tokens := table[row, : len(segment.pick)], _log_probs(logits[row], segment, tokens))
         for row, segment in enumerate(segments)
     ]
 
 
 def rank_at(logits: Tensor, positions: Tensor, segments: Sequence[Segment], k: int) -> list[Ranked]:
-    """Return the k most likely children of each picked node, with the arguments of choose_at()."""
+    """Return the k most likely children of each picked node. Arguments as in choose_at()."""
     _apply_rules(logits, segments)
     if all(segment.params.greedy for segment in segments):
         ids, scores = rank_greedy(logits, k)
@@ -61,7 +59,7 @@ def rank_at(logits: Tensor, positions: Tensor, segments: Sequence[Segment], k: i
 def ranked_rows(
     segments: Sequence[Segment], ids: np.ndarray, scores: np.ndarray
 ) -> list[Ranked]:  # [B, P, k], [B, P, k]
-    """Return each segment's part of what a call has ranked."""
+    """Split the rankings of a batch by segment."""
     return [
         Ranked(ids[row, : len(segment.pick)], scores[row, : len(segment.pick)])
         for row, segment in enumerate(segments)
@@ -69,28 +67,28 @@ def ranked_rows(
 
 
 def chosen_positions(segment: Segment) -> Tensor:  # [1, p] int32
-    """Return the positions of the tokens that are chosen for a row alone."""
+    """Return the positions of a segment's tokens to choose, as a batch of one row."""
     return torch.from_numpy(segment.positions[segment.pick].astype(np.int32) + 1)[None]
 
 
 def _apply_rules(logits: Tensor, segments: Sequence[Segment]) -> None:
-    """Adjust the logits of each row that has a rule, and of no other row."""
+    """Adjust the logits of the rows that have a rule."""
     for row, segment in enumerate(segments):
         if segment.rule is not None:
-            own, rule = logits[row, : len(segment.pick)], segment.rule()
-            adjust(own, *(_on(logits, part) for part in rule.changes(logits.shape[-1])))
+            scores, rule = logits[row, : len(segment.pick)], segment.rule()
+            adjust(scores, *(_on(logits, array) for array in rule.changes(logits.shape[-1])))
             if rule.allowed is not None:
-                exclude(own, _on(logits, rule.allowed))
+                exclude(scores, _on(logits, rule.allowed))
 
 
 def _log_probs(logits: Tensor, segment: Segment, chosen: np.ndarray) -> LogProbs | None:
-    """Return the log-probabilities of a row's segment. logits: [P, V]; chosen: [p]"""
+    """Return a segment's log-probabilities, if requested. logits: [P, V]; chosen: [p]"""
     if segment.scoring is None:
         return None
     likeliest, of = segment.scoring
-    own, tokens = logits[None, : len(chosen)], _on(logits, chosen if of is None else of)
-    found = score(own, _sampling(own, [segment]), tokens[None], likeliest)
-    return LogProbs(*(part[0].cpu().numpy() for part in found))
+    rows, tokens = logits[None, : len(chosen)], _on(logits, chosen if of is None else of)
+    values = score(rows, _sampling(rows, [segment]), tokens[None], likeliest)
+    return LogProbs(*(tensor[0].cpu().numpy() for tensor in values))
 
 
 def _on(logits: Tensor, array: np.ndarray) -> Tensor:

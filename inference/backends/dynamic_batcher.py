@@ -1,6 +1,5 @@
-"""A model shared by threads, batched dynamically.
-
-Rankings that arrive during a call are computed together in the next one.
+"""Dynamic batching for a model that threads share: rankings that arrive during a forward pass are
+computed together in the next one.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ T = TypeVar("T")
 
 
 class _QueuedCall:
-    """A thread's queued call."""
+    """A call that a thread has queued."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.segments = segments
@@ -23,10 +22,10 @@ class _QueuedCall:
 
 
 class DynamicBatcher:
-    """A Model for drafters, each with rows of its own.
+    """A thread-safe Model for drafters, which use distinct rows.
 
-    Dynamic batching without a timer: the thread that gets the lock runs all queued rankings with
-    the same number of children.
+    There is no timer: the thread that gets the lock computes all queued rankings with the same
+    number of children.
     """
 
     def __init__(self, model: Model) -> None:
@@ -37,8 +36,8 @@ class DynamicBatcher:
         self.queue: dict[int, list[_QueuedCall]] = {}  # by children
 
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
-        """Compute this call alone: it is mostly prompt chunks, which would be padded to the
-        longest.
+        """Compute these segments without batching: most are prompt chunks, which padding to the
+        longest would make slow.
         """
         with self._turn:
             return self._model.choose(segments)
@@ -77,14 +76,13 @@ class DynamicBatcher:
 def call_each(
     compute: Callable[[Sequence[Segment]], Sequence[T]], segments: Sequence[Segment]
 ) -> list[T | Exception]:
-    """The model's answer, or the exception, for each segment.
+    """Return the model's answer or the exception for each segment.
 
-    When a call with several segments fails, each segment is tried alone. So only faulty segments
-    fail.
+    If several segments fail together, each is computed alone, so that only faulty ones fail.
     """
     try:
         return list(compute(segments))
-    # A model error is charged to the faulty session only, so that the others continue.
+    # an error of one session must not fail others
     except Exception as error:
         if len(segments) == 1:
             return [error]

@@ -1,4 +1,4 @@
-"""The Decoder run eagerly on CPU or CUDA: the reference that other backends are compared with."""
+"""Runs the Decoder eagerly on CPU or CUDA. Other backends are compared with this one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from inference.model.decoder import Decoder
 from inference.tree.token_tree import IntArray
 
 SLOT_STEP = 64
-"""Context is read in multiples of this number of slots, so that few shapes occur."""
+"""Context is read in multiples of this number of slots, which limits the number of shapes."""
 
 
 class BatchTensors(NamedTuple):
@@ -35,13 +35,13 @@ class BatchTensors(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch, device: torch.device) -> BatchTensors:
-        """Put a batch's arrays on a device."""
+        """Copy the arrays of a batch to a device."""
         arrays = batch.arrays().items()
         return cls(**{name: torch.from_numpy(array).to(device) for name, array in arrays})
 
 
 class SlotModel(ABC):
-    """A model whose caches have `rows` rows of `capacity` slots, and one junk slot in each row.
+    """A model whose caches have `rows` rows with `capacity` slots and a junk slot each.
 
     cache: keys and values of all layers
     """
@@ -65,53 +65,50 @@ class SlotModel(ABC):
         return rows, max(nodes, self._min_nodes)
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        for held in self.by_slot:
-            copy_states(held, source, target, slots)
+        for tensor in self.by_slot:
+            copy_states(tensor, source, target, slots)
 
     @property
     def by_slot(self) -> tuple[Tensor, ...]:
-        """Tensors of data by slot, [rows, slots, width] each."""
+        """All tensors with data per slot, each [rows, slots, width]."""
         return self.cache.tensors
 
     @property
     def _junk(self) -> int:
-        """The slot of every row that padding is written to: the last of its cache."""
+        """The slot for padding: the last of each row."""
         return self.cache.keys[0].shape[1] - 1
 
     @property
     def _min_nodes(self) -> int:
-        """Minimum number of nodes of a call: 2 in float32, else 1.
-
-        Float32 kernels for a single row of a matrix round differently from those for several.
+        """Minimum nodes of a forward pass: 2 in float32, whose kernels round differently for a
+        single matrix row, otherwise 1.
         """
         return 2 if self.dtype == torch.float32 else 1
 
     def _forward(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor]:
-        """Return logits at the picked nodes [B, P, V], and positions [B, P] of the tokens to be
-        chosen.
-        """
+        """Return logits [B, P, V] at the picked nodes, and positions [B, P] of the next tokens."""
         batch = pad(segments, self._shape(segments), junk=self._junk)
         return self._write(BatchTensors.of(batch, self.device))
 
     @abstractmethod
     def _write(self, batch: BatchTensors) -> tuple[Tensor, Tensor]:
-        """Run one forward pass over a batch and write the new keys and values to the caches.
+        """Run a forward pass over a batch and write the new keys and values to the caches.
 
-        Returns logits [B, P, V], and positions [B, P] of the tokens to be chosen.
+        Returns logits [B, P, V], and positions [B, P] of the next tokens.
         """
 
     def _shape(self, segments: Sequence[Segment]) -> BatchShape:
         check_rows(segments)
-        least = BatchShape.of(segments)
-        if least.nodes > self.max_nodes:
+        shape = BatchShape.of(segments)
+        if shape.nodes > self.max_nodes:
             raise LimitExceeded(
-                f"{least.nodes} nodes in one call: this model takes at most {self.max_nodes}"
+                f"{shape.nodes} nodes in one call: this model takes at most {self.max_nodes}"
             )
-        nodes = max(least.nodes, self._min_nodes)
-        slots = context_slots(least.slots)
-        return least._replace(
+        nodes = max(shape.nodes, self._min_nodes)
+        slots = context_slots(shape.slots)
+        return shape._replace(
             nodes=nodes,
-            contexts=nodes if least.contexts > 1 else 1,
+            contexts=nodes if shape.contexts > 1 else 1,
             slots=min(slots, self._junk + 1),
         )
 
@@ -130,7 +127,7 @@ class EagerModel(SlotModel):
         form, slots = FeatureForm(tuple(layers), self.decoder.config.hidden_size), self.capacity + 1
         self._kept = FeatureStore(layers, form, self.rows, slots, self.dtype, self.device)
 
-    def features(self, row: int, slots: IntArray) -> Tensor:  # [n, kept layers * hidden]
+    def features(self, row: int, slots: IntArray) -> Tensor:  # [n, feature layers * hidden]
         assert self._kept is not None, "keep_features() comes before"
         return self._kept.read(row, slots)
 
@@ -140,10 +137,10 @@ class EagerModel(SlotModel):
             self._kept.copy(source, target, slots)
 
     def _write(self, batch: BatchTensors) -> tuple[Tensor, Tensor]:
-        rows, tokens, slots, positions, context_mask, tree_mask, pick = batch
-        kept = () if self._kept is None else self._kept.layers
+        rows, tokens, slots, positions, context, tree, pick = batch
+        layers = () if self._kept is None else self._kept.layers
         out = self.decoder(
-            tokens, rows, positions, context_mask, tree_mask, pick, self.cache, kept=kept
+            tokens, rows, positions, context, tree, pick, self.cache, feature_layers=layers
         )
         write_slots(self.cache, rows, slots, out.new)
         if self._kept is not None and out.features is not None:
@@ -151,6 +148,6 @@ class EagerModel(SlotModel):
         return self.decoder.logits(out.states), torch.gather(positions, 1, pick.to(torch.int64)) + 1
 
 
-def context_slots(least: int) -> int:
-    """Return how many slots of context are read if these are needed."""
-    return max(SLOT_STEP, -(-least // SLOT_STEP) * SLOT_STEP)
+def context_slots(needed: int) -> int:
+    """Return the number of slots to read if `needed` are needed."""
+    return max(SLOT_STEP, -(-needed // SLOT_STEP) * SLOT_STEP)

@@ -1,11 +1,11 @@
 """An EAGLE-3 head as a Model.
 
-A node is computed from the target's feature of the preceding token if known, otherwise from the
-head's output for its parent. Once the feature is known, the node is computed again from it, in the
-next call of its row. A segment carries the known features (`KnownFeatures`).
+A node is computed from the target's feature of the preceding token if it is known, otherwise from
+the head's output for the parent. Once the feature is known, the row's next forward pass computes
+the node again. Segments carry the known features (`KnownFeatures`).
 
-The first token of a text has no feature before it: no node sees it. Heads without embeddings share
-those of their target; those of a compiled target are read from its artefact.
+The first token of a text has no preceding feature, so no node sees it. Heads without embeddings use
+their target's; those of a compiled target are read from its artefact.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from inference.tree.token_tree import IntArray
 
 
 class _Wave(NamedTuple):
-    """Nodes of one row that are computed together, and where their features come from."""
+    """Nodes of a row that are computed together, and the sources of their features."""
 
     segment: Segment
     parents: IntArray  # [n] slot of the parent, or FREE
-    conditioned: NDArray[np.bool_]  # [n] whether the feature is the target's, not the parent's
+    conditioned: NDArray[np.bool_]  # [n] whether the feature is the target's or the parent's
 
 
 class _HeadRow:
-    """The positions and features known for the slots of one row."""
+    """The token and position of each slot of a row, and whether a target feature was used."""
 
     def __init__(self, capacity: int) -> None:
         self._tokens = np.zeros(capacity, dtype=np.int32)  # [capacity]
@@ -52,69 +52,69 @@ class _HeadRow:
         self._conditioned = np.zeros(capacity, dtype=np.bool_)  # [capacity]
 
     def waves(self, segment: Segment) -> Iterator[_Wave]:
-        """Yield the segment's nodes after their parents, with those that are computed again."""
-        new, known = segment.slots, segment.beside.known if segment.beside else 0
+        """Yield waves of the segment's nodes, and of nodes to recompute, parents first."""
+        new, featured = segment.slots, segment.beside.tokens if segment.beside else 0
         self._tokens[new], self._positions[new] = segment.tokens, segment.positions
         self._conditioned[new] = False
-        again = self._to_recompute(segment.context, known)
+        again = self._to_recompute(segment.context, featured)
         slots = np.concatenate([again, new])
-        seen = self._seen(segment, again, max(segment.context.shape[1], int(slots.max()) + 1))
+        visible = self._seen(segment, again, max(segment.context.shape[1], int(slots.max()) + 1))
         positions = self._positions[slots]
-        parents = self._parents(seen, positions)
-        conditioned = _are_conditioned(positions, known)
+        parents = self._parents(visible, positions)
+        conditioned = _are_conditioned(positions, featured)
         self._conditioned[slots] = conditioned
         for nodes in _after_parents(slots, parents, positions, conditioned):
-            part = slots[nodes]
-            context, mask = seen[nodes].copy(), seen[np.ix_(nodes, part)]
-            context[:, part] = False
+            group = slots[nodes]
+            context, mask = visible[nodes].copy(), visible[np.ix_(nodes, group)]
+            context[:, group] = False
             yield _Wave(
                 segment._replace(
-                    tokens=self._tokens[part], slots=part, positions=positions[nodes],
-                    context=context, tree_mask=mask, pick=np.arange(len(part), dtype=np.int32),
+                    tokens=self._tokens[group], slots=group, positions=positions[nodes],
+                    context=context, tree_mask=mask, pick=np.arange(len(group), dtype=np.int32),
                 ),
                 parents[nodes],
                 conditioned[nodes],
             )  # fmt: skip
 
-    def _to_recompute(self, context: NDArray[np.bool_], known: int) -> IntArray:  # [m]
-        """Return slots that were computed before their features were known, in order of position.
-        All nodes see them.
+    def _to_recompute(self, context: NDArray[np.bool_], featured: int) -> IntArray:  # [m]
+        """Return the slots, visible to all nodes, that were computed before their features were
+        known, in order of position.
         """
         slots = np.flatnonzero(context.all(0))
         positions = self._positions[slots]
-        behind = ~self._conditioned[slots] & _are_conditioned(positions, known)
+        behind = ~self._conditioned[slots] & _are_conditioned(positions, featured)
         return slots[behind][np.argsort(positions[behind])].astype(np.int32)
 
     def _seen(
         self, segment: Segment, again: IntArray, size: int
     ) -> NDArray[np.bool_]:  # [m + n, size]
-        """Return which slots each node sees, its own included: first those computed again."""
+        """Return the slots that each node sees, including its own. Recomputed nodes come first."""
         above, width = len(again), segment.context.shape[1]
-        seen = np.zeros((above + len(segment.slots), size), dtype=np.bool_)
+        visible = np.zeros((above + len(segment.slots), size), dtype=np.bool_)
         chain = self._positions[:width] <= self._positions[again][:, None]
-        seen[:above, :width] = chain & segment.context.all(0)
-        seen[above:, :width] = segment.context
-        seen[above:, segment.slots] = segment.tree_mask
-        own = np.concatenate([again, segment.slots])
-        seen &= self._positions[:size] > 0
-        seen[np.arange(len(own)), own] = True
-        return seen
+        visible[:above, :width] = chain & segment.context.all(0)
+        visible[above:, :width] = segment.context
+        visible[above:, segment.slots] = segment.tree_mask
+        nodes = np.concatenate([again, segment.slots])
+        visible &= self._positions[:size] > 0
+        visible[np.arange(len(nodes)), nodes] = True
+        return visible
 
-    def _parents(self, seen: NDArray[np.bool_], positions: IntArray) -> IntArray:  # [n]
-        """Return the slot of each node's parent: the one it sees at the position before its own."""
-        before = seen & (self._positions[: seen.shape[1]] == positions[:, None] - 1)
+    def _parents(self, visible: NDArray[np.bool_], positions: IntArray) -> IntArray:  # [n]
+        """Return the slot of each node's parent, which is visible at the preceding position."""
+        before = visible & (self._positions[: visible.shape[1]] == positions[:, None] - 1)
         return np.where(before.any(1), before.argmax(1), FREE).astype(np.int32)
 
 
-def _are_conditioned(positions: IntArray, known: int) -> NDArray[np.bool_]:  # [n]
-    """Return whether the token before each position has a known feature."""
-    return (positions > 0) & (positions <= known)
+def _are_conditioned(positions: IntArray, featured: int) -> NDArray[np.bool_]:  # [n]
+    """Return whether the token before each position has a known feature (`featured` tokens do)."""
+    return (positions > 0) & (positions <= featured)
 
 
 def _after_parents(
     slots: IntArray, parents: IntArray, positions: IntArray, conditioned: NDArray[np.bool_]
 ) -> list[NDArray[np.intp]]:
-    """Return the nodes of each wave: those that need no parent of this call, then their children,
+    """Return the nodes of each wave: first nodes without parents in this call, then their children,
     and so on.
     """
     wave = dict[int, int]()  # slot -> its wave
@@ -126,7 +126,7 @@ def _after_parents(
 
 
 class EagleModel:
-    """A head and its caches: `rows` rows of `capacity` slots. Its sequences are FeatureSequence."""
+    """A head and its caches, with `rows` rows of `capacity` slots. Used by FeatureSequence."""
 
     masks = branches = True
 
@@ -136,7 +136,7 @@ class EagleModel:
         self._head = head
         layer = head.config.layer
         self._cache = empty_cache(layer, rows, capacity, self.dtype, self.device)
-        self._states = torch.zeros(  # what the last layer returned; the junk slot's are no parent's
+        self._states = torch.zeros(  # outputs of the last layer; nodes never have a junk parent
             (rows, capacity + 1, layer.hidden_size), dtype=self.dtype, device=self.device
         )
         self._rows = [_HeadRow(capacity) for _ in range(rows)]
@@ -144,8 +144,8 @@ class EagleModel:
     @torch.no_grad()
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         check_rows(segments)
-        every = [list(self._rows[segment.row].waves(segment)) for segment in segments]
-        for waves in zip_longest(*every):
+        row_waves = [list(self._rows[segment.row].waves(segment)) for segment in segments]
+        for waves in zip_longest(*row_waves):
             self._compute([wave for wave in waves if wave is not None])
         rows, slots, positions = self._picked(segments)
         logits = self._head.logits(self._states[rows, slots])
@@ -163,11 +163,9 @@ class EagleModel:
     def _picked(
         self, segments: Sequence[Segment]
     ) -> tuple[Tensor, Tensor, Tensor]:  # [B, 1], [B, P], [B, P]
-        """Return rows, slots and positions of the picked nodes. Short rows are filled up with
-        nodes that were picked already.
-        """
-        most = max(len(segment.pick) for segment in segments)
-        picks = [np.resize(segment.pick, most) for segment in segments]
+        """Return rows, slots and positions of the picked nodes, repeated in rows with fewer."""
+        width = max(len(segment.pick) for segment in segments)
+        picks = [np.resize(segment.pick, width) for segment in segments]
         pairs = list(zip(segments, picks, strict=True))
         slots = np.stack([segment.slots[pick] for segment, pick in pairs])
         positions = np.stack([segment.positions[pick] for segment, pick in pairs])
@@ -175,27 +173,27 @@ class EagleModel:
         return self._tensor(rows), self._tensor(slots).long(), self._tensor(positions)
 
     def _compute(self, waves: Sequence[_Wave]) -> None:
-        """Compute one wave of each row, and write its keys, values and states."""
+        """Compute a wave of each row, and write keys, values and states."""
         segments = [wave.segment for wave in waves]
-        least = BatchShape.of(segments)
-        batch = pad(segments, least._replace(slots=max(least.slots, 1)), junk=self.capacity)
+        shape = BatchShape.of(segments)
+        batch = pad(segments, shape._replace(slots=max(shape.slots, 1)), junk=self.capacity)
         arrays = {name: self._tensor(array) for name, array in batch.arrays().items()}
         del arrays["pick"]
         slots = arrays.pop("slots")
-        out = self._head(**arrays, features=self._features(waves, least), cache=self._cache)
+        out = self._head(**arrays, features=self._features(waves, shape), cache=self._cache)
         write_slots(self._cache, arrays["rows"], slots, out.new)
         write_states(self._states, arrays["rows"], slots, out.states)
 
     def _features(self, waves: Sequence[_Wave], shape: BatchShape) -> Tensor:  # [B, T, hidden]
-        """Return each node's feature: 0 if there is none."""
+        """Return the feature of each node, 0 if there is none."""
         features = self._states.new_zeros((shape.rows, shape.nodes, self._states.shape[-1]))
         for row, (segment, parents, conditioned) in enumerate(waves):
             drafted = ~conditioned & (parents != FREE)
             above = self._tensor(parents[drafted]).long()
             features[row, self._indices(drafted)] = self._states[segment.row, above]
             if segment.beside is not None and conditioned.any():
-                given = segment.beside.at(segment.positions[conditioned] - 1)
-                features[row, self._indices(conditioned)] = self._head.fc(given.to(features))
+                raw = segment.beside.at(segment.positions[conditioned] - 1)
+                features[row, self._indices(conditioned)] = self._head.fc(raw.to(features))
         return features
 
     def _indices(self, marked: NDArray[np.bool_]) -> Tensor:
@@ -206,11 +204,10 @@ class EagleModel:
 
 
 def read_embeddings(directory: Path, manifest: Manifest) -> Tensor:  # [vocabulary, hidden]
-    """The embeddings, in the precision of the target's states.
+    """Return a compiled target's embeddings, in the precision of its states.
 
-    Ranks hold parts of their width, for the tokenizer's ids. Rows of further ids are zeros.
-
-    Raises BadArtifact.
+    Ranks store parts of the width, for the tokenizer's ids. Other rows are zero. Raises
+    BadArtifact.
     """
     size = parse_config(manifest.config).vocab_size
     of_ranks = (directory / "weights").glob("*[0-9]*.safetensors")
@@ -220,7 +217,7 @@ def read_embeddings(directory: Path, manifest: Manifest) -> Tensor:  # [vocabula
 
 
 def _rank_of(path: Path) -> int:
-    """The first number in a file's name."""
+    """The rank in the name of a weight file: its first number."""
     return int(re.findall(r"\d+", path.name)[0])
 
 

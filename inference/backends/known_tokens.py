@@ -1,4 +1,4 @@
-"""A draft for a target that has more tokens than the draft."""
+"""Lets a draft serve a target with a larger vocabulary."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from inference.backends import Chosen, Model, Ranked, Segment
 
 
 class KnownTokens:
-    """A Model that replaces ids that the draft does not have by id 0.
+    """A Model that replaces ids outside the draft's vocabulary by 0, so that drafting continues
+    after such tokens.
 
-    So drafting continues after such a token, with a gap in what the draft sees of the text.
-
-    known: the draft's ids are below this
+    limit: size of the draft's vocabulary
     """
 
-    def __init__(self, model: Model, known: int) -> None:
-        self._model, self._known = model, known
+    def __init__(self, model: Model, limit: int) -> None:
+        self._model, self._known = model, limit
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -31,5 +30,5 @@ class KnownTokens:
         return self._model.rank([self._readable(segment) for segment in segments], k)
 
     def _readable(self, segment: Segment) -> Segment:
-        known = segment.tokens < self._known
-        return segment._replace(tokens=np.where(known, segment.tokens, 0).astype(np.int32))
+        valid = segment.tokens < self._known
+        return segment._replace(tokens=np.where(valid, segment.tokens, 0).astype(np.int32))

@@ -1,9 +1,9 @@
-"""One sequence on one row of a model: its committed tokens, their KV slots, and attention masks.
+"""A sequence on a row of a model: its committed tokens, their KV slots, and attention masks.
 
-The KV cache covers every committed token but the last, which is the root of the next tree. A node's
-position is the number of cached tokens plus its depth. The token chosen at a node has the next
-position. Committed tokens that were never evaluated (such as an accepted leaf that was never
-expanded) are *pending*. The next call feeds them as a chain above the root.
+The KV cache contains all committed tokens except the last, which is the root of the next tree. A
+node's position is the number of cached tokens plus its depth, and the token chosen at the node has
+the next position. Committed tokens without keys (such as an accepted leaf that was never expanded)
+are *pending*: the next forward pass computes them as a chain above the root.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from inference.tree.token_tree import IntArray, TokenTree, TreeNodes, sight
 
 
 class ModelSequence:
-    """The state of one row of `model` between two calls.
+    """The state of a row of `model` between forward passes.
 
-    slots: the row's KV slots, which may hold a cached prefix already.
+    slots: the row's KV slots, which may already contain a cached prefix
     """
 
     def __init__(
@@ -38,26 +38,26 @@ class ModelSequence:
 
     @property
     def length(self) -> int:
-        """Committed tokens below the root: cached and pending."""
+        """The number of committed tokens before the root, cached or pending."""
         return self.cached + len(self._pending)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Commit tokens without choosing: a prompt without its last token, the first root."""
+        """Prefill and commit tokens, such as a prompt without its last token (the first root)."""
         for start in range(0, len(tokens), self.model.max_nodes):
             self._feed(tokens[start : start + self.model.max_nodes])
 
     def choose(self, tree: TokenTree) -> IntArray:  # [n]
         """Evaluate a tree; return the token chosen at each node.
 
-        The nodes' keys are provisional until commit(). Raises LimitExceeded when slots run out.
+        Keys of the nodes are provisional until commit(). Raises LimitExceeded without free slots.
         """
         return self.model.choose([self.prepare(tree)])[0].tokens
 
     def prepare(self, tree: TokenTree) -> Segment:
-        """This row's segment of a call that chooses a token at every node.
+        """This row's segment of a forward pass that chooses a token at every node.
 
-        The caller makes the call and then commits the accepted nodes. Raises LimitExceeded when
-        slots run out.
+        The caller runs it and then commits the accepted nodes. Raises LimitExceeded without free
+        slots.
         """
         self.abandon()
         if self._pending:
@@ -71,54 +71,52 @@ class ModelSequence:
         return Segment(self.row, tree.tokens, slots, positions, context, mask, pick, self._params)
 
     def prepare_chunk(self, chain: TokenTree) -> Segment:
-        """This row's segment of a call that prefills prompt tokens.
+        """This row's segment of a forward pass that prefills prompt tokens.
 
-        All of them are to be committed, and the token chosen at the last one is ignored.
+        The caller commits all of them, and ignores the token chosen at the last one.
         """
         last = np.array([len(chain) - 1], dtype=np.int32)
         return self.prepare(chain)._replace(pick=last, params=SamplingParams())
 
     def rank(self, tree: TreeNodes, nodes: Sequence[int], k: int) -> Ranked:
-        """The k most likely children of each of `nodes`.
+        """The k most likely children of each of `nodes`, whose ancestors were ranked before.
 
-        Their ancestors were ranked in earlier calls on the same growing tree. Raises LimitExceeded
-        for too many nodes, or when slots run out.
+        Raises LimitExceeded for too many nodes, and without free slots.
         """
         return self.model.rank([self.prepare_nodes(tree, nodes)], k)[0]
 
     def prepare_nodes(self, tree: TreeNodes, nodes: Sequence[int]) -> Segment:
-        """This row's segment of a ranking call, which may serve other rows as well."""
+        """This row's segment for ranking these nodes, possibly together with other rows."""
         return self._segment(tree, nodes)
 
     def commit(self, tree: TreeNodes, path: Sequence[int]) -> None:
-        """Commit the root and the path, and free the other nodes' slots.
+        """Commit the root and the path, and free the slots of other nodes.
 
         Committed nodes that were never evaluated become pending.
         """
-        kept = [0, *path]
-        evaluated = [self._node_slots[node] for node in kept if node in self._node_slots]
+        accepted = [0, *path]
+        evaluated = [self._node_slots[node] for node in accepted if node in self._node_slots]
         self._node_slots = {}
         self.slots.commit(evaluated)
         self.cached += len(evaluated)
-        self._pending += [int(tree.tokens[node]) for node in kept[len(evaluated) :]]
+        self._pending += [int(tree.tokens[node]) for node in accepted[len(evaluated) :]]
 
-    def advance(self, nodes: Sequence[int], tokens: Sequence[int], gone: Sequence[int]) -> None:
-        """Commit a root and tokens below it, at a cost proportional to the change.
+    def advance(self, nodes: Sequence[int], tokens: Sequence[int], rejected: Sequence[int]) -> None:
+        """Commit a root and tokens below it, at a cost proportional to the change. Other nodes keep
+        their numbers and slots.
 
-        All other nodes keep their numbers and their slots.
-
-        nodes: evaluated nodes of the first tokens; the later tokens become pending.
-        gone: evaluated nodes whose slots are freed.
+        nodes: evaluated nodes of the first tokens; later tokens become pending
+        rejected: evaluated nodes whose slots are freed
         """
         slots = [self._node_slots.pop(node) for node in nodes]
         self.slots.keep(slots)
-        self.slots.release([self._node_slots.pop(node) for node in gone])
+        self.slots.release([self._node_slots.pop(node) for node in rejected])
         self.cached += len(slots)
         assert self.slots.used == self.cached + len(self._node_slots), "a slot is lost"
         self._pending += tokens[len(nodes) :]
 
     def abandon(self) -> None:
-        """Free the slots of the current tree, as if it had never been evaluated."""
+        """Free the slots of the current tree."""
         if self._node_slots:
             self.slots.commit(())
             self._node_slots = {}
@@ -129,9 +127,9 @@ class ModelSequence:
         self.commit(chain, range(1, len(chain)))
 
     def _segment(self, tree: TreeNodes, nodes: Sequence[int]) -> Segment:
-        """The segment that evaluates `nodes`, with pending tokens as a chain above them.
+        """Take slots, and return a segment with pending tokens as a chain above `nodes`.
 
-        It takes the slots. Raises LimitExceeded for too many nodes, or when slots run out.
+        Raises LimitExceeded for too many nodes, and without free slots.
         """
         if self._pending and len(self._pending) + len(nodes) > self.model.max_nodes:
             pending, self._pending = self._pending, []
@@ -143,7 +141,7 @@ class ModelSequence:
             )
         context, mask = self._context(tree, nodes), sight(tree, nodes)
         tokens, depths = (
-            np.asarray(part, dtype=np.int32)[list(nodes)] for part in (tree.tokens, tree.depths)
+            np.asarray(array, dtype=np.int32)[list(nodes)] for array in (tree.tokens, tree.depths)
         )
         if above:
             tokens, depths, mask = _under_chain(self._pending, tokens, depths, mask)
@@ -157,11 +155,10 @@ class ModelSequence:
         return Segment(self.row, tokens, slots, positions, context, mask, pick, self._params)
 
     def _context(self, tree: TreeNodes, nodes: Sequence[int]) -> NDArray[np.bool_]:  # [1 or n, S]
-        """The cached slots that each node sees: committed ones and those of its earlier ancestors.
-
-        The second kind exists only for a tree that is grown over several calls.
+        """The slots that each node sees: committed ones, and in a tree that grows over several
+        forward passes those of ancestors from earlier ones.
         """
-        # a copy, since pending nodes are marked later
+        # a copy, since pending tokens are committed later
         committed = self.slots.committed[None, : self.slots.high_water].copy()
         if not self._node_slots:
             return committed
@@ -169,13 +166,13 @@ class ModelSequence:
         lines = {
             parent: self._line(parents, parent) for parent in {parents[node] for node in nodes}
         }
-        seen = np.repeat(committed, len(nodes), axis=0)
+        visible = np.repeat(committed, len(nodes), axis=0)
         for row, node in enumerate(nodes):
-            seen[row, lines[parents[node]]] = True
-        return seen
+            visible[row, lines[parents[node]]] = True
+        return visible
 
     def _line(self, parents: Sequence[int], node: int) -> list[int]:
-        """The slots of a node and its ancestors, those that were evaluated."""
+        """The slots of a node and its ancestors, if they were evaluated."""
         slots = list[int]()
         while node >= 0:
             if node in self._node_slots:
@@ -187,36 +184,36 @@ class ModelSequence:
 def _under_chain(
     chain: Sequence[int], tokens: IntArray, depths: IntArray, mask: NDArray[np.bool_]
 ) -> tuple[IntArray, IntArray, NDArray[np.bool_]]:  # [m + n], [m + n], [m + n, m + n]
-    """Tokens, depths and mask of n nodes with a chain of m tokens put above them."""
+    """Put a chain of m tokens above n nodes. Returns tokens, depths and mask."""
     above = len(chain)
-    whole = np.tri(above + len(tokens), dtype=np.bool_)
-    whole[above:, above:] = mask
-    every = np.arange(above, dtype=np.int32)
+    joint = np.tri(above + len(tokens), dtype=np.bool_)
+    joint[above:, above:] = mask
+    chain_depths = np.arange(above, dtype=np.int32)
     return (
         np.concatenate([np.array(chain, dtype=np.int32), tokens]),
-        np.concatenate([every, above + depths]),
-        whole,
+        np.concatenate([chain_depths, above + depths]),
+        joint,
     )
 
 
 class TargetRow(NamedTuple):
-    """The row and the slots in which a target in this process has the keys of a text."""
+    """The row and slots of a text's keys in a target in this process."""
 
     row: int
     slots: Slots
 
 
 TargetText: TypeAlias = Callable[[], TargetRow]
-"""Returns where the target has a text, at the time of a call."""
+"""Returns the current row and slots of a text in the target."""
 
 MakeSequence: TypeAlias = Callable[[Model, int, TargetText | None, SamplingParams], ModelSequence]
-"""Makes the sequence of a text on a row of a draft. The third argument returns where its target has
-the text; None for a draft in another process.
+"""Creates a sequence on a row of a draft. The third argument is None if the target is in another
+process.
 """
 
 
 def own_sequence(
     model: Model, row: int, beside: TargetText | None, params: SamplingParams
 ) -> ModelSequence:
-    """Make a sequence that reads nothing of the target."""
+    """Create a sequence that does not read the target's cache."""
     return ModelSequence(model, row, params)

@@ -1,8 +1,8 @@
-"""KV slots of one row: which slot holds the key of which position, and which are committed.
+"""KV slots of a row: the position that each slot contains, and which slots are committed.
 
-A key is stored with its rotary position applied, so it may lie in any slot. Accepting a node marks
-its slot and rejecting it frees the slot; keys never move. New nodes take the lowest free slots, so
-the high-water mark stays at the live tokens plus the tree.
+Keys are stored with their rotary position applied, so any slot will do. Accepting a node commits
+its slot, rejecting it frees the slot, and keys never move. New nodes take the lowest free slots, so
+few slots beyond the text and the tree are read.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ FREE = -1
 
 
 class Slots:
-    """`capacity` slots, each of which is free, provisional (a tree's node) or committed.
+    """`capacity` slots, each of which is free, provisional (for a tree's node) or committed.
 
-    positions: [capacity] position that a slot holds or held last, or FREE.
+    positions: [capacity] current or last position of each slot, or FREE
     committed: [capacity]
-    high_water: one past the highest slot in use.
+    high_water: the highest slot in use plus one
     """
 
     def __init__(self, capacity: int) -> None:
@@ -35,13 +35,13 @@ class Slots:
 
     @property
     def used(self) -> int:
-        """Slots that are not free."""
+        """The number of slots in use."""
         return self.high_water - len(self._holes)
 
     def take(self, positions: IntArray) -> IntArray:
-        """Take the lowest free slots for these positions, provisionally; returns the slots.
+        """Take the lowest free slots provisionally, for positions [n]. Returns the slots [n].
 
-        positions: [n].  The result is [n], too. Raises LimitExceeded when too few are free.
+        Raises LimitExceeded if too few are free.
         """
         needed, holes, high = len(positions), self._holes, self.high_water
         fresh = max(needed - len(holes), 0)
@@ -50,31 +50,32 @@ class Slots:
                 f"the row is full: {needed} slots needed, "
                 f"{len(holes) + len(self.positions) - high} of {len(self.positions)} free"
             )
-        taken = [*holes[:needed], *range(high, high + fresh)]
+        chosen = [*holes[:needed], *range(high, high + fresh)]
         del holes[:needed]
         self.high_water = high + fresh
         before = len(self._provisional)
-        self._provisional.update(taken)
+        self._provisional.update(chosen)
         assert len(self._provisional) == before + needed, "a slot was taken twice"
-        slots = np.array(taken, dtype=np.int32)
+        slots = np.array(chosen, dtype=np.int32)
+        assert not self.committed[slots].any(), "a slot in use was taken"
         self.positions[slots] = positions
         return slots
 
     def keep(self, slots: Iterable[int]) -> None:
-        """Commit provisional slots; the others stay provisional."""
+        """Commit some provisional slots; others stay provisional."""
         committed, provisional = self.committed, self._provisional
         for slot in slots:
             committed[slot] = True
             provisional.discard(slot)
 
     def commit(self, slots: Iterable[int]) -> None:
-        """Commit provisional slots, and free every other provisional slot."""
+        """Commit some provisional slots, and free all others."""
         self.keep(slots)
         self._free(self._provisional)
         self._provisional = set()
 
     def release(self, slots: Sequence[int]) -> None:
-        """Free the given provisional slots."""
+        """Free some provisional slots."""
         self._provisional.difference_update(slots)
         self._free(slots)
 
@@ -84,17 +85,17 @@ class Slots:
         self._free_uncommitted()
 
     def at(self, positions: IntArray) -> IntArray:
-        """Return the slots of the committed tokens at these positions [n]. The result is [n], too.
+        """Return the slots [n] of committed tokens at positions [n].
 
-        All positions below the highest committed one are committed.
+        All positions below the highest committed one must be committed.
         """
-        held = self.committed.nonzero()[0]
-        slots = np.empty(len(held), dtype=np.int32)
-        slots[self.positions[held]] = held
+        committed = self.committed.nonzero()[0]
+        slots = np.empty(len(committed), dtype=np.int32)
+        slots[self.positions[committed]] = committed
         return slots[positions]
 
     def committed_copy(self) -> Slots:
-        """A copy with the committed slots; provisional slots are free in it."""
+        """A copy in which provisional slots are free."""
         copy = Slots(len(self.positions))
         copy.positions[:], copy.committed[:] = self.positions, self.committed
         copy._free_uncommitted()

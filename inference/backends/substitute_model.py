@@ -1,10 +1,10 @@
-"""A target's substitute, which drafts for it: the target's own layers with 4-bit weights (SubSpec,
-arXiv 2509.18344). Nothing is trained, and it agrees with its target far more often than a smaller
-model does. Its text is not its target's.
+"""A target's substitute, a draft made of the target's own layers with 4-bit weights (SubSpec,
+arXiv 2509.18344). It needs no training, and agrees with the target far more often than a smaller
+model does.
 
-In the target's process it shares embeddings, final norm and head, and reads the target's KV cache,
-so no prompt is computed twice and no committed key is stored twice. It never writes there. In
-another process it is a separate copy, with a 4-bit head.
+In the target's process it shares embeddings, final norm and head, and reads the target's KV cache
+(but never writes it), so prompts are computed once and committed keys stored once. In another
+process it is a separate copy with a 4-bit head.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from inference.tree.token_tree import TreeNodes
 
 
 def substitute_of(decoder: Decoder) -> Decoder:
-    """Return the substitute of this decoder, which stays as it is. The layers are visited one after
-    the other, so they may be offloaded.
+    """Return the substitute of a decoder, without changing it. Layers are visited in order, so they
+    may be offloaded.
 
-    Raises UnsupportedModel and InvalidRequest as quantize() does.
+    Raises UnsupportedModel and InvalidRequest like quantize().
     """
     with torch.device("meta"):
         draft = Decoder(decoder.config, len(decoder.cos), decoder.vocabulary)
@@ -59,8 +59,8 @@ def load_substitute(
     device: torch.device,
     tell: Callable[[Loading], None] = lambda loading: None,
 ) -> Decoder:
-    """Load a checkpoint's substitute with a 4-bit head. Layers are rounded as they are read.
-    Arguments and errors are those of load_decoder().
+    """Load a checkpoint's substitute with a 4-bit head, rounding layers as they are read. Arguments
+    and errors as in load_decoder().
     """
     decoder = load_offloaded(
         directory,
@@ -75,29 +75,29 @@ def load_substitute(
 
 
 class Shared(NamedTuple):
-    """The part of the target's cache that all nodes of a segment see."""
+    """The slots of the target's cache that all nodes of a segment see."""
 
     row: int
-    context: NDArray[np.bool_]  # [S] slots, up to the highest in use
+    context: NDArray[np.bool_]  # [S], up to the highest slot in use
 
 
 _NOTHING = Shared(0, np.zeros(0, dtype=np.bool_))
 
 
 class SharedCacheModel(EagerModel):
-    """A Decoder that sees the target's keys of committed tokens, and its own of candidates.
+    """A Decoder that reads committed tokens from the target's cache, and candidates from its own.
 
-    A segment's slots and context are of the draft's own cache, and the Shared beside it says what
-    it sees of the target's. Its sequences are SharedSequence. `capacity` counts the slots of both.
+    Slots and context of a segment refer to the draft's own cache, and its Shared to the target's.
+    Used by SharedSequence. `capacity` counts the slots of both caches.
 
-    target: its cache holds keys and values of the decoder's layers, widths and precision
-    own: slots of a row in the draft's own cache
+    target: has a cache with the decoder's layers, widths and precision
+    slots: slots of a row in the draft's own cache
     """
 
-    def __init__(self, decoder: Decoder, target: EagerModel, *, own: int, max_nodes: int) -> None:
-        super().__init__(decoder, rows=target.rows, capacity=own, max_nodes=max_nodes)
-        self.capacity = target.capacity + own
-        self.read = target.cache  # never written here
+    def __init__(self, decoder: Decoder, target: EagerModel, *, slots: int, max_nodes: int) -> None:
+        super().__init__(decoder, rows=target.rows, capacity=slots, max_nodes=max_nodes)
+        self.capacity = target.capacity + slots
+        self.target_cache = target.cache  # never written here
 
     def _forward(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor]:
         shape = self._shape(segments)
@@ -112,59 +112,59 @@ class SharedCacheModel(EagerModel):
             committed,
             torch.cat((near, tree_mask), -1),
             pick,
-            self.read,
-            KeysValues.of(read_rows(held, rows, shape.slots) for held in self.cache.tensors),
+            self.target_cache,
+            KeysValues.of(read_rows(tensor, rows, shape.slots) for tensor in self.cache.tensors),
         )
         write_slots(self.cache, rows, slots, out.new)
         return self.decoder.logits(out.states), torch.gather(positions, 1, pick.to(torch.int64)) + 1
 
     def _committed(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor]:
-        """Return the target's rows [B] int32, and the slots seen there [B, 1, S] int32."""
-        seen: list[Shared] = [segment.beside or _NOTHING for segment in segments]
-        most = max(len(shared.context) for shared in seen)
-        slots = min(context_slots(most), self.read.keys[0].shape[1])
-        mask = np.zeros((len(seen), 1, slots), dtype=np.int32)
-        for row, shared in zip(mask, seen, strict=True):
+        """Return the target's rows [B] int32, and the visible slots there [B, 1, S] int32."""
+        views: list[Shared] = [segment.beside or _NOTHING for segment in segments]
+        width = max(len(shared.context) for shared in views)
+        slots = min(context_slots(width), self.target_cache.keys[0].shape[1])
+        mask = np.zeros((len(views), 1, slots), dtype=np.int32)
+        for row, shared in zip(mask, views, strict=True):
             row[0, : len(shared.context)] = shared.context
-        rows = torch.tensor([shared.row for shared in seen], dtype=torch.int32, device=self.device)
+        rows = torch.tensor([shared.row for shared in views], dtype=torch.int32, device=self.device)
         return rows, torch.from_numpy(mask).to(self.device)
 
 
 class SharedSequence(ModelSequence):
-    """A ModelSequence whose committed tokens lie in a row of the target.
+    """A ModelSequence whose committed tokens are in a row of the target.
 
-    Calls are made between forward passes of the target, when all its commits have been received.
+    It is used between forward passes of the target, after receiving all commits.
 
-    own: the draft's slots in a row
-    beside: the session's row of the target, at the time of a call
+    capacity: slots of a row in the draft's own cache
+    beside: returns the session's current row of the target
     """
 
     def __init__(
         self,
-        own: int,
+        capacity: int,
         model: Model,
         row: int,
         beside: TargetText | None,
         params: SamplingParams,
     ) -> None:
         assert beside is not None, "a cache is shared beside its target"
-        super().__init__(model, row, params, Slots(own))
+        super().__init__(model, row, params, Slots(capacity))
         self._target = beside
         self.cached = self._committed
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Commit tokens, whose keys the target has."""
+        """Commit tokens, whose keys are in the target's cache."""
         self.cached += len(tokens)
 
     def prepare_nodes(self, tree: TreeNodes, nodes: Sequence[int]) -> Segment:
         target = self._target()
         assert self.cached == self._committed, "the target's row is of another length"
-        seen = target.slots.committed[: target.slots.high_water].copy()
-        return super().prepare_nodes(tree, nodes)._replace(beside=Shared(target.row, seen))
+        context = target.slots.committed[: target.slots.high_water].copy()
+        return super().prepare_nodes(tree, nodes)._replace(beside=Shared(target.row, context))
 
-    def advance(self, nodes: Sequence[int], tokens: Sequence[int], gone: Sequence[int]) -> None:
-        """Commit a root and tokens below it: the target has their keys, the draft's are freed."""
-        self.slots.release([self._node_slots.pop(node) for node in (*nodes, *gone)])
+    def advance(self, nodes: Sequence[int], tokens: Sequence[int], rejected: Sequence[int]) -> None:
+        """Commit a root and tokens below it, and free the draft's own keys."""
+        self.slots.release([self._node_slots.pop(node) for node in (*nodes, *rejected)])
         self.cached += len(tokens)
 
     @property

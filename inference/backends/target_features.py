@@ -1,6 +1,5 @@
-"""Features of a target, from which a head beside it drafts.
-
-A target stores them by slot, beside its keys. A sequence of a head reads those of its text.
+"""Features of a target, from which a head in the same process drafts. The target stores them by
+slot, beside its keys, and the head's sequences read them.
 """
 
 from __future__ import annotations
@@ -23,31 +22,27 @@ from inference.tree.token_tree import IntArray, TokenTree, TreeNodes
 
 @runtime_checkable
 class FeatureModel(Model, Protocol):
-    """A target that can store features, the inputs of some layers, for heads to draft from."""
+    """A target that can store features (inputs of some layers), from which heads draft."""
 
     def keep_features(self, layers: Sequence[int]) -> None:
-        """From now on store the inputs of these layers, ascending, beside each node's keys.
-
-        The number of layers stands for the last layer's output.
+        """Store the inputs of these layers, ascending, beside each node's keys from now on. The
+        number of layers stands for the last layer's output.
         """
         ...
 
     def features(self, row: int, slots: IntArray) -> Tensor:
-        """Return the features of the nodes in these slots [n] of a row.
-
-        The result is [n, kept layers * hidden].
-        """
+        """Return the features [n, layers * hidden] of the nodes in slots [n] of a row."""
         ...
 
 
 def feature_model(model: Model) -> FeatureModel | None:
-    """Return the model that can store features, also behind emulated times; None if it cannot."""
+    """Return the model, or the one whose times are emulated, if it can store features."""
     real = model.real if isinstance(model, TimedModel) else model
     return real if isinstance(real, FeatureModel) else None
 
 
 class FeatureForm(NamedTuple):
-    """Form of features: inputs of these layers of the target, ascending, `hidden` numbers each.
+    """Describes features: inputs of these layers of the target, ascending, `hidden` numbers each.
 
     The number of layers stands for the last layer's output.
     """
@@ -57,14 +52,14 @@ class FeatureForm(NamedTuple):
 
 
 NOTHING = FeatureForm((), 0)
-"""Form of graphs that return no features."""
+"""The form of no features."""
 
 
 class FeatureStore:
-    """Features by row and slot: zeros where nothing was written.
+    """Stores features by row and slot, initially zero.
 
-    layers: those whose inputs they are, ascending
-    returned: form of what is written, which has the inputs of these layers
+    layers: layers to store, ascending
+    returned: form of the features that are written, which includes these layers
     """
 
     def __init__(
@@ -97,28 +92,28 @@ class FeatureStore:
 
 
 def form_of(manifest: Manifest) -> FeatureForm:
-    """The features that an artefact's graphs return with every call."""
+    """The form of the features that an artefact's graphs return."""
     return FeatureForm(manifest.features, parse_config(manifest.config).hidden_size)
 
 
 class KnownFeatures(NamedTuple):
-    """Features of the target, from which the nodes of a head's segment are computed.
+    """The target's features for a segment of a head.
 
-    known: how many tokens of the text have features, the first ones
-    at: returns the features at known positions [n], as [n, layers * hidden]
+    tokens: number of leading tokens whose features are known
+    at: returns the features [n, layers * hidden] at known positions [n]
     """
 
-    known: int
+    tokens: int
     at: Callable[[IntArray], Tensor]
 
 
 class FeatureSequence(ModelSequence):
-    """A ModelSequence of a head, whose segments have KnownFeatures beside them.
+    """A ModelSequence of a head, whose segments carry KnownFeatures.
 
-    They lie by slot, beside the keys. So a cached prefix, a copied row and a row that is filled
-    again have theirs. The features of all tokens in the row at the time of a call are known.
+    The target stores features by slot, so cached prefixes and copied rows have them, too. The
+    features of all tokens in the target's row are known.
 
-    beside: returns the text's row of the target
+    beside: returns the text's current row of the target
     """
 
     def __init__(
@@ -137,15 +132,15 @@ class FeatureSequence(ModelSequence):
         return self._with_features(super().prepare_chunk(chain), self.cached + len(chain))
 
     def prepare_nodes(self, tree: TreeNodes, nodes: Sequence[int]) -> Segment:
-        segment = super().prepare_nodes(tree, nodes)  # which feeds what was committed
+        segment = super().prepare_nodes(tree, nodes)  # may prefill pending tokens
         return self._with_features(segment, self.cached)
 
     def _with_features(self, segment: Segment, below: int) -> Segment:
-        """The segment with the features of tokens that are committed here: of positions `below`."""
-        known = int(self._beside().slots.committed.sum())
-        return segment._replace(beside=KnownFeatures(min(known, below), self._features_at))
+        """The segment with the known features at positions below `below`."""
+        count = int(self._beside().slots.committed.sum())
+        return segment._replace(beside=KnownFeatures(min(count, below), self._features_at))
 
     def _features_at(self, positions: IntArray) -> Tensor:
-        """Return the features at known positions [n], as [n, layers * hidden]."""
+        """Return the features [n, layers * hidden] at known positions [n]."""
         row, slots = self._beside()
         return self._target.features(row, slots.at(positions))

@@ -1,8 +1,9 @@
-"""Emulates a target's speed: a small real model chooses, and each pass takes a profile's time.
+"""Emulates a target's speed: a small model generates, and each forward pass takes the time in a
+profile.
 
-This is for studies of latency and capacity on machines without the device. The texts are the small
-model's. `TimedModel.overruns` counts forward passes in which the small model was too slow. If there
-are many, the study measures this machine and not the profile: use a smaller model.
+This is for studies of latency and capacity on machines without the device. `TimedModel.overruns`
+counts forward passes in which the small model was too slow. If there are many, results reflect this
+machine rather than the profile: use a smaller model.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from inference.times_file import Profile
 T = TypeVar("T")
 
 EMULATED = "emulated "
-"""Prefix of the line that says how exact an emulation's times were."""
+"""Prefix of the line on an emulation's accuracy."""
 
 
 class TimedModel:
-    """A Model that returns the results of another one after the profile's time.
+    """A Model that returns the results of a real model after the profile's time.
 
-    real: the other one
-    overruns: forward passes in which the real model alone took longer than the profile says
+    real: the real model
+    overruns: forward passes in which the real model took longer than the profile's time
     emulated_seconds: sum of the profile's times
-    late_seconds: time beyond that, from overruns and from waking late on a busy machine
+    late_seconds: additional time, from overruns and from waking late on a busy machine
     """
 
     def __init__(self, model: Model, profile: Profile) -> None:
@@ -47,11 +48,11 @@ class TimedModel:
         return self.profile.padded(rows, nodes)
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        """Copy without emulating its time, which is small compared with a forward pass."""
+        """Copy a row without emulation, since copies take much less time than forward passes."""
         self.real.copy_row(source, target, slots)
 
     def account(self) -> str:
-        """Return a line that says how exact the emulated times were."""
+        """Return a line on the accuracy of the emulated times."""
         late = f"{self.late_seconds * 1e3:.1f} ms late in {self.emulated_seconds * 1e3:.1f} ms"
         return (
             f"{EMULATED}{self.profile.name}: {self.forwards} forward passes, {self.overruns} "
@@ -65,7 +66,7 @@ class TimedModel:
         self.forwards += 1
         self.emulated_seconds += seconds
         self.overruns += time.perf_counter() - start > seconds
-        while (left := start + seconds - time.perf_counter()) > 0:
-            time.sleep(left)
-        self.late_seconds -= left
+        while (remaining := start + seconds - time.perf_counter()) > 0:
+            time.sleep(remaining)
+        self.late_seconds -= remaining
         return answer

@@ -1,11 +1,11 @@
-"""Dollars and joules per token, for every architecture under one accounting (docs/cost.md). Pure.
+"""Dollars and joules per token, computed alike for all architectures (docs/cost.md). Pure.
 
-The target is paid by the wall-clock hour while it is held, whether it computes or waits. The
-draft's machine is the user's own and costs electricity. Traffic is paid in both directions. A
-dollar figure is as good as its seconds and joules: measured, estimated or unavailable.
+The target is billed by wall-clock time while it is in use, whether it computes or waits. The
+draft's machine belongs to the user and costs electricity. Traffic is billed in both directions. A
+dollar figure inherits the quality of its inputs: measured, estimated or unavailable.
 
-Every objective is linear in the seconds held, the seconds drafted and the bytes sent. So it is
-equivalent to four unit prices, each of which is the cost of one unit.
+Every objective is linear in the seconds billed, the seconds drafted and the bytes sent. So it is
+equivalent to four unit prices, one for each of these quantities.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ JOULES_PER_KWH = 3.6e6
 BYTES_PER_GB = 1e9
 
 PER_MILLION = 1e6
-"""Number of tokens that prices refer to."""
+"""Number of tokens that displayed prices refer to."""
 
 COSTS = ("total_cost", "api_cost")
 """Objectives in US dollars."""
@@ -31,29 +31,28 @@ ENERGIES = ("energy_total", "draft_energy", "target_energy")
 """Objectives in joules."""
 
 OBJECTIVES = (*COSTS, *ENERGIES, "latency")
-"""Objectives that a plan may minimise, by the user's names. Values are per token."""
+"""Objectives that a plan may minimise, by flag value. All are per token."""
 
-UNITS = tuple(Usage(*(float(index == part) for index in range(4))) for part in range(4))
-"""One unit of each part of a Usage."""
+UNITS = tuple(Usage(*(float(index == unit) for index in range(4))) for unit in range(4))
+"""For each field of a Usage, one unit of that field alone."""
 
 
 @dataclass(frozen=True)
 class Billing:
-    """Prices in US dollars, watts, and the share of the target that is charged.
+    """Prices in US dollars, watts, and the share of the target that is billed; None if not set.
 
-    None if not set. Raises ValueError for a number that is negative or not finite,
-    and for a share that is not above 0 or beyond 1.
+    Raises ValueError for a negative or non-finite number, and for a share outside (0, 1].
 
-    source: where the target's price is from, with the day if known; None without a price
+    source: origin of the target's price, with its date if known; None without a price
     """
 
-    usd_per_hour: float | None = None  # of the whole machine
+    usd_per_hour: float | None = None  # for the whole target machine
     usd_per_kwh: float | None = None
     usd_per_gb_up: float | None = None  # to the target
     usd_per_gb_down: float | None = None
     target_share: float = 1.0
-    draft_watts: float | None = None  # of the draft's machine while it drafts
-    target_watts: float | None = None  # of the whole target machine
+    draft_watts: float | None = None  # power of the draft's machine while it drafts
+    target_watts: float | None = None  # power of the whole target machine
     source: str | None = None
 
     def __post_init__(self) -> None:
@@ -71,9 +70,9 @@ class Billing:
         return self.usd_per_hour is not None
 
     def described(self, usd_per_hour: float) -> Billing:
-        """These prices, with the price that the target reports if none is set.
+        """These prices; if none is set for the target, with the price that it reports.
 
-        usd_per_hour: 0 if it reports none
+        usd_per_hour: the reported price, 0 if there is none
         """
         if self.priced or not usd_per_hour:
             return self
@@ -83,18 +82,18 @@ class Billing:
     def figures(
         self, tokens: float, usage: Usage, draft_joules: Figure | None = None
     ) -> dict[str, Figure]:
-        """Return the value of each objective per token, and `known_cost`.
+        """Return each objective's value per token, and `known_cost`: the sum of the known costs in
+        US dollars, which is a lower bound if some are unknown.
 
-        That is US dollars as far as they are known: a lower bound where parts are missing. Raises
-        ValueError without tokens.
+        tokens: number of tokens, or the expected number in a forecast
+        draft_joules: measured energy; by default computed from draft_watts
 
-        tokens: an expected number in a forecast
-        draft_joules: as measured; by default from draft_watts
+        Raises ValueError unless tokens are above 0 and finite.
         """
         if not 0 < tokens < float("inf"):
             raise ValueError(f"cost per token needs tokens: got {tokens}")
-        each, share = usage.times(1 / tokens), self.target_share / tokens
-        wall = Figure.measured(each.wall, "wall clock")
+        per_token, share = usage.times(1 / tokens), self.target_share / tokens
+        wall = Figure.measured(per_token.wall, "wall clock")
         drafting = draft_joules or _joules(self.draft_watts, usage.drafting, "draft")
         draft_energy = drafting.times(1 / tokens)
         target_energy = _joules(self.target_watts, usage.wall, "target").times(share)
@@ -104,8 +103,8 @@ class Billing:
         electricity = Figure.unavailable("no price of electricity was given")
         if self.usd_per_kwh is not None:
             electricity = draft_energy.times(self.usd_per_kwh / JOULES_PER_KWH)
-        upload = _traffic(each.bytes_up, self.usd_per_gb_up, "to")
-        download = _traffic(each.bytes_down, self.usd_per_gb_down, "from")
+        upload = _traffic(per_token.bytes_up, self.usd_per_gb_up, "to")
+        download = _traffic(per_token.bytes_down, self.usd_per_gb_down, "from")
         costs = [api_cost, electricity, upload, download]
         return {
             "total_cost": total(costs),
@@ -118,9 +117,9 @@ class Billing:
         }
 
     def unit_prices(self, objective: str) -> UnitPrices:
-        """Return the prices of the units by this objective.
+        """Return the price of each unit of Usage under an objective.
 
-        Raises InvalidRequest, naming the missing prices, if the objective cannot be computed.
+        Raises InvalidRequest with the missing prices if the objective cannot be computed.
         """
         prices = [self.figures(1.0, unit)[objective] for unit in UNITS]
         missing = dict.fromkeys(
@@ -135,12 +134,12 @@ class Billing:
 
     @cached_property
     def known_prices(self) -> UnitPrices:
-        """The prices of the units in US dollars, as far as they are known."""
+        """The price of each unit of Usage in US dollars; unknown prices count as 0."""
         return UnitPrices(*(self.figures(1.0, unit)["known_cost"].value or 0.0 for unit in UNITS))
 
 
 def price_words(objective: str, per_token: float) -> str:
-    """Return a price per token as text, in its usual unit."""
+    """Format an objective's value per token in its usual unit."""
     if objective in COSTS:
         return f"${per_token * PER_MILLION:.4g} a million tokens"
     if objective == "latency":
@@ -149,16 +148,17 @@ def price_words(objective: str, per_token: float) -> str:
 
 
 def blend(cost: UnitPrices, weight: float, reference: Usage) -> UnitPrices:
-    """Combine speed and cost into one price of each unit.
+    """Combine speed and cost into unit prices for a weighted objective.
 
-    reference: usage of a token in the fastest setting; each price is relative to its value there
+    weight: weight of the cost, 0 to 1
+    reference: usage per token in the fastest setting, in which speed and cost both count as 1
     """
     speed = SPEED.times((1 - weight) / max(SPEED.of(reference), 1e-12))
     return speed.plus(cost.times(weight / max(cost.of(reference), 1e-30))) if weight else speed
 
 
 def hire_usd(seconds: float, usd_per_hour: float) -> float:
-    """Return the US dollars for holding a machine for `seconds`."""
+    """Return the US dollars for renting a machine for `seconds`."""
     return usd_per_hour * seconds / SECONDS_PER_HOUR
 
 

@@ -1,8 +1,8 @@
-"""Joules of this machine while something runs, from the counters of NVIDIA boards, CPU packages
-(RAPL), Apple and Neuron devices.
+"""Measures this machine's energy with the counters of NVIDIA boards, CPU packages (RAPL), Apple and
+Neuron devices.
 
-A counter that cannot be read is unavailable, with the reason; it never counts as 0. All readers see
-whole devices, not processes. The Neuron and Apple readers have not yet run on hardware.
+A counter that cannot be read is reported as unavailable with the reason, never as 0. Readers
+measure whole devices, not processes. The Neuron and Apple readers have not yet run on hardware.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from inference.extras import install
 
 
 class EnergyReader(Protocol):
-    """One counter of energy."""
+    """An energy counter."""
 
     def joules(self) -> Figure:
-        """Return joules since a moment of the reader's choice; never raises.
+        """Return joules since an arbitrary start; never raises.
 
-        Readers that integrate power must be read often.
+        Must be called often if the reader integrates power.
         """
         ...
 
 
 class EnergyMeter:
-    """Context in which energy is counted: whole devices, idle power included.
+    """Context manager that measures the energy of whole devices, including idle power.
 
-    parts: joules by each reader, once the context has ended
+    readings: joules of each reader, set when the context ends
     sample_seconds: interval between readings, for counters that wrap and readers that integrate
 
-    The readers belong to the meter, which reads them on a thread of its own.
+    The meter reads them on its own thread, so they must not be shared.
     """
 
-    parts: tuple[Figure, ...]
+    readings: tuple[Figure, ...]
 
     def __init__(
         self,
@@ -60,14 +60,14 @@ class EnergyMeter:
         self._ended.set()
         self._thread.join()
         last, seconds = self._read(), self._clock() - self._started
-        self.parts = tuple(
+        self.readings = tuple(
             _used(first, then, seconds) for first, then in zip(self._first, last, strict=True)
         )
 
     @property
-    def known(self) -> Figure:
-        """Sum in joules of the parts that could be read: a lower bound where others could not."""
-        return at_least(self.parts)
+    def joules(self) -> Figure:
+        """Sum of all readings in joules; a lower bound if some counters could not be read."""
+        return at_least(self.readings)
 
     def _sample(self) -> None:
         while not self._ended.wait(self._sample_seconds):
@@ -78,10 +78,10 @@ class EnergyMeter:
 
 
 def _used(first: Figure, last: Figure, seconds: float) -> Figure:
-    """Return the joules between two readings of one counter.
+    """Return the joules between two readings of a counter.
 
-    A device that is on uses energy, so a counter that did not advance is invalid. Some stop until a
-    privileged tool runs, others are published once a minute.
+    A running device uses energy, so a counter that did not advance is invalid: some need a
+    privileged tool to advance, others are updated once a minute.
     """
     if first.value is None or last.value is None:
         return first if first.value is None else last
@@ -98,9 +98,8 @@ _INSTALL = install("energy")
 
 
 def find_readers() -> list[EnergyReader]:
-    """Return a reader for each device of this machine that uses energy.
-
-    A device that cannot be read has a reader, too, which gives the reason.
+    """Return a reader for each device of this machine, and for devices without access an
+    Unreadable with the reason.
     """
     if sys.platform == "darwin":
         return apple_readers()
@@ -108,7 +107,7 @@ def find_readers() -> list[EnergyReader]:
 
 
 class Unreadable:
-    """A device whose energy cannot be read here, and why."""
+    """A device whose energy cannot be read, with the reason."""
 
     def __init__(self, reason: str) -> None:
         self._figure = Figure.unavailable(reason)
@@ -118,13 +117,13 @@ class Unreadable:
 
 
 class RaplReader:
-    """One zone of the kernel's power capping tree: a CPU package, or the memory beside it.
+    """A zone of the kernel's power capping tree: a CPU package, or its memory.
 
-    Its counter is in uJ and wraps.
+    The counter is in uJ and wraps.
     """
 
     def __init__(self, zone: Path) -> None:
-        """Raises OSError if the zone cannot be read: since Linux 5.10 only root may."""
+        """Raises OSError if the zone cannot be read; since Linux 5.10 that needs root."""
         self._counter = zone / "energy_uj"
         self._range = int((zone / "max_energy_range_uj").read_text())
         self._source = f"RAPL {(zone / 'name').read_text().strip()}"
@@ -142,9 +141,9 @@ class RaplReader:
 
 
 def rapl_readers(powercap: Path) -> list[EnergyReader]:
-    """Return readers for CPU packages, and for memory that is counted apart from them.
+    """Return readers for CPU packages, and for memory that has its own zone.
 
-    Cores are part of a package and psys contains packages, so neither is added.
+    Core zones are part of a package, and psys contains packages, so both are skipped.
     """
     readers: list[EnergyReader] = []
     for zone in sorted(powercap.glob("intel-rapl:*")):
@@ -162,7 +161,7 @@ def rapl_readers(powercap: Path) -> list[EnergyReader]:
 
 
 class NvmlCounter:
-    """A board's own energy counter, in mJ since the driver was loaded (Volta and later)."""
+    """The energy counter of an NVIDIA board, in mJ since the driver was loaded (Volta or later)."""
 
     def __init__(self, nvml: Any, board: Any, source: str) -> None:
         self._nvml, self._board, self._source = nvml, board, source
@@ -176,9 +175,7 @@ class NvmlCounter:
 
 
 class NvmlPower:
-    """A board without an energy counter: its power in mW, integrated by trapezoids between the
-    calls.
-    """
+    """An NVIDIA board without an energy counter. Integrates power (mW) between calls."""
 
     def __init__(self, nvml: Any, board: Any, source: str) -> None:
         self._nvml, self._board, self._source = nvml, board, source
@@ -223,10 +220,7 @@ def _board(nvml: Any, index: int) -> EnergyReader:
 
 
 class AppleReader:
-    """The sum of some counters, in mJ, that zeus_apple_silicon's monitor takes from IOReport.
-
-    It needs no root.
-    """
+    """Sums counters (mJ) that zeus_apple_silicon reads from IOReport. Needs no root."""
 
     def __init__(self, monitor: Any, fields: Sequence[str], source: str) -> None:
         self._monitor, self._fields, self._source = monitor, fields, source
@@ -246,8 +240,7 @@ class AppleReader:
 def apple_readers() -> list[EnergyReader]:
     """Return two readers: one for CPU and memory, one for the GPU.
 
-    On some Macs the counters of CPU and memory do not advance until `sudo powermetrics` runs, while
-    the GPU's does.
+    On some Macs, the counters of CPU and memory only advance after `sudo powermetrics` has run.
     """
     try:
         import zeus_apple_silicon
@@ -264,8 +257,8 @@ def apple_readers() -> list[EnergyReader]:
 
 
 class NeuronReader:
-    """A Neuron device. Its driver publishes mean power by the minute, less idle power, in percent
-    of a maximum that AWS does not publish. So its joules are not known.
+    """A Neuron device, whose joules are unknown: its driver reports mean power per minute, without
+    idle power, as a percentage of a maximum that AWS does not publish.
     """
 
     def __init__(self, utilization: Path, device: str) -> None:
@@ -273,7 +266,7 @@ class NeuronReader:
 
     def joules(self) -> Figure:
         try:
-            status, _epoch, _least, _most, mean = self._path.read_text().strip().split(",")
+            status, _epoch, _low, _high, mean = self._path.read_text().strip().split(",")
             percent = float(mean)
         except (OSError, ValueError) as error:
             return Figure.unavailable(f"{self._device}: {error}")
@@ -287,7 +280,7 @@ class NeuronReader:
 def neuron_readers(devices: Path) -> list[EnergyReader]:
     """Return a reader for each Neuron device.
 
-    Drivers from 2.31 on have moved files, so each file is searched for below its device.
+    Driver 2.31 moved the file, so it is searched for in the device's directory.
     """
     return [
         NeuronReader(path, device.name)

@@ -1,5 +1,5 @@
-"""Quantities of cost: a number that is measured, estimated, or unavailable with the reason.
-Unknown is never 0.
+"""Figures: numbers that are measured, estimated, or unavailable with a reason. An unknown value is
+never 0.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import IntEnum
 
 
 class Quality(IntEnum):
-    """Origin of a figure. A greater one is worse, and a sum is as good as its worst part."""
+    """Origin of a figure; greater is worse. A sum has the quality of its worst summand."""
 
     MEASURED = 0
     ESTIMATED = 1
@@ -20,16 +20,16 @@ class Quality(IntEnum):
 
 @dataclass(frozen=True)
 class Figure:
-    """A value, in the unit of the field that holds it, with its quality and source.
+    """A value with its quality and source. Its user defines the unit.
 
-    An unavailable figure has the value None, and the reason as its source. Raises ValueError for a
-    value that is not finite.
+    An unavailable figure has no value, and the reason as its source. Raises ValueError for a
+    non-finite value.
     """
 
     value: float | None
     quality: Quality
     source: str
-    lower_bound: bool = False  # unknown parts are not counted
+    lower_bound: bool = False  # a sum without its unknown summands
 
     def __post_init__(self) -> None:
         if (self.value is None) != (self.quality is Quality.UNAVAILABLE):
@@ -53,7 +53,7 @@ class Figure:
         return cls(None, Quality.UNAVAILABLE, reason)
 
     def times(self, factor: float) -> Figure:
-        """Return this figure in another unit, or a share of it."""
+        """Return this figure with its value multiplied, to convert units or take a share."""
         return self if self.value is None else replace(self, value=self.value * factor)
 
     def record(self) -> dict[str, object]:
@@ -61,28 +61,28 @@ class Figure:
         return {**vars(self), "quality": self.quality.name.lower()}
 
 
-def total(parts: Sequence[Figure]) -> Figure:
-    """Return the sum; unavailable, with the reasons, as soon as one part is."""
-    missing = [part.source for part in parts if part.value is None]
-    if missing or not parts:
+def total(figures: Sequence[Figure]) -> Figure:
+    """Return the sum; if any figure is unavailable, so is the sum, with the reasons."""
+    missing = [figure.source for figure in figures if figure.value is None]
+    if missing or not figures:
         return Figure.unavailable(_joined(missing) or "there is nothing to add up")
     return Figure(
-        sum(part.value or 0.0 for part in parts),
-        max(part.quality for part in parts),
-        _joined([part.source for part in parts]),
-        any(part.lower_bound for part in parts),
+        sum(figure.value or 0.0 for figure in figures),
+        max(figure.quality for figure in figures),
+        _joined([figure.source for figure in figures]),
+        any(figure.lower_bound for figure in figures),
     )
 
 
-def at_least(parts: Sequence[Figure]) -> Figure:
-    """Return the sum of the known parts. Where parts are missing it is an estimate that names
-    them.
+def at_least(figures: Sequence[Figure]) -> Figure:
+    """Return the sum of the available figures. If any are missing, it is an estimated lower bound
+    whose source names them.
     """
-    known = [part for part in parts if part.value is not None]
-    missing = [part.source for part in parts if part.value is None]
-    if not known or not missing:
-        return total(parts)
-    have = total(known)
+    available = [figure for figure in figures if figure.value is not None]
+    missing = [figure.source for figure in figures if figure.value is None]
+    if not available or not missing:
+        return total(figures)
+    have = total(available)
     return Figure(
         have.value,
         Quality.ESTIMATED,

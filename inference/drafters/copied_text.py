@@ -64,14 +64,14 @@ class SuffixAutomaton:
 
     def extend(self, token: int) -> None:
         """Append a token to the sequence."""
-        made = self._add(self._lengths[self._last] + 1, {})
+        new = self._add(self._lengths[self._last] + 1, {})
         state = self._last
         while state >= ROOT and token not in self.next[state]:
-            self.next[state][token] = made
+            self.next[state][token] = new
             state = self._links[state]
-        self._links[made] = ROOT if state < ROOT else self._behind(state, token)
-        self._last = made
-        self._count(made)
+        self._links[new] = ROOT if state < ROOT else self._behind(state, token)
+        self._last = new
+        self._count(new)
         self._size += 1
 
     def step(self, match: Match, token: int) -> Match:
@@ -89,29 +89,29 @@ class SuffixAutomaton:
         if not match.length:
             return []
         counts, latest = self.counts, self.latest
-        seen = [
+        followers = [
             (counts[after], latest[after], token) for token, after in self.next[match.state].items()
         ]
-        seen.sort(reverse=True)
-        others = sum(count for count, _, _ in seen)
-        newest = max((position for _, position, _ in seen), default=0)
+        followers.sort(reverse=True)
+        rarer = sum(count for count, _, _ in followers)
+        newest = max((position for _, position, _ in followers), default=0)
         following = list[Following]()
-        for count, position, token in seen[: TUNING.copied]:
-            others -= count
-            following.append(Following(token, count, others, position == newest))
+        for count, position, token in followers[: TUNING.copied]:
+            rarer -= count
+            following.append(Following(token, count, rarer, position == newest))
         return following
 
     def _behind(self, state: int, token: int) -> int:
         """The state of exactly this context and the token. A state that also represents longer
         substrings is split.
         """
-        found, length = self.next[state][token], self._lengths[state] + 1
-        if self._lengths[found] == length:
-            return found
-        split = self._add(length, dict(self.next[found]))
-        self._links[split], self._links[found] = self._links[found], split
-        self.counts[split], self.latest[split] = self.counts[found], self.latest[found]
-        while state >= ROOT and self.next[state].get(token) == found:
+        after, length = self.next[state][token], self._lengths[state] + 1
+        if self._lengths[after] == length:
+            return after
+        split = self._add(length, dict(self.next[after]))
+        self._links[split], self._links[after] = self._links[after], split
+        self.counts[split], self.latest[split] = self.counts[after], self.latest[after]
+        while state >= ROOT and self.next[state].get(token) == after:
             self.next[state][token] = split
             state = self._links[state]
         return split
@@ -157,18 +157,18 @@ class CopiedText:
         """Propose the node's children, if its words occurred before."""
         context = self._context(node)
         following = self._text.following(context)
-        allowed = self._rule.allows(self._tree, node, [one.token for one in following])
+        allowed = self._rule.allows(self._tree, node, [follower.token for follower in following])
         following = list(compress(following, allowed))
         if following:
             table = copy_features(context.length, following)
-            ids = [one.token for one in following]
+            ids = [follower.token for follower in following]
             self._tree.copied[node] = ProposedChildren(ids, table, self._law.chances(table))
 
     def learn(self, node: Mark, token: int) -> None:
         """Learn whether the token that the target chose at this node was proposed."""
-        named = self._tree.copied.get(node)
-        if named is not None:
-            self._law.observe(named.table, named.index_of(token))
+        children = self._tree.copied.get(node)
+        if children is not None:
+            self._law.observe(children.table, children.index_of(token))
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append committed tokens to the text."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from inference.backends import Masks, Model
+from inference.backends import Model
 from inference.backends.sequence import MakeSequence, TargetText, own_sequence
 from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_rule import MakeRule, no_rule
@@ -23,13 +23,11 @@ class Draft(NamedTuple):
     """A loaded draft and its settings.
 
     model: ranks nodes; None for a draft without a model
-    masks: the model's mask tokens; None for a model without
     sequence: makes the sequence of a text on a row
     grammars: of its tokenizer; None for a draft that ignores rules
     """
 
     model: Model | None
-    masks: Masks | None = None
     sequence: MakeSequence = own_sequence
     grammars: Grammars | None = None
 
@@ -41,7 +39,7 @@ class Draft(NamedTuple):
     def proposer(
         self,
         row: int,
-        knowledge: PairStats,
+        stats: PairStats,
         prices: Prices,
         *,
         copies: bool = False,
@@ -58,11 +56,7 @@ class Draft(NamedTuple):
         """
         make_rule = make_rule or self.make_rule
         if self.model is None:
-            return GrowingProposer(knowledge, prices, copies=copies, make_rule=make_rule)
+            return GrowingProposer(stats, prices, copies=copies, make_rule=make_rule)
         begin = partial(self.sequence, self.model, row, beside)
-        ranks = DraftRow(
-            self.model, knowledge.draft, begin, masks=self.masks, room=room, clock=clock
-        )
-        return GrowingProposer(
-            knowledge, prices, ranks, copies=copies, kind=kind, make_rule=make_rule
-        )
+        ranks = DraftRow(self.model, stats.draft, begin, room=room, clock=clock)
+        return GrowingProposer(stats, prices, ranks, copies=copies, kind=kind, make_rule=make_rule)

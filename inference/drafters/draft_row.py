@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from inference.backends import Masks, Model, Ranked, Segment
+from inference.backends import Model, Ranked, Segment
 from inference.backends.sequence import ModelSequence
 from inference.drafters.draft_rule import DraftRule, no_rule
 from inference.drafters.draft_tree import DraftTree
@@ -22,7 +22,6 @@ class DraftRow:
 
     times: of calls of one row
     begin: makes the sequence of a text on the row
-    masks: the model's mask tokens; None for a model without
     room: maximum nodes that are ranked at a time. The row's other slots are for the text: for a
         longer text the model is no longer called
     clock: returns seconds; read around a call only
@@ -34,13 +33,11 @@ class DraftRow:
         times: Times,
         begin: Callable[[SamplingParams], ModelSequence],
         *,
-        masks: Masks | None = None,
         room: int = TUNING.room,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.model, self.masks, self._begin = model, masks, begin
+        self.model, self._begin = model, begin
         self._times, self._room, self._clock = times, room, clock
-        self._call_seconds: dict[int, float] = {}
         self.usage = DraftUsage()
         nothing = [0], SamplingParams()
         self.open(*nothing, DraftRule(no_rule, *nothing), DraftTree(0, 0, 1))
@@ -74,7 +71,7 @@ class DraftRow:
         """Prefill the next part of the prompt in one call; False when none is left."""
         if not self.is_fed:
             start = self._sequence.length
-            self._sequence.extend(self._prompt[start : start + self._part])
+            self._sequence.extend(self._prompt[start : start + self._chunk_size])
         return not self.is_fed
 
     def segment(self, nodes: Sequence[Mark]) -> Segment:
@@ -99,31 +96,22 @@ class DraftRow:
         self.usage = self.usage.plus(used)
         return used
 
-    def advance(self, tokens: Sequence[int], passed: Sequence[Mark], gone: Sequence[Mark]) -> None:
+    def advance(self, tokens: Sequence[int], passed: Sequence[Mark], stale: Sequence[Mark]) -> None:
         """Commit the tokens below the root, with those of their keys that are computed. Call it
         before nodes are added to the tree: they may reuse the places of these.
 
         passed: the nodes of the first tokens
-        gone: other removed nodes, whose keys are freed
+        stale: other removed nodes, whose keys are freed
         """
         keyed = self._tree.keyed
-        line, freed = ([node for node in nodes if node in keyed] for nodes in (passed, gone))
+        line, freed = ([node for node in nodes if node in keyed] for nodes in (passed, stale))
         if self.is_fed:
             self._sequence.advance(_places(line), tokens, _places(freed))
         else:
             self._prompt += tokens
         keyed.difference_update(line, freed)
 
-    def release(self, nodes: Sequence[Mark]) -> None:
-        """Free the keys of these nodes."""
-        self._sequence.advance([], [], _places(nodes))
-        self._tree.keyed.difference_update(nodes)
-
     # --- seconds of calls
-
-    def forget_times(self) -> None:
-        """Read the measured times again, when they are next needed."""
-        self._call_seconds.clear()
 
     def computed(self, width: int) -> int:
         """Nodes that the model computes in a call of this width."""
@@ -133,26 +121,24 @@ class DraftRow:
         """Expected seconds of a call of this width, padding included, without the committed tokens
         whose keys are missing.
         """
-        if width not in self._call_seconds:
-            self._call_seconds[width] = self._times.seconds(1, self.computed(width))
-        return self._call_seconds[width]
+        return self._times.seconds(1, self.computed(width))
 
     def whole_seconds(self, width: int) -> float:
         """Expected seconds with the committed tokens whose keys are missing, in as many calls as
         the model needs.
         """
-        nodes, most = width + self._sequence.length - self._sequence.cached, self.model.max_nodes
-        return -(-nodes // most) * self.seconds(min(nodes, most))
+        nodes, limit = width + self._sequence.length - self._sequence.cached, self.model.max_nodes
+        return -(-nodes // limit) * self.seconds(min(nodes, limit))
 
     @property
-    def _part(self) -> int:
+    def _chunk_size(self) -> int:
         """Tokens of the prompt in one call, which takes at most part_seconds, or the time of two
         calls of one node.
         """
-        part, most = self.model.max_nodes, max(TUNING.part_seconds, 2 * self.seconds(1))
-        while part > 1 and self.seconds(part) > most:
-            part //= 2
-        return part
+        size, limit = self.model.max_nodes, max(TUNING.part_seconds, 2 * self.seconds(1))
+        while size > 1 and self.seconds(size) > limit:
+            size //= 2
+        return size
 
 
 def _places(nodes: Sequence[Mark]) -> list[int]:

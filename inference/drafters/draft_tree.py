@@ -70,17 +70,17 @@ class Order:
             self._entries = [entry for entry in self._entries if self._counts(*entry)]
             self._sound = len(self._entries)
 
-    def first(self, most: int) -> list[Mark]:
-        """Return the `most` most valuable nodes."""
-        sound, seen = list[RankedNode](), 0
+    def first(self, limit: int) -> list[Mark]:
+        """Return up to `limit` nodes, the most valuable first."""
+        sound, searched = list[RankedNode](), 0
         for entry in self._entries:
-            if len(sound) >= most:
+            if len(sound) >= limit:
                 break
-            seen += 1
+            searched += 1
             if self._counts(*entry):
                 sound.append(entry)
-        if seen > len(sound):
-            self._entries[:seen] = sound
+        if searched > len(sound):
+            self._entries[:searched] = sound
         return [node for _, node in sound]
 
     def take(self, rank: float) -> list[Mark]:
@@ -102,7 +102,7 @@ class DraftTree(GrowingTree):
     sent: its number in the stream
     listings: its proposed children
     forced: tokens that a grammar forces after it; then no other source proposes children
-    copied, masked, ranked: children proposed by copied text, by the nearest mask and by the model
+    copied, ranked: children proposed by copied text and by the model
     joint: children proposed by model or copied text, with features of both
     covered: chance that the target accepts a child proposed before the node was ranked
     copies: nodes that no model had proposed when they were added
@@ -116,7 +116,6 @@ class DraftTree(GrowingTree):
         self.listings: dict[Mark, Listing] = self.table()
         self.forced: dict[Mark, Sequence[int]] = self.table()
         self.copied: dict[Mark, ProposedChildren] = self.table()
-        self.masked: dict[Mark, ProposedChildren] = self.table()
         self.ranked: dict[Mark, ProposedChildren] = self.table()
         self.joint: dict[Mark, ProposedChildren] = self.table()
         self.covered: dict[Mark, float] = self.table()
@@ -160,9 +159,9 @@ class DraftTree(GrowingTree):
         self.unsent.add(child, rank)
         return child
 
-    def list_children(self, least: float) -> None:
+    def list_children(self, floor: float) -> None:
         """Add all proposed children of at least this value as nodes."""
-        bound = self.rank_of(least)
+        bound = self.rank_of(floor)
         for node in self._unlisted.take(bound):
             listing = self.listings[node]
             while (rank := listing.ranks[listing.listed]) <= bound:
@@ -170,44 +169,44 @@ class DraftTree(GrowingTree):
                 listing.listed += 1
                 if token not in self.children.get(node, ()):
                     child = self.add(node, token, rank)
-                    drafted = self.ranked.get(node) or self.masked.get(node)
+                    drafted = self.ranked.get(node)
                     if drafted is None or token not in drafted.ids:
                         self.copies[child] = True
             if rank < math.inf:
                 self._unlisted.add(node, rank)
 
     def advance(self, tokens: Sequence[int]) -> tuple[list[Mark], list[Mark]]:
-        known = len(self.walk(tokens)) > len(tokens)
-        passed, gone = super().advance(tokens)
+        is_node = len(self.walk(tokens)) > len(tokens)
+        passed, stale = super().advance(tokens)
         self.fresh.clear()  # it was the former root
         self.sent.pop(self.root, None)
-        if not known:
+        if not is_node:
             self._rankable(self.root, self.rank(self.root))
-        return passed, gone
+        return passed, stale
 
     # --- sending
 
-    def take_unsent(self, least: float, most: int, first: int) -> list[Mark]:
-        """Number the unsent nodes of at least the value `least`, and their unsent ancestors, from
+    def take_unsent(self, floor: float, limit: int, first: int) -> list[Mark]:
+        """Number the unsent nodes of at least the value `floor`, and their unsent ancestors, from
         `first` on. Returns them, to be sent now.
 
-        most: maximum live nodes that were sent
+        limit: maximum live nodes that were sent
         """
-        taken = list[Mark]()
-        if len(self.sent) >= most:
-            return taken
-        waiting = self.unsent.take(self.rank_of(least) + _ROUNDING)
+        batch = list[Mark]()
+        if len(self.sent) >= limit:
+            return batch
+        waiting = self.unsent.take(self.rank_of(floor) + _ROUNDING)
         for index, node in enumerate(waiting):
             if node in self.sent or node == self.root:
                 continue  # it was sent as the ancestor of another node, or is committed
             line = self._unsent_line(node)
-            if len(self.sent) + len(line) > most:
-                for one in waiting[index:]:
-                    self.unsent.add(one, self.rank(one))
+            if len(self.sent) + len(line) > limit:
+                for unsent in waiting[index:]:
+                    self.unsent.add(unsent, self.rank(unsent))
                 break
-            self.number(line, first + len(taken))
-            taken += line
-        return taken
+            self.number(line, first + len(batch))
+            batch += line
+        return batch
 
     def number(self, nodes: Sequence[Mark], first: int) -> None:
         """Number the nodes from `first` on, to be sent now."""
@@ -258,15 +257,15 @@ class DraftTree(GrowingTree):
     def _shift(self, node: Mark, by: float) -> None:
         """Change the rank of a node and of all nodes below it."""
         below = [node]
-        for one in below:  # the list grows during the loop
-            rank = self.ranks[one & PLACE] = self.rank(one) + by
-            if one not in self.keyed and self.position_of(one) < self.end - 2:
-                self.unranked.add(one, rank)
-            if one not in self.sent:
-                self.unsent.add(one, rank)
-            listing = self.listings.get(one)
+        for current in below:  # the list grows during the loop
+            rank = self.ranks[current & PLACE] = self.rank(current) + by
+            if current not in self.keyed and self.position_of(current) < self.end - 2:
+                self.unranked.add(current, rank)
+            if current not in self.sent:
+                self.unsent.add(current, rank)
+            listing = self.listings.get(current)
             if listing is not None:
                 listing.ranks = [rank + by for rank in listing.ranks]
                 if (rank := listing.ranks[listing.listed]) < math.inf:
-                    self._unlisted.add(one, rank)
-            below.extend(self.children.get(one, {}).values())
+                    self._unlisted.add(current, rank)
+            below.extend(self.children.get(current, {}).values())

@@ -1,10 +1,9 @@
 """A proposer that never waits: its draft tree grows below the committed tokens.
 
 Several sources propose children of its nodes, each with a chance: tokens that a grammar forces,
-copies of earlier text, a draft model that ranks nodes, and mask tokens after these. All compete in
-one best-first tree. Nodes that are worth their price are sent. Committed tokens move the root, and
-nodes below it stay. A call of the model has three parts, so that a host can batch rows: choose,
-segment, take.
+copies of earlier text, and a draft model that ranks nodes. All compete in one best-first tree.
+Nodes that are worth their price are sent. Committed tokens move the root, and nodes below it stay.
+A call of the model has three parts, so that a host can batch rows: choose, segment, take.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Ranked, Segment
-from inference.drafters.block_masks import BlockMasks
 from inference.drafters.copied_text import CopiedText
 from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_rule import DraftRule, MakeRule, no_rule
@@ -29,9 +27,9 @@ from inference.planner.child_features import joint_features, rank_features
 from inference.planner.prices import Prices, Usage
 from inference.proposer import (
     COPY,
+    MAX_CANDIDATES,
     MESSAGE_BYTES,
     MODEL,
-    MOST_CANDIDATES,
     NODE_BYTES,
     DraftUsage,
     Nodes,
@@ -68,7 +66,7 @@ class GrowingProposer:
 
     def __init__(
         self,
-        knowledge: PairStats,
+        stats: PairStats,
         prices: Prices,
         row: DraftRow | None = None,
         *,
@@ -76,13 +74,10 @@ class GrowingProposer:
         kind: int = MODEL,
         make_rule: MakeRule = no_rule,
     ) -> None:
-        self._known, self.prices, self._row, self.proposed = knowledge, prices, row, 0
+        self._stats, self.prices, self._row, self.proposed = stats, prices, row, 0
         self._make_rule = make_rule
         self._kind = COPY if row is None else kind
-        learned = knowledge.acceptance
-        self._copied = CopiedText(learned.laws.copies) if copies else None
-        masks = None if row is None else row.masks
-        self._masks = None if row is None or masks is None else BlockMasks(masks, row, learned)
+        self._copied = CopiedText(stats.acceptance.laws.copies) if copies else None
         self.open([0], SamplingParams(), 1)
 
     @property
@@ -94,15 +89,13 @@ class GrowingProposer:
         self._params, self._rule = params, DraftRule(self._make_rule, prompt, params)
         self._tree = DraftTree(prompt[-1], len(prompt) - 1, ENDLESS if end is None else end)
         self._runs, self._accounted, self._bytes_up = [], None, 0.0
-        self._forward = self._known.target.seconds(1, 1)
+        self._forward = self._stats.target.seconds(1, 1)
         self._chosen, self._calling = [], []
         self._silent, self._hits = 0, 1.0
         if self._copied is not None:
             self._copied.open(prompt, self._rule, self._tree)
         if self._row is not None:
             self._row.open(prompt, params, self._rule, self._tree)
-        if self._masks is not None:
-            self._masks.open(self._tree, self._rule)
         self._read_prices()
 
     def on_progress(self, progress: Progress, now: float) -> None:
@@ -134,7 +127,7 @@ class GrowingProposer:
         if not self._runs:
             self._list_children()
             tree = self._tree
-            nodes = tree.take_unsent(self._floor, MOST_CANDIDATES, first)
+            nodes = tree.take_unsent(self._floor, MAX_CANDIDATES, first)
             self._runs = [
                 tree.message(list(run), COPY if copied else self._kind)
                 for copied, run in groupby(nodes, tree.copies.__contains__)
@@ -152,10 +145,10 @@ class GrowingProposer:
         """Prefill the next part of the prompt in one call; False when none is left."""
         return self._row is not None and self._row.feed()
 
-    def choose(self, now: float, most_seconds: float = math.inf) -> Sequence[Mark]:
+    def choose(self, now: float, max_seconds: float = math.inf) -> Sequence[Mark]:
         """Return the nodes that the next call ranks; none if no call is worth its price.
 
-        most_seconds: maximum seconds of the call. Then call segment() and take(), or choose() again
+        max_seconds: maximum seconds of the call. Then call segment() and take(), or choose() again
         """
         row, tree = self._row, self._tree
         if row is None:
@@ -163,7 +156,7 @@ class GrowingProposer:
         self._list_children()
         nodes, longest = tree.unranked.first(row.free), row.longest
         nodes = [node for node in nodes if tree.position_of(node) < longest]
-        while nodes and row.whole_seconds(len(nodes)) > most_seconds:
+        while nodes and row.whole_seconds(len(nodes)) > max_seconds:
             nodes = nodes[: len(nodes) // 2]
         again = self._silent >= TUNING.tries_again and nodes[:1] == [tree.root]
         slow = not self.prices.holds_target and row.seconds(1) >= self._forward > 0
@@ -172,11 +165,7 @@ class GrowingProposer:
         values = np.exp(tree.rank(tree.root) - tree.ranks[[node & PLACE for node in nodes]])
         uncovered = values * (1 - np.array([tree.covered.get(node, 0.0) for node in nodes]))
         gains: list[float] = np.cumsum(self._gains(uncovered)).tolist()
-        if self._masks is None:
-            width = self.prices.width(gains, row.seconds)
-        else:
-            width = self._masks.plan(nodes, gains, self._hits, self.prices, most_seconds)
-        self._chosen = nodes[:width]
+        self._chosen = nodes[: self.prices.width(gains, row.seconds)]
         if again and not self._chosen:
             self._chosen = [tree.root]
         return self._chosen
@@ -185,8 +174,7 @@ class GrowingProposer:
         """Begin the call that ranks the chosen nodes; returns this row's segment of it."""
         assert self._row is not None, "choose() found nodes"
         self._calling = self._chosen
-        masks = [] if self._masks is None else self._masks.add_to_call()
-        return self._row.segment([*self._calling, *masks])
+        return self._row.segment(self._calling)
 
     def take(self, ranked: Ranked, seconds: float) -> DraftUsage:
         """Process the result of the call, which took `seconds`."""
@@ -195,23 +183,16 @@ class GrowingProposer:
         used = self._row.count(ranked, seconds)
         self._silent = 0
         calls = self._row.usage.calls
-        if calls % TUNING.times_kept == 0 or calls < TUNING.times_kept:
+        if calls % TUNING.price_interval == 0 or calls < TUNING.price_interval:
             self._read_prices()
-        own = len(nodes)
-        if self._masks is not None:
-            self._masks.release()
-        ids, scores, greedy = ranked.ids[:own], ranked.scores[:own], self._params.greedy
+        scores, greedy = ranked.scores, self._params.greedy
         depths = [tree.position_of(node) - tree.position for node in nodes]
         tables = rank_features(scores, depths, greedy)
-        edges = self._known.acceptance.edges_of(tables, scores, greedy).tolist()
-        for node, named, table, row in zip(nodes, ids.tolist(), tables, edges, strict=True):
+        edges = self._stats.acceptance.edges_of(tables, scores, greedy).tolist()
+        for node, tokens, table, row in zip(nodes, ranked.ids.tolist(), tables, edges, strict=True):
             if node not in tree.forced:
-                tree.ranked[node] = ProposedChildren(named, table, row)
+                tree.ranked[node] = ProposedChildren(tokens, table, row)
                 self._propose(node)
-        if self._masks is not None:
-            said = Ranked(ranked.ids[own:], ranked.scores[own:])
-            for below in self._masks.take(said, greedy):
-                self._propose(below)
         return used
 
     def _gains(self, values: NDArray[np.float64]) -> NDArray[np.float64]:  # [n] -> [n]
@@ -219,23 +200,23 @@ class GrowingProposer:
 
         The rates of the ranks are scaled down by the draft's recent hits.
         """
-        rates = self._known.acceptance.mean_edges(TUNING.width)
+        rates = self._stats.acceptance.mean_edges(TUNING.width)
         rates = rates * min(self._hits / float(rates.sum()), 1.0)
-        found = values[:, None] * rates - self._floor / 2
-        return np.asarray(np.maximum(found, 0.0).sum(axis=1))
+        gains = values[:, None] * rates - self._floor / 2
+        return np.asarray(np.maximum(gains, 0.0).sum(axis=1))
 
     # --- proposals
 
     def _list_children(self) -> None:
         """Add proposed children that are valuable enough as nodes, those of new nodes included."""
         tree = self._tree
-        least = self._floor if self._row is None else TUNING.worth_ranking * self._floor
-        tree.list_children(least)
+        floor = self._floor if self._row is None else TUNING.worth_ranking * self._floor
+        tree.list_children(floor)
         while tree.fresh:
             fresh, tree.fresh = tree.fresh, []
             for node in fresh:
                 self._propose_early(node)
-            tree.list_children(least)
+            tree.list_children(floor)
 
     def _propose_early(self, node: Mark) -> None:
         """Propose the node's children before a model ranks it."""
@@ -248,25 +229,21 @@ class GrowingProposer:
             return
         if self._copied is not None and node not in tree.copied:
             self._copied.propose(node)
-        if self._masks is not None and node not in tree.masked:
-            self._masks.propose(node, self._params.greedy)
-        if node in tree.copied or node in tree.masked:
+        if node in tree.copied:
             self._propose(node)
 
     def _propose(self, node: Mark) -> None:
         """Propose the node's children by the claims of all sources."""
         tree = self._tree
         ranked, copied = tree.ranked.get(node), tree.copied.get(node)
-        drafted = ranked or tree.masked.get(node)
-        named = drafted or copied
-        assert named is not None, "a source has proposed children"
-        ids, chances = named.ids, named.chances
-        if drafted is not None and copied is not None:
-            said = dict(zip(ids, chances, strict=True))
-            ids, table = joint_features(said, dict(zip(copied.ids, copied.chances, strict=True)))
-            chances = self._known.acceptance.together(table).tolist()
-            if ranked is not None:
-                tree.joint[node] = ProposedChildren(ids, table, chances)
+        source = ranked or copied
+        assert source is not None, "a source has proposed children"
+        ids, chances = source.ids, source.chances
+        if ranked is not None and copied is not None:
+            model = dict(zip(ids, chances, strict=True))
+            ids, table = joint_features(model, dict(zip(copied.ids, copied.chances, strict=True)))
+            chances = self._stats.acceptance.together(table).tolist()
+            tree.joint[node] = ProposedChildren(ids, table, chances)
         if ranked is None:
             tree.covered[node] = min(sum(chances), 1.0)
         tree.propose(node, ids, chances)
@@ -280,22 +257,18 @@ class GrowingProposer:
         for node, token in zip(path, tokens, strict=False):
             if self._copied is not None:
                 self._copied.learn(node, token)
-            if self._masks is not None:
-                self._masks.learn(node, token, self._params.greedy)
         self._learn_ranks(list(zip(path, tokens, strict=False)))
         if self._copied is not None:
             self._copied.extend(tokens)
-        if self._masks is not None and len(path) > len(tokens):
-            self._masks.inherit(path[-1])
         below = [tree.token(tree.root), *tokens[:-1]]
-        passed, gone = tree.advance(tokens)
+        passed, stale = tree.advance(tokens)
         if self._row is not None:
-            self._row.advance(below, passed, gone)
+            self._row.advance(below, passed, stale)
             self._silent += len(tokens)
 
     def _learn_ranks(self, path: Sequence[tuple[Mark, int]]) -> None:
         """Learn which children the target accepted at nodes that the draft has ranked."""
-        acceptance, tables, ranks = self._known.acceptance, [], list[int | None]()
+        acceptance, tables, ranks = self._stats.acceptance, [], list[int | None]()
         tree = self._tree
         for node, token in path:
             ranked, joint = tree.ranked.get(node), tree.joint.get(node)
@@ -316,12 +289,8 @@ class GrowingProposer:
     # --- prices
 
     def _read_prices(self) -> None:
-        """Read prices and times again, which change slowly."""
-        self._floor = self.prices.least_value()
-        if self._row is not None:
-            self._row.forget_times()
-        if self._masks is not None:
-            self._masks.set_floor(self._floor)
+        """Read the prices again, which change slowly."""
+        self._floor = self.prices.min_value()
 
     def _account(self, tokens: int, now: float) -> None:
         """Record the cost of these tokens, which sets the price of the next ones."""

@@ -47,7 +47,7 @@ class Policy(Protocol):
     """Grows a tree within a budget."""
 
     @property
-    def most_ranked(self) -> int:
+    def max_ranked(self) -> int:
         """Maximum nodes that are ranked for one tree. Each takes a KV slot of the draft."""
         ...
 
@@ -65,7 +65,7 @@ class Chain:
             raise InvalidRequest(f"a chain's length (gamma) is 0 or more: got {self.length}")
 
     @property
-    def most_ranked(self) -> int:
+    def max_ranked(self) -> int:
         return self.length
 
     def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[Mark]:
@@ -95,7 +95,7 @@ class BestFirst:
             )
 
     @property
-    def most_ranked(self) -> int:
+    def max_ranked(self) -> int:
         return self.nodes * self.depth + 1
 
     def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[Mark]:
@@ -151,7 +151,7 @@ class RoundProposer:
     ) -> None:
         self.room, self._policy, self._make_rule = room, policy, make_rule
         begin = partial(ModelSequence, model, row)
-        self._row = DraftRow(model, Times(), begin, room=policy.most_ranked)
+        self._row = DraftRow(model, Times(), begin, room=policy.max_ranked)
         self.open([0], SamplingParams(), 1)
 
     @property
@@ -177,9 +177,9 @@ class RoundProposer:
             return
         self._rule.commit(fresh)
         below = [tree.token(tree.root), *fresh[:-1]]
-        passed, gone = tree.advance(fresh)
-        gone += [tree.root, *tree.clear()]  # a round begins with no node ranked
-        self._row.advance(below, passed, gone)
+        passed, stale = tree.advance(fresh)
+        stale += [tree.root, *tree.clear()]  # a round begins with no node ranked
+        self._row.advance(below, passed, stale)
         self._grown, self._sent = None, False
 
     def work(self, now: float) -> DraftUsage | None:

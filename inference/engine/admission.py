@@ -17,14 +17,14 @@ class Admission:
     """The open sessions of one model, in order of opening.
 
     waiting: maximum sessions that queue for a row.
-    most: maximum open sessions, on rows and queued.
+    max_sessions: maximum open sessions, on rows and queued.
     lock: guards this, its rows and its sessions. It is notified of possible work.
     is_computing: the draft or the target reads rows now, so closed sessions keep theirs.
     """
 
     def __init__(self, model: Model, waiting: int) -> None:
         self.pool = RowPool(model)
-        self.most = model.rows + waiting
+        self.max_sessions = model.rows + waiting
         self.lock = Condition()
         self.is_computing = False
         self._model, self._waiting = model, waiting
@@ -46,7 +46,9 @@ class Admission:
 
         The tenant with the fewest rows comes first, then the session opened first.
         """
-        waiting = [one for one in self._sessions if one.row is None and one.wants_row]
+        waiting = [
+            session for session in self._sessions if session.row is None and session.wants_row
+        ]
         if len(waiting) > 1:
             rows = self._rows_by_tenant()
             waiting.sort(key=lambda session: rows[session.tenant])
@@ -75,11 +77,11 @@ class Admission:
 
     def remove_closed(self) -> list[Callback]:
         """Remove closed sessions and free their rows; returns the callbacks that follow."""
-        gone = [session for session in self._sessions if session.closed]
-        for session in gone:
+        closed = [session for session in self._sessions if session.closed]
+        for session in closed:
             del self._sessions[session]
             self._vacate(session)
-        return [call for session in gone for call in self.fail(session, session.closed)]
+        return [call for session in closed for call in self.fail(session, session.closed)]
 
     def close_all(self, reason: str) -> list[Callback]:
         """Close and remove all sessions; returns the callbacks that follow."""
@@ -114,16 +116,16 @@ class Admission:
                 break
             self._vacate(victim)
             evicted.append(victim)
-        held = len({session.row for session in self.on_rows})
-        assert held + self.pool.free == self._model.rows, "a row is lost, or has two sessions"
+        in_use = len({session.row for session in self.on_rows})
+        assert in_use + self.pool.free == self._model.rows, "a row is lost, or has two sessions"
         return evicted
 
     def next_change(self, now: float) -> float | None:
         """Seconds after which a waiting session may get a row; None when none waits."""
         if not self.line:
             return None
-        held = [max(0.0, session.got_row + TUNING.turn_seconds - now) for session in self.on_rows]
-        return min([TUNING.silent_seconds, *(seconds for seconds in held if seconds > 0)])
+        turns = [max(0.0, session.got_row + TUNING.turn_seconds - now) for session in self.on_rows]
+        return min([TUNING.silent_seconds, *(seconds for seconds in turns if seconds > 0)])
 
     def _victim(self, waiting: Session, now: float) -> Session | None:
         """The session that loses its row to `waiting`, if there is one.
@@ -137,11 +139,13 @@ class Admission:
         rows = self._rows_by_tenant()
         if not rows:
             return None
-        most = max(rows, key=lambda tenant: rows[tenant])
-        if rows[most] <= rows[waiting.tenant]:
+        owner = max(rows, key=lambda tenant: rows[tenant])
+        if rows[owner] <= rows[waiting.tenant]:
             return None
-        mine = [one for one in self.on_rows if one.tenant == most and not one.missing]
-        longest = min(mine, key=lambda session: session.got_row, default=None)
+        candidates = [
+            session for session in self.on_rows if session.tenant == owner and not session.missing
+        ]
+        longest = min(candidates, key=lambda session: session.got_row, default=None)
         due = longest is not None and now - longest.got_row >= TUNING.turn_seconds
         return longest if due else None
 
@@ -150,10 +154,11 @@ class Admission:
 
     def _vacate(self, session: Session) -> None:
         if session.row is not None:
-            self.pool.give_back(session.row)
+            self.pool.release(session.row)
             session.release_row()
 
     def _silent(self, now: float) -> list[Session]:
         """Sessions on rows that were idle for silent_seconds, the longest idle first."""
-        silent = [one for one in self.on_rows if one.silent_for(now) > TUNING.silent_seconds]
-        return sorted(silent, key=lambda session: -session.silent_for(now))
+        seconds = {session: session.silent_for(now) for session in self.on_rows}
+        silent = [session for session in seconds if seconds[session] > TUNING.silent_seconds]
+        return sorted(silent, key=seconds.__getitem__, reverse=True)

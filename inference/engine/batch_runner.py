@@ -33,7 +33,7 @@ from inference.engine.scheduler import TIMED, BatchPlan, ForwardKind, ReadySets,
 from inference.engine.sessions.session import Callback, Session
 from inference.order import Opened
 
-LONGEST_WAIT = 60.0
+MAX_WAIT = 60.0
 """Maximum seconds that an idle engine waits: a tiny rate would overflow the lock's timeout."""
 
 YOUNG_OBJECTS = 10_000
@@ -139,9 +139,9 @@ class BatchRunner:
         if failed or not items:
             call_all([*last, *failed])
             last = []
-        left = self._forward(plan, items, begun, last, aside) if items else []
+        deferred = self._forward(plan, items, begun, last, aside) if items else []
         self._step_began = None
-        return left if items or received or failed else None
+        return deferred if items or received or failed else None
 
     def _receive(self, now: float) -> list[Callback]:
         """Handle closed and waiting sessions, and prefilled prompts."""
@@ -149,8 +149,10 @@ class BatchRunner:
         with admission.lock:
             calls = admission.remove_closed()
             evicted = admission.hand_out_rows(now)
-            calls += [partial(self._tell, Evicted(session)) for session in evicted]
-            opened = [one for one in admission.on_rows if one.opening and not one.missing]
+            calls += [partial(self._report, Evicted(session)) for session in evicted]
+            opened = [
+                session for session in admission.on_rows if session.opening and not session.missing
+            ]
             return calls + [self._answer_opening(session, now) for session in opened]
 
     def _ready_to_draft(self) -> Sequence[Session]:
@@ -183,20 +185,20 @@ class BatchRunner:
 
         begun: when the engine's own work on it began, in seconds.
         """
-        telling = aside.submit(call_all, last) if aside is not None and last else None
+        pending = aside.submit(call_all, last) if aside is not None and last else None
         call = self._graphs.call_of(plan.kind) if self._graphs is not None else self._model.choose
         started = self._clock()
         answers = call_each(call, [item.segment for item in items])
         ended = self._clock()
         assert begun <= started <= ended, "the clock went back"
-        if telling is not None:
-            telling.result()
+        if pending is not None:
+            pending.result()
         padded = self._model.padded(len(items), max(item.nodes for item in items))
         forward = Forward(items, padded, started, ended)
         with self._admission.lock:
             self._admission.is_computing = False
-            plan.held_up.count_delay(forward.model_seconds)
-            if not any(isinstance(one, Exception) for one in answers):
+            plan.delayed.count_delay(forward.model_seconds)
+            if not any(isinstance(answer, Exception) for answer in answers):
                 if plan.kind in TIMED:
                     self._scheduler.record(padded, ended - begun)
                 elif self._graphs is not None:
@@ -205,7 +207,7 @@ class BatchRunner:
             wakes = [wake for item in items for wake in item.session.listeners]
         around = self._clock() - begun - forward.model_seconds
         event = forward._replace(engine_seconds=around)
-        return [*calls, partial(self._tell, event), *wakes]
+        return [*calls, partial(self._report, event), *wakes]
 
     def _settle(self, forward: Forward, answers: Sequence[Any], seconds: float) -> list[Callback]:
         """Commit each session's result of a forward pass; returns the callbacks that follow.
@@ -229,26 +231,26 @@ class BatchRunner:
                 session.add_service(len(commit.tokens) - promised)
                 calls += [
                     partial(session.calibration.observe, commit.tokens, commit.claimed),
-                    partial(self._tell, commit),
+                    partial(self._report, commit),
                 ]
         return calls
 
     def _answer_opening(self, session: Session, now: float) -> Callback:
         opening = session.opening
         assert opening is not None
-        queue = max(0.0, now - opening.asked - session.prefill_seconds)
+        queue = max(0.0, now - opening.since - session.prefill_seconds)
         logprobs = tuple(session.prompt_scores.logprobs)
         opened = Opened(session.reused, queue, session.prefill_seconds, logprobs)
         session.opening = None
         session.update_queue_clock(now)
 
         def answer() -> None:
-            self._tell(Prefilled(session, opened))
+            self._report(Prefilled(session, opened))
             opening.future.set_result(opened)
 
         return answer
 
-    def _tell(self, event: EngineEvent) -> None:
+    def _report(self, event: EngineEvent) -> None:
         for listener in self._listeners:
             listener(event)
 
@@ -267,9 +269,9 @@ class BatchRunner:
         }
         if self._graphs is not None:
             rounds, feeds = self._graphs.select(decoding, self._scheduler.seconds)
-            trees = [one for one in decoding if one not in rounds and one not in feeds]
+            drafted = {*rounds, *feeds}
             ready |= {
-                ForwardKind.TREES: trees,
+                ForwardKind.TREES: [session for session in decoding if session not in drafted],
                 ForwardKind.ROUNDS: rounds,
                 ForwardKind.FEEDS: feeds,
             }
@@ -285,4 +287,4 @@ class BatchRunner:
         if can_change or any(self._ready_sets().values()):
             return 0.0
         change = admission.next_change(now)
-        return None if change is None else min(change, LONGEST_WAIT)
+        return None if change is None else min(change, MAX_WAIT)

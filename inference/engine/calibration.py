@@ -27,21 +27,21 @@ def _class_of(depth: int) -> int:
 class _ClassRecord:
     """Recent claims and acceptances of one class, and the resulting factor."""
 
-    __slots__ = ("claimed", "factor", "taken")
+    __slots__ = ("accepted", "claimed", "factor")
 
     def __init__(self) -> None:
-        self.claimed = self.taken = 0.0
+        self.claimed = self.accepted = 0.0
         self.factor = TUNING.caution
 
     def observe(self, chances: Mapping[int, float], token: int) -> None:
         """Record the claims for a node's children, of which the target has chosen a token."""
-        taken = token in chances
+        accepted = token in chances
         fading = TUNING.claim_fading ** len(chances)
         self.claimed = fading * self.claimed + sum(chances.values())
-        self.taken = fading * self.taken + taken
+        self.accepted = fading * self.accepted + accepted
         weight = TUNING.caution_weight
-        factor = (TUNING.caution * weight + self.taken) / (weight + self.claimed)
-        self.factor = min(factor, TUNING.most_trust)
+        factor = (TUNING.caution * weight + self.accepted) / (weight + self.claimed)
+        self.factor = min(factor, TUNING.max_trust)
 
 
 class OwnRecord:
@@ -51,15 +51,15 @@ class OwnRecord:
     """
 
     def __init__(self) -> None:
-        self._expected = self._taken = 0.0
+        self._expected = self._accepted = 0.0
         self.factor = 1.0
 
-    def observe(self, expected: float, taken: int) -> None:
+    def observe(self, expected: float, accepted: int) -> None:
         """Record the expected and the actual number of accepted candidates of a forward pass."""
         self._expected = TUNING.own_fading * self._expected + expected
-        self._taken = TUNING.own_fading * self._taken + taken
+        self._accepted = TUNING.own_fading * self._accepted + accepted
         weight = TUNING.own_weight
-        self.factor = min((weight + self._taken) / (weight + self._expected), 1.0)
+        self.factor = min((weight + self._accepted) / (weight + self._expected), 1.0)
 
 
 class Calibration:

@@ -129,7 +129,7 @@ class Engine:
             calibration = self._calibrations[tenant]
             session = Session(prompt, params, tenant, limit, calibration, sharing, rule)
             session.opening = opening = Opening(self._clock())
-            self._admission.add(session, opening.asked)
+            self._admission.add(session, opening.since)
             self._lock.notify_all()
         return session, opening.future
 
@@ -171,7 +171,7 @@ class Engine:
         with self._lock:
             if session.closed is not None:
                 return Dropped(late=len(nodes.tokens))
-            return session.append(stream, nodes)
+            return session.candidates.append(stream, nodes, session.calibration.trusted)
 
     def listen(self, stream: ProposalStream, wake: Callback) -> None:
         """Call `wake` at each progress and at the session's end, until the stream leaves.
@@ -252,9 +252,9 @@ class Engine:
 
     def step(self) -> bool:
         """Run a forward pass for the ready sessions; False when there was nothing to do."""
-        left = self._runner.step([])
-        call_all(left or [])
-        return left is not None
+        calls = self._runner.step([])
+        call_all(calls or [])
+        return calls is not None
 
     def finish(self, future: Future[Any]) -> None:
         """Wait until a future is done. Runs forward passes here when no thread runs the engine."""
@@ -292,9 +292,9 @@ class Engine:
             return self._admission.pool.cached_tokens
 
     @property
-    def most_sessions(self) -> int:
+    def max_sessions(self) -> int:
         """Maximum open sessions, on rows and queued."""
-        return self._admission.most
+        return self._admission.max_sessions
 
     @property
     def sessions(self) -> list[Session]:

@@ -77,15 +77,14 @@ class TreeItem(BatchItem):
         self, answer: tuple[Verdict, LogProbs | None], forward: Forward, charge: float
     ) -> Commit:
         session, (verdict, scores) = self.session, answer
-        queue = forward.charge(session, self.nodes, charge)
         session.record.observe(self._expected, len(verdict.path))
         claimed = session.commit(self.tree, verdict, forward.ended, scores=scores)
-        return forward.commit(session, claimed, self.nodes, queue)
+        return forward.commit(session, claimed, self.nodes, charge)
 
 
 def read(items: Sequence[BatchItem], answers: Sequence[Any]) -> list[Any]:
     """The answers of a forward pass, with the verdict in place of the tokens chosen in a tree."""
-    found = list(answers)
+    results = list(answers)
     trees = [
         index
         for index, item in enumerate(items)
@@ -94,8 +93,8 @@ def read(items: Sequence[BatchItem], answers: Sequence[Any]) -> list[Any]:
     if trees:
         walked = accept_matches([items[i].tree for i in trees], [answers[i].tokens for i in trees])
         for index, verdict in zip(trees, walked, strict=True):
-            found[index] = verdict, answers[index].logprobs
-    return found
+            results[index] = verdict, answers[index].logprobs
+    return results
 
 
 class Commit(NamedTuple):
@@ -150,34 +149,27 @@ class Forward(NamedTuple):
         """
         below = [item.nodes - 1 for item in self.items]
         rows, nodes = self.rows, sum(below)
-        whole = max(seconds(*self.padded), 1e-9)
-        even = min(seconds(rows, 1) / whole, 1.0) if nodes else 1.0
+        expected = max(seconds(*self.padded), 1e-9)
+        even = min(seconds(rows, 1) / expected, 1.0) if nodes else 1.0
         took = self.model_seconds
         root, node = took * even / rows, took * (1 - even) / max(nodes, 1)
-        charges = [root + own * node for own in below]
+        charges = [root + count * node for count in below]
         assert math.isclose(sum(charges), took, abs_tol=1e-9), "charges do not add up"
         return charges
 
-    def charge(self, session: Session, nodes: int, charge: float) -> float:
-        """Charge the forward pass to a session; returns the seconds that it waited for the pass.
+    def commit(
+        self, session: Session, claimed: Sequence[Claims], nodes: int, charge: float
+    ) -> Commit:
+        """Charge the forward pass to a session; returns the event of its new tokens.
 
+        claimed: [tokens] as Session.commit() returned them.
         nodes: the session's nodes, the root included.
+        charge: seconds of the forward pass that the session is charged.
         """
-        since = session.ready_since
+        since, tokens = session.ready_since, len(claimed)
         queue = max(0.0, self.started - since) if since else 0.0
         session.spent.add(Spent(nodes, 1, int(nodes == 1), queue, self.model_seconds, charge))
         session.ready_since = 0.0
-        return queue
-
-    def commit(
-        self, session: Session, claimed: Sequence[Claims], nodes: int, queue: float
-    ) -> Commit:
-        """The event of a session's new tokens.
-
-        claimed: [tokens] as Session.commit() returned them.
-        nodes, queue: as for and from `charge`.
-        """
-        tokens = len(claimed)
         return Commit(
             session,
             session.tokens[-tokens:],
@@ -191,7 +183,7 @@ class Forward(NamedTuple):
 
 
 MakeItem: TypeAlias = Callable[..., BatchItem]
-"""MakeItem(*part): the item of a session's part of a plan. Raises OutriderError."""
+"""MakeItem(*entry): the item of a plan's entry. Raises OutriderError."""
 
 
 def prepare(
@@ -200,9 +192,9 @@ def prepare(
     """The items of all sessions of a plan, and the sessions that cannot take part."""
     items: list[BatchItem] = []
     failed: list[tuple[Session, OutriderError]] = []
-    for part in plan.parts:
+    for entry in plan.entries:
         try:
-            items.append(make(*part))
+            items.append(make(*entry))
         except OutriderError as error:
-            failed.append((part[0], error))
+            failed.append((entry[0], error))
     return items, failed

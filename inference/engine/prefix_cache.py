@@ -32,8 +32,8 @@ class CacheRow:
         self.slots = Slots(capacity)
         self.tokens: list[int] = []
         self.sharing = ""  # name of the group that may reuse its keys
-        self.given_back = 0  # serial number of its return; the lowest is the longest unused
-        self.held = False  # a session has the row
+        self.return_number = 0  # serial number of its return; the lowest is the longest unused
+        self.in_use = False  # a session has the row
 
     def keep(self, length: int) -> None:
         """Drop all but the first `length` tokens."""
@@ -52,12 +52,12 @@ class RowPool:
     @property
     def free(self) -> int:
         """Rows that no session holds."""
-        return sum(not row.held for row in self._rows)
+        return sum(not row.in_use for row in self._rows)
 
     @property
     def cached_tokens(self) -> int:
         """Tokens cached in rows that no session holds."""
-        return sum(len(row.tokens) for row in self._rows if not row.held)
+        return sum(len(row.tokens) for row in self._rows if not row.in_use)
 
     @property
     def slots(self) -> list[Slots]:
@@ -69,35 +69,35 @@ class RowPool:
 
         Returns None when all rows are in use.
         """
-        free = [row for row in self._rows if not row.held]
+        free = [row for row in self._rows if not row.in_use]
         if not free:
             return None
-        wanted = np.asarray(tokens[:-1], dtype=np.int32)
+        prefix = np.asarray(tokens[:-1], dtype=np.int32)
         shared = {
-            row.index: common_prefix(row.tokens, wanted)
+            row.index: common_prefix(row.tokens, prefix)
             for row in self._rows
             if row.sharing == sharing and row.tokens
         }
-        source = max(self._rows, key=lambda row: (shared.get(row.index, 0), not row.held))
+        source = max(self._rows, key=lambda row: (shared.get(row.index, 0), not row.in_use))
         length = shared.get(source.index, 0)
-        oldest = min(free, key=lambda row: (bool(row.tokens), row.given_back))
+        oldest = min(free, key=lambda row: (bool(row.tokens), row.return_number))
         row = oldest
         expendable = source is oldest or 2 * length >= len(source.tokens)
-        if length and expendable and not source.held:
+        if length and expendable and not source.in_use:
             row = source
         elif length >= WORTH_COPYING and row is not source:
             self._copy(source, row)
         else:
             length = 0
         row.keep(length)
-        row.held, row.sharing = True, sharing
+        row.in_use, row.sharing = True, sharing
         return row
 
-    def give_back(self, row: CacheRow) -> None:
+    def release(self, row: CacheRow) -> None:
         """Release a row. It keeps its tokens until another session takes it."""
         row.keep(len(row.tokens))
         self._returns += 1
-        row.held, row.given_back = False, self._returns
+        row.in_use, row.return_number = False, self._returns
 
     def _copy(self, source: CacheRow, target: CacheRow) -> None:
         """Copy a row's keys to the same slots of another row; only committed slots are marked."""
@@ -106,10 +106,10 @@ class RowPool:
         self._model.copy_row(source.index, target.index, source.slots.high_water)
 
 
-def common_prefix(held: Sequence[int] | IntArray, wanted: NDArray[np.integer]) -> int:
+def common_prefix(cached: Sequence[int] | IntArray, tokens: NDArray[np.integer]) -> int:
     """Length of the common prefix of two token sequences. wanted: [n]"""
-    n = min(len(held), len(wanted))
-    if not n or held[0] != wanted[0]:
+    n = min(len(cached), len(tokens))
+    if not n or cached[0] != tokens[0]:
         return 0
-    differing = np.flatnonzero(np.asarray(held[:n]) != wanted[:n])
+    differing = np.flatnonzero(np.asarray(cached[:n]) != tokens[:n])
     return int(differing[0]) if differing.size else n

@@ -33,6 +33,8 @@ class Selection:
 
     sizes: [rows] number of nodes of each row.
     longest: the greatest of `sizes`.
+    values: [rows, longest] the probability that the target's walk reaches each node: 1 for roots, 0
+        for padding.
     """
 
     def __init__(
@@ -42,13 +44,9 @@ class Selection:
         self._trees = trees
         roots = [tree.root & PLACE for tree in trees]
         assert places[:, 0].tolist() == roots, "a root ranks before its candidates"
-        self._places, self._ranks = places[:, : self.longest], ranks[:, : self.longest]
-
-    def values(self) -> FloatArray:  # [rows, longest]
-        """The probability that the target's walk reaches each node: 1 for roots, 0 for padding."""
-        values: FloatArray = np.exp(self._ranks[:, :1] - self._ranks)
-        values[np.arange(self.longest) >= self.sizes[:, None]] = 0.0
-        return values
+        self._places = places[:, : self.longest]
+        self.values: FloatArray = np.exp(ranks[:, :1] - ranks[:, : self.longest])
+        self.values[np.arange(self.longest) >= sizes[:, None]] = 0.0
 
     def begin_pass(self, width: int) -> list[tuple[TokenTree, float]]:
         """Begin a forward pass of the first `width` nodes of each row. Returns each row's tree, and
@@ -56,15 +54,15 @@ class Selection:
         """
         places, sizes = self._places[:, :width], np.minimum(self.sizes, width)
         nodes = np.empty((len(places), 3, places.shape[1]), dtype=np.int32)
-        for tree, own, part, size in zip(self._trees, places, nodes, sizes.tolist(), strict=True):
-            tree.begin_pass(own[:size])
-            tree.nodes.take(own, axis=1, out=part, mode="clip")  # faster than checking the bounds
+        for tree, row, out, size in zip(self._trees, places, nodes, sizes.tolist(), strict=True):
+            tree.begin_pass(row[:size])
+            tree.nodes.take(row, axis=1, out=out, mode="clip")  # faster than checking the bounds
         tokens, above, positions = nodes.transpose(1, 0, 2)
         filled = np.arange(places.shape[1]) < sizes[:, None]
         parents = np.where(filled, _parents(places, above, filled), 0)
         parents[:, 0] = -1
         trees = trees_of(tokens, parents, positions - positions[:, :1], sizes.tolist())
-        return list(zip(trees, self.values()[:, 1:width].sum(axis=1).tolist(), strict=True))
+        return list(zip(trees, self.values[:, 1:width].sum(axis=1).tolist(), strict=True))
 
 
 def best_of(
@@ -76,8 +74,8 @@ def best_of(
     depths: [trees] maximum levels below the root of each.
     """
     size = max(CACHED // max(tree.places for tree in trees), 1)
-    parts = [slice(start, start + size) for start in range(0, len(trees), size)]
-    leading = [_leading(trees[part], limits[part], depths[part]) for part in parts]
+    groups = [slice(start, start + size) for start in range(0, len(trees), size)]
+    leading = [_leading(trees[group], limits[group], depths[group]) for group in groups]
     counts, places, ranks = (np.concatenate(column) for column in zip(*leading, strict=True))
     return _sorted(trees, counts, places, ranks, np.array(limits))
 
@@ -121,8 +119,8 @@ def _leading(
     # the bound of as many groups' best nodes bounds as many nodes, at a fraction of the work
     groups = ranks[:, : ranks.shape[1] // GROUP * GROUP].reshape(len(ranks), GROUP, -1).min(axis=1)
     compared = groups if groups.shape[1] >= max(limits) else ranks
-    wanted = min(max(limits), compared.shape[1])
-    bounds = np.partition(compared, wanted - 1, axis=1)[:, wanted - 1, None]
+    count = min(max(limits), compared.shape[1])
+    bounds = np.partition(compared, count - 1, axis=1)[:, count - 1, None]
     leading = np.flatnonzero((ranks <= bounds) & (ranks < EMPTY))
     rows, places = np.divmod(leading, ranks.shape[1])
     return np.bincount(rows, minlength=len(trees)), places, ranks.ravel()[leading]

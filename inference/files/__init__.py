@@ -1,1 +1,1 @@
-"""Files: artefacts, JSON records with errors that name a field, atomic writes."""
+"""Files: artefacts, JSON with errors that name the field, and atomic writes."""

@@ -1,8 +1,7 @@
-"""A compiled target on disk: its manifest, its files, and the check that the files are unchanged.
+"""Artefacts: compiled targets on disk, written by `compile` and loaded by backends.
 
-`compile` writes artefacts and backends load them; both use this module. An artefact is a directory
-with manifest.json, the graphs, the weights and the tokenizer's files. Graphs are executable code,
-so each file's hash is checked before the file is loaded.
+An artefact is a directory with manifest.json, graphs, weights and tokenizer files. Graphs are
+executable code, so the hash of each file is checked before it is loaded.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from inference.errors import BadArtifact
 from inference.files.json_file import LARGEST, read_json, shown
 from inference.files.records import Count, Record, Size, Text, read_record
 from inference.files.writing import write_whole
-from inference.sampling import MOST_BIASES
+from inference.sampling import MAX_BIASES
 from inference.tree.tree_shape import Branches
 
 NATIVE = ("trn2", "trn3")
-"""Targets of native PyTorch on Neuron. trn1 and inf2 are PyTorch/XLA's."""
+"""Neuron targets that use native PyTorch; trn1 and inf2 use PyTorch/XLA."""
 
 SCHEMA = 3
 MANIFEST = "manifest.json"
-MOST_NODES = 1 << 16
-"""Maximum nodes of a tree in a manifest; compiled trees are far smaller."""
+MAX_NODES = 1 << 16
+"""Maximum nodes of a tree in a manifest, far above those of compiled trees."""
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -41,14 +40,14 @@ TOKENIZER_FILES = (
 )
 
 
-_LONGEST_PART, _LONGEST_NAME = 255, 1024  # bytes that every file system supports
+_MAX_COMPONENT, _MAX_PATH = 255, 1024  # bytes that every file system supports
 
 
 def _checked_files(files: Mapping[str, str]) -> Mapping[str, str]:
-    """The files, unchanged. Raises BadArtifact for a path or a hash that is not allowed.
+    """Return the files. Raises BadArtifact for an invalid path or hash.
 
-    A path is relative, normalised and inside the artefact's directory. It is not the manifest, and
-    no path lies below another one.
+    A valid path is relative, normalised and inside the artefact's directory. It is not the manifest
+    and not below another file.
     """
     above = {str(parent) for name in files for parent in PurePosixPath(name).parents}
     for name, sha256 in files.items():
@@ -59,18 +58,18 @@ def _checked_files(files: Mapping[str, str]) -> Mapping[str, str]:
             and ".." not in path.parts
             and "\\" not in name
             and name.isprintable()
-            and max(map(len, map(str.encode, path.parts)), default=0) <= _LONGEST_PART
-            and len(name.encode()) <= _LONGEST_NAME
+            and max(map(len, map(str.encode, path.parts)), default=0) <= _MAX_COMPONENT
+            and len(name.encode()) <= _MAX_PATH
         )
-        own = {".", MANIFEST} & {part.casefold() for part in name.split("/")[:1]}
-        if own or not plain or name in above or not re.fullmatch(r"[0-9a-f]{64}", sha256):
+        reserved = {".", MANIFEST} & {component.casefold() for component in name.split("/")[:1]}
+        if reserved or not plain or name in above or not re.fullmatch(r"[0-9a-f]{64}", sha256):
             raise BadArtifact(f"it lists {shown(name)}, which is not a file of an artefact")
     return files
 
 
 def _checked_branches(branches: tuple[int, ...]) -> tuple[int, ...]:
-    if math.prod(branches) > MOST_NODES:
-        raise BadArtifact(f"the maximum is {MOST_NODES} nodes in a tree")
+    if math.prod(branches) > MAX_NODES:
+        raise BadArtifact(f"the maximum is {MAX_NODES} nodes in a tree")
     return branches
 
 
@@ -85,25 +84,25 @@ Texts = Mapping[Text, Text]
 Files = Annotated[Texts, AfterValidator(_checked_files)]
 """Path in the artefact -> SHA-256."""
 
-Level = Annotated[int, Field(ge=1, le=MOST_NODES)]
+Level = Annotated[int, Field(ge=1, le=MAX_NODES)]
 FeatureLayers = Annotated[tuple[Size, ...], AfterValidator(_checked_features)]
 Levels = Annotated[
-    tuple[Level, ...], Field(max_length=MOST_NODES), AfterValidator(_checked_branches)
+    tuple[Level, ...], Field(max_length=MAX_NODES), AfterValidator(_checked_branches)
 ]
 
 
 @dataclass(frozen=True, order=True)
 class Bucket(Record):
-    """The fixed shapes of one graph."""
+    """The fixed shapes of a graph."""
 
-    rows: Size  # sequences in a call
-    nodes: Size  # new nodes a row
+    rows: Size  # sequences in a forward pass
+    nodes: Size  # new nodes per row
     slots: Size  # cache slots that the graph reads in each row
-    picks: Size  # nodes a row at which a token is chosen; 1 for prompts
+    picks: Size  # nodes per row at which a token is chosen; 1 for prompts
     levels: Size  # distinct positions that need noise: the deepest tree's depth plus one
-    sampled: bool  # the graph has the sampling inputs; otherwise it is greedy
-    junk: Size  # the slot that padding is written to, the last of every row's cache
-    # 32-bit words of the graph's masks of allowed ids; 0: it has no mask
+    sampled: bool  # the graph has sampling inputs; otherwise it is greedy
+    junk: Size  # the slot that padding is written to, the last of each row's cache
+    # 32-bit words of the masks of allowed ids; 0 for a graph without masks
     words: Size = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -125,19 +124,19 @@ class Bucket(Record):
 
     @property
     def changes(self) -> int:
-        """Maximum ids with a changed logit of a row of a masked graph at its first picked node:
-        those of all tokens before it, and all with a bias.
+        """Maximum ids of a row whose logits a masked graph changes: those of all earlier tokens
+        (penalties), and those with a bias.
         """
-        return self.slots + self.nodes + MOST_BIASES
+        return self.slots + self.nodes + MAX_BIASES
 
     @property
     def everywhere(self) -> bool:
-        """Whether a token is chosen at every node, so that the graph needs no indices."""
+        """Whether a token is chosen at every node, which makes indices unnecessary."""
         return self.picks == self.nodes
 
     @property
     def name(self) -> str:
-        """The name of the bucket's files and graph."""
+        """The name of the graph and its files."""
         kind = "masked" if self.masked else "sampled" if self.sampled else "greedy"
         call = "prefill" if self.picks == 1 < self.nodes else "verify"
         return f"{call}_b{self.rows}_t{self.nodes}_s{self.slots}_{kind}"
@@ -145,7 +144,7 @@ class Bucket(Record):
 
 @dataclass(frozen=True, order=True)
 class DraftBucket(Bucket):
-    """The fixed shapes of a graph that prefills a prompt in the draft beside a target."""
+    """The fixed shapes of a graph that prefills a prompt in the draft of a fused artefact."""
 
     @property
     def name(self) -> str:
@@ -154,13 +153,11 @@ class DraftBucket(Bucket):
 
 @dataclass(frozen=True, order=True)
 class RoundBucket(Bucket):
-    """The fixed shapes of a fused round's graph.
-
-    In one call the draft grows a tree of a fixed shape and the target verifies it. Each model reads
-    `slots` slots of its own cache.
+    """The fixed shapes of a fused round's graph, in which the draft grows a tree of a fixed shape
+    and the target verifies it. Each model reads `slots` slots of its own cache.
     """
 
-    branches: Levels  # children of a node, level by level (inference.tree.tree_shape.Branches)
+    branches: Levels  # children of a node by level (inference.tree.tree_shape.Branches)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -189,13 +186,13 @@ class RoundBucket(Bucket):
 
 @dataclass(frozen=True)
 class FusedPart(Record):
-    """The draft beside a target, in an artefact whose graphs run both models in one call."""
+    """The draft of a fused artefact, whose graphs run draft and target in one call."""
 
     model: Text  # the draft's name
-    fingerprint: Text  # the draft's
+    fingerprint: Text  # the draft's fingerprint
     config: Mapping[str, Any]  # the draft checkpoint's config.json
     prefill: tuple[DraftBucket, ...]  # graphs that prefill prompts in the draft
-    rounds: tuple[RoundBucket, ...]  # graphs that draft, verify and accept; one tree shape for all
+    rounds: tuple[RoundBucket, ...]  # graphs that draft, verify and accept, all of one tree shape
 
     def __post_init__(self) -> None:
         if not self.prefill or len({bucket.branches for bucket in self.rounds}) != 1:
@@ -211,20 +208,20 @@ class FusedPart(Record):
 
 @dataclass(frozen=True)
 class CompiledTarget(Record):
-    """A target for one kind of device, as a spec requests it and a manifest records it."""
+    """A target compiled for a kind of device: what a spec requests and a manifest records."""
 
     model: Text  # its name
     target: Text  # cpu, trn1, inf2, trn2 or trn3
-    vocabulary: Count  # ids of the tokenizer
+    vocabulary: Count  # number of token ids of the tokenizer
     buckets: tuple[Bucket, ...]  # the target's own graphs
     rows: Count  # sequences in the cache
     sequence_length: Count  # prompt and output together
-    max_tree_nodes: Count  # nodes of the largest tree, its root included
+    max_tree_nodes: Count  # nodes of the largest tree, including its root
     dtype: Text
     tensor_parallel: Count  # ranks that share the model
     compiler_flags: Texts  # flag -> value ("" for none)
-    fused: FusedPart | None = field(default=None, kw_only=True)  # the draft in its graphs
-    # layers whose inputs the graphs return, ascending
+    fused: FusedPart | None = field(default=None, kw_only=True)  # a draft that is compiled in
+    # layers whose inputs the graphs return as features, ascending
     features: FeatureLayers = field(default=(), kw_only=True)
 
     @property
@@ -236,15 +233,15 @@ class CompiledTarget(Record):
 
 @dataclass(frozen=True)
 class Manifest(CompiledTarget):
-    """Everything that must match for an artefact to be loaded. Its compiler flags include those
-    that a builder always sets.
+    """Everything that must match for an artefact to be loaded. The compiler flags include those
+    that builders always set.
     """
 
     model_fingerprint: Text
     tokenizer_fingerprint: Text
     stop_ids: tuple[Id, ...]
     config: Mapping[str, Any]  # the checkpoint's config.json
-    capacity: Count  # usable slots a row; the cache has one more
+    capacity: Count  # usable slots per row; the cache has one more
     versions: Texts  # package or SDK -> version
     host: Texts  # requirements on the machine, such as cpu_capability
     files: Files
@@ -253,19 +250,18 @@ class Manifest(CompiledTarget):
     schema: int = SCHEMA
 
     def digest(self) -> str:
-        """SHA-256 of the manifest's canonical form, which covers every file of the artefact."""
+        """SHA-256 of the manifest in canonical form, which includes the hashes of all files."""
         return hashlib.sha256(json.dumps(_plain(self), sort_keys=True).encode()).hexdigest()
 
 
 def features_of(layers: Sequence[int]) -> str:
-    """A description of the features that graphs return, or a head reads."""
+    """Describe the features of these layers, which graphs return or an EAGLE-3 head reads."""
     return f"inputs of layers {', '.join(map(str, layers))}" if layers else "no features"
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write the manifest, as the last file of the artefact and atomically. Raises OSError.
-
-    A directory with a manifest is therefore complete.
+    """Write the manifest atomically, as the last file: a directory with a manifest is complete.
+    Raises OSError.
     """
     write_whole(directory / MANIFEST, json.dumps(_plain(manifest), indent=1, sort_keys=True) + "\n")
 
@@ -273,7 +269,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 def read_manifest(directory: Path) -> Manifest:
     """The manifest of the artefact in `directory`.
 
-    Raises BadArtifact when the manifest is missing, has another schema or no schema, or names files
+    Raises BadArtifact if the manifest is missing, has another schema or none, or lists files
     outside the directory.
     """
     path = directory / MANIFEST
@@ -286,19 +282,19 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def read_manifest_file(path: Path) -> Manifest:
-    """The manifest in a file of any name. Raises BadArtifact when it cannot be read."""
+    """The manifest in a file of any name. Raises BadArtifact if it cannot be read."""
     raw = read_json(path, BadArtifact)
-    found = raw.field("schema").value
-    if found != SCHEMA:
+    schema = raw.field("schema").value
+    if schema != SCHEMA:
         remedy = f"this Outrider reads {SCHEMA}: build it again with outrider compile"
-        raise BadArtifact(f"{path} has schema {shown(found)}, {remedy}")
+        raise BadArtifact(f"{path} has schema {shown(schema)}, {remedy}")
     return read_record(raw, Manifest)
 
 
 def check_files(directory: Path, manifest: Manifest) -> None:
     """Check that every file exists and has the hash in the manifest.
 
-    Raises BadArtifact that names the first other file.
+    Raises BadArtifact with the first file that does not.
     """
     for name, expected in sorted(manifest.files.items()):
         path = directory / name
@@ -312,7 +308,7 @@ def check_files(directory: Path, manifest: Manifest) -> None:
 
 
 def hash_files(directory: Path, names: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of each file, by its path in the artefact. Raises OSError."""
+    """SHA-256 of each file by its path in the artefact. Raises OSError."""
     return {name: hash_file(directory / name) for name in sorted(names)}
 
 
@@ -328,8 +324,8 @@ def hash_file(path: Path) -> str:
 def _plain(manifest: Manifest) -> dict[str, Any]:
     """The manifest in JSON types.
 
-    `fused` is omitted where there is no draft, and `features` where the graphs return none. So the
-    digest of any other target equals the digest that it had before these fields existed.
+    Omits `fused` without a draft and `features` if the graphs return none, which keeps the digests
+    of artefacts that are older than these fields.
     """
     plain = {
         **asdict(manifest),

@@ -1,10 +1,10 @@
 """Values of a JSON file with their place, so that an error names the file and the field.
 
     settings = read_json(path, InvalidRequest)
-    rows = settings.field("rows").integer(least=1)
+    rows = settings.field("rows").integer(minimum=1)
 
-The caller chooses the error type for bad files. A value read here has the requested type, is
-small enough to compute with, is not NaN or infinite, and can be printed.
+The caller chooses the error type. Values are checked to have the requested type, to be small enough
+to compute with, finite, and printable.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 DEEPEST = 64
-"""Maximum nesting levels of a file; recursive code fails at many more."""
+"""Maximum nesting depth of a file, below the depth at which recursive code fails."""
 
 LARGEST = 2**31 - 1
-"""The largest integer that is accepted, unless the caller gives another bound."""
+"""Default maximum of integers."""
 
 GREATEST = 1e300
-"""The largest absolute value of a number; sums and products of larger ones overflow."""
+"""Maximum absolute value of a number; sums and products of larger numbers overflow."""
 
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
@@ -38,15 +38,15 @@ _REPR.maxlevel = 2
 
 @dataclass(frozen=True)
 class Json:
-    """A value of a JSON file. Every method that reads it raises `refusal` for an invalid value."""
+    """A value of a JSON file. Methods that read it raise `refusal` if it is invalid."""
 
     value: Any
-    where: str  # the file, and the field in it
-    refusal: type[OutriderError]  # the error that bad values raise
-    outermost: bool = True  # the file's whole value
+    where: str  # the file and the field in it
+    refusal: type[OutriderError]  # the error type for invalid values
+    outermost: bool = True  # the value is the file's entire content
 
     def refuse(self, needed: str) -> NoReturn:
-        """Raise `refusal` with the value and what is needed."""
+        """Raise `refusal` with the value, and with what is needed instead."""
         raise self.refusal(f"{self.where} is {shown(self.value)}: {needed} is needed")
 
     @property
@@ -55,7 +55,7 @@ class Json:
         return self.value is None
 
     def field(self, name: str) -> Json:
-        """A field of an object; null where the object has no such field."""
+        """A field of an object; null if the object has no such field."""
         return self._inner(self.dictionary().get(name), _spelt(name))
 
     def fields(self) -> dict[str, Json]:
@@ -63,29 +63,29 @@ class Json:
         return {name: self.field(name) for name in self.dictionary()}
 
     def keys(self, needed: Collection[str]) -> Json:
-        """This object, after a check that it has these fields and no others."""
+        """Return this object after checking that it has exactly these fields."""
         names = self.dictionary().keys()
         missing, unknown = set(needed) - names, names - set(needed)
         if missing or unknown:
-            parts = [f"no {', '.join(sorted(missing))}"] * bool(missing)
-            named = [*sorted(map(_spelt, unknown))[:4], *["..."] * (len(unknown) > 4)]
-            parts += [f"unknown {', '.join(named)}"] * bool(unknown)
+            flaws = [f"no {', '.join(sorted(missing))}"] * bool(missing)
+            extras = [*sorted(map(_spelt, unknown))[:4], *["..."] * (len(unknown) > 4)]
+            flaws += [f"unknown {', '.join(extras)}"] * bool(unknown)
             fields = ", ".join(needed)
-            raise self.refusal(f"{self.where} has {' and '.join(parts)}: its fields are {fields}")
+            raise self.refusal(f"{self.where} has {' and '.join(flaws)}: its fields are {fields}")
         return self
 
     def items(self) -> list[Json]:
         """The items of a list."""
         if not isinstance(self.value, list):
             self.refuse("a list")
-        return [self._inner(each, f"[{index}]") for index, each in enumerate(self.value)]
+        return [self._inner(item, f"[{index}]") for index, item in enumerate(self.value)]
 
-    def each(self, read: Callable[[Json], T]) -> tuple[T, ...]:
+    def map(self, convert: Callable[[Json], T]) -> tuple[T, ...]:
         """The items of a list, each converted by `read`."""
-        return tuple(read(item) for item in self.items())
+        return tuple(convert(item) for item in self.items())
 
     def dictionary(self) -> dict[str, Any]:
-        """An object as a dict, with unchecked values."""
+        """An object as a dictionary with unchecked values."""
         if not isinstance(self.value, dict):
             self.refuse("an object")
         return self.value
@@ -97,16 +97,16 @@ class Json:
         return self.value
 
     def line(self) -> str:
-        """A string of one or more printable characters, which may appear in a message."""
+        """A non-empty string of printable characters, which can appear in a message."""
         if not isinstance(self.value, str) or not self.value or not self.value.isprintable():
             self.refuse("a line of text")
         return self.value
 
-    def integer(self, least: int = 0, most: int = LARGEST) -> int:
-        """An integer within the bounds; not true or false."""
+    def integer(self, minimum: int = 0, maximum: int = LARGEST) -> int:
+        """An integer within the bounds; true and false are invalid."""
         value = self.value
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            self.refuse(f"an integer from {least} to {most}")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            self.refuse(f"an integer from {minimum} to {maximum}")
         return value
 
     def number(self) -> float:
@@ -123,10 +123,10 @@ class Json:
             self.refuse("true or false")
         return self.value
 
-    def make(self, build: Callable[P, T], *parts: P.args, **named: P.kwargs) -> T:
-        """Call `build`; an OutriderError or ValueError becomes `refusal` with file and field."""
+    def make(self, build: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call `build`; its OutriderError or ValueError is raised as `refusal` with the place."""
         try:
-            return build(*parts, **named)
+            return build(*args, **kwargs)
         except (OutriderError, ValueError) as error:
             raise self.refusal(f"{self.where}: {error}") from error
 
@@ -138,7 +138,7 @@ class Json:
 
 
 def read_json(path: Path, refusal: type[OutriderError]) -> Json:
-    """The value in a JSON file. Raises `refusal` when the file cannot be read or parsed."""
+    """The value in a JSON file. Raises `refusal` if the file cannot be read or parsed."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -147,7 +147,7 @@ def read_json(path: Path, refusal: type[OutriderError]) -> Json:
 
 
 def parse_json(content: bytes, path: Path, refusal: type[OutriderError]) -> Json:
-    """The value in the content of a JSON file. Raises `refusal` when it cannot be parsed."""
+    """The value in the content of a JSON file. Raises `refusal` if it cannot be parsed."""
     try:
         value = json.loads(content.decode())
     except UnicodeDecodeError as error:
@@ -166,7 +166,7 @@ def parse_json(content: bytes, path: Path, refusal: type[OutriderError]) -> Json
 
 
 def shown(value: Any) -> str:
-    """A value for an error message: on one line, and shortened."""
+    """A value for an error message, on one line and shortened."""
     return _REPR.repr(value)
 
 

@@ -1,4 +1,4 @@
-"""Records in JSON files: pydantic checks types and bounds, and an error names file and field.
+"""Dataclasses in JSON files: pydantic checks types and bounds, and errors name file and field.
 
     @dataclass(frozen=True)
     class Profile(Record):
@@ -7,7 +7,7 @@
 
     profile = read_record(read_json(path, InvalidRequest), Profile)
 
-Bounds are checked when a file is read. Records made by our own code are checked by mypy only.
+Bounds are only checked when a file is read, not when code creates a record.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Record:
 
 
 def read_record(raw: Json, kind: type[T]) -> T:
-    """The value as a record of type `kind`. Raises `raw.refusal` for an invalid value."""
+    """The value as a record of type `kind`. Raises `raw.refusal` if it is invalid."""
     try:
         record: T = _adapter(cast(Any, kind)).validate_json(json.dumps(raw.value), strict=True)
     except ValidationError as error:
@@ -66,7 +66,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _refusal(raw: Json, error: Any) -> OutriderError:
-    """One of pydantic's errors as our error: the place, what was got, and what is needed."""
+    """Convert a pydantic error to `raw.refusal`: the place, the value, and what is needed."""
     *outer, last = error["loc"] or (None,)
     if error["type"] == "missing":
         return raw.refusal(f"{_place(raw, outer).where} has no {last}")

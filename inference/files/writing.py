@@ -1,5 +1,5 @@
-"""The cache directory of a user, atomic writes (a file is written completely or not at all), and
-directories that one process writes.
+"""The user's cache directory, atomic writes (a file is written completely or not at all), and locks
+on directories.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ def cache_directory(kind: str) -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A new file beside `path`, which replaces it at the end. A failure removes the new file.
-
-    Raises OSError.
-    """
+    """Yield a new file that replaces `path` at the end; removed on failure. Raises OSError."""
     part = path.with_name(f".{path.name[:100]}.{os.getpid()}.{secrets.token_hex(4)}")
     part.open("xb").close()
     try:
@@ -36,7 +33,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text to a file in UTF-8, atomically. Creates the directory. Raises OSError."""
+    """Write a UTF-8 file atomically, creating its directory. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8")
@@ -44,7 +41,7 @@ def write_whole(path: Path, text: str) -> None:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Lock a directory against other writers. Raises InvalidRequest that names the lock's holder.
+    """Lock a directory against other writers. Raises InvalidRequest with the process that holds it.
 
     A lock is never stale: the system releases it when its process ends.
     """

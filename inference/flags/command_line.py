@@ -110,7 +110,7 @@ def parse_flags(
     words = [underscored(word) for word in (sys.argv[1:] if arguments is None else arguments)]
     flags = flags_of(model)
     if {"-h", "--help", "--help_all"} & {*words}:
-        print(help_text(model, command, examples, every="--help_all" in words), flush=True)
+        print(help_text(model, command, examples, with_all="--help_all" in words), flush=True)
         raise SystemExit(0)
     parser = Parser(command)
     parser.add_flags(flags.values())
@@ -131,8 +131,8 @@ def check_names(model: type[Group], source: ValueSource, elsewhere: Elsewhere) -
     flags = flags_of(model)
     for name in source.values:
         if name not in flags:
-            other = elsewhere(name) or f"is no flag here{nearest(name, flags)}"
-            raise InvalidRequest(f"{source.call(name)} {other}")
+            reason = elsewhere(name) or f"is no flag here{nearest(name, flags)}"
+            raise InvalidRequest(f"{source.call(name)} {reason}")
 
 
 def fail(command: str, message: str) -> NoReturn:
@@ -141,17 +141,17 @@ def fail(command: str, message: str) -> NoReturn:
     raise SystemExit(USAGE)
 
 
-def help_text(model: type[CommandOptions], command: str, examples: str, *, every: bool) -> str:
+def help_text(model: type[CommandOptions], command: str, examples: str, *, with_all: bool) -> str:
     """The help of a command: its common flags in their groups, or every flag, common ones first."""
     flags, common = flags_of(model), model.COMMON
-    shown = common if common and not every else dict.fromkeys((*common, *flags))
-    more = f"`{command} --help-all` lists all {len(flags)} flags." if shown is common else ""
+    shown = common if common and not with_all else dict.fromkeys((*common, *flags))
+    hint = f"`{command} --help-all` lists all {len(flags)} flags." if shown is common else ""
     bare = "".join(f" [{name}]" for name in model.BARE.upper().split())
     parser = Parser(
         command,
         usage=f"{command}{bare} [FLAG VALUE ...]",
         description=getdoc(model),
-        epilog="\n".join(text for text in (examples, more) if text),
+        epilog="\n".join(text for text in (examples, hint) if text),
     )
     parser.add_flags(flags[name] for name in shown)
     return parser.format_help().rstrip()
@@ -197,8 +197,8 @@ class Parser(argparse.ArgumentParser):
             word = unknown[0].partition("=")[0]
             if not word.startswith("-"):
                 raise InvalidRequest(f"unexpected argument {word!r}: a value follows its flag")
-            if other := elsewhere(word.removeprefix("--")):
-                raise InvalidRequest(f"{word} {other}")
+            if reason := elsewhere(word.removeprefix("--")):
+                raise InvalidRequest(f"{word} {reason}")
             raise InvalidRequest(f"there is no flag {word}{nearest(word, self._flags)}")
         return ValueSource("--{}", vars(values))
 
@@ -227,10 +227,10 @@ def add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:
         return
     settings["metavar"] = f"{{{','.join(flag.choices)}}}" if flag.choices else flag.metavar
     settings["action"] = "append" if flag.repeated else "store"
-    name, *others = flag.spellings
+    name, *aliases = flag.spellings
     group.add_argument(name, **settings)
-    for other in others:
-        group.add_argument(other, **settings | {"help": argparse.SUPPRESS})
+    for spelling in aliases:
+        group.add_argument(spelling, **settings | {"help": argparse.SUPPRESS})
 
 
 def underscored(word: str) -> str:

@@ -21,7 +21,6 @@ from typing import (
     Literal,
     NamedTuple,
     Self,
-    TypeVar,
     Union,
     get_args,
     get_origin,
@@ -34,8 +33,6 @@ from pydantic.fields import FieldInfo
 from inference.command import nearest
 from inference.errors import InvalidRequest
 from inference.files.json_file import shown
-
-Same = TypeVar("Same", bound="Group")
 
 
 class Metavar(NamedTuple):
@@ -74,13 +71,13 @@ class FlagRule(NamedTuple):
         """Raise ValueError where the values break the rule. Rules of other flags do not apply."""
         because = f": {self.why}" if self.why else ""
         for flag in _true_conditions(self.flags, values):
-            for other in _true_conditions(self.excludes, values):
-                if other != flag:
-                    raise ValueError(f"{flag} does not go with {other}{because}: give one of them")
+            for clash in _true_conditions(self.excludes, values):
+                if clash != flag:
+                    raise ValueError(f"{flag} does not go with {clash}{because}: give one of them")
             needs = [need for need in self.needs.split() if need.partition("=")[0] in values]
             if needs and not any(_true_conditions(self.needs, values)):
-                named = " or ".join(flag_text(*need.partition("=")[::2]) for need in needs)
-                raise ValueError(f"{flag} needs {named}{because}")
+                flags = " or ".join(flag_text(*need.partition("=")[::2]) for need in needs)
+                raise ValueError(f"{flag} needs {flags}{because}")
 
 
 def _true_conditions(conditions: str, values: FlagValues) -> Iterator[str]:
@@ -114,10 +111,10 @@ class Group(BaseModel):
 
     def __init__(self, /, **values: Any) -> None:
         """Take values by the names of their flags, those of groups within this one, too."""
-        own = own_flags(type(self))
+        outer = own_flags(type(self))
         for name, group in groups_of(type(self)).items():
             if name not in values:
-                inner = [flag for flag in flags_of(group) if flag in values and flag not in own]
+                inner = [flag for flag in flags_of(group) if flag in values and flag not in outer]
                 values[name] = group(**{flag: values.pop(flag) for flag in inner})
         try:
             super().__init__(**values)
@@ -133,7 +130,7 @@ class Group(BaseModel):
                 rule.check(pairs)
         return self
 
-    def replace(self: Same, **changes: Any) -> Same:
+    def replace(self, **changes: Any) -> Self:
         """A copy of this group with these changes, validated again."""
         return type(self)(**self.explicit() | changes)
 
@@ -161,8 +158,8 @@ def _flat(
     flat: dict[str, Any] = {}
     for inner in groups_of(type(group)):
         flat |= within(vars(group)[inner])
-    own = own_flags(type(group)).items()
-    return flat | {flag: vars(group)[name] for flag, name in own if name in names}
+    fields = own_flags(type(group)).items()
+    return flat | {flag: vars(group)[name] for flag, name in fields if name in names}
 
 
 @dataclass(frozen=True)
@@ -181,8 +178,8 @@ class Flag:
     @property
     def spellings(self) -> list[str]:
         """The flag, and its other name where it has one."""
-        others = (mark.name for mark in self._parts[1] if isinstance(mark, Alias))
-        return [f"--{name}" for name in (self.name, *others)]
+        aliases = (mark.name for mark in self._parts[1] if isinstance(mark, Alias))
+        return [f"--{name}" for name in (self.name, *aliases)]
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -190,8 +187,8 @@ class Flag:
 
     @property
     def metavar(self) -> str:
-        named = {float: "NUMBER", int: "N"}.get(self.kind, "TEXT")
-        return next((mark.text for mark in self._parts[1] if isinstance(mark, Metavar)), named)
+        default = {float: "NUMBER", int: "N"}.get(self.kind, "TEXT")
+        return next((mark.text for mark in self._parts[1] if isinstance(mark, Metavar)), default)
 
     @property
     def allowed(self) -> str:
@@ -244,8 +241,8 @@ class Flag:
         if get_origin(kind) in (Union, UnionType):
             (kind,) = (option for option in get_args(kind) if option is not NoneType)
         if get_origin(kind) is Annotated:
-            kind, *more = get_args(kind)
-            marks += more
+            kind, *markers = get_args(kind)
+            marks += markers
         return kind, marks
 
 
@@ -270,8 +267,8 @@ def own_flags(model: type[Group]) -> dict[str, str]:
     """Fields of a group by their flags, without those of groups within it, before which they come.
     The mapping is shared between callers.
     """
-    fields, parts = model.model_fields.items(), groups_of(model)
-    return {field.alias or name: name for name, field in fields if name not in parts}
+    fields, groups = model.model_fields.items(), groups_of(model)
+    return {field.alias or name: name for name, field in fields if name not in groups}
 
 
 @cache
@@ -307,7 +304,7 @@ def refusal(
     raised = first.get("ctx", {}).get("error")
     if not first["loc"]:
         return str(raised)
-    missing = [label(str(each["loc"][0])) for each in errors if each["type"] == "missing"]
+    missing = [label(str(problem["loc"][0])) for problem in errors if problem["type"] == "missing"]
     if missing:
         return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} needed"
     name, got, flags = str(first["loc"][0]), brief(first["input"]), flags_of(model)

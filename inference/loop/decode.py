@@ -116,14 +116,13 @@ class Loop:
         progress = self._session.receive(0)
         if progress is None and not self._work():
             progress = self._session.receive(timeout)
-        return NOTHING if progress is None else self._take(progress)
-
-    def close(self) -> None:
-        """End the drafting, without waiting for a call in progress."""
-        self.drafting.end()
-
-    def _take(self, progress: Progress) -> Step:
+        if progress is None:
+            return NOTHING
         self.ended = progress.end is not End.NOT
         if not self.ended:
             self.drafting.on_progress(progress)
         return progress
+
+    def close(self) -> None:
+        """End the drafting, without waiting for a call in progress."""
+        self.drafting.end()

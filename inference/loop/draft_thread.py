@@ -1,4 +1,4 @@
-"""Drafting beside a text: proposers get committed tokens, make calls and send candidates.
+"""Drafting beside a text: proposers get committed tokens, call the draft and send candidates.
 
 The loop (inference/loop/decode.py) passes on text and waits for no proposer. A Drafter decides
 where they work: on a thread of their own, or on the loop's thread while there are no tokens.
@@ -20,7 +20,7 @@ from inference.proposer import DraftUsage, Nodes, Proposer
 from inference.sampling import SamplingParams
 
 LOOK_SECONDS = 0.1
-"""Seconds after which idle proposers are asked again, since the value of a call changes."""
+"""Seconds after which idle proposers work again, since the value of a draft call changes."""
 
 
 TURN_SECONDS = 0.0005
@@ -67,7 +67,7 @@ class Drafting:
     """
 
     _proposers: list[Proposer] | None  # in the order in which they may make a call
-    _came: deque[tuple[float, Progress]]  # arrival and progress, not passed to proposers yet
+    _arrivals: deque[tuple[float, Progress]]  # arrival and progress, not passed to proposers yet
     _error: Exception | None
 
     def __init__(
@@ -81,7 +81,7 @@ class Drafting:
         self.length, self.usage = len(prompt), DraftUsage()
         self._prompt, self._params = prompt, params
         self._session, self._order, self._clock = session, order, clock
-        self._proposers, self._came = None, deque()
+        self._proposers, self._arrivals = None, deque()
         self._stream, self._requested = session.stream, -1
         self._news = threading.Event()
         self._sending, self._running = threading.Lock(), threading.Lock()
@@ -96,7 +96,7 @@ class Drafting:
     def on_progress(self, progress: Progress) -> None:
         """Queue progress; the proposers get it before their next call."""
         self.length += len(progress.tokens)
-        self._came.append((self._clock(), progress))
+        self._arrivals.append((self._clock(), progress))
         self._news.set()
 
     def check(self) -> bool:
@@ -150,8 +150,8 @@ class Drafting:
         them worthless, and makes other nodes worth sending.
         """
         assert self._proposers is not None, "open() comes first"
-        while self._came:
-            self._process(*self._came.popleft())
+        while self._arrivals:
+            self._process(*self._arrivals.popleft())
         if self._session.stream != self._stream:
             self._stream, self._requested = self._session.stream, -1
             for proposer in self._proposers:

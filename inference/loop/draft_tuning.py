@@ -30,15 +30,15 @@ class DraftTuning:
     """Tokens after which a hit of the draft has faded to 1/e in the moving average. Without it a
     useless draft is called 1.18 instead of 0.70 times a token, at the same speed (cell 20:useless:0
     of benchmarks.regret)."""
-    times_kept: int = 16
-    """Calls of the draft after which prices and measured times are read again."""
+    price_interval: int = 16
+    """Draft calls after which prices are read again."""
     copied: int = 3
     """Maximum tokens that copied text proposes for a context."""
     forward_forgetting: float = 0.2
     """Weight of the latest forward pass in the moving average of a forward pass's seconds."""
     remembered_tokens: float = 100.0
     """Tokens after which a token has faded to 1/e in the average cost of a token."""
-    least_gain: float = 0.005
+    min_gain: float = 0.005
     """Expected tokens below which no call is made, however cheap it is. Tuned cells."""
     token_bytes: float = 1000.0
     """Bytes that may be sent for one expected token, where no price of bytes is stated. Sending all
@@ -52,13 +52,13 @@ class DraftTuning:
     loan: float = 1.0
     """Tokens that such a text may lose beyond that. A draft that has lost them pauses until the
     loss above has made up for them."""
-    most_ahead: float = 6.0
+    max_ahead: float = 6.0
     """Tokens of gain that count against such a text's later losses: with the loan, a dozen passes
     that take 1.5 times as long (shared-late-in-a-row of benchmarks.floor --worlds)."""
-    most_behind: float = 5.0
+    max_behind: float = 5.0
     """Maximum recorded tokens beyond what such a text may lose: a single pause of the machine must
     not decide."""
-    most_lost: float = 20.0
+    max_lost: float = 20.0
     """Maximum tokens that such a text loses to the draft between two reports: a longer wait is a
     pause of the machine, for which the draft would otherwise be paused for a hundred thousand
     tokens."""

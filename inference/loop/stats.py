@@ -65,5 +65,5 @@ class DecodeStatistics:
         """Mean tokens a forward pass, the target's own token included; 0 before the first forward
         pass.
         """
-        made = self.num_accepted_tokens + self.forwards
-        return made / self.forwards if self.forwards else 0.0
+        tokens = self.num_accepted_tokens + self.forwards
+        return tokens / self.forwards if self.forwards else 0.0

@@ -67,12 +67,12 @@ class TextCopy(TextLog):
 
     def take(self, progress: Progress) -> None:
         """Append new tokens. Raises Mismatch, with a message that follows the target's name."""
-        known = self.length - progress.position
-        self._check_known(progress, known)
-        fresh, spent = progress.tokens[known:], progress.beyond(self.latest)
+        overlap = self.length - progress.position
+        self._check_overlap(progress, overlap)
+        fresh, spent = progress.tokens[overlap:], progress.beyond(self.latest)
         self._check(fresh, spent)
         self._check_logprobs(progress.logprobs, len(progress.tokens))
-        self.extend(fresh, progress.proposers[known:], progress.logprobs[known:])
+        self.extend(fresh, progress.proposers[overlap:], progress.logprobs[overlap:])
         self.end = self._ended(progress.end)
         self._traffic.add(spent)
         self._unread.add(spent)
@@ -102,15 +102,15 @@ class TextCopy(TextLog):
         self._cursor, self._unread, self._news = self.length, Spent(), False
         return progress
 
-    def _check_known(self, progress: Progress, known: int) -> None:
+    def _check_overlap(self, progress: Progress, overlap: int) -> None:
         """Raise Mismatch where received tokens differ, or some are missing.
 
-        known: tokens of the copy from the progress's position on
+        overlap: tokens of the copy from the progress's position on
         """
         first = progress.position
-        if known < 0:
+        if overlap < 0:
             raise Mismatch(f"omitted tokens {self.length} to {first - 1}")
-        if tuple(self.tokens[first : first + len(progress.tokens)]) != progress.tokens[:known]:
+        if tuple(self.tokens[first : first + len(progress.tokens)]) != progress.tokens[:overlap]:
             raise Mismatch(f"contradicts itself: tokens from {first} on have changed")
 
     def _check(self, fresh: Sequence[int], spent: Spent) -> None:

@@ -38,7 +38,7 @@ class Baseline:
         if len(self.seconds) < TRUSTED:
             return self._settled
         ahead = self._settled + self._tokens - self._drafted / typical(self.seconds)
-        return min(max(ahead, -TUNING.loan - TUNING.most_behind), TUNING.most_ahead)
+        return min(max(ahead, -TUNING.loan - TUNING.max_behind), TUNING.max_ahead)
 
     def time(self, seconds: float) -> None:
         """Record a root-only forward pass in silence; a part of its token is saved."""
@@ -57,7 +57,7 @@ class Baseline:
             self._settled, self._tokens, self._drafted = self.ahead, 0.0, 0.0
             self._was_timed = False
         self._tokens += (1 + TUNING.loss) * tokens
-        self._drafted += min(seconds, (tokens + TUNING.most_lost) * typical(self.seconds))
+        self._drafted += min(seconds, (tokens + TUNING.max_lost) * typical(self.seconds))
         self._judge()
 
     def _judge(self) -> None:
@@ -65,7 +65,7 @@ class Baseline:
             self.owes = self.ahead < -TUNING.loan
         elif self.ahead >= self._savings:
             self.owes = False
-            self._savings = min(2 * self._savings + TUNING.loan, TUNING.most_ahead)
+            self._savings = min(2 * self._savings + TUNING.loan, TUNING.max_ahead)
 
 
 class Throttle:
@@ -99,8 +99,8 @@ class Throttle:
         lone: whether all were root-only
         silent: whether the draft was paused meanwhile
         """
-        known, pace = self._baseline.seconds, seconds / max(forwards, 1)
-        is_quicker = bool(known) and pace * CHANGED < typical(known)
+        samples, pace = self._baseline.seconds, seconds / max(forwards, 1)
+        is_quicker = bool(samples) and pace * CHANGED < typical(samples)
         self._quicker = self._quicker + 1 if lone and not silent and is_quicker else 0
         self._since += tokens
         if lone and silent:
@@ -109,8 +109,8 @@ class Throttle:
             self._since = 0 if not self._needed else self._since
             return
         if self._quicker == TRUSTED:
-            known.clear()
+            samples.clear()
         else:
             self._baseline.count(tokens, seconds)
-        if len(known) < TRUSTED or self._since >= TUNING.retimed:
+        if len(samples) < TRUSTED or self._since >= TUNING.retimed:
             self._needed = self._needed or TRUSTED

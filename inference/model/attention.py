@@ -1,4 +1,4 @@
-"""Attention over the cache and new nodes, in graphs and on an uncompiled CPU."""
+"""Attention over the cache and new nodes, for graphs and for uncompiled CPU code."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 MASKED = -1e30
-"""Attention score of a key that a node does not see. Accelerators fail on infinities."""
+"""Attention score of a key that a node does not see; finite, since accelerators fail on inf."""
 
 WIDE = 64
-"""Number of nodes from which torch's own attention is faster on a CPU: it stores no scores."""
+"""Number of nodes from which torch's own attention is faster on a CPU, as it stores no scores."""
 
 
 class Sight(NamedTuple):
-    """Masks of what new nodes see, and their rotary positions, for all layers of a forward pass."""
+    """Masks and rotary positions of new nodes, for all layers of a forward pass."""
 
     cos: Tensor  # [B, T, 1, head dim / 2]
     sin: Tensor  # [B, T, 1, head dim / 2]
@@ -26,32 +26,31 @@ class Sight(NamedTuple):
 
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Any], Tensor]
-"""A way to compute attend(). What it takes as sight, Layers.look makes of a Sight."""
+"""An implementation of attend(). Its last argument is the result of Layers.look for a Sight."""
 
 
 def attend(
     q: Tensor, past_keys: Tensor, past_values: Tensor, k: Tensor, v: Tensor, sight: Sight
 ) -> Tensor:
-    """Return attention's output for the queries q.
+    """Return the output of attention for the queries q.
 
-    The products take numbers as narrow as the cache's, and add in float32. The softmax is in
-    float32.
+    Products use the cache's precision and accumulate in float32. The softmax is in float32.
 
     q: [B, T, H, D]
-    past_keys, past_values: [B, S, width] of the cache
+    past_keys, past_values: [B, S, width] from the cache
     k, v: [B, E + T, width] of nodes that are not in the cache
     result: [B, T, H * D] float32
     """
     batch, nodes, heads, size = q.shape
     shared = k.shape[-1] // size
-    group = heads // shared * nodes  # a key-value head's query heads and their nodes, as rows
+    group = heads // shared * nodes  # query heads of a key-value head, and their nodes, as rows
     narrow = k.dtype if k.dtype.itemsize == 2 else torch.float32
     scaled = (q.float() * size**-0.5).to(narrow)
     folded = scaled.transpose(1, 2).reshape(batch * shared, group, size)
 
-    def by_head(part: Tensor) -> Tensor:  # [B, n, width] -> [B * KV, n, D]
-        parted = part.to(narrow).view(batch, part.shape[1], shared, size).transpose(1, 2)
-        return parted.reshape(batch * shared, part.shape[1], size)
+    def by_head(tensor: Tensor) -> Tensor:  # [B, n, width] -> [B * KV, n, D]
+        parted = tensor.to(narrow).view(batch, tensor.shape[1], shared, size).transpose(1, 2)
+        return parted.reshape(batch * shared, tensor.shape[1], size)
 
     def scores(keys: Tensor, mask: Tensor) -> Tensor:  # [B, KV, H / KV, T, n]
         raw = torch.bmm(folded, by_head(keys).transpose(1, 2))
@@ -75,19 +74,19 @@ def attend(
 def attend_in_float32(
     q: Tensor, past_keys: Tensor, past_values: Tensor, k: Tensor, v: Tensor, sight: Sight
 ) -> Tensor:
-    """Compute attend() with all numbers in float32: a product of bfloat16 rounds the scores, before
-    the softmax, to steps of up to a half. A CPU takes no longer for it.
+    """Compute attend() entirely in float32, which is as fast on a CPU. Products in bfloat16 would
+    round the scores before the softmax to steps of up to a half.
     """
     batch, nodes, heads, size = q.shape
-    q, past_keys, past_values, k, v = (part.float() for part in (q, past_keys, past_values, k, v))
+    q, past_keys, past_values, k, v = (x.float() for x in (q, past_keys, past_values, k, v))
     if nodes < WIDE:
         return attend(q, past_keys, past_values, k, v, sight)
     keys, values = (
-        torch.cat(parts, 1).view(batch, -1, k.shape[-1] // size, size).transpose(1, 2)
-        for parts in ((past_keys, k), (past_values, v))
+        torch.cat(pair, 1).view(batch, -1, k.shape[-1] // size, size).transpose(1, 2)
+        for pair in ((past_keys, k), (past_values, v))
     )
-    seen = torch.cat((sight.context.expand(-1, nodes, -1), sight.tree), -1)[:, None]
+    mask = torch.cat((sight.context.expand(-1, nodes, -1), sight.tree), -1)[:, None]
     mixed = F.scaled_dot_product_attention(
-        q.transpose(1, 2), keys, values, attn_mask=seen, enable_gqa=True
+        q.transpose(1, 2), keys, values, attn_mask=mask, enable_gqa=True
     )
     return mixed.transpose(1, 2).reshape(batch, nodes, heads * size)

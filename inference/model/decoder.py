@@ -86,7 +86,7 @@ class Decoder(nn.Module):
         pick: Tensor | None,
         cache: KeysValues,
         earlier: KeysValues | None = None,
-        kept: Sequence[int] = (),
+        feature_layers: Sequence[int] = (),
     ) -> Hidden:
         """Run a forward pass over new nodes. The caches are only read.
 
@@ -108,7 +108,7 @@ class Decoder(nn.Module):
         new_keys, new_values = [], []
         features: list[Tensor] = []  # dynamo traces no list[Tensor]()
         for index, layer in enumerate(self.model.layers):
-            if index in kept:
+            if index in feature_layers:
                 features.append(x)
             past = Past(
                 read_rows(cache.keys[index], rows, context_mask.shape[-1]),
@@ -119,7 +119,7 @@ class Decoder(nn.Module):
             x, k, v = layer(x, past, sight)
             new_keys.append(k)
             new_values.append(v)
-        if self.config.layers in kept:
+        if self.config.layers in feature_layers:
             features.append(x)
         if pick is not None:
             x = torch.gather(x, 1, pick[:, :, None].expand(-1, -1, x.shape[-1]))

@@ -58,34 +58,34 @@ class HeadConfig:
 
     layer: how many layers it has, and the sizes of each; the vocabulary is the target's
     draft_vocabulary: tokens that it can propose
-    kept: layers of the target whose inputs are its features, ascending
+    feature_layers: layers of the target whose inputs are its features, ascending
     features: numbers that the target gives it for a token
     norms_residual: its residual is the normalised feature, not the feature
     """
 
     layer: ModelConfig
     draft_vocabulary: int
-    kept: tuple[int, ...]
+    feature_layers: tuple[int, ...]
     features: int
     norms_residual: bool
 
 
-def named_layers(named: str, layers: int) -> tuple[int, ...]:
+def named_layers(selection: str, layers: int) -> tuple[int, ...]:
     """Return the layers that --features selects, ascending: numbers separated by commas, or EAGLE3.
     The number of the target's layers stands for the last layer's output.
 
     Raises InvalidRequest for layers that the target does not have.
     """
-    if named == EAGLE3:
+    if selection == EAGLE3:
         if layers < MIN_LAYERS:
             raise InvalidRequest(
                 f"--features {EAGLE3} needs a target of {MIN_LAYERS} layers or more, this one "
                 f"has {layers}: name layers"
             )
         return usual_layers(layers)
-    chosen = tuple(sorted({int(part) for part in named.split(",")}))
+    chosen = tuple(sorted({int(number) for number in selection.split(",")}))
     if chosen[-1] > layers:
-        raise InvalidRequest(f"--features {named}: this target takes 0 to {layers}")
+        raise InvalidRequest(f"--features {selection}: this target takes 0 to {layers}")
     return chosen
 
 
@@ -96,8 +96,8 @@ def read_head_config(directory: Path, target: ModelConfig) -> HeadConfig:
     """
     path, raw = directory / "config.json", read_config_json(directory)
     layer = raw if raw.field(_LAYER).absent else raw.field(_LAYER)
-    named = raw.field("draft_vocab_size")
-    if named.absent:
+    draft_vocabulary = raw.field("draft_vocab_size")
+    if draft_vocabulary.absent:
         raise UnsupportedModel(
             f"{path} has no draft_vocab_size: an EAGLE-3 head is needed, not a whole draft model"
         )
@@ -115,31 +115,31 @@ def read_head_config(directory: Path, target: ModelConfig) -> HeadConfig:
             f"has {target.vocab_size}"
         )
     width = raw.field("target_hidden_size")
-    asked = sizes.hidden_size if width.absent else width.integer(1)
-    if asked != target.hidden_size:
+    hidden = sizes.hidden_size if width.absent else width.integer(1)
+    if hidden != target.hidden_size:
         raise UnsupportedModel(
-            f"{path}: the head is for a target of hidden size {asked}, but this one has "
+            f"{path}: the head is for a target of hidden size {hidden}, but this one has "
             f"{target.hidden_size}"
         )
-    kept = _kept(raw, target.layers)
+    layers = _feature_layers(raw, target.layers)
     residual = raw.field("norm_before_residual")
     return HeadConfig(
         layer=sizes,
-        draft_vocabulary=named.integer(1, sizes.vocab_size),
-        kept=kept,
-        features=len(kept) * target.hidden_size,
+        draft_vocabulary=draft_vocabulary.integer(1, sizes.vocab_size),
+        feature_layers=layers,
+        features=len(layers) * target.hidden_size,
         norms_residual=not residual.absent and residual.flag(),
     )
 
 
-def _kept(raw: Json, layers: int) -> tuple[int, ...]:
+def _feature_layers(raw: Json, layers: int) -> tuple[int, ...]:
     """Return the layers whose inputs are the features, for a target of `layers` layers."""
     ids, outputs = raw.field(_LAYERS_READ), 0
     if ids.absent and not raw.field("eagle_config").absent:
         ids, outputs = raw.field("eagle_config").field(_LAYERS_READ), 1
     if not ids.absent:
-        given = ids.each(lambda each: outputs + each.integer(0, layers - outputs))
-        return given if list(given) == sorted(set(given)) else ids.refuse("ascending layers")
+        numbers = ids.map(lambda number: outputs + number.integer(0, layers - outputs))
+        return numbers if list(numbers) == sorted(set(numbers)) else ids.refuse("ascending layers")
     if layers < MIN_LAYERS:
         raise UnsupportedModel(
             f"{raw.where}: {_LAYERS_READ} is missing, and what stands for it are 3 layers of a "
@@ -251,11 +251,11 @@ class EagleHead(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:  # [B, P, hidden] -> [B, P, vocabulary] float32
         """Apply the head's own output layer. Tokens outside its vocabulary are masked."""
-        named = self.lm_head(self.norm(states)).float()
-        every = named.new_full((*named.shape[:-1], self.config.layer.vocab_size), MASKED)
-        every[..., self.ids] = named
-        known: Tensor = every[..., : self.vocabulary]
-        return known
+        scores = self.lm_head(self.norm(states)).float()
+        padded = scores.new_full((*scores.shape[:-1], self.config.layer.vocab_size), MASKED)
+        padded[..., self.ids] = scores
+        logits: Tensor = padded[..., : self.vocabulary]
+        return logits
 
 
 class OfTarget(NamedTuple):
@@ -283,25 +283,25 @@ def read_head(directory: Path, target: OfTarget, positions: int) -> EagleHead:
     """
     config = read_head_config(directory, target.config)
     shapes = {_named(name): shape for name, shape in tensor_shapes(directory).items()}
-    own = _EMBEDDING in shapes
+    has_embedding = _EMBEDDING in shapes
     shapes.setdefault(_EMBEDDING, (target.config.vocab_size, target.config.hidden_size))
     with torch.device("meta"):
         head = EagleHead(config, positions, target.vocabulary)
-    wanted = dict(head.named_parameters())
-    for name, parameter in wanted.items():
+    parameters = dict(head.named_parameters())
+    for name, parameter in parameters.items():
         if name not in shapes:
             raise UnsupportedModel(f"{directory}: tensor {name} of an EAGLE-3 head is missing")
         check_shape(directory, name, shapes[name], parameter.shape)
-    others = sorted(shapes.keys() - wanted.keys() - {_IDS, *_UNUSED})
-    if others:
+    extra = sorted(shapes.keys() - parameters.keys() - {_IDS, *_UNUSED})
+    if extra:
         raise UnsupportedModel(
-            f"{directory}: tensor {others[0]} is not part of an EAGLE-3 head as computed here"
+            f"{directory}: tensor {extra[0]} is not part of an EAGLE-3 head as computed here"
         )
-    tensors = {} if own else {_EMBEDDING: target.embeddings()}
+    tensors = {} if has_embedding else {_EMBEDDING: target.embeddings()}
     for path in weight_files(directory):
         tensors |= {_named(name): tensor for name, tensor in load_file(path).items()}
     head.load_state_dict(
-        {name: tensors[name].to(target.device, target.dtype) for name in wanted}, assign=True
+        {name: tensors[name].to(target.device, target.dtype) for name in parameters}, assign=True
     )
     head.ids = _target_ids(directory, config, tensors.get(_IDS))
     return head.to(target.device).requires_grad_(False).eval()
@@ -317,8 +317,8 @@ def _target_ids(directory: Path, config: HeadConfig, offsets: Tensor | None) -> 
 
     offsets: `d2t`, the difference between the two ids; None in heads that propose every token
     """
-    every, size = config.layer.vocab_size, config.draft_vocabulary
-    if size == every:
+    total, size = config.layer.vocab_size, config.draft_vocabulary
+    if size == total:
         return torch.arange(size)
     if offsets is None:
         raise UnsupportedModel(
@@ -326,8 +326,8 @@ def _target_ids(directory: Path, config: HeadConfig, offsets: Tensor | None) -> 
         )
     check_shape(directory, _IDS, offsets.shape, (size,))
     ids = torch.arange(size) + offsets.to(torch.int64)
-    if int(ids.min()) < 0 or int(ids.max()) >= every or len(set(ids.tolist())) < size:
+    if int(ids.min()) < 0 or int(ids.max()) >= total or len(set(ids.tolist())) < size:
         raise UnsupportedModel(
-            f"{directory}: tensor {_IDS} must lead to {size} different ids from 0 to {every - 1}"
+            f"{directory}: tensor {_IDS} must lead to {size} different ids from 0 to {total - 1}"
         )
     return ids

@@ -36,14 +36,14 @@ class FusedSight(NamedTuple):
 def look(sight: Sight, group: int) -> FusedSight:
     """Return a Sight as a FusedSight. group: query heads of a key-value head"""
     cos, sin, context, tree = sight
-    seen = torch.cat((context.expand(-1, tree.shape[1], -1), tree), -1)  # [B, T, n]
+    visible = torch.cat((context.expand(-1, tree.shape[1], -1), tree), -1)  # [B, T, n]
     lowest = max(MASKED, torch.finfo(cos.dtype).min)
-    mask = torch.zeros_like(seen, dtype=cos.dtype).masked_fill(~seen, lowest)
-    padded = F.pad(mask, (0, -seen.shape[-1] % _ALIGNED)).repeat(1, group, 1)
+    mask = torch.zeros_like(visible, dtype=cos.dtype).masked_fill(~visible, lowest)
+    padded = F.pad(mask, (0, -visible.shape[-1] % _ALIGNED)).repeat(1, group, 1)
     return FusedSight(
         torch.cat((cos, cos), -1),
         torch.cat((-sin, sin), -1),
-        padded[:, None, :, : seen.shape[-1]],
+        padded[:, None, :, : visible.shape[-1]],
     )
 
 
@@ -64,8 +64,8 @@ def attend_fused(
     """
     nodes, size = q.shape[1], q.shape[-1]
     keys, values = (
-        torch.unflatten(torch.cat(parts, 1), 2, (-1, size)).transpose(1, 2)
-        for parts in ((past_keys, k), (past_values, v))
+        torch.unflatten(torch.cat(pair, 1), 2, (-1, size)).transpose(1, 2)
+        for pair in ((past_keys, k), (past_values, v))
     )  # [B, KV, n, D]
     folded = torch.unflatten(q, 2, (keys.shape[1], -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
     mixed = F.scaled_dot_product_attention(folded, keys, values, attn_mask=sight.mask)

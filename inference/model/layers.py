@@ -81,8 +81,8 @@ class Attention(nn.Module):
         q, k = self.rotate(q, k, sight)
         k = k.flatten(2)
         near_keys, near_values = (
-            part if earlier is None else torch.cat((earlier, part), 1)
-            for part, earlier in ((k, past.near_keys), (v, past.near_values))
+            new if earlier is None else torch.cat((earlier, new), 1)
+            for new, earlier in ((k, past.near_keys), (v, past.near_values))
         )
         mixed = self.attend(q, past.keys, past.values, near_keys, near_values, sight)
         return self.o_proj(mixed.to(x.dtype)), k, v

@@ -75,8 +75,8 @@ def int8_product(matrix: Int8Matrix, bias: Tensor | None) -> nn.Module:
 
     bias: [outputs]
     """
-    here = matrix.levels.device.type == "cpu"
-    packed = here and (is_exact(halves=False) or is_exact(halves=True))
+    on_cpu = matrix.levels.device.type == "cpu"
+    packed = on_cpu and (is_exact(halves=False) or is_exact(halves=True))
     return (Int8PackedProduct if packed else Int8Product)(matrix, bias)
 
 
@@ -98,8 +98,8 @@ class Int4Matrix(NamedTuple):
 def to_int8(weight: Tensor) -> Int8Matrix:
     """Round a matrix [outputs, inputs] with one scale an output."""
     scale = weight.abs().amax(1).float().clamp(min=_TINY) / _LEVELS
-    parts = zip(torch.split(weight, _AT_ONCE), torch.split(scale, _AT_ONCE), strict=True)
-    levels = [torch.round(part.float() / each[:, None]).to(torch.int8) for part, each in parts]
+    blocks = zip(torch.split(weight, _AT_ONCE), torch.split(scale, _AT_ONCE), strict=True)
+    levels = [torch.round(block.float() / row[:, None]).to(torch.int8) for block, row in blocks]
     return Int8Matrix(torch.cat(levels), scale)
 
 
@@ -114,8 +114,8 @@ def to_int4(weight: Tensor) -> Int4Matrix:
             f"int4 needs matrices whose inputs are a multiple of {GROUP}, this model has one of "
             f"{inputs}: int8 supports any"
         )
-    parts = [_grouped(part) for part in torch.split(weight, _AT_ONCE)]
-    return Int4Matrix(*(torch.cat(part) for part in zip(*parts, strict=True)))
+    blocks = [_grouped(block) for block in torch.split(weight, _AT_ONCE)]
+    return Int4Matrix(*(torch.cat(pieces) for pieces in zip(*blocks, strict=True)))
 
 
 def _grouped(weight: Tensor) -> Int4Matrix:
@@ -205,7 +205,7 @@ class Int4Product(nn.Module):
         super().__init__()
         self._outputs, inputs = matrix.levels.shape
         missing = -self._outputs % _OUTPUTS
-        levels, scale, middle = (F.pad(part, (0, 0, 0, missing)) for part in matrix)
+        levels, scale, middle = (F.pad(tensor, (0, 0, 0, missing)) for tensor in matrix)
         # [inputs / GROUP, outputs, 2]
         self._scale_and_middle = torch.stack((scale.t(), middle.t()), -1).contiguous()
         self._bias = None if bias is None else bias.detach().float()

@@ -1,9 +1,9 @@
 """Chances that the target accepts a child, learned from verdicts by the child's source.
 
-P(child | none before it) is a logistic model of the child's features, a law. Ranks of a draft
-and tokens of a mask have a law for each kind of decoding. Copied text has one, and so have children
-that both model and copies propose. A verdict moves a law's weights by a Newton step. Old evidence
-fades towards a prior. The output never depends on it, only the number of accepted tokens. Pure.
+P(child | none before it) is a logistic model of the child's features, a law. A draft's ranks have a
+law for each kind of decoding. Copied text has one, and so have children that both model and copies
+propose. A verdict moves a law's weights by a Newton step. Old evidence fades towards a prior. The
+output never depends on it, only the number of accepted tokens. Pure.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Law:
         self.weights, self._moved = self._mean, np.zeros(width)  # [F]
         self._evidence, self._verdicts = np.zeros((width, width)), 0.0  # beyond the prior's
 
-    def learn(self, table: FloatArray, taken: NDArray[np.bool_], verdicts: int = 1) -> None:
+    def learn(self, table: FloatArray, accepted: NDArray[np.bool_], verdicts: int = 1) -> None:
         """Learn from verdicts: children that the target considered [n, F], in order, and whether it
         accepted each [n].
         """
@@ -84,24 +84,24 @@ class Law:
         # forgotten evidence no longer keeps the weights from the prior's
         faded = (1 - fading) * (self._certainty @ self._moved)
         self._moved = self._moved - np.linalg.solve(
-            self._certainty + self._evidence, faded + (chance - taken) @ table
+            self._certainty + self._evidence, faded + (chance - accepted) @ table
         )
         self.weights = self._mean + self._moved
 
-    def observe(self, rows: FeatureRows | FloatArray, taken: int | None) -> None:  # [k, F]
-        """Learn which of a node's children the target accepted; taken: its index, or None."""
-        reached = len(rows) if taken is None else taken + 1
-        self.learn(np.array(rows[:reached]), np.arange(reached) == taken)
+    def observe(self, rows: FeatureRows | FloatArray, index: int | None) -> None:  # [k, F]
+        """Learn which of a node's children the target accepted; index: its place, or None."""
+        reached = len(rows) if index is None else index + 1
+        self.learn(np.array(rows[:reached]), np.arange(reached) == index)
 
     def chances(self, rows: FeatureRows) -> list[float]:  # [k, F] -> [k]
         """Return the probability of each of a node's children. Their sum is below 1."""
         weights, steepest = self.weights.tolist(), self._steepest
-        left, chances = 1.0, list[float]()
+        remaining, chances = 1.0, list[float]()
         for row in rows:
             odds = sum(weight * value for weight, value in zip(weights, row, strict=True))
-            taken = left / (1 + math.exp(-min(max(odds, -steepest), steepest)))
-            chances.append(taken)
-            left -= taken
+            chance = remaining / (1 + math.exp(-min(max(odds, -steepest), steepest)))
+            chances.append(chance)
+            remaining -= chance
         return chances
 
     def to_record(self) -> dict[str, Any]:
@@ -126,9 +126,9 @@ def broken(sticks: FloatArray) -> FloatArray:  # [..., k] -> [..., k]
     """Return probabilities of the ranks from their hazards (stick breaking). Their sum is below
     1.
     """
-    left = np.multiply.accumulate(1 - sticks, axis=-1)
+    remaining = np.multiply.accumulate(1 - sticks, axis=-1)
     sticks = sticks.copy()
-    sticks[..., 1:] *= left[..., :-1]
+    sticks[..., 1:] *= remaining[..., :-1]
     return sticks
 
 
@@ -149,15 +149,14 @@ class HitRates:
             raise InvalidRequest("each rate's hits must lie between 0 and its tries")
         self._prior = self.tries.copy(), self.hits.copy()
 
-    def learn(self, tried: slice, hit: int | None, faded: slice = slice(None)) -> None:
+    def learn(self, tried: slice, hit: int | None) -> None:
         """Learn a verdict.
 
         tried: rates that gain a try
         hit: the one that gains a hit; None, or beyond the last, for none
-        faded: rates whose older evidence counts for less now
         """
         for counts, prior in zip((self.tries, self.hits), self._prior, strict=True):
-            counts[faded] += (1 - FADING) * (prior[faded] - counts[faded])
+            counts += (1 - FADING) * (prior - counts)
         self.tries[tried] += 1
         if hit is not None and hit < len(self.hits):
             self.hits[hit] += 1
@@ -175,15 +174,6 @@ KINDS = ("sampled", "greedy")
 RANKS = 16
 """Ranks with an average rate; edges_of() takes rows of any width."""
 
-OFFSETS = 15
-"""Masks after a node with a rate of their own. Later masks use the last rate."""
-
-LIKELY = 0.15
-"""Minimum chance of a child that counts for a mask's rate. Less likely ones are spread over more
-nodes than a forward pass has.
-"""
-
-_RATES_WORTH = 20.0  # maximum verdicts that a saved rate of masks counts for
 _SUREST = 0.999  # maximum sum of the chances of children that two sources propose
 
 
@@ -191,7 +181,6 @@ class Laws(NamedTuple):
     """The laws of one pair of models. Two: of sampled decoding, then of greedy decoding."""
 
     ranks: tuple[Law, Law]
-    masks: tuple[Law, Law]
     copies: Law
     joint: Law
 
@@ -203,12 +192,10 @@ class AcceptanceModel:
     temperature 0, perturbed scores above it.
 
     rates: how often each rank was accepted
-    mask_rates: by a mask's offset, how often the text reached a node with its children, and how
-        often the target accepted a LIKELY one of these
     """
 
-    def __init__(self, laws: Laws, rates: HitRates, mask_rates: HitRates) -> None:
-        self.laws, self.rates, self.mask_rates = laws, rates, mask_rates
+    def __init__(self, laws: Laws, rates: HitRates) -> None:
+        self.laws, self.rates = laws, rates
         self._edges: dict[int, FloatArray] = {}  # mean_edges() by k, until the next verdict
 
     # --- ranks of a draft
@@ -227,17 +214,17 @@ class AcceptanceModel:
         return chances
 
     def observe_path(
-        self, tables: FloatArray, greedy: bool, taken: Sequence[int | None]
+        self, tables: FloatArray, greedy: bool, ranks: Sequence[int | None]
     ) -> None:  # [m, k, F], [m]
         """Learn from a path of m nodes: the rank that the target accepted at each, or None."""
         k = tables.shape[1]
-        hits = np.array([-1 if rank is None else rank for rank in taken])
+        hits = np.array([-1 if rank is None else rank for rank in ranks])
         considered = np.where(hits < 0, k, hits + 1)
         inside = np.arange(k) < considered[:, None]
         self.laws.ranks[greedy].learn(
-            tables[inside], (np.arange(k) == hits[:, None])[inside], len(taken)
+            tables[inside], (np.arange(k) == hits[:, None])[inside], len(ranks)
         )
-        for count, rank in zip(considered.tolist(), taken, strict=True):
+        for count, rank in zip(considered.tolist(), ranks, strict=True):
             self.rates.learn(slice(count), rank)
         self._edges = {}
 
@@ -260,49 +247,19 @@ class AcceptanceModel:
         chances = hazards(table, self.laws.joint.weights)
         return np.asarray(chances * min(_SUREST / float(chances.sum()), 1.0))
 
-    def observe_together(self, table: FloatArray, taken: int | None) -> None:  # [k, J]
+    def observe_together(self, table: FloatArray, index: int | None) -> None:  # [k, J]
         """Learn which child the target accepted where two sources had proposed children."""
-        self.laws.joint.learn(table, np.arange(len(table)) == taken)
-
-    # --- masks of a block draft
-
-    def masked(self, rows: FeatureRows, greedy: bool) -> list[float]:  # [k, F] -> [k]
-        """Return the chance of each child that a mask proposes, by its mask_features()."""
-        return self.laws.masks[greedy].chances(rows)
-
-    def observe_masked(
-        self, rows: FeatureRows, greedy: bool, offset: int, taken: int | None
-    ) -> None:
-        """Learn which child of a mask of this offset the target accepted; taken: its index, or
-        None.
-        """
-        likely = taken is not None and self.masked(rows[: taken + 1], greedy)[taken] >= LIKELY
-        self.laws.masks[greedy].observe(rows, taken)
-        at = min(offset, OFFSETS) - 1
-        self.mask_rates.learn(slice(at, at + 1), at if likely else None, slice(at, at + 1))
-
-    def mask_rate(self, offset: int) -> float:
-        """Return how often the target accepts a LIKELY child of a mask of this offset, from 1."""
-        at = min(offset, OFFSETS) - 1
-        return float(self.mask_rates.hits[at] / self.mask_rates.tries[at])
+        self.laws.joint.learn(table, np.arange(len(table)) == index)
 
     def to_record(self) -> dict[str, Any]:
         """Return the learned state as a prior for other sessions: plain values for JSON."""
         laws = self.laws
-        ranks, masks = (
-            {kind: law.to_record() for kind, law in zip(KINDS, two, strict=True)}
-            for two in (laws.ranks, laws.masks)
-        )
         return {
             "version": VERSION,
             "features": list(RANK_FEATURES),
-            "laws": ranks,
+            "laws": {kind: law.to_record() for kind, law in zip(KINDS, laws.ranks, strict=True)},
             "rates": self.rates.to_record(CERTAINTY / self.rates.tries[0]),
             "copying": {"copies": laws.copies.to_record(), "joint": laws.joint.to_record()},
-            "guessing": {
-                "laws": masks,
-                **self.mask_rates.to_record(_RATES_WORTH / self.mask_rates.tries),
-            },
         }
 
 

@@ -10,7 +10,6 @@ from inference.files.json_file import Json, read_json
 from inference.files.writing import write_whole
 from inference.planner.acceptance import (
     KINDS,
-    OFFSETS,
     RANKS,
     STEEPEST,
     VERSION,
@@ -22,7 +21,6 @@ from inference.planner.acceptance import (
 from inference.planner.child_features import (
     COPY_FEATURES,
     JOINT_FEATURES,
-    MASK_FEATURES,
     RANK_FEATURES,
     SPAN,
 )
@@ -48,16 +46,13 @@ def read_model(record: Json) -> AcceptanceModel:
     version, features = record.field("version"), record.field("features")
     if version.value != VERSION or features.value != list(RANK_FEATURES):
         version.refuse(f"an acceptance record of version {VERSION}")
-    copying, masks = record.field("copying"), record.field("guessing")
+    copying = record.field("copying")
     laws = Laws(
         _read_laws(record.field("laws"), len(RANK_FEATURES)),
-        _read_laws(masks.field("laws"), len(MASK_FEATURES)),
         read_law(copying.field("copies"), len(COPY_FEATURES), SPAN),
         read_law(copying.field("joint"), len(JOINT_FEATURES)),
     )
-    return AcceptanceModel(
-        laws, read_rates(record.field("rates"), RANKS), read_rates(masks, OFFSETS)
-    )
+    return AcceptanceModel(laws, read_rates(record.field("rates"), RANKS))
 
 
 def _read_laws(raw: Json, width: int) -> tuple[Law, Law]:
@@ -68,7 +63,7 @@ def _read_laws(raw: Json, width: int) -> tuple[Law, Law]:
 
 def read_law(raw: Json, width: int, steepest: float = STEEPEST) -> Law:
     """Read what Law.to_record() described, of this many features. Raises InvalidRequest."""
-    weights, precision = raw.field("weights"), raw.field("precision").each(read_numbers)
+    weights, precision = raw.field("weights"), raw.field("precision").map(read_numbers)
     if len(read_numbers(weights)) != width:
         weights.refuse(f"{width} numbers")
     if any(len(row) != width for row in precision) or len(precision) != width:
@@ -85,4 +80,4 @@ def read_rates(raw: Json, count: int) -> HitRates:
 
 def read_numbers(raw: Json) -> tuple[float, ...]:
     """Read a list of numbers. Raises the file's error for anything else."""
-    return raw.each(Json.number)
+    return raw.map(Json.number)

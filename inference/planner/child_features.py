@@ -1,4 +1,4 @@
-"""Features of a node's children, by their source: ranks, copied text, masks, or two of these.
+"""Features of a node's children, by their source: ranks, copied text, or both.
 
 A logistic model (Law in inference/planner/acceptance.py) takes a row of features for each child, in
 the order in which the source proposes them. Pure.
@@ -27,23 +27,13 @@ JOINT_FEATURES = ("one", "model", "copied", "chance")
 whether it is copied, and log odds of its chance as a copy.
 """
 
-MASK_FEATURES = (*RANK_FEATURES[:-1], "offset", "path", "path_odds", "again")
-"""Features of a child that a mask proposes. Those of a ranked child but for its depth; then the
-mask's offset, how surprising the path from the known token is, that times the odds, and whether the
-child repeats the token before it.
-"""
-
-SCORED = len(RANK_FEATURES) - 1
-"""Number of these that depend on the mask's scores only. They come first."""
-
 EXCLUDED = -1e8  # a score below: top-k or top-p excludes this token
 SPAN = 8.0  # bound of log odds and of distances in scores
 _UNSEEN = 1e-4  # minimum mass of the tokens below those that were ranked greedily
 _FOLLOWING = 1.5  # number of perturbed scores like the next one that follow the last
 _STEP = 2.0  # distance of that next one, in e**-score
 _MIN_SCORE, _MAX_SCORE = -40.0, 20.0  # of log-probabilities plus noise, unless excluded
-_MAX_DEPTH = 8  # bound of depths and offsets
-_MAX_SURPRISE = 8.0  # bound of the negative logarithm of a path's chance
+_MAX_DEPTH = 8  # bound of depths
 _MAX_MATCH = 64  # bound of a match's length
 _UNPROPOSED = 1e-3  # a model's chance for a copied token that it did not propose
 
@@ -68,11 +58,11 @@ def rank_features(
     # by 1 / (probability of the remaining tokens).
     else:
         mass[:, -1] = _FOLLOWING / (np.exp(-bounded[:, -1]) + _STEP)
-    left = np.add.accumulate(mass[:, ::-1], axis=1)[:, ::-1]
-    share = mass / left[:, :1]
+    tails = np.add.accumulate(mass[:, ::-1], axis=1)[:, ::-1]
+    share = mass / tails[:, :1]
     table = np.empty((*bounded.shape, len(RANK_FEATURES)))
     table[..., 0] = 1
-    table[..., 1] = np.minimum(np.maximum(np.log(mass[:, :-1] / left[:, 1:]), -SPAN), SPAN)
+    table[..., 1] = np.minimum(np.maximum(np.log(mass[:, :-1] / tails[:, 1:]), -SPAN), SPAN)
     table[..., 2] = np.minimum(bounded[:, :1] - bounded, SPAN)
     table[..., 3] = -(share * np.log(share)).sum(axis=1)[:, None]
     table[..., 4] = 0
@@ -86,13 +76,13 @@ class Following(NamedTuple):
     """A token that followed a context before.
 
     times: how often it followed
-    others: how often tokens followed that are less frequent
+    rarer: how often tokens followed that are less frequent
     latest: whether it followed when the context occurred last
     """
 
     token: int
     times: int
-    others: int
+    rarer: int
     latest: bool
 
 
@@ -102,8 +92,8 @@ def copy_features(length: int, following: Sequence[Following]) -> list[list[floa
     """
     match = math.log1p(min(length, _MAX_MATCH))
     return [
-        [1.0, match, math.log((times + 0.5) / (others + 0.5)), math.log1p(times), float(latest)]
-        for _, times, others, latest in following
+        [1.0, match, math.log((times + 0.5) / (rarer + 0.5)), math.log1p(times), float(latest)]
+        for _, times, rarer, latest in following
     ]
 
 
@@ -128,27 +118,3 @@ def joint_features(
         if token in copied:
             row[2:] = 1, log_odds(copied[token])
     return tokens, table
-
-
-def mask_features(
-    scored: Sequence[Sequence[float]], offset: int, path: float, again: int | None
-) -> list[list[float]]:  # [k, SCORED] -> [k, F]
-    """Return the MASK_FEATURES of a mask's children.
-
-    scored: score_part() of the children
-    offset: positions between the known token and the mask, from 1
-    path: negative logarithm of the path's chance, from the known token to this node
-    again: index of the child that repeats the node's own token; None for none
-    """
-    far = min(offset, _MAX_DEPTH) / _MAX_DEPTH
-    surprise = min(path, _MAX_SURPRISE) / _MAX_SURPRISE
-    return [
-        [*row, far, surprise, surprise * row[1], float(rank == again)]
-        for rank, row in enumerate(scored)
-    ]
-
-
-def score_part(table: FloatArray) -> list[list[float]]:  # [k, >= SCORED] -> [k, SCORED]
-    """Return the SCORED features of a mask's children, of the table of rank_features()."""
-    scored: list[list[float]] = table[:, :SCORED].tolist()
-    return scored

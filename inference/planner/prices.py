@@ -25,11 +25,11 @@ class Usage(NamedTuple):
     bytes_up: float = 0.0
     bytes_down: float = 0.0
 
-    def plus(self, other: Usage) -> Usage:
-        return Usage(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+    def plus(self, usage: Usage) -> Usage:
+        return Usage(*(mine + theirs for mine, theirs in zip(self, usage, strict=True)))
 
     def times(self, factor: float) -> Usage:
-        return Usage(*(part * factor for part in self))
+        return Usage(*(amount * factor for amount in self))
 
 
 class UnitPrices(NamedTuple):
@@ -44,8 +44,8 @@ class UnitPrices(NamedTuple):
         """Return the price of a usage."""
         return sum(price * amount for price, amount in zip(self, usage, strict=True))
 
-    def plus(self, other: UnitPrices) -> UnitPrices:
-        return UnitPrices(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+    def plus(self, prices: UnitPrices) -> UnitPrices:
+        return UnitPrices(*(mine + theirs for mine, theirs in zip(self, prices, strict=True)))
 
     def times(self, factor: float) -> UnitPrices:
         return UnitPrices(*(price * factor for price in self))
@@ -81,9 +81,9 @@ class Prices:
 
     def committed(self, tokens: int, effort: Usage) -> None:
         """Record committed tokens, and their usage."""
-        kept = max(1 - tokens / TUNING.remembered_tokens, 0.0)
-        self.effort = self.effort.times(kept).plus(effort)
-        self.tokens = self.tokens * kept + tokens
+        share = max(1 - tokens / TUNING.remembered_tokens, 0.0)
+        self.effort = self.effort.times(share).plus(effort)
+        self.tokens = self.tokens * share + tokens
 
     def width(self, gains: Sequence[float], seconds: Callable[[int], float]) -> int:
         """Return how many nodes the next call ranks, 0 for no call.
@@ -104,17 +104,17 @@ class Prices:
         the one with most expected tokens a second.
         """
         token, second = self.token, self.drafting_second
-        best, most = None, 0.0
+        best, best_rate = None, 0.0
         for index, (gain, call) in enumerate(offers):
             net = gain * token - second * call
-            if gain < TUNING.least_gain or (self.tokens and net <= 0 < second):
+            if gain < TUNING.min_gain or (self.tokens and net <= 0 < second):
                 continue
             rate = net if self.holds_target and self.tokens else gain / max(call, 1e-9)
-            if best is None or rate > most:
-                best, most = index, rate
+            if best is None or rate > best_rate:
+                best, best_rate = index, rate
         return best
 
-    def least_value(self) -> float:
+    def min_value(self) -> float:
         """Minimum value of a node that is worth sending.
 
         At this value, the expected token just pays for the node's bytes, and for its share of a
@@ -126,10 +126,10 @@ class Prices:
 
 
 @lru_cache
-def widths_of(most: int) -> tuple[int, ...]:
-    """Return the widths that are considered, up to `most`.
+def widths_of(limit: int) -> tuple[int, ...]:
+    """Return the widths that are considered, up to `limit`.
 
     They are few, because some devices compile a graph for each.
     """
-    powers = (1 << power for power in range(most.bit_length()) if 1 << power < most)
-    return (*powers, most) if most else ()
+    powers = (1 << power for power in range(limit.bit_length()) if 1 << power < limit)
+    return (*powers, limit) if limit else ()

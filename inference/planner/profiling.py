@@ -26,7 +26,7 @@ from inference.tree.token_tree import IntArray
 CONTEXT = 256
 """Slots of context that a profiled call reads, where the model has so many."""
 
-MOST_SECONDS = 5.0
+MAX_SECONDS = 5.0
 """Maximum seconds of measuring a profile; its first two calls, the shortest, are not counted.
 
 Shapes for which there is no time are estimated from the measured ones.
@@ -67,13 +67,12 @@ class Profiler:
     def __init__(
         self, shapes: Sequence[Shape], call: Callable[[Shape, RowSlots], object], times: Times
     ) -> None:
-        self.most, self.longest = MOST_SECONDS, math.inf
+        self.most, self.longest = MAX_SECONDS, math.inf
         self.spent, self.times = 0.0, times  # the first call does not count
         self.smallest = shapes[0]
         self._wide = min(shapes, key=lambda shape: (shape[0], abs(shape[1] - WIDE)))
         self._shapes = list(dict.fromkeys([self.smallest, self._wide, *shapes]))
         self._call, self._left = call, list(self._shapes)
-        self._samples = dict[Shape, list[float]]()
         self._began = False
 
     @property
@@ -84,7 +83,7 @@ class Profiler:
     @property
     def is_representative(self) -> bool:
         """Whether half of the shapes were measured, so that the others can be estimated."""
-        return 2 * len(self._samples) >= len(self._shapes)
+        return 2 * len(self._measured) >= len(self._shapes)
 
     def advance(self, cached: RowSlots = ()) -> None:
         """Make a call, if there is time for it."""
@@ -95,13 +94,12 @@ class Profiler:
             self._began = True
             self._call(shape, cached)  # loads the weights into caches
             return
-        start, samples = time.perf_counter(), self._samples.setdefault(shape, [])
+        start = time.perf_counter()
         self._call(shape, cached)
         seconds = time.perf_counter() - start
         self.spent += seconds
-        samples.append(seconds)
         self.times.observe(*shape, seconds)
-        if self._is_enough(samples):
+        if self._is_enough(self.times.samples(*shape)):
             self._left.remove(shape)
 
     def run(
@@ -115,15 +113,15 @@ class Profiler:
         tell: gets lines of progress
         wide: seconds that the call of WIDE nodes may take
         """
-        reported, most, longest = time.perf_counter(), self.most, self.longest
-        while not self.done and (self.spent < seconds or len(self._samples) < 2):
-            first = len(self._samples) < 2
-            self.most, self.longest = (wide + most, wide) if first else (most, 2 * seconds)
+        reported, total, longest = time.perf_counter(), self.most, self.longest
+        while not self.done and (self.spent < seconds or len(self._measured) < 2):
+            first = len(self._measured) < 2
+            self.most, self.longest = (wide + total, wide) if first else (total, 2 * seconds)
             self.advance()
             if time.perf_counter() - reported > PROGRESS_SECONDS:
                 reported = time.perf_counter()
-                tell(f"measured {len(self._samples)} of {len(self._shapes)} shapes")
-        self.most, self.longest = most, longest
+                tell(f"measured {len(self._measured)} of {len(self._shapes)} shapes")
+        self.most, self.longest = total, longest
         return self.table()
 
     def table(self) -> dict[Shape, float]:
@@ -134,20 +132,20 @@ class Profiler:
             if math.prod(shape) <= self.times.widest
         }
 
+    @property
+    def _measured(self) -> list[Shape]:
+        """The shapes that have samples."""
+        return [shape for shape in self._shapes if self.times.samples(*shape)]
+
     def _next(self) -> Shape | None:
         """The next shape for which there is time."""
         longest = min(self.most - self.spent, self.longest)
-        return next(
-            (shape for shape in self._left if not self._samples or self._slowest(shape) <= longest),
-            None,
-        )
+        return next((shape for shape in self._left if self._slowest(shape) <= longest), None)
 
     def _slowest(self, shape: Shape) -> float:
-        """Seconds of a call if they grew with its nodes from those of a measured one."""
-        return min(
-            self.times.seconds(*other) * max(1.0, math.prod(shape) / math.prod(other))
-            for other in self._samples
-        )
+        """Seconds of a call that grows with its nodes from a measured one; 0 without any."""
+        growth = {key: max(1.0, math.prod(shape) / math.prod(key)) for key in self._measured}
+        return min((self.times.seconds(*key) * growth[key] for key in growth), default=0.0)
 
     def _is_enough(self, samples: Sequence[float]) -> bool:
         """Whether these samples of a shape are enough, or all that its share of the time allows."""
@@ -209,19 +207,19 @@ def _chains(model: Model, length: int, rows: int, nodes: int, cached: RowSlots) 
 
     Every target can compute it.
     """
-    most, mask = min(CONTEXT, model.capacity - nodes, length - nodes), np.tri(nodes, dtype=np.bool_)
+    span, mask = min(CONTEXT, model.capacity - nodes, length - nodes), np.tri(nodes, dtype=np.bool_)
     segments = list[Segment]()
     for row in range(rows):
-        context = _context(cached[row], most) if cached else np.ones((1, most), dtype=np.bool_)
+        context = _context(cached[row], span) if cached else np.ones((1, span), dtype=np.bool_)
         at = np.arange(context.sum(), context.sum() + nodes, dtype=np.int32)
-        free = cached[row].high_water if cached else most
+        free = cached[row].high_water if cached else span
         segments.append(_segment(row, context, at + (free - at[0]), at, mask))
     return segments
 
 
-def _context(slots: Slots, most: int) -> NDArray[np.bool_]:  # [1, S]
-    """Return which slots hold the first tokens of a row, up to `most`."""
-    first = slots.committed & (slots.positions < most)
+def _context(slots: Slots, limit: int) -> NDArray[np.bool_]:  # [1, S]
+    """Return which slots hold the first tokens of a row, up to `limit`."""
+    first = slots.committed & (slots.positions < limit)
     return first[None, : first.tobytes().rfind(True) + 1]
 
 

@@ -1,1 +1,1 @@
-"""Text and tokens of Outrider: tokenizers, chat templates, grammars."""
+"""Conversion between text and tokens: tokenizers, chat templates, grammars."""

@@ -1,8 +1,8 @@
-"""Renders chat templates, in jinja2's sandbox: they come with a model, and are untrusted.
+"""Renders chat templates, which come with a model and are untrusted, in jinja2's sandbox.
 
-A template of the user's own files is rendered in this process. A template from a target is rendered
-in a process of its own, with bounds of time and memory, since the sandbox bounds neither. That
-process waits for its template, so that no chat waits for an interpreter to start.
+Templates from the user's own files are rendered in this process. A template from a target is
+rendered in a separate process with limits on time and memory, which the sandbox does not have. The
+process is started in advance, so that no chat waits for an interpreter to start.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 RENDER_SECONDS, RENDER_BYTES = 2, 2**29
-"""Processor time that rendering may take in a process of its own, and memory of that process."""
+"""Maximum processor time and memory of a rendering process."""
 
 MAX_TEXT = 2**24
-"""Maximum characters that such a process returns."""
+"""Maximum characters that a rendering process returns."""
 
 _REFUSES = "the model's chat template refuses"
 
 MAX_WAIT = 30.0
-"""Seconds after which such a process is ended on a busy machine."""
+"""Wall-clock seconds after which a rendering process is killed, even on a busy machine."""
 
 
 class _Generation(Extension):
-    """The tags generation and endgeneration, which mark text for training and print nothing."""
+    """Accepts the tags generation and endgeneration, which mark text for training."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own attribute)
 
@@ -49,21 +49,21 @@ class _Generation(Extension):
 
 @lru_cache(maxsize=8)
 def _compiled(template: str) -> Template:
-    known = ImmutableSandboxedEnvironment(
+    environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
-    known.filters["tojson"] = _to_json
-    known.globals.update(raise_exception=_refuse, strftime_now=_now)
-    return known.from_string(template)
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(raise_exception=_refuse, strftime_now=_now)
+    return environment.from_string(template)
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
-    """The value as JSON. jinja2's own filter escapes HTML."""
+    """Format a value as JSON. Unlike jinja2's own filter, this does not escape HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **how)
 
 
-def _refuse(said: str) -> NoReturn:
-    raise TemplateError(said)
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
 
 
 def _now(form: str) -> str:
@@ -71,8 +71,8 @@ def _now(form: str) -> str:
 
 
 def render(template: str, variables: Mapping[str, Any]) -> str:
-    """Render a template. Raises TemplateError for anything that it raises, with the template's
-    line, and with the message if the template was reading one.
+    """Render a template. Raises TemplateError for any exception, with the line in the template, and
+    with the index of the message that it was processing.
     """
     try:
         return _compiled(template).render(variables)
@@ -84,12 +84,12 @@ def render(template: str, variables: Mapping[str, Any]) -> str:
         ]
         line = getattr(error, "lineno", None) or (lines[-1] if lines else None)
         place = _message_at(error.__traceback__, variables) + (f" in line {line}" if line else "")
-        said = str(error) or type(error).__name__
-        raise TemplateError(f"{_REFUSES}{place}: {said}") from error
+        reason = str(error) or type(error).__name__
+        raise TemplateError(f"{_REFUSES}{place}: {reason}") from error
 
 
 def _message_at(trace: TracebackType | None, variables: Mapping[str, Any]) -> str:
-    """The message in the template's innermost variables, for an error; "" for none or several."""
+    """The message among the template's innermost variables, as a suffix; "" for none or several."""
     at = {id(message): number for number, message in enumerate(variables.get("messages") or ())}
     numbers = set[int]()
     for frame, _ in walk_tb(trace):
@@ -99,32 +99,32 @@ def _message_at(trace: TracebackType | None, variables: Mapping[str, Any]) -> st
 
 
 class TemplateProcess:
-    """Renders templates in processes of their own, one for each text. Any thread may call it."""
+    """Renders each template in a new process, with limits. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock, self._waiting = Lock(), _start()
         self._end = weakref.finalize(self, _close, self._waiting)
 
     def render(self, template: str, variables: Mapping[str, Any]) -> str:
-        """Render a template. Raises TemplateError if that fails or exceeds the bounds."""
-        given = json.dumps({"template": template, "variables": variables}, default=str)
+        """Render a template. Raises TemplateError if that fails or exceeds the limits."""
+        request = json.dumps({"template": template, "variables": variables}, default=str)
         with self._lock:
             process, self._waiting = self._waiting, _start()
             self._end.detach()
             self._end = weakref.finalize(self, _close, self._waiting)
         with process:
             try:
-                written, _ = process.communicate(given.encode(), MAX_WAIT)
+                output, _ = process.communicate(request.encode(), MAX_WAIT)
             except (subprocess.TimeoutExpired, BrokenPipeError):
-                written = b""
+                output = b""
             finally:
                 process.kill()
-        if not written:
+        if not output:
             raise TemplateError(
                 f"{_REFUSES}: it takes more than {RENDER_SECONDS} s, {RENDER_BYTES >> 20} MiB or "
                 f"{MAX_TEXT:,} characters"
             )
-        answer = json.loads(written)
+        answer = json.loads(output)
         if "text" not in answer:
             raise TemplateError(answer["error"])
         return str(answer["text"])
@@ -145,19 +145,19 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> None:
-    """Render the template of standard input, within bounds where the system supports them."""
-    given = sys.stdin.buffer.read()
-    if not given:
+    """Render the template on standard input, with limits if the system supports them."""
+    content = sys.stdin.buffer.read()
+    if not content:
         return
     if sys.platform == "linux":
         import resource
 
         limits = {"CPU": RENDER_SECONDS, "AS": RENDER_BYTES, "CORE": 0}
-        for name, most in limits.items():
-            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
-    asked = json.loads(given)
+        for name, limit in limits.items():
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
+    request = json.loads(content)
     try:
-        answer = {"text": render(asked["template"], asked["variables"])}
+        answer = {"text": render(request["template"], request["variables"])}
         if len(answer["text"]) > MAX_TEXT:
             return
     except TemplateError as error:

@@ -1,8 +1,8 @@
-"""Grammars of a tokenizer, compiled by llguidance, which only this file and grammar_check.py
+"""Grammars for a tokenizer, compiled by llguidance, which only this file and grammar_check.py
 import.
 
-A grammar is checked once, and compiled for each text: copies of a compiled grammar would share a
-lexer and its limit, so that another user's text could use it up.
+A grammar is checked once but compiled for each text: copies of a compiled grammar share a lexer and
+its limit, which another user's text could exhaust.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-KEPT = 1000
-"""Latest grammars for which the result of the check is cached."""
+MAX_CHECKED = 1000
+"""Number of recent grammars whose check result is cached."""
 
 SECONDS_AT_ONCE, SECONDS_A_STEP = 0.5, 0.003
-"""Processor time that a text's grammar may take at once, and that each step of its work adds to it.
-A step consumes a token, or computes the tokens that may follow.
+"""Processor time of a text's grammar: a budget that each step spends, and its refill per step. A
+step consumes a token, or computes the tokens that may follow.
 """
 
 ONE_LINE: JsonCompileOptions = {
@@ -41,19 +41,17 @@ ONE_LINE: JsonCompileOptions = {
     "item_separator": ", ",
     "key_separator": ": ",
 }
-"""JSON is on a single line, as models mostly write it. A schema's own "x-guidance" may specify
-otherwise.
-"""
+"""JSON on a single line, as most models write it. A schema can override this by "x-guidance"."""
 
 ENFORCED: JsonCompileOptions = {"lenient": False, "coerce_one_of": False}
-"""Options that no schema may change: an unsupported keyword is an error."""
+"""Options that no schema may override: unsupported keywords are errors."""
 
 
 class Grammars:
-    """The grammars of a target's or a draft's tokenizer. Any thread may call it.
+    """Compiles grammars for the tokenizer of a target or draft. Thread-safe.
 
-    vocabulary: number of the tokenizer's ids; no other id is ever allowed.
-    stop_ids: the only ids that may follow a complete text.
+    vocabulary: number of token ids; no other id is ever allowed
+    stop_ids: the only ids that may follow a complete text
     """
 
     def __init__(self, tokenizer_json: str, vocabulary: int, stop_ids: Sequence[int]) -> None:
@@ -61,18 +59,16 @@ class Grammars:
         self._stop_ids = sorted(token for token in stop_ids if 0 <= token < vocabulary)
         self._tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()
-        self._checked: OrderedDict[str, str] = OrderedDict()  # digest -> why it is refused, or ""
+        self._checked: OrderedDict[str, str] = OrderedDict()  # digest -> reason for refusal, or ""
 
     @property
     def ends_texts(self) -> bool:
-        """Whether a token ends a text, which grammars need."""
+        """Whether the model has a token that ends a text, which grammars need."""
         return bool(self._stop_ids)
 
     def prepare(self) -> LLTokenizer:
-        """Read the tokenizer, which takes a second of Python for 150,000 ids; return it.
-
-        The first grammar does so, too, if needed. Raises InvalidRequest where
-        no token ends a text.
+        """Return the tokenizer for llguidance. The first call builds it, which takes a second for
+        150,000 ids. Raises InvalidRequest if the model has no token that ends a text.
         """
         if not self.ends_texts:
             raise InvalidRequest(
@@ -89,10 +85,10 @@ class Grammars:
             return self._tokenizer
 
     def rule(self, prompt: Sequence[int], params: SamplingParams) -> TokenRule | None:
-        """Return the rule of a text; None where its logits are not adjusted.
+        """Return the token rule of a text; None if its logits are not adjusted.
 
         Raises InvalidRequest for a grammar that cannot be compiled, or that the prompt's last
-        `made` tokens break, and Busy.
+        `made` tokens violate, and Busy.
         """
         if not params.adjusts:
             return None
@@ -106,26 +102,26 @@ class Grammars:
             return grammar.digest in self._checked
 
     def check(self, grammar: Grammar) -> str:
-        """Return a grammar as llguidance reads it, once another process has compiled it.
+        """Check a grammar by compiling it in another process. Returns it in llguidance's format.
 
-        Raises InvalidRequest if it cannot be compiled, and Busy if this machine is too busy
-        to find out.
+        Raises InvalidRequest if it cannot be compiled, and Busy if this machine is too busy to
+        find out.
         """
         from inference.text.grammar_check import check
 
         digest, text = grammar.digest, _written(grammar)
         with self._lock:
-            known = self._checked.get(digest)
-        said = check(text) if known is None else known
-        if said is None:
+            cached = self._checked.get(digest)
+        reason = check(text) if cached is None else cached
+        if reason is None:
             raise Busy("this machine is too busy to compile the grammar: try again later")
         with self._lock:
-            self._checked[digest] = said
+            self._checked[digest] = reason
             self._checked.move_to_end(digest)
-            if len(self._checked) > KEPT:
+            if len(self._checked) > MAX_CHECKED:
                 self._checked.popitem(last=False)
-        if said:
-            raise InvalidRequest(f"the grammar is refused: {said}")
+        if reason:
+            raise InvalidRequest(f"the grammar is refused: {reason}")
         return text
 
     def _matcher(self, grammar: Grammar) -> GrammarMatcher:
@@ -134,7 +130,7 @@ class Grammars:
 
 
 def _written(grammar: Grammar) -> str:
-    """Return a grammar as llguidance reads it. Raises InvalidRequest."""
+    """Convert a grammar to llguidance's format. Raises InvalidRequest."""
     from llguidance import LLMatcher
 
     kind, text = grammar.kind, grammar.text
@@ -148,20 +144,18 @@ def _written(grammar: Grammar) -> str:
     try:
         return LLMatcher.grammar_from_json_schema(text, defaults=ONE_LINE, overrides=ENFORCED)
     except ValueError as error:
-        said = next(iter(str(error).splitlines()), "no JSON")
-        raise InvalidRequest(f"the schema cannot be read: {said[:200]}") from error
+        reason = next(iter(str(error).splitlines()), "no JSON")
+        raise InvalidRequest(f"the schema cannot be read: {reason[:200]}") from error
 
 
 def _check_embedded(text: str) -> None:
-    """Raise InvalidRequest where a schema within a Lark grammar (%json) changes an option of
-    ENFORCED.
-    """
-    decoder = json.JSONDecoder(object_pairs_hook=list)  # a name that comes twice is seen twice
+    """Raise InvalidRequest if a schema in a Lark grammar (%json) overrides an ENFORCED option."""
+    decoder = json.JSONDecoder(object_pairs_hook=list)  # keeps duplicate names
     for place in re.finditer(r"%json\s*(?=\{)", text):
         try:
             schema, _ = decoder.raw_decode(text, place.end())
         except (ValueError, RecursionError):
-            continue  # no schema: llguidance rejects it unless it is in a string
+            continue  # not a schema: llguidance rejects it unless it is in a string
         options = [value for name, value in schema if name == "x-guidance"]
         names = {name for value in options if isinstance(value, list) for name, *_ in value}
         if changed := names & ENFORCED.keys():
@@ -169,11 +163,11 @@ def _check_embedded(text: str) -> None:
 
 
 def _literals(text: str) -> list[str]:
-    """Return the strings of a JSON list, in quotes. Raises InvalidRequest for anything else."""
+    """Return the strings of a JSON list, quoted. Raises InvalidRequest for anything else."""
     try:
         choices = json.loads(text)
         quoted = [json.dumps(choice, ensure_ascii=False) for choice in choices]
-        "".join(quoted).encode()  # no half of a pair
+        "".join(quoted).encode()  # fails for half of a surrogate pair
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"choices are a JSON list of strings: {error}") from error
     strings = all(isinstance(choice, str) and choice for choice in choices)
@@ -183,9 +177,9 @@ def _literals(text: str) -> list[str]:
 
 
 class GrammarMatcher:
-    """A Matcher of one text. Only stop ids may follow a complete text.
+    """The Matcher of a text. Only stop ids may follow a complete text.
 
-    words: of a set of the tokenizer's ids
+    words: number of 32-bit words of a bit set of token ids
     """
 
     def __init__(
@@ -196,8 +190,8 @@ class GrammarMatcher:
 
         self.words = -(-vocabulary // 32)
         self._vocabulary, self._stop_ids = vocabulary, frozenset(stop_ids)
-        self._ended = 0  # stop ids that were consumed
-        self._left, self._error = SECONDS_AT_ONCE, ""  # of the processor; error of the matcher
+        self._ended = 0  # number of consumed stop ids
+        self._budget, self._error = SECONDS_AT_ONCE, ""  # processor time; error of the matcher
         self._state = begin(tokenizer, grammar)
         self.fill(np.zeros(self.words, dtype=np.int32))  # fails now if the grammar cannot begin
 
@@ -206,8 +200,8 @@ class GrammarMatcher:
         if self._ended or (stops and self._state.is_accepting()):
             self._ended += stops
             return stops
-        known = 0 <= token < self._vocabulary
-        return known and self._timed(lambda: self._state.try_consume_tokens([token])) == 1
+        valid = 0 <= token < self._vocabulary
+        return valid and self._timed(lambda: self._state.try_consume_tokens([token])) == 1
 
     def rollback(self, count: int) -> None:
         ended = min(count, self._ended)
@@ -228,16 +222,16 @@ class GrammarMatcher:
         return () if self._ended else self._timed(self._state.compute_ff_tokens)
 
     def _timed(self, work: Callable[[], T]) -> T:
-        """Do a step of the grammar's work. Raises InvalidRequest if it cannot continue."""
+        """Run a step and charge its processor time. Raises InvalidRequest if the text fails."""
         from inference.text.grammar_check import error_of
 
         began = time.thread_time()
         done = work()
         took = time.thread_time() - began
-        self._left = min(self._left + SECONDS_A_STEP - took, SECONDS_AT_ONCE)
+        self._budget = min(self._budget + SECONDS_A_STEP - took, SECONDS_AT_ONCE)
         if self._state.is_error():
             self._error = f"the grammar cannot continue: {error_of(self._state)}"
-        elif self._left < 0:
+        elif self._budget < 0:
             self._error = (
                 f"the grammar takes too long: a step may take {SECONDS_A_STEP * 1000:.0f} ms, and "
                 f"now and then {SECONDS_AT_ONCE} s"

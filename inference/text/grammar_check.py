@@ -1,11 +1,11 @@
-"""Compiles grammars in a separate process, which is killed if that takes too long.
+"""Compiles grammars in a separate process, which is killed if compilation takes too long.
 
-llguidance bounds the work of its masks, but not all work of its compiler: multiples of a large
-number, or many patterns that the same text has to match, take it hours. It cannot be interrupted.
-So a grammar is compiled here before any other process compiles it.
+llguidance limits the work of its masks, but not all work of its compiler, which cannot be
+interrupted: multiples of a large number, or many patterns for the same text, can take hours. So a
+grammar is compiled here before any other process compiles it.
 
-The process waits for the next grammar. It reads a grammar on each line of its input, as a JSON
-string, and writes why it cannot be compiled: an empty string if it can.
+The process serves many grammars. It reads a JSON string per line, and writes the reason why the
+grammar cannot be compiled, or an empty string.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from typing import ClassVar
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 CHECK_SECONDS, CHECK_BYTES = 2, 2**30
-"""Processor time that compiling may take, and memory of the process."""
+"""Maximum processor time of a compilation, and maximum memory of the process."""
 
 LIMITED = sys.platform == "linux"
-"""Whether the system supports both bounds. Elsewhere only LONGEST_WAIT bounds a check."""
+"""Whether the system supports both limits. Otherwise only MAX_WAIT applies."""
 
-LONGEST_WAIT = 60.0
-"""Seconds after which a check is abandoned on a busy machine."""
+MAX_WAIT = 60.0
+"""Wall-clock seconds after which a check is abandoned, even on a busy machine."""
 
 REUSABLE_BYTES = CHECK_BYTES // 2
-"""Memory above which a process checks no further grammar."""
+"""Memory above which a process is replaced after a check."""
 
 LIMITS = LLParserLimits(
     step_lexer_fuel=50_000,
@@ -43,43 +43,43 @@ LIMITS = LLParserLimits(
     max_grammar_size=100_000,
     verbose_errors=False,
 )
-"""Work and memory of one mask, and of one text. Each state takes 1 to 2 kB."""
+"""Limits on work and memory for each mask and each text. A lexer state takes 1 to 2 kB."""
 
 
 def begin(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-    """Return a grammar's state before the first token; see its is_error()."""
+    """Return a matcher at the start of a text. Check its is_error()."""
     return LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
 
 
 def error_of(matcher: LLMatcher) -> str:
-    """Return a matcher's error, on a single line."""
-    line, *more = matcher.get_error().splitlines() or ["no reason was given"]
+    """Return a matcher's error on a single line."""
+    line, *details = matcher.get_error().splitlines() or ["no reason was given"]
     if line.startswith("NoExtension"):
         return "no token may follow, and no text is complete"
-    if more and line.endswith("regex parse error:"):
-        reason = next((one for one in more if one.startswith("error: ")), "")
-        line = f"pattern {more[0].strip()}: {reason.removeprefix('error: ')}"
+    if details and line.endswith("regex parse error:"):
+        reason = next((detail for detail in details if detail.startswith("error: ")), "")
+        line = f"pattern {details[0].strip()}: {reason.removeprefix('error: ')}"
     return "".join(letter if letter.isprintable() else "?" for letter in line[:200])
 
 
 def check(grammar: str) -> str | None:
-    """Return why a grammar cannot be compiled; "" if it can, None if the check took too long."""
+    """Return why a grammar cannot be compiled: "" if it can, None if the check timed out."""
     try:
         checker = _idle.pop()
     except IndexError:
         checker = _Checker()
     if not checker.alive:
         checker = _Checker()
-    said = checker.check(grammar)
+    reason = checker.check(grammar)
     if checker.alive and not _idle:
         _idle.append(checker)
     else:
         checker.end()
-    return said
+    return reason
 
 
 class _Checker:
-    """A process that checks grammars, one at a time."""
+    """A process that checks one grammar at a time."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(  # noqa: S603 (this file, by this Python)
@@ -96,7 +96,7 @@ class _Checker:
         return self._process.poll() is None
 
     def check(self, grammar: str) -> str | None:
-        """See check(). The process has ended afterwards if the grammar exceeded a bound."""
+        """See check(). The process ends if the grammar exceeds a limit."""
         process, late = self._process, threading.Event()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -105,7 +105,7 @@ class _Checker:
             late.set()
             process.kill()
 
-        timer = threading.Timer(LONGEST_WAIT, give_up)
+        timer = threading.Timer(MAX_WAIT, give_up)
         timer.start()
         try:
             process.stdin.write(f"{json.dumps(grammar)}\n")
@@ -116,13 +116,13 @@ class _Checker:
         finally:
             timer.cancel()
         if line:
-            said, reusable = json.loads(line)
+            reason, reusable = json.loads(line)
             if not reusable:
                 self.end()
-            return str(said)
+            return str(reason)
         process.wait()
         if late.is_set():
-            return None if LIMITED else f"it takes longer than {LONGEST_WAIT:.0f} s"
+            return None if LIMITED else f"it takes longer than {MAX_WAIT:.0f} s"
         return f"it takes more than {CHECK_SECONDS} s or {CHECK_BYTES >> 20} MiB"
 
     def end(self) -> None:
@@ -132,7 +132,7 @@ class _Checker:
 
 
 _idle: list[_Checker] = []
-"""The process that waits for the next grammar, if there is one."""
+"""At most one idle process for the next grammar."""
 
 
 def _end_idle() -> None:
@@ -141,12 +141,12 @@ def _end_idle() -> None:
 
 
 atexit.register(_end_idle)
-if hasattr(os, "register_at_fork"):  # a child would read the parent's answers
+if hasattr(os, "register_at_fork"):  # a forked child must not share the parent's process
     os.register_at_fork(after_in_child=_idle.clear)
 
 
 class _Bytes:
-    """A tokenizer whose tokens are the bytes, the end of a text, and a token for all others."""
+    """A tokenizer with a token for each byte, for the end of a text, and for everything else."""
 
     eos_token_id, bos_token_id = 256, None
     tokens: ClassVar[Sequence[bytes]] = [
@@ -159,7 +159,7 @@ class _Bytes:
 
 
 def byte_tokenizer() -> LLTokenizer:
-    """A tokenizer whose ids are bytes, for grammars without a model."""
+    """A tokenizer with a token per byte, for grammars without a model."""
     from llguidance import TokenizerWrapper
 
     return LLTokenizer(TokenizerWrapper(_Bytes()))
@@ -172,29 +172,29 @@ def main() -> None:
         text = re.sub(r"<\[\d+\]>", "<[257]>", json.loads(line))  # tokens named by their ids
         _limit_seconds(CHECK_SECONDS)
         matcher = begin(tokenizer, text)
-        said = error_of(matcher) if matcher.is_error() else ""
+        reason = error_of(matcher) if matcher.is_error() else ""
         del matcher
         _limit_seconds(0)
-        print(json.dumps([said, _address_space() < REUSABLE_BYTES]), flush=True)
+        print(json.dumps([reason, _address_space() < REUSABLE_BYTES]), flush=True)
 
 
 def _limit_process() -> None:
     if LIMITED:
         import resource
 
-        os.nice(10)  # a target's own forward passes come first
+        os.nice(10)  # the target's forward passes take precedence
         for name, limit in (("AS", CHECK_BYTES), ("CORE", 0)):
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
 
 
 def _limit_seconds(seconds: float) -> None:
-    """Let this process use so much processor time until it is killed. 0: no limit."""
+    """Set the processor time after which this process is killed; 0 for no limit."""
     if LIMITED:
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def _address_space() -> int:
-    """Return the bytes of this process that CHECK_BYTES bounds."""
+    """Return the bytes of this process that CHECK_BYTES limits."""
     if not LIMITED:
         return 0
     import resource

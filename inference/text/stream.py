@@ -1,8 +1,7 @@
 """Converts a stream of token ids to text, by the bytes of each token.
 
-A character may have its bytes in several tokens, and a decoder's output for a token depends on the
-tokens before it. So text is never cut out of decoded windows: bytes are joined, and characters are
-decoded from them.
+The bytes of a character may be spread over several tokens, and a decoder's output for a token
+depends on the tokens before it. So bytes are joined first, and characters are decoded from them.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from typing import Protocol
 import tokenizers
 
 _CHARACTER_BYTES = 4
-"""Maximum bytes of a character in UTF-8, and so of tokens with an incomplete one."""
+"""Maximum bytes of a character in UTF-8, and so of the tokens that it spans."""
 
 _PRINTED = (*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _HIDDEN = [byte for byte in range(256) if byte not in _PRINTED]
 _BYTES = {chr(byte): byte for byte in _PRINTED} | {
     chr(256 + place): byte for place, byte in enumerate(_HIDDEN)
 }
-"""Bytes by their letters in byte-level vocabularies."""
+"""The byte that each letter stands for in byte-level vocabularies."""
 
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
-"""A byte in vocabularies with byte fallback."""
+"""A token for a single byte in vocabularies with byte fallback."""
 
 
 class TokenBytes:
-    """The bytes of a tokenizer's tokens, by its decoder."""
+    """Computes the bytes of tokens by the tokenizer's decoder."""
 
     def __init__(self, rules: tokenizers.Tokenizer) -> None:
         self._rules = rules
@@ -43,22 +42,22 @@ class TokenBytes:
         self._byte_level, self._byte_fallback = "ByteLevel" in steps, "ByteFallback" in steps
 
     def of(self, token: int) -> bytes:
-        """The bytes of a token in the middle of a text; of an added one, its content."""
+        """The bytes of a token in the middle of a text; of an added token, its content."""
         if token in self._added:
             return self._added[token][0].encode()
         return self.after(self._ordinary, token) or b""
 
     def after(self, before: int | None, token: int) -> bytes | None:
-        """The bytes that a token adds to a text; None if no text shows it.
+        """The bytes that a token adds to a text; None if text never shows it (special tokens).
 
-        before: the last token that the text shows; None at its beginning
+        before: the previous token that the text shows; None at the beginning
         """
         piece = self._rules.id_to_token(token)
         if piece is None or (token in self._added and self._added[token][1]):
             return None
         if self._byte_level:
-            known = all(letter in _BYTES for letter in piece)
-            return bytes(_BYTES[letter] for letter in piece) if known else piece.encode()
+            printable = all(letter in _BYTES for letter in piece)
+            return bytes(_BYTES[letter] for letter in piece) if printable else piece.encode()
         byte = self._byte(token)
         if byte is not None and (before is not None or byte[0] >= 0x80):
             return byte
@@ -66,15 +65,15 @@ class TokenBytes:
         return self._decode([*context, token])[len(self._decode(context)) :].encode()
 
     def _context(self, before: int) -> list[int]:
-        """Tokens to decode before another one. A decoder may strip the beginning of a text, so an
-        ordinary token comes first. A byte would be joined to others, so it is omitted.
+        """Tokens to decode together with the next token. An ordinary token comes first, since
+        decoders may strip the beginning. A single byte is omitted, since it would join the next.
         """
-        known = [] if self._ordinary is None else [self._ordinary]
-        return known if self._byte(before) is not None else [*known, before]
+        start = [] if self._ordinary is None else [self._ordinary]
+        return start if self._byte(before) is not None else [*start, before]
 
     @cached_property
     def _ordinary(self) -> int | None:
-        """The first token that is a word or a letter; None if there is none."""
+        """The first token that is a word or a letter, if any."""
         for token in range(self._rules.get_vocab_size()):
             if (
                 self._byte(token) is None
@@ -84,33 +83,31 @@ class TokenBytes:
         return None
 
     def _byte(self, token: int) -> bytes | None:
-        found = self._byte_fallback and _BYTE.fullmatch(self._rules.id_to_token(token) or "")
-        return bytes([int(found[1], 16)]) if found else None
+        match = self._byte_fallback and _BYTE.fullmatch(self._rules.id_to_token(token) or "")
+        return bytes([int(match[1], 16)]) if match else None
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._rules.decode(ids, skip_special_tokens=True))
 
 
 class Spelling(Protocol):
-    """A tokenizer's spelling: after() returns the bytes that a token adds to a text, or None for a
-    token that no text shows. `before` is the last token that the text shows.
-    """
+    """Gives the bytes of tokens; see TokenBytes.after()."""
 
     def after(self, before: int | None, token: int) -> bytes | None: ...
 
 
 class TextStream:
-    """The text of tokens after a prompt, in whole characters.
+    """Converts the tokens after a prompt to text, in whole characters.
 
-    Bytes that are no character become U+FFFD. A character that the prompt has begun is part of the
-    text if the text completes it.
+    Invalid bytes become U+FFFD. A character that begins in the prompt belongs to the text that
+    completes it.
     """
 
     def __init__(self, spelling: Spelling, prompt: Sequence[int]) -> None:
         self._spelling = spelling
         self._letters = getincrementaldecoder("utf-8")("replace")
         self._before: int | None = None
-        self._begun = ""  # what the prompt shows of a character that it leaves incomplete
+        self._begun = ""  # how the prompt shows the incomplete character at its end
         shown = (token for token in reversed(prompt) if spelling.after(token, token) is not None)
         tail = [token for token, _ in zip(shown, range(_CHARACTER_BYTES), strict=False)]
         for token in reversed(tail):
@@ -119,7 +116,7 @@ class TextStream:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the text so far ends with a whole character."""
+        """Whether the text so far ends with a complete character."""
         return not self._incomplete
 
     @property
@@ -127,7 +124,7 @@ class TextStream:
         return self._letters.getstate()[0]
 
     def push(self, token: int) -> str:
-        """The text that this token completes; empty while a character is incomplete."""
+        """Add a token. Returns the text that it completes, empty within a character."""
         added = self._spelling.after(self._before, token)
         if added is None:
             return ""
@@ -139,6 +136,6 @@ class TextStream:
         return self._own(self._letters.decode(b"", final=True))
 
     def _own(self, text: str) -> str:
-        """The text without what the prompt shows already."""
+        """The text without the part that the prompt shows already."""
         begun, self._begun = self._begun, "" if text else self._begun
         return text.removeprefix(begun) if text else ""

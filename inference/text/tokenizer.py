@@ -1,4 +1,4 @@
-"""Conversion between text and token ids: tokenizer and chat template."""
+"""Converts between text and token ids, including chats by the model's chat template."""
 
 from __future__ import annotations
 
@@ -35,33 +35,33 @@ from inference.text.tokenizer_settings import (
 )
 
 _NAMED = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-"""Special tokens that chat templates know by these names."""
+"""Names of special tokens in tokenizer_config.json and in chat templates."""
 
 
 class _Stored(NamedTuple):
-    """A tokenizer as its files have it."""
+    """A tokenizer as read from its files."""
 
     rules: tokenizers.Tokenizer
-    named: Mapping[str, str]  # special tokens by their names in chat templates
-    templates: Mapping[str, str]  # of chats, by name
+    special: Mapping[str, str]  # special tokens by name
+    templates: Mapping[str, str]  # chat templates by name
 
 
 class Tokenizer:
     """The tokenizer of a Hugging Face directory, or of a GGUF file. Raises UnsupportedModel if it
     cannot be used, and MissingExtra for a GGUF file without transformers.
 
-    vocabulary: one past the greatest token id.
+    vocabulary: the highest token id plus one
     """
 
     def __init__(self, directory: Path) -> None:
-        read = _of_gguf if directory.is_file() else _of_directory
+        load = _of_gguf if directory.is_file() else _of_directory
         try:
-            self._take(read(directory))
+            self._take(load(directory))
         except OutriderError:
             raise
         except Exception as error:  # the libraries' parsers raise bare Exception
-            said = next(iter(str(error).splitlines()), type(error).__name__)
-            raise UnsupportedModel(f"{directory}: its tokenizer cannot be read ({said})") from error
+            why = next(iter(str(error).splitlines()), type(error).__name__)
+            raise UnsupportedModel(f"{directory}: its tokenizer cannot be read ({why})") from error
         if not self.vocabulary:
             raise UnsupportedModel(f"{directory}: its tokenizer.json has no tokens")
 
@@ -69,29 +69,28 @@ class Tokenizer:
         self._rules, self._named, self._templates = stored
         self.vocabulary = max(self.ids().values(), default=-1) + 1
         self._bytes = TokenBytes(self._rules)
-        self._foreign = frozenset[str]()  # templates that a target sent
+        self._foreign = frozenset[str]()  # templates from a target
 
     @property
     def settings(self) -> TokenizerSettings:
-        """All that determines prompts and texts beside the vocabulary."""
+        """Everything beside the vocabulary that affects prompts and texts."""
         return self._summary[1]
 
     def fingerprint(self) -> str:
-        """A hash of everything that turns text into ids.
-
-        It covers token ids, special tokens, merges, normaliser and pre-tokeniser. It leaves out
-        file bytes, vocabulary padding and the decoder, which differ between sizes of one family.
+        """A hash of all that determines the ids of a text: token ids, special tokens, merges,
+        normaliser and pre-tokeniser. It excludes the files' exact bytes, vocabulary padding and the
+        decoder, which differ between models of a family.
         """
         return self._summary[0]
 
     @property
     def identity(self) -> TokenizerIdentity:
-        """Identifies the ids that a tokenizer produces."""
+        """Fingerprint and settings, which show whether two tokenizers produce the same ids."""
         return TokenizerIdentity(*self._summary)
 
     @cached_property
     def _summary(self) -> tuple[str, TokenizerSettings]:
-        backend = json.loads(self.to_json())  # megabytes, which are parsed once for both
+        backend = json.loads(self.to_json())  # megabytes, so parsed once for both
         settings = TokenizerSettings(
             self.vocabulary,
             core_hashes(backend),
@@ -104,37 +103,37 @@ class Tokenizer:
         return _fingerprint(backend, self.ids()), settings
 
     def with_settings(self, settings: TokenizerSettings) -> Tokenizer:
-        """The tokenizer with these settings of a target and the vocabulary here.
+        """A copy of this tokenizer with the settings of a target.
 
-        Raises Mismatch where ids of the two differ, or the settings are invalid.
+        Raises Mismatch if ids of the two differ, or the settings are invalid.
         """
         if reason := self.settings.disagreement(settings):
             raise Mismatch(reason)
         if settings.decoder != self.settings.decoder and has_regex(settings.decoder):
             raise Mismatch("the target's decoder has a regular expression, the local one has none")
-        parts = {name: getattr(settings, name) for name in ("post_processor", "decoder")}
-        backend = json.loads(self.to_json()) | parts | {"added_tokens": settings.added}
-        made = copy(self)
-        del made.__dict__["_summary"]
+        decoding = {name: getattr(settings, name) for name in ("post_processor", "decoder")}
+        backend = json.loads(self.to_json()) | decoding | {"added_tokens": settings.added}
+        clone = copy(self)
+        del clone.__dict__["_summary"]
         try:
             rules = tokenizers.Tokenizer.from_str(json.dumps(backend))
         except Exception as error:  # the library raises bare Exception
             raise Mismatch(f"the target's tokenizer settings are invalid: {error}") from error
-        made._take(_Stored(rules, settings.named, settings.templates))
-        made.vocabulary = settings.vocabulary
-        made._foreign = frozenset(settings.templates.values()) - {*self._templates.values()}
-        wrong = next((one for one, name in settings.ids.items() if made.id_of(name) != one), None)
+        clone._take(_Stored(rules, settings.named, settings.templates))
+        clone.vocabulary = settings.vocabulary
+        clone._foreign = frozenset(settings.templates.values()) - {*self._templates.values()}
+        wrong = next((key for key, name in settings.ids.items() if clone.id_of(name) != key), None)
         if wrong is not None:
             raise Mismatch(f"id {wrong} of the target's tokenizer cannot be added to the local one")
-        return made
+        return clone
 
     @property
     def template(self) -> str:
-        """The template of chats with tools; empty for none."""
+        """The chat template for chats with tools; empty if the model has none."""
         return self._template(tools=True)
 
     def _template(self, *, tools: bool) -> str:
-        """The template that the transformers library uses."""
+        """The chat template that the transformers library would use; empty for none."""
         default = self._templates.get(DEFAULT, "")
         return self._templates.get(TOOL_USE, default) if tools else default
 
@@ -144,37 +143,37 @@ class Tokenizer:
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """The token that ends a text by the tokenizer's own files, if any."""
+        """The end-of-text token in the tokenizer's files, if any."""
         token = self.id_of(self._named.get("eos_token", ""))
         return frozenset() if token is None else frozenset({token})
 
     def special_tokens(self, texts: Iterable[str]) -> dict[int, str]:
-        """The special tokens among these texts, by id. Decoded text omits them."""
-        added, wanted = self._rules.get_added_tokens_decoder(), set(texts)
+        """Those of the texts that are special tokens, by id. Decoded text omits these tokens."""
+        added, contents = self._rules.get_added_tokens_decoder(), set(texts)
         return {
-            token: one.content
-            for token, one in added.items()
-            if one.special and one.content in wanted
+            token: entry.content
+            for token, entry in added.items()
+            if entry.special and entry.content in contents
         }
 
     def to_json(self) -> str:
-        """The tokenizer as the content of a tokenizer.json."""
+        """The tokenizer in the format of tokenizer.json."""
         return str(self._rules.to_str())
 
     def ids(self) -> dict[str, int]:
-        """Every token's id."""
+        """The id of every token."""
         return dict(self._rules.get_vocab())
 
     def id_of(self, token: str) -> int | None:
-        """The id of a token; None where the vocabulary does not have it."""
-        known: int | None = self._rules.token_to_id(token)
-        return known
+        """The id of a token; None if it is not in the vocabulary."""
+        token_id: int | None = self._rules.token_to_id(token)
+        return token_id
 
     def encode(self, prompt: str, *, chat: bool = False) -> list[int]:
         """Token ids of a raw prompt, or of a chat's first turn.
 
-        A raw prompt gets the beginning-of-text token where the tokenizer defines one. Raises
-        InvalidRequest for an empty prompt, or for a chat without a chat template.
+        A raw prompt gets a beginning-of-text token if the tokenizer has one. Raises InvalidRequest
+        for an empty prompt, and for a chat without a chat template.
         """
         if not prompt:
             raise InvalidRequest("the prompt is empty")
@@ -190,36 +189,36 @@ class Tokenizer:
         *,
         continues: bool = False,
     ) -> list[int]:
-        """Token ids of a chat, up to where the assistant's next message begins.
+        """Token ids of a chat, up to the beginning of the assistant's next message.
 
-        messages: each with its `role` and its `content`, and other fields of the template
-        tools: functions offered to the model, in the form of OpenAI's API
+        messages: mappings with `role`, `content`, and other fields that the template uses
+        tools: functions that the model may call, in the format of OpenAI's API
         variables: other variables of the template, such as enable_thinking
-        continues: the chat ends within its last message, which is to be continued
+        continues: the model continues the last message instead
 
-        Raises InvalidRequest without a chat template, and where the template fails.
+        Raises InvalidRequest without a chat template, and if the template fails.
         """
         if not messages:
             raise InvalidRequest("a chat needs at least one message")
         template = self._template(tools=bool(tools))
         if not template:
-            named = ", ".join(self._templates)
-            lacks = f"no default one, but {named}" if named else "none"
+            names = ", ".join(self._templates)
+            lacks = f"no default one, but {names}" if names else "none"
             raise InvalidRequest(f"a chat needs a model with a chat template: this one has {lacks}")
-        told, end = [dict(message) for message in messages], ""
+        chat, end = [dict(message) for message in messages], ""
         if continues:
             end = uuid4().hex
-            told[-1]["content"] = f"{told[-1].get('content') or ''}{end}"
-        known = {
+            chat[-1]["content"] = f"{chat[-1].get('content') or ''}{end}"
+        context = {
             "add_generation_prompt": not continues,
             "documents": None,
             **variables,
             **self._named,
-            "messages": told,
+            "messages": chat,
             "tools": list(tools) or None,
         }
         try:
-            text = (self._apart.render if template in self._foreign else render)(template, known)
+            text = (self._apart.render if template in self._foreign else render)(template, context)
         except TemplateError as error:
             raise InvalidRequest(str(error)) from error
         if end not in text:
@@ -238,11 +237,11 @@ class Tokenizer:
         return str(self._rules.decode(list(ids), skip_special_tokens=True))
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes of a token, special ones included. They may be a part of a character."""
+        """The bytes of a token, including special tokens. They may be part of a character."""
         return self._bytes.of(token)
 
     def stream(self, prompt: Sequence[int]) -> TextStream:
-        """A stream that turns the ids after `prompt` into text piece by piece."""
+        """A stream that converts the ids after `prompt` to text piece by piece."""
         return TextStream(self._bytes, prompt)
 
 
@@ -256,7 +255,7 @@ def _fingerprint(backend: Mapping[str, Any], ids: Mapping[str, int]) -> str:
         " ".join(merge) if isinstance(merge, list) else merge
         for merge in backend["model"].get("merges") or []
     ]
-    parts = {
+    facts = {
         "ids": sorted(ids.items()),
         "special": sorted(
             (token["id"], token["content"]) for token in backend["added_tokens"] if token["special"]
@@ -266,7 +265,7 @@ def _fingerprint(backend: Mapping[str, Any], ids: Mapping[str, int]) -> str:
         "normalizer": without_defaults(backend["normalizer"]),
         "pre_tokenizer": without_defaults(backend["pre_tokenizer"]),
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _of_directory(directory: Path) -> _Stored:
@@ -280,51 +279,51 @@ def _of_directory(directory: Path) -> _Stored:
     rules.no_padding()
     path = directory / "tokenizer_config.json"
     settings = read_json(path, UnsupportedModel).dictionary() if path.is_file() else {}
-    added = sorted(settings.get("added_tokens_decoder", {}).items(), key=lambda one: int(one[0]))
+    added = sorted(settings.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
     rules.add_tokens([tokenizers.AddedToken(**token) for _, token in added])
-    named = {name: _content(settings[name]) for name in _NAMED if settings.get(name)}
-    special = [tokenizers.AddedToken(one, special=True, normalized=False) for one in named.values()]
+    names = {name: _content(settings[name]) for name in _NAMED if settings.get(name)}
+    special = [
+        tokenizers.AddedToken(text, special=True, normalized=False) for text in names.values()
+    ]
     rules.add_special_tokens(special)
-    return _Stored(rules, named, read_templates(directory, settings))
+    return _Stored(rules, names, read_templates(directory, settings))
 
 
 def _content(token: str | Mapping[str, Any]) -> str:
-    """The text of a token, which some files give with its matching options."""
+    """The text of a token, which files store as a string or with matching options."""
     return token if isinstance(token, str) else str(token["content"])
 
 
 def _of_gguf(path: Path) -> _Stored:
-    """The tokenizer of a GGUF file without a tokenizer.json. Creating it takes many seconds, so it
-    is cached for later starts.
-    """
+    """The tokenizer in a GGUF file. Creating it takes many seconds, so it is cached on disk."""
     state = path.stat()
     facts = f"{path.resolve()} {state.st_size} {state.st_mtime_ns} {tokenizers.__version__}"
-    kept = cache_directory("tokenizers") / f"{hashlib.sha256(facts.encode()).hexdigest()}.json"
-    if kept.is_file():
-        rules, named, templates = read_json(kept, UnsupportedModel).value
-        return _Stored(tokenizers.Tokenizer.from_str(rules), named, named_templates(templates))
-    made = _made_of_gguf(path)
+    cache = cache_directory("tokenizers") / f"{hashlib.sha256(facts.encode()).hexdigest()}.json"
+    if cache.is_file():
+        rules, special, templates = read_json(cache, UnsupportedModel).value
+        return _Stored(tokenizers.Tokenizer.from_str(rules), special, named_templates(templates))
+    stored = _made_of_gguf(path)
     with suppress(OSError):  # without a cache it is created again
-        write_whole(kept, json.dumps([made.rules.to_str(), made.named, made.templates]))
-    return made
+        write_whole(cache, json.dumps([stored.rules.to_str(), stored.special, stored.templates]))
+    return stored
 
 
 def _made_of_gguf(path: Path) -> _Stored:
-    """The tokenizer that transformers creates from a GGUF file."""
+    """Create the tokenizer of a GGUF file by transformers."""
     require("torch", f"{path} without its checkpoint's tokenizer.json beside it", "transformers")
     from transformers import AutoTokenizer
 
-    made: Any = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-    templates = named_templates(made.chat_template)
-    return _Stored(made.backend_tokenizer, dict(made.special_tokens_map), templates)
+    loaded: Any = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    templates = named_templates(loaded.chat_template)
+    return _Stored(loaded.backend_tokenizer, dict(loaded.special_tokens_map), templates)
 
 
 def _flaw(error: UnicodeEncodeError) -> str:
-    """The flaw of a text that is not Unicode: a byte of a command line that is not UTF-8, or half
-    of a surrogate pair.
+    """Why a text cannot be encoded: a byte of the command line that is not UTF-8, or half of a
+    surrogate pair.
     """
     half = ord(error.object[error.start])
-    if 0xDC80 <= half <= 0xDCFF:  # as Python reads arguments
+    if 0xDC80 <= half <= 0xDCFF:  # how Python decodes such bytes in arguments
         byte = f"byte 0x{half - 0xDC00:02x} at position {error.start}"
         return f"UTF-8: {byte}; convert it, as with iconv -t utf-8"
     return f"Unicode: half of a surrogate pair (U+{half:04X}) at position {error.start}"

@@ -1,7 +1,7 @@
-"""The settings of a tokenizer: all that determines prompts and texts but vocabulary and merges.
+"""Tokenizer settings: everything but vocabulary and merges that affects prompts and texts.
 
-A target sends its settings to clients, whose draft's files may have others: another chat template,
-another first token, an extra token. The vocabulary and merges are megabytes and must be equal
+A target sends its settings to clients, since the draft's files may differ: in the chat template,
+the first token, or an extra token. The vocabulary and merges are megabytes and must be equal
 anyway, so a hash of them is enough.
 """
 
@@ -19,15 +19,15 @@ from inference.errors import Mismatch, UnsupportedModel
 from inference.files.json_file import DEEPEST, Json, deeper
 
 MAX_BYTES = 3 << 20
-"""Bytes of settings in a message, below gRPC's own limit."""
+"""Maximum bytes of settings in a message, below gRPC's limit."""
 
 MAX_TEMPLATES = 32
 
 DEFAULT, TOOL_USE = "default", "tool_use"
-"""Names of chat templates: of every chat, and of chats with tools if there is a separate one."""
+"""Names of chat templates: the default one, and an optional one for chats with tools."""
 
 TEMPLATES = "additional_chat_templates"
-"""Directory of the files of named chat templates, beside that of the default one."""
+"""Directory with a file for each named chat template."""
 
 _FILE = "chat_template.jinja"
 
@@ -36,11 +36,11 @@ _FILE = "chat_template.jinja"
 class TokenizerSettings:
     """Settings of a tokenizer.
 
-    vocabulary: one past the greatest id
-    cores: hashes of vocabulary, merges, normaliser and pre-tokeniser: of the whole vocabulary, and
-        of that without added tokens, since some files list these among it
-    added: the added tokens as tokenizer.json lists them
-    post_processor, decoder: as tokenizer.json has them
+    vocabulary: the highest token id plus one
+    cores: two hashes of vocabulary, merges, normaliser and pre-tokeniser: with added tokens and
+        without, since only some files list them in the vocabulary
+    added: the added tokens in the format of tokenizer.json
+    post_processor, decoder: in the format of tokenizer.json
     named: special tokens by their names in chat templates, such as eos_token
     templates: chat templates by name
     """
@@ -55,7 +55,7 @@ class TokenizerSettings:
 
     @cached_property
     def content(self) -> bytes:
-        """The settings as sent to clients."""
+        """The settings in the format that is sent to clients."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
@@ -65,7 +65,7 @@ class TokenizerSettings:
         return hashlib.sha256(self.content).hexdigest()
 
     def check_size(self) -> None:
-        """Raise UnsupportedModel for settings above the clients' limits."""
+        """Raise UnsupportedModel if the settings exceed the limits of clients."""
         if len(self.content) > MAX_BYTES or len(self.templates) > MAX_TEMPLATES:
             raise UnsupportedModel(
                 f"the tokenizer's settings have {len(self.content):,} bytes and "
@@ -80,7 +80,7 @@ class TokenizerSettings:
 
     @classmethod
     def read(cls, content: bytes) -> TokenizerSettings:
-        """Read settings that a target sent. Raises Mismatch for anything else."""
+        """Parse settings from a target. Raises Mismatch if they are invalid."""
         try:
             value = json.loads(content.decode() if len(content) <= MAX_BYTES else "")
             if deeper(value, DEEPEST):
@@ -99,51 +99,51 @@ class TokenizerSettings:
             raw.field("templates").refuse(f"a list of up to {MAX_TEMPLATES}")
         return cls(
             raw.field("vocabulary").integer(1),
-            list(raw.field("cores").each(Json.line)),
+            list(raw.field("cores").map(Json.line)),
             added.value,
             raw.field("post_processor").value,
             raw.field("decoder").value,
-            {name: one.text() for name, one in raw.field("named").fields().items()},
-            {name: one.text() for name, one in templates.items()},
+            {name: entry.text() for name, entry in raw.field("named").fields().items()},
+            {name: entry.text() for name, entry in templates.items()},
         )
 
-    def disagreement(self, other: TokenizerSettings) -> str:
-        """Reason why common ids of two tokenizers do not mean the same; empty where they do."""
-        if not {*self.cores} & {*other.cores}:
+    def disagreement(self, settings: TokenizerSettings) -> str:
+        """Why a common id of two tokenizers has different meanings; empty if none has."""
+        if not {*self.cores} & {*settings.cores}:
             return "their vocabularies, or their rules for splitting text, differ"
-        mine, theirs = self.ids, other.ids
-        wrong = sorted(one for one in mine.keys() & theirs if mine[one] != theirs[one])
+        mine, theirs = self.ids, settings.ids
+        wrong = sorted(token for token in mine.keys() & theirs if mine[token] != theirs[token])
         return f"id {wrong[0]} is {mine[wrong[0]]!r} and {theirs[wrong[0]]!r}" if wrong else ""
 
 
 class TokenizerIdentity(NamedTuple):
-    """Shows whether two tokenizers give the same ids.
+    """Shows whether two tokenizers produce the same ids.
 
     fingerprint: see Tokenizer.fingerprint()
-    settings: None where a target of an older version does not send them
+    settings: None if an older target does not send them
     """
 
     fingerprint: str
     settings: TokenizerSettings | None = None
 
-    def disagreement(self, other: TokenizerIdentity) -> str:
-        """Reason why a draft and a target with these tokenizers do not match; empty if they do.
+    def disagreement(self, identity: TokenizerIdentity) -> str:
+        """Why a draft and a target with these tokenizers do not match; empty if they do.
 
-        See TokenizerSettings.disagreement(). Without the settings of both,
-        their fingerprints have to be equal.
+        See TokenizerSettings.disagreement(). Unless both have settings, the fingerprints have to be
+        equal.
         """
-        if self.settings is not None and other.settings is not None:
-            return self.settings.disagreement(other.settings)
-        equal = self.fingerprint == other.fingerprint
+        if self.settings is not None and identity.settings is not None:
+            return self.settings.disagreement(identity.settings)
+        equal = self.fingerprint == identity.fingerprint
         return "" if equal else "an older target needs exactly its own tokenizer"
 
 
 def read_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """The chat templates of a directory by name: those in separate files, else those of its
-    tokenizer_config.json. `settings` is the content of that.
+    """The chat templates of a directory by name: from separate files, otherwise from
+    tokenizer_config.json, whose content is `settings`.
     """
-    more = sorted((directory / TEMPLATES).glob("*.jinja"))
-    files = {one.stem: one for one in more}
+    paths = sorted((directory / TEMPLATES).glob("*.jinja"))
+    files = {path.stem: path for path in paths}
     if (directory / _FILE).is_file():
         files[DEFAULT] = directory / _FILE
     if files:
@@ -151,17 +151,17 @@ def read_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, st
     return named_templates(settings.get("chat_template"))
 
 
-def named_templates(given: Any) -> dict[str, str]:
-    """Chat templates by name, of one template, a list of named ones, or a mapping."""
-    if isinstance(given, Mapping):
-        return {str(name): str(template) for name, template in given.items()}
-    if isinstance(given, list):
-        return {str(one["name"]): str(one["template"]) for one in given}
-    return {DEFAULT: str(given)} if given else {}
+def named_templates(templates: Any) -> dict[str, str]:
+    """Chat templates by name, from a single template, a list of named ones, or a mapping."""
+    if isinstance(templates, Mapping):
+        return {str(name): str(template) for name, template in templates.items()}
+    if isinstance(templates, list):
+        return {str(entry["name"]): str(entry["template"]) for entry in templates}
+    return {DEFAULT: str(templates)} if templates else {}
 
 
 def core_hashes(backend: Mapping[str, Any]) -> list[str]:
-    """The hashes `cores` of a parsed tokenizer.json."""
+    """TokenizerSettings.cores for the content of a tokenizer.json."""
     added = {token["content"] for token in backend["added_tokens"]}
     return [_core_hash(backend, without) for without in (set[str](), added)]
 
@@ -172,29 +172,29 @@ def _core_hash(backend: Mapping[str, Any], added: set[str]) -> str:
     model.pop("dropout", None)
     if isinstance(vocabulary, Mapping):
         pieces = sorted((token, piece) for piece, token in vocabulary.items() if piece not in added)
-    else:  # of a unigram model, in the order of ids, with scores
+    else:  # a unigram model: pieces with scores, in the order of ids
         pieces = [(at, piece) for at, piece in enumerate(vocabulary) if piece[0] not in added]
-    parts = {
+    core = {
         "pieces": pieces,
-        "merges": [" ".join(one) if isinstance(one, list) else one for one in merges],
+        "merges": [" ".join(merge) if isinstance(merge, list) else merge for merge in merges],
         "model": without_defaults(model),
         "normalizer": without_defaults(backend["normalizer"]),
         "pre_tokenizer": without_defaults(backend["pre_tokenizer"]),
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(core, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def without_defaults(value: Any) -> Any:
-    """The value without nulls and falses, which some library versions write and others omit."""
+    """The value without null and false, which only some library versions write."""
     if isinstance(value, dict):
         return {
-            key: without_defaults(part) for key, part in value.items() if part not in (None, False)
+            key: without_defaults(item) for key, item in value.items() if item not in (None, False)
         }
-    return [without_defaults(part) for part in value] if isinstance(value, list) else value
+    return [without_defaults(item) for item in value] if isinstance(value, list) else value
 
 
 def has_regex(value: Any) -> bool:
-    """Whether a post-processor or decoder has a regular expression, whose time has no bound."""
+    """Whether a post-processor or decoder has a regular expression, whose time is unbounded."""
     if isinstance(value, Mapping):
         return "Regex" in value or any(map(has_regex, value.values()))
     return isinstance(value, list) and any(map(has_regex, value))

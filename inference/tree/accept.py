@@ -27,12 +27,12 @@ def accept_matches(trees: Sequence[TokenTree], chosen: Sequence[IntArray]) -> li
 
     chosen: [trees] the target's token at each node of the tree, [n].
     """
-    tokens, wanted = np.concatenate([tree.tokens for tree in trees]), np.concatenate(chosen)
+    tokens, choices = np.concatenate([tree.tokens for tree in trees]), np.concatenate(chosen)
     sizes = np.array([len(tree.tokens) for tree in trees])
     roots = sizes.cumsum() - sizes  # [trees] indices in the arrays of all nodes
     above = np.concatenate([tree.parents for tree in trees]) + roots.repeat(sizes)
     above[roots] = roots
-    met = tokens == wanted[above]  # the target chose the node, if its walk reached the parent
+    met = tokens == choices[above]  # the target chose the node, if its walk reached the parent
     met[roots] = True
     while True:  # `above` looks twice as far up in each turn
         met &= met[above]
@@ -44,6 +44,6 @@ def accept_matches(trees: Sequence[TokenTree], chosen: Sequence[IntArray]) -> li
     begins = np.searchsorted(nodes, roots)
     ends = np.append(begins[1:], len(nodes))
     walked = (nodes - roots.repeat(ends - begins)).tolist()
-    last = wanted[nodes[ends - 1]].tolist()
+    last = choices[nodes[ends - 1]].tolist()
     bounds = zip(begins.tolist(), ends.tolist(), last, strict=True)
     return [Verdict(tuple(walked[begin + 1 : end]), token) for begin, end, token in bounds]

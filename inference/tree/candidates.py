@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.proposer import MOST_CANDIDATES, Nodes
+from inference.proposer import MAX_CANDIDATES, Nodes
 from inference.tree.growing_tree import EMPTY, NOWHERE, PLACE, GrowingTree, Mark
 
 REMEMBERED_NUMBERS = 4096
@@ -27,7 +27,7 @@ REMEMBERED_NUMBERS = 4096
 committed candidates a number may resolve to.
 """
 
-LEAST_CHANCE, SUREST = 2.0**-64, 1 - 2.0**-20
+MIN_CHANCE, SUREST = 2.0**-64, 1 - 2.0**-20
 """Bounds to which an edge's chance is clamped, so that a node always ranks behind its parent."""
 
 _KEPT_WHEN_FULL = 0.75
@@ -56,7 +56,7 @@ class ProposalStream:
 
     arrived: nodes that have arrived
     known: nodes that had arrived when the last forward pass began
-    wake: called at each progress of the session; None: nobody listens
+    wake: called at each progress of the session; None without a listener
     numbers, targets: targets of the latest numbers: number n is at index n % REMEMBERED_NUMBERS
     """
 
@@ -73,15 +73,15 @@ class CandidateTree(GrowingTree):
     """Candidates below the last token of a text, which is the root.
 
     text: the session's committed tokens; the session appends them, after `commit`.
-    most: maximum candidates.
-    taken: committed tokens that were candidates, computed in their forward or not.
+    limit: maximum candidates.
+    accepted: committed tokens that were candidates, computed in their forward or not.
     deepest: an upper bound of all candidates' positions.
     streams: streams of proposals that have not left.
     """
 
-    def __init__(self, text: list[int], most: int = MOST_CANDIDATES) -> None:
+    def __init__(self, text: list[int], limit: int = MAX_CANDIDATES) -> None:
         super().__init__(text[-1], len(text) - 1)
-        self.text, self._most, self.taken = text, most, 0
+        self.text, self._limit, self.accepted = text, limit, 0
         self.deepest = self.position
         self._claims: dict[Mark, dict[int, dict[int, float]]] = self.table()
         self._raised: dict[Mark, float] = self.table()  # new edge cost, not yet in `ranks`
@@ -109,13 +109,13 @@ class CandidateTree(GrowingTree):
         proposer, late = nodes.proposer, 0
         described = zip(nodes.parents, nodes.tokens, nodes.chances, strict=True)
         for number, (back, token, claimed) in enumerate(described, nodes.first):
-            named = base
+            parent = base
             if back:
                 at = (number - back) % REMEMBERED_NUMBERS
-                named = targets[at] if numbers[at] == number - back else NOWHERE
-            above = named if named in children else self._live(named)
+                parent = targets[at] if numbers[at] == number - back else NOWHERE
+            above = parent if parent in children else self._live(parent)
             if above == NOWHERE:
-                target = self._passed(named, token)
+                target = self._passed(parent, token)
                 late += 1
             else:
                 depth = self.positions.item(above & PLACE) + 1 - self.position
@@ -124,7 +124,7 @@ class CandidateTree(GrowingTree):
                 claims.setdefault(proposer, {})[token] = claimed
             at = number % REMEMBERED_NUMBERS
             numbers[at], targets[at] = number, target
-        return Dropped(late, self._shed() if self.live > self._most else 0)
+        return Dropped(late, self._shed() if self.live > self._limit else 0)
 
     @property
     def live(self) -> int:
@@ -159,7 +159,7 @@ class CandidateTree(GrowingTree):
         while len(self._committed) > REMEMBERED_NUMBERS:
             self._committed.popitem(last=False)
         self.advance(tokens)
-        self.taken += len(path) - 1
+        self.accepted += len(path) - 1
         self._in_pass = None
         return [*claims, *[{}] * (len(tokens) - len(claims))]
 
@@ -171,7 +171,7 @@ class CandidateTree(GrowingTree):
 
     def _add(self, above: Mark, token: int, chance: float) -> Mark:
         """Add a child, or raise the chance of an existing one; returns its mark."""
-        cost = -math.log(min(max(chance, LEAST_CHANCE), SUREST))
+        cost = -math.log(min(max(chance, MIN_CHANCE), SUREST))
         child = self.children.get(above, {}).get(token)
         if child is None:
             child = self.add_child(above, token, self.rank(above) + cost)
@@ -186,8 +186,8 @@ class CandidateTree(GrowingTree):
         It is NOWHERE unless the target has committed this token there.
         """
         position = self._committed.get(above, ~above) + 1
-        known = 0 < position <= self.position and self.text[position] == token
-        return ~position if known else NOWHERE
+        is_committed = 0 < position <= self.position and self.text[position] == token
+        return ~position if is_committed else NOWHERE
 
     def _rank_anew(self) -> None:
         """Recompute ranks after chances were raised: a rank is the sum of the costs on the path."""
@@ -210,13 +210,13 @@ class CandidateTree(GrowingTree):
         """
         ranks = self.present_ranks()
         dropped = ranks < EMPTY
-        dropped[np.argsort(ranks)[: 1 + int(_KEPT_WHEN_FULL * self._most)]] = False
+        dropped[np.argsort(ranks)[: 1 + int(_KEPT_WHEN_FULL * self._limit)]] = False
         if self._in_pass is not None:
             dropped[self._in_pass] = False
-        gone = [self.marks[place] for place in dropped.nonzero()[0].tolist()]
-        for node in gone:
+        shed = [self.marks[place] for place in dropped.nonzero()[0].tolist()]
+        for node in shed:
             above, token = self.parent(node), self.token(node)
             del self.children[above][token]
             for claims in self._claims.get(above, {}).values():
                 claims.pop(token, None)
-        return len(self.prune(gone))
+        return len(self.prune(shed))

@@ -141,8 +141,10 @@ class GrowingTree:
         if node == NOWHERE:
             node = self.add_node(tokens[-1], -1, self.position, self.rank(passed[-1]))
         self.parents[node & PLACE] = -1
-        self.root = node
-        return passed, self.prune(passed[:])[len(passed) :]
+        self.root, removed = node, self.prune(passed[:])
+        live = np.count_nonzero(self.ranks < EMPTY)
+        assert live == len(self.marks) - len(self._free), "a place is lost"
+        return passed, removed[len(passed) :]
 
     def clear(self) -> list[Mark]:
         """Remove all nodes below the root; returns them."""

@@ -108,10 +108,10 @@ def trees_of(
     tokens, parents, depths: [rows, most]
     sizes: [rows] number of nodes of each tree
     """
-    rows, most = parents.shape
-    starts = np.arange(rows, dtype=np.int32)[:, None] * most
+    rows, width = parents.shape
+    starts = np.arange(rows, dtype=np.int32)[:, None] * width
     above = np.where(parents < 0, -1, parents + starts)
-    mask = _sight(above.ravel(), np.repeat(starts[:, 0], most)).reshape(rows, most, most)
+    mask = _sight(above.ravel(), np.repeat(starts[:, 0], width)).reshape(rows, width, width)
     trees = list[TokenTree]()
     for row, size in enumerate(sizes):
         tree = object.__new__(TokenTree)
@@ -143,11 +143,11 @@ def _sight(parents: IntArray, first: IntArray | int = 0) -> NDArray[np.bool_]:  
     parents: [n] negative where a node has no parent
     first: [n] index of the first node of each node's tree
     """
-    every = np.arange(len(parents))
-    columns = every - first
+    nodes = np.arange(len(parents))
+    columns = nodes - first
     mask = np.zeros((len(parents), int(columns.max(initial=-1)) + 1), dtype=np.bool_)
-    mask[every, columns] = True
-    above = np.where(parents < 0, every, parents)  # doubled in each turn: grandparents, ...
+    mask[nodes, columns] = True
+    above = np.where(parents < 0, nodes, parents)  # doubled in each turn: grandparents, ...
     while True:
         further = above[above]
         mask |= mask[above]

@@ -75,8 +75,8 @@ class Client:
             self._drafted = min(self.length, draft.model.sequence_length(requested))
         if requested is not None:
             self.length = min(self.length, requested)
-        there = target.description
-        self.text_model = TextModel(there.model, tokenizer, self.length, there.stop_ids)
+        remote = target.description
+        self.text_model = TextModel(remote.model, tokenizer, self.length, remote.stop_ids)
         billing = billing.described(target.description.usd_per_hour)
         self.budget = RunBudget(billing, options.goal.max_usd)
         self.goal = read_goal(options.goal, billing)
@@ -154,8 +154,8 @@ class Client:
         from inference.text.grammar import Grammars
         from outrider.client.drafting import DraftSetup, draft_rows
 
-        there = self.target.description
-        grammars = Grammars(self.tokenizer.to_json(), there.vocabulary, sorted(there.stop_ids))
+        remote = self.target.description
+        grammars = Grammars(self.tokenizer.to_json(), remote.vocabulary, sorted(remote.stop_ids))
         setup = DraftSetup(self._model, self.target, rows, self._drafted, grammars)
         with ExitStack() as stack:
             try:
@@ -170,12 +170,12 @@ class Client:
         """The draft's thread; throttled if it shares a device with the target."""
         return on_thread(self._lend, Throttle(self._baseline) if self.shares_device else None)
 
-    def _lend(self, wanted: Callable[[], bool]) -> AbstractContextManager[Sequence[Proposer]]:
+    def _lend(self, is_wanted: Callable[[], bool]) -> AbstractContextManager[Sequence[Proposer]]:
         """Lend a row of the draft, once it is loaded; none if loading failed."""
         rows = None
         with suppress(OutriderError):
-            rows = self._loader.wait(wanted)
-        return nullcontext(()) if rows is None else rows.lent(wanted)
+            rows = self._loader.wait(is_wanted)
+        return nullcontext(()) if rows is None else rows.lent(is_wanted)
 
     def complete(
         self,
@@ -203,13 +203,13 @@ class Client:
             return replace(new_completion(request), finish_reason="spent", usd=0.0, cost=cost)
         options = self._options
         session = self.target.session(request.cache_key)
-        here = not alone and options.drafts_here
+        drafts = not alone and options.drafts_here
         pace = Pace.WAIT if options.waits and not alone else Pace.GO_ON
         with budget.charge() as charge:
             done = complete(
                 replace(request, charge=charge),
                 watch(session) if watch is not None else session,
-                self._drafter() if here else inline(),
+                self._drafter() if drafts else inline(),
                 self.tokenizer,
                 show,
                 cancelled,
@@ -222,7 +222,7 @@ class Client:
             cost=budget.cost(charge.usage, tokens),
             energy=budget.energy(done.usage, tokens),
             device=self.target.description.device,
-            loading_seconds=self._loader.loading_seconds if here else None,
+            loading_seconds=self._loader.loading_seconds if drafts else None,
         )
 
     def close(self) -> None:

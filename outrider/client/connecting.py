@@ -55,19 +55,19 @@ def target_tokenizer(target: Connection, tokenizer: Tokenizer, name: str) -> Tok
 
     Raises Mismatch if token ids do not mean the same on both sides.
     """
-    there = target.description
+    remote = target.description
     try:
-        if there.settings_digest == tokenizer.settings.digest:
+        if remote.settings_digest == tokenizer.settings.digest:
             return tokenizer
-        if not there.settings_digest:
-            if reason := tokenizer.identity.disagreement(tokenizer_identity(there)):
+        if not remote.settings_digest:
+            if reason := tokenizer.identity.disagreement(tokenizer_identity(remote)):
                 raise Mismatch(reason)
             return tokenizer
         return tokenizer.with_settings(_fetch_settings(target))
     except Mismatch as error:
         raise Mismatch(
-            f"the tokenizers differ: {name} has {tokenizer.vocabulary} tokens, {there.model} on "
-            f"the target {there.vocabulary} ({error}); take a draft of the target's own family"
+            f"the tokenizers differ: {name} has {tokenizer.vocabulary} tokens, {remote.model} on "
+            f"the target {remote.vocabulary} ({error}); take a draft of the target's own family"
         ) from error
 
 
@@ -75,17 +75,17 @@ def full_description(target: Connection) -> Description:
     """The target's description with its tokenizer's settings, which are fetched unless they are
     cached. An older target has none.
     """
-    there = target.description
-    if not there.settings_digest:
-        return there
-    return replace(there, tokenizer_settings=_fetch_settings(target).content)
+    description = target.description
+    if not description.settings_digest:
+        return description
+    return replace(description, tokenizer_settings=_fetch_settings(target).content)
 
 
-def tokenizer_identity(there: Description) -> TokenizerIdentity:
+def tokenizer_identity(description: Description) -> TokenizerIdentity:
     """The identity of a target's tokenizer, by its full description."""
-    content = there.tokenizer_settings
+    content = description.tokenizer_settings
     settings = TokenizerSettings.read(content) if content else None
-    return TokenizerIdentity(there.tokenizer_fingerprint, settings)
+    return TokenizerIdentity(description.tokenizer_fingerprint, settings)
 
 
 def _fetch_settings(target: Connection) -> TokenizerSettings:

@@ -54,11 +54,11 @@ class DraftLoader(Generic[Rows]):
         if self._rows.done():
             self._rows.result()
 
-    def wait(self, wanted: Callable[[], bool] = lambda: True) -> Rows | None:
-        """Wait for the rows; None once `wanted` returns False. Raises the error of loading."""
+    def wait(self, is_wanted: Callable[[], bool] = lambda: True) -> Rows | None:
+        """Wait for the rows; None once `is_wanted` returns False. Raises the error of loading."""
         self.begin()
         while not wait((self._rows,), _LOOK_SECONDS).done:
-            if not wanted():
+            if not is_wanted():
                 return None
         return self._rows.result()
 

@@ -53,7 +53,7 @@ def draft_rows(
 def _in_rounds(options: ClientRole, setup: DraftSetup, model: FoundDraft) -> Iterator[AnyRows]:
     """Rows for synchronous rounds: the target waits for a whole tree of a fixed policy."""
     policy = read_policy(options)
-    ranked = policy.most_ranked
+    ranked = policy.max_ranked
     draft = _load(options, model.settled(options), setup, ranked, ranked)
     pool = rounds(draft, policy, setup.target.description.max_tree_nodes - 1)
     try:

@@ -40,12 +40,12 @@ class Rows(Generic[P]):
             self._free.put(proposer)
 
     @contextmanager
-    def lent(self, wanted: Callable[[], bool]) -> Iterator[Sequence[Proposer]]:
+    def lent(self, is_wanted: Callable[[], bool]) -> Iterator[Sequence[Proposer]]:
         """Lend a proposer once a row is free; none if the text ends before.
 
         Call it on the draft's thread: it blocks, and the text must not wait.
         """
-        proposer = self._next(wanted)
+        proposer = self._next(is_wanted)
         if proposer is None:
             yield ()
             return
@@ -60,8 +60,8 @@ class Rows(Generic[P]):
         for proposer in [self._free.get() for _ in self.proposers]:
             self._free.put(proposer)
 
-    def _next(self, wanted: Callable[[], bool]) -> P | None:
-        while wanted():
+    def _next(self, is_wanted: Callable[[], bool]) -> P | None:
+        while is_wanted():
             try:
                 return self._free.get(timeout=WANTED_SECONDS)
             except Empty:

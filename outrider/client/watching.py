@@ -1,6 +1,6 @@
 """Events of a text while it is generated: candidates sent, tokens received, figures.
 
-The chat page shows them, and a recording stores them.
+The chat page and the demo show them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from inference.order import Progress
 from inference.proposer import NOBODY, Nodes
 from inference.times import Times
 from outrider.client.client import Client
-from outrider.text.completion import PROPOSERS, Completion, Request, Show
+from outrider.text.completion import PROPOSERS, Completion, Request
 from outrider.text.limits import dear_law, limit_of
 from outrider.text.pieces import Piece
 
@@ -36,27 +36,16 @@ class Watcher:
     def __init__(self, client: Client, on_event: Callable[[TextEvent], None]) -> None:
         self._client, self._on_event, self._start = client, on_event, time.perf_counter()
 
-    def complete(
-        self,
-        request: Request,
-        show: Show,
-        cancelled: Event,
-        *,
-        alone: bool = False,
-        charged: bool = True,
-    ) -> Completion:
+    def complete(self, request: Request, cancelled: Event, *, alone: bool = False) -> Completion:
         """Generate the text as Client.complete() does, and report its events."""
 
-        def put(piece: Piece) -> None:
+        def show(piece: Piece) -> None:
             self.report("piece", {"text": piece.text, "by": _name(piece.proposer)})
-            show(piece)
 
         def on_commit(done: Completion) -> None:
             self.report("figures", _figures(self._client, done))
 
-        return self._client.complete(
-            request, put, cancelled, on_commit, self.watch, alone=alone, charged=charged
-        )
+        return self._client.complete(request, show, cancelled, on_commit, self.watch, alone=alone)
 
     def report(self, name: str, data: dict[str, Any]) -> None:
         """Report an event with the current time."""
@@ -80,8 +69,8 @@ class Watcher:
             [number, number - back if back else -1, self._text(token), round(chance, 4), token]
             for number, (back, token, chance) in enumerate(islice(columns, MAX_DRAWN), nodes.first)
         ]
-        more = len(nodes.tokens) - len(drawn)
-        return {"base": nodes.base, "by": _name(nodes.proposer), "nodes": drawn, "more": more}
+        undrawn = len(nodes.tokens) - len(drawn)
+        return {"base": nodes.base, "by": _name(nodes.proposer), "nodes": drawn, "more": undrawn}
 
     def _tokens(self, progress: Progress, session: TargetSession) -> dict[str, Any]:
         """Tokens that the target has committed, the proposer of each, and sums over the text.

@@ -73,10 +73,10 @@ def check_credentials() -> Finding:
 def machine() -> str:
     """Cores, memory and accelerators of this machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    parts = [platform.platform(terse=True), f"{cores} cores"]
+    facts = [platform.platform(terse=True), f"{cores} cores"]
     if size := memory_size():
-        parts.append(f"{size / 2**30:.0f} GiB of memory")
-    return ", ".join([*parts, *(_gpus() or ["no CUDA GPU"])])
+        facts.append(f"{size / 2**30:.0f} GiB of memory")
+    return ", ".join([*facts, *(_gpus() or ["no CUDA GPU"])])
 
 
 def _gpus() -> list[str]:

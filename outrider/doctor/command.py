@@ -27,16 +27,16 @@ _REMEDY = "wait while it loads or drains; else see its log"
 
 def show(findings: Iterable[Finding], *, as_json: bool) -> int:
     """Print findings as they come. Returns 1 if one of them is a fault, else 0."""
-    seen = []
+    shown = []
     for finding in findings:
-        seen.append(finding)
+        shown.append(finding)
         if not as_json:
             print(*_lines(finding), sep="\n", flush=True)
-    faults = sum(finding.severity == "fault" for finding in seen)
+    faults = sum(finding.severity == "fault" for finding in shown)
     if as_json:
         print(
             json.dumps(
-                {"faults": faults, "findings": [asdict(finding) for finding in seen]}, indent=1
+                {"faults": faults, "findings": [asdict(finding) for finding in shown]}, indent=1
             )
         )
     return FAILED if faults else 0

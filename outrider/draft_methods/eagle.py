@@ -58,13 +58,13 @@ class FoundHead(Checkpoint):
         """Load the head on its target's device, in its precision."""
         start = time.perf_counter()
         head = read_head(self.head, self.inputs, capacity.sequence_length)
-        self.target.keep_features(head.config.kept)
+        self.target.keep_features(head.config.feature_layers)
         if isinstance(self.target, RecordingModel):  # whose recordings stored none
             record_calls(self.target, say)
         rows, slots, nodes = capacity.rows, capacity.slots, capacity.max_nodes
         model = EagleModel(head, rows=rows, capacity=slots, max_nodes=nodes)
         parameters = sum(parameter.numel() for parameter in head.parameters())
-        layers = ", ".join(map(str, head.config.kept))
+        layers = ", ".join(map(str, head.config.feature_layers))
         say(
             f"{self.name}: a head of {parameters / 1e6:.1f} M parameters on inputs of "
             f"layers {layers} of {self.beside}, on {describe(model.device)}, loaded in "
@@ -97,15 +97,15 @@ def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
             "built with --features"
         )
     fields = vars(replace(checkpoint, name=name)) | {"beside": checkpoint.name}
-    found = FoundHead(**fields, head=directory, target=real, inputs=inputs)
-    return FoundDraft.of(found, partial(Draft, sequence=partial(FeatureSequence, real)))
+    model = FoundHead(**fields, head=directory, target=real, inputs=inputs)
+    return FoundDraft.of(model, partial(Draft, sequence=partial(FeatureSequence, real)))
 
 
 def _check_features(manifest: Manifest, target: Checkpoint, name: str, head: Path) -> None:
     """Raise UnsupportedModel, with the command to rebuild, unless the artefact's graphs return the
     features that the head reads.
     """
-    reads = read_head_config(head, target.config).kept
+    reads = read_head_config(head, target.config).feature_layers
     if not set(reads) <= set(manifest.features):
         raise UnsupportedModel(
             f"{target.directory}: its graphs return {features_of(manifest.features)}, and {name} "

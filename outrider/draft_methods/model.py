@@ -15,13 +15,13 @@ def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
     """The checkpoint or GGUF file of --draft_model or --model, or the embedded one, quantized by
     --draft_quantization, which raises InvalidRequest unless it is a checkpoint of our decoder.
     """
-    found = find_named(options.draft_name, "draft", backend_of(options))
+    model = find_named(options.draft_name, "draft", backend_of(options))
     if not isinstance(options, QuantizationOptions):
-        return FoundDraft.of(found)
-    if isinstance(found, Checkpoint):
-        return FoundDraft.of(replace(found, quantization=options.draft_quantization))
+        return FoundDraft.of(model)
+    if isinstance(model, Checkpoint):
+        return FoundDraft.of(replace(model, quantization=options.draft_quantization))
     if options.draft_quantization is not None:
         raise InvalidRequest(
-            f"--draft_quantization: {found.name} is {found.kind}, which cannot be quantized"
+            f"--draft_quantization: {model.name} is {model.kind}, which cannot be quantized"
         )
-    return FoundDraft.of(found)
+    return FoundDraft.of(model)

@@ -46,7 +46,7 @@ class BesideItsTarget(Checkpoint):
     def load(self, options: DeviceOptions, capacity: Capacity) -> EagerModel:
         draft = substitute_of(self.target.decoder)
         return SharedCacheModel(
-            draft, self.target, own=capacity.spare, max_nodes=capacity.max_nodes
+            draft, self.target, slots=capacity.spare, max_nodes=capacity.max_nodes
         )
 
 
@@ -62,11 +62,11 @@ def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
             "--artifact or --emulate name a checkpoint by --draft_model"
         )
     assert isinstance(options, TargetModelOptions)
-    found = BesideItsTarget(**_rounded(options.target_name), target=target)
-    return FoundDraft.of(found, partial(Draft, sequence=partial(SharedSequence, TUNING.room)))
+    draft = BesideItsTarget(**_rounded(options.target_name), target=target)
+    return FoundDraft.of(draft, partial(Draft, sequence=partial(SharedSequence, TUNING.room)))
 
 
 def _rounded(name: str | None) -> dict[str, Any]:
     """The fields of a checkpoint of this name with 4-bit weights."""
-    found = find_checkpoint(name, "target")
-    return vars(replace(found, name=f"{found.name}, 4-bit", quantization="int4"))
+    checkpoint = find_checkpoint(name, "target")
+    return vars(replace(checkpoint, name=f"{checkpoint.name}, 4-bit", quantization="int4"))

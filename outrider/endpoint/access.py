@@ -61,8 +61,8 @@ def allowed_hosts(host: str, origins: Sequence[str] = ()) -> list[str]:
     if not Address(host, 0).loopback:
         return []
     names = [urlsplit(origin).netloc.rpartition("@")[2] for origin in origins]
-    named = [match[1] for name in names if (match := _HOST.fullmatch(name))]
-    return [name.lower() for name in (*_LOOPBACK, host, *named)]
+    public = [match[1] for name in names if (match := _HOST.fullmatch(name))]
+    return [name.lower() for name in (*_LOOPBACK, host, *public)]
 
 
 class KeyCheck:
@@ -118,8 +118,8 @@ class OriginCheck:
 
     async def check(self, request: Request) -> None:
         origin = request.headers.get("origin")
-        own = f"{request.url.scheme}://{request.headers.get('host')}"
-        if origin is not None and origin != own and origin not in self._origins:
+        server = f"{request.url.scheme}://{request.headers.get('host')}"
+        if origin is not None and origin != server and origin not in self._origins:
             raise ApiError(403, f"pages of {origin} may not call this server: see --origins")
 
 
@@ -144,8 +144,8 @@ class HeadCheck:
     def _refusal(self, scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        named = _HOST.fullmatch(host)
-        if self._names and (named is None or named[1].lower() not in self._names):
+        name = _HOST.fullmatch(host)
+        if self._names and (name is None or name[1].lower() not in self._names):
             return ApiError(400, f"unknown host {host!r}: --origins allows further hosts")
         if "content-length" in headers and "transfer-encoding" in headers:
             return ApiError(400, "Content-Length and Transfer-Encoding exclude each other")
@@ -166,13 +166,13 @@ class BodyBound:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        read = 0
+        size = 0
 
         async def bounded() -> Message:
-            nonlocal read
+            nonlocal size
             message = await receive()
-            read += len(message.get("body", b""))
-            if read > MAX_BODY_BYTES:
+            size += len(message.get("body", b""))
+            if size > MAX_BODY_BYTES:
                 raise HTTPException(413, f"the maximum size of a body is {MAX_BODY_BYTES} bytes")
             return message
 

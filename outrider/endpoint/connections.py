@@ -44,8 +44,8 @@ class BoundedConnection(H11Protocol):
     waiting_since: when it began to wait for what it waits for, by the loop's clock
     """
 
-    def __init__(self, maximum: int, *args: Any, **named: Any) -> None:
-        super().__init__(*args, **named)
+    def __init__(self, maximum: int, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._maximum, self.waiting_since = maximum, 0.0
         self._awaited: object = None  # the client's state, as h11 names it
         self._clock: asyncio.TimerHandle | None = None
@@ -56,9 +56,9 @@ class BoundedConnection(H11Protocol):
         return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        others = set(self.connections)
+        earlier = set(self.connections)
         super().connection_made(transport)
-        if len(others) >= self._maximum and not self.make_room(others):
+        if len(earlier) >= self._maximum and not self.make_room(earlier):
             return self._refuse()
         self._watch()
 
@@ -67,11 +67,10 @@ class BoundedConnection(H11Protocol):
         """End the connection that has waited longest for a request. Returns whether there was
         one.
         """
-        waiting = [
-            each for each in connections if isinstance(each, BoundedConnection) and each.waiting
-        ]
+        pool = [item for item in connections if isinstance(item, BoundedConnection)]
+        waiting = [connection for connection in pool if connection.waiting]
         if waiting:
-            min(waiting, key=lambda each: each.waiting_since).end()
+            min(waiting, key=lambda connection: connection.waiting_since).end()
         return bool(waiting)
 
     def data_received(self, data: bytes) -> None:
@@ -130,10 +129,10 @@ def bounded(connections: int) -> int:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft = wanted
+    limit = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        soft = limit
     if soft == resource.RLIM_INFINITY:
         return connections
     room = soft - len(os.listdir("/dev/fd")) - SPARE

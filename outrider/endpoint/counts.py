@@ -48,7 +48,7 @@ def speculation(done: Sequence[Completion]) -> dict[str, Any]:
     at_least = [forwards] + [
         sum(depths[depth] for depths in at_depth if depth < len(depths)) for depth in range(deepest)
     ]
-    histogram = [here - deeper for here, deeper in zip(at_least, [*at_least[1:], 0], strict=True)]
+    histogram = [n - deeper for n, deeper in zip(at_least, [*at_least[1:], 0], strict=True)]
     return {
         "mean_acceptance_length": 1 + accepted / forwards if forwards else 0.0,
         "draft_acceptance_rate": accepted / drafted if drafted else 0.0,

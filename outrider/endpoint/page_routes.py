@@ -35,7 +35,7 @@ from outrider.endpoint.interfaces.requests import ChatRequest
 from outrider.endpoint.target_manager import TargetManager, TargetSettings
 from outrider.endpoint.text_runner import TextRunner
 from outrider.options.draft_flags import NONE
-from outrider.text.completion import Completion, silent
+from outrider.text.completion import Completion
 from outrider.text.completion import Request as TextRequest
 from outrider.text.defaults import defaults_of
 from outrider.text.parameters import Parameters
@@ -116,8 +116,8 @@ class _PageFiles(StaticFiles):
             route = f"{scope['method']} {scope['path']}"
             raise ApiError(404, f"{route} is not served: see /openapi.json") from error
 
-    def file_response(self, *args: Any, **named: Any) -> Response:
-        response = super().file_response(*args, **named)
+    def file_response(self, *args: Any, **options: Any) -> Response:
+        response = super().file_response(*args, **options)
         response.headers.update(HEADERS)
         return response
 
@@ -193,6 +193,6 @@ def _watched(body: PageText, client: Client, request: TextRequest) -> Task[TextE
         if body.made:
             rest, text, tokens = resume_request(client.text_model, request, body.made)
             watcher.report("made", {"text": text, "tokens": tokens})
-        return watcher.complete(rest, silent, end, alone=body.draft == NONE)
+        return watcher.complete(rest, end, alone=body.draft == NONE)
 
     return work

@@ -51,13 +51,13 @@ def up(options: UpRole) -> int:
         print(*listed(this_machine()), sep="\n")
         print("outrider up NAME starts the pair; NAME:SIZE takes a target of this size")
         return 0
-    named = read_name(options.name) if options.name else ("", "")
+    pair = read_name(options.name) if options.name else ("", "")
     if options.http_port:
         check_free(Address(options.http_host, options.http_port))
     say(f"here: {machine_words()}")
     if options.elsewhere:
-        return _serve(options, **_draft_flags(options, *named, this_machine()))
-    return _serve_pair(options, *named)
+        return _serve(options, **_draft_flags(options, *pair, this_machine()))
+    return _serve_pair(options, *pair)
 
 
 def _serve(options: UpRole, **flags: Any) -> int:
@@ -105,12 +105,12 @@ def _pair_flags(
     if short == EMBEDDED_PAIR:
         say("target and draft: the bundled pair, which continues Python-like text")
         return {}, {}
-    here = [model for model in _models_here(options) if not short or is_called(model.name, short)]
-    usable = [model for model in here if not model.refusal]
+    local = [model for model in _models_here(options) if not short or is_called(model.name, short)]
+    usable = [model for model in local if not model.refusal]
     if pair := choose_pair(usable, machine, size):
         _tell_pair(pair, machine)
         return pair[0].as_flag("model"), pair[1].as_flag("draft_model")
-    refused = "".join(f"; {model.name}: {model.refusal}" for model in here if model.refusal)
+    refused = "".join(f"; {model.name}: {model.refusal}" for model in local if model.refusal)
     if options.directory:
         raise InvalidRequest(
             f"--directory {options.directory}: a target and a draft of at most half of its "
@@ -152,17 +152,17 @@ def _model_words(model: Model) -> str:
 
 
 def _fetched(
-    model: PublishedModel, tokenizer: TokenizerIdentity | None, *others: PublishedModel
+    model: PublishedModel, tokenizer: TokenizerIdentity | None, *partners: PublishedModel
 ) -> str:
     """Fetch a model. Returns what --model names it by. Raises InvalidRequest, or Mismatch where its
     tokenizer does not match.
 
-    others: are needed with it
+    partners: models needed with it
     """
     try:
         place = fetch(model, tokenizer)
     except InvalidRequest as error:
-        needed = [f"{each.name} ({size_words(each.size)})" for each in (model, *others)]
+        needed = [f"{item.name} ({size_words(item.size)})" for item in (model, *partners)]
         raise InvalidRequest(
             f"the hub is needed for {' and '.join(needed)}: {error}; --directory DIR takes them "
             "from a disk"
@@ -178,25 +178,25 @@ def _draft_flags(options: UpRole, short: str, size: str, machine: MachineFacts) 
     fetched, else copied text. Raises InvalidRequest for a target that is another than was named.
     """
     with connect_target(options.connection) as target:
-        there = full_description(target)
-    tokenizer = tokenizer_identity(there)
-    say(f"target: {there.model} on {there.device}, at {options.connection.addresses}")
-    if short and not is_called(there.model, short, size):
-        raise InvalidRequest(f"the target serves {there.model}, not {options.name}")
-    here = [judged(model, there) for model in _models_here(options)]
-    if draft := choose_draft([model for model in here if not model.refusal], machine):
+        remote = full_description(target)
+    tokenizer = tokenizer_identity(remote)
+    say(f"target: {remote.model} on {remote.device}, at {options.connection.addresses}")
+    if short and not is_called(remote.model, short, size):
+        raise InvalidRequest(f"the target serves {remote.model}, not {options.name}")
+    local = [judged(model, remote) for model in _models_here(options)]
+    if draft := choose_draft([model for model in local if not model.refusal], machine):
         say(f"draft: {_model_words(draft)}; the smallest with the target's tokenizer")
         return draft.as_flag("draft_model")
-    published = [] if options.directory else published_for(there.model, here)
+    published = [] if options.directory else published_for(remote.model, local)
     if chosen := choose_draft(published, machine):
         say(f"draft: {_model_words(chosen)}; the smallest of the target's family")
         return {"draft_model": _fetched(chosen, tokenizer)}
-    same = [model for model in here if model.drafts_for(tokenizer)]
+    same = [model for model in local if model.drafts_for(tokenizer)]
     tokenizers: list[dict[str, Any]] = [model.as_flag("model") for model in same]
     tokenizers += [{"model": model.tokenizer or model.repository} for model in published]
     if not tokenizers:
         raise InvalidRequest(
-            f"no draft and no tokenizer is known for {there.model}: outrider serve --model DIR"
+            f"no draft and no tokenizer is known for {remote.model}: outrider serve --model DIR"
         )
     say(f"draft: copied text alone, since no model can be computed here; {WITHOUT_LLAMA_CPP}")
     return {"draft": "copy,beside", **tokenizers[0]}

@@ -95,7 +95,7 @@ def serve_http(
     return 0
 
 
-def http_config(app: FastAPI, connections: int, **more: Any) -> uvicorn.Config:
+def http_config(app: FastAPI, connections: int, **settings: Any) -> uvicorn.Config:
     """Configuration of the server, with this maximum of concurrent connections."""
     return uvicorn.Config(
         app,
@@ -107,7 +107,7 @@ def http_config(app: FastAPI, connections: int, **more: Any) -> uvicorn.Config:
         server_header=False,
         timeout_graceful_shutdown=GRACE_SECONDS + 1,
         backlog=ACCEPTED,
-        **more,
+        **settings,
     )
 
 

@@ -72,8 +72,8 @@ class TextMetrics:
             registry=self._registry,
         )
 
-    def _metric(self, kind: Any, name: str, text: str, **more: Any) -> Any:
-        return kind(name, text, ["model_name"], registry=self._registry, **more).labels(self._model)
+    def _metric(self, kind: Any, name: str, text: str, **args: Any) -> Any:
+        return kind(name, text, ["model_name"], registry=self._registry, **args).labels(self._model)
 
     def count(self, done: Completion) -> None:
         """Count a finished text."""

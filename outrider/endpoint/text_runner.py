@@ -66,11 +66,11 @@ class TextRunner:
             raise LimitExceeded(
                 f"the request asks for {count} texts: at most {limit} can run at once"
             )
-        own, free = self._of_caller[caller] + count, self.max_texts - self.running - count
-        if free < 0 or (caller and own > max(SHARE * free, 1)):
+        share, free = self._of_caller[caller] + count, self.max_texts - self.running - count
+        if free < 0 or (caller and share > max(SHARE * free, 1)):
             raise Busy(
-                f"{self.running} of {self.max_texts} texts are running, {own - count} of them for "
-                f"this caller, and {count} more were requested: try again later",
+                f"{self.running} of {self.max_texts} texts are running, {share - count} of them "
+                f"for this caller, and {count} more were requested: try again later",
                 RETRY_SECONDS,
             )
 
@@ -78,11 +78,11 @@ class TextRunner:
         """Run work on prompts on a thread. If the caller is cancelled, its event is set, or it
         never starts.
         """
-        left = Event()
+        cancelled = Event()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._readers, work, left)
+            return await asyncio.get_running_loop().run_in_executor(self._readers, work, cancelled)
         finally:
-            left.set()
+            cancelled.set()
 
     async def run(
         self, tasks: Sequence[Task[Part]], caller: str = "", grammar: Grammar | None = None
@@ -140,7 +140,7 @@ class TextRunner:
             self._waiting += len(tasks)
             self._count(len(tasks), caller)
             run = TextRun(tasks, len(tasks), put)
-            self._runs = {run, *(other for other in self._runs if other.is_running)}
+            self._runs = {run, *(earlier for earlier in self._runs if earlier.is_running)}
         return run, queue
 
     def _check(self, text: Completion) -> None:
@@ -163,9 +163,9 @@ class TextRunner:
         for run in self._runs:
             run.join()
 
-    def _count(self, more: int, caller: str) -> None:
-        self.running += more
-        self._of_caller[caller] += more
+    def _count(self, change: int, caller: str) -> None:
+        self.running += change
+        self._of_caller[caller] += change
 
     def metrics_page(self) -> bytes:
         """The metrics as Prometheus reads them."""

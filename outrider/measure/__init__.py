@@ -1,1 +1,1 @@
-"""Measures ways of decoding: one loop of turns, one journal and one meaning of each figure."""
+"""Measures ways of decoding, with one measurement loop, one journal and one set of figures."""

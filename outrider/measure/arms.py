@@ -13,8 +13,8 @@ from outrider.options.draft_flags import PRESETS
 from outrider.text.completion import Completion, Request, silent
 
 BASELINE, AGAIN = "target-only", "target-only again"
-"""The arm that all others are compared with, and the same arm once more: an A/A pair, whose
-speed-up shows the noise of a run.
+"""The arm that all others are compared with, and a second copy of it: their speed-up, an A/A test,
+shows the noise of a run.
 """
 
 FUSED, LOCAL, FUSED_LOCAL = "fused", "target-only local", "fused local"
@@ -32,56 +32,58 @@ ARCHITECTURES = {
     SUFFIX: "suffix",
     HYBRID: "hybrid",
 }
-"""The preset of each architecture; empty where the target runs in this process."""
+"""The preset of each architecture; empty if the target runs in this process."""
 
 LOCAL_ARMS = (LOCAL, FUSED_LOCAL)
 
 
 def command(arm: str) -> str:
-    """The end of a sentence about an architecture or preset: its command, if it has one."""
+    """The command of an architecture or preset, as the end of a sentence; empty without one."""
     preset = ARCHITECTURES.get(arm, arm)
     if preset not in PRESETS:
         return ""
     flags = "" if preset == HYBRID else f" --preset {preset}"
-    there = ", with outrider fused_target" if preset == "eagle_sd" else ""
-    return f": `outrider run{flags}`{there}"
+    server = ", with outrider fused_target" if preset == "eagle_sd" else ""
+    return f": `outrider run{flags}`{server}"
 
 
 Make = Callable[[Request, Event], Completion]
-"""Generates a text, until the event is set. Raises the error that ended it."""
+"""Generates a text, or a part of it if the event is set meanwhile. Raises the error on failure."""
 
 
 @dataclass(frozen=True)
 class Arm:
     """A way of generating a text.
 
-    alone: target-only over the same link: computes a prompt before its texts are generated
-    billing: prices, and watts where no meter is read
-    whole: this machine's meters read the joules of draft and target together
+    alone: target-only over the same link, to warm the prompt cache before each text
+    billing: prices, and watts for devices without a meter
+    joint: draft and target both run on this machine, whose meters count their energy together
     """
 
     name: str
     make: Make
     alone: Make
     billing: Billing
-    whole: bool
+    joint: bool
     emulated: bool = False
 
-    def costs(self, done: Completion, read: Figure) -> dict[str, Figure]:
-        """US dollars and joules a million tokens of a text, by their names in its record. Joules
-        are never those of one side alone.
+    def costs(self, done: Completion, reading: Figure) -> dict[str, Figure]:
+        """US dollars and joules per million tokens of a text, by their names in its record. Joules
+        always include both sides.
 
-        read: joules of this machine while the text was generated
+        reading: joules of this machine while the text was generated
         """
         tokens = len(done.token_ids)
         if self.emulated:
-            read = Figure.unavailable("the target is emulated: this machine's joules are not its")
-        joules = read.times(1 / tokens)
-        if not self.whole or read.value is None:
-            drafting = None if read.value is None else read
+            reading = Figure.unavailable(
+                "the target is emulated: this machine's joules are not its"
+            )
+        joules = reading.times(1 / tokens)
+        if not self.joint or reading.value is None:
+            drafting = None if reading.value is None else reading
             joules = self.billing.figures(tokens, done.usage, drafting)["energy_total"]
-            if joules.value is None and read.value is None:
-                joules = Figure.unavailable(f"{read.source}; {joules.source}")
+            if joules.value is None and reading.value is None:
+                joules = Figure.unavailable(f"{reading.source}; {joules.source}")
         return {
             "usd_per_million": done.cost.times(PER_MILLION / tokens),
             "joules_per_million": joules.times(PER_MILLION),
@@ -89,7 +91,7 @@ class Arm:
 
 
 def client_arm(name: str, client: Client) -> Arm:
-    """An arm of a client, with its draft unless it is target-only."""
+    """An arm that generates by a client: with its draft, unless its name is target-only."""
 
     def alone(request: Request, cancelled: Event) -> Completion:
         return client.complete(request, silent, cancelled, alone=True).raise_failure()
@@ -97,7 +99,7 @@ def client_arm(name: str, client: Client) -> Arm:
     def drafted(request: Request, cancelled: Event) -> Completion:
         done = client.complete(request, silent, cancelled).raise_failure()
         if (rows := client.wait()) is not None:
-            rows.settle()  # a running call would slow the next text
+            rows.settle()  # a forward pass still running would slow the next text
         return done
 
     return Arm(

@@ -1,4 +1,4 @@
-"""The commands that measure. Each parses its flags without models, and then imports its code."""
+"""The measuring commands. Each parses its flags first and then imports torch and its own code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inference.flags.command_line import CommandOptions, parse_flags
 from outrider.measure.verbs import options as flags
 
 Words = Sequence[str] | None
-"""A command line; None: that of this process."""
+"""Arguments of a command; None for those of this process."""
 
 COMPARE = """Without --target_host a target is started on this machine. Draft and target then share
 its cores: forward passes, acceptance and bytes carry over to other machines, tokens/s do not.
@@ -38,11 +38,11 @@ PROVE = """examples:
 
 
 RUNS = """examples:
-  outrider runs runs.yaml --dry_run       the runs that the file asks for
+  outrider runs runs.yaml --dry_run       list the runs of the file
   outrider runs runs.yaml --out results
   outrider runs experiment.xml            an experiment of AutoDraft
   outrider --config results/NAME/outrider-options.json
-                                          one of them again"""
+                                          repeat one of them"""
 
 COMMANDS: dict[str, tuple[type[CommandOptions], str]] = {
     "compare": (flags.CompareOptions, COMPARE),
@@ -55,7 +55,7 @@ COMMANDS: dict[str, tuple[type[CommandOptions], str]] = {
 
 
 def parse(command: str, words: Words = None) -> Any:
-    """The options of a command line. Prints help or an error in one line, and exits."""
+    """The options of a command line. Exits after --help, and after an error message of one line."""
     model, examples = COMMANDS[command]
     return parse_flags(model, f"outrider {command}", words, examples)
 

@@ -32,12 +32,12 @@ def environment() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "load": load(),
         "commit": commit(),
-        "versions": {name: found for name in _PACKAGES if (found := installed_version(name))},
+        "versions": {name: release for name in _PACKAGES if (release := installed_version(name))},
     }
 
 
 def load() -> list[float] | None:
-    """The load of this machine; None where the system has no such figure."""
+    """The load averages of this machine; None if the system has none."""
     return list(os.getloadavg()) if hasattr(os, "getloadavg") else None
 
 
@@ -49,7 +49,7 @@ def installed_version(package: str) -> str | None:
 
 
 def commit() -> str:
-    """The commit of this checkout, marked where files were changed; unknown outside of one."""
+    """The git commit of this checkout, marked -dirty after changes; "unknown" outside of one."""
     git = shutil.which("git")
     if git is None:
         return "unknown"
@@ -61,23 +61,23 @@ def commit() -> str:
 def start_record(
     clients: Mapping[str, Client], drafts: Mapping[str, str], left_out: Mapping[str, str]
 ) -> dict[str, object]:
-    """The models, the machine and the link, for a line of the journal.
+    """The journal's record of models, machine and link at a start.
 
-    clients: by the names of their arms, target-only first
-    drafts: fingerprints of the draft models, by the names of their arms
-    left_out: reasons, by the names of the arms
+    clients: by arm name, target-only first
+    drafts: fingerprints of the draft models, by arm name
+    left_out: why an arm was skipped, by arm name
     """
     alone = next(iter(clients.values()))
-    there = alone.target.description
-    target = f"{there.model} {there.model_fingerprint}"
+    remote = alone.target.description
+    target = f"{remote.model} {remote.model_fingerprint}"
     return {
-        "models": {"target": target, "type": there.dtype, "device": there.device, **drafts},
-        "target": there.model,
+        "models": {"target": target, "type": remote.dtype, "device": remote.device, **drafts},
+        "target": remote.model,
         "draft": next((clients[name].draft for name in drafts), None),
         "shared": alone.shares_device,
         "left_out": left_out,
         "round_trip": measure_round_trip(alone.target.probe, say),
-        "times": [[*shape, seconds] for shape, seconds in there.times],
-        "server": there.server_version,
+        "times": [[*shape, seconds] for shape, seconds in remote.times],
+        "server": remote.server_version,
         "environment": environment(),
     }

@@ -1,8 +1,8 @@
-"""Definitions of all figures: rows over the records of a run's texts, by link, kind and arm, with
-percentiles, and intervals by a bootstrap with a fixed seed.
+"""Computes all figures from the texts of a run: rows by link, kind and arm, with percentiles and
+bootstrap intervals (fixed seed).
 
-A speed-up is the ratio of seconds of two texts of one prompt that were generated in the same turn
-(by the token, where their lengths differ): geometric mean over prompts, with its 95 % interval.
+A speed-up compares the tokens/s of two texts of the same prompt and turn. It is reported as the
+geometric mean over prompts, with its 95 % interval.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ _DRAWS = 2000
 _SEED = 20261
 
 MIN_TEXTS = 6
-"""The fewest texts from which a difference is claimed. Of fewer, all lie on one side of the true
-median too often (2 in 2**5 cases).
+"""Minimum texts for claiming a difference: five or fewer all lie on one side of the true median too
+often (2 in 2**5 cases).
 """
 
 ALL = "all"
-"""Name of all kinds together."""
+"""The kind of a row over all kinds."""
 
 COSTS = ("usd_per_million", "joules_per_million")
-"""Figures of a text that may be unavailable, with the reason."""
+"""Names of the figures that may be unavailable, with a reason."""
 
 _COUNTS = (
     "forwards", "lone_forwards", "num_draft_tokens", "num_accepted_tokens", "draft_calls",
     "bytes_up", "bytes_down", "messages_up", "messages_down", "draft_seconds", "queue_seconds",
     "target_seconds", "prefill_seconds",
 )  # fmt: skip
-"""Counts and seconds of a text that are added up over texts."""
+"""Counts and seconds of a text that a row sums over its texts."""
 
 Texts: TypeAlias = Mapping[TextKey, Values]
 Pair: TypeAlias = tuple[TextKey, Values, Values]
-"""A text with its key, and its target-only reference."""
+"""A text's key, the text, and the target-only text that it is compared with."""
 
 
 class Interval(NamedTuple):
-    """A median or mean, and the interval that holds the true one with CONFIDENCE."""
+    """A median or mean with its confidence interval (CONFIDENCE)."""
 
     value: float
     low: float
@@ -61,7 +61,7 @@ class Interval(NamedTuple):
 
 
 class Percentiles(NamedTuple):
-    """Percentiles 50, 90, 99, and the maximum."""
+    """The 50th, 90th and 99th percentiles, and the maximum."""
 
     p50: float
     p90: float
@@ -70,14 +70,12 @@ class Percentiles(NamedTuple):
 
 
 def percentiles(values: Sequence[float]) -> Percentiles | None:
-    """The percentiles. None without values, such as the gaps of a text whose tokens all came
-    together.
-    """
+    """The percentiles; None without values, e.g. the gaps of a text that arrived all at once."""
     return Percentiles(*np.quantile(values, [0.5, 0.9, 0.99, 1.0]).tolist()) if values else None
 
 
 def median_interval(values: Sequence[float]) -> Interval:
-    """The median with its interval, which has no width for one value."""
+    """The median with its interval, which has zero width for a single value."""
     drawn = np.random.default_rng(_SEED).choice(values, (_DRAWS, len(values)))
     return _interval(float(np.median(values)), np.median(drawn, axis=1))
 
@@ -85,8 +83,8 @@ def median_interval(values: Sequence[float]) -> Interval:
 def geometric_interval(groups: Sequence[Sequence[float]]) -> Interval:
     """The geometric mean over groups with its interval.
 
-    groups: ratios by prompt. Prompts are drawn, and repetitions within each: those of one prompt
-    depend on each other, and one prompt alone still shows how far its repetitions spread.
+    groups: ratios by prompt. The bootstrap draws prompts, and repetitions within each prompt:
+    repetitions depend on each other, and a single prompt still shows how far they spread.
     """
     generator, logs = np.random.default_rng(_SEED), [np.log(group) for group in groups]
     means = [generator.choice(group, (_DRAWS, len(group))).mean(axis=1) for group in logs]
@@ -97,13 +95,13 @@ def geometric_interval(groups: Sequence[Sequence[float]]) -> Interval:
 
 
 def _interval(value: float, draws: NDArray[Any]) -> Interval:
-    """The interval of a value by its draws, which may all miss it by a rounding error."""
+    """The interval of bootstrap draws, widened to the value: rounding may put it just outside."""
     low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]).tolist()
     return Interval(value, min(low, value), max(high, value))
 
 
 class Difference(NamedTuple):
-    """The first token at which a text is not the target-only one."""
+    """The first token at which a text differs from the target-only text."""
 
     prompt: str
     at: int
@@ -112,13 +110,13 @@ class Difference(NamedTuple):
 
 
 def speed(text: Values) -> float:
-    """Tokens a second of a text."""
+    """Tokens per second of a text."""
     return len(text["token_ids"]) / float(text["seconds"])
 
 
 def speed_up(pairs: Iterable[Pair]) -> Interval | None:
-    """Speed-up of the first text of each pair over the second; None without pairs. All turns and
-    repetitions of a prompt count as one, since they are not independent.
+    """Speed-up of the first text of each pair over the second; None without pairs. Turns and
+    repetitions of a prompt form one group, since they are not independent.
     """
     of_prompt = defaultdict[str, list[float]](list)
     for key, ours, theirs in pairs:
@@ -143,22 +141,22 @@ class Row:
     time_to_first_token: Percentiles | None
     time_per_output_token: Percentiles | None  # after the first chunk of a text
     gaps: Gaps
-    acceptance_length: float  # tokens a forward pass
+    acceptance_length: float  # tokens per forward pass
     acceptance_by_depth: Sequence[float]  # share of forward passes that accepted the depth
     costs: Mapping[str, Figure]
-    compared: int  # texts that target-only generated, too
+    compared: int  # texts that have a target-only text to compare with
     differences: Sequence[Difference]
-    device: str  # as described by the target, which includes emulation
+    device: str  # the target's description, which mentions emulation
 
     @property
     def equal(self) -> int:
-        """Texts that are target-only's, token for token."""
+        """The number of texts that equal target-only's, token for token."""
         return self.compared - len(self.differences)
 
     @property
     def faster(self) -> bool:
-        """Whether it is faster than target-only: by enough texts, beyond its own interval and
-        beyond that of target-only over itself.
+        """Whether the arm is faster than target-only: the lower bound of its speed-up, over enough
+        texts, exceeds 1 and the noise of target-only over itself.
         """
         noise = 1.0 if self.noise is None else max(1.0, self.noise.high)
         return self.speed_up is not None and self.texts >= MIN_TEXTS and self.speed_up.low > noise
@@ -173,24 +171,24 @@ class Row:
         fields: Values = {**vars(self), "equal": self.equal}
         for name in ("speed_up", "noise", "time_to_first_token", "time_per_output_token", "gaps"):
             fields[name] = fields[name] and fields[name]._asdict()
-        fields["differences"] = [each._asdict() for each in self.differences]
+        fields["differences"] = [difference._asdict() for difference in self.differences]
         costs = {name: cost.record() for name, cost in fields.pop("costs").items()}
         fields |= fields.pop("counts") | costs
         return fields
 
 
 def summarise(texts: Texts, arms: Sequence[str] = ()) -> list[Row]:
-    """The rows of a run, by link, kind and arm, and of all kinds together where there are several.
+    """The rows of a run by link, kind and arm; with several kinds, also rows over all of them.
 
-    arms: the order of the arms behind target-only and its repetition; others follow by name
+    arms: the order of the arms after target-only and its A/A copy; others follow by name
     """
     ranks = {arm: rank for rank, arm in enumerate(dict.fromkeys([BASELINE, AGAIN, *arms]))}
     rows = list[Row]()
     for trip in dict.fromkeys(key.rtt_ms for key in texts):
-        here = {key: text for key, text in texts.items() if key.rtt_ms == trip}
-        kinds = list(dict.fromkeys(key.kind for key in here))
+        over_link = {key: text for key, text in texts.items() if key.rtt_ms == trip}
+        kinds = list(dict.fromkeys(key.kind for key in over_link))
         for kind in [*kinds, ALL] if len(kinds) > 1 else kinds:
-            mine = {key: text for key, text in here.items() if kind in (ALL, key.kind)}
+            mine = {key: text for key, text in over_link.items() if kind in (ALL, key.kind)}
             names = sorted({key.arm for key in mine}, key=lambda arm: (ranks.get(arm, 99), arm))
             noise = speed_up(_pairs(mine, AGAIN))
             rows += [_row(mine, kind, arm, noise) for arm in names]
@@ -198,48 +196,48 @@ def summarise(texts: Texts, arms: Sequence[str] = ()) -> list[Row]:
 
 
 def totals(rows: Sequence[Row]) -> list[Row]:
-    """The rows of all kinds together."""
+    """The rows over all kinds."""
     return [row for row in rows if row.kind == ALL] or [*rows]
 
 
 def _pairs(texts: Texts, arm: str) -> list[Pair]:
-    """The texts of an arm that target-only generated, too, with target-only's."""
+    """The texts of an arm with the target-only texts of the same keys, where both exist."""
     mine = ((key, text, texts.get(key._replace(arm=BASELINE))) for key, text in texts.items())
-    return [(key, text, own) for key, text, own in mine if key.arm == arm and own is not None]
+    return [(key, text, base) for key, text, base in mine if key.arm == arm and base is not None]
 
 
 def _row(texts: Texts, kind: str, arm: str, noise: Interval | None) -> Row:
     pairs, keys = _pairs(texts, arm), [key for key in texts if key.arm == arm]
-    made = [texts[key] for key in keys]
-    counts = {name: sum(text[name] for text in made) for name in _COUNTS}
-    tokens, forwards = sum(len(text["token_ids"]) for text in made), counts["forwards"]
-    at_depth = zip_longest(*(text["accepted_at_depth"] for text in made), fillvalue=0)
-    each = [seconds for text in made if (seconds := _seconds_per_token(text)) is not None]
+    records = [texts[key] for key in keys]
+    counts = {name: sum(text[name] for text in records) for name in _COUNTS}
+    tokens, forwards = sum(len(text["token_ids"]) for text in records), counts["forwards"]
+    at_depth = zip_longest(*(text["accepted_at_depth"] for text in records), fillvalue=0)
+    per_token = [seconds for text in records if (seconds := _seconds_per_token(text)) is not None]
     return Row(
         rtt_ms=keys[0].rtt_ms,
         kind=kind,
         arm=arm,
         prompts=len({key.prompt for key in keys}),
-        texts=len(made),
+        texts=len(records),
         tokens=tokens,
         counts=counts,
-        tokens_per_second=median(map(speed, made)),
+        tokens_per_second=median(map(speed, records)),
         speed_up=None if arm == BASELINE else speed_up(pairs),
         noise=noise,
-        time_to_first_token=percentiles([text["time_to_first_token"] for text in made]),
-        time_per_output_token=percentiles(each),
-        gaps=gaps_between(text["arrivals"] for text in made),
+        time_to_first_token=percentiles([text["time_to_first_token"] for text in records]),
+        time_per_output_token=percentiles(per_token),
+        gaps=gaps_between(text["arrivals"] for text in records),
         acceptance_length=tokens / forwards if forwards else 0.0,
         acceptance_by_depth=[sum(at) / forwards for at in at_depth],
-        costs={name: median_figure([_figure(text[name]) for text in made]) for name in COSTS},
+        costs={name: median_figure([_figure(text[name]) for text in records]) for name in COSTS},
         compared=len(pairs),
         differences=list(_differences(pairs)),
-        device=made[0]["device"],
+        device=records[0]["device"],
     )
 
 
 def _seconds_per_token(text: Values) -> float | None:
-    """Seconds a token after the first chunk, without prefill; None where there is no second."""
+    """Seconds per token after the first chunk (no prefill); None without a second chunk."""
     arrivals, behind = text["arrivals"], sum(text["chunk_tokens"][1:])
     return (arrivals[-1] - arrivals[0]) / behind if behind else None
 
@@ -252,8 +250,8 @@ def _differences(pairs: Iterable[Pair]) -> Iterator[Difference]:
 
 
 def median_figure(figures: Sequence[Figure]) -> Figure:
-    """The median of one quantity, with a figure for each text. Its quality is the worst of them: it
-    is unavailable, with the reasons, as soon as one is.
+    """The median of one figure per text, with the worst quality among them: if any is unavailable,
+    so is the median, with the reasons.
     """
     values = [figure.value for figure in figures if figure.value is not None]
     worst = total(figures)

@@ -2,10 +2,10 @@
 
     python -m outrider.measure.link 127.0.0.1:50051 127.0.0.1:0 20 50
 
-It forwards connections on the second address to the first, with 20 ms of delay each way and 50
-Mbit/s, 0 for no limit. It reports the bound address and runs until SIGTERM or the end of stdin;
-SIGUSR1 cuts every connection at once. The process shares no interpreter with either side and does
-not interpret the bytes. It carries some 500 connections.
+This forwards connections on the second address to the first, with 20 ms of delay each way and 50
+Mbit/s (0: no limit). It prints the address it listens on and runs until SIGTERM or the end of
+stdin; SIGUSR1 cuts all connections. It is a separate process, so that it competes with neither side
+for a Python interpreter. It handles about 500 connections.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from outrider.processes import READY, end_with_input
 
 MAX_DELAY_MS = 60_000
 _CHUNK = 16 * 2**10  # bytes; a chunk arrives when its last byte does
-_APART = 1e-6  # seconds between two chunks: those that are due at the same time have no order
+_APART = 1e-6  # seconds between two chunks: the event loop does not order simultaneous calls
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close sends RST
 
 
 @dataclass(frozen=True)
 class LinkShape:
-    """Effects of a link on its connections. Raises InvalidRequest for values out of range."""
+    """Delay and bandwidth of a link. Raises InvalidRequest for values out of range."""
 
     delay_ms: float = 0.0  # one way, in each direction: a round trip takes twice as long
     mbit: float | None = None  # each way, shared by all connections; None for no limit
@@ -52,16 +52,16 @@ NO_LINK = LinkShape()
 
 
 class _Direction:
-    """One direction of the link. The bytes of all connections are sent one after the other."""
+    """One direction of the link. All connections share its bandwidth."""
 
     def __init__(self, shape: LinkShape) -> None:
         self._delay = shape.delay_ms / 1e3
         self._byte_seconds = 0.0 if shape.mbit is None else 8 / (shape.mbit * 1e6)
-        self._free = 0.0  # when all bytes so far are on it
+        self._free = 0.0  # time at which all bytes so far have been sent
 
     async def carry(self, source: StreamReader, sink: StreamWriter, opened: float) -> None:
-        """Carry the bytes of one connection in their order, until the end of data, which travels
-        too. Nothing is sent before `opened`.
+        """Forward the bytes of a connection in order, and then its end of file. `opened` is the
+        time before which nothing is sent.
         """
         loop, arrival, data = asyncio.get_running_loop(), 0.0, b"-"
         while data:
@@ -84,19 +84,19 @@ class _Link:
         self._connections: set[asyncio.Task[None]] = set()
 
     def accept(self, reader: StreamReader, client: StreamWriter) -> None:
-        """Carry a connection that was opened."""
+        """Forward a new connection."""
         connection = asyncio.get_running_loop().create_task(self._carry(reader, client))
         self._connections.add(connection)
         connection.add_done_callback(self._connections.discard)
 
     def cut(self) -> None:
-        """Break all connections; what is under way is lost, new ones may be opened."""
+        """Break all connections and drop bytes in transit. New connections are accepted."""
         for connection in self._connections:
             connection.cancel()
 
     async def _carry(self, reader: StreamReader, client: StreamWriter) -> None:
-        """Open the other half and carry both directions; a target that refuses is a link that
-        resets. TCP's handshake takes a round trip, and the target gets its end half of one later.
+        """Connect to the target and forward both directions. If the target refuses, reset the
+        client's connection. Delays include TCP's handshake, which takes a round trip.
         """
         accepted, halves = asyncio.get_running_loop().time(), [client]
         try:
@@ -107,7 +107,7 @@ class _Link:
                 tasks.create_task(self._down.carry(answers, client, accepted + 3 * self._delay))
             for half in halves:
                 half.close()
-        except* OSError:  # an end is gone; the other learns of it when the link lets it
+        except* OSError:  # one end disconnected; the other notices after the link's delay
             await asyncio.sleep(self._delay)
         finally:
             for half in halves:
@@ -118,13 +118,13 @@ class _Link:
 
 
 async def _serve(listen: Address, to: Address, shape: LinkShape) -> None:
-    """Run a link until SIGTERM. Raises InvalidRequest if the address is not free."""
+    """Run a link until SIGTERM. Raises InvalidRequest if the address is in use."""
     loop, stopped, link = asyncio.get_running_loop(), asyncio.Event(), _Link(to, shape)
     try:
         server = await asyncio.start_server(link.accept, *listen, limit=_CHUNK)
     except OSError as error:
         raise InvalidRequest(f"cannot listen on {listen}: {error}") from error
-    loop.add_signal_handler(signal.SIGINT, lambda: None)  # it is for the command that uses the link
+    loop.add_signal_handler(signal.SIGINT, lambda: None)  # Ctrl-C is for the command using the link
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
     loop.add_signal_handler(signal.SIGUSR1, link.cut)
     bound = listen._replace(port=server.sockets[0].getsockname()[1])
@@ -133,7 +133,7 @@ async def _serve(listen: Address, to: Address, shape: LinkShape) -> None:
 
 
 class ShapedLink(NamedTuple):
-    """A running link. Connect to `address`. `cut` breaks all open connections."""
+    """A running link: the address to connect to, and a function that breaks all connections."""
 
     address: str  # HOST:PORT
     cut: Callable[[], None]
@@ -143,10 +143,10 @@ class ShapedLink(NamedTuple):
 def shaped_link(
     to: str, shape: LinkShape = NO_LINK, listen: str = "127.0.0.1:0"
 ) -> Iterator[ShapedLink]:
-    """Run a link from `listen` to `to`, both HOST:PORT, in a process that ends with this context,
-    and not with Ctrl-C. Raises Unavailable when it does not start.
+    """Run a link from `listen` to `to`, both HOST:PORT, in a process that ends with this context
+    and ignores Ctrl-C. Raises Unavailable if it does not start.
     """
-    from outrider.target.spawn import listening  # the link's own process needs no model's options
+    from outrider.target.spawn import listening  # imports models, which the link's process omits
 
     words = [to, listen, str(shape.delay_ms), str(shape.mbit or 0)]
     with listening("link", [sys.executable, "-m", "outrider.measure.link", *words]) as link:
@@ -154,7 +154,7 @@ def shaped_link(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a link; 0 when it ended by a signal.
+    """Run a link until a signal ends it. Returns 0.
 
     arguments: address of the target, address to listen on, delay in ms each way, Mbit/s or 0
     """

@@ -1,4 +1,4 @@
-"""The plots of a run: speed-up by link and kind, acceptance by depth, and times by width.
+"""Plots of a run: speed-up by link and kind, acceptance by depth, and forward-pass times by nodes.
 matplotlib is the optional extra `plots`.
 """
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 _LETTERS_PER_INCH = 14  # of a title
 
 Times: TypeAlias = Sequence[tuple[int, int, float]]
-"""Rows, nodes and seconds of forward passes."""
+"""Tuples of rows, nodes and seconds of a forward pass."""
 
 
 def draw(directory: Path, title: str, rows: Sequence[Row], times: Times) -> list[Path]:
-    """Write a PNG file and return its path; without a speed-up there is none. Raises MissingExtra
-    without matplotlib.
+    """Write a PNG file and return its path, if any row has a speed-up. Raises MissingExtra without
+    matplotlib.
 
-    times: of the target
+    times: forward passes of the target
     """
     require("plots", "a picture")
     from matplotlib.figure import Figure
@@ -52,7 +52,7 @@ def _place(row: Row) -> str:
 
 
 def _speed_ups(axes: Axes, rows: Sequence[Row]) -> None:
-    """Speed-ups with intervals, a group of bars for each link and kind."""
+    """Plot speed-ups with intervals, a group of bars for each link and kind."""
     places, arms = list(dict.fromkeys(map(_place, rows))), list(dict.fromkeys(r.arm for r in rows))
     width = 0.8 / len(arms)
     for index, arm in enumerate(arms):
@@ -77,7 +77,7 @@ def _acceptance(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _times(axes: Axes, times: Times) -> None:
-    """Seconds of the target's forward passes by their nodes, a line for each number of rows."""
+    """Plot times of the target's forward passes by nodes, a line for each number of rows."""
     for count in sorted({rows for rows, _, _ in times}):
         points = sorted((nodes, 1e3 * seconds) for rows, nodes, seconds in times if rows == count)
         axes.plot(*zip(*points, strict=True), ".-", label=f"{count} rows")

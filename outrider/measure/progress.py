@@ -1,4 +1,4 @@
-"""Progress of a run on stderr: a bar with the time left on a terminal, otherwise lines."""
+"""Progress of a run on stderr: a bar on a terminal, otherwise lines, with the remaining time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from inference.command import say
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """Yield a function that reports a completed step by its name."""
+    """Yield a function to call with the name of each completed step."""
     if not sys.stderr.isatty():
         yield _lines(total)
         return
@@ -31,7 +31,7 @@ def _lines(total: int) -> Callable[[str], None]:
     def report(name: str) -> None:
         nonlocal done
         done += 1
-        left = (time.perf_counter() - start) / done * (total - done)
-        say(f"{done} of {total}: {name}; {left / 60:.1f} min left")
+        remaining = (time.perf_counter() - start) / done * (total - done)
+        say(f"{done} of {total}: {name}; {remaining / 60:.1f} min left")
 
     return report

@@ -1,5 +1,5 @@
-"""The report of a run: verdict and table on a terminal of 100 columns, and in a directory as
-Markdown, JSON and plots. It claims no difference within the confidence interval, or within that of
+"""The report of a run: verdict and table on a terminal of 100 columns, and Markdown, JSON and plots
+in a directory. A difference is claimed only beyond its confidence interval and beyond the noise of
 target-only over itself.
 """
 
@@ -31,12 +31,12 @@ NOTE = (
 
 
 def _p50(seconds: Percentiles | None, form: str) -> str:
-    """The median in milliseconds."""
+    """The median in milliseconds, or - if there is none."""
     return "-" if seconds is None else format(seconds.p50 * 1e3, form)
 
 
 def _cost(figure: Figure) -> str:
-    """A figure, marked where it is an estimate or a lower bound; never 0 where it is unknown."""
+    """A figure, marked if it is an estimate or a lower bound; - if it is unknown, never 0."""
     if figure.value is None:
         return "-"
     bound = ">=" if figure.lower_bound else "~" * (figure.quality is Quality.ESTIMATED)
@@ -44,7 +44,7 @@ def _cost(figure: Figure) -> str:
 
 
 def _speed_up(row: Row) -> str:
-    """The speed-up, marked if it lies within the noise of target-only over itself, or has fewer
+    """The speed-up, with a question mark if it is not significant: within the noise, or of fewer
     than MIN_TEXTS texts.
     """
     doubt = "" if row.faster or row.slower else " ?"
@@ -60,7 +60,7 @@ def _share_at(depth: int) -> Callable[[Row], str]:
 
 
 Columns = Mapping[str, Callable[[Row], str]]
-"""The cell of a row by the head of its column."""
+"""Column headings, and functions that format a row's cell."""
 
 SPEEDS: Columns = {
     "RTT": lambda row: f"{row.rtt_ms:g}",
@@ -85,14 +85,14 @@ WAITS: Columns = {
     "down": lambda row: f"{row.counts['bytes_down'] / max(row.tokens, 1):.0f}",
     **{str(depth): _share_at(depth) for depth in range(1, 7)},
 }
-"""Further columns of the Markdown page: waits in milliseconds, bytes a token, and the share of
-forward passes that accepted a depth.
+"""More columns, for the Markdown page: waits in milliseconds, bytes per token, and the share of
+forward passes that accepted each depth.
 """
 
 
 def table(rows: Sequence[Row], columns: Columns) -> list[str]:
-    """The lines of a table, the default of `outrider run` first. Columns that say nothing are left
-    out.
+    """The lines of a table, the default of `outrider run` first. Leaves out columns without
+    information.
     """
     places = list(dict.fromkeys((row.rtt_ms, row.kind) for row in rows))
     rows = sorted(rows, key=lambda row: (places.index((row.rtt_ms, row.kind)), row.arm != HYBRID))
@@ -106,14 +106,14 @@ def table(rows: Sequence[Row], columns: Columns) -> list[str]:
 
 
 def leader(rows: Sequence[Row]) -> Row | None:
-    """The fastest row over one link: an arm that is faster than target-only, or target-only where
-    every other arm is slower. None if neither is certain.
+    """The fastest row over one link: an arm that is faster than target-only, or target-only if all
+    other arms are slower. None if neither is certain.
     """
-    others = _others(rows)
-    if faster := [row for row in others if row.faster]:
+    alternatives = _alternatives(rows)
+    if faster := [row for row in alternatives if row.faster]:
         return max(faster, key=_speed_up_of)
     alone = next((row for row in rows if row.arm == BASELINE), None)
-    return alone if all(row.slower for row in others) else None
+    return alone if all(row.slower for row in alternatives) else None
 
 
 def verdict(rows: Sequence[Row]) -> str:
@@ -127,7 +127,7 @@ def verdict(rows: Sequence[Row]) -> str:
 def _leader_words(rows: Sequence[Row]) -> str:
     fastest, link = leader(rows), f"{rows[0].rtt_ms:g} ms"
     if fastest is None:
-        best = max(_others(rows), key=_speed_up_of)
+        best = max(_alternatives(rows), key=_speed_up_of)
         words = f"no significant difference from target-only (best: {best.arm} {best.speed_up})"
         return f"{link}: {words}"
     times = "" if fastest.arm == BASELINE else f", {fastest.speed_up} x target-only"
@@ -135,7 +135,7 @@ def _leader_words(rows: Sequence[Row]) -> str:
     return f"{link}: {words}{command(fastest.arm)}"
 
 
-def _others(rows: Sequence[Row]) -> list[Row]:
+def _alternatives(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row.arm not in (BASELINE, AGAIN)]
 
 
@@ -147,10 +147,10 @@ def _speed_up_of(row: Row) -> float:
 class Report:
     """The results of a run.
 
-    remarks: sentences that a reader needs to judge the figures
-    below: lines below the table
-    times: of forward passes, for a plot; without any, those that the target reported
-    data: further fields of the JSON file
+    remarks: sentences that help to judge the figures
+    below: lines printed below the table
+    times: forward passes to plot; if empty, those that the target reported
+    data: additional fields of the JSON file
     """
 
     verdict: Sequence[str]
@@ -170,13 +170,13 @@ class Report:
 
     @property
     def equal(self) -> bool:
-        """Whether all texts are target-only's."""
+        """Whether all texts equal target-only's."""
         return all(row.equal == row.compared for row in self.rows)
 
     @property
     def notes(self) -> list[str]:
-        """Sentences below the table: the machine and its load, arms that were left out, remarks on
-        the run, the noise of the A/A pair, and the reason for each unknown cost.
+        """Sentences below the table: machine and load, skipped arms, remarks, noise, and why costs
+        are unknown.
         """
         return [
             *_operating_point(self.run),
@@ -206,14 +206,14 @@ class Report:
         return "\n".join([*lines, *map(_filled, [NOTE, *self.notes])])
 
     def markdown(self, plots: Sequence[Path]) -> str:
-        """The report as a page that stands alone."""
+        """The report as a Markdown page."""
         differing = [
             f"- {row.arm}, {row.kind}, {row.rtt_ms:g} ms: {text.prompt} differs at token {text.at} "
             f"({text.ours} instead of {text.theirs})"
             for row in self.rows
             for text in row.differences
         ]
-        parts = [
+        sections = [
             f"# {self.title}",
             f"```\n{self.text({**SPEEDS, **WAITS})}\n```",
             "## Texts that differ from target-only's",
@@ -221,12 +221,12 @@ class Report:
             *(f"![{path.stem}]({path.name})" for path in plots),
             "All figures, settings and machines: report.json\n",
         ]
-        return "\n\n".join(parts)
+        return "\n\n".join(sections)
 
     def publish(self, directory: Path | None) -> None:
         """Print the report, and write report.json, report.md and plots to the directory, if any.
 
-        Without matplotlib there are no plots, and one line on stderr says so.
+        Without matplotlib, plots are skipped with a message on stderr.
         """
         print(self.text())
         if directory is None:
@@ -245,7 +245,7 @@ class Report:
 
 
 def _operating_point(run: Journal) -> Iterator[str]:
-    """Yield machine, load, software, link in forward passes of the target, and missing arms."""
+    """Yield lines on machine, load, software, round trips and skipped arms."""
     where = run.starts[0]["environment"]
     loads = [start["environment"]["load"] for start in run.starts]
     loads += [end["load"] for end in run.ends]
@@ -273,9 +273,9 @@ def _operating_point(run: Journal) -> Iterator[str]:
 
 
 def _noise(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the interval of the A/A pairs, if the run has any."""
+    """Yield the interval of target-only over itself, if it was measured."""
     if noise := [row.noise for row in rows if row.arm == AGAIN and row.noise]:
-        low, high = min(each.low for each in noise), max(each.high for each in noise)
+        low, high = min(span.low for span in noise), max(span.high for span in noise)
         yield (
             f"Noise: target-only over itself lies within {low:.2f} and {high:.2f} (95 %). A "
             "speed-up within that of its own link and kind, or of fewer than "
@@ -284,10 +284,10 @@ def _noise(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _unknown_costs(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the reasons for each unknown cost."""
+    """Yield the reasons why costs are unknown."""
     for name in COSTS:
         sources = [row.costs[name].source for row in rows if row.costs[name].value is None]
-        if reasons := dict.fromkeys(part for each in sources for part in each.split("; ")):
+        if reasons := dict.fromkeys(reason for source in sources for reason in source.split("; ")):
             yield f"{name} is unavailable: {'; '.join(reasons)}."
 
 

@@ -1,7 +1,7 @@
-"""The loop of every measurement: all arms generate each text in turn, and a journal stores it.
+"""The measurement loop: all arms generate each text in turn, and a journal stores the results.
 
-The order of arms is drawn anew for each turn, so that none always follows the same other. Before
-each text the target makes one token of its prompt, so the prompt's keys are equally warm for all.
+The order of arms is random for each turn, so that no arm always follows the same other. Before each
+text the target generates one token from its prompt, so that the prompt cache is warm for all arms.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from outrider.text.parameters import Parameters
 from outrider.text.prompts import Prompt, PromptTooLong, make_request
 
 WARM_UP_TOKENS = 8
-"""Tokens that each arm generates before anything counts."""
+"""Tokens that each arm generates before the measurement starts."""
 
 
 @dataclass
 class Run:
-    """Texts of some arms over one link. A text that the journal holds is not generated again.
+    """Generates the texts of some arms over one link, but for those already in the journal.
 
-    client: of target-only, for the requests
+    client: the client of target-only, which builds the requests
     text: sampling and length; prompt i uses seed + i
-    warm: let every arm generate a few tokens first
-    seconds: to generate texts in; no prompt is started that would exceed them
+    warm: whether every arm generates a few tokens first
+    seconds: time limit; a prompt that would exceed it is not started
     """
 
     journal: Journal
@@ -48,14 +48,14 @@ class Run:
     rtt_ms: float = 0.0
     warm: bool = True
     seconds: float = inf
-    latest: dict[str, Completion] = field(default_factory=dict, init=False)  # by the arm
+    latest: dict[str, Completion] = field(default_factory=dict, init=False)  # by arm name
 
     def __post_init__(self) -> None:
         self._readers = find_readers()
 
     def make(self, items: Sequence[Item], repeats: int = 1) -> None:
-        """Generate the texts of these prompts, until they end or the time does. A prompt with a
-        schema needs a target that follows it.
+        """Generate the texts of these prompts within the time limit. Prompts with a schema are
+        skipped if the target does not support them.
         """
         rules = self.client.target.description.rules
         items = [item for item in items if item.schema is None or rules]
@@ -70,7 +70,7 @@ class Run:
                 report(f"{item.kind} {item.name}")
 
     def _converse(self, item: Item, index: int, repeat: int) -> None:
-        """Generate all turns of a prompt by all arms. Each arm continues its own answers."""
+        """Generate all turns of a prompt by all arms. Each arm's chat has its own answers."""
         answers = {arm.name: list[str]() for arm in self.arms}
         for turn in range(len(item.turns)):
             order = Random(f"{repeat} {index} {turn}")  # noqa: S311 (which arm is first is no secret)
@@ -88,8 +88,8 @@ class Run:
                 answers[arm.name].append(text["text"])
 
     def _request(self, item: Item, index: int, answers: Sequence[str]) -> Request:
-        """The request of a prompt's next turn: messages, or their texts where the model has no chat
-        template.
+        """The request for a prompt's next turn: messages, or their joined texts if the model has no
+        chat template.
         """
         text, messages = self.text, item.messages(answers)
         parameters = Parameters(
@@ -102,18 +102,18 @@ class Run:
         return make_request(self.client.text_model, prompt, parameters, index)
 
     def _text(self, arm: Arm, key: TextKey, request: Request) -> Values:
-        """Generate a text, with the meters read meanwhile. Returns its record."""
+        """Generate a text while reading energy meters. Returns its record."""
         if self.warm:
             few = replace(request, max_new_tokens=min(WARM_UP_TOKENS, request.max_new_tokens))
-            for each in self.arms:
-                each.make(few, Event())
+            for cold_arm in self.arms:
+                cold_arm.make(few, Event())
             self.warm = False
         arm.alone(replace(request, max_new_tokens=1), Event())
         with EnergyMeter(self._readers) as meter:
             done = arm.make(request, Event())
         if not done.whole:
             raise Unavailable(f"a text was not generated whole: it ended as {done.finish_reason}")
-        self.latest[arm.name], costs = done, arm.costs(done, meter.known)
+        self.latest[arm.name], costs = done, arm.costs(done, meter.joules)
         return {
             **done.record(),
             **key._asdict(),

@@ -1,6 +1,6 @@
-"""Sets of prompts: our own small one, and files of JSON lines, those of published sets included.
+"""Sets of prompts: a small bundled set, and JSON lines files, including those of published sets.
 
-A row's keys say which format it has: that of an Item, or that of a published set.
+The keys of a row determine its format: that of an Item, or of a published set.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from outrider.options.groups import TextOptions
 from outrider.text.prompts import read_prompts
 
 SMALL = Path(__file__).parent / "small"
-"""Files of the set that ships, one a kind."""
+"""Directory of the bundled set, with a file for each kind."""
 
 PROMPTS = (
     "def read_lines(path, encoding='utf-8'):",
@@ -28,10 +28,10 @@ PROMPTS = (
     "import os\nimport sys\n\ndef main(argv):",
     "for name in sorted(os.listdir(path)):",
 )
-"""Prompts of a run that names none, and that is to be short."""
+"""Default prompts of commands that should take little time."""
 
 _SPEC_BENCH = {"translation", "summarization", "qa", "math_reasoning", "rag"}
-"""Categories of Spec-Bench. Its others are those of MT-bench."""
+"""Categories of Spec-Bench beside those of MT-bench."""
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -40,11 +40,11 @@ class Item(NamedTuple):
     """A prompt of a set.
 
     set: "small", or a file's name
-    kind: of work, such as code or chat
-    name: of the prompt in its set, unique within it
-    turns: messages of the user, one after the other
+    kind: kind of work, such as code or chat
+    name: name of the prompt, unique in its set
+    turns: the user's messages in order
     schema: JSON schema that the answer follows
-    temperature: of its texts; None for that of the run
+    temperature: sampling temperature; None for the run's
     """
 
     set: str
@@ -57,11 +57,11 @@ class Item(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The prompt's name among those of all sets."""
+        """The prompt's name with its set and kind."""
         return f"{self.set}/{self.kind}/{self.name}"
 
     def messages(self, answers: Sequence[str]) -> list[dict[str, str]]:
-        """The chat up to the next turn, after the answers to earlier ones."""
+        """The chat up to the next user message, with the answers to earlier ones."""
         chat = [("system", self.system)] if self.system else []
         for question, answer in zip(self.turns, answers, strict=False):
             chat += [("user", question), ("assistant", answer)]
@@ -70,15 +70,15 @@ class Item(NamedTuple):
 
 
 def read_lines(path: str | None) -> list[Item]:
-    """The lines of a file as prompts, by their numbers; without a file PROMPTS."""
+    """The lines of a file as prompts, named by line number; without a file, PROMPTS."""
     lines = PROMPTS if path is None else read_prompts(TextOptions(prompt_text=path))
     return [Item("", "text", str(number), (text,)) for number, text in enumerate(lines)]
 
 
 def read_set(path: Path | None, samples: int | None) -> list[Item]:
-    """The prompts of a file of JSON lines, or of the small set, the kinds in turn.
+    """The prompts of a JSON lines file, or of the small set, alternating between kinds.
 
-    samples: the first so many of each kind; None for all
+    samples: number of prompts of each kind; None for all
     """
     kinds = defaultdict[str, list[Item]](list)
     for item in _small() if path is None else _items(path.name, _rows(path)):
@@ -93,7 +93,7 @@ def _small() -> Iterator[Item]:
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    """The rows of a file of JSON lines, which may be compressed by gzip. Raises InvalidRequest."""
+    """The rows of a JSON lines file, optionally gzipped. Raises InvalidRequest on bad input."""
     try:
         data = path.read_bytes()
         text = (gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data).decode()
@@ -110,17 +110,17 @@ def _rows(path: Path) -> Iterator[Row]:
 
 
 def _items(source: str, rows: Iterable[Row]) -> Iterator[Item]:
-    """Read rows in any known format. Raises InvalidRequest for others, and for a name twice."""
+    """Parse rows of any known format. Raises InvalidRequest for others and for duplicate names."""
     names = Counter[str]()
     for number, row in enumerate(rows, start=1):
-        read = next((read for keys, read in _FORMATS if keys <= row.keys()), None)
-        if read is None:
+        parse = next((parse for keys, parse in _FORMATS if keys <= row.keys()), None)
+        if parse is None:
             raise InvalidRequest(
                 f"{source}, text {number} has the keys {', '.join(sorted(row))}: needed are name "
                 "and turns, or those of a format in docs/measuring.md"
             )
         try:
-            item = _CHECKED.validate_python(read(row))
+            item = _CHECKED.validate_python(parse(row))
         except (ValidationError, LookupError, TypeError) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise InvalidRequest(f"{source}, text {number}: {reason[:200]}") from error
@@ -136,7 +136,7 @@ def _own(row: Row) -> Item:
 
 
 def _question(row: Row) -> Item:
-    """Read a question of MT-bench or Spec-Bench: MT-bench is of the kind chat in both."""
+    """Parse a question of MT-bench or Spec-Bench. MT-bench's have the kind chat in both."""
     category = row["category"]
     kind = category if category in _SPEC_BENCH else "chat"
     return Item("", kind, f"{category}/{row['question_id']}", row["turns"])
@@ -155,6 +155,6 @@ _FORMATS: Sequence[tuple[set[str], Callable[[Row], Item]]] = (
         lambda row: Item("", "maths", row["unique_id"], (row["problem"],)),
     ),
 )
-"""Keys of a format, and what reads a row that has them."""
+"""Formats: the keys that identify a row, and the function that parses it."""
 
 _CHECKED = TypeAdapter(Item)

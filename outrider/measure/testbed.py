@@ -1,4 +1,4 @@
-"""The test bed of a run: a target, which is started here unless one is named, an emulated link to
+"""The test bed of a run: a target (started here unless the options name one), an emulated link to
 it, and clients that share one loaded draft.
 """
 
@@ -31,9 +31,9 @@ from outrider.target.spawn import Started, started, target_words
 def start(
     options: RunOptions, role: str = "target", **flags: object
 ) -> AbstractContextManager[Started]:
-    """Start the target of these options. It has one row unless --batch says otherwise.
+    """Start the target of these options, with one row unless --batch is set.
 
-    flags: of the target, beside those given
+    flags: additional flags of the target
     """
     stated = {"batch": 1} | options.explicit()
     names = ("batch", "backend", "emulate", "measure_first", "usd_per_hour")
@@ -45,8 +45,8 @@ def start(
 def target_of(
     options: LinkedOptions, arms: Mapping[str, Flags]
 ) -> Iterator[tuple[ConnectionOptions, Started | None]]:
-    """The target that the options name; without one, a target is started, with a draft beside it
-    if an arm needs one.
+    """Connect to the target that the options name, or else start one, with a draft beside it if an
+    arm needs that.
     """
     if options.elsewhere:
         yield options.connection, None
@@ -61,9 +61,9 @@ def target_of(
 
 @dataclass(frozen=True)
 class SharedDraft(FoundDraft):
-    """A draft that is loaded once, for all clients of a run. They generate their texts in turn."""
+    """A draft that is loaded once for all clients of a run, which generate their texts in turn."""
 
-    room: int  # nodes that a row may have ranked beyond its longest text, by any client
+    room: int  # maximum ranked nodes of a row beyond its longest text, over all clients
     loaded: list[Draft]
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> Draft:
@@ -76,9 +76,9 @@ class SharedDraft(FoundDraft):
 
 
 def _finder(roles: Sequence[ClientRole]) -> Callable[[ClientRole], FoundDraft]:
-    """A function that finds the draft of a client, once for all clients of the same draft."""
+    """A function that finds a client's draft. Clients with the same draft share the result."""
     shared = dict[tuple[str | None, str | None], SharedDraft]()
-    room = max(TUNING.room, *(read_policy(role).most_ranked for role in roles if role.waits), 0)
+    room = max(TUNING.room, *(read_policy(role).max_ranked for role in roles if role.waits), 0)
 
     def find(role: ClientRole) -> FoundDraft:
         draft = role.method, role.draft_name
@@ -90,20 +90,20 @@ def _finder(roles: Sequence[ClientRole]) -> Callable[[ClientRole], FoundDraft]:
 
 
 Beside = Callable[[Client, list[Arm]], list[Arm]]
-"""Adds arms that are no client's, such as other engines, to ours."""
+"""Extends a client's arms by others, such as other engines."""
 
 OpenRole = Callable[[ConnectionOptions, Flags], ClientRole]
-"""The options of a client with these flags, on this connection."""
+"""Returns a client's options for a connection and the flags of an arm."""
 
 
 @dataclass(frozen=True)
 class ArmSet:
     """The arms of a run and their options.
 
-    role: the options of a client
-    arms: flags of a client by the name of each arm, target-only first
-    optional: arms that are left out where they cannot be opened
-    beside: adds further arms
+    role: builds a client's options
+    arms: the client's flags by arm name, target-only first
+    optional: arms that are skipped if they cannot be opened
+    beside: adds arms without a client
     """
 
     role: OpenRole
@@ -113,19 +113,19 @@ class ArmSet:
 
     @contextmanager
     def opened(
-        self, journal: Journal, there: ConnectionOptions, link: LinkShape = NO_LINK
+        self, journal: Journal, connection: ConnectionOptions, link: LinkShape = NO_LINK
     ) -> Iterator[tuple[Client, list[Arm]]]:
-        """Yield the client of target-only and all arms, over this link. Records a start."""
+        """Open all arms over a link and record the start. Yields target-only's client, and arms."""
         with ExitStack() as stack:
-            reached = there
+            route = connection
             if link != NO_LINK:
-                address = stack.enter_context(shaped_link(there.addresses, link)).address
-                reached = there.replace(target=None, target_host=address)
-            roles = {name: self.role(reached, flags) for name, flags in self.arms.items()}
+                address = stack.enter_context(shaped_link(connection.addresses, link)).address
+                route = connection.replace(target=None, target_host=address)
+            roles = {name: self.role(route, flags) for name, flags in self.arms.items()}
             find, clients, left_out = _finder([*roles.values()]), dict[str, Client](), {}
             for name, role in roles.items():
                 try:
-                    client = open_client(role, is_local=there.is_local, find=find)
+                    client = open_client(role, is_local=connection.is_local, find=find)
                     clients[name] = _with_draft(stack.enter_context(client), role)
                 except OutriderError as error:
                     if name not in self.optional:
@@ -144,7 +144,7 @@ class ArmSet:
 
 
 def _with_draft(client: Client, role: ClientRole) -> Client:
-    """The client, whose draft is loaded. Raises InvalidRequest without the draft of its options."""
+    """Wait until the client has loaded its draft. Raises InvalidRequest if it got none."""
     client.wait()
     if client.draft is None and role.draft != NONE:
         raise InvalidRequest(

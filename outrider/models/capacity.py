@@ -14,9 +14,9 @@ class Capacity(NamedTuple):
     max_nodes: int  # per call
     ids: int | None = None  # only ids below this are proposed; None: all of the tokenizer
 
-    def vocabulary(self, whole: int) -> int:
+    def vocabulary(self, vocabulary: int) -> int:
         """Number of a tokenizer's ids that get probabilities."""
-        return whole if self.ids is None else min(whole, self.ids)
+        return vocabulary if self.ids is None else min(vocabulary, self.ids)
 
     @property
     def slots(self) -> int:

@@ -59,5 +59,5 @@ def conditions(device: torch.device | str) -> Conditions:
     if torch.device(device).type != "cpu":
         return Conditions(words, threads)
     instructions = torch.backends.cpu.get_cpu_capability()
-    whole = f"{words}, {processor()}, {instructions}, torch {torch.__version__}"
-    return Conditions(whole, threads)
+    description = f"{words}, {processor()}, {instructions}, torch {torch.__version__}"
+    return Conditions(description, threads)

@@ -24,8 +24,8 @@ def find_directory(name: str | None, embedded: str, *, weights: bool = True) -> 
         return EMBEDDED / embedded
     if is_gguf(name):
         raise UnsupportedModel(f"{name} is a GGUF file: a checkpoint in safetensors is needed here")
-    here = Path(name)
-    if here.is_dir() and any(here.glob("*.gguf")) and not any(here.glob("*.safetensors")):
+    path = Path(name)
+    if path.is_dir() and any(path.glob("*.gguf")) and not any(path.glob("*.safetensors")):
         raise UnsupportedModel(f"{name} holds weights as GGUF only: name the file itself")
     return find_model(name, weights=weights)
 

@@ -83,14 +83,18 @@ class FoundModel(ABC):
     def fingerprint(self) -> str:
         """An identifier; models that compute differently have different ones."""
 
-    @abstractmethod
     def check(self, options: DeviceOptions) -> None:
         """Raise InvalidRequest for a device that this machine does not have."""
+        from outrider.models.devices import pick_device
+
+        pick_device(options.device)
 
     @abstractmethod
     def load(self, options: DeviceOptions, capacity: Capacity) -> LoadedModel:
         """Load the model on the device of the options, and print the device on stderr."""
 
-    @abstractmethod
     def conditions(self, model: LoadedModel) -> Conditions:
         """The conditions of the loaded model's measured times."""
+        from outrider.models.devices import conditions
+
+        return conditions(model.device)

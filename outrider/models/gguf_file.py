@@ -88,16 +88,16 @@ def _tokenizer(path: Path, facts: GgufFacts) -> Tokenizer:
     beside = path.parent / "tokenizer.json"
     tokenizer = Tokenizer(path.parent if beside.is_file() else path)
     for token, number in sorted(tokenizer.ids().items(), key=lambda item: item[1]):
-        other = facts.tokens[number] if number < len(facts.tokens) else None
-        if other == token:
+        entry = facts.tokens[number] if number < len(facts.tokens) else None
+        if entry == token:
             continue
         if beside.is_file():
             raise Mismatch(
-                f"{beside} is not of {path.name}: id {number} is {token!r} there and {other!r} in "
+                f"{beside} is not of {path.name}: id {number} is {token!r} there and {entry!r} in "
                 "the GGUF file; keep them in two directories"
             )
         raise Mismatch(
-            f"{path}: id {number} is {other!r}, and {token!r} in the tokenizer made from it; put "
+            f"{path}: id {number} is {entry!r}, and {token!r} in the tokenizer made from it; put "
             "the tokenizer.json of its checkpoint beside it"
         )
     return tokenizer

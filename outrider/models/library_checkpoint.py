@@ -6,9 +6,8 @@ import hashlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
-from inference.backends import Model
 from inference.command import say
 from inference.errors import UnsupportedModel
 from inference.model.checkpoints.config import FAMILIES
@@ -17,7 +16,6 @@ from inference.text.tokenizer import Tokenizer
 from outrider.models.capacity import Capacity
 from outrider.models.directories import note_unread
 from outrider.models.found_model import FoundModel
-from outrider.models.machine import Conditions
 from outrider.options.groups import DeviceOptions
 
 if TYPE_CHECKING:
@@ -39,24 +37,16 @@ class LibraryCheckpoint(FoundModel):
     def fingerprint(self) -> str:
         from inference.model.checkpoints.weight_files import fingerprint
 
-        whole = f"{fingerprint(self.directory)} by transformers"
-        return hashlib.sha256(whole.encode()).hexdigest()[:32]
+        identity = f"{fingerprint(self.directory)} by transformers"
+        return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
     def check(self, options: DeviceOptions) -> None:
-        from outrider.models.devices import pick_device
-
         if options.device.startswith("neuron"):
             raise UnsupportedModel(
                 f"--device {options.device}: {self.name} is of type {self.config.model_type}; only "
                 f"{', '.join(FAMILIES)} can be compiled: use --device cpu, cuda or auto"
             )
-        pick_device(options.device)
-
-    def conditions(self, model: Model) -> Conditions:
-        from outrider.models.devices import conditions
-
-        loaded = cast("TransformersModel", model)  # by load()
-        return conditions(loaded.device)
+        super().check(options)
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> TransformersModel:
         from inference.backends.libraries.transformers_loading import load_transformers

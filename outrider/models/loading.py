@@ -18,7 +18,6 @@ from outrider.models.capacity import Capacity
 from outrider.models.directories import find_directory, note_unread
 from outrider.models.found_model import FoundModel, LoadedModel
 from outrider.models.loading_status import loading_status
-from outrider.models.machine import Conditions
 from outrider.options.groups import (
     DeviceOptions,
     LegacyOptions,
@@ -53,15 +52,10 @@ class Checkpoint(FoundModel):
     def fingerprint(self) -> str:
         from inference.model.checkpoints.weight_files import fingerprint
 
-        whole = fingerprint(self.directory)
+        identity = fingerprint(self.directory)
         if self.quantization is None:
-            return whole
-        return hashlib.sha256(f"{whole} {self.quantization}".encode()).hexdigest()[:32]
-
-    def check(self, options: DeviceOptions) -> None:
-        from outrider.models.devices import pick_device
-
-        pick_device(options.device)
+            return identity
+        return hashlib.sha256(f"{identity} {self.quantization}".encode()).hexdigest()[:32]
 
     def settled(self, options: DeviceOptions, *, drafts: bool) -> Self:
         fixed = self.embedded or self.offload or options.dtype or self.quantization
@@ -73,11 +67,6 @@ class Checkpoint(FoundModel):
         if picked is None:
             return self
         return replace(self, precision=picked.precision, quantization=picked.matrices)
-
-    def conditions(self, model: LoadedModel) -> Conditions:
-        from outrider.models.devices import conditions
-
-        return conditions(model.device)
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> LoadedModel:
         if options.device == "neuron-legacy":
@@ -109,8 +98,8 @@ class Checkpoint(FoundModel):
                 tell=report,
             )
         with torch.device("meta"):  # all parameters, offloaded and quantized ones included
-            whole = type(decoder)(decoder.config, 1, decoder.vocabulary)
-        parameters = sum(parameter.numel() for parameter in whole.parameters())
+            shapes = type(decoder)(decoder.config, 1, decoder.vocabulary)
+        parameters = sum(parameter.numel() for parameter in shapes.parameters())
         if device.type == "cpu":
             set_threads(options.threads, parameters)
         stored = decoder.model.embed_tokens.weight.dtype

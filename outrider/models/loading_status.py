@@ -40,9 +40,9 @@ def loading_status(name: str) -> Iterator[Callable[[Loading], None]]:
         task = progress.add_task(name, total=None)
 
         def report(loading: Loading) -> None:
-            if loading.read == 0 and loading.size > LARGE and not drawn:
+            if loading.bytes_read == 0 and loading.size > LARGE and not drawn:
                 files = f"{loading.files} files, " * (loading.files > 1)
                 say(f"loading {name}: {files}{size_words(loading.size)}")
-            progress.update(task, completed=loading.read, total=loading.size)
+            progress.update(task, completed=loading.bytes_read, total=loading.size)
 
         yield report

@@ -53,25 +53,25 @@ def find_compute_type(
     size = sum(path.stat().st_size for path in weight_files(directory))
     if size < MIN_BYTES or pick_device(options.device).type != "cpu":
         return None
-    own, has = DTYPES[stored_type(directory)], {*instructions()}
+    stored, has = DTYPES[stored_type(directory)], {*instructions()}
     int8 = drafts and isinstance(options, QuantizationOptions)
     packs = int8 and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    picked = pick(own, has if packs else has - INT8, memory_size() / size * own.itemsize)
+    picked = pick(stored, has if packs else has - INT8, memory_size() / size * stored.itemsize)
     if picked is not None:
-        say(f"{name}: --dtype auto takes {picked}, which is faster than {ComputeType(own)} here")
+        say(f"{name}: --dtype auto takes {picked}, which is faster than {ComputeType(stored)} here")
     return picked
 
 
-def pick(own: torch.dtype, has: Collection[str], room: float) -> ComputeType | None:
+def pick(stored: torch.dtype, has: Collection[str], room: float) -> ComputeType | None:
     """The compute type of a checkpoint of this precision; None for its own.
 
     has: the processor's instructions; without those of INT8 matrices are not rounded
     room: the machine's memory in bytes per weight
     """
-    if own not in (*NATIVE, torch.float32):
+    if stored not in (*NATIVE, torch.float32):
         return None
     if INT8.intersection(has):
-        return ComputeType(own, "int8")
-    slow = own in NATIVE and not NATIVE[own].intersection(has)
+        return ComputeType(stored, "int8")
+    slow = stored in NATIVE and not NATIVE[stored].intersection(has)
     fits = torch.float32.itemsize <= MEMORY_SHARE * room
     return ComputeType(torch.float32) if slow and fits else None

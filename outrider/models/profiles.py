@@ -52,14 +52,14 @@ session is open.
 def record_calls(model: RecordingModel, tell: Tell) -> None:
     """Record a target's planned calls, the smallest first, for RECORDING_SECONDS at most."""
     start = reported = time.perf_counter()
-    recorded, left = 0, True
-    while left and time.perf_counter() - start < RECORDING_SECONDS:
-        left = model.record_next()
-        recorded += left
+    recorded, remaining = 0, True
+    while remaining and time.perf_counter() - start < RECORDING_SECONDS:
+        remaining = model.record_next()
+        recorded += remaining
         if time.perf_counter() - reported > PROGRESS_SECONDS:
             reported = time.perf_counter()
             tell(f"recorded {recorded} CUDA graphs")
-    later = "; the others while no session is open" if left else ""
+    later = "; the others while no session is open" if remaining else ""
     tell(f"recorded {recorded} CUDA graphs in {time.perf_counter() - start:.1f} s{later}")
 
 
@@ -95,7 +95,7 @@ class Profiles:
 
     directory: Path
     tell: Tell  # receives lines of progress
-    whole: bool = False  # measure all before anything else is done
+    upfront: bool = False  # measure all before anything else is done
 
     def draft(self, draft: FoundModel, model: LoadedModel, length: int) -> Table:
         """Seconds of a draft's call by shape.
@@ -140,7 +140,7 @@ class Profiles:
     def _stored(
         self,
         kind: str,
-        found: FoundModel,
+        source: FoundModel,
         model: LoadedModel,
         identity: str,
         length: int,
@@ -148,7 +148,7 @@ class Profiles:
         rows: int,
         nodes: int,
     ) -> StoredTimes:
-        device, threads = found.conditions(model)
+        device, threads = source.conditions(model)
         conditions: dict[str, str | int] = {
             "device": device,
             "model": identity,
@@ -159,11 +159,11 @@ class Profiles:
             "nodes": nodes,
             "version": outrider_version(),
         }
-        return StoredTimes(self.directory, kind, f"the {kind} {found.name}", conditions)
+        return StoredTimes(self.directory, kind, f"the {kind} {source.name}", conditions)
 
     def _measure(self, place: StoredTimes, survey: Profiler) -> None:
-        """Measure first: all shapes if `whole`, else for QUICK_SECONDS."""
-        if not self.whole:
+        """Measure first: all shapes if `upfront`, else for QUICK_SECONDS."""
+        if not self.upfront:
             survey.run(lambda progress: None, QUICK_SECONDS)
         else:
             self.tell(f"measuring {place.name} on {place.conditions['device']}")

@@ -26,14 +26,14 @@ class _Meter:
         self.wall = self.shared = 0.0
         self._clock, self._texts, self._at, self._lock = clock, 0, 0.0, threading.Lock()
 
-    def read(self, more: int = 0) -> tuple[float, float]:
-        """Return `wall` and `shared`, and add `more` to the number of running texts."""
+    def read(self, texts: int = 0) -> tuple[float, float]:
+        """Return `wall` and `shared`, and add `texts` to the number of running texts."""
         with self._lock:
             now = self._clock()
             if self._texts:
                 self.wall += now - self._at
                 self.shared += (now - self._at) / self._texts
-            self._at, self._texts = now, self._texts + more
+            self._at, self._texts = now, self._texts + texts
             return self.wall, self.shared
 
 
@@ -130,10 +130,10 @@ class RunBudget:
     def usage(self) -> Usage:
         """Usage of all texts so far."""
         with self._lock:
-            taken = self._closed
+            usage = self._closed
             for charge in self._open:
-                taken = taken.plus(charge.usage)
-        return taken._replace(wall=self._meter.read()[0])
+                usage = usage.plus(charge.usage)
+        return usage._replace(wall=self._meter.read()[0])
 
     @property
     def spent(self) -> float:

@@ -173,9 +173,9 @@ class SteeredPrices(Prices):
         self.tariff = blend(self.cost, self.weight, measured)
 
 
-def _log(more: float, less: float) -> float:
+def _log(numerator: float, denominator: float) -> float:
     """Logarithm of a ratio, bounded so that a single stall has no long effect."""
-    return min(max(math.log(max(more, 1e-12) / max(less, 1e-12)), -1.0), 1.0)
+    return min(max(math.log(max(numerator, 1e-12) / max(denominator, 1e-12)), -1.0), 1.0)
 
 
 def read_billing(options: PriceOptions) -> Billing:

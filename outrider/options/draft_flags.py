@@ -23,14 +23,14 @@ class MethodEntry(NamedTuple):
     """A kind of draft model."""
 
     help: str  # a short description
-    here: bool = True  # whether it can run on a client's machine
+    local: bool = True  # whether it can run on a client's machine
     extra: str = "torch"  # required to run it; empty for none
 
 
 METHODS = {
     "model": MethodEntry("a smaller model of the target's family"),
     "gguf": MethodEntry("a smaller model in a GGUF file, run by llama.cpp", extra="gguf"),
-    "eagle": MethodEntry("an EAGLE-3 head, which reads the target's hidden states", here=False),
+    "eagle": MethodEntry("an EAGLE-3 head, which reads the target's hidden states", local=False),
     "substitute": MethodEntry("the target's own layers with 4-bit weights"),
 }
 """The methods that load a model. A client uses at most one."""
@@ -42,8 +42,8 @@ target, and nothing.
 
 DEFAULT_SOURCES = "model,copy"
 
-_HERE = ", ".join(name for name, method in METHODS.items() if method.here)
-_THERE = ", ".join(name for name, method in METHODS.items() if not method.here)
+_HERE = ", ".join(name for name, method in METHODS.items() if method.local)
+_THERE = ", ".join(name for name, method in METHODS.items() if not method.local)
 SOURCES_HELP = (
     f"sources of candidates: a kind of model ({_HERE}; at a fused target {_THERE}) or {BESIDE} "
     f"(the draft beside the target, if it has one), {COPY} (text that followed the same words "
@@ -53,10 +53,10 @@ SOURCES_HELP = (
 
 
 def _sources(text: str) -> str:
-    named = text.split(",")
-    models = [name for name in named if name != COPY]
-    sources = {*METHODS, BESIDE} | ({NONE} if len(named) == 1 else set())
-    if not set(models) <= sources or len(models) > 1 or len(set(named)) < len(named):
+    names = text.split(",")
+    models = [name for name in names if name != COPY]
+    sources = {*METHODS, BESIDE} | ({NONE} if len(names) == 1 else set())
+    if not set(models) <= sources or len(models) > 1 or len(set(names)) < len(names):
         raise ValueError(
             f"one of {', '.join((*METHODS, BESIDE))}, or {COPY}, or both, or {NONE} is needed"
         )
@@ -156,12 +156,12 @@ class PresetOptions(SourceOptions, TreeOptions, title="drafting"):
     def __init__(self, /, **values: Any) -> None:
         """Add the preset's flags. Raises InvalidRequest for flags that contradict them."""
         preset = values.get("preset")
-        meant = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
-        flags = " ".join(f"--{name} {value}" for name, value in meant.items())
-        missing = {name: value for name, value in meant.items() if values.get(name) is None}
-        for name in ("draft", *SIZES) if meant else ():
+        preset_flags = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
+        flags = " ".join(f"--{name} {value}" for name, value in preset_flags.items())
+        missing = {name: value for name, value in preset_flags.items() if values.get(name) is None}
+        for name in ("draft", *SIZES) if preset_flags else ():
             value = values.get(name)
-            same = name in meant and (name in SIZES or value == meant[name])
+            same = name in preset_flags and (name in SIZES or value == preset_flags[name])
             if value is not None and not same:
                 raise InvalidRequest(
                     f"--preset {preset} stands for {flags}, got --{name} {value}: give one of them"

@@ -24,7 +24,7 @@ from inference.flags.values import (
     Usd,
     Watts,
 )
-from inference.sampling import CANDIDATES, LEAST_TOP_P, SEED_BITS, SamplingParams
+from inference.sampling import CANDIDATES, MIN_TOP_P, SEED_BITS, SamplingParams
 
 DEVICES = ("auto", "cpu", "cuda", "neuron", "neuron-legacy")
 
@@ -197,7 +197,7 @@ class SamplingOptions(Group, title="text"):
 
     @model_validator(mode="after")
     def _can_be_sampled(self) -> Self:
-        SamplingParams(self.temperature or 0.0, self.top_k, self.top_p or LEAST_TOP_P)
+        SamplingParams(self.temperature or 0.0, self.top_k, self.top_p or MIN_TOP_P)
         return self
 
 

@@ -79,8 +79,8 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
 
     def _endpoint(self, text: str) -> Endpoint:
         host = text.removeprefix(DNS)
-        named = host.startswith("[") or host.count(":") == 1  # HOST:PORT or [IPv6]:PORT
-        address = parse_address(host) if named else Address(host, self.port)
+        has_port = host.startswith("[") or host.count(":") == 1  # HOST:PORT or [IPv6]:PORT
+        address = parse_address(host) if has_port else Address(host, self.port)
         return Endpoint(address, resolved=text.startswith(DNS))
 
     @property
@@ -94,16 +94,16 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
         """Set the flags that the named target stands for. Raises ValueError where one differs."""
         if not values.get("target"):
             return values
-        named = read_target(values["target"])
-        meant = {
-            "target_host": named.address,
-            "tls_ca": str(named.ca_file),
-            "token_file": str(named.token_file),
+        target = read_target(values["target"])
+        flags = {
+            "target_host": target.address,
+            "tls_ca": str(target.ca_file),
+            "token_file": str(target.token_file),
         }
-        for flag, value in meant.items():
+        for flag, value in flags.items():
             if values.get(flag) not in (None, value):
-                raise ValueError(f"--target {named.name} already sets --{flag}: give one of them")
-        return values | meant
+                raise ValueError(f"--target {target.name} already sets --{flag}: give one of them")
+        return values | flags
 
     @model_validator(mode="after")
     def _has_addresses(self) -> Self:
@@ -115,9 +115,9 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
 
 def _origins(origins: tuple[str, ...]) -> tuple[str, ...]:
     for origin in origins:
-        parts = urlsplit(origin)
-        address = f"{parts.scheme}://{parts.netloc}"
-        if parts.scheme not in ("http", "https") or not parts.hostname or origin != address:
+        url = urlsplit(origin)
+        address = f"{url.scheme}://{url.netloc}"
+        if url.scheme not in ("http", "https") or not url.hostname or origin != address:
             raise ValueError(f"https://HOST or http://HOST:PORT is needed: got {origin}")
     return origins
 

@@ -54,8 +54,8 @@ def _others_than(role: str) -> Elsewhere:
     """Explains flags that only other roles have."""
 
     def explain(name: str) -> str:
-        others = ", ".join(verbs_with(name) or verbs_with(name.removeprefix("no_")))
-        return others and f"is for {others} (got {verb_of(role)})"
+        commands = ", ".join(verbs_with(name) or verbs_with(name.removeprefix("no_")))
+        return commands and f"is for {commands} (got {verb_of(role)})"
 
     return explain
 
@@ -63,8 +63,8 @@ def _others_than(role: str) -> Elsewhere:
 def _role_of(verb: str) -> str:
     """The role of a command. Raises InvalidRequest for a word that is no command."""
     if verb not in VERBS:
-        meant = nearest(verb, (*VERBS, *OTHER_VERBS)) or ": `outrider --help` lists the commands"
-        raise InvalidRequest(f"unknown command {verb!r}{meant}")
+        hint = nearest(verb, (*VERBS, *OTHER_VERBS)) or ": `outrider --help` lists the commands"
+        raise InvalidRequest(f"unknown command {verb!r}{hint}")
     return VERBS[verb]
 
 

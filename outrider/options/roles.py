@@ -56,7 +56,7 @@ RULES = (
     FlagRule("instance", excludes="usd_per_hour", why="both price the target"),
     FlagRule("region spot no_live", needs="instance", why="it says how that is priced"),
     FlagRule(LIMITS, excludes=LIMITS, why="one limit at a time"),
-    *(FlagRule(limit, excludes=others) for limit, others in OBJECTIVES_BUT.items()),
+    *(FlagRule(limit, excludes=excluded) for limit, excluded in OBJECTIVES_BUT.items()),
 )
 """Flags of the roles that exclude each other, or need another."""
 
@@ -164,7 +164,7 @@ class ClientRole(
 
     @model_validator(mode="after")
     def _drafts_here(self) -> Self:
-        if self.method is not None and not METHODS[self.method].here:
+        if self.method is not None and not METHODS[self.method].local:
             raise ValueError(
                 f"--draft {self.draft}: {self.method} drafts beside the target: it is for "
                 "`outrider fused_target`"
@@ -188,9 +188,6 @@ class DraftRole(groups.BaselineOptions, TextRole, SharedClientRole, title="text"
     BARE: ClassVar = "prompt"
     COMMON: ClassVar = (*PROMPTED, "baseline", "model", "draft", *TO_A_TARGET)
     role: Literal["draft"] = "draft"
-    record: File | None = None
-    """file for the text with its candidates and times, for replay on the chat page; contains the
-    prompt"""
 
 
 class ChatRole(ClientRole, title="text"):
@@ -264,9 +261,9 @@ class UpRole(EndpointRole):
 
     @model_validator(mode="after")
     def _chooses_the_models(self) -> Self:
-        named = [*self.changed(groups.ModelOptions), *self.changed(groups.DraftModelOptions)]
-        if named:
-            raise ValueError(f"{named[0]} is for outrider serve: outrider up chooses the models")
+        models = [*self.changed(groups.ModelOptions), *self.changed(groups.DraftModelOptions)]
+        if models:
+            raise ValueError(f"{models[0]} is for outrider serve: outrider up chooses the models")
         return self
 
 

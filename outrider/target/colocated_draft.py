@@ -49,27 +49,27 @@ def with_draft(
     """
     if isinstance(model, RoundModel):
         return _in_graph(options, model, description)
-    found = find_draft(options, model)
-    if found.tokenizer.settings.digest != description.settings_digest:
+    checkpoint = find_draft(options, model)
+    if checkpoint.tokenizer.settings.digest != description.settings_digest:
         settings = TokenizerSettings.read(description.tokenizer_settings)
         try:
-            found = found.for_target(found.tokenizer.with_settings(settings))
+            checkpoint = checkpoint.for_target(checkpoint.tokenizer.with_settings(settings))
         except Mismatch as error:
             raise Mismatch(
-                f"the tokenizers differ: the draft {found.name} has "
-                f"{found.tokenizer.vocabulary} tokens, {description.model} "
+                f"the tokenizers differ: the draft {checkpoint.name} has "
+                f"{checkpoint.tokenizer.vocabulary} tokens, {description.model} "
                 f"{description.vocabulary} ({error}); take a draft of the target's own family"
             ) from error
-    length, found = description.sequence_length, found.settled(options)
-    draft = found.load(options, Capacity(model.rows, length, TUNING.room, PREFILL_NODES))
-    times = found.times(user_profiles(options), draft, length)
-    make_knowledge = partial(_knowledge, times, description)
+    length, checkpoint = description.sequence_length, checkpoint.settled(options)
+    draft = checkpoint.load(options, Capacity(model.rows, length, TUNING.room, PREFILL_NODES))
+    times = checkpoint.times(user_profiles(options), draft, length)
+    make_stats = partial(_pair_stats, times, description)
     draft = draft._replace(grammars=grammars)
-    drafter = ColocatedDrafter(draft, make_knowledge, room=TUNING.room, copies=options.copies)
-    return Drafts(replace(description, draft_model=found.name), drafter=drafter)
+    drafter = ColocatedDrafter(draft, make_stats, room=TUNING.room, copies=options.copies)
+    return Drafts(replace(description, draft_model=checkpoint.name), drafter=drafter)
 
 
-def _knowledge(times: Table, description: Description) -> PairStats:
+def _pair_stats(times: Table, description: Description) -> PairStats:
     """PairStats for a draft without a link to its target."""
     target = Times(dict(description.times))
     return PairStats(Times(times), target, read_acceptance())
@@ -78,10 +78,10 @@ def _knowledge(times: Table, description: Description) -> PairStats:
 def _in_graph(options: FusedTargetRole, model: RoundModel, description: Description) -> Drafts:
     """Use the draft in the target's graphs. The shape of a round is fixed by the build."""
     manifest = read_manifest(Path(options.artifact or ""))
-    named = [*options.changed(DraftModelOptions), *options.changed(QuantizationOptions)]
-    if named:
+    flags = [*options.changed(DraftModelOptions), *options.changed(QuantizationOptions)]
+    if flags:
         raise InvalidRequest(
-            f"--artifact contains a draft already ({fused_part(manifest).model}): remove {named[0]}"
+            f"--artifact contains a draft already ({fused_part(manifest).model}): remove {flags[0]}"
         )
     if model.shape.nodes > description.max_tree_nodes:
         raise InvalidRequest(

@@ -26,7 +26,7 @@ from outrider.models.loading import find_named
 from outrider.options.groups import backend_of
 from outrider.options.roles import ServingRole
 
-LONGEST_NAME = 80
+MAX_NAME = 80
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ LoadModel = Callable[[ServingRole], Served]
 class _ListedModel(Record):
     """A listed model. Fields that are None default to the command line."""
 
-    name: Annotated[Line, Field(max_length=LONGEST_NAME)]
+    name: Annotated[Line, Field(max_length=MAX_NAME)]
     model: Line | None = None
     artifact: Line | None = None
     device: Line | None = None
@@ -138,5 +138,5 @@ def _check(options: ServingRole, entry: _ListedModel) -> None:
             "for neuron a model is listed as an artifact, which outrider compile builds"
         )
     pick_device(options.device)
-    found = find_named(options.model, "target", backend_of(options), weights=False)
-    found.sequence_length(options.sequence_length)
+    checkpoint = find_named(options.model, "target", backend_of(options), weights=False)
+    checkpoint.sequence_length(options.sequence_length)

@@ -93,7 +93,7 @@ class RayOptions(
 
 
 def run(options: RayOptions) -> int:
-    """Start the fleet. In a cluster of its own it serves until a signal."""
+    """Start the fleet. In a local cluster, serve until a signal."""
     start(options)
     say(f"{READY}{options.ingress} ({options.replicas} replicas); Ctrl-C stops")
     if CLUSTER in os.environ:
@@ -171,16 +171,16 @@ def start(options: RayOptions) -> None:
     if the ingress does not find the replicas.
     """
     os.environ.update(ENVIRONMENT)
-    own: dict[str, Any] = {}
+    local: dict[str, Any] = {}
     if CLUSTER not in os.environ:
         _check_room(options)
-        own = {"include_dashboard": False, "num_cpus": os.cpu_count()}
+        local = {"include_dashboard": False, "num_cpus": os.cpu_count()}
     require("ray", "a fleet")
     import ray
     from ray import serve
     from ray.serve.config import HTTPOptions, gRPCOptions
 
-    ray.init(log_to_driver=False, **own)
+    ray.init(log_to_driver=False, **local)
     serve.start(
         http_options=HTTPOptions(host=options.host, port=_unused_port()),
         grpc_options=gRPCOptions(
@@ -189,7 +189,7 @@ def start(options: RayOptions) -> None:
     )
     flags = dict(sorted(options.target.explicit().items()))
     serve.run(_deployment(options).bind(flags), name=NAME, route_prefix=f"/{NAME}")
-    if own:
+    if local:
         await_routes(options.ingress)
 
 

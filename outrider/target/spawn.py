@@ -1,4 +1,4 @@
-"""Runs a target, or what stands before one, as a separate process on this machine, for the demo,
+"""Runs a target, or a proxy of targets, as a separate process on this machine, for the demo,
 measurements and tests. It ends with its context, and also if this process is killed.
 """
 
@@ -49,10 +49,10 @@ def flag_words(values: Mapping[str, object]) -> list[str]:
     return words
 
 
-def target_words(options: TargetOptions, **more: object) -> list[str]:
+def target_words(options: TargetOptions, **changes: object) -> list[str]:
     """The command line of a target with these options, and further flags."""
     stated = options.explicit()
-    return flag_words({name: stated.get(name) for name in flags_of(TargetOptions)} | more)
+    return flag_words({name: stated.get(name) for name in flags_of(TargetOptions)} | changes)
 
 
 @contextmanager

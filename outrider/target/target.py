@@ -147,24 +147,24 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
     loaded = _load_artifact(options) if options.artifact else _load_checkpoint(options)
     if options.device == "auto" and str(loaded.model.device) == "cpu" and has_device():
         say("this machine has an unused Neuron device: --device neuron uses it")
-    model, found = loaded.model, loaded.found
+    model, checkpoint = loaded.model, loaded.checkpoint
     times = _times(options, loaded, profile)
-    where = describe(model.device, found.conditions(model).threads)
+    where = describe(model.device, checkpoint.conditions(model).threads)
     where += ", chains only" * (not model.branches)
-    settings = found.tokenizer.settings
+    settings = checkpoint.tokenizer.settings
     settings.check_size()
     description = Description(
         server_version=outrider_version(),
-        model=found.name,
+        model=checkpoint.name,
         model_fingerprint=loaded.fingerprint,
-        tokenizer_fingerprint=found.tokenizer.fingerprint(),
-        vocabulary=found.tokenizer.vocabulary,
+        tokenizer_fingerprint=checkpoint.tokenizer.fingerprint(),
+        vocabulary=checkpoint.tokenizer.vocabulary,
         sequence_length=loaded.sequence_length,
         max_tree_nodes=loaded.max_tree_nodes,
         rows=model.rows,
         dtype=loaded.dtype,
-        device=_device(options, profile, f"{found.name} on {where}") if profile else where,
-        stop_ids=found.stop_ids,
+        device=_device(options, profile, f"{checkpoint.name} on {where}") if profile else where,
+        stop_ids=checkpoint.stop_ids,
         times=tuple(times.table.items()),
         usd_per_hour=options.usd_per_hour or 0.0,
         rules=model.masks,
@@ -173,7 +173,7 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
         tokenizer_settings=settings.content,
     )
     served = TimedModel(model, profile) if profile else model
-    grammars = _grammars(found) if model.masks else None
+    grammars = _grammars(checkpoint) if model.masks else None
     drafts = make_draft(served, description, grammars) if make_draft is not None else None
     engine = Engine(
         served,
@@ -246,7 +246,7 @@ class _LoadedTarget(NamedTuple):
     """A model on its device, and its description for clients."""
 
     model: LoadedModel
-    found: FoundModel
+    checkpoint: FoundModel
     fingerprint: str
     identity: str  # key of its stored times: the weights, and the artefact if any
     sequence_length: int
@@ -254,28 +254,28 @@ class _LoadedTarget(NamedTuple):
     dtype: str
 
 
-def _grammars(found: FoundModel) -> Grammars:
+def _grammars(checkpoint: FoundModel) -> Grammars:
     """Grammars of the model's tokenizer. It is read now, because that blocks all threads."""
-    tokenizer = found.tokenizer
-    grammars = Grammars(tokenizer.to_json(), tokenizer.vocabulary, sorted(found.stop_ids))
+    tokenizer = checkpoint.tokenizer
+    grammars = Grammars(tokenizer.to_json(), tokenizer.vocabulary, sorted(checkpoint.stop_ids))
     if grammars.ends_texts:
         grammars.prepare()
     return grammars
 
 
 def _load_checkpoint(options: ServingRole) -> _LoadedTarget:
-    found: FoundModel = find_target(options)
+    checkpoint: FoundModel = find_target(options)
     nodes = options.max_tree_nodes
-    length = found.sequence_length(options.sequence_length)
-    found = found.settled(options, drafts=False)
-    model = found.load(
+    length = checkpoint.sequence_length(options.sequence_length)
+    checkpoint = checkpoint.settled(options, drafts=False)
+    model = checkpoint.load(
         options,
         Capacity(options.batch, length, nodes, max(nodes, PREFILL_NODES)),
     )
-    weights, offload = found.fingerprint(), options.layer_offload
+    weights, offload = checkpoint.fingerprint(), options.layer_offload
     identity = f"{weights}, layers on {offload}" if offload else weights
     return _LoadedTarget(
-        model, found, weights, identity, length, nodes, str(model.dtype).removeprefix("torch.")
+        model, checkpoint, weights, identity, length, nodes, str(model.dtype).removeprefix("torch.")
     )
 
 
@@ -305,4 +305,4 @@ def _times(options: ServingRole, loaded: _LoadedTarget, emulated: Profile | None
         options = options.replace(measure_first=True)  # its state is more than slots
     profiles = user_profiles(options)
     length, nodes = loaded.sequence_length, loaded.max_tree_nodes
-    return profiles.target(loaded.found, loaded.identity, loaded.model, length, nodes)
+    return profiles.target(loaded.checkpoint, loaded.identity, loaded.model, length, nodes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,8 +22,7 @@ from outrider.options.roles import ChatRole
 from outrider.terminal.live_text import LiveText, in_colour
 from outrider.text.completion import Completion
 from outrider.text.conversation import Conversation
-from outrider.text.parameters import Parameters
-from outrider.text.prompts import make_request
+from outrider.text.prompts import make_request, parameters_of
 from outrider.text.runner import CompletionStream
 
 HELP = """/stats          statistics of the texts so far
@@ -103,15 +103,7 @@ class Chat:
         say(text_line(done))
 
     def _make(self) -> Completion:
-        options = self._options.text
-        parameters = Parameters(
-            options.max_new_tokens,
-            options.temperature,
-            options.top_k,
-            options.top_p,
-            options.seed,
-            prompt_cache_key=self._key,
-        )
+        parameters = replace(parameters_of(self._options.text), prompt_cache_key=self._key)
         request = make_request(self._client.text_model, self.conversation.messages, parameters)
         with LiveText(self._colour) as show:
             stream = CompletionStream(partial(self._client.complete, request))

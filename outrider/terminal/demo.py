@@ -16,8 +16,7 @@ from inference.command import messages_to, run_command, say
 from inference.extras import require
 from inference.flags.command_line import CommandOptions, parse_flags
 from outrider.terminal.race import Arrival, Lane, conclude, show_race
-from outrider.terminal.replay import replay_real
-from outrider.terminal.text_recording import ALONE, OUTRIDER
+from outrider.terminal.replay import ALONE, OUTRIDER, replay_real
 
 if TYPE_CHECKING:
     from outrider.client.client import Client
@@ -141,11 +140,11 @@ def _arrivals(
 ) -> Iterator[Arrival]:
     """Generate the texts at the same time, and yield their events. Completions go to `records`."""
     from outrider.client.watching import Watcher, ended
-    from outrider.text.completion import Completion, silent
+    from outrider.text.completion import Completion
     from outrider.text.runner import TextRun
 
     def task(lane: int, put: Callable[[TextEvent], None], end: Event) -> Completion:
-        return Watcher(clients[lane], put).complete(requests[lane], silent, end)
+        return Watcher(clients[lane], put).complete(requests[lane], end)
 
     with TextRun([partial(task, lane) for lane in range(2)], workers=2) as texts:
         for lane, item in texts:

@@ -13,17 +13,15 @@ from pathlib import Path
 from threading import Event
 
 from inference.command import INTERRUPTED, printable, say
-from inference.errors import InvalidRequest, OutriderError
+from inference.errors import OutriderError
 from inference.loop.draft_thread import take_short_turns
 from inference.times import Times
 from outrider.client.client import Client, open_client
-from outrider.client.watching import Watcher
 from outrider.options.draft_flags import BESIDE
 from outrider.options.groups import TextOptions
 from outrider.options.roles import DraftRole, FusedClientRole, TextRole
 from outrider.terminal.live_text import LiveText, in_colour
 from outrider.terminal.summary import account, summary, write_options, write_profile
-from outrider.terminal.text_recording import ALONE, OUTRIDER, TextRecording
 from outrider.text.completion import (
     Complete,
     Completion,
@@ -41,14 +39,12 @@ from outrider.text.runner import TextRun
 def draft(options: DraftRole) -> int:
     """Role draft: draft here, verify at --target_host."""
     prompts = read_prompts(options.text)
-    if options.record is not None and len(prompts) != 1:
-        raise InvalidRequest(f"--record needs exactly one prompt: got {len(prompts)}")
     take_short_turns()
     with open_client(options) as client:
         requests = make_requests(client.text_model, options.text, prompts)
         if options.beside:
-            there = client.target.description.draft_model
-            say(f"draft beside the target: {there or 'none'}")
+            colocated = client.target.description.draft_model
+            say(f"draft beside the target: {colocated or 'none'}")
 
         def more_lines(finished: Sequence[Completion]) -> str:
             lines = [*_time_lines(client, finished), account(finished, client.budget, client.goal)]
@@ -57,21 +53,11 @@ def draft(options: DraftRole) -> int:
         rows = min(options.batch, len(requests))
 
         def make(request: Request, show: Show, cancelled: Event) -> Completion:
-            record = options.record and Path(options.record)
-            recording = TextRecording(client, request.prompt, record) if record else None
-
-            def maker(name: str) -> Client | Watcher:
-                return client if recording is None else recording.begin(name)
-
-            done = maker(OUTRIDER).complete(request, show, cancelled)
-            if options.baseline:
-                done = _with_baseline(done, request, maker(ALONE), cancelled)
-            if recording is not None:
-                recording.write(done)
-            return done
+            done = client.complete(request, show, cancelled)
+            return _with_baseline(done, request, client, cancelled) if options.baseline else done
 
         client.load(rows)
-        if options.baseline or options.record is not None:
+        if options.baseline:
             client.wait()  # otherwise the comparison could miss the draft
         code = run(options, requests, make, workers=rows, more_lines=more_lines)
         client.check()  # an error of the draft fails the command, not its texts
@@ -90,20 +76,20 @@ def fused_client(options: FusedClientRole) -> int:
     """Role fused_client: generate with the target and the draft beside it, if any. Only the
     tokenizer is loaded here, no model.
     """
-    own = {"role", "target_model", "model"}
-    flags = {name: value for name, value in options.explicit().items() if name not in own}
+    unshared = {"role", "target_model", "model"}
+    flags = {name: value for name, value in options.explicit().items() if name not in unshared}
     return draft(DraftRole(**flags, model=options.target_name, draft=BESIDE))
 
 
 def _with_baseline(
-    done: Completion, request: Request, maker: Client | Watcher, cancelled: Event
+    done: Completion, request: Request, client: Client, cancelled: Event
 ) -> Completion:
     """The record with the target-only text of the same request, as long as this text."""
     if done.failure is not None or not done.token_ids or cancelled.is_set():
         return done
     if not done.whole:
         request = replace(request, max_new_tokens=len(done.token_ids))
-    baseline = maker.complete(request, silent, cancelled, alone=True, charged=False)
+    baseline = client.complete(request, silent, cancelled, alone=True, charged=False)
     if baseline.failure is not None:
         return replace(done, finish_reason="error", failure=baseline.failure)
     return replace(done, baseline=baseline)
@@ -133,9 +119,9 @@ def run(
             _show(options.text, done, texts=1)
     if interrupted:
         say("interrupted")
-    whole = [done for done in finished if done.failure is None]
-    _report(options, whole, time.perf_counter() - start, more_lines)
-    return INTERRUPTED if interrupted else int(len(whole) < len(finished))
+    completed = [done for done in finished if done.failure is None]
+    _report(options, completed, time.perf_counter() - start, more_lines)
+    return INTERRUPTED if interrupted else int(len(completed) < len(finished))
 
 
 def _all(

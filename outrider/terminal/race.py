@@ -91,9 +91,9 @@ class Race:
                 for lane, lines in zip(self._lanes, wrapped, strict=True)
             )
         )
-        named = (("target", "the target's own token"), ("model", "proposed by the draft"))
+        rows = (("target", "the target's own token"), ("model", "proposed by the draft"))
         legend = Text("  ").join(
-            Text(words, STYLES[by]) for by, words in (*named, ("copy", "proposed by copying"))
+            Text(words, STYLES[by]) for by, words in (*rows, ("copy", "proposed by copying"))
         )
         yield Group(grid, legend)
 

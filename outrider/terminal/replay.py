@@ -10,10 +10,15 @@ from typing import Any
 
 from inference.errors import InvalidRequest
 from outrider.terminal.race import Arrival, Lane, can_race, conclude, show_race
-from outrider.terminal.text_recording import ALONE, FORMAT, OUTRIDER, VERSION
 
 REAL_PAIR = Path(__file__).parent / "data" / "real-pair.json"
-"""The bundled recording. CONTRIBUTING.md has the commands that make it."""
+"""The bundled recording. CONTRIBUTING.md says how to record it again."""
+
+FORMAT, VERSION = "outrider-recording", 1
+"""Name and version of the file's format, which outrider/endpoint/page/recording.js writes."""
+
+ALONE, OUTRIDER = "target-only", "Outrider"
+"""Names of the two texts of a comparison."""
 
 Recording = dict[str, Any]
 
@@ -21,17 +26,17 @@ Recording = dict[str, Any]
 def read_recording(path: Path) -> Recording:
     """The recording in a file. Raises InvalidRequest unless it is a comparison."""
     try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-        right_format = (read["format"], read["version"]) == (FORMAT, VERSION)
-        names = sorted(track["name"] for track in read["tracks"])
+        recording = json.loads(path.read_text(encoding="utf-8"))
+        right_format = (recording["format"], recording["version"]) == (FORMAT, VERSION)
+        names = sorted(track["name"] for track in recording["tracks"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidRequest(f"{path} cannot be read as a recording: {error}") from error
     if not right_format or names != sorted((ALONE, OUTRIDER)):
         raise InvalidRequest(
             f"{path} is not a comparison: needs {FORMAT} version {VERSION} with the texts {ALONE} "
-            f"and {OUTRIDER}, as `outrider run --record FILE --baseline` writes it"
+            f'and {OUTRIDER}, as the chat page saves after "Compare without draft"'
         )
-    return dict(read)
+    return dict(recording)
 
 
 def arrivals_of(recording: Recording) -> list[tuple[float, Arrival]]:
@@ -75,6 +80,6 @@ def _replayed(arrivals: Sequence[tuple[float, Arrival]], *, waits: bool) -> Iter
     """Yield each event, if `waits` at its recorded time."""
     begun = time.perf_counter()
     for at, arrival in arrivals:
-        if waits and (left := begun + at - time.perf_counter()) > 0:
-            time.sleep(left)
+        if waits and (delay := begun + at - time.perf_counter()) > 0:
+            time.sleep(delay)
         yield arrival

@@ -53,8 +53,8 @@ def _time(completions: Sequence[Completion], wall_seconds: float) -> str:
     compared = any(done.baseline is not None for done in completions)
     tokens = sum(len(done.token_ids) for done in completions)
     seconds = sum(done.seconds for done in completions) if compared else wall_seconds
-    whole = f" of {wall_seconds:.2f} s with target-only runs" * compared
-    return f"time {seconds:.2f} s{whole}, {tokens / seconds if seconds else 0:.1f} tokens/s"
+    total = f" of {wall_seconds:.2f} s with target-only runs" * compared
+    return f"time {seconds:.2f} s{total}, {tokens / seconds if seconds else 0:.1f} tokens/s"
 
 
 def _waits(completions: Sequence[Completion]) -> list[str]:
@@ -82,15 +82,15 @@ def account(completions: Sequence[Completion], budget: RunBudget, goal: Goal) ->
     figures, lines = billing.figures(tokens, budget.usage), list[str]()
     if billing.priced:
         missing = figures["total_cost"]
-        least = "" if missing.value is not None else f", at least ({missing.source})"
-        each = price_words("total_cost", budget.spent / tokens)
-        lines.append(f"cost ${budget.spent:.6f}, {each}{least}")
+        bound = "" if missing.value is not None else f", at least ({missing.source})"
+        rate = price_words("total_cost", budget.spent / tokens)
+        lines.append(f"cost ${budget.spent:.6f}, {rate}{bound}")
         usage = Usage()
         for done in completions:
             usage = usage.plus(done.usage_of_forwards)
         if usage.wall:  # synchronous rounds make fewer forward passes
-            each = price_words("total_cost", (budget.price(usage) or 0.0) / tokens)
-            lines.append(f"counting only the target's forward passes {each}")
+            rate = price_words("total_cost", (budget.price(usage) or 0.0) / tokens)
+            lines.append(f"counting only the target's forward passes {rate}")
         share = billing.target_share
         charged = "" if share == 1 else f"; {share:g} of the hour is charged"
         lines.append(f"prices: {billing.source}{charged}")
@@ -113,7 +113,7 @@ def _limit(
     if goal.min_tps is not None:
         tokens = sum(len(done.token_ids) for done in completions)
         speed = tokens / sum(done.seconds for done in completions)
-        met, measured, wanted = speed >= goal.min_tps, f"{speed:.4g} tokens/s", f"{goal.min_tps:g}"
+        met, measured, limit = speed >= goal.min_tps, f"{speed:.4g} tokens/s", f"{goal.min_tps:g}"
         flag = "--min_tps"
     elif goal.max_per_token is not None:
         value, dollars = figures[goal.objective].value, goal.objective in COSTS
@@ -121,10 +121,10 @@ def _limit(
         flag = "--max_usd_per_1m" if dollars else "--max_joules_per_token"
         unit = PER_MILLION if dollars else 1.0
         met, measured = value <= goal.max_per_token, price_words(goal.objective, value)
-        wanted = f"{'$' * dollars}{goal.max_per_token * unit:.4g}"
+        limit = f"{'$' * dollars}{goal.max_per_token * unit:.4g}"
     else:
         return []
-    return [f"{flag} {'met' if met else 'missed'}: measured {measured}, wanted {wanted}"]
+    return [f"{flag} {'met' if met else 'missed'}: measured {measured}, wanted {limit}"]
 
 
 def _forwards(completions: Sequence[Completion], tokens: int) -> list[str]:
@@ -139,14 +139,14 @@ def _forwards(completions: Sequence[Completion], tokens: int) -> list[str]:
     if not drafted:
         return [passes]
     with_candidates = 1 + accepted / max(forwards - lone, 1)
-    named = Counter[str]()
+    proposers = Counter[str]()
     for done in completions:
-        named.update(done.accepted_by)
-    by = ", ".join(f"{name} {count}" for name, count in named.most_common())
+        proposers.update(done.accepted_by)
+    by = ", ".join(f"{name} {count}" for name, count in proposers.most_common())
     return [
         f"{passes}; {lone} of them without candidates, {with_candidates:.2f} tokens in the others",
         f"candidates computed {drafted}, accepted {accepted} ({accepted / drafted:.1%})"
-        + f": by {by}" * (len(named) > 1),
+        + f": by {by}" * (len(proposers) > 1),
     ]
 
 
@@ -210,8 +210,8 @@ def write_options(directory: Path, options: TextRole, completions: Sequence[Comp
     if completions:
         options = options.replace(seed=completions[0].seed - completions[0].index)
     unset = ("config", "profile")
-    every = options.values().items()
-    values = {name: value for name, value in every if value is not None and name not in unset}
+    items = options.values().items()
+    values = {name: value for name, value in items if value is not None and name not in unset}
     path = directory / "outrider-options.json"
     write_whole(path, json.dumps(values, indent=1) + "\n")
     return path

@@ -206,8 +206,8 @@ _DERIVED = (
 )  # fmt: skip
 
 
-def _ratio(amount: float, whole: float) -> float:
-    return amount / whole if whole else 0.0
+def _ratio(amount: float, total: float) -> float:
+    return amount / total if total else 0.0
 
 
 OnCommit = Callable[[Completion], None]

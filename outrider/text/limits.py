@@ -73,14 +73,14 @@ def time_lines(completions: Sequence[Completion], round_trip: float, times: Time
     if not tokens or not forwards:
         return []
     law, target = dear_law(times), slowest.traffic.model_seconds / forwards
-    parts = [
+    terms = [
         f"a token takes {slowest.seconds / tokens * 1e3:.3g} ms: target "
         f"{forwards / tokens:.2f} x {target * 1e3:.3g} ms"
     ]
     if calls := slowest.draft_calls:
-        parts.append(f"draft {calls / tokens:.2f} x {slowest.draft_seconds / calls * 1e3:.3g} ms")
-    parts.append(f"round trip {round_trip * 1e3:.3g} ms")
-    return [", ".join(parts), limit_of(slowest, round_trip, law).value.format(law=law)]
+        terms.append(f"draft {calls / tokens:.2f} x {slowest.draft_seconds / calls * 1e3:.3g} ms")
+    terms.append(f"round trip {round_trip * 1e3:.3g} ms")
+    return [", ".join(terms), limit_of(slowest, round_trip, law).value.format(law=law)]
 
 
 def limit_of(done: Completion, round_trip: float, law: str = "") -> Limit:

@@ -10,8 +10,8 @@ from typing import Any
 from inference.errors import InvalidRequest
 from inference.sampling import (
     CANDIDATES,
-    LEAST_TEMPERATURE,
-    LEAST_TOP_P,
+    MIN_TEMPERATURE,
+    MIN_TOP_P,
     Grammar,
     GrammarKind,
     SamplingParams,
@@ -115,10 +115,10 @@ class Parameters:
     def sampling(self, seed: int) -> SamplingParams:
         """The sampling parameters with this seed. Values out of range become valid ones."""
         temperature, top_p = self.temperature or 0.0, self.top_p
-        if 0 <= temperature < LEAST_TEMPERATURE:
-            temperature = 0.0 if temperature < GREEDY_TEMPERATURE else LEAST_TEMPERATURE
-        if 0 <= top_p < LEAST_TOP_P:
-            top_p = LEAST_TOP_P
+        if 0 <= temperature < MIN_TEMPERATURE:
+            temperature = 0.0 if temperature < GREEDY_TEMPERATURE else MIN_TEMPERATURE
+        if 0 <= top_p < MIN_TOP_P:
+            top_p = MIN_TOP_P
         return SamplingParams(
             temperature,
             min(self.top_k, CANDIDATES),

@@ -79,16 +79,16 @@ class PieceMaker:
             yield self._piece(rest, NOBODY)
 
     def _pieces(self, text: str, proposer: int) -> Iterator[Piece]:
-        for part in [text] if self._calls is None else self._calls.push(text):
-            if part:
-                yield self._piece(part, proposer)
+        for fragment in [text] if self._calls is None else self._calls.push(text):
+            if fragment:
+                yield self._piece(fragment, proposer)
 
-    def _piece(self, part: str | CallPiece, proposer: int) -> Piece:
+    def _piece(self, fragment: str | CallPiece, proposer: int) -> Piece:
         tokens = tuple(self._tokens), tuple(self._logprobs)
         self._tokens, self._logprobs = [], []
-        if isinstance(part, CallPiece):
-            return Piece("", proposer, part, *tokens)
-        return Piece(part, proposer, None, *tokens)
+        if isinstance(fragment, CallPiece):
+            return Piece("", proposer, fragment, *tokens)
+        return Piece(fragment, proposer, None, *tokens)
 
 
 class Gaps(NamedTuple):

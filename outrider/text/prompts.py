@@ -17,7 +17,7 @@ from inference.sampling import (
     random_seed,
 )
 from inference.text.tokenizer import Tokenizer
-from outrider.options.groups import TextOptions
+from outrider.options.groups import SamplingOptions, TextOptions
 from outrider.text.completion import Request
 from outrider.text.parameters import Parameters, text_form
 from outrider.text.stop_strings import StopStrings
@@ -106,9 +106,9 @@ def _sampling(
 def _end_ids(model: TextModel, parameters: Parameters) -> frozenset[int]:
     """The tokens that end a text."""
     _check_ids(model, parameters.stop_token_ids)
-    own = frozenset[int]() if parameters.ignore_eos else model.stop_ids
+    stop_ids = frozenset[int]() if parameters.ignore_eos else model.stop_ids
     special = model.tokenizer.special_tokens(parameters.stop or ())
-    return own.union(parameters.stop_token_ids, special)
+    return stop_ids.union(parameters.stop_token_ids, special)
 
 
 def _check_ids(model: TextModel, ids: Iterable[int]) -> None:
@@ -139,9 +139,9 @@ def resume_request(
             text, tokens = decoded, count
     if tokens >= request.max_new_tokens:
         raise InvalidRequest(f"the text is whole: it has its {request.max_new_tokens} tokens")
-    ids, left = [*request.ids, *token_ids[:tokens]], request.max_new_tokens - tokens
+    ids, remaining = [*request.ids, *token_ids[:tokens]], request.max_new_tokens - tokens
     params = replace(request.params, made=tokens)
-    return replace(request, ids=ids, params=params, max_new_tokens=left), text, tokens
+    return replace(request, ids=ids, params=params, max_new_tokens=remaining), text, tokens
 
 
 def _check_kind(prompt: object) -> None:
@@ -149,9 +149,9 @@ def _check_kind(prompt: object) -> None:
     if isinstance(prompt, str):
         return
     if isinstance(prompt, Sequence):
-        if all(isinstance(part, Mapping) for part in prompt):
+        if all(isinstance(item, Mapping) for item in prompt):
             return
-        if all(isinstance(part, int) for part in prompt):
+        if all(isinstance(item, int) for item in prompt):
             return
     raise InvalidRequest(
         f"a prompt is text, the messages of a chat, or token ids: got {brief(prompt)}"
@@ -253,19 +253,20 @@ def _read_schema(path: str) -> str:
     return schema
 
 
+def parameters_of(options: SamplingOptions) -> Parameters:
+    """The parameters that a command's flags set."""
+    return Parameters(
+        options.max_new_tokens, options.temperature, options.top_k, options.top_p, options.seed
+    )
+
+
 def make_requests(model: TextModel, options: TextOptions, prompts: Sequence[str]) -> list[Request]:
     """Requests of these prompts, each with its own seed. Raises InvalidRequest for a prompt that
     does not fit.
     """
     seed = min(random_seed(), 2**SEED_BITS - len(prompts)) if options.seed is None else options.seed
-    parameters = Parameters(
-        options.max_new_tokens,
-        options.temperature,
-        options.top_k,
-        options.top_p,
-        schema=options.json_schema and _read_schema(options.json_schema),
-        regex=options.regex,
-    )
+    schema = options.json_schema and _read_schema(options.json_schema)
+    parameters = replace(parameters_of(options), schema=schema, regex=options.regex)
     requests = []
     for index, prompt in enumerate(prompts):
         content = [{"role": "user", "content": prompt}] if options.chat else prompt

@@ -158,7 +158,7 @@ def test_a_call_that_stays_throttled_leaves_the_bundled_price(
 ) -> None:
     price = failing("ThrottlingException").find(*TRN1)
     assert (price.usd_per_hour, price.as_of) == (1.34375, date(2026, 9, 24))
-    assert "takes no more calls of GetProducts" in capsys.readouterr().err
+    assert "throttles GetProducts" in capsys.readouterr().err
 
 
 def test_a_denied_call_names_the_permission_and_the_next_is_made() -> None:

@@ -147,7 +147,7 @@ REFUSED = [
     (refusal("DescribeStacks", "Throttling"), "to resume"),
     (refusal("DescribeSubnets", "UnauthorizedOperation"), "AWS denies DescribeSubnets"),
     *(
-        ({"action": action, "page": "<html>\nlog in<br>\n"}, "AWS cannot be asked: Unable to parse")
+        ({"action": action, "page": "<html>\nlog in<br>\n"}, "AWS cannot be reached: Unable to")
         for action in ("DescribeSubnets", "GetCallerIdentity", "CreateStack")
     ),
 ]

@@ -28,8 +28,8 @@ from inference.errors import (
     Unavailable,
 )
 from inference.order import Decode, End, Opened, Pace, Progress, TokenLogProb
-from inference.proposer import COLOCATED, COPY, MOST_CANDIDATES, NOBODY, Nodes
-from inference.sampling import MOST_GRAMMAR, Grammar, GrammarKind, SamplingParams
+from inference.proposer import COLOCATED, COPY, MAX_CANDIDATES, NOBODY, Nodes
+from inference.sampling import MAX_GRAMMAR, Grammar, GrammarKind, SamplingParams
 from tests.support.exact import chain
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
@@ -70,10 +70,10 @@ def test_what_is_no_chance_is_sent_as_one(chance: float) -> None:
 
 
 def test_more_candidates_than_one_message_takes_are_several() -> None:
-    line = chain(0, [7] * (MOST_CANDIDATES + 10))
+    line = chain(0, [7] * (MAX_CANDIDATES + 10))
     first, second = messages.write_nodes(line)
-    assert (len(first.tokens), len(second.tokens)) == (MOST_CANDIDATES, 10)
-    assert messages.read_nodes(second).first == MOST_CANDIDATES
+    assert (len(first.tokens), len(second.tokens)) == (MAX_CANDIDATES, 10)
+    assert messages.read_nodes(second).first == MAX_CANDIDATES
     assert (second.parents[0], first.parents[:2]) == (1, [0, 1])
 
 
@@ -202,8 +202,8 @@ WRONG_PARAMS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "an unknown kind": ({"grammar": pb.Grammar(kind=UNKNOWN, text="a")}, ["CHOICE", "kind 4"]),
     "no grammar's text": ({"grammar": pb.Grammar()}, ["1 to", "0"]),
     "too long a grammar": (
-        {"grammar": pb.Grammar(text="a" * (MOST_GRAMMAR + 1))},
-        [str(MOST_GRAMMAR), str(MOST_GRAMMAR + 1)],
+        {"grammar": pb.Grammar(text="a" * (MAX_GRAMMAR + 1))},
+        [str(MAX_GRAMMAR), str(MAX_GRAMMAR + 1)],
     ),
     "fewer biases": ({"bias_ids": [1, 2], "biases": [1.0]}, ["2 ids", "1"]),
     "no ids": ({"biases": [1.0]}, ["0 ids", "1"]),

@@ -17,7 +17,7 @@ from inference.engine.calibration import HIGHEST, proposers_of
 from inference.engine.selection import Selection, best_of, lines_of
 from inference.proposer import NOBODY, Nodes
 from inference.tree.candidates import (
-    LEAST_CHANCE,
+    MIN_CHANCE,
     REMEMBERED_NUMBERS,
     SUREST,
     CandidateTree,
@@ -90,7 +90,7 @@ def paths(tree: CandidateTree) -> dict[Path, float]:
     nodes = selection.begin_pass(9999)[0][0]
     for token, parent in zip(nodes.tokens.tolist(), nodes.parents.tolist(), strict=True):
         found.append((*found[parent], token) if parent >= 0 else ())
-    values = selection.values()[0].tolist()
+    values = selection.values[0].tolist()
     return dict(zip(found[1:], values[1:], strict=True))
 
 
@@ -98,13 +98,13 @@ def clamped(chance: float) -> float:
     """A chance as the tree takes it: a sure edge costs something, so that a node ranks behind its
     parent.
     """
-    return min(max(chance, LEAST_CHANCE), SUREST)
+    return min(max(chance, MIN_CHANCE), SUREST)
 
 
 def exactly(values: Any) -> Any:
     """Equal to these products of clamped chances but for the rounding of 64-bit ranks.
 
-    A rank sums at most 150 costs of at most 44.4 (that of LEAST_CHANCE), so it is below 6,700, and
+    A rank sums at most 150 costs of at most 44.4 (that of MIN_CHANCE), so it is below 6,700, and
     each of its sums rounds by at most 2**-53 of that: 1.2e-10 in all, and so does its exponential,
     relatively. Numbers below 1e-300 lose digits.
     """
@@ -179,7 +179,7 @@ def test_the_best_are_those_of_a_sort_and_every_beginning_is_a_tree(
     selection = best(tree, most)
     taken = selection.begin_pass(most)[0][0]
     assert len(taken) == min(most, 1 + len(values))
-    found = selection.values()[0][1 : len(taken)].tolist()
+    found = selection.values[0][1 : len(taken)].tolist()
     assert found == exactly(sorted(values, reverse=True)[: most - 1])
     assert TokenTree(taken.tokens, taken.parents).mask.tolist() == taken.mask.tolist()
     assert np.array_equal(taken.depths, taken.mask.sum(axis=1) - 1)
@@ -208,8 +208,8 @@ def test_many_sessions_are_each_answered_as_if_alone(
     together = best_of(trees, most, depths)
     alone = [best(*one) for one in zip(trees, most, depths, strict=True)]
     for row, own in enumerate(alone):
-        values = together.values()[row]
-        assert values[: own.longest].tolist() == own.values()[0].tolist()
+        values = together.values[row]
+        assert values[: own.longest].tolist() == own.values[0].tolist()
         assert not values[own.longest :].any()
     for width in (1, 3, 30):
         for (cut, _), own in zip(together.begin_pass(width), alone, strict=True):

@@ -73,8 +73,8 @@ class Told(LocalSession):
         self.proposed.append(nodes)
         super().propose(nodes)
         if len(self.proposed) == self._loses_after:
-            self._engine.leave(self._live, self._own)
-            self._own = self._engine.join(self._live)
+            self._engine.leave(self._live, self._proposals)
+            self._proposals = self._engine.join(self._live)
             self.stream, self.next_number = self.stream + 1, 0
 
     def go(self, base: int) -> None:

@@ -16,7 +16,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from inference.errors import Busy, InvalidRequest
-from inference.sampling import MOST_GRAMMAR, Grammar, GrammarKind, SamplingParams
+from inference.sampling import MAX_GRAMMAR, Grammar, GrammarKind, SamplingParams
 from inference.text.grammar import SECONDS_AT_ONCE, Grammars
 from inference.text.grammar_check import CHECK_SECONDS, LIMITED, check
 from inference.token_rule import TokenRule
@@ -261,7 +261,7 @@ def test_a_grammar_that_is_none_is_refused(kind: GrammarKind, text: str, shown: 
 
 
 def test_a_grammar_too_long_or_no_text_is_refused() -> None:
-    for text, shown in (("", "got 0"), ("x" * (MOST_GRAMMAR + 1), "65537"), ("\ud800", "Unicode")):
+    for text, shown in (("", "got 0"), ("x" * (MAX_GRAMMAR + 1), "65537"), ("\ud800", "Unicode")):
         assert_refused(partial(Grammar, GrammarKind.REGEX, text), [shown], InvalidRequest)
 
 
@@ -293,7 +293,7 @@ def test_a_busy_machine_is_not_held_against_a_grammar(monkeypatch: pytest.Monkey
     grammars = Grammars(RULES.to_str(), VOCABULARY, [STOP])
     slow = Grammar(GrammarKind.JSON_SCHEMA, HOSTILE["a large multiple"])
     with monkeypatch.context() as patch:
-        patch.setattr("inference.text.grammar_check.LONGEST_WAIT", 0.05)
+        patch.setattr("inference.text.grammar_check.MAX_WAIT", 0.05)
         assert_refused(lambda: rule_of(slow.kind, slow.text, grammars), ["busy"], Busy)
     assert not grammars.has_checked(slow)
     assert follow(rule_of(GrammarKind.REGEX, "ab*", grammars), []) == {"a", "ab"}

@@ -139,10 +139,10 @@ def test_texts_are_ahead_by_their_tokens_less_the_time_that_they_took() -> None:
     quiet.count(3, 4.0)
     assert quiet.ahead == pytest.approx(TRUSTED * LOSS + 3 * (1 + LOSS) - 4)
     quiet.count(100, 10.0)
-    assert quiet.ahead == TUNING.most_ahead
+    assert quiet.ahead == TUNING.max_ahead
     for _ in range(10):
         quiet.count(0, 19.0)
-    assert quiet.ahead == -TUNING.loan - TUNING.most_behind
+    assert quiet.ahead == -TUNING.loan - TUNING.max_behind
 
 
 def test_tokens_are_settled_by_the_speed_of_the_silence_behind_them() -> None:
@@ -170,14 +170,14 @@ def test_a_draft_that_loses_its_loan_again_is_paused_for_longer_up_to_a_bound() 
     for _ in range(5):
         quiet.count(0, 2 * TUNING.loan + max(quiet.ahead, 0.0))
         pauses.append(paused(quiet))
-    saved = [2 * TUNING.loan + more for more in (0, 1, 3, TUNING.most_ahead, TUNING.most_ahead)]
+    saved = [2 * TUNING.loan + more for more in (0, 1, 3, TUNING.max_ahead, TUNING.max_ahead)]
     assert pauses == pytest.approx([tokens / LOSS for tokens in saved], abs=2)
 
 
 def test_a_pause_of_the_machine_is_no_fault_of_the_draft() -> None:
     quiet = silence()
     quiet.count(1, 10_000.0)
-    assert paused(quiet) == pytest.approx(TUNING.most_lost / LOSS, abs=TUNING.loan / LOSS)
+    assert paused(quiet) == pytest.approx(TUNING.max_lost / LOSS, abs=TUNING.loan / LOSS)
 
 
 def test_the_pace_of_a_report_is_that_of_each_of_its_passes() -> None:

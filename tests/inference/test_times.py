@@ -76,7 +76,7 @@ def test_time_never_falls_with_more_nodes_whatever_was_measured() -> None:
         times = Times()
         for _ in range(rng.integers(3, 30)):
             times.observe(1, int(rng.integers(1, 65)), float(rng.exponential(0.1)))
-        unmeasured = [nodes for nodes in range(1, 65) if times.samples(1, nodes) < 3]
+        unmeasured = [nodes for nodes in range(1, 65) if len(times.samples(1, nodes)) < 3]
         seconds = [times.seconds(1, nodes) for nodes in unmeasured]
         assert seconds == sorted(seconds)
 
@@ -86,7 +86,7 @@ def test_what_was_not_seen_for_two_thousand_calls_counts_as_never_measured() -> 
     times.trust({(1, 1): 0.03, (1, 32): 0.4})
     for _ in range(REMEMBERED + 4):
         times.observe(1, 1, 0.03)
-    assert times.samples(1, 32) == 0
+    assert not times.samples(1, 32)
     assert times.cost(1, 32).maximum == math.inf
 
 
@@ -126,7 +126,7 @@ def test_a_time_from_elsewhere_gives_way_to_the_first_sample_that_differs() -> N
         times = Times()
         times.trust({(1, 1): 0.1})
         times.observe(1, 1, seconds)
-        assert times.samples(1, 1) == samples
+        assert len(times.samples(1, 1)) == samples
         assert times.seconds(1, 1) == pytest.approx(seconds, abs=0.01)
 
 

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.server.sender import MAX_STEP_SECONDS
 from inference.engine.prefix_cache import common_prefix
-from inference.order import MOST_CREDIT
+from inference.order import MAX_CREDIT
 from tests.simulate.kernel import Kernel
 from tests.simulate.plan import TENANTS, Plan
 from tests.simulate.wire_server import Served
@@ -39,7 +39,7 @@ class Spoken:
     """
 
     def __init__(self, tenant: str) -> None:
-        self.session_id, self.acknowledged, self.credit = "", 0, MOST_CREDIT
+        self.session_id, self.acknowledged, self.credit = "", 0, MAX_CREDIT
         self.tenant, self.tokens, self.is_theft = tenant, list[int](), False
         self.end, self.stop_ids = MOST_LENGTH, frozenset[int]()
 
@@ -103,7 +103,7 @@ class Wiretap:
         elif kind == "ack":
             spoken.acknowledged = max(spoken.acknowledged, message.ack.length)
         elif kind == "decode":
-            spoken.credit = message.decode.credit or MOST_CREDIT
+            spoken.credit = message.decode.credit or MAX_CREDIT
             spoken.end, spoken.stop_ids = message.decode.end, frozenset(message.decode.stop_ids)
 
     def _check_open(self, served: Served, opening: pb.Open) -> None:

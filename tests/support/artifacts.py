@@ -24,7 +24,7 @@ from compile.spec import CompileSpec
 from inference.files.artifact import Bucket, Manifest
 from tests.support.models import TINY
 
-SIZES = GraphSizes(2, 16, 8, 2, 120, slots=(128,), trees=(2, 8), sampling="greedy")
+SIZES = GraphSizes(2, 16, 8, 2, 120, trees=(2, 8), sampling="greedy")
 
 
 @dataclass

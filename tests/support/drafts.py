@@ -10,7 +10,6 @@ from functools import partial
 
 import torch
 
-from inference.backends import Masks
 from inference.backends.eager import EagerModel
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
@@ -52,17 +51,14 @@ def growing(
     draft: Decoder | None,
     *,
     copies: bool = False,
-    masks: Masks | None = None,
     grammars: Grammars | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> GrowingProposer:
     """A tree that grows by a draft's calls, by copied text, or by both."""
-    known = Draft(None if draft is None else _model(draft), masks, grammars=grammars)
+    known = Draft(None if draft is None else _model(draft), grammars=grammars)
     return known.proposer(0, knowledge(), Prices(), clock=clock, copies=copies)
 
 
-blocks = partial(growing, masks=pairs.MASKS)
-"""With masks that the draft was never taught."""
 growing_and_copying = partial(growing, copies=True)
 copying = partial(growing, None, copies=True)
 

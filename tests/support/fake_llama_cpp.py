@@ -77,8 +77,8 @@ class Cells:
     def remove(self, sequence: int, start: int) -> None:
         del self._cells.setdefault(sequence, [])[start:]
 
-    def decode(self, asked: TokenBatch) -> NDArray[np.float32]:
-        tokens, positions, sequences, picked = asked
+    def decode(self, batch: TokenBatch) -> NDArray[np.float32]:
+        tokens, positions, sequences, picked = batch
         self.decodes, self.tokens = self.decodes + 1, self.tokens + len(tokens)
         for ids in sequences:
             above = [self._cells.setdefault(sequence, []) for sequence in ids]
@@ -112,10 +112,10 @@ class StateCells(Cells):
         assert not start, "no state is behind a part of a sequence"
         super().remove(sequence, start)
 
-    def decode(self, asked: TokenBatch) -> NDArray[np.float32]:
-        assert all(len(ids) == 1 for ids in asked.sequences), "lines have sequences of their own"
-        assert all(0 <= ids[0] < self.sequences for ids in asked.sequences)
-        return super().decode(asked)
+    def decode(self, batch: TokenBatch) -> NDArray[np.float32]:
+        assert all(len(ids) == 1 for ids in batch.sequences), "lines have sequences of their own"
+        assert all(0 <= ids[0] < self.sequences for ids in batch.sequences)
+        return super().decode(batch)
 
 
 def model_of(computation: Computation, max_nodes: int = 16) -> GgufModel:

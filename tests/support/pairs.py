@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from inference.backends import Masks
 from inference.backends.eager import EagerModel
 from inference.engine.engine import Engine
 from inference.model.checkpoints.config import ModelConfig, parse_config
@@ -20,8 +19,6 @@ from tests.support.models import random_decoder
 
 VOCABULARY = 290
 SEQUENCE_LENGTH = 512
-MASKS = Masks(VOCABULARY + 5, 3)
-"""An id that the model has and the tokenizer has not."""
 
 
 STOP = 0

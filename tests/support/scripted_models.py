@@ -19,7 +19,6 @@ from tests.support.exact import GREEDY, HandModel, RowTokens, next_token
 from tests.support.scripted_grammar import allowed_at, nearest
 
 VOCABULARY = 40
-MASK = VOCABULARY
 
 Prefix = tuple[int, ...]
 Says = Callable[[Prefix], tuple[list[int], list[float]]]
@@ -75,22 +74,6 @@ def skilled(params: SamplingParams, kinds: int, *, right: int) -> Says:
 
 
 disagreeing = skilled(GREEDY, VOCABULARY, right=70)
-
-
-def with_masks(says: Says, at_masks: Says) -> Says:
-    """A draft that says one thing at tokens and another at masks, which stand for the target's own
-    tokens.
-    """
-
-    def said(prefix: Prefix) -> tuple[list[int], list[float]]:
-        known = [token for token in prefix if token != MASK]
-        ahead = len(prefix) - len(known)
-        assert MASK not in prefix[: len(known)], "a mask that is nobody's own"
-        for _ in range(ahead):
-            known.append(target_token(known))
-        return (at_masks if ahead else says)(tuple(known))
-
-    return said
 
 
 def ruled(

@@ -10,7 +10,7 @@ from itertools import count
 
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
-from inference.order import MOST_CREDIT, End, Progress
+from inference.order import MAX_CREDIT, End, Progress
 from inference.planner.acceptance import PairStats
 from inference.planner.acceptance_file import read_acceptance
 from inference.planner.prices import Prices
@@ -71,7 +71,7 @@ class World:
         tokens: int,
         *,
         prompt: Sequence[int] = PROMPT,
-        credit: int = MOST_CREDIT,
+        credit: int = MAX_CREDIT,
         params: SamplingParams = SAMPLING,
         grammars: Grammars | None = None,
     ) -> None:

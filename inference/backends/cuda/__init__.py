@@ -1,1 +1,1 @@
-"""CUDA: graphs of whole forward passes. Not yet run on a GPU."""
+"""CUDA graphs of complete forward passes. Not yet run on a GPU."""

@@ -14,31 +14,31 @@ Outputs = tuple[Tensor, ...]
 Run = Callable[[], Outputs]
 
 _CAPTURES = threading.Lock()
-"""Held by a capture: CUDA forbids some calls of a capture's start while another one is under way in
+"""Held during a capture: the start of a capture makes calls that CUDA forbids during another one in
 the process, such as that of a draft beside its target.
 """
 
 
 class Recorder(Protocol):
-    """Runs a function over tensors with fixed addresses: at once, or recorded and repeated."""
+    """Runs a function over tensors with fixed addresses, either directly or by a recording."""
 
     def run(self, run: Run) -> Outputs:
-        """Run it once."""
+        """Run the function directly."""
         ...
 
     def record(self, run: Run) -> Run:
-        """Run it once, then return a function that repeats it, with its outputs in fixed tensors.
+        """Run the function once and record it. Returns a function that replays the recording.
 
-        The next repetition of any recording may overwrite these tensors. Raises RuntimeError where
-        it cannot be recorded or memory is full; later recordings are not affected.
+        Any replay may overwrite the outputs of earlier ones. Raises RuntimeError if the function
+        cannot be recorded or memory is full, without effect on other recordings.
         """
         ...
 
 
 class CudaGraphs:
-    """A Recorder with torch.cuda.CUDAGraph.
+    """A Recorder that uses torch.cuda.CUDAGraph.
 
-    All recordings share a stream and a memory pool, so only one at a time may run.
+    All recordings share a stream and a memory pool, so only one may run at a time.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -46,7 +46,7 @@ class CudaGraphs:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def run(self, run: Run) -> Outputs:
-        """Run on the recordings' stream, where libraries set themselves up."""
+        """Run on the stream of the recordings, so that libraries initialise there."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -55,7 +55,7 @@ class CudaGraphs:
         return outputs
 
     def record(self, run: Run) -> Run:
-        self.run(run)  # creates the libraries' handles of this thread, which a capture cannot
+        self.run(run)  # creates library handles for this thread, which a capture must not
         graph = torch.cuda.CUDAGraph()
         with _CAPTURES, torch.cuda.device(self._device):
             torch.cuda.synchronize()
@@ -80,15 +80,15 @@ class CudaGraphs:
         return outputs
 
     def _end_failed(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End a capture that failed.
+        """End a failed capture.
 
-        torch.cuda.graph() does not: where `run` waited for the device, capture_end() raises before
-        the pool's part of the capture has ended, and every later capture would fail.
+        torch.cuda.graph() is not enough: if `run` waited for the device, capture_end() raises
+        before it releases the memory pool, and all later captures would fail.
         """
         with suppress(RuntimeError):
             graph.capture_end()
         index = self._stream.device.index
-        with suppress(RuntimeError):  # of a pool whose part has ended
+        with suppress(RuntimeError):  # raised if the pool was released already
             torch._C._cuda_endAllocateToPool(index, self._pool)
             torch._C._cuda_releasePool(index, self._pool)
             self._pool = torch.cuda.graph_pool_handle()

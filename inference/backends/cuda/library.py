@@ -1,4 +1,4 @@
-"""Models of the transformers library on CUDA graphs. Not yet run on CUDA."""
+"""Models of the transformers library with CUDA graphs. Not yet run on CUDA."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from inference.backends.libraries.transformers_model import TransformersModel
 
 
 class CudaLibraryModel(RecordedModel, TransformersModel):
-    """A TransformersModel whose calls are recorded and replayed."""
+    """A TransformersModel whose forward passes are recorded and replayed."""
 
     def _head_nodes(self, pick: Tensor) -> tuple[Tensor | int, Tensor | None]:
-        """Return all nodes (0) for several rows: shapes must not depend on what is picked."""
+        """Return all nodes (0) for several rows, since shapes must not depend on the picks."""
         return (pick[0], None) if len(pick) == 1 else (0, pick.long())

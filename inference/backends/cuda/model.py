@@ -1,9 +1,8 @@
-"""Models on CUDA graphs, one for each padded shape: forward pass, cache writes and choice.
+"""Models with a CUDA graph for each padded shape: forward pass, cache writes and sampling.
 
-Calls are padded to few shapes. Planned shapes are recorded before they are needed. Of any other
-shape the first call runs eagerly and the second is recorded. A recording is replayed over the same
-buffers. A shape that cannot be recorded runs eagerly. Only the Recorder needs CUDA. Not yet run on
-a GPU.
+Batches are padded to few shapes. Planned shapes are recorded in advance; any other shape runs
+eagerly the first time and is recorded the second time. A shape that cannot be recorded always runs
+eagerly. Only the Recorder needs CUDA. Not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -33,67 +32,66 @@ from inference.model.choice.sampler import (
 from inference.sampling import SamplingParams
 
 MAX_RECORDINGS = 256
-"""Maximum number of recordings. Later shapes run eagerly."""
+"""Maximum number of recordings. Further shapes run eagerly."""
 
 MIN_LEVELS = 8
-"""Positions that noise is made for at least, where a call has so many nodes: fewer recordings serve
-the trees of all depths.
+"""Minimum number of positions with noise (if there are as many nodes), so that trees of all depths
+share few recordings.
 """
 
 
 class ChoiceFunction(NamedTuple):
-    """A way to choose tokens from logits [B, P, V]: function(logits, sampling, positions, size)."""
+    """Chooses or ranks tokens: function(logits [B, P, V], sampling, positions, size)."""
 
     function: Callable[[Tensor, Sampling, Tensor, int], Tensor | Outputs]
-    size: int  # positions that noise is made for when choosing, children when ranking
+    size: int  # when choosing: positions with noise; when ranking: children
 
 
 class _RecordingKey(NamedTuple):
-    """Identifies one recording."""
+    """Identifies a recording."""
 
     shape: BatchShape
     choice: ChoiceFunction
 
 
 class _Buffers:
-    """The input tensors of one shape on the device: parts of one buffer, which one copy fills."""
+    """The device inputs of a shape, as views of a buffer that is filled by a single copy."""
 
     def __init__(self, shape: BatchShape, junk: int, device: torch.device) -> None:
         self._idle = Batch(shape, junk)
         cpu = _inputs(self._idle, [SamplingParams()] * shape.rows)
-        sizes = [part.numel() for part in cpu]
-        whole = torch.empty(sum(sizes), dtype=torch.int32, device=device)
-        self._host = torch.empty_like(whole, device="cpu", pin_memory=device.type == "cuda")
-        self._whole = whole
-        parts = [
-            held.view(like.dtype).view(like.shape)
-            for held, like in zip(torch.split(whole, sizes), cpu, strict=True)
+        sizes = [tensor.numel() for tensor in cpu]
+        buffer = torch.empty(sum(sizes), dtype=torch.int32, device=device)
+        self._host = torch.empty_like(buffer, device="cpu", pin_memory=device.type == "cuda")
+        self._whole = buffer
+        views = [
+            piece.view(like.dtype).view(like.shape)
+            for piece, like in zip(torch.split(buffer, sizes), cpu, strict=True)
         ]
         batch = len(BatchTensors._fields)
-        self.inputs, self.sampling = BatchTensors(*parts[:batch]), Sampling(*parts[batch:])
+        self.inputs, self.sampling = BatchTensors(*views[:batch]), Sampling(*views[batch:])
         self.clear()
 
     def fill(self, batch: Batch, params: Sequence[SamplingParams]) -> None:
-        """Copy a call's inputs into the buffers."""
-        flat = [part.contiguous().view(torch.int32).flatten() for part in _inputs(batch, params)]
+        """Copy the inputs of a batch to the device."""
+        flat = [x.contiguous().view(torch.int32).flatten() for x in _inputs(batch, params)]
         torch.cat(flat, out=self._host)
         self._whole.copy_(self._host)
 
     def clear(self) -> None:
-        """Fill in an idle call, which writes to the junk slot alone."""
+        """Fill in an idle batch, which only writes to the junk slot."""
         self.fill(self._idle, [SamplingParams()] * len(self._idle.rows))
 
 
 def _inputs(batch: Batch, params: Sequence[SamplingParams]) -> tuple[Tensor, ...]:
-    """Return all inputs of a call on the host, each of numbers of four bytes."""
+    """Return all inputs of a batch on the host, in four-byte types."""
     cpu = torch.device("cpu")
     return *BatchTensors.of(batch, cpu), *Sampling.of(params, cpu)
 
 
 class RecordedModel(SlotModel):
-    """A SlotModel whose calls are recorded and replayed: a RecordingModel.
-
-    It stands before the class that computes, among the bases of a class of both.
+    """A mixin (first base class) that records and replays the forward passes of a SlotModel.
+    Implements RecordingModel.
     """
 
     def __init__(self, *what: Any, recorder: Recorder, **sizes: Any) -> None:
@@ -101,7 +99,7 @@ class RecordedModel(SlotModel):
         self._recorder = recorder
         self._buffers: dict[BatchShape, _Buffers] = {}
         self._calls: dict[_RecordingKey, Run] = {}
-        self._waiting: dict[_RecordingKey, bool] = {}  # not recorded yet: whether a call had it
+        self._waiting: dict[_RecordingKey, bool] = {}  # not recorded yet: whether it has occurred
 
     @torch.no_grad()
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
@@ -125,7 +123,7 @@ class RecordedModel(SlotModel):
         return min(_step(rows), self.rows), nodes
 
     def plan(self, rows: int, nodes: int) -> None:
-        """See RecordingModel.plan(). The smallest shapes come first."""
+        """See RecordingModel.plan(). The smallest shapes are recorded first."""
         shapes = {
             self._rounded(BatchShape(row, node, node, 1, SLOT_STEP * steps))
             for row in _doublings(rows)
@@ -144,7 +142,7 @@ class RecordedModel(SlotModel):
         """See RecordingModel.record_next()."""
         if not self._waiting:
             return False
-        key = next(iter(self._waiting))
+        key = max(self._waiting, key=lambda key: self._waiting[key])  # first what occurred
         self._buffers_of(key.shape).clear()
         self._record(key)
         return True
@@ -152,26 +150,26 @@ class RecordedModel(SlotModel):
     def _shape(self, segments: Sequence[Segment]) -> BatchShape:
         return self._rounded(super()._shape(segments))
 
-    def _rounded(self, least: BatchShape) -> BatchShape:
-        """Round sizes up to powers of two. Either one node or every node is picked."""
-        rows, nodes = self.padded(least.rows, least.nodes)
-        picks, contexts = (1 if size == 1 else nodes for size in (least.picks, least.contexts))
-        slots = min(SLOT_STEP * _step(-(-least.slots // SLOT_STEP)), self.capacity + 1)
+    def _rounded(self, shape: BatchShape) -> BatchShape:
+        """Round sizes up to powers of two, and picks to one node or all nodes."""
+        rows, nodes = self.padded(shape.rows, shape.nodes)
+        picks, contexts = (1 if size == 1 else nodes for size in (shape.picks, shape.contexts))
+        slots = min(SLOT_STEP * _step(-(-shape.slots // SLOT_STEP)), self.capacity + 1)
         return BatchShape(rows, nodes, picks, contexts, slots)
 
     def _call(
         self, segments: Sequence[Segment], shape: BatchShape, choice: ChoiceFunction
     ) -> list[np.ndarray]:
-        """Return the outputs on the host, copied before another recording may overwrite them."""
+        """Return copies of the outputs on the host, since a replay may overwrite the originals."""
         return [
             output.to("cpu", copy=True).numpy() for output in self._run(segments, shape, choice)
         ]
 
     def _logits(self, segments: Sequence[Segment], shape: BatchShape) -> tuple[Tensor, Tensor]:
-        """Return logits [B, P, V] on the device, and positions [B, P] of the tokens to be chosen.
+        """Return logits [B, P, V] on the device, and positions [B, P] of the tokens to choose.
 
-        A rule is evaluated while the device computes, so it is not part of the recording. The next
-        call may overwrite both.
+        Rules are evaluated while the device computes, so they are not recorded. The next call may
+        overwrite both results.
         """
         logits, positions = self._run(segments, shape, ChoiceFunction(_keep_logits, 0))
         return logits[: len(segments)], positions[: len(segments)]
@@ -179,7 +177,7 @@ class RecordedModel(SlotModel):
     def _run(
         self, segments: Sequence[Segment], shape: BatchShape, choice: ChoiceFunction
     ) -> Outputs:
-        """Replay the call, or run it eagerly if the shape is new."""
+        """Replay the forward pass, or run it eagerly if its shape is new."""
         idle = [SamplingParams()] * (shape.rows - len(segments))
         params = [*(segment.params for segment in segments), *idle]
         self._buffers_of(shape).fill(pad(segments, shape, junk=self.capacity), params)
@@ -193,7 +191,7 @@ class RecordedModel(SlotModel):
         return self._recorder.run(self._eager(key))
 
     def _record(self, key: _RecordingKey) -> None:
-        """Record a call; if that fails, it runs eagerly from now on."""
+        """Record a shape. If that fails, it always runs eagerly."""
         del self._waiting[key]
         run = self._eager(key)
         try:
@@ -216,10 +214,8 @@ class RecordedModel(SlotModel):
         return partial(self._compute, key.choice, self._buffers[key.shape])
 
     def _compute(self, choice: ChoiceFunction, buffers: _Buffers) -> Outputs:
-        """The computation that is recorded.
-
-        It must not wait for the device, and may depend on values only through tensors of fixed
-        shapes.
+        """The recorded computation. It must not wait for the device, nor depend on values except
+        through tensors of fixed shapes.
         """
         logits, positions = self._write(buffers.inputs)
         outputs = choice.function(logits, buffers.sampling, positions, choice.size)
@@ -227,21 +223,21 @@ class RecordedModel(SlotModel):
 
 
 class CudaModel(RecordedModel, EagerModel):
-    """An EagerModel whose calls are recorded and replayed."""
+    """An EagerModel whose forward passes are recorded and replayed."""
 
     def keep_features(self, layers: Sequence[int]) -> None:
         super().keep_features(layers)
-        self._waiting = dict.fromkeys((*self._calls, *self._waiting), False)  # they store none
+        self._waiting = dict.fromkeys((*self._calls, *self._waiting), False)  # to store features
         self._calls.clear()
 
 
 def _step(size: int) -> int:
-    """Return the least power of two that is at least `size`."""
+    """Return the smallest power of two that is at least `size`."""
     return 1 << (size - 1).bit_length()
 
 
 def _doublings(size: int) -> list[int]:
-    """Return the powers of two up to the least that is at least `size`."""
+    """Return the powers of two up to `size`, rounded up."""
     return [1 << power for power in range(_step(size).bit_length())]
 
 
@@ -250,7 +246,7 @@ def _need_logits(segments: Sequence[Segment]) -> bool:
 
 
 def _chooser(segments: Sequence[Segment], nodes: int) -> ChoiceFunction:
-    """Return the cheapest choice that serves every row. Few distinct sizes occur."""
+    """Return the cheapest choice function that serves all rows, of few distinct sizes."""
     if all(segment.params.greedy for segment in segments):
         return _GREEDY
     if all(segment.params.truncated for segment in segments):

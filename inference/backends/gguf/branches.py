@@ -43,7 +43,7 @@ class Memory(Protocol):
 class LlamaContext(Memory, Protocol):
     """The work of GgufContext: it computes tokens as members of sequences, whose cells it keeps."""
 
-    def decode(self, asked: TokenBatch) -> NDArray[np.float32]:
+    def decode(self, batch: TokenBatch) -> NDArray[np.float32]:
         """Return logits of the picked tokens, [picked, vocabulary]. Raises Unavailable."""
         ...
 
@@ -83,8 +83,8 @@ class BranchSequences:
     def rewrite(self, row: int, slots: IntArray, positions: IntArray) -> None:
         """Rewrite slots at these positions: sequences that have them are cut above them."""
         before, mine = self.positions[row, slots], np.flatnonzero(self._rows == row)
-        held = (before < self._lengths[mine, None]) & (self._paths[np.ix_(mine, before)] == slots)
-        first = np.where(held, before, self._paths.shape[1]).min(axis=1)
+        same = (before < self._lengths[mine, None]) & (self._paths[np.ix_(mine, before)] == slots)
+        first = np.where(same, before, self._paths.shape[1]).min(axis=1)
         for sequence, length in zip(mine.tolist(), first.tolist(), strict=True):
             self._cut(sequence, length)
         self.positions[row, slots] = positions
@@ -135,9 +135,9 @@ class BranchSequences:
         mine = np.flatnonzero(self._rows == source)
         if not len(mine):
             return
-        every = np.arange(self._paths.shape[1])
-        within = (self._paths[mine] < slots) & (every < self._lengths[mine, None])
-        lengths = np.where(within.all(axis=1), len(every), within.argmin(axis=1))
+        positions = np.arange(self._paths.shape[1])
+        within = (self._paths[mine] < slots) & (positions < self._lengths[mine, None])
+        lengths = np.where(within.all(axis=1), len(positions), within.argmin(axis=1))
         best = int(np.lexsort((self._used[mine], lengths))[-1])
         holder = int(mine[best])
         self._taken.add(holder)
@@ -180,8 +180,8 @@ class BranchSequences:
         unused = np.flatnonzero(self._rows == NONE)
         if len(unused):
             return int(unused[0])
-        for other in np.unique(self._rows).tolist():
-            if (sequence := self._doubled(other)) != NONE:
+        for owner in np.unique(self._rows).tolist():
+            if (sequence := self._doubled(owner)) != NONE:
                 return sequence
         branches = np.bincount(self._rows)[self._rows]
         old = [

@@ -184,9 +184,9 @@ class TokenBatch(NamedTuple):
     picked: NDArray[np.bool_]  # [n] whether the token's logits are returned
 
     @classmethod
-    def together(cls, parts: Sequence[TokenBatch]) -> TokenBatch:
-        tokens, positions, sequences, picked = zip(*parts, strict=True)
-        joined = [members for part in sequences for members in part]
+    def together(cls, batches: Sequence[TokenBatch]) -> TokenBatch:
+        tokens, positions, sequences, picked = zip(*batches, strict=True)
+        joined = [members for batch in sequences for members in batch]
         return cls(
             np.concatenate(tokens), np.concatenate(positions), joined, np.concatenate(picked)
         )
@@ -227,17 +227,17 @@ class GgufContext:
         cells, batch, self.sequences = sizes
         self._offsets = (0, self.sequences) if shadows else (0,)
         model = _load(library, path, params)
-        given = library.llama_context_default_params()
-        given.n_ctx, given.n_batch, given.n_ubatch = max(cells, batch), batch, batch
-        given.n_seq_max = self.sequences * len(self._offsets)
-        given.n_outputs_max = max(batch, given.n_seq_max)
-        given.kv_unified = given.swa_full = given.no_perf = True
-        given.n_threads = given.n_threads_batch = threads
+        options = library.llama_context_default_params()
+        options.n_ctx, options.n_batch, options.n_ubatch = max(cells, batch), batch, batch
+        options.n_seq_max = self.sequences * len(self._offsets)
+        options.n_outputs_max = max(batch, options.n_seq_max)
+        options.kv_unified = options.swa_full = options.no_perf = True
+        options.n_threads = options.n_threads_batch = threads
         if facts.float32:  # flash attention rounds to 16 bits
-            given.type_k = given.type_v = _FLOAT32
-            given.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        given.offload_kqv = given.op_offload = gpu is not None
-        self._context = library.llama_init_from_model(model, given)
+            options.type_k = options.type_v = _FLOAT32
+            options.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        options.offload_kqv = options.op_offload = gpu is not None
+        self._context = library.llama_init_from_model(model, options)
         if not self._context:
             library.llama_model_free(model)
             raise Unavailable(f"llama.cpp has no room for {cells} keys of {path.name}: {_why()}")
@@ -255,33 +255,33 @@ class GgufContext:
         for offset in self._offsets:
             self._library.llama_memory_seq_rm(self._memory, sequence + offset, start, -1)
 
-    def decode(self, asked: TokenBatch) -> NDArray[np.float32]:
+    def decode(self, batch: TokenBatch) -> NDArray[np.float32]:
         """Compute tokens, and return logits of the picked ones: [picked, vocabulary], overwritten
         by the next call.
 
         Raises Unavailable if llama.cpp fails; its cells may then hold some of the tokens.
         """
-        batch, n = self._batch, len(asked.tokens)
+        buffer, n = self._batch, len(batch.tokens)
         members = [
             [sequence + offset for offset in self._offsets for sequence in ids]
-            for ids in asked.sequences
+            for ids in batch.sequences
         ]
-        batch.n_tokens = n
+        buffer.n_tokens = n
         for pointer, values in (
-            (batch.token, asked.tokens),
-            (batch.pos, asked.positions),
-            (batch.logits, asked.picked),
-            (batch.n_seq_id, np.array([len(ids) for ids in members])),
+            (buffer.token, batch.tokens),
+            (buffer.pos, batch.positions),
+            (buffer.logits, batch.picked),
+            (buffer.n_seq_id, np.array([len(ids) for ids in members])),
         ):
             np.ctypeslib.as_array(pointer, (n,))[:] = values
         for at, ids in enumerate(members):
             for place, sequence in enumerate(ids):
-                batch.seq_id[at][place] = sequence
+                buffer.seq_id[at][place] = sequence
         _ERRORS.clear()
-        failed = self._library.llama_decode(self._context, batch)
+        failed = self._library.llama_decode(self._context, buffer)
         if failed:
             raise Unavailable(f"llama.cpp computed nothing (code {failed}): {_why()}")
-        shape = int(np.count_nonzero(asked.picked)), self._vocabulary
+        shape = int(np.count_nonzero(batch.picked)), self._vocabulary
         if not shape[0]:
             self._library.llama_synchronize(self._context)
             return np.zeros(shape, dtype=np.float32)

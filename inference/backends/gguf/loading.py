@@ -47,8 +47,8 @@ def load_gguf(
     shadows = facts.needs_shadows(capacity)
     kind: type[GgufTrees | GgufStates] = GgufStates if facts.states else GgufTrees
     sequences = SEQUENCES // (1 + shadows)
-    if rows > (most := kind.most_rows(sequences)):
-        raise LimitExceeded(f"{rows} rows: this GGUF model takes up to {most}")
+    if rows > (limit := kind.most_rows(sequences)):
+        raise LimitExceeded(f"{rows} rows: this GGUF model takes up to {limit}")
     sizes = kind.sizes(rows, capacity, max_nodes, sequences)
     context = GgufContext(path, facts, sizes, shadows=shadows, threads=threads, gpu=gpu)
     try:
@@ -92,7 +92,7 @@ def check_trees(
 def _path_logits(context: LlamaContext, path: IntArray) -> NDArray[np.float32]:  # [n, ids]
     """Compute a path as the only sequence, and take its keys away again."""
     n = len(path)
-    every = np.ones(n, dtype=np.bool_)
-    logits = context.decode(TokenBatch(path, np.arange(n, dtype=np.int32), [[0]] * n, every))
+    picked = np.ones(n, dtype=np.bool_)
+    logits = context.decode(TokenBatch(path, np.arange(n, dtype=np.int32), [[0]] * n, picked))
     context.remove(0, 0)
     return logits.copy()  # the next call overwrites them

@@ -28,7 +28,7 @@ LINES = 4
 """Sequences for lines whose states are not stored."""
 
 
-class _Beginning(NamedTuple):
+class _Prefix(NamedTuple):
     """The tokens [n] that a sequence holds, from a text's first on."""
 
     sequence: int
@@ -69,8 +69,8 @@ class GgufStates:
         # A slot that was never written counts as written with position = slot.
         self._positions: IntArray = np.tile(np.arange(capacity, dtype=np.int32), (rows, 1))
         self._tokens: IntArray = np.zeros((rows, capacity), dtype=np.int32)
-        self._kept = [list[_Beginning]() for _ in range(rows)]  # of each row, the shortest first
-        self._forks: list[_Beginning | None] = [None] * rows  # where a row's last branches began
+        self._kept = [list[_Prefix]() for _ in range(rows)]  # of each row, the shortest first
+        self._forks: list[_Prefix | None] = [None] * rows  # where a row's last branches began
         self._free = list(range(context.sequences))
 
     @staticmethod
@@ -93,18 +93,18 @@ class GgufStates:
         self._positions[target] = self._positions[source]
         self._tokens[target] = self._tokens[source]
         self._keep(target, ())
-        self._keep(target, [self._copied(beginning) for beginning in self._kept[source]])
+        self._keep(target, [self._copied(prefix) for prefix in self._kept[source]])
 
     def logits(self, segments: Sequence[Segment]) -> Iterator[tuple[Segment, Floats]]:
         """Compute segments by as few decodes as hold their lines."""
         waiting = deque(chain.from_iterable(map(self._lines, segments)))
-        found = dict[tuple[int, int], Floats]()
-        wanted = {(segment.row, node) for segment in segments for node in segment.pick.tolist()}
+        results = dict[tuple[int, int], Floats]()
+        pending = {(segment.row, node) for segment in segments for node in segment.pick.tolist()}
         while waiting:
-            self._decode(self._group(waiting), wanted, found)
+            self._decode(self._group(waiting), pending, results)
         for segment in segments:
             nodes = segment.pick.tolist()
-            yield segment, np.stack([found[segment.row, node] for node in nodes])
+            yield segment, np.stack([results[segment.row, node] for node in nodes])
 
     def _lines(self, segment: Segment) -> list[_TextLine]:
         """Return a segment's lines. Its row keeps the sequences that a line begins with, no others.
@@ -113,21 +113,23 @@ class GgufStates:
         """
         row, ids, positions = segment.row, self._tokens[segment.row], self._positions[segment.row]
         positions[segment.slots], ids[segment.slots] = segment.positions, segment.tokens
-        parts = list(lines_of(segment, positions))
-        texts = [ids[np.concatenate((path, segment.slots[nodes]))] for nodes, path in parts]
-        kept = [each for each in self._kept[row] if any(begins(each, text) for text in texts)]
-        self._keep(row, kept)
+        lines = list(lines_of(segment, positions))
+        texts = [ids[np.concatenate((path, segment.slots[nodes]))] for nodes, path in lines]
+        usable = [
+            prefix for prefix in self._kept[row] if any(begins(prefix, text) for text in texts)
+        ]
+        self._keep(row, usable)
         common = ids[path_of(positions, np.logical_and.reduce(segment.context))]
         if len(common) - self._known(row, common, len(common)) > BEHIND:
-            sequence, _ = self._begin(row, common, len(common), left=0)
+            sequence, _ = self._begin(row, common, len(common), rest=0)
             # Longer ones have keys of their own for what was computed now.
-            shorter = [each for each in self._kept[row] if len(each.tokens) < len(common)]
-            self._keep(row, [*shorter, _Beginning(sequence, common)])
-        if len(parts) > 1:
+            shorter = [prefix for prefix in self._kept[row] if len(prefix.tokens) < len(common)]
+            self._keep(row, [*shorter, _Prefix(sequence, common)])
+        if len(lines) > 1:
             self._forks[row] = self._longest(row, common, len(common))
         return [
-            _TextLine(row, [(row, node) for node in nodes.tolist()], text, alone=len(parts) == 1)
-            for (nodes, _), text in zip(parts, texts, strict=True)
+            _TextLine(row, [(row, node) for node in nodes.tolist()], text, alone=len(lines) == 1)
+            for (nodes, _), text in zip(lines, texts, strict=True)
         ]
 
     def _group(self, waiting: deque[_TextLine]) -> list[_TextLine]:
@@ -144,75 +146,79 @@ class GgufStates:
     def _decode(
         self,
         group: Sequence[_TextLine],
-        wanted: set[tuple[int, int]],
-        found: dict[tuple[int, int], Floats],
+        pending: set[tuple[int, int]],
+        results: dict[tuple[int, int], Floats],
     ) -> None:
         """Compute lines, and move their nodes from `wanted` to `found`."""
-        sequences, parts, asked = list[int](), list[TokenBatch](), list[tuple[int, int]]()
+        sequences, batches, nodes = list[int](), list[TokenBatch](), list[tuple[int, int]]()
         try:
             for line in group:
-                sequence, known = self._begin(line.row, line.text, line.above, left=self.batch)
+                sequence, length = self._begin(line.row, line.text, line.above, rest=self.batch)
                 sequences.append(sequence)
                 picked = np.zeros(len(line.text), dtype=np.bool_)
-                picked[line.above :] = [node in wanted for node in line.nodes]
-                parts.append(_part(sequence, line.text, slice(known, None), picked))
-                asked += [node for node in line.nodes if node in wanted]
-                wanted.difference_update(line.nodes)
-            logits = self._context.decode(TokenBatch.together(parts))
+                picked[line.above :] = [node in pending for node in line.nodes]
+                batches.append(_part(sequence, line.text, slice(length, None), picked))
+                nodes += [node for node in line.nodes if node in pending]
+                pending.difference_update(line.nodes)
+            logits = self._context.decode(TokenBatch.together(batches))
         except Unavailable:
             self._release(sequences)
             raise
-        found.update(zip(asked, logits.copy(), strict=True))  # the next call overwrites them
+        results.update(zip(nodes, logits.copy(), strict=True))  # the next call overwrites them
         for line, sequence in zip(group, sequences, strict=True):
             if line.alone:
-                self._keep(line.row, [*self._kept[line.row], _Beginning(sequence, line.text)])
+                self._keep(line.row, [*self._kept[line.row], _Prefix(sequence, line.text)])
             else:
                 self._release([sequence])
 
-    def _begin(self, row: int, text: IntArray, most: int, left: int) -> tuple[int, int]:
+    def _begin(self, row: int, text: IntArray, limit: int, rest: int) -> tuple[int, int]:
         """Let a free sequence hold the first tokens of a row's text; return it and how many.
 
         It begins as a copy of the longest kept one of up to `most` tokens, and computes the rest
         but for `left` tokens. Raises Unavailable.
         """
-        start = self._longest(row, text, most)
+        start = self._longest(row, text, limit)
         sequence = self._free.pop() if start is None else self._copied(start).sequence
-        known = 0 if start is None else len(start.tokens)
+        length = 0 if start is None else len(start.tokens)
         none = np.zeros(len(text), dtype=np.bool_)
         try:
-            while len(text) - known > left:
-                end = min(known + self.batch, len(text) - left)
-                self._context.decode(_part(sequence, text, slice(known, end), none))
-                known = end
+            while len(text) - length > rest:
+                end = min(length + self.batch, len(text) - rest)
+                self._context.decode(_part(sequence, text, slice(length, end), none))
+                length = end
         except Unavailable:
             self._release([sequence])
             raise
-        return sequence, known
+        return sequence, length
 
-    def _copied(self, kept: _Beginning) -> _Beginning:
+    def _copied(self, prefix: _Prefix) -> _Prefix:
         sequence = self._free.pop()
-        self._context.copy(kept.sequence, sequence, 0, len(kept.tokens))
-        return kept._replace(sequence=sequence)
+        self._context.copy(prefix.sequence, sequence, 0, len(prefix.tokens))
+        return prefix._replace(sequence=sequence)
 
-    def _longest(self, row: int, text: IntArray, most: int) -> _Beginning | None:
+    def _longest(self, row: int, text: IntArray, limit: int) -> _Prefix | None:
         """Return the longest that the row keeps of a text, of up to `most` tokens.
 
         What other rows keep is not used: else a row could hold keys of several rows' texts, and
         the time of a call would tell a tenant about another tenant's text.
         """
-        held = [each for each in self._kept[row] if len(each.tokens) <= most and begins(each, text)]
-        return held[-1] if held else None
+        usable = [
+            prefix
+            for prefix in self._kept[row]
+            if len(prefix.tokens) <= limit and begins(prefix, text)
+        ]
+        return usable[-1] if usable else None
 
-    def _known(self, row: int, text: IntArray, most: int) -> int:
-        start = self._longest(row, text, most)
+    def _known(self, row: int, text: IntArray, limit: int) -> int:
+        start = self._longest(row, text, limit)
         return 0 if start is None else len(start.tokens)
 
-    def _keep(self, row: int, texts: Sequence[_Beginning]) -> None:
+    def _keep(self, row: int, texts: Sequence[_Prefix]) -> None:
         """Store the best of these sequences for a row, and release its others."""
-        before = {each.sequence for each in (*self._kept[row], *texts)}
-        held = sorted(texts, key=lambda each: len(each.tokens))
-        self._kept[row] = thinned(held, self._forks[row])
-        self._release(before - {each.sequence for each in self._kept[row]})
+        before = {prefix.sequence for prefix in (*self._kept[row], *texts)}
+        ordered = sorted(texts, key=lambda prefix: len(prefix.tokens))
+        self._kept[row] = thinned(ordered, self._forks[row])
+        self._release(before - {prefix.sequence for prefix in self._kept[row]})
 
     def _release(self, sequences: Iterable[int]) -> None:
         for sequence in sequences:
@@ -220,7 +226,7 @@ class GgufStates:
             self._free.append(sequence)
 
 
-def _part(sequence: int, text: IntArray, part: slice, picked: NDArray[np.bool_]) -> TokenBatch:
+def _part(sequence: int, text: IntArray, section: slice, picked: NDArray[np.bool_]) -> TokenBatch:
     """Return a part of a text as a decode of one sequence. picked: [n] of the whole text"""
-    at = np.arange(len(text), dtype=np.int32)[part]
-    return TokenBatch(text[part], at, [[sequence]] * len(at), picked[part])
+    at = np.arange(len(text), dtype=np.int32)[section]
+    return TokenBatch(text[section], at, [[sequence]] * len(at), picked[section])

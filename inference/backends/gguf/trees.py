@@ -85,44 +85,44 @@ class GgufTrees:
             self._recall(segment.row, line.path)
         self._branches.begin()
         members = {segment.row: [list[int]() for _ in segment.tokens] for segment in group}
-        taken = list[int]()
+        sequences = list[int]()
         for segment, line in lines:
             sequence = self._branches.take(segment.row, line.path)
-            taken.append(sequence)
+            sequences.append(sequence)
             for node in line.nodes.tolist():
                 members[segment.row][node].append(sequence)
         picked = [np.isin(np.arange(len(segment.tokens)), segment.pick) for segment in group]
-        asked = TokenBatch(
+        batch = TokenBatch(
             np.concatenate([segment.tokens for segment in group]),
             np.concatenate([segment.positions for segment in group]),
-            [sequences for of_row in members.values() for sequences in of_row],
+            [ids for of_row in members.values() for ids in of_row],
             np.concatenate(picked),
         )
-        logits = self._compute(asked)
-        for (segment, line), sequence in zip(lines, taken, strict=True):
+        logits = self._compute(batch)
+        for (segment, line), sequence in zip(lines, sequences, strict=True):
             self._branches.extend(sequence, segment.slots[line.nodes])
         return _dealt(logits, group, picked)
 
     def _recall(self, row: int, path: IntArray) -> None:
         """Compute the path's keys again that no sequence holds any more."""
-        known = self._branches.known(row, path)
-        while known < len(path):
-            part = path[known : known + self.batch]
+        length = self._branches.known(row, path)
+        while length < len(path):
+            slots = path[length : length + self.batch]
             self._branches.begin()
-            sequence = self._branches.take(row, path[:known])
-            asked = TokenBatch(
-                self._tokens[row, part],
-                np.arange(known, known + len(part), dtype=np.int32),
-                [[sequence]] * len(part),
-                np.zeros(len(part), dtype=np.bool_),
+            sequence = self._branches.take(row, path[:length])
+            batch = TokenBatch(
+                self._tokens[row, slots],
+                np.arange(length, length + len(slots), dtype=np.int32),
+                [[sequence]] * len(slots),
+                np.zeros(len(slots), dtype=np.bool_),
             )
-            self._compute(asked)
-            self._branches.extend(sequence, part)
-            known += len(part)
+            self._compute(batch)
+            self._branches.extend(sequence, slots)
+            length += len(slots)
 
-    def _compute(self, asked: TokenBatch) -> NDArray[np.float32]:
+    def _compute(self, batch: TokenBatch) -> NDArray[np.float32]:
         try:
-            return self._context.decode(asked)
+            return self._context.decode(batch)
         except Unavailable:
             self._branches.restore()
             raise
@@ -130,8 +130,8 @@ class GgufTrees:
 
 def _sequences(segment: Segment) -> int:
     """Sequences that a decode needs: one for each branch, and one for each path above them."""
-    ends, seen = tips(segment), segment.context
-    return len(ends) + (1 if len(seen) == 1 else len({seen[end].tobytes() for end in ends}))
+    ends, context = tips(segment), segment.context
+    return len(ends) + (1 if len(context) == 1 else len({context[end].tobytes() for end in ends}))
 
 
 def _dealt(

@@ -1,1 +1,1 @@
-"""Artefacts: targets compiled ahead of time."""
+"""Targets compiled ahead of time, loaded from artefacts."""

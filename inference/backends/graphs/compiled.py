@@ -1,8 +1,7 @@
-"""A target compiled ahead of time for this machine's CPU: a Model over an artefact's packages.
+"""A target that was compiled for this machine's CPU, as a Model over an artefact's packages.
 
-All graphs share one set of weights and one set of KV caches. A call is padded to the cheapest graph
-that holds it, and split if none does. Nothing is traced and no model source is needed: the packages
-are machine code.
+All graphs share weights and KV caches. A batch is padded to the cheapest graph that fits, and split
+if none does. The packages are machine code: no tracing and no model source is needed.
 """
 
 from __future__ import annotations
@@ -49,16 +48,16 @@ _INSTRUCTIONS = ("avx2", "avx512", "avx512_bf16", "vnni", "amx_tile")  # a packa
 AnyBucket = TypeVar("AnyBucket", bound=Bucket)
 
 Graph = Callable[..., tuple[Tensor, ...]]
-"""Takes inputs by name; returns chosen [B, P], then new keys and new values, each [layers, B, T,
-width], then features [B, T, width] where it was built to. A round returns more (fused.py).
+"""Takes inputs by name; returns chosen tokens [B, P], new keys and values, each [layers, B, T,
+width], and features [B, T, width] if it has any. A round returns more (fused.py).
 """
 
 
 class CompiledModel:
-    """Compiled graphs, one for each bucket, over shared KV caches. It is a FeatureModel.
+    """Compiled graphs, one for each bucket, over shared KV caches. Implements FeatureModel.
 
-    graphs: by bucket, the cheapest first
-    returned: features that the graphs return
+    graphs: by bucket, cheapest first
+    returned: form of the features that the graphs return
     """
 
     branches = True
@@ -97,10 +96,8 @@ class CompiledModel:
         )
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        """Return the cheapest graph's shape.
-
-        Where no graph holds so many rows, return what the calls of `choose` compute together. So
-        a call that is split has measured times of its own.
+        """Return the shape of the cheapest graph that fits. If `choose` would split the rows,
+        return the sum over its calls, so that such a batch has its own measured time.
         """
         wide = [bucket for bucket in self.graphs if bucket.nodes >= nodes]
         if not wide:
@@ -113,11 +110,11 @@ class CompiledModel:
         return largest.rows + rest[0], max(largest.nodes, rest[1])
 
     def keep_features(self, layers: Sequence[int]) -> None:
-        """See FeatureModel. They are stored in host memory. The graphs return all of them."""
-        slots, here = self.capacity + 1, torch.device("cpu")
-        self._kept = FeatureStore(layers, self._returned, self.rows, slots, self.dtype, here)
+        """See FeatureModel. Features are stored in host memory; the graphs always return them."""
+        slots, host_device = self.capacity + 1, torch.device("cpu")
+        self._kept = FeatureStore(layers, self._returned, self.rows, slots, self.dtype, host_device)
 
-    def features(self, row: int, slots: IntArray) -> Tensor:  # [n, kept layers * hidden]
+    def features(self, row: int, slots: IntArray) -> Tensor:  # [n, feature layers * hidden]
         assert self._kept is not None, "keep_features() comes before"
         return self._kept.read(row, slots)
 
@@ -132,8 +129,8 @@ class CompiledModel:
         return self.cache.tensors
 
     def _copy_cache(self, source: int, target: int, slots: int) -> None:
-        for held in self.by_slot:
-            copy_states(held, source, target, slots)
+        for tensor in self.by_slot:
+            copy_states(tensor, source, target, slots)
 
     def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[Chosen]:
         inputs = inputs_of(bucket, segments)
@@ -143,36 +140,35 @@ class CompiledModel:
         return picked(bucket, chosen, segments)
 
     def _keep(self, inputs: Mapping[str, Tensor], features: Sequence[Tensor]) -> None:
-        """Store the features that a graph returned for these inputs, if there are any."""
+        """Store the features that a graph returned, if features are kept."""
         if self._kept is not None:
             (returned,) = features
             self._kept.write(inputs["rows"], inputs["slots"], returned)
 
     def _in_turn(self, segments: Sequence[Segment]) -> list[Chosen]:
-        """Compute rows that no graph holds together, in as few calls as the graphs allow.
-
-        Each call has as many rows as the largest graph takes. Prompt chunks and trees are separate.
+        """Compute rows that do not fit into a single graph, in as few calls as possible. Prompt
+        chunks and trees are computed separately.
         """
         holding = [graph for graph in self.graphs if all(holds(graph, [row]) for row in segments)]
         if holding:
-            most = max(bucket.rows for bucket in holding)
-            return self.choose(segments[:most]) + self.choose(segments[most:])
+            limit = max(bucket.rows for bucket in holding)
+            return self.choose(segments[:limit]) + self.choose(segments[limit:])
         chunk = [len(segment.pick) == 1 < len(segment.tokens) for segment in segments]
         if any(chunk) and not all(chunk):
             answers = dict[int, Chosen]()
             for kind in (True, False):
                 places = [place for place, is_chunk in enumerate(chunk) if is_chunk == kind]
-                made = self.choose([segments[place] for place in places])
-                answers |= dict(zip(places, made, strict=True))
+                results = self.choose([segments[place] for place in places])
+                answers |= dict(zip(places, results, strict=True))
             return [answers[place] for place in range(len(segments))]
         half = len(segments) // 2
         return self.choose(segments[:half]) + self.choose(segments[half:])
 
     def _in_parts(self, segment: Segment) -> Chosen:
-        """Compute one row in several calls.
+        """Compute a row in several calls.
 
-        A tree that spans more depths than a graph has noise for is computed again for the deeper
-        nodes. A long chain is fed in pieces.
+        A tree with more depths than graphs have noise for is computed again for the deeper nodes. A
+        long chain is computed in pieces.
         """
         levels = max((bucket.levels for bucket in self.graphs if fits(bucket, segment)), default=0)
         if levels:
@@ -183,10 +179,10 @@ class CompiledModel:
             if bucket.slots >= segment.context.shape[1] and bucket.nodes < len(segment.tokens)
         ]
         if not sizes:
-            most = max(bucket.slots for bucket in self.graphs)
+            limit = max(bucket.slots for bucket in self.graphs)
             raise LimitExceeded(
                 f"{segment.context.shape[1]} slots of context: the largest graph of this artefact "
-                f"reads {most}"
+                f"reads {limit}"
             )
         head, tail = _cut(segment, max(sizes))
         self.choose([head])
@@ -195,15 +191,14 @@ class CompiledModel:
     def _by_depth(self, segment: Segment, levels: int) -> Chosen:
         positions = segment.positions[segment.pick]
         near = positions < positions.min() + levels
-        parts = [np.flatnonzero(part).astype(np.int32) for part in (near, ~near)]
-        return joined([self.choose([picking(segment, part)])[0] for part in parts], parts)
+        groups = [np.flatnonzero(group).astype(np.int32) for group in (near, ~near)]
+        return joined([self.choose([picking(segment, group)])[0] for group in groups], groups)
 
 
 def _cut(segment: Segment, size: int) -> tuple[Segment, Segment]:
-    """Split a chain into its first `size` nodes and the rest; the first part is context of the
-    second.
+    """Split a chain into its first `size` nodes and the rest, which sees the first ones as context.
 
-    Raises LimitExceeded unless the nodes are a chain whose picked nodes come last.
+    Raises LimitExceeded unless the nodes are a chain, with no picks among the first ones.
     """
     if (
         segment.pick.min() < size
@@ -219,9 +214,9 @@ def _cut(segment: Segment, size: int) -> tuple[Segment, Segment]:
         segment.context, segment.tree_mask[:size, :size], np.array([size - 1], dtype=np.int32),
         SamplingParams(),
     )  # fmt: skip
-    seen = segment.context.shape[1]
-    context = np.zeros((1, max(seen, int(head.slots.max()) + 1)), dtype=np.bool_)
-    context[:, :seen] = segment.context
+    width = segment.context.shape[1]
+    context = np.zeros((1, max(width, int(head.slots.max()) + 1)), dtype=np.bool_)
+    context[:, :width] = segment.context
     context[:, head.slots] = True
     tail = segment._replace(
         tokens=segment.tokens[size:], slots=segment.slots[size:],
@@ -232,9 +227,7 @@ def _cut(segment: Segment, size: int) -> tuple[Segment, Segment]:
 
 
 def read_compiled(directory: Path) -> Manifest:
-    """Read the manifest of an artefact, and check that it may run here and that its files are
-    unchanged.
-    """
+    """Read an artefact's manifest, and check that it fits this machine and its files are intact."""
     manifest = read_manifest(directory)
     if manifest.target != "cpu":
         raise BadArtifact(
@@ -247,9 +240,7 @@ def read_compiled(directory: Path) -> Manifest:
 
 
 def host() -> dict[str, str]:
-    """Facts about this machine that a package depends on: it holds instructions of the CPU that
-    built it.
-    """
+    """Facts about this machine that packages depend on, such as the instructions of its CPU."""
     return {
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cpu_instructions": " ".join(
@@ -261,26 +252,24 @@ def host() -> dict[str, str]:
 
 
 def check_machine(directory: Path, manifest: Manifest) -> None:
-    """Raise BadArtifact for machine code that was made for another CPU or another torch."""
-    for name, here in {**host(), "torch": torch.__version__}.items():
+    """Raise BadArtifact if the artefact was built for another CPU or with another torch."""
+    for name, actual in {**host(), "torch": torch.__version__}.items():
         built = (manifest.versions if name == "torch" else manifest.host).get(name)
-        if built != here:
+        if built != actual:
             raise BadArtifact(
-                f"{directory} was built with {name} {built}, this machine has {here}: {REBUILD}"
+                f"{directory} was built with {name} {built}, this machine has {actual}: {REBUILD}"
             )
 
 
 def load_compiled(directory: Path, manifest: Manifest) -> CompiledModel:
-    """Load the artefact's graphs over its weights and empty caches. `read_compiled` has checked
-    it.
-    """
+    """Load an artefact's graphs with its weights and empty caches, after read_compiled()."""
     constants = load_constants(directory / WEIGHTS, parse_config(manifest.config), manifest)
     graphs = load_graphs(directory, manifest.buckets, constants)
     return CompiledModel(graphs, cache_in(constants), form_of(manifest))
 
 
 def load_constants(weights: Path, config: ModelConfig, manifest: Manifest) -> dict[str, Tensor]:
-    """Return a model's weights and empty caches by the names that its graphs use."""
+    """Return a model's weights and empty caches, by their names in its graphs."""
     from safetensors.torch import load_file
 
     tensors = load_file(weights)
@@ -298,22 +287,22 @@ def cache_in(constants: Mapping[str, Tensor]) -> KeysValues:
 
 
 def graph_path(bucket: Bucket) -> str:
-    """The bucket's file in an artefact."""
+    """The path of a bucket's graph in an artefact."""
     return f"graphs/{bucket.name}.pt2"
 
 
 def load_graphs(
     directory: Path, buckets: Iterable[AnyBucket], constants: Mapping[str, Tensor]
 ) -> dict[AnyBucket, Graph]:
-    """Load an artefact's packages of these buckets; see load_graph()."""
+    """Load the packages of these buckets; see load_graph()."""
     return {bucket: load_graph(directory / graph_path(bucket), constants) for bucket in buckets}
 
 
 def load_graph(path: Path, constants: Mapping[str, Tensor]) -> Graph:
-    """Load a package over these weights and caches. They stay the caller's: nothing is copied.
+    """Load a package that uses these weights and caches without copying them. Raises BadArtifact.
 
-    torch's aoti_load_package is not used: it compiles trial programs with g++ to warn of another
-    CPU, and check_machine refuses that one already. Raises BadArtifact.
+    torch's aoti_load_package is avoided, because it compiles test programs by g++ to warn of
+    another CPU, which check_machine() has already rejected.
     """
     from torch._C._aoti import AOTIModelPackageLoader
     from torch.export.pt2_archive._package import AOTICompiledModel

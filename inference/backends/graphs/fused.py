@@ -1,7 +1,7 @@
-"""A compiled target with a draft beside it: one graph drafts, verifies and accepts.
+"""A compiled target with a draft, where a single graph drafts, verifies and accepts (a round).
 
 A round reads and writes the caches of both models. The target's own graphs still serve prompts, and
-trees that were drafted elsewhere.
+trees from other drafts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DRAFT_WEIGHTS = "weights/draft.safetensors"
 
 
 class FusedModel(CompiledModel):
-    """The graphs of a target, of its draft, and of the rounds of both.
+    """The graphs of a target, its draft, and rounds of both.
 
     round_graphs: by bucket
     """
@@ -54,7 +54,7 @@ class FusedModel(CompiledModel):
 
     @torch.no_grad()
     def rounds(self, segments: Sequence[Segment]) -> list[IntArray]:
-        """Run one round for each segment; see RoundModel.rounds()."""
+        """Run a round for each segment; see RoundModel.rounds()."""
         return in_rounds(list(self.round_graphs), segments, self._round)
 
     def _round(self, bucket: RoundBucket, segments: Sequence[Segment]) -> list[IntArray]:
@@ -72,7 +72,7 @@ def in_rounds(
     segments: Sequence[Segment],
     call: Callable[[RoundBucket, Sequence[Segment]], list[IntArray]],
 ) -> list[IntArray]:
-    """Compute all segments with the cheapest graph that holds them, or split them in halves."""
+    """Compute all segments by the cheapest graph that fits, or split them in halves."""
     check_rows(segments)
     check_rows([draft_of(segment) for segment in segments])
     bucket = _round_bucket(sorted(buckets, key=cost), segments)
@@ -85,9 +85,7 @@ def in_rounds(
 def _round_bucket(
     buckets: Sequence[RoundBucket], segments: Sequence[Segment]
 ) -> RoundBucket | None:
-    """Return the first bucket that serves all rows in one call; None if the call has to be
-    split.
-    """
+    """Return the first bucket that serves all rows in one call; None if they have to be split."""
     slots = max(
         max(segment.context.shape[1], draft_of(segment).context.shape[1]) for segment in segments
     )
@@ -105,7 +103,7 @@ def _round_bucket(
 
 
 def fill_round(bucket: RoundBucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
-    """Return the inputs of a round: the segments, then idle rows."""
+    """Return the inputs of a round for these segments, padded with idle rows."""
     inputs = round_inputs(bucket)
     entry = 1 + bucket.shape.inner
     for index, segment in enumerate(segments):
@@ -116,8 +114,8 @@ def fill_round(bucket: RoundBucket, segments: Sequence[Segment]) -> dict[str, Te
         inputs["draft_tokens"][index, first:] = torch.tensor(draft.tokens[: 2 - first])
     if bucket.sampled:
         sampling = Sampling.of([segment.params for segment in segments], torch.device("cpu"))
-        for name, part in sampling._asdict().items():
-            inputs[name][: len(segments)] = part
+        for name, tensor in sampling._asdict().items():
+            inputs[name][: len(segments)] = tensor
     return inputs
 
 
@@ -130,18 +128,18 @@ def draft_of(segment: Segment) -> Segment:
 def _lay(
     inputs: Mapping[str, Tensor], which: str, index: int, segment: Segment, first: int
 ) -> None:
-    """Write one model's part of one text into the inputs, its nodes from index `first` on."""
+    """Write a model's segment into the inputs, its nodes from index `first` on."""
     last = first + len(segment.tokens)
-    seen = segment.context.shape[1]
+    width = segment.context.shape[1]
     inputs[f"{which}rows"][index] = segment.row
     inputs[f"{which}slots"][index, first:last] = torch.tensor(segment.slots)
     inputs[f"{which}positions"][index, first:last] = torch.tensor(segment.positions)
-    inputs[f"{which}context_mask"][index, :, :seen] = torch.tensor(segment.context)
+    inputs[f"{which}context_mask"][index, :, :width] = torch.tensor(segment.context)
     inputs[f"{which}tree_mask"][index, first:last, first:last] = torch.tensor(segment.tree_mask)
 
 
 def fused_part(manifest: Manifest) -> FusedPart:
-    """Return the manifest's part about the draft; raise BadArtifact if it has none."""
+    """Return the draft's part of a manifest. Raises BadArtifact if it has none."""
     if manifest.fused is None:
         raise BadArtifact(
             f"the artefact of {manifest.model} has no draft in its graphs: build one with python "
@@ -151,21 +149,19 @@ def fused_part(manifest: Manifest) -> FusedPart:
 
 
 def load_fused(directory: Path, manifest: Manifest) -> FusedModel:
-    """Load the artefact's graphs over its weights and empty caches. `read_compiled` has checked
-    it.
-    """
-    part = fused_part(manifest)
+    """Load an artefact's graphs with its weights and empty caches, after read_compiled()."""
+    fused = fused_part(manifest)
     target = load_constants(directory / WEIGHTS, parse_config(manifest.config), manifest)
-    beside = load_constants(directory / DRAFT_WEIGHTS, parse_config(part.config), manifest)
+    beside = load_constants(directory / DRAFT_WEIGHTS, parse_config(fused.config), manifest)
     graphs = load_graphs(directory, manifest.buckets, target)
-    alone: dict[Bucket, Graph] = load_graphs(directory, part.prefill, beside)
-    rounds = load_graphs(directory, part.rounds, target | round_constants(beside))
+    alone: dict[Bucket, Graph] = load_graphs(directory, fused.prefill, beside)
+    rounds = load_graphs(directory, fused.rounds, target | round_constants(beside))
     draft = CompiledModel(alone, cache_in(beside))
     return FusedModel(graphs, cache_in(target), draft, rounds)
 
 
 def round_constants(beside: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a draft's weights and caches by the names that a round's graph uses."""
+    """Return a draft's weights and caches, by their names in the graph of a round."""
     return {
         name.replace("decoder.", "draft.", 1)
         if name.startswith("decoder.")

@@ -1,6 +1,4 @@
-"""Calls of compiled graphs: whether a graph holds a call, the call's inputs by name, and each row's
-share of its outputs.
-"""
+"""Calls of compiled graphs: which graphs fit a batch, inputs by name, and outputs by segment."""
 
 from __future__ import annotations
 
@@ -25,12 +23,12 @@ from inference.tree.token_tree import IntArray
 
 
 def unstacked(keys: Tensor, values: Tensor) -> KeysValues:
-    """Return what a graph returned as new keys and values, layer by layer."""
+    """Split a graph's new keys and values by layer."""
     return KeysValues(keys.unbind(), values.unbind())
 
 
 def picked(bucket: Bucket, chosen: Tensor, segments: Sequence[Segment]) -> list[Chosen]:
-    """Return each segment's chosen tokens, from what a bucket's graph returned for a call."""
+    """Return the chosen tokens of each segment from a graph's output."""
     scored = Scored.parted(chosen) if bucket.masked else None
     table = (scored.chosen if scored else chosen).numpy().astype(np.int32)
     answers = list[Chosen]()
@@ -38,20 +36,20 @@ def picked(bucket: Bucket, chosen: Tensor, segments: Sequence[Segment]) -> list[
         at = row, segment.pick if bucket.everywhere else slice(len(segment.pick))
         logprobs = None
         if scored is not None and segment.scoring is not None:
-            values, ids, likeliest = (part.numpy()[at] for part in scored.scores)
-            most = segment.scoring.likeliest
-            logprobs = LogProbs(values, ids[:, :most], likeliest[:, :most])
+            values, ids, likeliest = (tensor.numpy()[at] for tensor in scored.scores)
+            count = segment.scoring.likeliest
+            logprobs = LogProbs(values, ids[:, :count], likeliest[:, :count])
         answers.append(Chosen(table[at], logprobs))
     return answers
 
 
 def cost(bucket: Bucket) -> tuple[int, int, int, bool, int]:
-    """Sort key for what a call costs: nodes computed, slots read, choices made, noise, masks."""
+    """Sort key for the cost of a call: nodes, slots, picks, noise, masks."""
     return bucket.rows * bucket.nodes, bucket.slots, bucket.picks, bucket.sampled, bucket.words
 
 
 def holds(bucket: Bucket, segments: Sequence[Segment]) -> bool:
-    """Whether one call of the bucket's graph serves all these rows."""
+    """Whether a single call of the bucket's graph serves all segments."""
     return len(segments) <= bucket.rows and all(
         fits(bucket, segment)
         and (segment.params.greedy or np.ptp(segment.positions[segment.pick]) < bucket.levels)
@@ -60,7 +58,7 @@ def holds(bucket: Bucket, segments: Sequence[Segment]) -> bool:
 
 
 def check_sampled(buckets: Iterable[Bucket], segments: Sequence[Segment]) -> None:
-    """Raise InvalidRequest if a row is sampled, and no graph is."""
+    """Raise InvalidRequest if a segment is sampled, but no graph is."""
     greedy = all(segment.params.greedy for segment in segments)
     if not greedy and not any(bucket.sampled for bucket in buckets):
         raise InvalidRequest(
@@ -70,7 +68,7 @@ def check_sampled(buckets: Iterable[Bucket], segments: Sequence[Segment]) -> Non
 
 
 def inputs_of(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
-    """Return a graph's inputs by name: the segments, then idle rows."""
+    """Return a graph's inputs for these segments by name, padded with idle rows."""
     shape = BatchShape(bucket.rows, bucket.nodes, bucket.picks, 1, bucket.slots)
     batch = pad(segments, shape, bucket.junk)
     inputs = {name: torch.from_numpy(array) for name, array in batch.arrays().items()}
@@ -85,10 +83,10 @@ def inputs_of(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
 
 
 def _masks(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
-    """Return the mask inputs of a call. Rows without a rule have those of an idle call."""
+    """Return the mask inputs of a call, without effect for rows without a rule."""
     inputs = idle_masks(bucket)
     for row, segment in enumerate(segments):
-        arrays = {name: part[row].numpy() for name, part in inputs.items()}
+        arrays = {name: tensor[row].numpy() for name, tensor in inputs.items()}
         if segment.rule is not None:
             _lay(arrays, segment.pick, segment.rule())
         if segment.scoring is not None and segment.scoring.of is not None:
@@ -97,59 +95,56 @@ def _masks(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
 
 
 def _lay(masks: Mapping[str, NDArray[Any]], pick: IntArray, rule: Adjustment) -> None:
-    """Write into a row's mask inputs what a rule says at the picked nodes.
+    """Write a rule's adjustment at the picked nodes into a row's mask inputs.
 
-    The changes at the first of these nodes are those of the row. The others have their own where
-    theirs differ: for tokens of their own path, and for those of the first one's that they lack.
+    The changes at the first picked node become the row's. Other nodes only list their differences:
+    tokens of their own path, and ids that are unchanged at the node but changed for the row.
     """
     if rule.allowed is not None:
         masks["allowed"][pick] = 0
         masks["allowed"][pick, : rule.allowed.shape[1]] = rule.allowed
     changes = np.stack((rule.factors, rule.biases), -1)  # [p, m, 2]
-    named = (changes != (1, 0)).any(-1)  # [p, m]; padding is not
-    ids, count = rule.ids[0, named[0]], int(named[0].sum())
-    masks["text_ids"][:count], masks["text_changes"][:count] = ids, changes[0, named[0]]
-    known = np.zeros((32 * masks["allowed"].shape[1], 2), dtype=np.float32)  # by id
-    known[ids] = changes[0, named[0]]
-    differ = named & (known[rule.ids] != changes).any(-1)
-    lacks = (named & (known[rule.ids, 0] > 0)).sum(-1) < count
+    changed = (changes != (1, 0)).any(-1)  # [p, m]; padding is not
+    ids, count = rule.ids[0, changed[0]], int(changed[0].sum())
+    masks["text_ids"][:count], masks["text_changes"][:count] = ids, changes[0, changed[0]]
+    by_id = np.zeros((32 * masks["allowed"].shape[1], 2), dtype=np.float32)  # [ids, 2]
+    by_id[ids] = changes[0, changed[0]]
+    differ = changed & (by_id[rule.ids] != changes).any(-1)
+    lacks = (changed & (by_id[rule.ids, 0] > 0)).sum(-1) < count
     for node in np.flatnonzero(differ.any(-1) | lacks):
-        lacking = np.setdiff1d(ids, rule.ids[node, named[node]])
-        own = np.append(rule.ids[node, differ[node]], lacking)
+        lacking = np.setdiff1d(ids, rule.ids[node, changed[node]])
+        node_ids = np.append(rule.ids[node, differ[node]], lacking)
         what = np.append(changes[node, differ[node]], [(1, 0)] * len(lacking))
-        masks["node_ids"][pick[node], : len(own)] = own
-        masks["node_changes"][pick[node], : len(own)] = what.reshape(-1, 2)
+        masks["node_ids"][pick[node], : len(node_ids)] = node_ids
+        masks["node_changes"][pick[node], : len(node_ids)] = what.reshape(-1, 2)
 
 
 def picking(segment: Segment, places: IntArray) -> Segment:
-    """Return the segment with some of its picked nodes alone.
-
-    places: among the picked ones
-    """
+    """Return the segment with a subset of its picks. places: indices among the picks"""
     rule, scoring = segment.rule, segment.scoring
     if rule is not None:
         allowed, ids, factors, biases = rule()
         allowed = None if allowed is None else allowed[places]
-        part = Adjustment(allowed, ids[places], factors[places], biases[places])
-        segment = segment._replace(rule=lambda: part)
+        subset = Adjustment(allowed, ids[places], factors[places], biases[places])
+        segment = segment._replace(rule=lambda: subset)
     if scoring is not None and scoring.of is not None:
         segment = segment._replace(scoring=scoring._replace(of=scoring.of[places]))
     return segment._replace(pick=segment.pick[places])
 
 
 def joined(answers: Sequence[Chosen], places: Sequence[IntArray]) -> Chosen:
-    """Return the answer of a segment from those of its parts, whose places picking() was given."""
+    """Join the answers for subsets of a segment's picks, with the places given to picking()."""
     order = np.argsort(np.concatenate(places))
     scored = [answer.logprobs for answer in answers if answer.logprobs is not None]
-    logprobs = [np.concatenate(parts)[order] for parts in zip(*scored, strict=True)]
+    logprobs = [np.concatenate(arrays)[order] for arrays in zip(*scored, strict=True)]
     tokens = np.concatenate([answer.tokens for answer in answers])[order]
     return Chosen(tokens, LogProbs(*logprobs) if scored else None)
 
 
 def _after(bucket: Bucket, segments: Sequence[Segment]) -> IntArray:  # [B, P]
-    """Return the positions of the tokens to be chosen.
+    """Return the positions of the tokens to choose.
 
-    A node that is not picked, or draws nothing, has the least of its row's, since a graph makes
+    Nodes without a pick or without noise get the lowest position of their row, since graphs compute
     noise for few positions from there on.
     """
     after = np.zeros((bucket.rows, bucket.picks), dtype=np.int32)
@@ -163,7 +158,7 @@ def _after(bucket: Bucket, segments: Sequence[Segment]) -> IntArray:  # [B, P]
 
 
 def fits(bucket: Bucket, segment: Segment) -> bool:
-    """Whether the graph has room for this row. The depth of its tree is not looked at."""
+    """Whether the graph fits the segment, regardless of the tree's depth."""
     room = (
         len(segment.tokens) <= bucket.nodes
         and len(segment.pick) <= bucket.picks

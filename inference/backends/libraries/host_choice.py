@@ -54,14 +54,14 @@ def rank_of_row(logits: Floats, segment: Segment, k: int) -> Ranked:
     beyond = scores[:, CANDIDATES:].max(-1, initial=-np.inf, keepdims=True)
     ids, scores = ids[:, :CANDIDATES], scores[:, :CANDIDATES]
     mass = np.exp(scores - log_mass)
-    kept = np.arange(ids.shape[-1]) < (params.top_k or CANDIDATES)
+    mask = np.arange(ids.shape[-1]) < (params.top_k or CANDIDATES)
     upto = mass.cumsum(-1)
-    left = np.where(kept, upto, 0).max(-1, keepdims=True) if params.top_k else np.float32(1)
-    kept = kept & (upto - mass < left * np.float32(params.top_p if params.top_p < 1 else 2))
-    kept = kept & (np.exp(scores - best) >= params.min_p)
-    least = np.where(kept, scores, best).min(-1, keepdims=True)
-    kept = (scores >= least) & (scores > beyond)
-    drawn = np.where(kept, scores, scores - _OUT_OF_REACH) + _noise(params.seed, positions, ids)
+    top_k_mass = np.where(mask, upto, 0).max(-1, keepdims=True) if params.top_k else np.float32(1)
+    mask = mask & (upto - mass < top_k_mass * np.float32(params.top_p if params.top_p < 1 else 2))
+    mask = mask & (np.exp(scores - best) >= params.min_p)
+    lowest = np.where(mask, scores, best).min(-1, keepdims=True)
+    mask = (scores >= lowest) & (scores > beyond)
+    drawn = np.where(mask, scores, scores - _OUT_OF_REACH) + _noise(params.seed, positions, ids)
     order = np.lexsort((ids, -drawn))[:, :k]
     drawn = np.take_along_axis(drawn - log_mass, order, -1)
     return Ranked(np.take_along_axis(ids, order, -1), drawn)
@@ -73,8 +73,8 @@ def _by_rule(logits: Floats, segment: Segment) -> Floats:  # [p, V]
         return logits
     logits, rule = logits.copy(), segment.rule()
     nodes, ids, factors, biases = rule.changes(logits.shape[-1])
-    held = logits[nodes, ids]
-    logits[nodes, ids] = np.where(held > 0, held / factors, held * factors) + biases
+    values = logits[nodes, ids]
+    logits[nodes, ids] = np.where(values > 0, values / factors, values * factors) + biases
     if rule.allowed is not None:
         excluded = _EXCLUDED[rule.allowed.view(np.uint8)]  # [p, octets, 8]
         logits += excluded.reshape(len(logits), -1)[:, : logits.shape[-1]]
@@ -87,9 +87,9 @@ def _greatest(scores: Floats, count: int) -> tuple[IntArray, Floats]:  # -> [P, 
     """
     count = min(count, scores.shape[-1])
     ids = np.argpartition(scores, -count)[:, -count:].astype(np.int32)
-    found = np.take_along_axis(scores, ids, -1)
-    best_first = np.lexsort((ids, -found))
-    return np.take_along_axis(ids, best_first, -1), np.take_along_axis(found, best_first, -1)
+    greatest = np.take_along_axis(scores, ids, -1)
+    best_first = np.lexsort((ids, -greatest))
+    return np.take_along_axis(ids, best_first, -1), np.take_along_axis(greatest, best_first, -1)
 
 
 def _noise(seed: int, positions: IntArray, ids: IntArray) -> Floats:  # [P, n]

@@ -33,13 +33,13 @@ def begins(state: KeptState, text: IntArray) -> bool:
     return np.array_equal(state.tokens, text[: len(state.tokens)])
 
 
-def thinned(held: Sequence[State], spared: State | None = None) -> list[State]:
+def thinned(states: Sequence[State], spared: State | None = None) -> list[State]:
     """Return KEPT of a text's states, the shortest first: the last two, the one that is to be
     spared, and earlier ones that lie far apart.
     """
-    kept = list(held)
-    while len(kept) > KEPT:
-        gaps = np.diff([0, *(len(state.tokens) for state in kept[:-2])])
-        others = [at for at, state in enumerate(kept[:-2]) if state is not spared]
-        del kept[min(others, key=gaps.__getitem__)]
-    return kept
+    thin = list(states)
+    while len(thin) > KEPT:
+        gaps = np.diff([0, *(len(state.tokens) for state in thin[:-2])])
+        candidates = [at for at, state in enumerate(thin[:-2]) if state is not spared]
+        del thin[min(candidates, key=gaps.__getitem__)]
+    return thin

@@ -33,15 +33,15 @@ States: TypeAlias = dict[tuple[str, int], Tensor]
 class LayerStates(Cache):
     """The library's view of the states of one layer during a call; it updates them."""
 
-    def __init__(self, held: States) -> None:
+    def __init__(self, states: States) -> None:
         super().__init__(layers=[])
-        self.held = held
+        self.states = states
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        return self.held.get(("conv", state_idx))
+        return self.states.get(("conv", state_idx))
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        return self.held.get(("recurrent", state_idx))
+        return self.states.get(("recurrent", state_idx))
 
     def update_conv_state(
         self,
@@ -53,18 +53,18 @@ class LayerStates(Cache):
     ) -> Tensor:
         """Store inputs of a convolution [L, width, M]; return them behind the earlier ones."""
         size = conv_kernel_size or conv_states.shape[-1]
-        before = self.held.get(("conv", state_idx))
+        before = self.states.get(("conv", state_idx))
         if before is None:
             missing = max(size - conv_states.shape[-1], 0)
             before = conv_states.new_zeros((*conv_states.shape[:-1], missing))
-        whole = torch.cat((before, conv_states), -1)
-        self.held["conv", state_idx] = whole[..., -size:].clone()
-        return whole
+        inputs = torch.cat((before, conv_states), -1)
+        self.states["conv", state_idx] = inputs[..., -size:].clone()
+        return inputs
 
     def update_recurrent_state(
         self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> Tensor:
-        self.held["recurrent", state_idx] = recurrent_states
+        self.states["recurrent", state_idx] = recurrent_states
         return recurrent_states
 
     def is_recording_past(self, layer_idx: int) -> bool:
@@ -78,7 +78,7 @@ class KeptStates(NamedTuple):
     states: dict[int, States]  # of one row, by layer
 
 
-class _Part(NamedTuple):
+class _Span(NamedTuple):
     """A part of a row's text, from one state to another.
 
     segment, nodes: [m] the new nodes at its end
@@ -106,11 +106,11 @@ class _Part(NamedTuple):
 class _LayerCalls(NamedTuple):
     """The parts of a forward pass, of one form each, in the order of their dependencies.
 
-    kept: the states that each row keeps afterwards
+    stored: the states that each row stores afterwards
     """
 
-    groups: list[list[_Part]]
-    kept: dict[int, list[KeptStates]]
+    groups: list[list[_Span]]
+    stored: dict[int, list[KeptStates]]
 
 
 class RunningStates:
@@ -139,7 +139,7 @@ class RunningStates:
         self._kept[target] = self._kept[source]
 
     @contextmanager
-    def during(self, segments: Sequence[Segment], known: Tensor) -> Iterator[None]:
+    def during(self, segments: Sequence[Segment], tokens_at: Tensor) -> Iterator[None]:
         """Make the library's layers compute these segments branch by branch, each from its state.
 
         known: [rows, slots, 2] position and token of each slot
@@ -147,7 +147,7 @@ class RunningStates:
         if not self._mixers:
             yield
             return
-        call = self._planned(segments, known)
+        call = self._planned(segments, tokens_at)
         for layer, mixer in self._mixers.items():
             vars(mixer)["forward"] = partial(self._mix, call, layer, mixer.forward)
         try:
@@ -155,53 +155,53 @@ class RunningStates:
         finally:
             for mixer in self._mixers.values():
                 del vars(mixer)["forward"]
-        for row, kept in call.kept.items():
-            self._kept[row] = kept
+        for row, stored in call.stored.items():
+            self._kept[row] = stored
 
-    def _planned(self, segments: Sequence[Segment], known: Tensor) -> _LayerCalls:
-        first, parts, kept = list[list[_Part]](), list[_Part](), dict[int, list[KeptStates]]()
+    def _planned(self, segments: Sequence[Segment], tokens_at: Tensor) -> _LayerCalls:
+        first, sections, stored = list[list[_Span]](), list[_Span](), dict[int, list[KeptStates]]()
         for place, segment in enumerate(segments):
-            row, (positions, ids) = segment.row, known[segment.row].cpu().numpy().T
+            row, (positions, ids) = segment.row, tokens_at[segment.row].cpu().numpy().T
             common = path_of(positions, np.logical_and.reduce(segment.context))
-            held = [state for state in self._kept[row] if begins(state, ids[common])]
-            if len(common) - len(held[-1].tokens) > BEHIND:
-                start, end = held[-1], KeptStates(ids[common], {})
+            states = [state for state in self._kept[row] if begins(state, ids[common])]
+            if len(common) - len(states[-1].tokens) > BEHIND:
+                start, end = states[-1], KeptStates(ids[common], {})
                 again, none = common[len(start.tokens) :], np.empty(0, dtype=np.intp)
-                first.append([_Part(place, none, row, again, start, end)])
-                held.append(end)
-            start, lines = held[-1], list(lines_of(segment, positions))
+                first.append([_Span(place, none, row, again, start, end)])
+                states.append(end)
+            start, lines = states[-1], list(lines_of(segment, positions))
             for nodes, path in lines:
                 slots = np.concatenate((path[len(start.tokens) :], segment.slots[nodes]))
-                made = KeptStates(np.concatenate((ids[path], segment.tokens[nodes])), {})
-                last = made if len(lines) == 1 else None
-                parts.append(_Part(place, nodes, row, slots, start, last))
-                held += [last] if last else []
-            kept[row] = [held[0], *thinned(held[1:])]  # the empty one, too
-        parts.sort(key=lambda part: part.form)
-        groups = [list(group) for _, group in groupby(parts, key=lambda part: part.form)]
-        return _LayerCalls(first + groups, kept)
+                behind = KeptStates(np.concatenate((ids[path], segment.tokens[nodes])), {})
+                last = behind if len(lines) == 1 else None
+                sections.append(_Span(place, nodes, row, slots, start, last))
+                states += [last] if last else []
+            stored[row] = [states[0], *thinned(states[1:])]  # the empty one, too
+        sections.sort(key=lambda section: section.form)
+        groups = [list(group) for _, group in groupby(sections, key=lambda section: section.form)]
+        return _LayerCalls(first + groups, stored)
 
     def _mix(
-        self, call: _LayerCalls, layer: int, compute: Any, hidden_states: Tensor, **given: Any
+        self, call: _LayerCalls, layer: int, compute: Any, hidden_states: Tensor, **arguments: Any
     ) -> Tensor:  # [B, T, width]
         """Compute a layer at the new nodes. hidden_states: [B, T, width]"""
-        held, made = self._given[layer], torch.zeros_like(hidden_states)
-        (name,) = (name for name, value in given.items() if isinstance(value, Cache))
+        inputs, outputs = self._given[layer], torch.zeros_like(hidden_states)
+        (name,) = (name for name, value in arguments.items() if isinstance(value, Cache))
         for group in call.groups:
-            for part in group:
-                held[part.row, part.slots[part.old :]] = hidden_states[part.segment, part.nodes]
+            for span in group:
+                inputs[span.row, span.slots[span.old :]] = hidden_states[span.segment, span.nodes]
             # Float32 kernels for fewer than four rows of a matrix round differently.
             lines = group * -(-4 // (len(group) * len(group[0].slots)))
-            states = LayerStates(_stacked([part.start.states[layer] for part in lines]))
-            taken = torch.stack([held[part.row, part.slots] for part in lines])  # [L, M, width]
-            out = compute(taken, **{**given, name: states, "attention_mask": None})
-            for line, part in enumerate(group):
-                made[part.segment, part.nodes] = out[line, part.old :]
-                if part.end is not None:
-                    part.end.states[layer] = {
-                        kind: state[line : line + 1].clone() for kind, state in states.held.items()
+            view = LayerStates(_stacked([span.start.states[layer] for span in lines]))
+            stacked = torch.stack([inputs[span.row, span.slots] for span in lines])  # [L, M, width]
+            out = compute(stacked, **{**arguments, name: view, "attention_mask": None})
+            for line, span in enumerate(group):
+                outputs[span.segment, span.nodes] = out[line, span.old :]
+                if span.end is not None:
+                    span.end.states[layer] = {
+                        kind: state[line : line + 1].clone() for kind, state in view.states.items()
                     }
-        return made
+        return outputs
 
 
 def _stacked(states: Sequence[States]) -> States:

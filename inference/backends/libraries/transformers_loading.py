@@ -74,7 +74,7 @@ def _loaded(directory: Path, dtype: torch.dtype) -> Any:
     """Load the library's model. Raises an error of _ERRORS."""
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     loader: Any = AutoModelForCausalLM
-    library, found = loader.from_pretrained(
+    library, info = loader.from_pretrained(
         directory,
         dtype=dtype,
         attn_implementation="eager",
@@ -84,9 +84,9 @@ def _loaded(directory: Path, dtype: torch.dtype) -> Any:
         output_loading_info=True,
     )
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if found[what]:
-            name, words = sorted(map(str, found[what]))[0], what.removesuffix("_keys")
-            raise ValueError(f"tensor {name} is {words} ({len(found[what])} in all)")
+        if info[what]:
+            name, words = sorted(map(str, info[what]))[0], what.removesuffix("_keys")
+            raise ValueError(f"tensor {name} is {words} ({len(info[what])} in all)")
     return library.requires_grad_(False).eval()
 
 
@@ -94,7 +94,7 @@ def _has_experts(library: nn.Module) -> bool:
     """Whether the shapes of a call depend on which experts its tokens take. transformers 5 names
     its classes for experts so, transformers 4 those of their layers.
     """
-    names = (type(part).__name__ for part in library.modules())
+    names = (type(module).__name__ for module in library.modules())
     return any(name.endswith(("Experts", "MoE", "MoeBlock")) for name in names)
 
 
@@ -125,12 +125,12 @@ def _compute_in_fours(
     """
     few = torch.bincount(top_k_index.flatten()) < 4
     repeated = few[top_k_index].any(-1)
-    given = (
-        torch.cat((part, *[part[repeated]] * 3))
-        for part in (hidden_states, top_k_index, top_k_weights)
+    arguments = (
+        torch.cat((tensor, *[tensor[repeated]] * 3))
+        for tensor in (hidden_states, top_k_index, top_k_weights)
     )
-    made: Tensor = type(experts).forward.__wrapped__(experts, *given)
-    return made[: len(hidden_states)]
+    output: Tensor = type(experts).forward.__wrapped__(experts, *arguments)
+    return output[: len(hidden_states)]
 
 
 _REACH = 4
@@ -143,14 +143,14 @@ def _short_reaches(library: Any, reaches: Mapping[str, Reach]) -> Iterator[dict[
     the reaches that follow.
     """
     config = library.config.get_text_config()
-    held = {name: getattr(config, name, None) for name in WINDOW_FIELDS}
-    given = {name: value for name, value in held.items() if value is not None}
+    settings = {name: getattr(config, name, None) for name in WINDOW_FIELDS}
+    values = {name: value for name, value in settings.items() if value is not None}
     try:
-        for name in given:
+        for name in values:
             setattr(config, name, _REACH)
-        yield {kind: Reach(*(part and _REACH for part in reach)) for kind, reach in reaches.items()}
+        yield {kind: Reach(*(size and _REACH for size in reach)) for kind, reach in reaches.items()}
     finally:
-        for name, value in given.items():
+        for name, value in values.items():
             setattr(config, name, value)
 
 
@@ -164,6 +164,6 @@ def check_trees(library: nn.Module, config: LibraryConfig, vocabulary: int) -> N
         )
         nodes = tried.logits_of(trial.prompt, trial.tree)
         paths = torch.from_numpy(trial.paths).to(tried.device, torch.int64)
-        whole = library(input_ids=paths, use_cache=False).logits[..., :vocabulary].float()
+        expected = library(input_ids=paths, use_cache=False).logits[..., :vocabulary].float()
     exact = tried.dtype == torch.float32
-    trial.check(nodes.cpu().numpy(), whole.cpu().numpy(), float32=exact)
+    trial.check(nodes.cpu().numpy(), expected.cpu().numpy(), float32=exact)

@@ -35,11 +35,11 @@ class SlotCache(Cache):
     """
 
     def __init__(
-        self, held: KeysValues, places: Mapping[int, int], rows: Tensor, slots: int
+        self, caches: KeysValues, places: Mapping[int, int], rows: Tensor, slots: int
     ) -> None:
         super().__init__(layers=[])
         self.new: dict[int, tuple[Tensor, Tensor]] = {}
-        self._held, self._places, self._rows, self._slots = held, places, rows, slots
+        self._held, self._places, self._rows, self._slots = caches, places, rows, slots
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -57,10 +57,10 @@ class SlotCache(Cache):
         pairs = [self.new[layer] for layer in self._places]
         return KeysValues(tuple(keys for keys, _ in pairs), tuple(values for _, values in pairs))
 
-    def _behind(self, held: Tensor, new: Tensor) -> Tensor:  # [B, heads, S + T, size]
+    def _behind(self, cache: Tensor, new: Tensor) -> Tensor:  # [B, heads, S + T, size]
         batch, heads, _, size = new.shape
-        kept = read_rows(held, self._rows, self._slots).view(batch, -1, heads, size)
-        return torch.cat((kept.transpose(1, 2), new), 2)
+        past = read_rows(cache, self._rows, self._slots).view(batch, -1, heads, size)
+        return torch.cat((past.transpose(1, 2), new), 2)
 
 
 def _by_node(states: Tensor) -> Tensor:  # [B, heads, T, size] -> [B, T, heads * size]
@@ -85,23 +85,23 @@ class TransformersModel(SlotModel):
         max_nodes: int,
         vocabulary: int,
     ) -> None:
-        found = _Trial.of(library, reaches)
-        kept, slots = dict(sorted(found.new.items())), (rows, capacity + 1)
+        trial = _Trial.of(library, reaches)
+        layers, slots = dict(sorted(trial.new.items())), (rows, capacity + 1)
         cache = KeysValues.of(
-            pair[part].new_zeros((*slots, pair[part].shape[-1]))
-            for part in (0, 1)
-            for pair in kept.values()
+            pair[side].new_zeros((*slots, pair[side].shape[-1]))
+            for side in (0, 1)
+            for pair in layers.values()
         )
         super().__init__(cache, rows=rows, capacity=capacity, max_nodes=max_nodes)
         self.library, self.reaches, self.vocabulary = library, reaches, vocabulary
-        self._places = {layer: place for place, layer in enumerate(kept)}
+        self._places = {layer: place for place, layer in enumerate(layers)}
         # Windows are counted in positions, and slots lie in no order. A slot's token follows.
         self._known = torch.zeros((*slots, 2), dtype=torch.int32, device=self.device)
         self._known[..., 0] = torch.arange(slots[1])  # a position for those that were never written
         config: Any = library.config
         width = config.get_text_config().hidden_size
-        self.branches = not found.mixers  # each line of a tree computes its states by itself
-        self._states = RunningStates(found.mixers, width, *slots, cache.keys[0])
+        self.branches = not trial.mixers  # each line of a tree computes its states by itself
+        self._states = RunningStates(trial.mixers, width, *slots, cache.keys[0])
 
     @property
     def by_slot(self) -> tuple[Tensor, ...]:
@@ -117,11 +117,11 @@ class TransformersModel(SlotModel):
         """
         slots = Slots(self.capacity)
         slots.take(np.zeros(2, dtype=np.int32))  # the tree takes them, once the prompt is fed
-        other = ModelSequence(self, 0, SamplingParams())
+        neighbour = ModelSequence(self, 0, SamplingParams())
         sequence = ModelSequence(self, 1, SamplingParams(), slots)
-        other.extend(prompt[:1])
+        neighbour.extend(prompt[:1])
         sequence.extend(prompt)
-        call = [other.prepare(TokenTree.chain(prompt[1:])), sequence.prepare(tree)]
+        call = [neighbour.prepare(TokenTree.chain(prompt[1:])), sequence.prepare(tree)]
         return self._forward(call)[0][1]
 
     def _forward(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor]:
@@ -130,16 +130,16 @@ class TransformersModel(SlotModel):
 
     def _write(self, batch: BatchTensors) -> tuple[Tensor, Tensor]:
         rows, tokens, slots, positions, context_mask, tree_mask, pick = batch
-        read = context_mask.shape[-1]
-        cache = SlotCache(self.cache, self._places, rows, read)
-        held = read_rows(self._known, rows, read)[..., 0]
-        seen = torch.cat((context_mask.expand(-1, tokens.shape[1], -1), tree_mask), -1)
+        width = context_mask.shape[-1]
+        cache = SlotCache(self.cache, self._places, rows, width)
+        past = read_rows(self._known, rows, width)[..., 0]
+        sees = torch.cat((context_mask.expand(-1, tokens.shape[1], -1), tree_mask), -1)
         picked, places = self._head_nodes(pick)
-        made = self.library(
+        output = self.library(
             input_ids=tokens.long(),
             position_ids=positions.long(),
             attention_mask=_masks(
-                self.reaches, seen, positions, torch.cat((held, positions), 1), self.dtype
+                self.reaches, sees, positions, torch.cat((past, positions), 1), self.dtype
             ),
             past_key_values=cache,
             use_cache=True,
@@ -147,7 +147,7 @@ class TransformersModel(SlotModel):
         )
         write_slots(self.cache, rows, slots, cache.written())
         write_states(self._known, rows, slots, torch.stack((positions, tokens), -1))
-        logits = made.logits[..., : self.vocabulary].float()  # [B, picked, V]
+        logits = output.logits[..., : self.vocabulary].float()  # [B, picked, V]
         if places is not None:
             logits = torch.gather(logits, 1, places[..., None].expand(-1, -1, logits.shape[-1]))
         return logits, torch.gather(positions, 1, pick.long()) + 1
@@ -163,7 +163,7 @@ class TransformersModel(SlotModel):
 
 
 def _masks(
-    reaches: Mapping[str, Reach], seen: Tensor, queries: Tensor, keys: Tensor, dtype: torch.dtype
+    reaches: Mapping[str, Reach], visible: Tensor, queries: Tensor, keys: Tensor, dtype: torch.dtype
 ) -> Tensor | dict[str, Tensor]:
     """Return what is added to attention's scores [B, 1, T, n], by kind of layer where a model has
     several kinds.
@@ -173,12 +173,12 @@ def _masks(
     """
     masks = {}
     for kind, (window, chunk) in reaches.items():
-        allowed = seen.bool()
+        allowed = visible.bool()
         if window is not None:
             allowed = allowed & (queries[:, :, None] - keys[:, None] < window)
         if chunk is not None:
             allowed = allowed & (queries[:, :, None] // chunk == keys[:, None] // chunk)
-        zero = torch.zeros((), dtype=dtype, device=seen.device)
+        zero = torch.zeros((), dtype=dtype, device=visible.device)
         masks[kind] = torch.where(allowed, zero, torch.finfo(dtype).min)[:, None]
     return masks.get("", masks)
 
@@ -201,17 +201,17 @@ class _Trial(LayerStates):
         """Call the library. Raises ValueError if no layer keeps keys."""
         parameter, trial = next(library.parameters()), cls()
         ids = torch.arange(2, device=parameter.device)[None]
-        seen = torch.tril(torch.ones((1, 2, 2), device=parameter.device))
+        visible = torch.tril(torch.ones((1, 2, 2), device=parameter.device))
         hooks = [
-            part.register_forward_pre_hook(trial._enter)
-            for part in library.modules()
-            if hasattr(part, "layer_idx")
+            module.register_forward_pre_hook(trial._enter)
+            for module in library.modules()
+            if hasattr(module, "layer_idx")
         ]
         with torch.no_grad():
             library(
                 input_ids=ids,
                 position_ids=ids,
-                attention_mask=_masks(reaches, seen, ids, ids, parameter.dtype),
+                attention_mask=_masks(reaches, visible, ids, ids, parameter.dtype),
                 past_key_values=trial,
                 use_cache=True,
             )
@@ -232,5 +232,5 @@ class _Trial(LayerStates):
 
     get_recurrent_state = get_conv_state
 
-    def _enter(self, module: nn.Module, given: object) -> None:
+    def _enter(self, module: nn.Module, arguments: object) -> None:
         self._entered = module

@@ -25,17 +25,17 @@ def tips(segment: Segment) -> NDArray[np.intp]:
     return np.flatnonzero(segment.tree_mask.sum(axis=0) == 1)
 
 
-def path_of(positions: IntArray, seen: NDArray[np.bool_]) -> IntArray:
+def path_of(positions: IntArray, visible: NDArray[np.bool_]) -> IntArray:
     """Return the slots that are seen, by position. seen: [S].
 
     positions: [S or more] of the row's slots
 
     Raises InvalidRequest unless the positions seen are 0 to their number - 1.
     """
-    slots = np.flatnonzero(seen)
-    held = positions[slots]
-    order = held.argsort(kind="stable")
-    if not np.array_equal(held[order], np.arange(len(slots))):
+    slots = np.flatnonzero(visible)
+    ordered = positions[slots]
+    order = ordered.argsort(kind="stable")
+    if not np.array_equal(ordered[order], np.arange(len(slots))):
         raise InvalidRequest(
             f"this model needs one key at each position: {len(slots)} slots hold others"
         )
@@ -52,10 +52,10 @@ def lines_of(segment: Segment, positions: IntArray) -> Iterator[TreeLine]:
     for tip in tips(segment).tolist():
         nodes = np.flatnonzero(segment.tree_mask[tip])
         nodes = nodes[segment.positions[nodes].argsort(kind="stable")]
-        seen = path_of(positions, segment.context[tip]) if path is None else path
-        expected = np.arange(len(seen), len(seen) + len(nodes))
+        above = path_of(positions, segment.context[tip]) if path is None else path
+        expected = np.arange(len(above), len(above) + len(nodes))
         if not np.array_equal(segment.positions[nodes], expected) or (
             path is None and (segment.context[nodes] != segment.context[tip]).any()
         ):
             raise InvalidRequest("this model needs a tree whose nodes see all above them")
-        yield TreeLine(nodes, seen)
+        yield TreeLine(nodes, above)

@@ -48,9 +48,9 @@ class TreeTrial(NamedTuple):
         self, nodes: NDArray[np.float32], paths: NDArray[np.float32], *, float32: bool
     ) -> None:
         """Raise ValueError unless the nodes' logits [5, V] are those of the paths [2, 6, V]."""
-        found, expected = nodes[np.array(_PATHS)], paths[:, _PROMPT:]
+        actual, expected = nodes[np.array(_PATHS)], paths[:, _PROMPT:]
         spread = np.linalg.norm(expected - expected.mean(-1, keepdims=True))
-        off = float(np.linalg.norm(found - expected) / spread)
+        off = float(np.linalg.norm(actual - expected) / spread)
         if not off <= (_MAX_DIFFERENCE if float32 else _MAX_NARROW_DIFFERENCE):
             raise ValueError(
                 f"a tree's logits differ from those of its paths by {off:.2g} of their spread, so "

@@ -57,8 +57,8 @@ class InPlaceGraph(StatefulGraph):
     ) -> None:
         """Write the noise of these places into the windows, in place."""
         assert self.noise is not None, "a graph without noise windows cannot fill them"
-        made = by.noise(seed[:, None], positions, ids)
-        self.noise.index_put_((window_places(rows, positions[:, 0]),), made)
+        noise = by.noise(seed[:, None], positions, ids)
+        self.noise.index_put_((window_places(rows, positions[:, 0]),), noise)
 
     def touch_noise(self) -> None:
         """Do nothing: a graph that leaves the windows unchanged needs no reference to them."""
@@ -67,13 +67,13 @@ class InPlaceGraph(StatefulGraph):
         """Write new keys and values at rows [B] and slots [B, T], in place."""
         cache = self.cache(which)
         places = places_of(cache.keys[0], rows, slots)
-        for held, part in zip(cache.tensors, new.tensors, strict=True):
-            held.flatten(0, 1).index_put_((places,), part.flatten(0, 1))
+        for tensor, update in zip(cache.tensors, new.tensors, strict=True):
+            tensor.flatten(0, 1).index_put_((places,), update.flatten(0, 1))
 
     def copy_row(self, source: Tensor, target: Tensor, which: str = "") -> None:
         """Copy row source [1] of a model's caches to row target [1], in place."""
-        for held in self.cache(which).tensors:
-            held.index_put_((target,), held.index_select(0, source))
+        for tensor in self.cache(which).tensors:
+            tensor.index_put_((target,), tensor.index_select(0, source))
 
 
 class Collectives(NamedTuple):
@@ -106,7 +106,7 @@ def functional_collectives(ranks: int) -> Collectives:
 
 
 def rank_layers(among: Collectives) -> Layers:
-    """One rank's share of each layer, for a Decoder whose config is dealt out evenly.
+    """One rank's share of each layer, for a Decoder whose config is sharded evenly.
 
     All ranks run one program, which does not know its rank: embeddings are cut along their width,
     and a weight numbers the ids that a rank's part of the head has. Sums are in float32.
@@ -115,14 +115,14 @@ def rank_layers(among: Collectives) -> Layers:
 
     class Row(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
-            part = among.total(nn.functional.linear(x, self.weight).float()).to(x.dtype)
-            return part if self.bias is None else part + self.bias
+            partial = among.total(nn.functional.linear(x, self.weight).float()).to(x.dtype)
+            return partial if self.bias is None else partial + self.bias
 
     class Embedding(nn.Embedding):
         def forward(self, ids: Tensor) -> Tensor:
-            part = nn.functional.embedding(ids, self.weight)
-            parts = among.joined(part).view(ranks, *part.shape)
-            return parts.permute(1, 2, 0, 3).flatten(2)
+            share = nn.functional.embedding(ids, self.weight)
+            shares = among.joined(share).view(ranks, *share.shape)
+            return shares.permute(1, 2, 0, 3).flatten(2)
 
     class Head(nn.Linear):
         """This rank's logits. Those of padding are left to the decoder."""

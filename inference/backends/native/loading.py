@@ -59,7 +59,7 @@ def load_native(
     if again:
         say(
             f"warning: {again} graphs were compiled here again, which the artefact should have "
-            "held: build it anew on this machine"
+            "held: build it again on this machine"
         )
     return model
 

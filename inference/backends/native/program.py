@@ -36,8 +36,8 @@ from inference.model.decoder import Decoder
 GRAPHS = "graphs/compiled"
 """Directory of the compiled graphs in an artefact, in TorchNeuron's own layout."""
 
-DEALT = "weights"
-"""Directory with the weights of each rank, and the config.json of the model that is dealt out."""
+SHARDED = "weights"
+"""Directory with the weights of each rank, and the config.json of the sharded model."""
 
 MEETING = timedelta(minutes=10)
 """Longest time that ranks wait for each other to join the group."""
@@ -45,7 +45,7 @@ MEETING = timedelta(minutes=10)
 
 def rank_weights(rank: int) -> str:
     """The file of a rank's weights in an artefact."""
-    return f"{DEALT}/rank{rank}.safetensors"
+    return f"{SHARDED}/rank{rank}.safetensors"
 
 
 class RankPlan(NamedTuple):
@@ -76,15 +76,15 @@ class RankProgram:
         """Return what a graph chose and, where there is room, its features, on the host. The next
         call overwrites them.
         """
-        there = {name: tensor.to(self._device) for name, tensor in inputs.items()}
-        outputs: Tensor | tuple[Tensor, ...] = self._graphs[graph](**there)
+        on_device = {name: tensor.to(self._device) for name, tensor in inputs.items()}
+        outputs: Tensor | tuple[Tensor, ...] = self._graphs[graph](**on_device)
         if isinstance(outputs, Tensor):
             return (outputs.cpu(),)
         chosen, features = outputs
         if self._room is None:
             return (chosen.cpu(),)
-        here = self._room[: features.numel()].view(features.shape)
-        return chosen.cpu(), here.copy_(features)
+        buffer = self._room[: features.numel()].view(features.shape)
+        return chosen.cpu(), buffer.copy_(features)
 
 
 def room_for_features(plan: RankPlan) -> Tensor | None:
@@ -94,9 +94,9 @@ def room_for_features(plan: RankPlan) -> Tensor | None:
     target = plan.target
     if not target.features:
         return None
-    width = len(target.features) * read_config(plan.directory / DEALT).hidden_size
-    most = max(bucket.rows * bucket.nodes for bucket in target.buckets)
-    room = torch.empty(most * width, dtype=DTYPES[target.dtype])
+    width = len(target.features) * read_config(plan.directory / SHARDED).hidden_size
+    max_nodes = max(bucket.rows * bucket.nodes for bucket in target.buckets)
+    room = torch.empty(max_nodes * width, dtype=DTYPES[target.dtype])
     room.share_memory_()  # type: ignore[no-untyped-call]
     return room
 
@@ -113,13 +113,13 @@ def load_rank(plan: RankPlan, rank: int, meeting: Path, room: Tensor | None) -> 
     if plan.ranks > 1:
         _join(plan, rank, meeting)
         among = functional_collectives(plan.ranks)
-    config, target = read_config(plan.directory / DEALT), plan.target
+    config, target = read_config(plan.directory / SHARDED), plan.target
     with torch.device("meta"):
         decoder = Decoder(config, target.sequence_length, target.vocabulary, rank_layers(among))
     _fill(decoder, plan.directory / rank_weights(rank))
     device = torch.device(plan.machine.device)
-    own, slots = own_config(config, plan.ranks), target.sequence_length + target.max_tree_nodes
-    cache = empty_cache(own, target.rows, slots, DTYPES[target.dtype])
+    local, slots = own_config(config, plan.ranks), target.sequence_length + target.max_tree_nodes
+    cache = empty_cache(local, target.rows, slots, DTYPES[target.dtype])
     cache = KeysValues.of(tensor.to(device) for tensor in cache.tensors)
     ids = config.vocab_size // plan.ranks
     window = empty_window(target.rows, ids, device) if draws(target.buckets) else None
@@ -132,9 +132,9 @@ def draws(buckets: Iterable[Bucket]) -> bool:
     return any(bucket.sampled for bucket in buckets)
 
 
-def own_config(dealt: ModelConfig, ranks: int) -> ModelConfig:
+def own_config(sharded: ModelConfig, ranks: int) -> ModelConfig:
     """The config of one rank's caches: a share of the key-value heads."""
-    return replace(dealt, kv_heads=dealt.kv_heads // ranks)
+    return replace(sharded, kv_heads=sharded.kv_heads // ranks)
 
 
 def compiled_graphs(

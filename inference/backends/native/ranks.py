@@ -118,8 +118,8 @@ class Ranks:
         """Wait for an answer: of which rank, and what. Raise what a rank failed with, or
         Unavailable where one has ended.
         """
-        came = wait([rank.calls for rank in self._ranks])[0]
-        number = next(n for n, rank in enumerate(self._ranks) if rank.calls is came)
+        readable = wait([rank.calls for rank in self._ranks])[0]
+        number = next(n for n, rank in enumerate(self._ranks) if rank.calls is readable)
         try:
             answer: _Answer = self._ranks[number].calls.recv()
         except (EOFError, OSError) as error:
@@ -141,15 +141,15 @@ class Ranks:
     def _why(self) -> str:
         """Name the rank that ended first. One may be about to end: waits for _LEAVING s at most."""
         ended = wait([rank.process.sentinel for rank in self._ranks], _LEAVING)
-        gone = [number for number, rank in enumerate(self._ranks) if rank.process.sentinel in ended]
-        if gone and not self._ended:
-            process = self._ranks[gone[0]].process
+        lost = [number for number, rank in enumerate(self._ranks) if rank.process.sentinel in ended]
+        if lost and not self._ended:
+            process = self._ranks[lost[0]].process
             process.join(_LEAVING)  # its pipe may close before the system has its exit code
             self._ended = (
-                f"rank {gone[0]} of the target ended (exit code {process.exitcode}), and the "
+                f"rank {lost[0]} of the target ended (exit code {process.exitcode}), and the "
                 "others cannot continue without it; its own message is above"
             )
-        return self._ended or "the ranks of the target were let go"
+        return self._ended or "the ranks of the target were ended"
 
 
 def _started(
@@ -162,7 +162,7 @@ def _started(
     )
     with _environment(rank_environment(rank, cores)):
         process.start()
-    theirs.close()  # so that the end of the process ends our waiting
+    theirs.close()  # so that the end of the process ends the wait
     return _RankProcess(process, ours)
 
 

@@ -57,28 +57,28 @@ def native_versions() -> dict[str, str]:
     number = installed("torch-neuronx")
     if number is None:
         raise MissingExtra(f"torch-neuronx is not installed: {_INSTALL}")
-    found = re.match(r"(\d+)\.(\d+)\.", number)
-    family = (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.match(r"(\d+)\.(\d+)\.", number)
+    family = (int(match[1]), int(match[2])) if match else (0, 0)
     if family < (2, 13):
         raise MissingExtra(
             f"torch-neuronx {number} is not the native package that trn2 and trn3 need (the "
             f"PyTorch/XLA one, up to 2.9, serves trn1 and inf2): {_INSTALL}"
         )
-    here = torch.__version__
-    if not here.startswith(f"{family[0]}.{family[1]}."):
+    torch_version = torch.__version__
+    if not torch_version.startswith(f"{family[0]}.{family[1]}."):
         raise MissingExtra(
-            f"torch-neuronx {number} goes with torch {family[0]}.{family[1]}, installed is {here}: "
-            f"{_INSTALL}"
+            f"torch-neuronx {number} goes with torch {family[0]}.{family[1]}, installed is "
+            f"{torch_version}: {_INSTALL}"
         )
     compiler = installed("neuronx-cc")
     if compiler is None:
         raise MissingExtra(f"neuronx-cc is not installed, which torch-neuronx needs: {_INSTALL}")
-    if [int(part) for part in compiler.split(".")[:2]] < [2, 28]:
+    if [int(field) for field in compiler.split(".")[:2]] < [2, 28]:
         raise MissingExtra(
             f"neuronx-cc {compiler} is older than torch-neuronx {number}, which has 2.28 or later "
             f"(Neuron SDK 2.33): {_INSTALL}"
         )
-    return {"torch": here, "torch-neuronx": number, "neuronx-cc": compiler}
+    return {"torch": torch_version, "torch-neuronx": number, "neuronx-cc": compiler}
 
 
 def check_native(target: str) -> dict[str, str]:
@@ -107,11 +107,11 @@ def check_native(target: str) -> dict[str, str]:
     return versions
 
 
-def check_same_versions(built: Mapping[str, str], here: Mapping[str, str]) -> None:
+def check_same_versions(built: Mapping[str, str], versions: Mapping[str, str]) -> None:
     """Raise BadArtifact unless graphs were built with the versions here: another version would
     compile them all again.
     """
-    for name, number in here.items():
+    for name, number in versions.items():
         if built.get(name) != number:
             raise BadArtifact(
                 f"the artefact was built with {name} {built.get(name)}, here is {number}: install "

@@ -190,9 +190,9 @@ def check_read_alike(theirs: Any, config: ModelConfig) -> None:
     """
     scaling = (theirs.rope_scaling or {}).get("factor")
     ours = config.rope_scaling.factor if config.rope_scaling else scaling
-    read = (theirs.num_key_value_heads, theirs.rms_norm_eps, theirs.rope_theta, scaling)
-    if read != (config.kv_heads, config.norm_eps, config.rope_theta, ours):
+    values = (theirs.num_key_value_heads, theirs.rms_norm_eps, theirs.rope_theta, scaling)
+    if values != (config.kv_heads, config.norm_eps, config.rope_theta, ours):
         raise UnsupportedModel(
             "config.json: transformers-neuronx reads other key-value heads, rms_norm_eps, "
-            f"rope_theta or rope_scaling.factor than are meant: {read}"
+            f"rope_theta or rope_scaling.factor than are meant: {values}"
         )

@@ -88,11 +88,11 @@ def _check_versions(manifest: Manifest) -> None:
 
     NxD is neither forward nor backward compatible. The compiler's version does not matter.
     """
-    here = sdk_versions(compiles=False)
+    versions = sdk_versions(compiles=False)
     for name, built in manifest.versions.items():
-        if name != COMPILER and here.get(name) != built:
+        if name != COMPILER and versions.get(name) != built:
             raise BadArtifact(
-                f"the artefact was built with {name} {built}, here is {here.get(name)}: "
+                f"the artefact was built with {name} {built}, here is {versions.get(name)}: "
                 f"install that version (Neuron SDK {manifest.versions.get('neuron-sdk')}) or build "
                 "the artefact again"
             )
@@ -109,10 +109,10 @@ def _load_package(directory: Path, manifest: Manifest) -> Program:
             "this neuronx-distributed does not understand the artefact's package: build it again "
             "with the version here"
         )
-    named = {bucket.name for bucket in manifest.graphs}
-    named |= {COPY} if manifest.rows > 1 else set()
-    named |= {FILL} if FILL_RECORD in manifest.files else set()
-    missing = named - set(model.get_available_keys())
+    graphs = {bucket.name for bucket in manifest.graphs}
+    graphs |= {COPY} if manifest.rows > 1 else set()
+    graphs |= {FILL} if FILL_RECORD in manifest.files else set()
+    missing = graphs - set(model.get_available_keys())
     if missing:
         raise BadArtifact(
             f"the package lacks graph {min(missing)}, which its manifest names: build it again"
@@ -130,9 +130,9 @@ def _load_package(directory: Path, manifest: Manifest) -> Program:
 
 def check_logical_cores(manifest: Manifest, built: str | None) -> None:
     """Raise BadArtifact unless logical cores are here what the artefact was built for."""
-    here = str(logical_cores(manifest.target))
-    if built != here:
+    cores = str(logical_cores(manifest.target))
+    if built != cores:
         raise BadArtifact(
             f"the artefact was built for logical cores of {built}, here NEURON_LOGICAL_NC_CONFIG "
-            f"means {here}"
+            f"means {cores}"
         )

@@ -188,8 +188,8 @@ class NeuronFusedModel(NeuronModel):
     """
 
     def __init__(self, program: Program, manifest: Manifest, say: Say) -> None:
-        part = fused_part(manifest)
-        self._round_buckets, self.shape = part.rounds, part.shape
+        fused = fused_part(manifest)
+        self._round_buckets, self.shape = fused.rounds, fused.shape
         self.draft = _NeuronDraft(self, manifest)
         super().__init__(program, manifest, say)
 
@@ -212,11 +212,11 @@ class _NeuronDraft(CompiledModel):
     """The draft as a Model of its own, with its graphs in the target's package."""
 
     def __init__(self, beside: NeuronFusedModel, manifest: Manifest) -> None:
-        part = fused_part(manifest)
+        draft = fused_part(manifest)
         graphs: dict[Bucket, Any] = {
-            bucket: partial(beside.run, bucket.name) for bucket in part.prefill
+            bucket: partial(beside.run, bucket.name) for bucket in draft.prefill
         }
-        super().__init__(graphs, shape_of_cache(manifest, part.config))
+        super().__init__(graphs, shape_of_cache(manifest, draft.config))
         self._beside = beside
 
     def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[Chosen]:

@@ -136,21 +136,21 @@ def sdk_versions(*, compiles: bool = True) -> dict[str, str]:
     Raises MissingExtra if a package is absent, its SDK is not supported, the compiler is of
     another SDK, or transformers is too new for it.
     """
-    found = {name: installed(name) for name in PACKAGES if compiles or name != COMPILER}
-    missing = [name for name, number in found.items() if number is None]
+    versions = {name: installed(name) for name in PACKAGES if compiles or name != COMPILER}
+    missing = [name for name, number in versions.items() if number is None]
     if missing:
         raise MissingExtra(f"{', '.join(missing)} is not installed: {_INSTALL} ({_PLACEHOLDERS})")
     _check_transformers()
-    number = str(found["torch-neuronx"])
+    number = str(versions["torch-neuronx"])
     sdk = _sdk_of(number)
-    compiler = found.get(COMPILER)
+    compiler = versions.get(COMPILER)
     if compiler is not None and not compiler.startswith(f"{_compiler_of(sdk)}."):
         raise MissingExtra(
             f"{COMPILER} {compiler} does not belong to torch-neuronx {number}, which is of Neuron "
             f"SDK {sdk} and has {COMPILER} {_compiler_of(sdk)}: {_INSTALL}. It is needed to "
             "compile; a finished artefact is served with any compiler or none"
         )
-    return {name: str(number) for name, number in found.items()} | {"neuron-sdk": sdk}
+    return {name: str(number) for name, number in versions.items()} | {"neuron-sdk": sdk}
 
 
 def _check_transformers() -> None:
@@ -233,8 +233,8 @@ def logical_cores(target: str) -> int:
 def core_numbers(ranges: str) -> list[int]:
     """Return the cores of NEURON_RT_VISIBLE_CORES, such as 0-3,8. Raises InvalidRequest."""
     try:
-        ends = [part.split("-") for part in ranges.split(",")]
-        return [core for part in ends for core in range(int(part[0]), int(part[-1]) + 1)]
+        ends = [run.split("-") for run in ranges.split(",")]
+        return [core for run in ends for core in range(int(run[0]), int(run[-1]) + 1)]
     except ValueError as error:
         raise InvalidRequest(
             f"{VISIBLE_CORES}={ranges}: numbers and ranges are needed, such as 0-3,8"

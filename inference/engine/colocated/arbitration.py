@@ -34,7 +34,7 @@ class ProposerArbitration:
 
     until: int = 0  # length from which the draft pauses when others propose an accepted token
     silent: bool = False  # the draft makes no calls for this text
-    made: list[float] = field(default_factory=list)  # tokens of each forward pass in the silence
+    tokens: list[float] = field(default_factory=list)  # tokens of each forward pass in the silence
 
     def observe(self, length: int, proposers: Sequence[int], forwards: int) -> None:
         """Record committed tokens.
@@ -44,9 +44,9 @@ class ProposerArbitration:
         forwards: number of forward passes that committed them.
         """
         if self.silent:
-            self.made = [*self.made, len(proposers) / forwards][-WATCHED - 1 :]
+            self.tokens = [*self.tokens, len(proposers) / forwards][-WATCHED - 1 :]
         elif length >= self.until and any(kind not in (COLOCATED, NOBODY) for kind in proposers):
-            self.silent, self.made = True, []
+            self.silent, self.tokens = True, []
 
     def suffice(self, length: int, forward: float, token: float) -> bool:
         """Whether the draft should stay silent, because others suffice or are being measured.
@@ -55,8 +55,8 @@ class ProposerArbitration:
         forward: seconds of a forward pass.
         token: seconds a token with the draft alone.
         """
-        seen = self.silent and len(self.made) > WATCHED
-        if seen and forward * WATCHED / sum(self.made[1:]) > MARGIN * token:
+        is_measured = self.silent and len(self.tokens) > WATCHED
+        if is_measured and forward * WATCHED / sum(self.tokens[1:]) > MARGIN * token:
             self.silent, self.until = False, length + LEFT_ALONE
         return self.silent
 

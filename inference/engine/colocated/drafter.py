@@ -1,7 +1,7 @@
 """A draft beside the target: a proposer for each session that requests one. It is a model of its
 own, or a head that reads the target's features.
 
-A call of the draft occupies the target's device. So the draft works between forward passes, on the
+A draft call occupies the target's device. So the draft works between forward passes, on the
 engine's thread, and a call serves all of its sessions. A call is made while its expected tokens
 are worth more than its seconds. Copies of earlier text take no call.
 
@@ -29,7 +29,7 @@ from inference.backends.sequence import TargetRow
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.engine.colocated.arbitration import ProposerArbitration, token_seconds
-from inference.engine.scheduler import HeldUp
+from inference.engine.scheduler import DelayedSessions
 from inference.engine.sessions.session import Session
 from inference.engine.sessions.text_rules import DraftRules
 from inference.engine.tuning import TUNING
@@ -42,7 +42,7 @@ from inference.tree.candidates import ProposalStream
 
 log = logging.getLogger(__name__)
 
-MOST_DEFICIT = 1.0
+MAX_DEFICIT = 1.0
 """Tokens that a session may fall behind its promised rate for the draft's calls."""
 
 RECORD_BOUND = 1.0
@@ -52,10 +52,10 @@ USUAL_NODES = 16
 """Nodes of the forward pass from which the cost of a candidate is estimated."""
 
 CALL_NODES = 4
-"""Assumed nodes of a call of the draft when it is compared with other proposers."""
+"""Assumed nodes of a draft call when it is compared with other proposers."""
 
 
-MOST_WITHOUT_MODEL = 64
+MAX_WITHOUT_MODEL = 64
 """Sessions that a draft without a model serves at a time."""
 
 
@@ -102,7 +102,7 @@ class _DraftedSession:
             return False
         spent = progress.beyond(self.spent)
         forwards, took = max(spent.forwards, 1), spent.model_seconds
-        self.add_service(len(tokens) - TUNING.least_rate * took / root_only)
+        self.add_service(len(tokens) - TUNING.min_rate * took / root_only)
         if self.gained is not None:
             self.gained += proposers.count(COLOCATED) - max(took / root_only - forwards, 0.0)
         self.arbitration.observe(self.session.length, proposers, forwards)
@@ -112,11 +112,11 @@ class _DraftedSession:
 
     def add_service(self, tokens: float) -> None:
         """Add tokens (or subtract, if negative) to `ahead`."""
-        self.ahead = min(self.ahead + tokens, TUNING.most_ahead)
+        self.ahead = min(self.ahead + tokens, TUNING.max_ahead)
 
     def charge_call(self, tokens: float) -> None:
-        """Charge a call of the draft, which took the time of so many root-only tokens."""
-        self.add_service(-TUNING.least_rate * tokens)
+        """Charge a draft call, which took the time of so many root-only tokens."""
+        self.add_service(-TUNING.min_rate * tokens)
         self.gained = (self.gained or 0.0) - tokens
 
     def deliver(self, now: float) -> None:
@@ -129,7 +129,7 @@ class _DraftedSession:
 class ColocatedDrafter:
     """The draft beside the target, on the rows of its own model. Used on the engine's thread only.
 
-    knowledge: returns a row's times and acceptances, which persist from session to session.
+    stats: returns a row's times and acceptances, which persist from session to session.
     room: maximum nodes beyond the text that a row ranks.
     copies: copies of a session's earlier text are proposed, too.
     clock: returns seconds.
@@ -138,7 +138,7 @@ class ColocatedDrafter:
     def __init__(
         self,
         draft: Draft,
-        knowledge: Callable[[], PairStats],
+        stats: Callable[[], PairStats],
         *,
         room: int,
         copies: bool = False,
@@ -146,8 +146,8 @@ class ColocatedDrafter:
     ) -> None:
         self._draft, self._room, self._clock, self._copies = draft, room, clock, copies
         self._rules = DraftRules(draft.make_rule)
-        rows = MOST_WITHOUT_MODEL if draft.model is None else draft.model.rows
-        self._known = [knowledge() for _ in range(rows)]
+        rows = MAX_WITHOUT_MODEL if draft.model is None else draft.model.rows
+        self._stats = [stats() for _ in range(rows)]
         self._free = list(range(rows))
         self._drafted: dict[Session, _DraftedSession] = {}
         self._failed: WeakSet[Session] = WeakSet()
@@ -169,29 +169,31 @@ class ColocatedDrafter:
         for drafted in list(self._drafted.values()):
             if _is_gone(drafted):
                 self._release(drafted)
-        others = HeldUp([one for one in ready if not one.drafted_beside], root_only)
+        undrafted = DelayedSessions(
+            [session for session in ready if not session.drafted_beside], root_only
+        )
         if not root_only:
             return  # no forward pass has been timed yet
         for session in ready:
             self._admit(session, root_only, receiver)
-        served = [self._drafted[one] for one in ready if one in self._drafted]
+        served = [self._drafted[session] for session in ready if session in self._drafted]
         for drafted in served:
-            if not drafted.fed and others.are_ahead():
+            if not drafted.fed and undrafted.are_ahead():
                 began = self._clock()
                 self._feed(drafted)
-                others.count_delay(self._clock() - began)
+                undrafted.count_delay(self._clock() - began)
             if drafted.fed:
                 if drafted.read_progress(self._clock(), root_only):
                     self._keep_record(drafted)
                 drafted.deliver(self._clock())
-        while others.are_ahead():
+        while undrafted.are_ahead():
             began = self._clock()
             calling = [drafted for drafted in served if self._wants_call(drafted, began, root_only)]
             if not calling:
                 return
             self._call(calling, began)
             seconds = self._clock() - began
-            others.count_delay(seconds)
+            undrafted.count_delay(seconds)
             for drafted in calling:
                 drafted.charge_call(seconds / root_only)
 
@@ -202,13 +204,13 @@ class ColocatedDrafter:
         if drafted.length < drafted.session.length:
             return False  # the client ended the text during this step
         tokens = drafted.ahead + self._allowed_deficit(drafted)
-        return bool(drafted.proposer.choose(now, tokens * root_only / TUNING.least_rate))
+        return bool(drafted.proposer.choose(now, tokens * root_only / TUNING.min_rate))
 
     def _adds_nothing(self, drafted: _DraftedSession) -> bool:
         """Whether other proposers alone are faster than this draft would be."""
-        known = self._known[drafted.row]
-        forward, call = known.target.seconds(1, 1), known.draft.seconds(1, CALL_NODES)
-        level = float(known.acceptance.mean_edges(DRAFTING.width).sum())
+        stats = self._stats[drafted.row]
+        forward, call = stats.target.seconds(1, 1), stats.draft.seconds(1, CALL_NODES)
+        level = float(stats.acceptance.mean_edges(DRAFTING.width).sum())
         token = token_seconds(forward, call, level)
         return drafted.arbitration.suffice(drafted.session.length, forward, token)
 
@@ -217,8 +219,8 @@ class ColocatedDrafter:
         its tenant's record is bad.
         """
         session = drafted.session
-        repayable = (1 - TUNING.least_rate) * max(drafted.end - session.length, 0)
-        return min(MOST_DEFICIT, repayable) if self._records[session.tenant] >= 0 else 0.0
+        repayable = (1 - TUNING.min_rate) * max(drafted.end - session.length, 0)
+        return min(MAX_DEFICIT, repayable) if self._records[session.tenant] >= 0 else 0.0
 
     def _keep_record(self, drafted: _DraftedSession) -> None:
         """Add the result of the latest calls to the tenant's record."""
@@ -238,11 +240,11 @@ class ColocatedDrafter:
         if (make_rule := self._rules.find(session)) is None:
             return
         row = self._free.pop()
-        known, effort = self._known[row], Usage(root_only)
-        node = _node_seconds(known)
+        stats, effort = self._stats[row], Usage(root_only)
+        node = _node_seconds(stats)
         proposer = self._draft.proposer(
             row,
-            known,
+            stats,
             Prices(holds_target=True, node_seconds=node, effort=effort, tokens=1.0),
             room=self._room,
             clock=self._clock,
@@ -269,7 +271,7 @@ class ColocatedDrafter:
             self._fail(drafted, error)
 
     def _call(self, calling: Sequence[_DraftedSession], began: float) -> None:
-        """Make one call of the draft for several sessions.
+        """Make one draft call for several sessions.
 
         Its cost is the time since `began`, plus the time that the last call's answers took to
         process.
@@ -319,7 +321,7 @@ def _is_gone(drafted: _DraftedSession) -> bool:
     return order is None or not order.beside or order.end > drafted.end
 
 
-def _node_seconds(known: PairStats) -> float:
+def _node_seconds(stats: PairStats) -> float:
     """Seconds that one candidate adds to a forward pass of one row."""
-    narrow, wide = known.target.seconds(1, 1), known.target.seconds(1, USUAL_NODES)
+    narrow, wide = stats.target.seconds(1, 1), stats.target.seconds(1, USUAL_NODES)
     return max(wide - narrow, 0.0) / (USUAL_NODES - 1)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from inference.backends import Model, Segment
 from inference.backends.sequence import ModelSequence
 from inference.engine.forward import BatchItem, Commit, Forward, ModelCall
-from inference.engine.scheduler import ForwardKind, ForwardSeconds, HeldUp
+from inference.engine.scheduler import DelayedSessions, ForwardKind, ForwardSeconds
 from inference.engine.sessions.session import Session
 from inference.engine.tuning import TUNING
 from inference.proposer import COLOCATED
@@ -79,11 +79,10 @@ class RoundItem(BatchItem):
     def settle(self, answer: IntArray, forward: Forward, charge: float) -> Commit:
         session = self.session
         tree, verdict = read_answer(self.tree, answer, self._limit)
-        queue = forward.charge(session, self.nodes, charge)
         claimed = session.commit(tree, verdict, forward.ended, proposer=COLOCATED)
         self._count_tokens(len(claimed))
         self._draft.commit(tree, verdict.path[: len(claimed) - 1])
-        return forward.commit(session, claimed, self.nodes, queue)
+        return forward.commit(session, claimed, self.nodes, charge)
 
 
 class FeedItem(BatchItem):
@@ -142,32 +141,32 @@ class GraphRounds:
         ready: all sessions whose next forward pass can be made now.
         seconds: time of a forward pass by rows and nodes.
         """
-        drafted = [one for one in ready if self._serves(one)]
-        others = [one for one in ready if one not in drafted]
-        unfed = [one for one in drafted if self._draft(one).length < one.length - 1]
-        fed = [one for one in drafted if one not in unfed]
-        if not others or self._may_delay(fed, unfed, others, seconds):
+        drafted = [session for session in ready if self._serves(session)]
+        undrafted = [session for session in ready if session not in drafted]
+        unfed = [session for session in drafted if self._draft(session).length < session.length - 1]
+        fed = [session for session in drafted if session not in unfed]
+        if not undrafted or self._allows_delay(fed, unfed, undrafted, seconds):
             return fed, unfed
         return [], []
 
-    def _may_delay(
+    def _allows_delay(
         self,
         fed: Sequence[Session],
         unfed: Sequence[Session],
-        others: Sequence[Session],
+        undrafted: Sequence[Session],
         seconds: ForwardSeconds,
     ) -> bool:
         """Whether the next round pays, and the others have service credit for it."""
         drafted = len(fed) + len(unfed)
         if not drafted:
             return False
-        held_up = HeldUp(others, seconds(drafted + len(others), 1))
+        delayed = DelayedSessions(undrafted, seconds(drafted + len(undrafted), 1))
         feeding = self._feeds.seconds(len(unfed), self._chunk) if unfed else 0.0
         drafting = self._rounds.seconds(drafted, self._model.shape.nodes)
-        if not self._pays(drafted, held_up, feeding + drafting):
+        if not self._pays(drafted, delayed, feeding + drafting):
             return False
-        far = not fed and all(self._is_far(one) for one in unfed)
-        return held_up.can_wait(feeding if far else feeding + drafting)
+        far = not fed and all(self._is_far(session) for session in unfed)
+        return delayed.can_wait(feeding if far else feeding + drafting)
 
     def feed_item(self, session: Session) -> FeedItem:
         """The item that feeds the draft the next chunk of the session."""
@@ -180,9 +179,9 @@ class GraphRounds:
         draft, shape = self._draft(session), self._model.shape
         limit = min(max(session.allowed - 1, 0), shape.depth)
         tree = blank_tree(shape, session.root)
-        part = _within(draft.prepare(tree.prefix(shape.inner)), draft.length + limit)
+        draft_segment = _within(draft.prepare(tree.prefix(shape.inner)), draft.length + limit)
         segment = _within(session.prepare(tree), session.live.length + limit)
-        segment = segment._replace(beside=part)
+        segment = segment._replace(beside=draft_segment)
         return RoundItem(session, tree, segment, draft, limit, self._count_tokens)
 
     def _count_tokens(self, tokens: int) -> None:
@@ -207,15 +206,15 @@ class GraphRounds:
         """Whether the draft needs more than one chunk before the session's next round."""
         return self._draft(session).length + self._chunk < session.length - 1
 
-    def _pays(self, drafted: int, held_up: HeldUp, seconds: float) -> bool:
+    def _pays(self, drafted: int, delayed: DelayedSessions, seconds: float) -> bool:
         """Whether a round gives more tokens a second than root-only forward passes of all sessions.
         False before the first round.
 
         seconds: time of the round, its chunk included.
         """
-        everybody = drafted + len(held_up.sessions)
-        alone = everybody * seconds / max(held_up.root_only, 1e-9)
-        return drafted * self._tokens > TUNING.least_gain * alone
+        everybody = drafted + len(delayed.sessions)
+        alone = everybody * seconds / max(delayed.root_only, 1e-9)
+        return drafted * self._tokens > TUNING.min_gain * alone
 
     def _draft(self, session: Session) -> ModelSequence:
         """The draft's sequence of a session, which must have a row."""
@@ -239,19 +238,19 @@ def blank_tree(shape: Branches, root: int = 0) -> TokenTree:
     return TokenTree(tokens, np.array(shape.parents, dtype=np.int32))
 
 
-def read_answer(asked: TokenTree, answer: NDArray[Any], limit: int) -> tuple[TokenTree, Verdict]:
+def read_answer(blank: TokenTree, answer: NDArray[Any], limit: int) -> tuple[TokenTree, Verdict]:
     """Return the tree that a graph drafted, and the verdict on it, cut to the limit.
 
-    asked: the input tree of the graph, by blank_tree()
+    blank: the input tree of the graph, by blank_tree()
     answer: [nodes - 1 + depth + 1] int32. It holds the drafted tokens, the accepted node of each
         depth (or NONE), and the target's token after them.
     limit: maximum accepted candidates
 
     Raises InvalidRequest when siblings carry equal tokens.
     """
-    drafted, path, next_token = np.split(answer, [len(asked) - 1, len(answer) - 1])
-    tokens = np.concatenate([asked.tokens[:1], drafted.astype(np.int32)])
-    tree = TokenTree(tokens, asked.parents)
+    drafted, path, next_token = np.split(answer, [len(blank) - 1, len(answer) - 1])
+    tokens = np.concatenate([blank.tokens[:1], drafted.astype(np.int32)])
+    tree = TokenTree(tokens, blank.parents)
     accepted = tuple(int(node) for node in path if node != NONE)
     if len(accepted) > limit:
         return tree, Verdict(accepted[:limit], int(tokens[accepted[limit]]))

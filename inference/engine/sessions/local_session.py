@@ -26,7 +26,7 @@ class LocalSession:
     """
 
     stream = 0
-    _own: ProposalStream  # of the open session
+    _proposals: ProposalStream  # of the open session
 
     def __init__(self, engine: Engine, *, tenant: str = "") -> None:
         self.traffic = Traffic()
@@ -42,8 +42,8 @@ class LocalSession:
         session, future = self._engine.open(prompt, params, tenant=self._tenant)
         self._session, self.next_number = session, 0
         self._text = TextCopy(prompt, params, self._engine.vocabulary, self.traffic)
-        self._own = self._engine.join(session)
-        self._engine.listen(self._own, self._woken.set)
+        self._proposals = self._engine.join(session)
+        self._engine.listen(self._proposals, self._woken.set)
         self._engine.finish(future)
         self._text.take_opened(future.result())
 
@@ -57,7 +57,7 @@ class LocalSession:
 
     def propose(self, nodes: Nodes) -> None:
         self.next_number = nodes.end
-        self._engine.append(self._live, self._own, nodes)
+        self._engine.append(self._live, self._proposals, nodes)
 
     def go(self, base: int) -> None:
         self._engine.go(self._live, base)
@@ -70,13 +70,13 @@ class LocalSession:
         deadline = time.perf_counter() + timeout
         while True:
             self._woken.clear()
-            progress = self._engine.progress(self._live, self._text.length, self._own)
+            progress = self._engine.progress(self._live, self._text.length, self._proposals)
             if progress.tokens or progress.end is not self._text.end:
                 self._text.take(progress)
                 self._engine.acknowledge(self._live, self._text.length)
                 return self._text.read()
-            left = deadline - time.perf_counter()
-            if left <= 0 or not self._advance(left):
+            remaining = deadline - time.perf_counter()
+            if remaining <= 0 or not self._advance(remaining):
                 return None
 
     def close(self) -> None:

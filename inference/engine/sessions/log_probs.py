@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from inference.backends import LogProbs, Scoring, Segment
-from inference.order import LEAST_LOGPROB, TokenLogProb
+from inference.order import MIN_LOGPROB, TokenLogProb
 from inference.sampling import SamplingParams
 
 
@@ -42,8 +42,8 @@ class PromptScores:
     def take(self, scores: LogProbs | None, first: int) -> None:
         """Store the scores of a prompt's chunk. first: position of its first node."""
         if scores is not None:
-            known, last = len(self.logprobs), min(first + len(scores.values), self._wanted)
-            self.logprobs += read_scores(scores, range(known - first, last - first))
+            count, last = len(self.logprobs), min(first + len(scores.values), self._wanted)
+            self.logprobs += read_scores(scores, range(count - first, last - first))
 
 
 def read_scores(scores: LogProbs | None, nodes: Sequence[int]) -> list[TokenLogProb]:
@@ -52,7 +52,7 @@ def read_scores(scores: LogProbs | None, nodes: Sequence[int]) -> list[TokenLogP
         return []
     at = list(nodes)
     values, likeliest = (
-        np.maximum(part[at], LEAST_LOGPROB).tolist() for part in (scores.values, scores.likeliest)
+        np.maximum(logs[at], MIN_LOGPROB).tolist() for logs in (scores.values, scores.likeliest)
     )
     rows = zip(values, scores.ids[at].tolist(), likeliest, strict=True)
     return [TokenLogProb(value, tuple(ids), tuple(likely)) for value, ids, likely in rows]

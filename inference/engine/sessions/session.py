@@ -21,8 +21,8 @@ from inference.engine.tuning import TUNING
 from inference.errors import InvalidRequest, LimitExceeded
 from inference.order import (
     CREDIT_SECONDS,
-    LEAST_CREDIT,
-    MOST_CREDIT,
+    MAX_CREDIT,
+    MIN_CREDIT,
     Decode,
     End,
     Opened,
@@ -30,12 +30,12 @@ from inference.order import (
     Progress,
     Spent,
 )
-from inference.proposer import NOBODY, Nodes
+from inference.proposer import NOBODY
 from inference.sampling import SamplingParams
 from inference.text_log import TextLog
 from inference.token_rule import Adjustment, TokenRule
 from inference.tree.accept import Verdict
-from inference.tree.candidates import CandidateTree, Claims, Dropped, ProposalStream
+from inference.tree.candidates import CandidateTree, Claims, ProposalStream
 from inference.tree.token_tree import TokenTree
 
 _RATE_WEIGHT = 0.1  # of the latest forward pass in the moving average of tokens a second
@@ -56,7 +56,7 @@ def promise() -> Future[Any]:
 class Opening:
     """A prompt to prefill. The future is done when its keys are cached."""
 
-    asked: float  # when the session was opened, in seconds of the engine's clock
+    since: float  # when the session was opened, in seconds of the engine's clock
     future: Future[Opened] = field(default_factory=promise)
 
 
@@ -72,7 +72,7 @@ class Session(TextLog):
     service_credit: tokens that it is ahead of its root-only rate; below 0: its deficit.
     ready_since: when it began to wait for a forward pass; 0: it does not wait.
     got_row: when its present turn on a row began.
-    record: accepted candidates of its own, of those that were expected to be.
+    record: its accepted candidates, relative to those that were expected to be.
     room: candidates that a forward pass computes for it at present.
     rule: adjusts its logits; None for no adjustment.
     rule_error: error of its rule in a forward pass shared with other sessions.
@@ -127,8 +127,8 @@ class Session(TextLog):
     def credit(self) -> int:
         """Tokens that the target may be ahead of the acknowledged length."""
         if self.order is not None and self.order.credit:
-            return min(self.order.credit, MOST_CREDIT)
-        return round(min(max(LEAST_CREDIT, CREDIT_SECONDS * self._rate), MOST_CREDIT))
+            return min(self.order.credit, MAX_CREDIT)
+        return round(min(max(MIN_CREDIT, CREDIT_SECONDS * self._rate), MAX_CREDIT))
 
     @property
     def allowed(self) -> int:
@@ -196,10 +196,6 @@ class Session(TextLog):
         self._drained = True
         if not self._may_commit:
             self.end = self._ended()
-
-    def append(self, stream: ProposalStream, nodes: Nodes) -> Dropped:
-        """Add candidates of a stream; returns how many were dropped."""
-        return self.candidates.append(stream, nodes, self.calibration.trusted)
 
     @property
     def listeners(self) -> list[Callback]:
@@ -309,8 +305,8 @@ class Session(TextLog):
 
     def add_service(self, tokens: float) -> None:
         """Add tokens (or subtract, if negative) to the service credit, within its bounds."""
-        credit = max(self.service_credit + tokens, -TUNING.most_behind)
-        self.service_credit = min(credit, TUNING.most_ahead)
+        credit = max(self.service_credit + tokens, -TUNING.max_behind)
+        self.service_credit = min(credit, TUNING.max_ahead)
 
     def silent_for(self, now: float) -> float:
         """Seconds since it was last ready for a forward pass: 0 while it is, infinite if it cannot
@@ -338,3 +334,4 @@ class Session(TextLog):
     def _remember(self, tokens: Sequence[int]) -> None:
         assert self.row is not None
         self.row.tokens += tokens
+        assert len(self.row.tokens) == self.live.cached, "a row's tokens are not those of its keys"

@@ -78,8 +78,8 @@ class DraftRules:
         if not session.params.adjusts:
             return no_rule
         if session not in self._begun:
-            made = session.params.made + session.made
-            params = replace(session.params, made=made)
+            output = session.params.made + session.made
+            params = replace(session.params, made=output)
             rule = self._aside.submit(self._make, tuple(session.tokens), params)
             self._begun[session] = session.length, rule
         length, rule = self._begun[session]
@@ -88,9 +88,9 @@ class DraftRules:
         del self._begun[session]
 
         def give(prompt: Sequence[int], params: SamplingParams) -> TokenRule | None:
-            given = rule.result()
-            if given is not None:
-                given.commit(prompt[length:])
-            return given
+            text_rule = rule.result()
+            if text_rule is not None:
+                text_rule.commit(prompt[length:])
+            return text_rule
 
         return give

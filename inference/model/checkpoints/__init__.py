@@ -1,1 +1,1 @@
-"""Checkpoints: directories, their configuration and weights."""
+"""Hugging Face checkpoints: download, configuration and weights."""

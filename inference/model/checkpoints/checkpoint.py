@@ -1,7 +1,7 @@
 """Loads a Decoder with weights from a Hugging Face directory.
 
-Only safetensors are read. Every tensor must be used and every parameter filled, otherwise the
-checkpoint is rejected. Tensors are checked against the config before anything is built from it.
+Only safetensors files are read. A checkpoint with missing or unexpected tensors is rejected. Tensor
+shapes are checked against the config before memory is allocated.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Loading(NamedTuple):
     """Progress of reading the weights of a checkpoint."""
 
-    file: int  # that is read now, counted from 1
+    file: int  # number of the current file, counted from 1
     files: int
-    read: int  # bytes
+    bytes_read: int
     size: int  # bytes of all files
 
 
@@ -51,11 +51,11 @@ def load_decoder(
     layers: Layers = WHOLE,
     tell: Callable[[Loading], None] = lambda loading: None,
 ) -> Decoder:
-    """Load a Decoder with the directory's weights.
+    """Load a Decoder with the weights of a directory.
 
-    positions: how many positions the rotary table covers
-    vocabulary: ids of the tokenizer
-    dtype: of all weights; None for stored_type()
+    positions: number of positions in the rotary table
+    vocabulary: number of token ids of the tokenizer
+    dtype: precision of all weights; None for stored_type()
     tell: called with the progress before each tensor
 
     Raises UnsupportedModel or InvalidRequest for a checkpoint that does not fit.
@@ -71,9 +71,7 @@ def empty_decoder(
     directory: Path, positions: int, vocabulary: int, layers: Layers = WHOLE
 ) -> Decoder:
     """Return a Decoder without weights, on the meta device, after checking that the directory has
-    each of its tensors.
-
-    Raises UnsupportedModel or InvalidRequest for a checkpoint that does not fit.
+    all of its tensors. Raises UnsupportedModel or InvalidRequest if the checkpoint does not fit.
     """
     config = fitting_config(directory, positions, vocabulary)
     tensors = stored_tensors(directory)
@@ -99,9 +97,8 @@ def empty_decoder(
 
 
 def fitting_config(directory: Path, positions: int, vocabulary: int) -> ModelConfig:
-    """Read the config of a model that needs this many positions and ids.
-
-    Raises UnsupportedModel or InvalidRequest if it has fewer.
+    """Read a model's config. Raises UnsupportedModel or InvalidRequest if the model supports fewer
+    positions or token ids.
     """
     config = read_config(directory)
     check_vocabulary(directory, vocabulary, config.vocab_size)
@@ -114,7 +111,7 @@ def fitting_config(directory: Path, positions: int, vocabulary: int) -> ModelCon
 
 
 def check_vocabulary(directory: Path, ids: int, vocab_size: int) -> None:
-    """Raise UnsupportedModel for a tokenizer with more ids than its model has."""
+    """Raise UnsupportedModel if the tokenizer has more ids than the model."""
     if ids > vocab_size:
         raise UnsupportedModel(
             f"{directory}: the tokenizer has {ids} ids, the model's vocab_size is {vocab_size}"
@@ -122,39 +119,39 @@ def check_vocabulary(directory: Path, ids: int, vocab_size: int) -> None:
 
 
 def is_used(config: ModelConfig, name: str) -> bool:
-    """Whether a Decoder needs a checkpoint's tensor of this name, or must reject it."""
+    """Whether a checkpoint's tensor of this name is loaded (or rejected) rather than ignored."""
     return not (name.endswith(IGNORED) or (config.tied and name == HEAD))
 
 
 def assign(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Set the parameter of this name, such as model.norm.weight, to a tensor."""
+    """Set the parameter with this name, such as model.norm.weight, to a tensor."""
     owner, _, leaf = name.rpartition(".")
     setattr(module.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
 
 
 def read_tensors(
     directory: Path,
-    wanted: Callable[[str], bool],
+    select: Callable[[str], bool],
     tell: Callable[[Loading], None] = lambda loading: None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Read the tensors with wanted names, one after the other, in the files' order.
+    """Yield the tensors whose names `select` accepts, in the order of the files.
 
     tell: called with the progress before each tensor
     """
-    paths, read = weight_files(directory), 0
+    paths, bytes_read = weight_files(directory), 0
     size = sum(path.stat().st_size for path in paths)
     for at, path in enumerate(paths, 1):
         with opened(path) as file:
-            for name in filter(wanted, file.keys()):
-                tell(Loading(at, len(paths), read, size))
+            for name in filter(select, file.keys()):
+                tell(Loading(at, len(paths), bytes_read, size))
                 tensor = file.get_tensor(name)
                 yield name, tensor
-                read += tensor.nbytes
+                bytes_read += tensor.nbytes
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """Open a safetensors file, which has the library's own type. Raises UnsupportedModel."""
+    """Open a safetensors file. Raises UnsupportedModel if it cannot be read."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file

@@ -1,6 +1,6 @@
 """The configuration of a Llama-family checkpoint, read from its config.json.
 
-A configuration that we would compute wrongly is rejected.
+A configuration that the Decoder does not compute correctly is rejected.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _DEFAULT_LENGTH = 2048
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Stretched rotary frequencies, by Llama 3's rule, or evenly if `low` and `high` are None."""
+    """Scaling of rotary frequencies, by Llama 3's rule, or uniform if `low` and `high` are None."""
 
     factor: float
     low: float | None = None
     high: float | None = None
-    original: int | None = None  # positions that the model had before stretching
+    original: int | None = None  # maximum positions before scaling
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Everything that the transformer needs to know; `read_config` fills it."""
+    """Sizes and options of the transformer."""
 
     model_type: str
     vocab_size: int
@@ -54,14 +54,12 @@ class ModelConfig:
     mlp_bias: bool
     qk_norm: bool
     tied: bool
-    max_positions: int  # what the checkpoint was made for, its sliding window included
-    limited_by: str  # what sets max_positions: "config.json field NAME"
+    max_positions: int  # the checkpoint's maximum, or its sliding window if that is smaller
+    limited_by: str  # origin of max_positions: "config.json field NAME"
     stop_ids: frozenset[int]
 
     def frequencies(self) -> NDArray[np.float32]:  # [head_dim / 2]
-        """Return rotary frequencies in radians per position, computed in float64 and rounded
-        once.
-        """
+        """Return rotary frequencies in radians per position, computed in float64."""
         plain = 1.0 / self.rope_theta ** (
             np.arange(0, self.head_dim, 2, dtype=np.float64) / self.head_dim
         )
@@ -75,19 +73,20 @@ class ModelConfig:
         return np.asarray((1 - blend) * plain / scaling.factor + blend * plain, dtype=np.float32)
 
 
-def allowed_length(asked: int | None, name: str, limit: int, limited_by: str) -> int:
-    """Return the sequence length of a model. Raises InvalidRequest beyond its limit."""
-    if asked is None:
+def allowed_length(value: int | None, name: str, limit: int, limited_by: str) -> int:
+    """Return the sequence length to use, by default up to 2048. Raises InvalidRequest if the model
+    does not support `value`.
+    """
+    if value is None:
         return min(_DEFAULT_LENGTH, limit)
-    if not 2 <= asked <= limit:
-        raise InvalidRequest(f"--sequence_length {asked}: {name} takes 2 to {limit} ({limited_by})")
-    return asked
+    if not 2 <= value <= limit:
+        raise InvalidRequest(f"--sequence_length {value}: {name} takes 2 to {limit} ({limited_by})")
+    return value
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """Read the config of a Hugging Face directory.
-
-    Raises UnsupportedModel, naming the field that rules the model out.
+    """Read the config of a Hugging Face directory. Raises UnsupportedModel with the field that is
+    not supported.
     """
     return _parse(read_config_json(directory), read_stop_ids(directory))
 
@@ -95,8 +94,8 @@ def read_config(directory: Path) -> ModelConfig:
 def read_config_json(directory: Path) -> Json:
     """Read a directory's config.json. Raises UnsupportedModel if there is none.
 
-    Embeddings and head are not tied where the weight files hold a head that differs, whatever the
-    file says: so the transformers library takes it.
+    Like the transformers library, this overrides tie_word_embeddings if the weight files have a
+    head that differs from the embeddings.
     """
     path = directory / "config.json"
     if not path.is_file():
@@ -108,7 +107,7 @@ def read_config_json(directory: Path) -> Json:
 
 
 def read_raw_config(directory: Path) -> dict[str, Any]:
-    """Return a directory's whole config.json as read_config_json() reads it."""
+    """Return the content of a directory's config.json; see read_config_json()."""
     return read_config_json(directory).dictionary()
 
 
@@ -119,7 +118,7 @@ _ELSEWHERE = (
 
 
 def read_config_for_graphs(directory: Path) -> ModelConfig:
-    """Read a config that graphs are made of. Raises UnsupportedModel, which names what else is."""
+    """Read the config of a model to compile. Raises UnsupportedModel with alternatives."""
     try:
         return read_config(directory)
     except UnknownArchitecture as error:
@@ -127,9 +126,8 @@ def read_config_for_graphs(directory: Path) -> ModelConfig:
 
 
 def parse_config(raw: Mapping[str, Any], stop_ids: frozenset[int] = frozenset()) -> ModelConfig:
-    """Return the config of a parsed config.json.
-
-    Raises UnsupportedModel, naming the field that rules the model out.
+    """Return the config in the content of a config.json. Raises UnsupportedModel with the field
+    that is not supported.
     """
     return _parse(Json(dict(raw), "config.json", UnsupportedModel), stop_ids)
 
@@ -200,11 +198,11 @@ def _refuse_what_is_not_computed(raw: Json) -> None:
                 f"{field.where} is {shown(field.value)}: mixtures of experts are not supported"
             )
     kinds = raw.field("layer_types")
-    named = () if kinds.absent else kinds.each(Json.text)
-    others = sorted({*named} - {"full_attention", "sliding_attention"})
-    if others:
+    names = () if kinds.absent else kinds.map(Json.text)
+    unsupported = sorted({*names} - {"full_attention", "sliding_attention"})
+    if unsupported:
         raise UnknownArchitecture(
-            f"{kinds.where} names {shown(others)}: supported is full attention"
+            f"{kinds.where} names {shown(unsupported)}: supported is full attention"
         )
 
 
@@ -259,9 +257,8 @@ def _rope(raw: Json) -> tuple[float, RopeScaling | None]:
 
 
 def _max_positions(raw: Json, family: str) -> tuple[int, str]:
-    """Return how many positions are computed correctly, and the field that limits them.
-
-    Full attention would be wrong beyond a sliding window.
+    """Return the maximum positions and the field that sets them. A sliding window is a maximum,
+    too, since the Decoder computes full attention.
     """
     length = raw.field("max_position_embeddings").integer(1)
     field = raw.field("sliding_window")
@@ -276,16 +273,16 @@ def _max_positions(raw: Json, family: str) -> tuple[int, str]:
 
 
 def read_stop_ids(directory: Path) -> frozenset[int]:
-    """Return the ids that end a text by generation_config.json and config.json together.
+    """Return the union of the ids that end a text in generation_config.json and config.json.
 
-    Tuned models often have one of these files from their base model. So the ends that each file
-    names count, and those of the tokenizer (Tokenizer.end_ids), too.
+    Fine-tuned models often have one of these files from their base model. Callers add
+    Tokenizer.end_ids for the same reason.
     """
     stops = set[int]()
     for path in (directory / "generation_config.json", directory / "config.json"):
         if path.is_file():
             ids = read_json(path, UnsupportedModel).field("eos_token_id")
-            stops |= {*ids.each(_id)} if isinstance(ids.value, list) else {*_ids(ids)}
+            stops |= {*ids.map(_id)} if isinstance(ids.value, list) else {*_ids(ids)}
     return frozenset(stops)
 
 
@@ -301,13 +298,13 @@ _LAYER = re.compile(r"model\.layers\.([0-9]{1,9})\.")
 
 
 def check_sizes(shapes: Mapping[str, Sequence[int]], config: ModelConfig, directory: Path) -> None:
-    """Raise UnsupportedModel unless the tensors of `directory` have the config's depth and widths,
-    so that a config cannot request more memory than the files need.
+    """Raise UnsupportedModel unless the tensors have the layers and widths of the config, so that a
+    config cannot request more memory than its files do.
     """
-    layers = {int(found[1]) for name in shapes if (found := _LAYER.match(name))}
+    layers = {int(match[1]) for name in shapes if (match := _LAYER.match(name))}
     if len(layers) < config.layers:
-        asked = f"config.json field num_hidden_layers is {config.layers}"
-        raise UnsupportedModel(f"{directory}: {asked}, and the tensors are of {len(layers)} layers")
+        claim = f"config.json field num_hidden_layers is {config.layers}"
+        raise UnsupportedModel(f"{directory}: {claim}, and the tensors are of {len(layers)} layers")
     hidden, first = config.hidden_size, "model.layers.0."
     expected = {
         "model.embed_tokens.weight": (config.vocab_size, hidden),
@@ -322,7 +319,7 @@ def check_sizes(shapes: Mapping[str, Sequence[int]], config: ModelConfig, direct
 
 
 def check_shape(directory: Path, name: str, shape: Sequence[int], size: Sequence[int]) -> None:
-    """Raise UnsupportedModel unless a tensor has this size."""
+    """Raise UnsupportedModel unless a tensor has the size in the config."""
     if tuple(shape) != tuple(size):
         says = f"has shape {tuple(shape)}, config.json says {tuple(size)}"
         raise UnsupportedModel(f"{directory}: tensor {name} {says}")

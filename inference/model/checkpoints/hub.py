@@ -1,4 +1,4 @@
-"""Models of the hub: their local directories, their revisions, and the hub's errors."""
+"""Models on the Hugging Face hub: download, revisions and errors."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _OTHER_FORMATS = ["consolidated*.safetensors"]
 
 
 class PinnedModel(NamedTuple):
-    """A model of the hub at one commit."""
+    """A model on the hub, pinned to a commit."""
 
     name: str  # NAME@COMMIT
-    needs_token: bool  # whether the hub shows it to accounts only
+    needs_token: bool  # whether download needs an account
 
 
 def find_model(name: str, *, weights: bool = True, file: str = "") -> Path:
-    """Return the directory of a model that is given as a path or a hub name.
+    """Return a model's directory. Downloads the model unless `name` is a directory.
 
-    name: a hub name may end with a revision, NAME@REVISION
-    weights: False where its weights may be absent
-    file: the only file that is needed, such as a GGUF file; empty for a checkpoint
+    name: a directory, or a hub name with optional revision, NAME@REVISION
+    weights: False to skip the weights
+    file: the only file to download, such as a GGUF file; empty for a checkpoint
 
     Raises InvalidRequest with the remedy.
     """
@@ -49,20 +49,20 @@ def find_model(name: str, *, weights: bool = True, file: str = "") -> Path:
 
 
 def is_gguf(name: str) -> bool:
-    """Whether a model's name is that of a GGUF file, by its suffix."""
+    """Whether a model's name has the suffix of GGUF files."""
     return name.endswith(".gguf")
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
-    """Return a model's name and its revision on the hub; None without one, as of a directory."""
+    """Split NAME@REVISION. The revision is None if there is none, or if `name` is a directory."""
     repository, _, revision = name.partition("@")
     return (name, None) if not revision or Path(name).is_dir() else (repository, revision)
 
 
 def pin_model(name: str) -> PinnedModel:
-    """Return the current commit of a model on the hub, and whether reading it takes a token.
+    """Pin a model on the hub to its current commit.
 
-    Raises InvalidRequest for a directory, and for a model that this machine cannot read.
+    Raises InvalidRequest for a directory, and for a model that this machine cannot access.
     """
     from huggingface_hub import get_token
 
@@ -79,7 +79,7 @@ def pin_model(name: str) -> PinnedModel:
 
 
 def _commit(name: str, token: str | bool) -> str:
-    """Return the commit of the model's name, read without the cache."""
+    """Return the commit of a model on the hub, bypassing the local cache."""
     from huggingface_hub import hf_hub_download
 
     repository, revision = split_revision(name)
@@ -92,7 +92,7 @@ def _commit(name: str, token: str | bool) -> str:
 
 @contextmanager
 def _hub_refusals(name: str) -> Iterator[None]:
-    """Raise InvalidRequest with the remedy where the hub refuses the model in this context."""
+    """Convert the hub's errors to InvalidRequest with the remedy."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,

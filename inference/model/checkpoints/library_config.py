@@ -1,6 +1,6 @@
-"""Configurations of causal models that the transformers library computes.
+"""Configurations of causal models for the transformers backend, read without torch.
 
-A model that would be computed wrongly is rejected, with the reason. Reading needs no torch.
+A model that would be computed incorrectly is rejected with the reason.
 """
 
 from __future__ import annotations
@@ -16,34 +16,33 @@ from inference.files.json_file import Json, shown
 from inference.model.checkpoints.config import read_config_json, read_stop_ids
 
 _FOR_SHORTER = ("longrope", "dynamic")
-"""Rotary scalings whose frequencies change beyond the original length."""
+"""Types of rotary scaling whose frequencies change beyond the original length."""
 
 _STATES = frozenset(("linear_attention", "conv", "hybrid", "mlp", "moe"))
-"""Kinds of layers that keep a running state, with keys beside it or without, or that keep nothing.
-"""
+"""Types of layers in models with running states: with a state, a state and keys, or neither."""
 
 _WITH_KEYS = frozenset(("full_attention", "hybrid"))
-"""Kinds of layers with keys that may stand beside those of _STATES."""
+"""Types of layers with keys in such models."""
 
 WINDOW_FIELDS = ("sliding_window", "attention_chunk_size")
-"""Fields of the library's configurations that set the two parts of a Reach."""
+"""Config fields with the window and the chunk of a Reach."""
 
 
 class Reach(NamedTuple):
-    """The reach of a layer's attention: every earlier position, unless one of these is set."""
+    """The reach of a layer's attention; unlimited unless a field is set."""
 
-    window: int | None = None  # positions, the node's own included
-    chunk: int | None = None  # positions of a chunk: nothing of earlier chunks is seen
+    window: int | None = None  # positions, including the node's own
+    chunk: int | None = None  # positions per chunk; earlier chunks are not visible
 
 
 @dataclass(frozen=True)
 class LibraryConfig:
-    """Facts of a causal model that are needed before it is loaded.
+    """Facts about a causal model that are needed before loading it.
 
-    reaches: by the name of a kind of layer; under "" where all layers are of one kind
+    reaches: by type of layer; under "" if all layers have the same type
     keeps_states: whether layers keep a running state
-    max_positions: what the checkpoint was made for
-    limited_by: what sets max_positions: "config.json field NAME"
+    max_positions: the checkpoint's maximum
+    limited_by: origin of max_positions: "config.json field NAME"
     """
 
     model_type: str
@@ -56,9 +55,9 @@ class LibraryConfig:
 
 
 def read_library_config(directory: Path) -> LibraryConfig:
-    """Read the config of a Hugging Face directory as the library reads it.
+    """Read the config of a Hugging Face directory by the transformers library.
 
-    Raises UnsupportedModel, naming what rules the model out, and MissingExtra.
+    Raises UnsupportedModel with the unsupported property, and MissingExtra.
     """
     raw = read_config_json(directory)
     require("torch", f"{directory}: --backend transformers", "transformers")
@@ -77,7 +76,7 @@ def read_library_config(directory: Path) -> LibraryConfig:
 
 
 def _text_config(path: Path, raw: Json) -> Any:
-    """Return the library's configuration of the model, or of its part for text."""
+    """Return the library's configuration of the model, or of its text part if it has others."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import (
         CONFIG_MAPPING,
@@ -87,9 +86,9 @@ def _text_config(path: Path, raw: Json) -> Any:
 
     kind, quantized = raw.field("model_type"), raw.field("quantization_config")
     if kind.text() not in CONFIG_MAPPING:
-        own = "" if raw.field("auto_map").absent else ", and code of a checkpoint is never run"
+        why = "" if raw.field("auto_map").absent else ", and code of a checkpoint is never run"
         raise UnsupportedModel(
-            f"{kind.where} is {shown(kind.value)}: transformers {__version__} does not know it{own}"
+            f"{kind.where} is {shown(kind.value)}: transformers {__version__} does not know it{why}"
         )
     if not quantized.absent:
         method = shown(quantized.field("quant_method").value)
@@ -115,20 +114,20 @@ def _text_config(path: Path, raw: Json) -> Any:
 
 
 def _kinds(text: Any) -> frozenset[str]:
-    """Return the kinds of layers, where the configuration names them."""
+    """Return the types of layers, empty if the configuration does not list them."""
     return frozenset(getattr(text, "layer_types", None) or ())
 
 
 def _positive(raw: Json, text: Any, name: str) -> int:
-    """Return an integer of the configuration above 0, as the library names it."""
+    """Return a positive integer of the library's configuration."""
     value = getattr(text, name, None)
     return Json(value, f"{raw.where} field {name}", UnsupportedModel).integer(1)
 
 
 def _max_positions(raw: Json, text: Any) -> tuple[int, str]:
-    """Return how many positions are computed correctly, and the field that limits them.
+    """Return the maximum positions and the field that sets them.
 
-    Some scalings have other frequencies for longer texts: keys of one text would differ in theirs.
+    Some scalings change frequencies for longer texts, so earlier keys would become wrong.
     """
     name, original = "max_position_embeddings", "original_max_position_embeddings"
     length = _positive(raw, text, name)
@@ -143,32 +142,30 @@ def _max_positions(raw: Json, text: Any) -> tuple[int, str]:
 
 
 def _reaches(raw: Json, text: Any) -> dict[str, Reach]:
-    """Return the reach of each kind of layer. Raises UnsupportedModel for layers that see other
-    than earlier keys.
-    """
+    """Return the reach of each type of layer. Raises UnsupportedModel for unknown types."""
     window, chunk = (getattr(text, name, None) for name in WINDOW_FIELDS)
     kinds = _kinds(text)
     if not kinds:
         return {"": Reach(window, chunk)}
-    known = {
+    reach = {
         "full_attention": Reach(),
         "sliding_attention": Reach(window=window),
         "chunked_attention": Reach(chunk=chunk),
     }
-    if _STATES & kinds:  # the library makes the masks of these layers from that of the others
-        known = {kind: Reach() for kind in _STATES | _WITH_KEYS}
-    others = sorted(kinds - set(known))
-    if others:
+    if _STATES & kinds:  # the library derives the masks of these layers from the other layers'
+        reach = {kind: Reach() for kind in _STATES | _WITH_KEYS}
+    extra = sorted(kinds - set(reach))
+    if extra:
         raise UnsupportedModel(
-            f"{raw.where} field layer_types names {shown(others)}; supported are {', '.join(known)}"
+            f"{raw.where} field layer_types names {shown(extra)}; supported are {', '.join(reach)}"
         )
-    return {"": Reach()} if _STATES & kinds else {kind: known[kind] for kind in sorted(kinds)}
+    return {"": Reach()} if _STATES & kinds else {kind: reach[kind] for kind in sorted(kinds)}
 
 
 def _refuse_what_is_not_causal(raw: Json, text: Any) -> None:
     for name, needed, also in (
         ("is_encoder_decoder", False, None),
-        ("use_bidirectional_attention", False, "vision"),  # within images, of which none come here
+        ("use_bidirectional_attention", False, "vision"),  # within images, which are not supported
         ("is_causal", True, None),
     ):
         value = getattr(text, name, needed)

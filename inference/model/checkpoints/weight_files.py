@@ -1,7 +1,7 @@
 """The weight files of a Hugging Face directory: selection, and headers.
 
-The same files are read as the transformers library reads, so that every backend computes the same
-model. Reading headers needs neither torch nor safetensors.
+The selection is the transformers library's, so that every backend computes the same model. Reading
+headers needs neither torch nor safetensors.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from inference.files.json_file import Json, read_json, shown
 
 HEAD, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 IGNORED = ("rotary_emb.inv_freq",)
-"""Endings of the names of tensors that the library computes from config.json, and never reads."""
+"""Suffixes of tensors to ignore: the library computes these from config.json."""
 
 STORED_TYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-"""Types that a model is computed in, by their names in files."""
+"""Supported precisions, by their names in safetensors files."""
 
 _FLOATS = {*STORED_TYPES, "F64", "F8_E4M3", "F8_E5M2"}
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_MAX_HEADER = 100_000_000  # bytes, as the safetensors library has it
+_MAX_HEADER = 100_000_000  # bytes, the safetensors library's limit
 _SAMPLE, _CHUNK = 1 << 16, 1 << 24  # bytes
 
 
 class StoredTensor(NamedTuple):
-    """A tensor as the header of its file states it."""
+    """A tensor in the header of a file."""
 
     file: Path
     dtype: str  # such as BF16
     shape: tuple[int, ...]
-    start: int  # bytes from the beginning of the file
+    start: int  # offset in the file in bytes
     end: int
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the safetensors files that hold the weights: model.safetensors, else the shards that
-    the index names. Raises UnsupportedModel if one is missing, and for an adapter beside them.
+    """Return the safetensors files with the weights: model.safetensors, or the shards in the index.
+    Raises UnsupportedModel if a file is missing, and if there is an adapter.
     """
     if (directory / "adapter_config.json").is_file():
         raise UnsupportedModel(
@@ -67,20 +67,20 @@ def _expected_files(directory: Path) -> list[Path]:
 
 
 def _beside(name: Json) -> str:
-    """Return a file's name in an index, beside which the file lies."""
+    """Return the name of a file in an index. It must be in the same directory."""
     if name.line() != Path(name.line()).name:
         name.refuse("the name of a file in the same directory")
     return name.line()
 
 
 def unread_files(directory: Path) -> list[str]:
-    """Return the names of safetensors files in the directory that hold no weights of the model."""
-    read = {path.name for path in weight_files(directory)}
-    return sorted(path.name for path in directory.glob("*.safetensors") if path.name not in read)
+    """Return the names of safetensors files in the directory that the model does not use."""
+    used = {path.name for path in weight_files(directory)}
+    return sorted(path.name for path in directory.glob("*.safetensors") if path.name not in used)
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Read the header of a safetensors file. Raises UnsupportedModel for a damaged one."""
+    """Read the header of a safetensors file. Raises UnsupportedModel if it is damaged."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -103,7 +103,7 @@ def _stored(path: Path, begin: int, size: int, facts: Any) -> StoredTensor:
 
 
 def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
-    """Return all tensors of the weight files by name. Of two with one name the last is read."""
+    """Return all tensors of the weight files by name. The last of equal names counts."""
     return {
         name: tensor
         for path in weight_files(directory)
@@ -117,7 +117,7 @@ def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 
 
 def check_float(directory: Path, name: str, tensor: StoredTensor) -> None:
-    """Raise UnsupportedModel for a tensor of integers, which are weights of a quantized model."""
+    """Raise UnsupportedModel for a tensor of integers, which quantized models have."""
     if tensor.dtype not in _FLOATS:
         raise UnsupportedModel(
             f"{directory}: tensor {name} is of {shown(tensor.dtype)}: weights of "
@@ -126,12 +126,12 @@ def check_float(directory: Path, name: str, tensor: StoredTensor) -> None:
 
 
 def stored_type(directory: Path) -> str:
-    """Return the type that a checkpoint is computed in by default: that of config.json, else that
-    of the largest part of its bytes. Raises UnsupportedModel for another than STORED_TYPES.
+    """Return a checkpoint's default precision: the one in config.json, otherwise the one with most
+    bytes. Raises UnsupportedModel if it is not among STORED_TYPES.
     """
     raw = read_json(directory / "config.json", UnsupportedModel)
-    parts = [raw, *(raw.field(name) for name in ("text_config",) if raw.field(name).value)]
-    for field in (part.field(name) for part in parts for name in ("dtype", "torch_dtype")):
+    sections = [raw, *(raw.field(name) for name in ("text_config",) if raw.field(name).value)]
+    for field in (section.field(name) for section in sections for name in ("dtype", "torch_dtype")):
         if field.absent or field.value == "auto":
             continue
         name = field.text().removeprefix("torch.")
@@ -152,11 +152,11 @@ def _type_choice() -> str:
 
 
 def has_own_head(directory: Path) -> bool:
-    """Whether the files hold a head that differs from the embeddings, so that the two are not tied
-    whatever config.json says.
+    """Whether the files have a head that differs from the embeddings, in which case the two are not
+    tied, regardless of config.json.
     """
     paths = _expected_files(directory)
-    if not all(path.is_file() for path in paths):  # the config alone was fetched
+    if not all(path.is_file() for path in paths):  # only the config was downloaded
         return False
     stamps = tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
     return _has_own_head(directory, stamps)
@@ -172,36 +172,35 @@ def _has_own_head(directory: Path, _stamps: tuple[tuple[Path, int, int], ...]) -
     return head is not None and embeddings is not None and not _equal(head, embeddings)
 
 
-def _equal(tensor: StoredTensor, other: StoredTensor) -> bool:
+def _equal(tensor: StoredTensor, reference: StoredTensor) -> bool:
     """Whether two tensors have the same bytes, type and shape."""
     if (tensor.dtype, tensor.shape, tensor.end - tensor.start) != (
-        other.dtype,
-        other.shape,
-        other.end - other.start,
+        reference.dtype,
+        reference.shape,
+        reference.end - reference.start,
     ):
         return False
-    with tensor.file.open("rb") as first, other.file.open("rb") as second:
+    with tensor.file.open("rb") as first, reference.file.open("rb") as second:
         first.seek(tensor.start)
-        second.seek(other.start)
-        left = tensor.end - tensor.start
-        while left:
-            size = min(left, _CHUNK)
+        second.seek(reference.start)
+        remaining = tensor.end - tensor.start
+        while remaining:
+            size = min(remaining, _CHUNK)
             if first.read(size) != second.read(size):
                 return False
-            left -= size
+            remaining -= size
     return True
 
 
 def fingerprint(directory: Path) -> str:
-    """Return a hash of the configuration and of each weight file's size, head and tail.
-
-    It distinguishes checkpoints without reading them whole.
+    """Return a hash of the configuration and of each weight file's size, head and tail, which
+    distinguishes checkpoints without reading them completely.
     """
     digest = hashlib.sha256((directory / "config.json").read_bytes())
     for path in weight_files(directory):
         digest.update(f"{path.name}:".encode())
-        for part in sample(path):
-            digest.update(part)
+        for piece in sample(path):
+            digest.update(piece)
     return digest.hexdigest()[:32]
 
 

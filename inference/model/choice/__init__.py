@@ -1,1 +1,1 @@
-"""The choice of tokens on the device: noise, limits, ranks."""
+"""Sampling on the device: noise, truncation, and vocabularies divided among ranks."""

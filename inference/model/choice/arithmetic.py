@@ -1,7 +1,7 @@
-"""Operations that choosing a token needs: noise, the greatest scores, and placing numbers at ids.
+"""Operations for sampling: noise, top-k search, and placing numbers at token ids.
 
-There are two implementations of the same functions. HOST is for CPUs and GPUs. ENGINES is for
-NeuronCores, whose engines work on float32 and on rows of limited width.
+There are two implementations: HOST for CPUs and GPUs, and ENGINES for NeuronCores, whose engines
+compute in float32 on rows of limited width.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from torch import Tensor
 from inference.model.choice.noise import noise, noise_in_limbs
 
 WIDEST = 16_384
-"""Maximum scores of a row that the engines can search at once."""
+"""Maximum scores per row that the engines can search at once."""
 
 _LANES = 128
 """Number of rows that the engines search at once."""
 
 _BLOCK = 16
-"""Number of scores in a block, which is read as one run of memory."""
+"""Number of scores in a block, which is contiguous in memory."""
 
 _NARROW = 1024
-"""Number of scores of a row that is not worth a further cut."""
+"""Number of scores below which a row is not split further."""
 
 _COLUMNS = 256
-"""Number of ids in a block, about the square root of the ids in a share. A power of two."""
+"""Number of ids in a block: a power of two, about the square root of the ids of a rank."""
 
 LOWEST = -1e30
-"""Less than any score. Finite, because accelerators fail on infinities."""
+"""A score below all others; finite, since accelerators fail on inf."""
 
 
 class Arithmetic(NamedTuple):
-    """One way of computing a choice."""
+    """An implementation of the operations."""
 
     noise: Callable[[Tensor, Tensor, Tensor], Tensor]
     """(seed [..., 2], positions, ids) -> float32; see inference.model.choice.noise.noise()."""
 
     top: Callable[[Tensor, int], tuple[Tensor, Tensor]]
-    """(scores [..., N], k) -> the k greatest scores in descending order, and their int32 ids.
-
-    Which of several equal scores are returned, and in which order, is undefined.
+    """(scores [..., N], k) -> the k greatest scores in descending order, and their int32 ids. The
+    selection and order of equal scores are undefined.
     """
 
     place: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-    """(ids [B, N, M], pairs [B, N, M, 2], share [V]) -> the first and the second number of each id
-    of a rank's share [B, N, V], which has consecutive ids; 0 for an id that is not named.
+    """(ids [B, N, M], pairs [B, N, M, 2], share [V]) -> two tensors [B, N, V] with the first and
+    the second number of each id in a rank's share, whose ids are consecutive; 0 for ids without a
+    pair.
     """
 
 
@@ -61,16 +61,16 @@ def top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:  # [..., N] -> [..., k
 def top_in_stages(
     scores: Tensor, k: int, widest: int = WIDEST
 ) -> tuple[Tensor, Tensor]:  # [..., N] -> [..., k], [..., k]
-    """Compute top() from two-dimensional searches of up to `widest` scores each.
+    """Compute top() by two-dimensional searches of up to `widest` scores each.
 
-    A search takes as many rounds as it finds scores. So wide rows are cut into blocks, and only
-    the k blocks with the greatest maxima are searched: they hold the k greatest scores.
+    A search takes a round per result. So wide rows are split into blocks, and only the k blocks
+    with the greatest maxima are searched, which contain the k greatest scores.
 
-    widest: 2 k at least
+    widest: at least 2 k
     """
     shape, rows = scores.shape[:-1], scores.reshape(-1, scores.shape[-1])
-    found = _top_by_blocks if k > _BLOCK and rows.shape[1] > 2 * _BLOCK * k else _top_of_rows
-    best, ids = found(rows, k, widest)
+    search = _top_by_blocks if k > _BLOCK and rows.shape[1] > 2 * _BLOCK * k else _top_of_rows
+    best, ids = search(rows, k, widest)
     return best.view(*shape, k), ids.view(*shape, k)
 
 
@@ -88,8 +88,8 @@ def _top_by_blocks(rows: Tensor, k: int, widest: int) -> tuple[Tensor, Tensor]:
 
 
 def _top_of_rows(rows: Tensor, k: int, widest: int) -> tuple[Tensor, Tensor]:
-    """Cut rows into pieces, one for each lane while pieces are far wider than k, and search the
-    best of all pieces again.
+    """Split rows into pieces for the lanes while pieces are far wider than k, search each piece,
+    and then search the results.
     """
     count, width = rows.shape
     pieces = max(-(-width // widest), min(_LANES // count, width // max(4 * k, _NARROW)))
@@ -105,33 +105,33 @@ def _top_of_rows(rows: Tensor, k: int, widest: int) -> tuple[Tensor, Tensor]:
 
 
 def place(ids: Tensor, pairs: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the pairs of numbers at their ids, of a share that has all ids."""
+    """Compute Arithmetic.place by scatter, for a rank that has all ids."""
     room, places = ids.new_zeros((*ids.shape[:2], len(share)), dtype=pairs.dtype), ids.long()
-    first, second = (room.scatter_add(-1, places, part) for part in pairs.unbind(-1))
+    first, second = (room.scatter_add(-1, places, values) for values in pairs.unbind(-1))
     return first, second
 
 
 def place_by_products(ids: Tensor, pairs: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute place() without writing single numbers, which takes engines long.
+    """Compute Arithmetic.place without scatter, which is slow on engines.
 
-    Ids are divided into blocks. Two tables of ones and zeros mark the block of each listed id, and
-    its column there. Their product has the id's number at its place; ids of other shares vanish.
+    Ids are divided into blocks. Two one-hot tables mark each id's block, and its column there.
+    Their product has the number at the id's place; ids of other ranks vanish.
     """
     size, places = len(share), ids.float() - share[:1].float()
     block = torch.floor(places / _COLUMNS)
     column, blocks = places - block * _COLUMNS, -(-size // _COLUMNS)
     steps = torch.arange(max(blocks, _COLUMNS), dtype=torch.float32, device=ids.device)
-    held = (block[:, :, None] == steps[:blocks, None]).float()  # [B, N, blocks, M]
+    in_block = (block[:, :, None] == steps[:blocks, None]).float()  # [B, N, blocks, M]
     within = (column[..., None] == steps[:_COLUMNS]).float()  # [B, N, M, columns]
     first, second = (
-        torch.matmul(held, within * part[..., None]).flatten(2)[..., :size]
-        for part in pairs.unbind(-1)
+        torch.matmul(in_block, within * values[..., None]).flatten(2)[..., :size]
+        for values in pairs.unbind(-1)
     )
     return first, second
 
 
 def _widened(rows: Tensor, width: int) -> Tensor:
-    """Return the rows with lowest scores at their ends."""
+    """Pad rows with LOWEST to a width."""
     if rows.shape[1] == width:
         return rows
     missing = torch.full_like(rows[:, : width - rows.shape[1]], LOWEST)

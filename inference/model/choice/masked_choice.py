@@ -1,4 +1,4 @@
-"""The choice of a masked graph: the inputs that adjust its logits, and log-probabilities."""
+"""Sampling in masked graphs: inputs that adjust logits, and log-probabilities."""
 
 from __future__ import annotations
 
@@ -18,72 +18,69 @@ from inference.model.choice.sampler import (
     in_order,
 )
 from inference.model.choice.vocabulary import WHOLE_VOCABULARY, VocabularyShare, scores_of
-from inference.sampling import MOST_LOGPROBS
+from inference.sampling import MAX_LOGPROBS
 
 _BITS = 32
 
 
 class MaskInputs(NamedTuple):
-    """A masked graph's inputs, by their names.
+    """The inputs of a masked graph beside the sampling inputs.
 
-    Changes are a factor and a bias: the factor divides a logit above 0 and multiplies one below,
-    and the bias is added after it. A factor of 0 means that an id is not listed.
+    A change is a factor and a bias: the factor divides positive logits and multiplies negative
+    ones, then the bias is added. A factor of 0 means no change.
     """
 
     allowed: Tensor  # [B, P, W] int32, a bit for each id, the lowest first
     text_ids: Tensor  # [B, R] int32, distinct, whose logits change at all nodes of a row
     text_changes: Tensor  # [B, R, 2] float32
-    node_ids: Tensor  # [B, P, M] int32, distinct, whose changes are others at that node
+    node_ids: Tensor  # [B, P, M] int32, distinct, whose changes override the row's at a node
     node_changes: Tensor  # [B, P, M, 2] float32
-    asked: Tensor  # [B, P] int32, the id that is scored; below 0: the chosen one
+    asked: Tensor  # [B, P] int32, the id to score; negative: the chosen id
 
     def adjusted(
         self, logits: Tensor, ids: Tensor, share: VocabularyShare, by: Arithmetic
     ) -> Tensor:  # [B, P, V]
-        """Return the logits of a rank's share with all changes, less OUT_OF_REACH where an id is
-        not allowed.
+        """Apply all changes to the logits of a rank's share, and subtract OUT_OF_REACH from ids
+        that are not allowed.
 
-        ids: [V] int32, those of the share
+        ids: [V] int32, the ids of the share
         """
         text = by.place(self.text_ids[:, None], self.text_changes[:, None], ids)  # [B, 1, V]
         node = by.place(self.node_ids, self.node_changes, ids)
-        factors, biases = (
-            torch.where(node[0] > 0, own, shared) for own, shared in zip(node, text, strict=True)
-        )
+        factors, biases = (torch.where(node[0] > 0, *pair) for pair in zip(node, text, strict=True))
         factors = torch.where(factors > 0, factors, 1.0)
         logits = torch.where(logits > 0, logits / factors, logits * factors) + biases
         return torch.where(self._allows(ids, share), logits, logits - OUT_OF_REACH)
 
     def _allows(self, ids: Tensor, share: VocabularyShare) -> Tensor:  # [B, P, V] bool
-        """Return which ids of the share are allowed.
-
-        Single bits are compared with themselves: no number is shifted right, and none is widened.
+        """Return which ids of the share are allowed, by comparing single bits: right shifts and
+        wider types are avoided.
         """
         words = self.allowed
         if share.ranks > 1:
-            parts = words.view(*words.shape[:2], share.ranks, -1)
-            words = parts.index_select(2, _rank(ids, share)).squeeze(2)
+            by_rank = words.view(*words.shape[:2], share.ranks, -1)
+            words = by_rank.index_select(2, _rank(ids, share)).squeeze(2)
         steps = torch.arange(_BITS, dtype=torch.int32, device=words.device)
         bits = torch.bitwise_left_shift(torch.ones_like(steps), steps)
         return ((words[..., None] & bits) == bits).flatten(2)[..., : len(ids)]
 
 
 def _rank(ids: Tensor, share: VocabularyShare) -> Tensor:  # [1] int32
-    """Return the number of the rank whose share contains these ids."""
+    """Return the rank whose share has these ids."""
     size = len(ids)
     later = torch.arange(size, share.ranks * size, size, dtype=torch.int32, device=ids.device)
     return (ids[:1] >= later).float().sum(-1, keepdim=True).to(torch.int32)
 
 
 def idle_masks(bucket: Bucket) -> dict[str, Tensor]:
-    """Return the mask inputs of an idle call of a masked bucket, by parameter name."""
-    rows, picks, changes, own = bucket.rows, bucket.picks, bucket.changes, bucket.nodes
+    """Return mask inputs without effect for a bucket, by parameter name."""
+    rows, picks, changes, nodes = bucket.rows, bucket.picks, bucket.changes, bucket.nodes
     return MaskInputs(
         torch.full((rows, picks, bucket.words), -1, dtype=torch.int32),
         torch.zeros(rows, changes, dtype=torch.int32),
         torch.zeros(rows, changes, 2),
-        torch.zeros(rows, picks, own, dtype=torch.int32),
-        torch.zeros(rows, picks, own, 2),
+        torch.zeros(rows, picks, nodes, dtype=torch.int32),
+        torch.zeros(rows, picks, nodes, 2),
         torch.full((rows, picks), -1, dtype=torch.int32),
     )._asdict()
 
@@ -101,7 +98,7 @@ class Scored(NamedTuple):
 
     @classmethod
     def parted(cls, joined: Tensor) -> Scored:
-        """Return what joined() put together."""
+        """Split the result of joined()."""
         ids, likeliest = joined[..., 2:].chunk(2, -1)
         scores = Scores(joined[..., 1], ids.to(torch.int32), likeliest)
         return cls(joined[..., 0].to(torch.int32), scores)
@@ -115,14 +112,14 @@ def choose_scored(
     by: Arithmetic = HOST,
     share: VocabularyShare = WHOLE_VOCABULARY,
 ) -> Scored:
-    """Choose tokens as choose_drawn() does, and score them and the MOST_LOGPROBS most likely.
+    """Choose tokens like choose_drawn(), and score them and the MAX_LOGPROBS most likely tokens.
 
-    asked: [B, P] int32, tokens that are scored in place of the chosen ones; below 0: none
+    asked: [B, P] int32, tokens to score instead of the chosen ones; negative: none
     """
-    found = find_candidates(logits, sampling, by, drawn, share)
-    chosen = choose_among(found, logits, sampling, drawn, share)
+    candidates = find_candidates(logits, sampling, by, drawn, share)
+    chosen = choose_among(candidates, logits, sampling, drawn, share)
     ids = torch.where(asked < torch.zeros_like(asked), chosen, asked)
-    values = scores_of(share, sampling.scaled(logits), ids) - found.log_mass[..., 0]
-    most = (found.whole - found.log_mass)[..., :MOST_LOGPROBS]
-    likeliest = in_order(most, found.ids[..., :MOST_LOGPROBS])
+    values = scores_of(share, sampling.scaled(logits), ids) - candidates.log_mass[..., 0]
+    log_probs = (candidates.raw - candidates.log_mass)[..., :MAX_LOGPROBS]
+    likeliest = in_order(log_probs, candidates.ids[..., :MAX_LOGPROBS])
     return Scored(chosen, Scores(values, *likeliest))

@@ -41,11 +41,11 @@ def empty_window(rows: int, ids: int, device: torch.device | str = "cpu") -> Ten
 
 def fill_inputs(places: Sequence[NoisePlace]) -> dict[str, Tensor]:
     """Return inputs, by parameter name, that make a stateful graph fill 1 to FILLED places."""
-    every = [*places, *[places[0]] * (FILLED - len(places))]
-    params = [SamplingParams(1.0, seed=place.seed) for place in every]
+    padded = [*places, *[places[0]] * (FILLED - len(places))]
+    params = [SamplingParams(1.0, seed=place.seed) for place in padded]
     return {
-        "rows": torch.tensor([place.row for place in every], dtype=torch.int32),
-        "after": torch.tensor([[place.position] for place in every], dtype=torch.int32),
+        "rows": torch.tensor([place.row for place in padded], dtype=torch.int32),
+        "after": torch.tensor([[place.position] for place in padded], dtype=torch.int32),
         "seed": Sampling.of(params, torch.device("cpu")).seed,
     }
 
@@ -75,8 +75,8 @@ class KeepsNoise(nn.Module):
         ids: [V] int32, of this rank
         """
         assert self.noise is not None, "a graph without noise windows cannot fill them"
-        made = by.noise(seed[:, None], positions, ids)
-        self.noise = self.noise.index_put((window_places(rows, positions[:, 0]),), made)
+        values = by.noise(seed[:, None], positions, ids)
+        self.noise = self.noise.index_put((window_places(rows, positions[:, 0]),), values)
 
     def touch_noise(self) -> None:
         """Reassign the windows, if there are any, as they are."""

@@ -88,8 +88,8 @@ def adjust(logits: Tensor, nodes: Tensor, ids: Tensor, factors: Tensor, biases: 
 
     nodes, ids, factors, biases: [M] of each change; no id of a node has two
     """
-    held = logits[nodes, ids]
-    logits[nodes, ids] = torch.where(held > 0, held / factors, held * factors) + biases
+    values = logits[nodes, ids]
+    logits[nodes, ids] = torch.where(values > 0, values / factors, values * factors) + biases
 
 
 def exclude(logits: Tensor, allowed: Tensor) -> None:
@@ -100,8 +100,8 @@ def exclude(logits: Tensor, allowed: Tensor) -> None:
     steps = torch.arange(8, dtype=torch.int32, device=logits.device)
     octets = torch.arange(256, dtype=torch.int32, device=logits.device)
     table = ((octets[:, None] >> steps & 1) - 1) * OUT_OF_REACH  # [256, 8]: eight ids at once
-    found = F.embedding(allowed.view(torch.uint8).to(torch.int32), table)
-    logits += found.flatten(1)[:, : logits.shape[-1]]
+    offsets = F.embedding(allowed.view(torch.uint8).to(torch.int32), table)
+    logits += offsets.flatten(1)[:, : logits.shape[-1]]
 
 
 class Scores(NamedTuple):
@@ -137,7 +137,7 @@ class Candidates(NamedTuple):
 
     ids: Tensor  # [B, P, C] int32
     scores: Tensor  # [B, P, C] logit / T, less OUT_OF_REACH where excluded
-    whole: Tensor  # [B, P, C] logit / T
+    raw: Tensor  # [B, P, C] logit / T
     noise: Tensor | None  # [B, P, C] of these ids, where it was asked for
     log_mass: Tensor  # [B, P, 1] log of the full softmax's denominator
     ranked: Tensor  # [B, P] bool
@@ -154,15 +154,15 @@ def find_candidates(
 
     drawn: [B, P, V] noise, of which the candidates' is returned
     """
-    seen = min(CANDIDATES + _MORE, logits.shape[-1] * share.ranks)
-    found = leading(share, sampling.scaled(logits), drawn, seen, by.top)
-    best = found.scores[..., :1]
+    examined = min(CANDIDATES + _MORE, logits.shape[-1] * share.ranks)
+    leaders = leading(share, sampling.scaled(logits), drawn, examined, by.top)
+    best = leaders.scores[..., :1]
     beyond = torch.full_like(best, LOWEST)
-    if seen > CANDIDATES:
-        beyond = found.scores[..., CANDIDATES : CANDIDATES + 1]
-        found = found.first(CANDIDATES)
-    scores = found.scores
-    log_mass = best + torch.log(found.mass)  # logsumexp, without its comparison with infinity
+    if examined > CANDIDATES:
+        beyond = leaders.scores[..., CANDIDATES : CANDIDATES + 1]
+        leaders = leaders.first(CANDIDATES)
+    scores = leaders.scores
+    log_mass = best + torch.log(leaders.mass)  # logsumexp, without its comparison with infinity
     mass = torch.exp(scores - log_mass)
     upto = torch.cumsum(mass, -1)
     rank = torch.arange(scores.shape[-1], dtype=torch.int32, device=logits.device)
@@ -173,15 +173,15 @@ def find_candidates(
     top_p = torch.where(hot & (sampling.top_p < 1), sampling.top_p, 2.0)[:, None, None]
     min_p = torch.where(hot, sampling.min_p, 0.0)[:, None, None]
     first = rank < limit
-    left = torch.where(first, upto, 0.0).amax(-1, keepdim=True)  # mass that top-k leaves
-    left = torch.where(by_rank[:, None, None], left, 1.0)
-    kept = first & (upto - mass < top_p * left) & (torch.exp(scores - best) >= min_p)
-    kept = (scores >= torch.where(kept, scores, best).amin(-1, keepdim=True)) & (beyond < scores)
+    top_k_mass = torch.where(first, upto, 0.0).amax(-1, keepdim=True)  # mass that top-k leaves
+    top_k_mass = torch.where(by_rank[:, None, None], top_k_mass, 1.0)
+    mask = first & (upto - mass < top_p * top_k_mass) & (torch.exp(scores - best) >= min_p)
+    mask = (scores >= torch.where(mask, scores, best).amin(-1, keepdim=True)) & (beyond < scores)
     return Candidates(
-        found.ids,
-        torch.where(kept, scores, scores - OUT_OF_REACH),
+        leaders.ids,
+        torch.where(mask, scores, scores - OUT_OF_REACH),
         scores,
-        found.noise,
+        leaders.noise,
         log_mass,
         (beyond < best)[..., 0],
     )
@@ -198,16 +198,16 @@ def choose_truncated(
     positions: [B, P] int32, of the chosen tokens
     result: [B, P] int32
     """
-    found = find_candidates(logits, sampling, by)
-    drawn = by.noise(sampling.seed[:, None, None], positions[:, :, None], found.ids)
-    return _best_candidate(sampling, found, sampling.weigh(drawn), choose_greedy(logits))
+    candidates = find_candidates(logits, sampling, by)
+    drawn = by.noise(sampling.seed[:, None, None], positions[:, :, None], candidates.ids)
+    return _best_candidate(sampling, candidates, sampling.weigh(drawn), choose_greedy(logits))
 
 
 def _best_candidate(
-    sampling: Sampling, found: Candidates, drawn: Tensor, greedy: Tensor
+    sampling: Sampling, pool: Candidates, drawn: Tensor, greedy: Tensor
 ) -> Tensor:  # [B, P, C], [B, P] -> [B, P]
-    best = lowest_best(found.scores + drawn, found.ids)
-    drawn_among = (sampling.temperature[:, None] > 0) & found.ranked
+    best = lowest_best(pool.scores + drawn, pool.ids)
+    drawn_among = (sampling.temperature[:, None] > 0) & pool.ranked
     return torch.where(drawn_among, best, greedy)
 
 
@@ -278,12 +278,12 @@ def choose_drawn(
 
 
 def choose_among(
-    found: Candidates, logits: Tensor, sampling: Sampling, drawn: Tensor, share: VocabularyShare
+    pool: Candidates, logits: Tensor, sampling: Sampling, drawn: Tensor, share: VocabularyShare
 ) -> Tensor:  # [B, P] int32
     """Choose tokens as choose_drawn() does, with candidates that were found before."""
-    assert found.noise is not None, "it was asked for"
+    assert pool.noise is not None, "it was asked for"
     greedy, open_ = best_ids(share, logits, sampling.scaled(logits) + drawn)
-    truncated = _best_candidate(sampling, found, found.noise, greedy)
+    truncated = _best_candidate(sampling, pool, pool.noise, greedy)
     return torch.where(sampling.truncated[:, None], truncated, open_)
 
 
@@ -303,9 +303,9 @@ def rank(
     Scores are perturbed where T > 0, and log-probabilities where T = 0. Their softmax estimates
     what the target takes.
     """
-    found = find_candidates(logits, sampling, by)
-    drawn = by.noise(sampling.seed[:, None, None], positions[:, :, None], found.ids)
-    return _ranked(found, sampling.weigh(drawn), k, by)
+    candidates = find_candidates(logits, sampling, by)
+    drawn = by.noise(sampling.seed[:, None, None], positions[:, :, None], candidates.ids)
+    return _ranked(candidates, sampling.weigh(drawn), k, by)
 
 
 def guess_greedy(
@@ -324,16 +324,16 @@ def guess_drawn(
     share: VocabularyShare = WHOLE_VOCABULARY,
 ) -> Tensor:  # [B, P, V], [B, P, V] -> [B, P, k] int32
     """Return the ids of rank() alone, with noise that was made before."""
-    found = find_candidates(logits, sampling, by, drawn, share)
-    assert found.noise is not None, "it was asked for"
-    return _ranked(found, found.noise, k, by)[0]
+    candidates = find_candidates(logits, sampling, by, drawn, share)
+    assert candidates.noise is not None, "it was asked for"
+    return _ranked(candidates, candidates.noise, k, by)[0]
 
 
 def _ranked(
-    found: Candidates, drawn: Tensor, k: int, by: Arithmetic
+    candidates: Candidates, drawn: Tensor, k: int, by: Arithmetic
 ) -> tuple[Tensor, Tensor]:  # -> [B, P, k], [B, P, k]
-    scores, order = by.top(found.scores - found.log_mass + drawn, k)
-    return in_order(scores, torch.gather(found.ids, -1, order))
+    scores, order = by.top(candidates.scores - candidates.log_mass + drawn, k)
+    return in_order(scores, torch.gather(candidates.ids, -1, order))
 
 
 def in_order(
@@ -343,8 +343,8 @@ def in_order(
 
     scores: in descending order
     """
-    mine, other = scores[..., :, None], scores[..., None, :]
-    ahead = (mine < other) | ((mine == other) & (ids[..., None, :] < ids[..., :, None]))
+    mine, theirs = scores[..., :, None], scores[..., None, :]
+    ahead = (mine < theirs) | ((mine == theirs) & (ids[..., None, :] < ids[..., :, None]))
     place = ahead.to(torch.float32).sum(-1, keepdim=True)  # [..., k, 1], of each id
     places = torch.arange(ids.shape[-1], dtype=torch.float32, device=ids.device)
     return torch.where(place == places, ids[..., :, None], 0).amax(-2), scores

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 
-def _alone(part: Tensor) -> Tensor:
-    return part
+def _alone(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 class VocabularyShare(NamedTuple):
@@ -65,7 +65,7 @@ def best_ids(
         return ids
     size = tables[0].shape[-1]
     best = [scores.amax(-1, keepdim=True) for scores in tables]
-    scores, places = _exchange(share, size, best, [each[..., None] for each in ids])
+    scores, places = _exchange(share, size, best, [table[..., None] for table in ids])
     return [lowest_best(*pair) for pair in zip(scores, places, strict=True)]
 
 
@@ -82,8 +82,8 @@ def likeliest(
     best, ids = top(scores, min(k, scores.shape[-1]))
     if share.ranks == 1:
         return best, ids
-    [every], [ids] = _exchange(share, scores.shape[-1], [best], [ids])
-    best, places = top(every, k)
+    [gathered], [ids] = _exchange(share, scores.shape[-1], [best], [ids])
+    best, places = top(gathered, k)
     return best, torch.gather(ids, -1, places)
 
 
@@ -98,8 +98,8 @@ def scores_of(
     later = torch.arange(size, share.ranks * size, size, dtype=torch.float32, device=ids.device)
     owner = (places.float() >= later).float().sum(-1, keepdim=True)  # its rank
     mine = torch.gather(scores, -1, (places.float() - owner * size).to(torch.int32))
-    every = share.gather(mine).view(share.ranks, *mine.shape).permute(1, 2, 0, 3).flatten(2)
-    return torch.gather(every, -1, owner.to(torch.int32))[..., 0]
+    gathered = share.gather(mine).view(share.ranks, *mine.shape).permute(1, 2, 0, 3).flatten(2)
+    return torch.gather(gathered, -1, owner.to(torch.int32))[..., 0]
 
 
 def leading(
@@ -116,12 +116,12 @@ def leading(
         return mine
     numbers = [mine.scores, mine.scores[..., :1], mine.mass]
     numbers += [] if mine.noise is None else [mine.noise]
-    (every, firsts, masses, *noises), [ids] = _exchange(
+    (gathered, firsts, masses, *noises), [ids] = _exchange(
         share, scores.shape[-1], numbers, [mine.ids]
     )
-    best, places = top(every, k)
+    best, places = top(gathered, k)
     mass = (masses * torch.exp(firsts - best[..., :1])).sum(-1, keepdim=True)
-    ids, *noises = (torch.gather(part, -1, places) for part in (ids, *noises))
+    ids, *noises = (torch.gather(tensor, -1, places) for tensor in (ids, *noises))
     return Leading(best, ids, noises[0] if noises else None, mass)
 
 
@@ -140,13 +140,13 @@ def _exchange(
 
     size: ids of a rank
     """
-    parts = [*numbers, *(part.to(torch.float32) for part in ids)]
-    sent, sizes = torch.cat(parts, -1), [part.shape[-1] for part in parts]
-    every = share.gather(sent).view(share.ranks, *sent.shape).permute(1, 2, 0, 3)
-    received = torch.split(every, sizes, -1)
+    tensors = [*numbers, *(tensor.to(torch.float32) for tensor in ids)]
+    sent, sizes = torch.cat(tensors, -1), [tensor.shape[-1] for tensor in tensors]
+    gathered = share.gather(sent).view(share.ranks, *sent.shape).permute(1, 2, 0, 3)
+    received = torch.split(gathered, sizes, -1)
     first = torch.arange(0, share.ranks * size, size, dtype=torch.float32, device=sent.device)
-    raised = [(part + first[:, None]).to(torch.int32) for part in received[len(numbers) :]]
+    raised = [(tensor + first[:, None]).to(torch.int32) for tensor in received[len(numbers) :]]
     return (
-        [part.flatten(2) for part in received[: len(numbers)]],
-        [part.flatten(2) for part in raised],
+        [tensor.flatten(2) for tensor in received[: len(numbers)]],
+        [tensor.flatten(2) for tensor in raised],
     )

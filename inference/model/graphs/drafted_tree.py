@@ -26,7 +26,7 @@ class CacheRows(NamedTuple):
     """The cache rows of a model's new nodes, and what the nodes see there."""
 
     rows: Tensor  # [B] int32
-    seen: NodeSight
+    sight: NodeSight
 
 
 class Draws(NamedTuple):
@@ -60,12 +60,12 @@ def draft_tree(
     entry: [B, 2] int32, a token that the draft has not seen yet (or padding), then the root
     at: of the two entry nodes and the tree's inner nodes
     """
-    rows, seen = at
+    rows, sight = at
     levels, level, new, first = [entry[:, 1:]], entry, None, 0
     for depth, (wide, branch) in enumerate(zip(shape.levels, shape.branches, strict=False)):
         last = first + level.shape[1]
-        positions, mask = seen.positions[:, first:last], seen.tree_mask[:, first:last, :last]
-        out: Hidden = draft(level, rows, positions, seen.context_mask, mask, None, cache, new)
+        positions, mask = sight.positions[:, first:last], sight.tree_mask[:, first:last, :last]
+        out: Hidden = draft(level, rows, positions, sight.context_mask, mask, None, cache, new)
         logits = draft.logits(out.states[:, -wide:])
         if draws is None:
             ids = guess_greedy(logits, branch, by, draft.share)
@@ -92,9 +92,9 @@ def accept_in_graph(shape: Branches, tokens: Tensor, chosen: Tensor) -> tuple[Te
     path, next_token = [none] * shape.depth, chosen[:, 0]
     for node in range(1, shape.nodes):
         parent, depth = shape.parents[node], shape.depths[node]
-        taken, above = tokens[:, node] == chosen[:, parent], reached[parent]
-        here = taken if above is None else taken & above
-        reached.append(here)
-        path[depth - 1] = torch.where(here, torch.full_like(none, node), path[depth - 1])
-        next_token = torch.where(here, chosen[:, node], next_token)
+        matches, above = tokens[:, node] == chosen[:, parent], reached[parent]
+        accepted = matches if above is None else matches & above
+        reached.append(accepted)
+        path[depth - 1] = torch.where(accepted, torch.full_like(none, node), path[depth - 1])
+        next_token = torch.where(accepted, chosen[:, node], next_token)
     return torch.stack(path, 1), next_token

@@ -78,7 +78,7 @@ class _Fused(CachedGraph):
         draws = None if sampling is None else Draws(sampling, self._table(sampling, target))
         past = self.cache(DRAFT)
         tokens, drafted = draft_tree(self.draft, self.shape, entry, draft, past, draws, by)
-        out: Hidden = self.decoder(tokens, target.rows, *target.seen, None, self.cache())
+        out: Hidden = self.decoder(tokens, target.rows, *target.sight, None, self.cache())
         logits = self.decoder.logits(out.states)
         drawn = None
         if draws is not None:
@@ -129,7 +129,7 @@ class RoundGraph(_Fused):
         return answer, *new.stacked(), *drafted.stacked()
 
     def _table(self, sampling: Sampling, target: CacheRows) -> Tensor:
-        first, ids = target.seen.positions[:, :1] + 1, self.decoder.token_ids()
+        first, ids = target.sight.positions[:, :1] + 1, self.decoder.token_ids()
         return noise_table(sampling, first, self.shape.depth + 1, ids, self.arithmetic)
 
 
@@ -195,10 +195,10 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
         After copying rows or making noise, the returned tensor is meaningless.
         """
         sampling = together(Sampling, temperature, top_k, top_p, seed, min_p)
-        seen = (positions, context_mask, tree_mask)
-        target = _part(tokens, pick, rows, slots, *seen)
-        draft_seen = (draft_positions, draft_context_mask, draft_tree_mask)
-        draft = _part(draft_tokens, draft_pick, draft_rows, draft_slots, *draft_seen)
+        sight = (positions, context_mask, tree_mask)
+        target = _part(tokens, pick, rows, slots, *sight)
+        draft_sight = (draft_positions, draft_context_mask, draft_tree_mask)
+        draft = _part(draft_tokens, draft_pick, draft_rows, draft_slots, *draft_sight)
         if target is None and draft is None:
             assert rows is not None, "no inputs"
             return self._between(rows, after, seed)
@@ -226,7 +226,7 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
 
     def _table(self, sampling: Sampling, target: CacheRows) -> Tensor:
         steps = torch.arange(1, self.shape.depth + 2, dtype=torch.int32, device=target.rows.device)
-        positions = target.seen.positions[:, :1] + steps
+        positions = target.sight.positions[:, :1] + steps
         return sampling.weigh(self.noise_at(target.rows, positions))
 
     def _round(
@@ -242,7 +242,7 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
         self,
         model: Decoder,
         which: str,
-        part: _ModelInputs,
+        inputs: _ModelInputs,
         after: Tensor | None,
         sampling: Sampling | None,
         masks: MaskInputs | None,
@@ -251,13 +251,13 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
 
         The other model's junk slot is written, too: every graph of a package has the same state.
         """
-        assert part.tokens is not None, "nothing to look at"
-        rows, seen = part.at
-        out: Hidden = model(part.tokens, rows, *seen, part.pick, self.cache(which))
+        assert inputs.tokens is not None, "nothing to look at"
+        rows, sight = inputs.at
+        out: Hidden = model(inputs.tokens, rows, *sight, inputs.pick, self.cache(which))
         logits = model.logits(out.states)
         drawn = None if sampling is None or after is None else self.noise_at(rows, after)
         chosen = choice(model, logits, sampling, drawn, masks, self.arithmetic)
-        self.write(rows, part.slots, out.new, which)
+        self.write(rows, inputs.slots, out.new, which)
         self.touch(rows[:1], DRAFT if which == "" else "")
         return chosen
 
@@ -276,10 +276,10 @@ class _ModelInputs(NamedTuple):
 
 def _part(
     tokens: Tensor | None, pick: Tensor | None, rows: Tensor | None, slots: Tensor | None,
-    *seen: Tensor | None,
+    *masks: Tensor | None,
 ) -> _ModelInputs | None:  # fmt: skip
     """Return the model's inputs together; None if it takes no part in the call."""
-    sight = together(NodeSight, *seen)
+    sight = together(NodeSight, *masks)
     if rows is None or slots is None or sight is None:
         return None
     return _ModelInputs(tokens, slots, CacheRows(rows, sight), pick)
@@ -294,8 +294,8 @@ def round_inputs(bucket: RoundBucket) -> dict[str, Tensor]:
     beside = example_inputs(Bucket(bucket.rows, entry, bucket.slots, entry, 1, False, bucket.junk))
     # compiled graphs take for granted how their inputs lie
     beside["tokens"] = beside["tokens"][:, :2].contiguous()
-    given = inputs | under_draft_names(beside)
-    return {name: given[name] for name in INPUTS if name in given}
+    merged = inputs | under_draft_names(beside)
+    return {name: merged[name] for name in INPUTS if name in merged}
 
 
 def idle_inputs(bucket: Bucket) -> dict[str, Tensor]:

@@ -53,9 +53,9 @@ class _ChoosingGraph(CachedGraph):
 
     arithmetic = HOST
 
-    def __init__(self, decoder: Decoder, cache: KeysValues, kept: Sequence[int]) -> None:
+    def __init__(self, decoder: Decoder, cache: KeysValues, feature_layers: Sequence[int]) -> None:
         super().__init__()
-        self.decoder, self._kept = decoder, tuple(kept)
+        self.decoder, self._feature_layers = decoder, tuple(feature_layers)
         self.hold(cache)
 
     def _drawn(self, rows: Tensor, after: Tensor, sampling: Sampling) -> Tensor:  # [B, P, V]
@@ -71,7 +71,7 @@ class _ChoosingGraph(CachedGraph):
         masks: MaskInputs | None,
     ) -> tuple[Tensor, Hidden]:
         """Return what choice() does, and what the decoder computed."""
-        out: Hidden = self.decoder(*nodes, pick, self.cache(), kept=self._kept)
+        out: Hidden = self.decoder(*nodes, pick, self.cache(), feature_layers=self._feature_layers)
         logits, drawn = self.decoder.logits(out.states), None
         if sampling is not None and after is not None:
             drawn = self._drawn(nodes.rows, after, sampling)
@@ -112,9 +112,9 @@ class VerifyGraph(_ChoosingGraph):
     """
 
     def __init__(
-        self, decoder: Decoder, cache: KeysValues, levels: int, kept: Sequence[int] = ()
+        self, decoder: Decoder, cache: KeysValues, levels: int, feature_layers: Sequence[int] = ()
     ) -> None:
-        super().__init__(decoder, cache, kept)
+        super().__init__(decoder, cache, feature_layers)
         self.levels = levels
 
     def forward(
@@ -172,9 +172,9 @@ class StatefulGraph(KeepsNoise, _ChoosingGraph):
         decoder: Decoder,
         cache: KeysValues,
         window: Tensor | None,
-        kept: Sequence[int] = (),
+        feature_layers: Sequence[int] = (),
     ) -> None:
-        super().__init__(decoder, cache, kept)
+        super().__init__(decoder, cache, feature_layers)
         self.hold_noise(window)
 
     def forward(

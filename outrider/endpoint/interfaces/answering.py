@@ -117,49 +117,49 @@ async def answer_request(
     texts.check_room(len(body.prompts) * body.choices, caller)
     requests = await _unless_gone(http, texts.read(partial(read_requests, texts, body)))
     answer, tasks = make(requests), [make_task(texts.client, request) for request in requests]
-    parts = texts.run(tasks, caller, requests[0].params.grammar if requests else None)
+    stream = texts.run(tasks, caller, requests[0].params.grammar if requests else None)
     if body.stream:
-        events = _events(parts, len(requests), answer)
+        events = _events(stream, len(requests), answer)
         first = await _unless_gone(http, _begun(events))
         return event_stream(_after(first, events, answer))
-    completed = await _unless_gone(http, completions(parts, len(requests)))
+    completed = await _unless_gone(http, completions(stream, len(requests)))
     return Response(json.dumps(answer.whole(completed)), media_type="application/json")
 
 
 def read_requests(
-    texts: TextRunner, body: ChatRequest | CompletionRequest, left: Event
+    texts: TextRunner, body: ChatRequest | CompletionRequest, disconnected: Event
 ) -> list[Request]:
     """The texts of a request: n of each prompt, with seeds s, s + 1 and so on.
 
-    left: set when the client has disconnected, which ends the work
+    disconnected: set when the client has disconnected, which ends the work
     """
     parameters = body.parameters()
     seed = random_seed() // 2 if parameters.seed is None else parameters.seed
     requests = list[Request]()
     for prompt in body.prompts:
-        if left.is_set():
+        if disconnected.is_set():
             break
         settled = replace(parameters, seed=seed).settled(texts.client.model, TEMPERATURE)
         request = make_request(texts.client.text_model, prompt, settled)
-        for more in range(body.choices):
-            params = replace(request.params, seed=seed + more)
+        for number in range(body.choices):
+            params = replace(request.params, seed=seed + number)
             requests.append(replace(request, index=len(requests), params=params))
     return requests
 
 
-async def completions(parts: Parts[Any], count: int) -> list[Completion]:
+async def completions(stream: Parts[Any], count: int) -> list[Completion]:
     """The finished texts in the order of their requests."""
-    async with aclosing(parts):
-        completed = {index: item async for index, item in parts if isinstance(item, Completion)}
+    async with aclosing(stream):
+        completed = {index: item async for index, item in stream if isinstance(item, Completion)}
     return [completed[index] for index in range(count)]
 
 
 async def _events(
-    parts: Parts[Any], count: int, answer: Answer[Any]
+    stream: Parts[Any], count: int, answer: Answer[Any]
 ) -> AsyncGenerator[StreamEvent, None]:
     """The events of a stream."""
     completed = dict[int, Completion]()
-    async with aclosing(parts) as pieces:
+    async with aclosing(stream) as pieces:
         begun = False
         async for index, item in pieces:
             if not begun:
@@ -213,14 +213,14 @@ async def _after(
 
 async def _unless_gone(http: HttpRequest, result: Awaitable[Result]) -> Result:
     """The result. Ends the work as soon as the client leaves, and raises HTTPException."""
-    work, left = asyncio.ensure_future(result), asyncio.ensure_future(_left(http))
+    work, disconnect = asyncio.ensure_future(result), asyncio.ensure_future(_left(http))
     try:
-        await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
             raise HTTPException(DISCONNECTED)
         return work.result()
     finally:
-        for task in (work, left):
+        for task in (work, disconnect):
             task.cancel()
 
 

@@ -92,8 +92,8 @@ class ChatWriter(_Writer):
     def add(self, index: int, piece: Piece) -> Iterable[str]:
         content, call = self._delta(piece.text), piece.call
         if call is not None:
-            named = _call(call.id, call.name, call.arguments)
-            delta = named if call.name else {"function": {"arguments": call.arguments}}
+            head = _call(call.id, call.name, call.arguments)
+            delta = head if call.name else {"function": {"arguments": call.arguments}}
             content = {"delta": {"tool_calls": [{"index": call.number, **delta}]}}
         logprobs = self._logprobs(piece.tokens, piece.logprobs)
         yield self._chunk(index, content, logprobs=logprobs)

@@ -38,26 +38,26 @@ class TextPart(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _reads_text(cls, part: Any) -> Any:
-        kind = part.get("type") if isinstance(part, dict) else None
+    def _reads_text(cls, block: Any) -> Any:
+        kind = block.get("type") if isinstance(block, dict) else None
         if kind in _UNREAD:
             raise ValueError(f"{_UNREAD[kind]} not served: text is")
         if kind == "redacted_thinking":
             return {"type": kind, "text": ""}
         if kind in ("refusal", "thinking"):
-            return {"type": kind, "text": joined_text(part.get(kind))}
-        return part
+            return {"type": kind, "text": joined_text(block.get(kind))}
+        return block
 
     @property
     def is_thought(self) -> bool:
         return self.type.endswith("thinking")
 
 
-def joined_text(parts: Any) -> str:
+def joined_text(content: Any) -> str:
     """The text of parts that have some."""
-    if isinstance(parts, list):
-        return "".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
-    return parts if isinstance(parts, str) else ""
+    if isinstance(content, list):
+        return "".join(str(block.get("text") or "") for block in content if isinstance(block, dict))
+    return content if isinstance(content, str) else ""
 
 
 class ChatMessage(BaseModel):
@@ -86,11 +86,11 @@ class ChatMessage(BaseModel):
         """The message with its parts joined. `developer` is today's word for `system`, and `tool`
         for `function`.
         """
-        parts = self.content or self.refusal or ""
+        raw = self.content or self.refusal or ""
         content = (
-            parts
-            if isinstance(parts, str)
-            else "".join(part.text for part in parts if not part.is_thought)
+            raw
+            if isinstance(raw, str)
+            else "".join(block.text for block in raw if not block.is_thought)
         )
         role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
         calls = self.tool_calls or (
@@ -108,8 +108,8 @@ class ChatMessage(BaseModel):
     @property
     def _thoughts(self) -> dict[str, str]:
         """The assistant's reasoning, from the first field or content part that has any."""
-        parts = self.content if isinstance(self.content, list) else []
-        inside = "".join(part.text for part in parts if part.is_thought)
+        blocks = self.content if isinstance(self.content, list) else []
+        inside = "".join(block.text for block in blocks if block.is_thought)
         beside = [thought for name in THOUGHTS if isinstance(thought := getattr(self, name), str)]
         thoughts = next(filter(None, [*beside, inside]), "")
         return {THOUGHTS[0]: thoughts} if thoughts else {}

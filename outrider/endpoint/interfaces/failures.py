@@ -135,13 +135,13 @@ def add_failures(app: FastAPI) -> None:
 
 def _invalid(error: RequestValidationError | ValidationError) -> ApiError:
     # of a union, what came nearest
-    first = max(error.errors(), key=lambda each: (each["type"] == "too_long", len(each["loc"])))
+    first = max(error.errors(), key=lambda item: (item["type"] == "too_long", len(item["loc"])))
     raised = first.get("ctx", {}).get("error")
     if isinstance(raised, UnservedField):
         return ApiError(400, str(raised), param=raised.param, code="unsupported_parameter")
     if first["type"] == "json_invalid":
         return ApiError(400, "the body is not JSON: a JSON object is needed")
-    place = [str(part) for part in first["loc"] if not _TYPE.fullmatch(str(part))]
+    place = [str(key) for key in first["loc"] if not _TYPE.fullmatch(str(key))]
     name = ".".join(place)
     message = raised or first["msg"]
     return ApiError(400, f"{name or 'the body'}: {message}", param=name or None)

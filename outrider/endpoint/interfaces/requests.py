@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from annotated_types import Ge, Gt, Le, Len, Lt
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from inference.sampling import MOST_END_IDS, MOST_LOGPROBS, SEED_BITS
+from inference.sampling import MAX_END_IDS, MAX_LOGPROBS, SEED_BITS
 from outrider.endpoint.interfaces.chat_messages import ChatMessage, First, JsonObject, Text
 from outrider.text.parameters import Parameters, schema_of
 from outrider.text.prompts import Prompt
@@ -124,7 +124,7 @@ class TextRequest(BaseModel):
     max_tokens: Annotated[int, Ge(-1)] | None = None
     min_tokens: Annotated[int, Ge(0)] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[Ids, Len(max_length=MOST_END_IDS)] | None = None
+    stop_token_ids: Annotated[Ids, Len(max_length=MAX_END_IDS)] | None = None
     temperature: Annotated[float, Ge(0), Le(1000)] | None = None
     top_p: Annotated[float, Ge(0), Le(1)] | None = None
     top_k: Annotated[int, Ge(-1)] | None = None
@@ -178,10 +178,10 @@ class TextRequest(BaseModel):
         """Maximum tokens of a text; None for as many as fit."""
         return None if self.max_tokens == -1 else self.max_tokens
 
-    def parameters(self, **own: Any) -> Parameters:
+    def parameters(self, **fields: Any) -> Parameters:
         """The parameters of the first text. Fields of the same name are passed on.
 
-        own: parameters that one kind of request has
+        fields: parameters that one kind of request has
         """
         form = {str(name): value for name, value in (self.structured_outputs or {}).items()}
         schema = schema_of(self.response_format) if self.response_format else None
@@ -195,7 +195,7 @@ class TextRequest(BaseModel):
             "regex": form.get("regex"),
             "choice": form.get("choice"),
         }
-        values = {name: getattr(self, name) for name in PASSED} | changed | own
+        values = {name: getattr(self, name) for name in PASSED} | changed | fields
         return Parameters(**{name: value for name, value in values.items() if value is not None})
 
 
@@ -215,7 +215,7 @@ class ChatRequest(TextRequest):
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Ge(0), Le(MOST_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Ge(0), Le(MAX_LOGPROBS)] | None = None
 
     @model_validator(mode="after")
     def _has_logprobs(self) -> Self:
@@ -261,7 +261,7 @@ class ChatRequest(TextRequest):
         """The one prompt."""
         return [[message.plain for message in self.messages]]
 
-    def parameters(self, **own: Any) -> Parameters:
+    def parameters(self, **fields: Any) -> Parameters:
         return super().parameters(
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             tools=self.tools,
@@ -269,7 +269,7 @@ class ChatRequest(TextRequest):
             parallel_tool_calls=self.parallel_tool_calls,
             chat_template_kwargs=self.variables,
             continue_final_message=self.continue_final_message,
-            **own,
+            **fields,
         )
 
 
@@ -286,7 +286,7 @@ class CompletionRequest(TextRequest):
         | Annotated[list[Text], First, Len(max_length=MAX_PROMPTS)]
         | Annotated[list[Ids], First, Len(max_length=MAX_PROMPTS)]
     )
-    logprobs: Annotated[int, Ge(0), Le(MOST_LOGPROBS)] | Literal[False] | None = None
+    logprobs: Annotated[int, Ge(0), Le(MAX_LOGPROBS)] | Literal[False] | None = None
     echo: bool | None = None
 
     @model_validator(mode="after")
@@ -307,11 +307,11 @@ class CompletionRequest(TextRequest):
     def prompts(self) -> list[Prompt]:
         """The prompts, each as text or token ids."""
         prompt = self.prompt
-        if isinstance(prompt, str) or all(isinstance(part, int) for part in prompt):
+        if isinstance(prompt, str) or all(isinstance(item, int) for item in prompt):
             return [prompt]  # type: ignore[list-item]  # a string, or ids of one prompt
         return list(prompt)  # type: ignore[arg-type]
 
-    def parameters(self, **own: Any) -> Parameters:
+    def parameters(self, **fields: Any) -> Parameters:
         scored = None if self.logprobs is False else self.logprobs
         echoed = bool(self.echo) and scored is not None
-        return super().parameters(logprobs=scored, prompt_logprobs=echoed, **own)
+        return super().parameters(logprobs=scored, prompt_logprobs=echoed, **fields)

@@ -44,16 +44,16 @@ class ResponseRequest(BaseModel):
         """The request as one for a chat."""
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         user = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else None
-        more, text = self.model_extra or {}, self.text or {}
+        chat_fields, text = self.model_extra or {}, self.text or {}
         fields = {
             "n": 1,
             "messages": [*first, *(user or _item_messages(self.input))],
             "max_completion_tokens": self.max_output_tokens,
             "response_format": text.get("format"),
             "verbosity": text.get("verbosity"),
-            "logprobs": LOGPROBS in (self.include or ()) or bool(more.get("top_logprobs")),
+            "logprobs": LOGPROBS in (self.include or ()) or bool(chat_fields.get("top_logprobs")),
         }
-        return ChatRequest.model_validate(more | fields)
+        return ChatRequest.model_validate(chat_fields | fields)
 
 
 def _item_messages(items: Iterable[Any]) -> list[JsonObject]:
@@ -113,8 +113,8 @@ class ResponseWriter:
             if not piece.text:  # tokens of a call
                 return
             yield from self._begin_item(_message("", []))
-            part = _part("", [])
-            yield self._item_event("response.content_part.added", content_index=0, part=part)
+            content = _part("", [])
+            yield self._item_event("response.content_part.added", content_index=0, part=content)
         item = self._items[-1]
         if call is None:
             logprobs = self._logprobs(piece.tokens, piece.logprobs)
@@ -130,8 +130,8 @@ class ResponseWriter:
         return self._end_item()
 
     def end(self, texts: Sequence[Completion]) -> Iterable[StreamEvent]:
-        whole = self._frame(self._items, texts[0])
-        yield self._event(f"response.{whole['status']}", response=whole)
+        response = self._frame(self._items, texts[0])
+        yield self._event(f"response.{response['status']}", response=response)
 
     def fail(self, error: ApiError) -> Iterable[StreamEvent]:
         code = error.code or error.kind
@@ -153,10 +153,10 @@ class ResponseWriter:
             return
         self._open, item = False, self._items[-1]
         if item["type"] == "message":
-            part = item["content"][0]
-            done = {"content_index": 0, "text": part["text"], "logprobs": part["logprobs"]}
+            content = item["content"][0]
+            done = {"content_index": 0, "text": content["text"], "logprobs": content["logprobs"]}
             yield self._item_event("response.output_text.done", **done)
-            yield self._item_event("response.content_part.done", content_index=0, part=part)
+            yield self._item_event("response.content_part.done", content_index=0, part=content)
         else:
             arguments = item["arguments"]
             yield self._item_event("response.function_call_arguments.done", arguments=arguments)

@@ -1,4 +1,4 @@
-// Recordings of texts: the events of each with their times. Format of `outrider run --record`.
+// Recordings of texts: the events of each with their times. `outrider demo --real` replays one.
 
 export const FORMAT = "outrider-recording", VERSION = 1;
 export const MOST_BYTES = 32 * 2 ** 20, MOST_EVENTS = 20000;
@@ -56,6 +56,6 @@ export function read(file) {
 }
 
 function refuse(got) {
-  throw new Error(`this file is no recording: ${got}; ${FORMAT}, version ${VERSION}, of `
-    + "`outrider run --record FILE` or of this page is needed");
+  throw new Error(`this file is no recording: ${got}; ${FORMAT}, version ${VERSION}, as `
+    + '"Save recording" writes it, is needed');
 }

@@ -1,1 +1,1 @@
-"""What each verb that measures does, and its flags."""
+"""The measuring commands and their flags."""

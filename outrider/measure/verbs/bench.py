@@ -1,4 +1,4 @@
-"""`outrider bench`: every prompt of a set by target-only and by presets, in turn."""
+"""`outrider bench`: measures target-only and presets on a set of prompts, in turn."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from outrider.measure.testbed import ArmSet, Beside, target_of
 from outrider.measure.verbs.options import BenchOptions, CompareOptions
 
 MIN_PROMPTS, MIN_TOKENS = 30, 128
-"""Minimum prompts of a kind, and tokens of their texts, for claiming a figure."""
+"""Minimum prompts of a kind, and minimum tokens of their texts, for claiming a figure."""
 
 
 def run(options: BenchOptions | CompareOptions, beside: Beside = lambda client, arms: arms) -> int:
-    """Generate the missing texts of all arms, and write and print the report in any case.
+    """Generate the missing texts of all arms, and publish the report, even after an interruption.
 
-    beside: adds further arms
+    beside: adds arms without a client
     """
     items, out = options.items(), None if options.out is None else Path(options.out)
     if not options.elsewhere and not options.emulate:
@@ -45,19 +45,19 @@ def run(options: BenchOptions | CompareOptions, beside: Beside = lambda client, 
 def _measure(
     options: BenchOptions | CompareOptions, items: Sequence[Item], journal: Journal, beside: Beside
 ) -> None:
-    """Generate the missing texts over every link."""
+    """Generate the missing texts over all links."""
     arms = ArmSet(options.role, options.arms, optional=(FUSED,), beside=beside)
-    with target_of(options, options.arms) as (there, target):
+    with target_of(options, options.arms) as (connection, target):
         for trip in options.rtt:
             link = LinkShape(trip / 2, options.bandwidth)
-            with arms.opened(journal, there, link) as (client, ours):
+            with arms.opened(journal, connection, link) as (client, ours):
                 Run(journal, ours, client, options.text, trip).make(items, options.num_runs)
     emulation = None if target is None else target.emulation
     journal.write("end", {"load": load(), "emulation": emulation})
 
 
 def _remarks(run: Journal) -> Iterator[str]:
-    """Yield remarks on how to judge the figures."""
+    """Yield remarks that help to judge the figures."""
     settings, prompts = run.plan["settings"], run.plan["prompts"]
     limit = settings["max_new_tokens"]
     counts = sorted(Counter(kind for _, kind, _ in {key[:3] for key in run.texts}).items())
@@ -73,8 +73,8 @@ def _remarks(run: Journal) -> Iterator[str]:
         why = "these models cannot take them" if run.ends else "the same command continues it"
         yield f"{lacking} of {len(prompts)} prompts are left out: {why}."
     if settings["emulate"]:
-        kept = run.ends[-1]["emulation"] if run.ends else None
+        emulation = run.ends[-1]["emulation"] if run.ends else None
         yield (
             f"The target's forward passes take the times of {settings['emulate']}"
-            f"{f' ({kept})' if kept else ''}; drafts run on this machine."
+            f"{f' ({emulation})' if emulation else ''}; drafts run on this machine."
         )

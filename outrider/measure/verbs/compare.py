@@ -1,4 +1,4 @@
-"""`outrider compare`: all architectures on the same prompts, in turn, with a verdict."""
+"""`outrider compare`: measures all architectures on the same prompts, in turn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from outrider.text.completion import Completion, Request, complete, silent
 
 
 def run(options: CompareOptions) -> int:
-    """Compare, and write and print the report."""
+    """Compare the architectures and publish the report. Returns 0."""
     local = list[Arm]()
 
     def beside(client: Client, arms: list[Arm]) -> list[Arm]:
@@ -44,6 +44,6 @@ def local_arms(options: CompareOptions, tokenizer: Tokenizer) -> list[Arm]:
 
     alone = partial(make, colocated=False)
     return [
-        Arm(name, partial(make, colocated=name == FUSED_LOCAL), alone, Billing(), whole=True)
+        Arm(name, partial(make, colocated=name == FUSED_LOCAL), alone, Billing(), joint=True)
         for name in options.in_process
     ]

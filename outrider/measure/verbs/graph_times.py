@@ -1,4 +1,4 @@
-"""Measured times of a few forward passes, and a fit that separates their parts."""
+"""Measures a few forward passes, and fits a model of fixed, per-row and per-node time."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from outrider.measure.progress import progress
 from outrider.terminal.tables import aligned
 
 CHUNK = 256
-"""Nodes of the pass that represents a prompt chunk, if the target takes so many."""
+"""Nodes of the forward pass that represents a prompt chunk, or fewer if the target has a limit."""
 
 SHAPES: tuple[Shape, ...] = ((1, 1), (1, 16), (1, 64), (4, 16))
-"""Rows and nodes of each, beside the chunk. 1 node against 16 and 64 shows what a node costs, and 4
-rows of 16 against one of 64 what a row does. In the chunk arithmetic takes over.
+"""Rows and nodes of the other forward passes. 1, 16 and 64 nodes show the cost of a node, and 4
+rows of 16 nodes against 1 of 64 the cost of a row. The chunk is bound by arithmetic.
 """
 
 REPEATS, CALLS = 3, 5
-"""Rounds over all shapes, so that a disturbed moment meets one round, and calls of each in one."""
+"""Rounds over all shapes, which limit a disturbance to one round, and calls of a shape in each."""
 
 
 class GraphTimes(NamedTuple):
-    """Seconds of forward passes by rows and nodes as they are computed: medians over all calls with
-    their intervals. failures: why other shapes have none
+    """Median seconds of forward passes with intervals, by padded rows and nodes.
+
+    failures: why other shapes were not measured
     """
 
     seconds: Mapping[Shape, Interval]
@@ -40,7 +41,7 @@ class GraphTimes(NamedTuple):
 
     def record(self) -> list[dict[str, Any]]:
         """The times as plain data for JSON."""
-        measured = [(shape, each._asdict(), "") for shape, each in self.seconds.items()]
+        measured = [(shape, interval._asdict(), "") for shape, interval in self.seconds.items()]
         failed = [(shape, None, why) for shape, why in self.failures.items()]
         return [
             {"rows": rows, "nodes": nodes, "seconds": seconds, "failure": why}
@@ -48,39 +49,39 @@ class GraphTimes(NamedTuple):
         ]
 
     def profile(self, name: str, source: str) -> Profile | None:
-        """The profile of these times, for --emulate. None if nothing was measured."""
-        shapes = tuple((*shape, each.value) for shape, each in sorted(self.seconds.items()))
+        """The profile of these times, to be used with --emulate. None if nothing was measured."""
+        shapes = tuple((*shape, time.value) for shape, time in sorted(self.seconds.items()))
         return Profile(name, source, "That context costs nothing.", shapes) if shapes else None
 
     def fit(self) -> Fit | None:
-        """The fit to these times; None for fewer than three. Errors count relative to the time, and
-        no part is negative.
+        """The fit to these times; None for fewer than three. It minimises relative errors, with
+        non-negative coefficients.
         """
         if len(self.seconds) < 3:
             return None
-        parts = np.array([[1, rows, rows * nodes] for rows, nodes in self.seconds], np.float64)
-        parts /= np.array([[each.value] for each in self.seconds.values()])
+        terms = np.array([[1, rows, rows * nodes] for rows, nodes in self.seconds], np.float64)
+        terms /= np.array([[interval.value] for interval in self.seconds.values()])
         best, used = np.zeros(3), [0, 1, 2]
-        while used:  # a part that would be negative is left out, the most negative first
+        while used:  # drop the most negative coefficient until none is negative
             best[:] = 0
-            best[used] = np.linalg.lstsq(parts[:, used], np.ones(len(parts)), rcond=None)[0]
+            best[used] = np.linalg.lstsq(terms[:, used], np.ones(len(terms)), rcond=None)[0]
             if (best >= 0).all():
                 break
             used.remove(int(best.argmin()))
         call, row, node = best.tolist()
-        return Fit(call, row, node, float(np.abs(parts @ best - 1).max()))
+        return Fit(call, row, node, float(np.abs(terms @ best - 1).max()))
 
 
 class Fit(NamedTuple):
     """Seconds of a forward pass: call + rows x row + rows x nodes x node, by least squares.
 
-    call holds weights, layers and the host's part: the passes of one model cannot separate these.
+    call: weights, layers and host together, which forward passes of one model cannot separate
     """
 
     call: float
     row: float
     node: float
-    error: float  # largest, as a part of the measured time
+    error: float  # maximum, as a share of the measured time
 
     def seconds(self, rows: int, nodes: int) -> float:
         """Seconds of a forward pass of this shape."""
@@ -88,9 +89,9 @@ class Fit(NamedTuple):
 
 
 def time_graphs(model: Model, length: int) -> GraphTimes:
-    """Measure every shape that the model takes.
+    """Measure every shape that the model supports.
 
-    length: positions of the model
+    length: the model's maximum positions
     """
     chunk = 1, min(CHUNK, model.max_nodes, model.capacity // 2, length // 2)
     limit = min(model.max_nodes, model.capacity - 1, length - 1)
@@ -112,14 +113,14 @@ def time_graphs(model: Model, length: int) -> GraphTimes:
                 del samples[computed]
                 failures[computed] = str(error).splitlines()[0]
             report("forward passes of {} x {} nodes".format(*computed))
-    return GraphTimes({shape: median_interval(each) for shape, each in samples.items()}, failures)
+    return GraphTimes({shape: median_interval(times) for shape, times in samples.items()}, failures)
 
 
 def times_table(times: GraphTimes, fitted: Fit | None, device: str) -> list[str]:
-    """The measured times with their intervals, the fit, and the constants of the plan's model."""
+    """Lines with the measured times, their intervals and fit, and the deployment plan's rates."""
     cells = []
     for (rows, nodes), seconds in times.seconds.items():
-        median, low, high = (f"{each * 1e3:.2f}" for each in seconds)
+        median, low, high = (f"{value * 1e3:.2f}" for value in seconds)
         computed = "-" if fitted is None else f"{fitted.seconds(rows, nodes) * 1e3:.2f}"
         cells.append([f"{rows}x{nodes}", f"{median} [{low}, {high}]", computed])
     lines = [

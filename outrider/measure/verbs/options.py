@@ -1,4 +1,4 @@
-"""Flags of compare, bench, prove and recommend. Their help needs no model."""
+"""Flags of compare, bench, prove, recommend and runs, importable without torch."""
 
 from __future__ import annotations
 
@@ -39,31 +39,31 @@ from outrider.options.network import ConnectionOptions
 from outrider.options.roles import RULES, ClientRole, DraftRole, FusedTargetRole
 
 Flags: TypeAlias = Mapping[str, Any]
-"""Values by the names of their flags."""
+"""Values by flag name."""
 
 
 class RunOptions(
     SourceOptions, BackendOptions, MeasureOptions, QuantizationOptions, TargetOptions,
     CommandOptions, title="measurement",
 ):  # fmt: skip
-    """The pair that a command measures."""
+    """Flags of the models that a command measures."""
 
     RULES: ClassVar = RULES
     prices: PriceOptions = PriceOptions()
 
     @property
     def plan_settings(self) -> dict[str, Any]:
-        """The values that decide what is measured."""
+        """The flags that affect the results."""
         values = self.values()
         del values["out"], values["debug"]
         return values
 
     def role(self, connection: ConnectionOptions, flags: Flags) -> ClientRole:
-        """The options of a client with these flags, and with those stated here for all clients."""
-        own = flags_of(ClientRole).keys() - flags_of(ConnectionOptions).keys()
+        """A client's options: these flags, and the flags of the command that all clients share."""
+        client_flags = flags_of(ClientRole).keys() - flags_of(ConnectionOptions).keys()
         if "model" not in str(flags.get("draft", self.draft)):
-            own -= {"draft_quantization"}
-        stated = {name: value for name, value in self.explicit().items() if name in own}
+            client_flags -= {"draft_quantization"}
+        stated = {name: value for name, value in self.explicit().items() if name in client_flags}
         return ClientRole(connection=connection, **{**stated, **flags})
 
 
@@ -77,7 +77,7 @@ class MeasuredTexts(SamplingOptions):
 
 
 class LinkedOptions(RunOptions, title="measurement"):
-    """A pair whose target is started here unless it is named, and the links to it."""
+    """Flags of the target (started here unless named), the draft, and the links between them."""
 
     RULES: ClassVar = (
         *RULES,
@@ -110,7 +110,7 @@ class LinkedOptions(RunOptions, title="measurement"):
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the options name a running target."""
+        """Whether the flags name a running target."""
         return bool({"target", "target_host", "port"} & self.explicit().keys())
 
 
@@ -156,7 +156,7 @@ class CompareOptions(LinkedOptions, title="comparison"):
 
     @property
     def arms(self) -> dict[str, Flags]:
-        """The flags of a client by the name of each architecture that uses a link."""
+        """A client's flags, by the name of each selected architecture that uses a link."""
         presets = {name: PRESETS.get(preset, {}) for name, preset in ARCHITECTURES.items()}
         return {
             name: {**flags, "draft": flags["draft"].replace("model", self.method)}
@@ -170,13 +170,13 @@ class CompareOptions(LinkedOptions, title="comparison"):
         return [name for name in LOCAL_ARMS if name in self._selected]
 
     def local_role(self) -> FusedTargetRole:
-        """The target in this process, with a draft beside it."""
-        own = flags_of(FusedTargetRole).keys() - flags_of(ConnectionOptions).keys()
-        stated = {name: value for name, value in self.explicit().items() if name in own}
+        """The options of a target in this process with a draft beside it."""
+        role_flags = flags_of(FusedTargetRole).keys() - flags_of(ConnectionOptions).keys()
+        stated = {name: value for name, value in self.explicit().items() if name in role_flags}
         return FusedTargetRole(**stated | {"batch": 1, "emulate": None, "rtt": None})
 
     def items(self) -> list[Item]:
-        """The prompts."""
+        """The prompts of the run."""
         return read_lines(self.prompt_text)
 
 
@@ -205,12 +205,12 @@ class BenchOptions(LinkedOptions, title="measurement"):
 
     @property
     def arms(self) -> dict[str, Flags]:
-        """The flags of a client by the name of each drafting method."""
+        """A client's flags, by the name of each drafting method."""
         drafted: dict[str, Flags] = {name: PRESETS[name] for name in self.presets}
         return {BASELINE: PRESETS["vanilla"], **(drafted or {self.draft: {}})}
 
     def items(self) -> list[Item]:
-        """The prompts, kinds in turn."""
+        """The prompts, alternating between kinds."""
         return read_set(None if self.file is None else Path(self.file), self.samples)
 
 
@@ -260,7 +260,7 @@ class RecommendOptions(CommandOptions, title="drafting"):
     prices: PriceOptions = PriceOptions()
 
     def of_run(self, flags: Flags) -> dict[str, Any]:
-        """The flags of `outrider run` for these drafting flags, with those stated here."""
+        """The flags of `outrider run`: these drafting flags, and the command's own."""
         return {
             **self.connection.explicit(),
             **self.device.explicit(),
@@ -269,7 +269,7 @@ class RecommendOptions(CommandOptions, title="drafting"):
         }
 
     def role(self, connection: ConnectionOptions, flags: Flags) -> ClientRole:
-        """The options of a client with these flags, on the connection of these options."""
+        """A client's options with these flags, on the command's own connection."""
         return DraftRole(**self.of_run(flags))
 
 

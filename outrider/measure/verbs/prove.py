@@ -1,8 +1,8 @@
-"""`outrider prove`: starts a target as on a first start, generates texts with and without a draft,
-and measures its forward passes.
+"""`outrider prove`: starts a target without caches, generates texts with and without a draft, and
+measures forward passes.
 
-On a Neuron device without an artefact, noise and choices are first compared with the host's, and
-the artefact which that builds is served. That part is not yet run on hardware.
+On a Neuron device without an artefact, the device's sampling is first compared with the host's;
+that builds an artefact, which is then served. This part is not yet run on hardware.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from outrider.target.spawn import cold_start, flag_words, role_environment
 from outrider.target.target import load_served
 
 TEMPERATURES = (0.0, 0.7, 1.0)
-"""Temperatures of the texts. Text i has the seed i."""
+"""Sampling temperatures. Prompt i uses seed i."""
 
 REPEATS = 3
 """Texts of each prompt, temperature and arm."""
@@ -49,8 +49,8 @@ DRAFTED = "with a draft"
 
 
 def run(options: ProveOptions) -> int:
-    """Prove, print, and write the report. Returns 0 if all texts are equal, else 1. Raises the
-    error that ended a text, and BadArtifact for a device that computes something else.
+    """Run the check and publish the report. Returns 0 if all texts are equal, else 1. Raises the
+    error of a failed text, and BadArtifact if the device's sampling differs from the host's.
     """
     out, checks = Path(options.out), list[str]()
     if options.device.startswith("neuron") and options.artifact is None and has_device():
@@ -60,16 +60,16 @@ def run(options: ProveOptions) -> int:
         )
     take_short_turns()
     items = [
-        item._replace(kind=f"temperature {each:g}", temperature=each)
-        for each in TEMPERATURES
+        item._replace(kind=f"temperature {temperature:g}", temperature=temperature)
+        for temperature in TEMPERATURES
         for item in read_lines(options.prompt_text)
     ]
     with opened(out, plan_of(options.plan_settings, items), anew=True) as journal:
         with cold_start(), start(options) as target:
-            there = ConnectionOptions(target_host=target.address)
+            connection = ConnectionOptions(target_host=target.address)
             arms = ArmSet(options.role, {BASELINE: PRESETS["vanilla"], DRAFTED: {}})
             text = SamplingOptions(max_new_tokens=options.max_new_tokens)
-            with arms.opened(journal, there) as (client, both):
+            with arms.opened(journal, connection) as (client, both):
                 Run(journal, both, client, text, warm=False).make(items, REPEATS)
         journal.write("end", {"load": load()})
     times = measured_graphs(options)
@@ -84,8 +84,8 @@ def run(options: ProveOptions) -> int:
 
 
 def measured_graphs(options: ProveOptions) -> GraphTimes:
-    """Times of the target's forward passes, loaded in this process once the served one has ended.
-    They are measured with as many rows as the shapes need, unless an artefact has its own.
+    """Times of the target's forward passes. Loads the target into this process, with the rows that
+    SHAPES need unless an artefact fixes them, so the served target has to end first.
     """
     stated = options.explicit()
     flags = {name: stated[name] for name in flags_of(TargetRole) if name in stated}
@@ -116,20 +116,20 @@ def _report(
 
 
 def verdict(rows: Sequence[Row]) -> list[str]:
-    """Equality in one line, which decides the exit code, and speed in another."""
+    """Two lines: whether all texts are equal, and the speed."""
     drafted = [row for row in rows if row.arm == DRAFTED and row.kind != ALL]
     texts, equal = sum(row.compared for row in drafted), sum(row.equal for row in drafted)
     return [
         f"{'proved' if equal == texts else 'NOT proved'}: {equal} of {texts} texts equal "
-        f"target-only's, at temperatures {', '.join(f'{each:g}' for each in TEMPERATURES)}.",
+        f"target-only's, at temperatures {', '.join(f'{value:g}' for value in TEMPERATURES)}.",
         speed_verdict(rows),
     ]
 
 
 def _check_device(options: ProveOptions, out: Path) -> list[str]:
-    """Compare a Neuron device's noise and choices with the host's, in a process that gives its
-    cores back. Returns the lines that it printed. Raises BadArtifact where something differs, and
-    Unavailable with its own reason where it could not be compared.
+    """Compare the noise and choices of a Neuron device with the host's, in a process that releases
+    its cores at exit. Returns the lines that it printed. Raises BadArtifact for a difference, and
+    Unavailable if the process fails.
     """
     flags = {"model": options.target_name, "target": instance_family(), "out": out}
     flags |= {"dtype": options.dtype}

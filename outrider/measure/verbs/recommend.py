@@ -1,4 +1,4 @@
-"""`outrider recommend`: measures the drafts that fit a target, and names the command to use."""
+"""`outrider recommend`: measures the drafts that fit a target, and prints the best command."""
 
 from __future__ import annotations
 
@@ -30,28 +30,30 @@ from outrider.text.completion import Completion
 from outrider.text.limits import Limit, dear_law, limit_of
 
 MAX_DRAFTS = 3
-"""Maximum number of drafts measured: the smallest ones."""
+"""Maximum number of drafts to measure, smallest first."""
 
 KINDS, SAMPLES = ("chat", "code", "edits", "summaries"), 2
-"""Kinds of the small set that are measured, and prompts of each."""
+"""Kinds of prompts from the small set, and the number of prompts of each."""
 
 COPIED = "copied text"
-"""The arm without a draft model."""
+"""The arm that drafts by n-gram copying, without a model."""
 
 WORTH = 1.05
-"""Minimum speed-up of a recommendation."""
+"""Minimum speed-up for recommending a draft."""
 
 
 def run(options: RecommendOptions) -> int:
-    """Find drafts, measure, and print. Raises InvalidRequest where nothing can be measured."""
+    """Find drafts, measure them, and publish the report. Returns 0. Raises InvalidRequest if
+    nothing could be measured.
+    """
     take_short_turns()
     with connect_target(options.connection) as target:
-        there, trip = full_description(target), measure_round_trip(target.probe, say)
+        remote, trip = full_description(target), measure_round_trip(target.probe, say)
     paths = [Path(path) for path in (options.draft_model or "").split(",") if path]
-    models = [judged(model, there) for model in find_models(paths)]
-    published = [str(model) for model in published_for(there.model, models)]
+    models = [judged(model, remote) for model in find_models(paths)]
+    published = [str(model) for model in published_for(remote.model, models)]
     print(f"here: {machine()}", *(f"published, not here: {name}" for name in published), sep="\n")
-    arms, left_out = find_arms(models, there)
+    arms, left_out = find_arms(models, remote)
     drafts = ArmSet(options.role, arms, optional=arms.keys() - {BASELINE, COPIED})
     items = [item for item in read_set(None, SAMPLES) if item.kind in KINDS]
     text, journal = MeasuredTexts(max_new_tokens=options.max_new_tokens), Journal(plan_of({}, []))
@@ -66,7 +68,7 @@ def run(options: RecommendOptions) -> int:
     verdict = f"{best} is the fastest here, {speed_up} of target-only's speed."
     if best == BASELINE:
         last = [run.latest[name] for name in arms if name in run.latest][-1]
-        verdict = reason(Times(dict(there.times)), last, trip)
+        verdict = reason(Times(dict(remote.times)), last, trip)
     line = command(options.of_run(arms[best]))
     remarks = [f"Left out: {name}: {why}" for name, why in left_out.items()]
     data = {"left_out": left_out, "published": published, "command": line}
@@ -79,9 +81,9 @@ def run(options: RecommendOptions) -> int:
 def find_arms(
     models: Sequence[ModelHere], target: Description
 ) -> tuple[dict[str, Flags], dict[str, str]]:
-    """The flags of `outrider run` by the names of the arms: the target alone, copied text, and the
-    smallest drafts that fit. Then why other models are left out, by name. Raises InvalidRequest
-    without a tokenizer.
+    """The flags of `outrider run` by arm name (the target alone, copied text, and the smallest
+    drafts that fit), and the reasons why other models are left out, by model name. Raises
+    InvalidRequest if no model here has the target's tokenizer.
     """
     identity = tokenizer_identity(target)
     tokenizer = next(
@@ -103,9 +105,7 @@ def find_arms(
 
 
 def choose(rows: Sequence[Row]) -> str:
-    """The arm of the largest speed-up; target-only where no other is worth a draft, or lies beyond
-    the noise.
-    """
+    """The arm with the largest speed-up; target-only if all are below WORTH or within the noise."""
     worth = {
         row.arm: row.speed_up.value
         for row in rows
@@ -116,7 +116,7 @@ def choose(rows: Sequence[Row]) -> str:
 
 
 def reason(times: Times, drafted: Completion, round_trip: float) -> str:
-    """The reason why no draft pays: the target's times by nodes, else the limit of a text."""
+    """Why no draft is faster: the cost of nodes in the target's passes, else a text's limit."""
     law = dear_law(times)
     limit = Limit.ARITHMETIC if law else limit_of(drafted, round_trip)
     return f"no draft pays here: {limit.value.format(law=law)}"

@@ -1,5 +1,5 @@
-"""`outrider runs`: executes the runs of a file one after another, and stores their results. A list
-of values becomes a run for each; see docs/runs.md.
+"""`outrider runs`: executes the runs of a file in order, and stores their results. A list of values
+is a sweep, with a run for each value; see docs/runs.md.
 """
 
 from __future__ import annotations
@@ -26,80 +26,80 @@ from outrider.terminal.tables import aligned
 from outrider.text.prompts import read_prompts
 
 TEXT_ROLES = {name: model for name, model in ROLES.items() if issubclass(model, TextRole)}
-"""Roles that generate text, which runs may have."""
+"""Roles that a run may have: those that generate text."""
 
 NOT_IN_RUNS = ("config", "profile", "debug")
-"""Flags of these roles that have no meaning in a run."""
+"""Flags of these roles that a run may not set."""
 
 MAX_RUNS = 1000
-"""Maximum runs of a file."""
+"""Maximum number of runs in a file."""
 
 Flags: TypeAlias = dict[str, Any]
-"""Values by the names of their flags. A list of values is a sweep: a run for each."""
+"""Values by flag name. A list of values is a sweep, with a run for each value."""
 
 
 class NamedRun(NamedTuple):
-    """A run of a file."""
+    """A run and its name."""
 
-    name: str  # that of the file, and the values that a sweep chose: curve cs=50
+    name: str  # the name in the file and the values of a sweep, e.g. curve cs=50
     options: TextRole
 
     @property
     def directory(self) -> str:
-        """The name as that of a directory."""
+        """The name, with characters replaced that are awkward in a directory's name."""
         return re.sub(r"[^\w.=-]+", "-", self.name).strip("-.")[:120]
 
 
 def run(options: RunsOptions) -> int:
-    """Execute the runs. Returns 0 if all texts of all runs were generated."""
+    """Execute the runs. Returns 0 if all texts of all runs were generated, else an exit code."""
     runs = read_runs(Path(options.file))
     if options.dry_run:
         print(*(run.name for run in runs), sep="\n")
         return 0
     code, rows = 0, list[list[str]]()
-    for number, named in enumerate(runs, 1):
-        say(f"run {number} of {len(runs)}: {named.name}")
-        directory = Path(options.out) / named.directory
-        ended = _generate(named, directory)
+    for number, entry in enumerate(runs, 1):
+        say(f"run {number} of {len(runs)}: {entry.name}")
+        directory = Path(options.out) / entry.directory
+        ended = _generate(entry, directory)
         code = max(code, ended)
         if ended == INTERRUPTED:
             break
         if not ended:
-            rows.append([*_figures(directory), named.name])
+            rows.append([*_figures(directory), entry.name])
     say("\n".join(aligned(("texts", "tokens", "tokens/s", "tokens a forward pass", "run"), rows)))
     return code
 
 
-def _generate(named: NamedRun, directory: Path) -> int:
-    """Generate the texts of a run. Another run may succeed where this one fails."""
-    from outrider.role_programs import run_role
+def _generate(entry: NamedRun, directory: Path) -> int:
+    """Generate the texts of a run. Returns its exit code: a failure does not stop other runs."""
+    from outrider.cli import run_role
 
     try:
-        return run_role(named.options.replace(profile=str(directory)))
+        return run_role(entry.options.replace(profile=str(directory)))
     except OutriderError as error:
-        say(f"error: {named.name}: {printable(str(error))}")
+        say(f"error: {entry.name}: {printable(str(error))}")
         return FAILED
 
 
 def _figures(directory: Path) -> list[str]:
-    """Texts, tokens, tokens a second of a text, and tokens a forward pass of a run."""
+    """Texts, tokens, tokens per second and tokens per forward pass of a run."""
     texts = json.loads((directory / PROFILE).read_text(encoding="utf-8"))
     tokens = sum(len(text["token_ids"]) for text in texts)
     rates = [sum(text[name] for text in texts) for name in ("seconds", "forwards")]
-    each = [f"{tokens / rate:.2f}" if rate else "-" for rate in rates]
-    return [str(len(texts)), str(tokens), *each]
+    ratios = [f"{tokens / rate:.2f}" if rate else "-" for rate in rates]
+    return [str(len(texts)), str(tokens), *ratios]
 
 
 def read_runs(path: Path) -> list[NamedRun]:
-    """All runs of a YAML file, or of AutoDraft's XML (.xml). Nothing is started.
+    """All runs of a YAML file, or of an AutoDraft experiment (.xml). Starts none of them.
 
-    Raises InvalidRequest in one line, which names the file and the place in it.
+    Raises InvalidRequest in one line, with the file and the place in it.
     """
-    read = read_autodraft(path) if path.suffix == ".xml" else read_yaml(path, str(path))
-    each = _checked(path, read)
-    if sum(math.prod(map(len, _lists(flags).values())) for flags in each) > MAX_RUNS:
+    content = read_autodraft(path) if path.suffix == ".xml" else read_yaml(path, str(path))
+    flag_sets = _checked(path, content)
+    if sum(math.prod(map(len, _lists(flags).values())) for flags in flag_sets) > MAX_RUNS:
         raise InvalidRequest(f"{path}: its lists make more than {MAX_RUNS} runs: give fewer values")
-    runs = [run for index, flags in enumerate(each) for run in _swept(path, index, flags)]
+    runs = [run for index, flags in enumerate(flag_sets) for run in _swept(path, index, flags)]
     names = [run.directory for run in runs]
     for run in runs:
         if not run.directory:
@@ -110,13 +110,13 @@ def read_runs(path: Path) -> list[NamedRun]:
 
 
 def _checked(path: Path, content: Any) -> list[Flags]:
-    """The flags of each run, with those of all runs. Raises InvalidRequest for another form."""
+    """The flags of each run, including the common ones. Raises InvalidRequest on bad input."""
     content = content if isinstance(content, dict) else {}
     common, runs = content.get("flags", {}), content.get("runs")
     if not isinstance(runs, list) or not runs:
         raise InvalidRequest(f"{path}: `runs:` with a list of runs is needed, got {brief(runs)}")
-    if others := content.keys() - {"flags", "runs"}:
-        raise InvalidRequest(f"{path}: {others.pop()}: flags and runs are needed, nothing else")
+    if unknown := content.keys() - {"flags", "runs"}:
+        raise InvalidRequest(f"{path}: {unknown.pop()}: flags and runs are needed, nothing else")
     places = {"flags": common} | {f"runs[{index}]": run for index, run in enumerate(runs)}
     for place, flags in places.items():
         if not isinstance(flags, dict):
@@ -124,7 +124,7 @@ def _checked(path: Path, content: Any) -> list[Flags]:
             raise InvalidRequest(f"{path}: {place}: {needed}")
         for name, value in flags.items():
             values = value if isinstance(value, list) else [value]
-            plain = all(isinstance(each, bool | int | float | str | None) for each in values)
+            plain = all(isinstance(item, bool | int | float | str | None) for item in values)
             if not values or not plain:
                 needed = f"a value, or a list of values to sweep, is needed, got {brief(value)}"
                 raise InvalidRequest(f"{path}: {place}.{name}: {needed}")
@@ -139,7 +139,7 @@ def _lists(flags: Flags) -> dict[str, list[Any]]:
 
 
 def _swept(path: Path, index: int, flags: Flags) -> Iterator[NamedRun]:
-    """A run for each choice of one value of every list; the last list changes fastest."""
+    """Yield a run for each combination of values from all lists; the last list changes fastest."""
     name, lists = str(flags.pop("name", f"run-{index + 1}")), _lists(flags)
     for values in product(*lists.values()):
         chosen = dict(zip(lists, values, strict=True))
@@ -148,12 +148,12 @@ def _swept(path: Path, index: int, flags: Flags) -> Iterator[NamedRun]:
 
 
 def _short(value: object) -> str:
-    """A value in a run's name. Of a file, its own name is enough."""
+    """A value as it appears in a run's name: of a path, only the file's name."""
     return Path(value).stem if isinstance(value, str) and "/" in value else str(value)
 
 
 def _options(where: str, values: Flags) -> TextRole:
-    """The options of a run. An error names where it stands."""
+    """The options of a run. Raises InvalidRequest with the place in the file."""
     role = str(values.get("role", "draft"))
     if role not in TEXT_ROLES:
         needed = f"one of {', '.join(TEXT_ROLES)} is needed{nearest(role, TEXT_ROLES)}"

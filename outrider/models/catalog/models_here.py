@@ -105,8 +105,8 @@ def fitting(models: Sequence[ModelHere]) -> Iterator[tuple[str, str]]:
 
 def find_models(paths: Sequence[Path]) -> Iterator[ModelHere]:
     """The embedded pair, the hub's models in its cache, and models_below()."""
-    for part in ("draft", "target"):
-        yield _look(f"outrider-embedded-{part}", EMBEDDED / part)
+    for role in ("draft", "target"):
+        yield _look(f"outrider-embedded-{role}", EMBEDDED / role)
     yield from _cached()
     yield from models_below(paths)
 
@@ -147,7 +147,7 @@ def _look(name: str, directory: Path) -> ModelHere:
         if not weights:
             raise InvalidRequest("it has no weights as safetensors")
         family, settings = Tokenizer(directory).identity
-        parameters = sum(math.prod(each.shape) for each in stored_tensors(directory).values())
+        parameters = sum(math.prod(tensor.shape) for tensor in stored_tensors(directory).values())
         return ModelHere(name, directory, size, parameters, family, settings=settings)
     except (OutriderError, OSError) as error:
         return ModelHere(name, directory, size, 0, "", str(error))

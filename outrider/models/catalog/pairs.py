@@ -139,10 +139,10 @@ def short_names() -> dict[str, list[PublishedModel]]:
     """The published models of each short name that stands for a pair."""
     rows = published_models()
     families = dict.fromkeys(row.family for row in rows)
-    named = {name: [row for row in rows if row.family == name] for name in families}
+    by_family = {name: [row for row in rows if row.family == name] for name in families}
     return {
         family.rstrip("-."): models
-        for family, models in named.items()
+        for family, models in by_family.items()
         if any(_drafts_for(draft, target) for draft in models for target in models)
     }
 
@@ -166,8 +166,8 @@ def read_name(name: str) -> tuple[str, str]:
         raise InvalidRequest(f"unknown pair {name!r}: there are {names}{nearest(short, families)}")
     sizes = targets_of(families.get(short, []))
     if size and size not in sizes:
-        named = ", ".join(sizes) or "no sizes"
-        raise InvalidRequest(f"{name}: {short} has {named}")
+        available = ", ".join(sizes) or "no sizes"
+        raise InvalidRequest(f"{name}: {short} has {available}")
     return short, size
 
 

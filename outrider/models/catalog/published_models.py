@@ -91,16 +91,16 @@ def published_models() -> tuple[PublishedModel, ...]:
     return read_record(table, tuple[PublishedModel, ...])
 
 
-def published_for(target: str, here: Sequence[ModelHere]) -> list[PublishedModel]:
+def published_for(target: str, local: Sequence[ModelHere]) -> list[PublishedModel]:
     """Published drafts up to half of a target's parameters that are not here, the smallest file
     first.
     """
-    name, limit = Path(target).name.lower(), min(stated_parameters(target) / 2, MAX_DRAFT)
-    local = {part for model in here if model.family for part in (model.name, model.directory.name)}
+    target_name, limit = Path(target).name.lower(), min(stated_parameters(target) / 2, MAX_DRAFT)
+    names = {name for model in local if model.family for name in (model.name, model.directory.name)}
     missing = [
         model
         for model in published_models()
-        if model.family in name and model.parameters <= limit and model.name not in local
+        if model.family in target_name and model.parameters <= limit and model.name not in names
     ]
     return sorted(missing, key=lambda model: (model.megabytes, -len(model.family)))
 

@@ -89,15 +89,15 @@ class CallReader:
     def push(self, text: str) -> list[str | CallPiece]:
         """Add a piece of text. Returns the parts that are complete with it."""
         self._buffer += text
-        parts = list[str | CallPiece]()
-        while (part := self._state()) is not None:
-            dropped = isinstance(part, CallPiece) and part.number > 0 and not self._several
-            if part and not dropped:
-                parts.append(part)
+        fragments = list[str | CallPiece]()
+        while (fragment := self._state()) is not None:
+            dropped = isinstance(fragment, CallPiece) and fragment.number > 0 and not self._several
+            if fragment and not dropped:
+                fragments.append(fragment)
         if len(self._buffer) > MAX_BUFFERED:
-            parts.append(self._opened + self._buffer)
+            fragments.append(self._opened + self._buffer)
             self._buffer, self._opened, self._state = "", "", self._say
-        return parts
+        return fragments
 
     def finish(self) -> str:
         """The rest of the text, including a call that was cut off before its arguments."""
@@ -128,7 +128,7 @@ class CallReader:
         listed = self._listed or body.startswith("[")
         body = body.removeprefix("[").lstrip()
         first, name = body[1:MAX_HEAD].lstrip(), _NAME.match(self._buffer[:MAX_HEAD])
-        possible = name is None or self._may_name(name[1], whole=bool(name[2]))
+        possible = name is None or self._may_name(name[1], complete=bool(name[2]))
         if not ("{".startswith(body[:1]) and _may_begin(first) and possible):
             text, self._opened = self._opened, ""
             self._state = self._say
@@ -152,11 +152,11 @@ class CallReader:
         self._buffer = self._buffer[end:]
         return self._call(*call, listed, self._between)
 
-    def _may_name(self, name: str, *, whole: bool) -> bool:
+    def _may_name(self, name: str, *, complete: bool) -> bool:
         """Whether the name, or a longer one that begins with it, is that of a function."""
         return (
             name in self._names
-            if whole
+            if complete
             else any(function.startswith(name) for function in self._names)
         )
 

@@ -23,7 +23,7 @@ def nests_deeply(value: Any) -> bool:
     """Whether objects and lists stand within each other beyond MAX_DEPTH."""
     level = [value] if isinstance(value, Mapping | list) else []
     for _ in range(MAX_DEPTH + 1):
-        children = (each.values() if isinstance(each, Mapping) else each for each in level)
+        children = (parent.values() if isinstance(parent, Mapping) else parent for parent in level)
         level = [
             child for inner in children for child in inner if isinstance(child, Mapping | list)
         ]

@@ -30,12 +30,12 @@ _DATA = {"const", "enum", "default", "examples", "required"}
 def written(schema: Mapping[str, Any] | str | bool) -> str:
     """A schema, or its JSON, as a grammar has it. Raises InvalidRequest for what is no schema."""
     try:
-        read = json.loads(schema) if isinstance(schema, str) else schema
-        if read is not True and not isinstance(read, Mapping):
+        value = json.loads(schema) if isinstance(schema, str) else schema
+        if value is not True and not isinstance(value, Mapping):
             raise InvalidRequest(
-                f"a schema is a JSON object, or true for any JSON: got {read!r:.80}"
+                f"a schema is a JSON object, or true for any JSON: got {value!r:.80}"
             )
-        return json.dumps({} if read is True else needed(read))
+        return json.dumps({} if value is True else needed(value))
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the schema cannot be read: {error}") from error
 
@@ -43,7 +43,7 @@ def written(schema: Mapping[str, Any] | str | bool) -> str:
 def needed(schema: Any) -> Any:
     """A schema, or a list of them, without what asks for nothing."""
     if isinstance(schema, list):
-        return [needed(each) for each in schema]
+        return [needed(subschema) for subschema in schema]
     if not isinstance(schema, Mapping):
         return schema
     return {
@@ -57,5 +57,5 @@ def _part(name: str, value: Any) -> Any:
     if name in _DATA:
         return value
     if name in _NAMED and isinstance(value, Mapping):
-        return {key: needed(each) for key, each in value.items()}
+        return {key: needed(subschema) for key, subschema in value.items()}
     return needed(value)

@@ -182,10 +182,10 @@ class Tools:
             return [_with_thoughts(message) for message in messages], []
         offered = () if self.choice == "none" else self.functions
         described = [function.described for function in offered]
-        read = [_with_thoughts(_read_calls(message)) for message in messages]
+        parsed = [_with_thoughts(_read_calls(message)) for message in messages]
         if call_form(tokenizer.template) is not None:
-            return read, described
-        return list(_spelled_out(read, described)), []
+            return parsed, described
+        return list(_spelled_out(parsed, described)), []
 
 
 NO_TOOLS = Tools()
@@ -239,8 +239,8 @@ def _calls(form: CallForm, opening: str, closing: str, several: bool) -> str:
         return "calls: begin call"
     if form.listed:
         return 'calls: begin "[" call ' + ('(", " call)* ' if several else "") + '"]"'
-    more = rf'("\n" {opening} "\n" call "\n" {closing})*' if several else ""
-    return rf'calls: begin "\n" call "\n" {closing} {more}'
+    repetition = rf'("\n" {opening} "\n" call "\n" {closing})*' if several else ""
+    return rf'calls: begin "\n" call "\n" {closing} {repetition}'
 
 
 def _has_calls(message: Message) -> bool:
@@ -281,10 +281,10 @@ def _arguments(arguments: Any) -> Mapping[str, Any]:
     """
     if arguments is None or arguments == "":
         return {}
-    read = read_object(arguments) if isinstance(arguments, str) else arguments
-    if nests_deeply(read):
+    value = read_object(arguments) if isinstance(arguments, str) else arguments
+    if nests_deeply(value):
         raise InvalidRequest(f"the arguments of a call nest deeper than {MAX_DEPTH}")
-    return read if isinstance(read, Mapping) else {"arguments": arguments}
+    return value if isinstance(value, Mapping) else {"arguments": arguments}
 
 
 def _spelled_out(messages: Sequence[Message], tools: Iterable[Any]) -> Iterable[Message]:

@@ -200,7 +200,7 @@ def test_the_command_line_builds_pushes_and_pulls(
     monkeypatch.setattr(graph_processes, "quiet_libraries", lambda: None)  # it stays so
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     out, store, taken = (str(tmp_path / name) for name in ("out", "store", "taken"))
-    sizes = ["--rows", "1", "--tree_sizes", "4", "--slots", "256", "--sampling", "greedy"]
+    sizes = ["--rows", "1", "--tree_sizes", "4", "--sampling", "greedy"]
     flags = ["--target", "cpu", "--out", out, *sizes, "--push", store]
     shown = run("compile", *flags)
     manifest = read_manifest(Path(out))

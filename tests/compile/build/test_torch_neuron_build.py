@@ -12,7 +12,7 @@ import torch
 
 from compile.build.build import build_artifact
 from compile.build.progress import BuildProgress
-from compile.native.builder import TorchNeuronBuilder, cut, dealt_fields
+from compile.native.builder import TorchNeuronBuilder, cut, sharded_fields
 from compile.parallel import parallel_config, parallel_tensors
 from compile.spec import verify_bucket
 from inference.backends.native.graph import Collectives, rank_layers
@@ -87,17 +87,17 @@ def test_shares_of_the_weights_fit_the_layers_and_make_the_whole_again(
 ) -> None:
     whole = tiny_decoder(num_hidden_layers=1, **family)
     tensors = parallel_tensors(whole.named_parameters(), whole.config, ranks, 61)
-    dealt = parallel_config(whole.config, ranks, 61)
-    again = parse_config(TINY | {"num_hidden_layers": 1} | family | dealt_fields(dealt))
-    assert again == dealt, "weights/config.json says another model"
-    assert own_config(dealt, ranks).kv_heads * ranks == dealt.kv_heads
+    sharded = parallel_config(whole.config, ranks, 61)
+    again = parse_config(TINY | {"num_hidden_layers": 1} | family | sharded_fields(sharded))
+    assert again == sharded, "weights/config.json says another model"
+    assert own_config(sharded, ranks).kv_heads * ranks == sharded.kv_heads
     layers = rank_layers(Collectives(ranks, lambda x: x, lambda x: x))
     shares = [
         {name: cut(name, tensor, rank, ranks) for name, tensor in tensors.items()}
         for rank in range(ranks)
     ]
     for share in shares:
-        Decoder(dealt, 64, 61, layers).load_state_dict(share, strict=True)
+        Decoder(sharded, 64, 61, layers).load_state_dict(share, strict=True)
     for name, tensor in tensors.items():
         parts = [share[name] for share in shares]
         joined = [torch.cat(parts, axis) for axis in range(tensor.dim())]

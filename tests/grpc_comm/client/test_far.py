@@ -24,7 +24,7 @@ from inference.backends import Chosen, Segment
 from inference.engine.engine import Engine
 from inference.errors import Mismatch, OutriderError
 from inference.loop.text_copy import MAX_UNREAD
-from inference.order import MOST_CREDIT, Decode
+from inference.order import MAX_CREDIT, Decode
 from inference.sampling import SamplingParams
 from outrider.measure.link import LinkShape, shaped_link
 from tests.support.observed import counted
@@ -79,9 +79,9 @@ def test_a_reader_that_stays_behind_holds_the_target() -> None:
         eventually(lambda: held.length > 3 + MAX_UNREAD and held.allowed == 0)
         time.sleep(0.1)
         assert held.allowed == 0
-        assert held.length <= 3 + MAX_UNREAD + 2 * MOST_CREDIT
+        assert held.length <= 3 + MAX_UNREAD + 2 * MAX_CREDIT
         session.receive(WAIT)
-        eventually(lambda: held.length > 3 + MAX_UNREAD + 2 * MOST_CREDIT)
+        eventually(lambda: held.length > 3 + MAX_UNREAD + 2 * MAX_CREDIT)
         session.close()
 
 

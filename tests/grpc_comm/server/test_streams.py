@@ -17,7 +17,7 @@ from grpc_comm.server import sender
 from grpc_comm.transport import Address
 from inference.engine.engine import Engine
 from inference.errors import Busy
-from inference.order import LEAST_CREDIT
+from inference.order import MIN_CREDIT
 from inference.sampling import SamplingParams
 from tests.support.hand_streams import Raw, ack, draining, go
 from tests.support.hostile import RawPeer, resume
@@ -177,7 +177,7 @@ def test_a_slow_reader_gets_fewer_and_longer_messages(served: Served) -> None:
     def has_reached(length: int) -> bool:
         return session.length >= length
 
-    eventually(partial(has_reached, 3 + LEAST_CREDIT))
+    eventually(partial(has_reached, 3 + MIN_CREDIT))
     for length in range(60, 2_000, 60):  # it acknowledges what it does not read
         eventually(partial(has_reached, length))
         peer.send(ack(length).SerializeToString())

@@ -20,18 +20,18 @@ PROMPT = [3, 1, 4, 1, 5]
 class StateOfTheCall(Cells):
     """A context that computes a call's tokens one after another, whatever their sequences are."""
 
-    def decode(self, asked: TokenBatch) -> NDArray[np.float32]:
-        super().decode(asked)
-        tokens = [asked.tokens[: at + 1].tolist() for at in np.flatnonzero(asked.picked)]
+    def decode(self, batch: TokenBatch) -> NDArray[np.float32]:
+        super().decode(batch)
+        tokens = [batch.tokens[: at + 1].tolist() for at in np.flatnonzero(batch.picked)]
         return np.array([logits_after(seen_after(seen, 0)) for seen in tokens])
 
 
 class NoPositions(Cells):
     """A context whose logits are those of a token's position in the call."""
 
-    def decode(self, asked: TokenBatch) -> NDArray[np.float32]:
-        super().decode(asked)
-        return np.array([logits_after(int(at)) for at in np.flatnonzero(asked.picked)])
+    def decode(self, batch: TokenBatch) -> NDArray[np.float32]:
+        super().decode(batch)
+        return np.array([logits_after(int(at)) for at in np.flatnonzero(batch.picked)])
 
 
 def tried(cells: Cells) -> GgufModel:

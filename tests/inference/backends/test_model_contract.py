@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from inference.backends import Masks, Model
-from inference.backends.eager import EagerModel
+from inference.backends import Model
 from inference.backends.target_features import FeatureModel
-from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import BestFirst, Chain, RoundProposer
 from inference.engine.engine import Engine
 from inference.engine.prefix_cache import WORTH_COPYING
@@ -20,13 +18,12 @@ from inference.engine.sessions.session import Session
 from inference.errors import InvalidRequest, LimitExceeded, OutriderError
 from inference.loop.decode import Step
 from inference.order import Decode, End, Pace
-from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from tests.support import heads
 from tests.support.backends import BACKENDS, Subject, eager_model, needs
 from tests.support.columns import BASE, Candidate, nodes_of
-from tests.support.drafts import alone, copying, growing, knowledge, nudged, rounds, speculated
+from tests.support.drafts import alone, copying, growing, nudged, rounds, speculated
 from tests.support.models import segment, tiny_decoder
 from tests.support.neuron_artifacts import LENGTH, TREE, VOCABULARY, engine_of
 from tests.support.row_independence import assert_rows_are_independent
@@ -65,18 +62,11 @@ CLOSE = nudged(tiny_decoder(vocabulary=VOCABULARY))
 """It often agrees with the checkpoint, not always, and never with llama.cpp's stand-in."""
 
 
-def masked() -> Proposer:
-    """A draft with masks that it was never taught: ids that it has and the tokenizer has not."""
-    model = EagerModel(CLOSE, rows=1, capacity=256, max_nodes=128)
-    return Draft(model, Masks(VOCABULARY, 3)).proposer(0, knowledge(), Prices(), room=64)
-
-
 DRAFTS: dict[str, Callable[[], Proposer]] = {
     "a chain": lambda: rounds(CLOSE, Chain(6)),
     "an unrelated chain": lambda: rounds(tiny_decoder(99, VOCABULARY), Chain(3)),
     "a tree": lambda: rounds(CLOSE, BestFirst(TREE - 1, 3)),
     "growing": lambda: growing(CLOSE),
-    "masks": masked,
     "copies": copying,
 }
 

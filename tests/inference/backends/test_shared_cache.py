@@ -36,15 +36,15 @@ class Watched(SharedCacheModel):
     ranked = chosen = 0
 
     def __init__(self, decoder: Decoder, target: EagerModel, clock: Clock) -> None:
-        super().__init__(decoder, target, own=OWN, max_nodes=64)
+        super().__init__(decoder, target, slots=OWN, max_nodes=64)
         self._clock = clock
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
         self.ranked += 1
         self._clock.now += CALL
-        before = [held.clone() for held in self.read.tensors]
+        before = [held.clone() for held in self.target_cache.tensors]
         answer = super().rank(segments, k)
-        assert all(map(torch.equal, before, self.read.tensors))
+        assert all(map(torch.equal, before, self.target_cache.tensors))
         return answer
 
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:

@@ -56,11 +56,11 @@ def test_rapl_adds_packages_and_memory_but_not_what_a_package_contains(tmp_path:
     with meter:
         for path, after in zip(zones, (8_500_000, 3_000_001, 250_000, 9_000_009), strict=True):
             advance(path, after)
-    assert [(part.value, part.source) for part in meter.parts] == [
+    assert [(part.value, part.source) for part in meter.readings] == [
         (3.5, "RAPL package-0"),
         (0.25, "RAPL dram"),
     ]
-    assert (meter.known.value, meter.known.quality) == (3.75, Quality.MEASURED)
+    assert (meter.joules.value, meter.joules.quality) == (3.75, Quality.MEASURED)
 
 
 def test_a_rapl_counter_that_wraps_goes_on_counting(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_counter_that_stood_still_is_unavailable_and_not_zero() -> None:
     clock = Clock()
     with EnergyMeter([still], clock=clock) as meter:
         clock.now += 7.5
-    (part,) = meter.parts
+    (part,) = meter.readings
     assert part.value is None
     assert part.source.startswith("Apple CPU and memory: ")
     assert "7.5 s" in part.source
@@ -182,7 +182,7 @@ def test_a_boards_energy_counter_is_in_millijoules(nvidia: Callable[[Any], None]
     (reader,) = nvml_readers()
     with EnergyMeter([reader], sample_seconds=60.0) as meter:
         pass
-    assert meter.parts == (Figure.measured(12.5, "NVIDIA Test 0, energy counter"),)
+    assert meter.readings == (Figure.measured(12.5, "NVIDIA Test 0, energy counter"),)
 
 
 def test_a_board_without_a_counter_has_its_power_integrated(
@@ -253,7 +253,7 @@ def test_a_part_that_is_unknown_leaves_a_lower_bound_that_names_it(tmp_path: Pat
     advance(path := zone(tmp_path, "0", "package-0", 0), 0)
     with EnergyMeter([*rapl_readers(tmp_path), Unreadable("board: no counter")]) as meter:
         advance(path, 30_000_000)
-    known = meter.known
+    known = meter.joules
     assert (known.value, known.quality, known.lower_bound) == (30.0, Quality.ESTIMATED, True)
     assert "RAPL package-0" in known.source
     assert "board: no counter" in known.source
@@ -272,13 +272,13 @@ def test_readers_are_asked_while_the_meter_runs() -> None:
     with EnergyMeter([reader], sample_seconds=0.001) as meter:
         while reader.asked < 5:
             pass
-    assert (meter.parts[0].value or 0) >= 4
+    assert (meter.readings[0].value or 0) >= 4
 
 
 def test_this_machine_is_read_without_failing() -> None:
     with EnergyMeter(find_readers()) as meter:
         sum(range(100_000))
-    for part in meter.parts:
+    for part in meter.readings:
         assert part.source
         assert part.value is None or part.value > 0
     assert Unreadable("why").joules() == Figure.unavailable("why")

@@ -104,7 +104,7 @@ def test_the_most_frequent_comes_first_and_the_latest_is_marked() -> None:
 def test_few_tokens_are_named_and_the_others_are_counted() -> None:
     named = following(*(token for last in range(10, 16) for token in (1, 2, last)), 1, 2)
     assert len(named) == TUNING.copied
-    assert named[-1].others == 6 - TUNING.copied
+    assert named[-1].rarer == 6 - TUNING.copied
 
 
 def test_texts_of_others_are_not_copied() -> None:

@@ -72,19 +72,19 @@ def test_what_is_sent_is_worth_the_floor_or_leads_to_what_is() -> None:
 
 def test_a_node_is_sent_where_its_value_is_worth_more_than_its_bytes() -> None:
     prices = Prices()
-    assert prices.least_value() == pytest.approx(0.005)
+    assert prices.min_value() == pytest.approx(0.005)
     dear = Prices(tariff=prices.tariff._replace(byte_up=1e-4))
-    assert dear.least_value() == pytest.approx(0.005)  # nobody knows what a token is worth
+    assert dear.min_value() == pytest.approx(0.005)  # nobody knows what a token is worth
     dear.committed(10, dear.effort._replace(wall=0.1))
     assert dear.token == pytest.approx(0.01)
-    assert dear.least_value() == pytest.approx(0.05)
+    assert dear.min_value() == pytest.approx(0.05)
     dear.committed(1000, dear.effort._replace(wall=1e-4))
-    assert dear.least_value() == 1.0
+    assert dear.min_value() == 1.0
 
 
 def test_live_sent_nodes_stay_within_what_the_target_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     world, _ = fair(disagreeing)
-    monkeypatch.setattr("inference.drafters.growing_proposer.MOST_CANDIDATES", 20)
+    monkeypatch.setattr("inference.drafters.growing_proposer.MAX_CANDIDATES", 20)
     most = 0
     while world.goes_on:
         world.turn()

@@ -7,7 +7,6 @@ from functools import cache
 
 import pytest
 
-from inference.backends import Masks
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import BestFirst, Chain, Policy, RoundProposer
 from inference.planner.prices import Prices
@@ -15,12 +14,7 @@ from inference.proposer import DraftUsage, Nodes, Proposer
 from inference.sampling import SamplingParams
 from tests.support.columns import BASE, candidates_of
 from tests.support.scripted_grammar import RULED, scripted_grammars
-from tests.support.scripted_models import (
-    MASK,
-    ScriptedModel,
-    disagreeing,
-    with_masks,
-)
+from tests.support.scripted_models import ScriptedModel, disagreeing
 from tests.support.stepped import SAMPLING, Numbers, World, knowledge, progress, sent, tokens_of
 
 PROMPT = [3, 1, 4, 1, 5, 9, 3, 1, 4]
@@ -48,9 +42,6 @@ def _rounds(policy: Policy) -> Proposer:
 PROPOSERS: dict[str, Callable[[], Proposer]] = {
     "a model": lambda: _drafted(Draft(ScriptedModel(disagreeing))),
     "a model and copies": lambda: _drafted(Draft(ScriptedModel(disagreeing)), copies=True),
-    "masks": lambda: _drafted(
-        Draft(ScriptedModel(with_masks(disagreeing, disagreeing)), Masks(MASK, 3))
-    ),
     "copies": lambda: _drafted(Draft(None), copies=True),
     "chains": lambda: _rounds(Chain(4)),
     "trees": lambda: _rounds(BestFirst(8, 4)),

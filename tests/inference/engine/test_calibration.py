@@ -45,7 +45,7 @@ def test_who_claims_twice_too_much_is_believed_half() -> None:
 
 
 def test_modesty_is_made_up_for_within_a_bound() -> None:
-    assert after(0.1, 0.9).factor(0, 1) == TUNING.most_trust
+    assert after(0.1, 0.9).factor(0, 1) == TUNING.max_trust
 
 
 def test_kinds_of_proposers_and_depths_have_records_of_their_own() -> None:

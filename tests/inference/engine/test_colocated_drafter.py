@@ -201,7 +201,7 @@ def test_who_did_not_ask_keeps_its_root_only_rate(says: Says, prompt: int) -> No
     began, forwards = hosted.clock.now, other.spent.forwards
     finish(hosted.engine, other)
     assert other.spent.forwards - forwards == 400
-    assert hosted.clock.now - began <= (400 + TUNING.most_ahead) * FORWARD / 0.98
+    assert hosted.clock.now - began <= (400 + TUNING.max_ahead) * FORWARD / 0.98
     assert hosted.draft.calls > 0, "what it is ahead is used"
     finish(hosted.engine, *guests)
     for number, guest in enumerate(guests, 1):

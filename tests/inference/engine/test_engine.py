@@ -17,7 +17,7 @@ from inference.engine.forward import Commit
 from inference.engine.sessions.session import Session
 from inference.engine.tuning import TUNING
 from inference.errors import Busy, LimitExceeded, Unavailable
-from inference.order import LEAST_CREDIT, MOST_CREDIT, Decode, End, Pace
+from inference.order import MAX_CREDIT, MIN_CREDIT, Decode, End, Pace
 from inference.proposer import NOBODY, Nodes
 from inference.sampling import SamplingParams
 from inference.tree.candidates import ProposalStream
@@ -198,25 +198,25 @@ def lasting(seconds: float, rows: int, nodes: int) -> float:
 
 
 def test_credit_of_its_own_follows_the_pace_within_bounds() -> None:
-    for seconds, credit in ((0.5, LEAST_CREDIT), (0.010, 200), (0.0001, MOST_CREDIT)):
+    for seconds, credit in ((0.5, MIN_CREDIT), (0.010, 200), (0.0001, MAX_CREDIT)):
         engine, model, _ = exact_engine()
         model.cost = partial(lasting, seconds)
         session = asked(engine, PROMPT, 1400, credit=0)
-        assert session.credit == LEAST_CREDIT
+        assert session.credit == MIN_CREDIT
         for _ in range(100):
             engine.step()
             engine.acknowledge(session, session.length)
         assert session.credit == pytest.approx(credit, rel=0.02)
         before = session.length
         run_dry(engine)
-        assert session.length - before <= MOST_CREDIT
+        assert session.length - before <= MAX_CREDIT
 
 
 def test_nobody_buys_more_credit_than_there_is() -> None:
     engine, _, _ = exact_engine()
     session = asked(engine, PROMPT, 1400, credit=10**9)
     run_dry(engine)
-    assert len(text_of(session)) == MOST_CREDIT
+    assert len(text_of(session)) == MAX_CREDIT
 
 
 def test_a_go_that_is_said_again_during_its_forward_makes_no_other() -> None:
@@ -354,7 +354,7 @@ def test_who_claims_certainty_slows_down_nobody(device: Device, narrow: float, w
     alone = (clock.now - began) / device.cost(4, 1)
     for session, _, text in everybody:
         assert text_of(session) == text[: len(text_of(session))]
-        assert len(text_of(session)) >= TUNING.least_rate * alone - TUNING.most_deficit - LEARNING
+        assert len(text_of(session)) >= TUNING.min_rate * alone - TUNING.max_deficit - LEARNING
 
 
 @pytest.mark.parametrize("device", [CPU, NEURON], ids=["cpu", "neuron"])
@@ -364,7 +364,7 @@ def test_one_with_good_candidates_does_not_hold_up_three_without(device: Device)
     live_on(engine, everybody, 400, truth)
     alone = (clock.now - began) / device.cost(4, 1)
     for session, _, _ in everybody[1:]:
-        assert len(text_of(session)) >= TUNING.least_rate * alone - TUNING.most_deficit
+        assert len(text_of(session)) >= TUNING.min_rate * alone - TUNING.max_deficit
 
 
 def test_the_engines_own_work_slows_down_nobody_who_drafts_nothing() -> None:
@@ -379,7 +379,7 @@ def test_the_engines_own_work_slows_down_nobody_who_drafts_nothing() -> None:
     alone, tokens = alone_and_beside(False)
     seconds, beside = alone_and_beside(True)
     assert seconds > alone, "some forwards were wide"
-    assert beside >= TUNING.least_rate * tokens * seconds / alone - TUNING.most_deficit
+    assert beside >= TUNING.min_rate * tokens * seconds / alone - TUNING.max_deficit
 
 
 def test_good_candidates_pay_on_a_device_whose_wide_forwards_are_dear() -> None:
@@ -408,9 +408,9 @@ def test_a_candidate_that_the_target_takes_counts_in_the_sessions_own_record() -
 def test_what_a_session_is_ahead_or_behind_is_bounded() -> None:
     session = opened(exact_engine()[0], PROMPT)
     session.add_service(-100.0)
-    assert session.service_credit == -TUNING.most_behind
+    assert session.service_credit == -TUNING.max_behind
     session.add_service(100.0)
-    assert session.service_credit == TUNING.most_ahead
+    assert session.service_credit == TUNING.max_ahead
 
 
 # --- rows

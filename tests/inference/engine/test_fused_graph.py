@@ -139,7 +139,7 @@ class Branching:
     shape: Branches
 
     @property
-    def most_ranked(self) -> int:
+    def max_ranked(self) -> int:
         return self.shape.inner
 
     def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[Mark]:
@@ -391,8 +391,8 @@ def test_who_did_not_ask_for_rounds_keeps_its_root_only_rate(
                 graph.engine.append(one, stream, chain(one.length - 1, ahead, 0.9, first=numbers))
         numbers += 7
         graph.step(sessions)
-        promised = TUNING.least_rate * (graph.clock.now - began) / graph.cost(4, 1)
-        assert all(len(made_by(one)) >= promised - TUNING.most_deficit for one in others)
+        promised = TUNING.min_rate * (graph.clock.now - began) / graph.cost(4, 1)
+        assert all(len(made_by(one)) >= promised - TUNING.max_deficit for one in others)
     for last, one in enumerate(sessions):
         assert made_by(one) == neighbours_text(last)[: len(made_by(one))]
 

@@ -18,7 +18,7 @@ from inference.engine.engine import Engine
 from inference.engine.sessions.session import Session
 from inference.errors import InvalidRequest
 from inference.model.decoder import Decoder
-from inference.order import LEAST_LOGPROB, TokenLogProb
+from inference.order import MIN_LOGPROB, TokenLogProb
 from inference.sampling import Grammar, GrammarKind, SamplingParams
 from inference.token_rule import TokenRule
 from tests.support.equality import full_logits
@@ -55,7 +55,7 @@ def assert_log_probs(
 ) -> None:
     """They are those of the tokens under the softmax of these rows [n, V]."""
     assert len(found) == len(tokens)
-    rows = rows.double().log_softmax(-1).clamp(min=LEAST_LOGPROB)
+    rows = rows.double().log_softmax(-1).clamp(min=MIN_LOGPROB)
     for one, row, token in zip(found, rows, tokens, strict=True):
         assert one.value == pytest.approx(float(row[token]), abs=1e-4)
         assert one.values == pytest.approx(row.topk(likeliest).values.tolist(), abs=1e-4)

@@ -68,7 +68,7 @@ def width_of(offers: Sequence[Bringing], seconds: ForwardSeconds, most: int) -> 
     def cost(nodes: int) -> Cost:
         return Cost(seconds(len(offers), nodes), seconds(len(offers), nodes))
 
-    return plan_width(values, credit, cost, most, premium=TUNING.least_gain)
+    return plan_width(values, credit, cost, most, premium=TUNING.min_gain)
 
 
 LONE = Bringing(())
@@ -77,13 +77,13 @@ SURE = Bringing((0.9,) * 31)
 
 def test_an_uncertain_time_within_the_promise_is_no_reason_to_stay_narrow() -> None:
     def little_more(rows: int, nodes: int) -> float:
-        return ONE * (1.0 if nodes == 1 else 0.99 / TUNING.least_rate)
+        return ONE * (1.0 if nodes == 1 else 0.99 / TUNING.min_rate)
 
     assert width_of([SURE, LONE], little_more, MOST) == MOST
 
 
 def test_a_gain_within_the_noise_of_times_is_none() -> None:
-    little = Bringing((TUNING.least_gain - 1.001,))
+    little = Bringing((TUNING.min_gain - 1.001,))
     assert width_of([little], flat, MOST) == 1
 
 
@@ -112,7 +112,7 @@ def test_the_width_is_the_best_of_those_that_keep_everybodys_promise(
         return sum(offer.tokens(width) for offer in offers) / seconds(1, width)
 
     def kept(width: int) -> bool:
-        needed = TUNING.least_rate * seconds(1, width) / ONE
+        needed = TUNING.min_rate * seconds(1, width) / ONE
         return all(offer.tokens(width) + offer.credit >= needed for offer in offers)
 
     width = width_of(offers, seconds, 16)
@@ -120,7 +120,7 @@ def test_the_width_is_the_best_of_those_that_keep_everybodys_promise(
     widest = max(len(offer.rates) for offer in offers) + 1
     for other in (2, 4, 8, 16):
         if kept(other) and other < 2 * widest:
-            assert rate(other) <= TUNING.least_gain * rate(width) * (1 + 1e-9)
+            assert rate(other) <= TUNING.min_gain * rate(width) * (1 + 1e-9)
 
 
 def session(*chances: float, length: int = 3, pace: Pace = Pace.GO_ON, end: int = 900) -> Session:
@@ -148,8 +148,8 @@ def trees(*ready: Session) -> ReadySets:
 
 def sizes_of(plan: BatchPlan) -> list[int]:
     """Nodes of each tree."""
-    parts: Sequence[Any] = plan.parts
-    return [len(part[1]) for part in parts]
+    entries: Sequence[Any] = plan.entries
+    return [len(entry[1]) for entry in entries]
 
 
 def chunks_of(plan: BatchPlan) -> list[int]:
@@ -189,10 +189,10 @@ def test_one_whose_guesses_have_missed_keeps_nobody_narrow() -> None:
 def test_who_takes_fewer_candidates_than_expected_is_believed_less() -> None:
     """Its tenant's record may be better than its own draft."""
     ready, planned = [session(*[0.9] * 15) for _ in range(4)], turns(neuron, sizes=(1, 16, 32))
-    ready[0].record.observe(expected=2.0, taken=3)
+    ready[0].record.observe(expected=2.0, accepted=3)
     assert ready[0].record.factor == 1.0
     assert sizes_of(planned.next(trees(*ready))) == [16] * 4
-    ready[0].record.observe(expected=1000.0, taken=0)
+    ready[0].record.observe(expected=1000.0, accepted=0)
     assert sizes_of(planned.next(trees(*ready))) == [1] * 4
 
 
@@ -203,7 +203,7 @@ def test_no_deficit_is_allowed_to_one_whose_candidates_were_never_taken() -> Non
 
 
 def test_a_deficit_is_what_root_only_forwards_give_back_before_the_text_ends() -> None:
-    for left, deficit in ((500, TUNING.most_deficit), (30, 30 * (1 - TUNING.least_rate)), (0, 0.0)):
+    for left, deficit in ((500, TUNING.max_deficit), (30, 30 * (1 - TUNING.min_rate)), (0, 0.0)):
         owing = session(0.9, length=3, end=4 + left)
         owing.candidates.commit([500])
         owing.extend([500], [MODEL])
@@ -250,7 +250,7 @@ def test_kinds_of_forwards_take_turns() -> None:
     assert set(kinds) == {ForwardKind.PREFILL, ForwardKind.TREES, ForwardKind.ROUNDS}
     assert kinds == kinds[:3] * 3
     assert all(first != second for first, second in pairwise(kinds))
-    assert not turns(flat).next({}).parts
+    assert not turns(flat).next({}).entries
 
 
 def on_a_row(length: int) -> Session:
@@ -276,7 +276,7 @@ def test_a_prompt_alone_is_prefilled_in_chunks_as_long_as_the_model_takes() -> N
 def test_a_slow_chunk_alone_stays_below_what_a_step_may_take() -> None:
     plan = turns(lambda rows, nodes: 0.5 * nodes).next({ForwardKind.PREFILL: [on_a_row(500)]})
     assert chunks_of(plan) == [16]
-    assert 0.5 * 16 <= TUNING.longest_chunk < 0.5 * 32
+    assert 0.5 * 16 <= TUNING.max_chunk_seconds < 0.5 * 32
 
 
 def test_a_chunk_holds_up_who_decodes_by_a_bounded_time() -> None:
@@ -285,7 +285,7 @@ def test_a_chunk_holds_up_who_decodes_by_a_bounded_time() -> None:
     def linear(rows: int, nodes: int) -> float:
         return 0.020 + 0.001 * nodes
 
-    for chances, size in (((), TUNING.least_chunk), ([0.9] * 31, 64)):
+    for chances, size in (((), TUNING.min_chunk), ([0.9] * 31, 64)):
         ready, busy = filling_beside(session(*chances)), turns(linear)
         made = [busy.next(ready) for _ in range(4)]
         chunks = [size for plan in made[1:] for size in chunks_of(plan)]
@@ -301,7 +301,7 @@ def test_three_whole_chunks_tell_what_one_takes_where_no_profile_does() -> None:
         return 0.020 + 0.001 * rows * nodes
 
     ready, busy = filling_beside(session()), turns(curve)
-    for seconds, size in ((None, TUNING.least_chunk), (0.040, Exact.max_nodes)):
+    for seconds, size in ((None, TUNING.min_chunk), (0.040, Exact.max_nodes)):
         if seconds is not None:
             for _ in range(TRUSTED):
                 busy.record((1, Exact.max_nodes), seconds)
@@ -316,5 +316,5 @@ def test_short_prompts_share_a_forward() -> None:
 
 
 def test_what_is_promised_is_what_root_only_forwards_would_bring_in_the_same_time() -> None:
-    assert turns(neuron).promised((4, 16), 4, 0.080) == pytest.approx(TUNING.least_rate * 2)
-    assert turns(neuron).promised((4, 1), 4, 0.100) == TUNING.least_rate  # nothing is quicker
+    assert turns(neuron).promised((4, 16), 4, 0.080) == pytest.approx(TUNING.min_rate * 2)
+    assert turns(neuron).promised((4, 1), 4, 0.100) == TUNING.min_rate  # nothing is quicker

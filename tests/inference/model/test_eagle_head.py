@@ -74,7 +74,7 @@ def test_features_are_of_the_layers_that_the_head_was_trained_on(
     raw = heads.raw_config(DEEP)
     del raw[IDS]
     heads.write_head(tmp_path, raw | fields, {})
-    assert read_head_config(tmp_path, DEEP).kept == kept
+    assert read_head_config(tmp_path, DEEP).feature_layers == kept
 
 
 def test_a_config_with_the_layer_in_a_field_of_its_own_is_read(tmp_path: Path) -> None:

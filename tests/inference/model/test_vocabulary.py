@@ -27,7 +27,7 @@ from inference.model.choice.sampler import (
 from inference.model.choice.vocabulary import VocabularyShare
 from inference.model.decoder import Decoder
 from inference.model.layers import Head, Layers
-from inference.sampling import MOST_LOGPROBS, SamplingParams
+from inference.sampling import MAX_LOGPROBS, SamplingParams
 from tests.support.fake_ranks import Group, as_rank
 from tests.support.models import TINY
 
@@ -109,7 +109,7 @@ def test_ranks_adjust_choose_and_score_as_a_rank_with_all_logits_does(kind: str)
     adjusted = masks.adjusted(logits, ids, VocabularyShare(), HOST)
     expected = choose_scored(adjusted, sampling, drawn, masks.asked)
     tokens = torch.where(masks.asked < 0, expected.chosen, masks.asked)
-    told = score(adjusted, sampling, tokens, MOST_LOGPROBS)
+    told = score(adjusted, sampling, tokens, MAX_LOGPROBS)
     close = torch.testing.assert_close
     close((expected.scores.values, expected.scores.likeliest), (told.values, told.likeliest))
     for ranks in (2, 4):

@@ -15,14 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from inference.errors import InvalidRequest
 from inference.files.json_file import Json
-from inference.planner.acceptance import OFFSETS, RANKS, AcceptanceModel
+from inference.planner.acceptance import RANKS, AcceptanceModel
 from inference.planner.acceptance_file import SHIPPED, read_acceptance, read_model, write_acceptance
-from inference.planner.child_features import (
-    FloatArray,
-    mask_features,
-    rank_features,
-    score_part,
-)
+from inference.planner.child_features import FloatArray, rank_features
 
 Scores = NDArray[np.float32]
 
@@ -238,63 +233,9 @@ def changed(*path: str, to: Any) -> dict[str, Any]:
         changed("rates", "hits", to=[0.5] * 3),
         changed("rates", "hits", to=[1e9] * RANKS),
         changed("rates", "hits", to=[0.0] * RANKS),
-        changed("guessing", "tries", to=[1.0]),
-        changed("guessing", "hits", to=[0.0] * OFFSETS),
-        changed("guessing", "hits", to=[99.0] * OFFSETS),
-        changed("guessing", "laws", to={}),
     ],
-    ids=range(20),
+    ids=range(16),
 )
 def test_a_record_that_cannot_be_used_is_refused(record: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="this record"):
         made_of(record)
-
-
-SCORES = np.array([[-0.3, -2.0, -3.0, -4.0]], dtype=np.float32)
-SAID = score_part(rank_features(SCORES, [0], True)[0])
-
-
-def test_a_row_of_masks_chances_adds_up_to_less_than_one(model: AcceptanceModel) -> None:
-    for path in (0.0, 2.0, 50.0):
-        chances = model.masked(mask_features(SAID, 1, path, None), True)
-        assert len(chances) == 4
-        assert 0 < min(chances) <= sum(chances) < 1
-
-
-@pytest.mark.parametrize("greedy", [False, True])
-def test_a_mask_is_worth_less_behind_a_surprise(model: AcceptanceModel, greedy: bool) -> None:
-    likely, surprising = (
-        model.masked(mask_features(SAID, 1, path, None), greedy) for path in (0.1, 4.0)
-    )
-    assert surprising[0] < likely[0]
-
-
-def test_what_masks_are_worth_is_learnt_for_each_kind_of_decoding(model: AcceptanceModel) -> None:
-    table = mask_features(SAID, 2, 0.5, None)
-    (before, *_), sampled = model.masked(table, True), model.masked(table, False)
-    rate = model.mask_rate(2)
-    for _ in range(200):
-        model.observe_masked(table, True, 2, None)
-    assert model.masked(table, True)[0] < 0.1 < before
-    assert model.masked(table, False) == sampled
-    assert model.mask_rate(2) < 0.1 < rate
-    for _ in range(300):
-        model.observe_masked(table, True, 2, 0)
-    assert model.masked(table, True)[0] > 0.8
-    assert model.mask_rate(2) > 0.7
-
-
-def test_a_mask_beyond_those_that_are_counted_has_their_last_rate(model: AcceptanceModel) -> None:
-    assert model.mask_rate(OFFSETS + 5) == model.mask_rate(OFFSETS)
-    model.observe_masked(mask_features(SAID, OFFSETS + 5, 0.5, None), True, OFFSETS + 5, 0)
-
-
-def test_what_was_learnt_of_masks_can_be_kept(model: AcceptanceModel) -> None:
-    table = mask_features(SAID, 1, 0.5, 0)
-    for taken in (0, 1, None) * 20:
-        model.observe_masked(table, False, 1, taken)
-    record = model.to_record()
-    assert max(record["guessing"]["tries"]) < 21, "the next session can still change it"
-    again = made_of(json.loads(json.dumps(record)))
-    assert again.masked(table, False) == pytest.approx(model.masked(table, False))
-    assert again.mask_rate(1) == pytest.approx(model.mask_rate(1))

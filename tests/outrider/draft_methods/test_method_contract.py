@@ -102,7 +102,7 @@ def test_every_method_is_here() -> None:
     assert FLAGS.keys() == METHODS.keys()
 
 
-@pytest.mark.parametrize("name", [name for name, one in METHODS.items() if one.here])
+@pytest.mark.parametrize("name", [name for name, one in METHODS.items() if one.local])
 def test_a_draft_on_a_clients_machine_makes_the_targets_own_text(
     name: str, tmp_path: Path, own: list[list[int]]
 ) -> None:

@@ -21,7 +21,7 @@ def test_beside_its_target_it_keeps_keys_of_candidates_only() -> None:
     found = find_draft(options, target)
     draft = found.load(options, Capacity(rows=2, sequence_length=256, spare=40, max_nodes=32)).model
     assert isinstance(draft, SharedCacheModel)
-    assert draft.read is target.cache
+    assert draft.target_cache is target.cache
     assert draft.cache.keys[0].shape == (2, 40 + 1, target.cache.keys[0].shape[2])
     assert draft.decoder.model.embed_tokens is target.decoder.model.embed_tokens
 

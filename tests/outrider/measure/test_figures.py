@@ -120,13 +120,13 @@ def test_what_is_not_known_is_unavailable_and_never_zero() -> None:
     [
         (arm(), READ, 8.0),  # this machine as a whole is draft and target
         (arm(), UNREAD, 202.0),
-        (arm(whole=False), READ, 208.0),  # the target is elsewhere
+        (arm(joint=False), READ, 208.0),  # the target is elsewhere
         (arm(emulated=True), READ, 202.0),
         (arm(HALF), READ, 8.0),
-        (arm(OTHER, whole=False), READ, 208.0),
+        (arm(OTHER, joint=False), READ, 208.0),
         (arm(HALF), UNREAD, ("counter", "watts of the target")),
         (arm(OTHER), UNREAD, ("counter", "watts of the draft")),
-        (arm(HALF, whole=False), READ, ("watts of the target",)),
+        (arm(HALF, joint=False), READ, ("watts of the target",)),
         (arm(OTHER, emulated=True), READ, ("emulated", "watts of the draft")),
     ],
 )

@@ -20,13 +20,13 @@ PRICED = Billing(3.6, 0.36, 0.0, 0.0, draft_watts=10.0, target_watts=100.0, sour
 FREE = Billing()
 
 
-def arm(billing: Billing = PRICED, *, whole: bool = True, emulated: bool = False) -> Arm:
+def arm(billing: Billing = PRICED, *, joint: bool = True, emulated: bool = False) -> Arm:
     """An arm that generates nothing and charges by these prices."""
 
     def fail(*_: object) -> Completion:
         raise NotImplementedError
 
-    return Arm("hybrid", fail, fail, billing, whole, emulated)
+    return Arm("hybrid", fail, fail, billing, joint, emulated)
 
 
 def record(

@@ -139,7 +139,7 @@ def test_where_cost_is_time_every_weight_decides_as_speed_alone(weight: float) -
         for prices in (fast, steered):
             prices.committed(tokens, usage)
         assert steered.best(offers) == fast.best(offers)
-        assert steered.least_value() == fast.least_value()
+        assert steered.min_value() == fast.min_value()
 
 
 @pytest.mark.parametrize(

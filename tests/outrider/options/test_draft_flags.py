@@ -63,7 +63,7 @@ def test_the_page_of_runs_says_what_each_is() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_model_drafts_only_where_its_row_says(name: str) -> None:
-    for role, may in ((DraftRole, METHODS[name].here), (FusedTargetRole, True)):
+    for role, may in ((DraftRole, METHODS[name].local), (FusedTargetRole, True)):
         if may:
             assert role(draft=f"{name},copy").method == name
         else:

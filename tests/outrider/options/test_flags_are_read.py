@@ -10,10 +10,10 @@ import pytest
 
 from inference.errors import InvalidRequest
 from inference.flags.group import Group, flags_of, groups_of, own_flags
+from outrider.cli import run_role
 from outrider.models.directories import EMBEDDED
 from outrider.options.roles import FusedTargetRole
 from outrider.options.verbs import ROLES
-from outrider.role_programs import run_role
 
 START = {"role", "config", "debug", "target", "preset"}
 OF_CLIENTS: dict[str, Any] = {"region": "eu-west-1", "spot": True, "no_live": True}

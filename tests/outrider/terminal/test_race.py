@@ -157,4 +157,4 @@ def test_a_recording_of_one_text_is_refused(tmp_path: Path) -> None:
     recording = read_recording(REAL_PAIR)
     file = tmp_path / "file.json"
     file.write_text(json.dumps({**recording, "tracks": recording["tracks"][:1]}))
-    assert_refused(lambda: read_recording(file), ["not a comparison", "--baseline"])
+    assert_refused(lambda: read_recording(file), ["not a comparison", "Compare without draft"])
