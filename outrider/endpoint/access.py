@@ -95,7 +95,7 @@ class KeyCheck:
                 code="admin_key_needed",
             )
 
-    async def __call__(self, request: Request) -> None:
+    async def check(self, request: Request) -> None:
         key = self._key(request)
         request.state.caller = key if len(self._keys) > 1 else ""
         if self._closed and not key:
@@ -116,7 +116,7 @@ class OriginCheck:
     def __init__(self, origins: Sequence[str]) -> None:
         self._origins = frozenset(origins)
 
-    async def __call__(self, request: Request) -> None:
+    async def check(self, request: Request) -> None:
         origin = request.headers.get("origin")
         server = f"{request.url.scheme}://{request.headers.get('host')}"
         if origin is not None and origin != server and origin not in self._origins:

@@ -191,7 +191,7 @@ def create_app(
     )
     add_failures(app)
     key_check = KeyCheck(keys, admin_keys)
-    checked = [Depends(OriginCheck(origins)), Depends(key_check)]
+    checked = [Depends(OriginCheck(origins).check), Depends(key_check.check)]
     app.include_router(text_routes(manager), dependencies=checked)
     app.include_router(page_routes(manager, [Depends(key_check.admin)]), dependencies=checked)
     _add_health(app, manager)

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,17 +45,17 @@ SAMPLINGS = [
     *(SamplingParams(at, seed=3, grammar=JSON) for at in (0.0, 0.7, 1.0)),
     SamplingParams(0.7, seed=3, grammar=JSON, repetition_penalty=1.2, min_p=0.125),
 ]
-OPTIONS = {"device": "cpu", "sequence_length": LENGTH}
+OPTIONS: dict[str, Any] = {"device": "cpu", "sequence_length": LENGTH}
 
 
-def a_head(folder: Path) -> dict[str, str]:
+def a_head(folder: Path) -> dict[str, Any]:
     """A random one for the embedded target."""
     config = read_config(EMBEDDED / "target")
     raw = heads.raw_config(config, eagle_aux_hidden_state_layer_ids=[2, 4, 6])
     return {"draft_model": str(heads.write_head(folder / "head", raw, heads.tensors_of(config)))}
 
 
-def a_file(folder: Path) -> dict[str, str]:
+def a_file(folder: Path) -> dict[str, Any]:
     """The embedded draft as a GGUF file."""
     pytest.importorskip("llama_cpp", reason="a GGUF file needs pip install '.[gguf]'")
     pytest.importorskip("gguf", reason="a GGUF file is written with pip install '.[gguf]'")
@@ -68,7 +69,7 @@ def a_file(folder: Path) -> dict[str, str]:
     return {"draft_model": str(write_gguf(folder / "draft.gguf", decoder, directory, "Q8_0"))}
 
 
-FLAGS: dict[str, Callable[[Path], dict[str, str]]] = {
+FLAGS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "model": lambda folder: {},
     "substitute": lambda folder: {},
     "model in a GGUF file": a_file,
