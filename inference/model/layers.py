@@ -49,7 +49,7 @@ class Head(nn.Linear):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention over the cache and the new nodes, with a common softmax in float32."""
+    """Grouped-query attention over the cache and the new nodes, with one softmax in float32."""
 
     def __init__(self, config: ModelConfig, layers: Layers) -> None:
         super().__init__()
