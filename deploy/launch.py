@@ -113,7 +113,7 @@ class Launch:
     def _check_same(self, state: StackState) -> None:
         """Raise InvalidRequest if the stack was made for another host."""
         requested = stack_parameters(self._host)
-        for key in ("InstanceType", "Port", "AllowCidr", "Private", "Market", "Served"):
+        for key in ("InstanceType", "AllowCidr", "Private", "Market", "Served"):
             present, value = state.parameters.get(key), requested.get(key, "")
             if present != value:
                 raise InvalidRequest(

@@ -15,6 +15,7 @@ from compile.spec import CompileSpec
 from compile.store import fetch_manifest, open_store
 from deploy.commands.options import UpOptions
 from deploy.deployment import Host, secret_parameters
+from deploy.host.user_data import PORT
 from deploy.instance_price import InstancePrices, NoPrice, Price, bundled_prices
 from deploy.places import SubnetInZone, find_image, places_for
 from deploy.stack import created_resources
@@ -132,8 +133,8 @@ def _served(options: UpOptions, manifest: Manifest | None) -> str:
 def _ports(options: UpOptions) -> str:
     if options.allow_cidr is None:
         address = ", which has no public address" if options.private else ""
-        return f"none; a tunnel leads to {options.port} on the host{address}"
-    return f"{options.port} for {options.allow_cidr}, with TLS and a key; no SSH"
+        return f"none; a tunnel leads to {PORT} on the host{address}"
+    return f"{PORT} for {options.allow_cidr}, with TLS and a key; no SSH"
 
 
 def _token_cost(plan: Plan) -> str:

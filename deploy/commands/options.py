@@ -13,7 +13,6 @@ from pydantic import model_validator
 from compile.aws import Aws
 from compile.plan.device import device_of
 from deploy.deployment import Host, own_bucket
-from deploy.host.user_data import METRICS_PORT
 from deploy.instance_kind import InstanceKind, Market, check_image
 from grpc_comm.client.named_targets import check_name, find_target
 from inference.errors import InvalidRequest
@@ -98,8 +97,6 @@ class UpOptions(NamedOptions, title="start"):
     """public SSM parameter of the machine image (default: by instance type)"""
     disk_gib: Annotated[int, Ge(8), Le(16384)] | None = None
     """volume size in GiB (default: 250 for Neuron, 200 for CUDA, 60 for CPU)"""
-    port: Annotated[int, Ge(1), Le(65535)] = 50051
-    """port of the target on the instance"""
     allow_cidr: Annotated[str, Metavar("CIDR")] | None = None
     """allow connections from this network, with TLS and token, in place of a tunnel"""
     idle_minutes: Count = 30
@@ -131,8 +128,6 @@ class UpOptions(NamedOptions, title="start"):
             )
         if self.digest is not None and not _SHA256.fullmatch(self.digest):
             raise InvalidRequest(f"--digest {self.digest}: 64 hexadecimal digits are needed")
-        if self.port == METRICS_PORT:
-            raise InvalidRequest(f"--port {self.port} is used by the metrics: choose another")
         check_image(self.kind.compile_target, self.image)
         if self.kind.kind == "neuron" and self.artifact is None:
             raise InvalidRequest(
@@ -185,7 +180,6 @@ class UpOptions(NamedOptions, title="start"):
     def host(self, region: str) -> Host:
         """The host to start. Raises BadArtifact for a directory without an artefact."""
         parameters = {
-            "Port": str(self.port),
             "AllowCidr": self.allow_cidr or "",
             "Private": str(self.private).lower(),
             "CapacityReservation": self.capacity_block or "",

@@ -11,9 +11,10 @@ from compile.aws import Aws
 from deploy.commands.options import NamedOptions
 from deploy.deployment import stack_name
 from deploy.handover import secrets_waiting
+from deploy.host.user_data import PORT
 from deploy.instance_price import cost_so_far
 from deploy.running_instance import RunningInstance, describe_instance, progress
-from deploy.stack import StackState, TargetStack
+from deploy.stack import TargetStack
 from grpc_comm.client.named_targets import find_target
 from inference.command import FAILED
 from inference.errors import OutriderError, Unavailable
@@ -47,7 +48,7 @@ def run(options: StatusOptions) -> int:
         print("instance    none: `outrider deploy up` resumes, `outrider deploy down` removes all")
         return FAILED
     print(*_instance_lines(aws, options.name, instance), sep="\n")
-    for label, command in host_commands(options.name, aws.region, instance, state).items():
+    for label, command in host_commands(options.name, aws.region, instance).items():
         print(f"{label:<12}{command}")
     return 0 if instance.alive else FAILED
 
@@ -70,9 +71,7 @@ def _instance_lines(aws: Aws, name: str, instance: RunningInstance) -> Iterator[
     yield f"cost        {cost_so_far(instance, aws.region)}"
 
 
-def host_commands(
-    name: str, region: str, instance: RunningInstance, state: StackState
-) -> dict[str, str]:
+def host_commands(name: str, region: str, instance: RunningInstance) -> dict[str, str]:
     """Commands of AWS's own CLI for the instance, by what they are for. A session needs its
     Session Manager plugin, and no open port.
     """
@@ -87,7 +86,7 @@ def host_commands(
     }
     target = find_target(name)
     if target is not None and target.reached.loopback:
-        ports = f"portNumber={state.parameters['Port']},localPortNumber={target.reached.port}"
+        ports = f"portNumber={PORT},localPortNumber={target.reached.port}"
         commands["tunnel"] = f"{session}PortForwardingSession --parameters {ports}"
     return commands
 

@@ -13,7 +13,7 @@ from deploy.commands.options import UpOptions
 from deploy.commands.status import host_commands
 from deploy.deployment import Host, hub_token_parameter, secret_parameters
 from deploy.handover import Handover, put_hub_token, withdraw_secrets
-from deploy.host.user_data import HostSettings, user_data
+from deploy.host.user_data import PORT, HostSettings, user_data
 from deploy.instance_price import NoPrice, Price
 from deploy.job import ask
 from deploy.launch import Launch
@@ -94,7 +94,7 @@ def _up(options: UpOptions) -> int:
         if not isinstance(error, InstanceEnded):
             _say_that_it_is_paid(options.name)
         raise
-    print(*_words(options, host.region, instance, state), sep="\n")
+    print(*_words(options, host.region, instance), sep="\n")
     return 0
 
 
@@ -196,7 +196,6 @@ def _settings(
         hub_token=hub_token_parameter(options.name) if model and model.needs_token else None,
         flags=flags,
         host="127.0.0.1" if options.allow_cidr is None else "0.0.0.0",  # noqa: S104
-        port=options.port,
         venv=host.instance.venv,
         idle_minutes=options.idle_minutes,
         lifetime_hours=options.lifetime_hours,
@@ -214,7 +213,7 @@ def _hand_over(
     hosts = ["localhost", "127.0.0.1"]
     if options.allow_cidr is not None:
         hosts.append(instance.address)
-        target = replace(target, address=f"{instance.address}:{options.port}")
+        target = replace(target, address=f"{instance.address}:{PORT}")
     credentials = handover.begin(hosts)
     model = pinned_model(options)
     if model and model.needs_token:
@@ -253,13 +252,11 @@ def _wait_until_serving(aws: Aws, instance: RunningInstance) -> None:
     )
 
 
-def _words(
-    options: UpOptions, region: str, instance: RunningInstance, state: StackState
-) -> Iterator[str]:
+def _words(options: UpOptions, region: str, instance: RunningInstance) -> Iterator[str]:
     """Return lines about the next commands, and about when the target ends."""
     name = options.name
     yield f"{name} runs on {instance.type} in {instance.zone} ({instance.instance_id})"
-    commands = host_commands(name, region, instance, state)
+    commands = host_commands(name, region, instance)
     if "tunnel" in commands:
         yield "in a second shell, with AWS's CLI and its Session Manager plugin, keep this open:"
         yield f"  {commands['tunnel']}"

@@ -26,6 +26,8 @@ from inference.errors import InvalidRequest
 
 MAX_BYTES = 16_384
 """EC2 takes no longer user data."""
+PORT = 50051
+"""Port of the target."""
 METRICS_PORT = 9100
 """Port of the target's metrics, on the host alone. The idle timer reads it."""
 
@@ -75,7 +77,7 @@ class HostSettings(Installation):
     model: str | None = None  # NAME@COMMIT of the hub, or s3://BUCKET/PREFIX
     flags: Mapping[str, FlagValue] = field(default_factory=dict)  # of the target, by name
     host: str = "127.0.0.1"  # address to listen on; a tunnel needs no other
-    port: int = 50051
+    port: int = PORT
     metrics_port: int = METRICS_PORT
     idle_minutes: int  # without a session until the host is powered off
 

@@ -15,7 +15,7 @@ from botocore.stub import Stubber
 from compile.aws import Aws
 from compile.compile_options import parse as parse_compile
 from deploy.commands.options import UpOptions
-from deploy.host.user_data import MAX_BYTES
+from deploy.host.user_data import MAX_BYTES, PORT
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
 from deploy.stack import (
     TEMPLATE,
@@ -91,7 +91,6 @@ def test_accelerators_of_aws_need_an_artefact_and_one_on_s3_its_digest() -> None
         ),
         ({"model": "s3://Bucket/x y", "digest": "0" * 64}, ["s3://Bucket/x y", "s3://BUCKET"]),
         ({"model": "s3://models/qwen", "digest": "12"}, ["--digest 12", "64 hexadecimal digits"]),
-        ({"port": 9100}, ["--port 9100", "metrics"]),
         ({"private": True}, ["--private", "--subnet"]),
         ({"spot": True, "capacity_block": "cr-1"}, ["--spot", "--capacity_block"]),
         ({"allow_cidr": "0.0.0.0/0"}, ["--allow_cidr 0.0.0.0/0"]),
@@ -190,7 +189,7 @@ def test_the_host_is_closed_encrypted_and_leaves_nothing_when_it_ends() -> None:
     assert disk["Ebs"]["DeleteOnTermination"] is True
     opened, closed = resource("Firewall")["SecurityGroupIngress"]["Fn::If"][1:]
     assert closed == []
-    assert [rule["FromPort"] for rule in opened] == [{"Ref": "Port"}]
+    assert [rule["FromPort"] for rule in opened] == [PORT]
     (network,) = resource("Instance")["NetworkInterfaces"]
     assert network["AssociatePublicIpAddress"] == {"Fn::If": ["HasNoAddress", False, True]}
     assert "KeyName" not in json.dumps(read_template())
