@@ -233,6 +233,6 @@ def add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:
 
 
 def underscored(word: str) -> str:
-    """A flag may be spelt with dashes, too."""
+    """Replace dashes in a flag's name by underscores."""
     name, equals, value = word.partition("=")
     return f"--{name[2:].replace('-', '_')}{equals}{value}" if word.startswith("--") else word
