@@ -100,9 +100,9 @@ class TargetManager:
             self._secrets.close()
 
     async def get(self) -> TextRunner:
-        """The runner of texts. Connects again if there was no target.
+        """Return what generates texts at the target; connects first if it is not connected.
 
-        Raises ApiError without one.
+        Raises ApiError if no target answers.
         """
         texts = self.texts
         if texts is not None:

@@ -126,7 +126,7 @@ class DeviceOptions(Group, title="models and devices"):
 
 class BatchOptions(Group, title="models and devices"):
     batch: Annotated[Count, Alias("rows")] = 4
-    """maximum concurrent texts: of a target, or of a client that runs a file of prompts"""
+    """maximum number of texts that are generated at the same time"""
 
 
 class BackendOptions(Group, title="models and devices"):
@@ -215,7 +215,7 @@ class TextOptions(SamplingOptions):
     regex: str | None = None
     """regular expression that the whole output must match"""
     as_json: bool = Field(default=False, alias="json")
-    """one JSON object a prompt on stdout, and nothing else there"""
+    """print one JSON object for each prompt to stdout, and nothing else"""
     profile: Directory | None = None
     """directory for outrider-profile.csv and .json, and outrider-options.json to repeat the run"""
 

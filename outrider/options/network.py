@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 class PortOptions(Group, title="network"):
     port: Port = 50051
-    """port of the target; 0 lets the system choose where a target listens"""
+    """port of the target; 0: a target listens on any free port"""
 
 
 class TlsOptions(Group, title="security"):
@@ -30,10 +30,10 @@ class TlsOptions(Group, title="security"):
     tls_key: File | None = None
     """private key of --tls_cert"""
     tls_ca: File | None = None
-    """authority that signed the other side's certificate; a target with one requires client
-    certificates"""
+    """certificate of the authority that signed the other side's; a target then requires clients to
+    have a certificate"""
     token_file: File | None = None
-    """file with the bearer token in its first line"""
+    """file with the bearer token on its first line"""
     insecure: bool = False
     """allow remote use without TLS or token"""
 
