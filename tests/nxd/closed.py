@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import MutableSequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -92,7 +92,7 @@ CALLED: dict[str, Any] = {
 class Closed(types.ModuleType):
     """A module that has every name that is asked for."""
 
-    __path__: Sequence[str] = []
+    __path__: MutableSequence[str] = []  # noqa: RUF012
 
     def __getattr__(self, name: str) -> Any:
         full = f"{self.__name__}.{name}"
