@@ -1,7 +1,6 @@
 """Command lines from groups of flags: help, values, and errors of a single line.
 
-The command line overrides OUTRIDER_... of the environment, that a YAML file, and that
-the defaults.
+Precedence: command line, environment (OUTRIDER_...), YAML file, defaults.
 """
 
 from __future__ import annotations
@@ -100,8 +99,8 @@ def parse_flags(
     examples: str = "",
     elsewhere: Elsewhere = lambda name: "",
 ) -> Options:
-    """The options that these words give; None stands for those of this process. Prints help or an
-    error in one line, and exits. Environment and file count where the model has `config`.
+    """Parse words, or those of this process, into options. Prints help or an error in one line, and
+    exits. Environment and file are read if the model has the flag `config`.
 
     command: name of the command, such as `outrider deploy up`
     examples: ends the help
@@ -234,6 +233,6 @@ def add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:
 
 
 def underscored(word: str) -> str:
-    """A flag may be spelt with dashes, too."""
+    """Replace dashes in a flag's name by underscores."""
     name, equals, value = word.partition("=")
     return f"--{name[2:].replace('-', '_')}{equals}{value}" if word.startswith("--") else word

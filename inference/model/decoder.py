@@ -1,8 +1,8 @@
 """The Llama-family transformer: a static-shape forward pass for prefill, decoding and verification.
 
-It reads the KV caches and returns the new keys and values, which its caller writes. Modules and
-parameters are named as in Hugging Face checkpoints, so that loading needs no table of names. Masks,
-not lengths, say what a node sees.
+It reads the KV caches and returns the new keys and values for the caller to write. Modules and
+parameters have the names of Hugging Face checkpoints, so no mapping is needed. Masks, not lengths,
+define what a node sees.
 """
 
 from __future__ import annotations
@@ -23,24 +23,22 @@ from inference.model.rotary import rotary_tables
 
 
 class Hidden(NamedTuple):
-    """The result of a forward pass: states of the picked nodes, and all nodes' keys and values for
-    the cache.
-    """
+    """The result of a forward pass: states of the picked nodes, and new keys and values of all."""
 
     states: Tensor  # [B, P, hidden]
-    new: KeysValues  # each layer's [B, T, width]
-    features: Tensor | None = None  # [B, T, kept layers * hidden], where layers are kept
+    new: KeysValues  # [B, T, width] for each layer
+    features: Tensor | None = None  # [B, T, feature layers * hidden], if there are feature layers
 
 
 def layers_on(device: torch.device) -> Layers:
-    """Factories for the layers of a decoder that runs uncompiled."""
+    """Layer factories for a decoder that runs uncompiled on a device."""
     return Layers(attend=attend_in_float32) if device.type == "cpu" else FUSED
 
 
 class Stack(nn.Module):
-    """Embeddings, layers and the final norm: the part that Hugging Face calls `model`."""
+    """Embeddings, layers and the final norm, called `model` in Hugging Face checkpoints."""
 
-    layers: Iterable[nn.Module]  # a module, which may fetch the weights of the next one
+    layers: Iterable[nn.Module]  # a module; iterating over offloaded layers loads their weights
 
     def __init__(self, config: ModelConfig, layers: Layers) -> None:
         super().__init__()
@@ -50,11 +48,11 @@ class Stack(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A causal language model. Its head ends at the tokenizer's last id, so no padding id can be
-    chosen.
+    """A causal language model. Its head ends at the tokenizer's last id, so that padding ids are
+    never chosen.
 
-    positions: how many positions the rotary table covers
-    vocabulary: ids of the tokenizer, no more than the checkpoint's
+    positions: number of positions in the rotary table
+    vocabulary: number of token ids of the tokenizer, at most the checkpoint's
     """
 
     cos: Tensor
@@ -88,16 +86,16 @@ class Decoder(nn.Module):
         earlier: KeysValues | None = None,
         feature_layers: Sequence[int] = (),
     ) -> Hidden:
-        """Run a forward pass over new nodes. The caches are only read.
+        """Run a forward pass over new nodes. Does not write the caches.
 
         tokens, positions: [B, T] int32
-        rows: [B] int32, the cache row of each
+        rows: [B] int32, cache rows
         context_mask: [B, M, S] int32 0/1 over the first S slots, with M = 1 or T
-        tree_mask: [B, T, T] int32 0/1; with `earlier` [B, T, E + T], its nodes first
-        pick: [B, P] int32, the nodes whose states are wanted; None for all in their order
-        cache: each layer's [cache rows, slots, width]
-        earlier: each layer's [B, E, width], of nodes that are not in the cache yet
-        kept: layers whose inputs are features; config.layers stands for the last's output
+        tree_mask: [B, T, T] int32 0/1; with `earlier` [B, T, E + T], earlier nodes first
+        pick: [B, P] int32, nodes whose states are returned; None for all in order
+        cache: [cache rows, slots, width] for each layer
+        earlier: [B, E, width] for each layer, of nodes that are not in the cache yet
+        feature_layers: layers whose inputs are returned; config.layers for the last layer's output
         """
         x = self.model.embed_tokens(tokens)
         cos, sin = (
@@ -130,9 +128,7 @@ class Decoder(nn.Module):
         )
 
     def logits(self, states: Tensor) -> Tensor:  # [B, P, hidden] -> [B, P, V] float32
-        """Apply the head, for the tokenizer's ids only: those of this rank's share. The result is
-        cast to float32, the weights are not.
-        """
+        """Apply the head for the tokenizer's ids on this rank, and cast the result to float32."""
         if self.lm_head is None:
             return F.linear(states, self.model.embed_tokens.weight[: self.vocabulary]).float()
         logits: Tensor = self.lm_head(states, self.vocabulary).float()
@@ -141,12 +137,12 @@ class Decoder(nn.Module):
         return torch.where(self.ids.weight[:, 0] < self.vocabulary, logits, MASKED)
 
     def head_weight(self) -> Tensor:  # [vocab size, hidden]
-        """Return the head's matrix as it was loaded: the embeddings', where the two are tied."""
+        """Return the head's weights as loaded; if they are tied, those of the embeddings."""
         tied = self.config.tied
         return self.get_parameter("model.embed_tokens.weight" if tied else "lm_head.weight")
 
     def token_ids(self) -> Tensor:  # [V] int32
-        """Return the ids of this rank's share, in the order of logits()."""
+        """Return the token ids of this rank, in the order of logits()."""
         if self.ids is None:
             return torch.arange(self.vocabulary, dtype=torch.int32, device=self.cos.device)
         return self.ids.weight[:, 0].to(torch.int32)

@@ -1,17 +1,17 @@
-"""An EAGLE-3 head (Li et al. 2025): one or a few layers that draft from their target's features.
+"""An EAGLE-3 head (Li et al. 2025): one or a few layers that draft from the target's features.
 
-A node of the head is a token with the feature of the token before it. If the target has computed
-that token, the feature is `fc` of the target's states; otherwise it is the output of the head's own
-layers for the token, before the last norm. Heads are published in three forms, all supported:
+The input of a head's node is a token and the feature of the preceding token. If the target has
+computed that token, the feature is `fc` of the target's states, otherwise the head's own output for
+the token before the last norm. Three published formats are supported:
 
-- as EAGLE's own code and SpecForge write it: fields of a Llama at the top, mostly of one layer, and
+- EAGLE's own code and SpecForge: fields of a Llama config (usually one layer), and
   `draft_vocab_size`
-- the same with `eagle_config.eagle_aux_hidden_state_layer_ids`, which numbers layers by their
-  output: layer 0 stands for the output of the first layer
-- as `speculators` writes it: the Llama's fields in `transformer_layer_config`, and
-  `eagle_aux_hidden_state_layer_ids` at the top, which numbers layers by their input
+- the same with `eagle_config.eagle_aux_hidden_state_layer_ids`, which counts layers by their
+  output: 0 is the output of the first layer
+- `speculators`: Llama fields in `transformer_layer_config`, and top-level
+  `eagle_aux_hidden_state_layer_ids`, which counts layers by their input
 
-Without ids, the features are the inputs of layers 2, n / 2 and n - 3 of a target of n layers
+Without ids, the features are the inputs of layers 2, n / 2 and n - 3 of n target layers
 (Li et al. 2025, "EAGLE-3", and the code published with it).
 """
 
@@ -44,7 +44,7 @@ from inference.model.rotary import rotary_tables
 _LAYER, _LAYERS_READ = "transformer_layer_config", "eagle_aux_hidden_state_layer_ids"
 _OTHER_HEADS = ("norm_before_fc", "norm_output", "fc_norm")
 EAGLE3 = "eagle3"
-"""The name of the layers that EAGLE-3 reads."""
+"""The value of --features for the layers that EAGLE-3 reads by default."""
 
 MIN_LAYERS = 7
 MAX_HEAD_LAYERS = 16
@@ -54,13 +54,13 @@ _NO_WINDOW = {"sliding_window": None, "use_sliding_window": False}
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """Sizes and form of a head's computation.
+    """The configuration of a head.
 
-    layer: how many layers it has, and the sizes of each; the vocabulary is the target's
-    draft_vocabulary: tokens that it can propose
-    feature_layers: layers of the target whose inputs are its features, ascending
-    features: numbers that the target gives it for a token
-    norms_residual: its residual is the normalised feature, not the feature
+    layer: number of layers and their sizes, with the target's vocabulary
+    draft_vocabulary: number of tokens that the head can propose
+    feature_layers: layers of the target whose inputs are the features, ascending
+    features: size of the target's features of a token
+    norms_residual: whether the residual is the normalised feature instead of the feature
     """
 
     layer: ModelConfig
@@ -71,8 +71,9 @@ class HeadConfig:
 
 
 def named_layers(selection: str, layers: int) -> tuple[int, ...]:
-    """Return the layers that --features selects, ascending: numbers separated by commas, or EAGLE3.
-    The number of the target's layers stands for the last layer's output.
+    """Return the layers that --features selects, ascending.
+
+    selection: EAGLE3, or numbers separated by commas, in which `layers` is the last layer's output
 
     Raises InvalidRequest for layers that the target does not have.
     """
@@ -90,9 +91,8 @@ def named_layers(selection: str, layers: int) -> tuple[int, ...]:
 
 
 def read_head_config(directory: Path, target: ModelConfig) -> HeadConfig:
-    """Read the config.json of a head that was made for this target.
-
-    Raises UnsupportedModel for anything but an EAGLE-3 head that is supported and fits.
+    """Read a head's config.json. Raises UnsupportedModel unless it is an EAGLE-3 head that is
+    supported and fits the target.
     """
     path, raw = directory / "config.json", read_config_json(directory)
     layer = raw if raw.field(_LAYER).absent else raw.field(_LAYER)
@@ -133,7 +133,7 @@ def read_head_config(directory: Path, target: ModelConfig) -> HeadConfig:
 
 
 def _feature_layers(raw: Json, layers: int) -> tuple[int, ...]:
-    """Return the layers whose inputs are the features, for a target of `layers` layers."""
+    """Return the layers whose inputs are the features, for a target with `layers` layers."""
     ids, outputs = raw.field(_LAYERS_READ), 0
     if ids.absent and not raw.field("eagle_config").absent:
         ids, outputs = raw.field("eagle_config").field(_LAYERS_READ), 1
@@ -149,19 +149,21 @@ def _feature_layers(raw: Json, layers: int) -> tuple[int, ...]:
 
 
 def usual_layers(layers: int) -> tuple[int, int, int]:
-    """Return the layers whose inputs EAGLE-3 reads of a target of MIN_LAYERS or more."""
+    """Return the default layers of EAGLE-3, for a target with at least MIN_LAYERS layers."""
     return 2, layers // 2, layers - 3
 
 
 _BESIDE = WHOLE._replace(column=lambda size, out, bias: nn.Linear(2 * size, out, bias))
-"""Queries, keys and values are made of an embedding and a feature, side by side."""
+"""Factories with twice the input size: queries, keys and values have an embedding and a feature as
+input.
+"""
 
 _IDS, _UNUSED = "d2t", ("t2d",)
 _EMBEDDING = "embed_tokens.weight"
 
 
 class HeadLayer(nn.Module):
-    """The head's first layer: attention over pairs of embedding and feature, and MLP."""
+    """A head's first layer: attention over concatenated embeddings and features, and MLP."""
 
     def __init__(self, config: ModelConfig, norms_residual: bool) -> None:
         super().__init__()
@@ -187,14 +189,14 @@ class HeadLayer(nn.Module):
 
 
 class EagleHead(nn.Module):
-    """A head. Modules and parameters are named as in published checkpoints.
+    """An EAGLE-3 head. Modules and parameters have the names of published checkpoints.
 
-    layers: those behind the first, by number
-    positions: how many positions the rotary table covers
-    vocabulary: ids of the tokenizer
+    layers: layers after the first, by number
+    positions: number of positions in the rotary table
+    vocabulary: number of token ids of the tokenizer
     """
 
-    ids: Tensor  # [draft vocabulary] int64: the target's id of each token of the head
+    ids: Tensor  # [draft vocabulary] int64: the target's id for each token of the head
     cos: Tensor
     sin: Tensor
 
@@ -225,9 +227,9 @@ class EagleHead(nn.Module):
         tree_mask: Tensor,
         cache: KeysValues,
     ) -> Hidden:
-        """Run a forward pass over new nodes, as Decoder.forward does; states are of all nodes.
+        """Run a forward pass over new nodes, like Decoder.forward; returns states of all nodes.
 
-        features: [B, T, hidden], each node's own
+        features: [B, T, hidden], the feature of each node
         """
         x = self.embed_tokens(tokens)
         cos, sin = (
@@ -250,7 +252,7 @@ class EagleHead(nn.Module):
         return Hidden(states, KeysValues(tuple(new_keys), tuple(new_values)))
 
     def logits(self, states: Tensor) -> Tensor:  # [B, P, hidden] -> [B, P, vocabulary] float32
-        """Apply the head's own output layer. Tokens outside its vocabulary are masked."""
+        """Apply the head's output layer. Tokens outside its vocabulary are masked."""
         scores = self.lm_head(self.norm(states)).float()
         padded = scores.new_full((*scores.shape[:-1], self.config.layer.vocab_size), MASKED)
         padded[..., self.ids] = scores
@@ -259,27 +261,24 @@ class EagleHead(nn.Module):
 
 
 class OfTarget(NamedTuple):
-    """Parts of its target that a head is built from. vocabulary: ids of the tokenizer."""
+    """Data from the target for building a head. vocabulary: number of token ids"""
 
     config: ModelConfig
     vocabulary: int
     dtype: torch.dtype
     device: torch.device
-    embeddings: Callable[[], Tensor]  # [vocab_size, hidden], for a head without its own
+    embeddings: Callable[[], Tensor]  # [vocab_size, hidden], for a head without embeddings
 
     @classmethod
     def of(cls, target: Decoder) -> OfTarget:
-        """Take the parts of a target in this process: its precision and its device, too."""
+        """Data from a target in this process, with its precision and device."""
         shared = target.model.embed_tokens.weight
         return cls(target.config, target.vocabulary, shared.dtype, shared.device, lambda: shared)
 
 
 def read_head(directory: Path, target: OfTarget, positions: int) -> EagleHead:
-    """Load a head, wherever its target is.
-
-    The target's embeddings are taken where the head has none of its own.
-
-    Raises UnsupportedModel for a checkpoint that does not fit the target.
+    """Load a head, with the target's embeddings if it has none. Raises UnsupportedModel for a
+    checkpoint that does not fit the target.
     """
     config = read_head_config(directory, target.config)
     shapes = {_named(name): shape for name, shape in tensor_shapes(directory).items()}
@@ -308,14 +307,14 @@ def read_head(directory: Path, target: OfTarget, positions: int) -> EagleHead:
 
 
 def _named(name: str) -> str:
-    """Return a tensor's name as EAGLE's own code spells it."""
+    """Convert a tensor's name to that in EAGLE's own code."""
     return name.removeprefix("model.").replace("layers.0.", "midlayer.", 1)
 
 
 def _target_ids(directory: Path, config: HeadConfig, offsets: Tensor | None) -> Tensor:
-    """Return the target's id of each token that the head can propose: [draft vocabulary] int64.
+    """Return the target's id for each token of the head: [draft vocabulary] int64.
 
-    offsets: `d2t`, the difference between the two ids; None in heads that propose every token
+    offsets: `d2t`, target id minus head id; None in heads with the full vocabulary
     """
     total, size = config.layer.vocab_size, config.draft_vocabulary
     if size == total:

@@ -1,4 +1,4 @@
-"""Layers for CUDA with few kernels, because starting a small kernel takes longer than running it.
+"""Layers for CUDA with few kernels, since launching a small kernel takes longer than running it.
 
 Not yet run on a GPU.
 """
@@ -15,18 +15,18 @@ from inference.model.attention import MASKED, Sight
 from inference.model.layers import Layers, RMSNorm
 
 _ALIGNED = 8
-"""Numbers that rows of a mask are a multiple of: else each layer copies it."""
+"""Rows of a mask are padded to a multiple of this, since each layer would copy unaligned ones."""
 
 
 class FusedRMSNorm(RMSNorm):
-    """An RMSNorm that is rounded once."""
+    """An RMSNorm that rounds only the result."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class FusedSight(NamedTuple):
-    """Rotary tables and attention mask of a call's new nodes, in the form of torch's kernels."""
+    """Rotary tables and attention mask of new nodes, in the format of torch's kernels."""
 
     cos: Tensor  # [B, T, 1, D], both halves the same
     sin: Tensor  # [B, T, 1, D], the first half negative
@@ -34,7 +34,7 @@ class FusedSight(NamedTuple):
 
 
 def look(sight: Sight, group: int) -> FusedSight:
-    """Return a Sight as a FusedSight. group: query heads of a key-value head"""
+    """Convert a Sight to a FusedSight. group: query heads per key-value head"""
     cos, sin, context, tree = sight
     visible = torch.cat((context.expand(-1, tree.shape[1], -1), tree), -1)  # [B, T, n]
     lowest = max(MASKED, torch.finfo(cos.dtype).min)
@@ -60,7 +60,7 @@ def attend_fused(
 ) -> Tensor:
     """Compute attend() by torch's own kernel, with scores in float32.
 
-    The query heads of a key-value head are rows of it, so its keys and values are not repeated.
+    The query heads of a key-value head are treated as rows, to avoid repeating keys and values.
     """
     nodes, size = q.shape[1], q.shape[-1]
     keys, values = (

@@ -1,7 +1,7 @@
-"""Layer offload: a decoder whose layers' weights stay in host memory or in the checkpoint's files.
+"""Layer offload: a decoder whose weights of layers stay in host memory or in the checkpoint files.
 
-Two layers are in the device's memory. While one computes, the weights of the next are copied into
-the other. Everything else is unchanged, so results equal the decoder's bit for bit.
+Device memory has buffers for two layers: one computes while the other receives the next layer's
+weights. Results are bit-identical to those of the decoder without offload.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from inference.model.decoder import Decoder, layers_on
 from inference.model.layers import Layer
 
 Offload = Literal["host", "disk"]
-"""Place in which layers' weights stay: host memory, or the checkpoint's files."""
+"""Location of offloaded weights: host memory, or the checkpoint's files."""
 
 LAYERS = "model.layers."
-"""Prefix of the names of layers' tensors."""
+"""Prefix of tensor names in layers."""
 
 Fetch = Callable[[int, Layer], None]
-"""fetch(index, into): copy the weights of a layer into the parameters of another."""
+"""fetch(index, into): copy the weights of layer `index` into the parameters of `into`."""
 
 
 class Copies(Protocol):
-    """Makes copies into the device's memory, one at a time, while the device computes."""
+    """Copies data to the device while it computes, one copy at a time."""
 
     def start(self, copy: Callable[[], None]) -> None:
-        """Start a copy. It overwrites nothing that earlier calls may still read."""
+        """Start a copy, after work that may still read the destination."""
         ...
 
     def finish(self) -> None:
-        """Wait until later work sees the last copy. Raises what the copy raised."""
+        """Let later work wait for the last copy. Raises the copy's error, if any."""
         ...
 
 
 class ThreadCopies:
-    """Copies on a thread, for a device that computes on the caller's: the CPU."""
+    """Copies on a separate thread, for the CPU."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "layer-offload")
@@ -68,7 +68,7 @@ class ThreadCopies:
 
 
 class StreamCopies:
-    """Copies on a thread and a stream of CUDA. Not yet run on a GPU."""
+    """Copies on a separate thread and CUDA stream. Not yet run on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._copies = device, ThreadCopies()
@@ -91,12 +91,12 @@ class StreamCopies:
 
 
 class OffloadedLayers(nn.Module):
-    """A decoder's layers, which take turns in two buffers.
+    """A decoder's layers, which share two buffers.
 
-    Iterating yields them in order. A layer is valid until the next one is requested. After the last
-    layer the first is fetched, for the next forward pass.
+    Iterating yields the layers in order; each is valid until the next one is requested. The last
+    layer is followed by a copy of the first, for the next forward pass.
 
-    count: layers of the decoder
+    count: number of layers
     """
 
     def __init__(
@@ -105,14 +105,14 @@ class OffloadedLayers(nn.Module):
         super().__init__()
         self.resident = nn.ModuleList(resident)
         self._count, self._fetch, self._copies = count, fetch, copies
-        self._at = 1  # buffer that was written last
-        self._coming: int | None = None  # layer that is being copied into it
+        self._at = 1  # buffer of the latest copy
+        self._coming: int | None = None  # layer that is being copied
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[Layer]:
-        if self._coming != 0:  # the first forward pass, or one that was broken off
+        if self._coming != 0:  # first forward pass, or the previous one was interrupted
             self._start(0)
         for index in range(self._count):
             self._coming = None
@@ -133,10 +133,7 @@ class OffloadedLayers(nn.Module):
 
 
 class LayerFiles:
-    """The layers of a checkpoint, read from its files on request.
-
-    Nothing is cached in this process: the system may cache pages of the files.
-    """
+    """The layers of a checkpoint, read from its files on request, without a cache of our own."""
 
     def __init__(self, directory: Path, config: ModelConfig) -> None:
         self._files: list[dict[Path, list[str]]] = [{} for _ in range(config.layers)]
@@ -148,12 +145,12 @@ class LayerFiles:
                         self._files[index].setdefault(path, []).append(name)
 
     def __call__(self, index: int, into: Layer) -> None:
-        """Copy a layer's weights into the parameters of another, in their precision."""
+        """Copy layer `index` into the parameters of `into`, converting the precision."""
         for name, tensor in self.tensors(index):
             into.get_parameter(name).copy_(tensor)
 
     def tensors(self, index: int) -> Iterator[tuple[str, Tensor]]:
-        """Read a layer's tensors one after the other, with their names within the layer."""
+        """Yield the tensors of a layer, with their names in the layer."""
         for path, names in self._files[index].items():
             with opened(path) as file:
                 for name in names:
@@ -161,7 +158,7 @@ class LayerFiles:
 
 
 class HostLayers:
-    """The layers of a checkpoint in pinned host memory. Not yet run on a GPU."""
+    """The layers of a checkpoint, in pinned host memory. Not yet run on a GPU."""
 
     def __init__(self, files: LayerFiles, count: int, dtype: torch.dtype) -> None:
         self._layers = [
@@ -170,7 +167,7 @@ class HostLayers:
         ]
 
     def __call__(self, index: int, into: Layer) -> None:
-        """Copy a layer's weights into the parameters of another."""
+        """Copy layer `index` into the parameters of `into`."""
         for name, tensor in self._layers[index].items():
             into.get_parameter(name).copy_(tensor, non_blocking=True)
 
@@ -185,9 +182,8 @@ def load_offloaded(
     offload: Offload,
     tell: Callable[[Loading], None] = lambda loading: None,
 ) -> Decoder:
-    """Load a Decoder whose layers are offloaded. Otherwise like load_decoder().
-
-    Raises InvalidRequest for "host" on a CPU, too.
+    """Load a Decoder with offloaded layers, otherwise like load_decoder(). Also raises
+    InvalidRequest for "host" on a CPU.
     """
     if offload == "host" and device.type == "cpu":
         raise InvalidRequest(
@@ -210,7 +206,7 @@ def load_offloaded(
 
 
 def _buffer(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Layer:
-    """Return a layer whose parameters are not yet written."""
+    """Return a layer with uninitialised parameters."""
     with torch.device("meta"):
         layer = Layer(config, layers_on(device))
     return layer.to(dtype).to_empty(device=device).requires_grad_(False)

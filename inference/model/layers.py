@@ -1,4 +1,4 @@
-"""The layers of the Llama-family transformer, and factories for variants by rank and device."""
+"""The layers of the Llama-family transformer, and factories for variants by ranks and device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from inference.model.rotary import rotate
 
 
 class Past(NamedTuple):
-    """One layer's keys and values that were computed before."""
+    """Earlier keys and values of a layer."""
 
     keys: Tensor  # [B, S, width] of the cache
     values: Tensor  # [B, S, width]
@@ -25,9 +25,8 @@ class Past(NamedTuple):
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight.
-
-    The quotient is computed in float32 and rounded before the weight is applied, as in training.
+    """x / rms(x) * weight. As in training, the quotient is computed in float32 and rounded before
+    the multiplication.
     """
 
     def __init__(self, size: int, eps: float) -> None:
@@ -43,17 +42,14 @@ class RMSNorm(nn.Module):
 
 
 class Head(nn.Linear):
-    """The output layer, cut at the tokenizer's last id. The weights are cut, not the result."""
+    """The output layer, cut at the tokenizer's last id by slicing the weights."""
 
     def forward(self, states: Tensor, vocabulary: int) -> Tensor:  # type: ignore[override]
         return F.linear(states, self.weight[:vocabulary])
 
 
 class Attention(nn.Module):
-    """Grouped-query attention over the cache and the new nodes.
-
-    One softmax covers both; it is summed in float32 and rounded once.
-    """
+    """Grouped-query attention over the cache and the new nodes, with one softmax in float32."""
 
     def __init__(self, config: ModelConfig, layers: Layers) -> None:
         super().__init__()
@@ -69,12 +65,12 @@ class Attention(nn.Module):
         self.qk_norm = config.qk_norm
 
     def forward(self, x: Tensor, past: Past, sight: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the attention's output [B, T, hidden], and the new keys and values [B, T, width].
+        """Return the output [B, T, hidden], and the new keys and values [B, T, width].
 
         x: [B, T, hidden]
         """
         batch, nodes, _ = x.shape
-        q = self.q_proj(x).view(batch, nodes, -1, self.head_dim)  # as many heads as this rank has
+        q = self.q_proj(x).view(batch, nodes, -1, self.head_dim)  # heads of this rank
         k, v = self.k_proj(x).view(batch, nodes, -1, self.head_dim), self.v_proj(x)
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -99,26 +95,26 @@ def plain_sight(sight: Sight, group: int) -> Sight:
 
 
 class Layers(NamedTuple):
-    """Factories for the layers that depend on tensor parallelism or on the device. The defaults are
-    for one rank and any device.
+    """Factories for layers that depend on tensor parallelism or on the device. The defaults are for
+    a single rank and any device.
     """
 
-    # (inputs, outputs, bias): each rank has some of the outputs
+    # (inputs, outputs, bias): each rank computes some of the outputs
     column: Callable[[int, int, bool], nn.Linear] = nn.Linear
-    # (inputs, outputs, bias): each rank has some of the inputs, and the whole result
+    # (inputs, outputs, bias): each rank has some of the inputs and gets the complete result
     row: Callable[[int, int, bool], nn.Linear] = nn.Linear
-    # (ids, size): each rank has the whole result
+    # (ids, size): each rank gets the complete result
     embedding: Callable[[int, int], nn.Embedding] = nn.Embedding
-    # (inputs, outputs, bias): called with states and the vocabulary; each rank has its share's ids
+    # (inputs, outputs, bias): called with states and vocabulary; each rank computes its ids
     head: Callable[[int, int, bool], nn.Linear] = Head
     attend: Attend = attend
     share: VocabularyShare = WHOLE_VOCABULARY
-    # (outputs): its float32 weight [V, 1] numbers this rank's ids; None if a rank has all
+    # (outputs): the float32 weight [V, 1] contains this rank's ids; None if a rank has all
     ids: Callable[[int], nn.Linear] | None = None
     norm: type[RMSNorm] = RMSNorm
     # (queries, keys, sight), each [B, T, heads, D]
     rotate: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]] = rotate_each
-    # (sight, query heads of a key-value head): what `rotate` and `attend` take as sight
+    # (sight, query heads per key-value head): converts a Sight for `rotate` and `attend`
     look: Callable[[Sight, int], Any] = plain_sight
 
 
@@ -142,7 +138,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and MLP, each with a norm before it and a residual around it."""
+    """Attention and MLP, each with a pre-norm and a residual connection."""
 
     def __init__(self, config: ModelConfig, layers: Layers) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""A decoder's matrices as integers of 8 or 4 bits, multiplied by torch's own kernels.
+"""Decoder weights with 8 or 4 bits, multiplied by torch's own kernels.
 
-int8 rounds states, too, with one scale for each node, so that a node's numbers do not depend on its
-neighbours in a call. int4 rounds weights only, in groups of inputs. Norms, embeddings and the
-cache are unchanged. Such a decoder is for drafts: its text is not its checkpoint's. Not yet run on
+int8 also rounds states, with a scale for each node, so that a node's result does not depend on its
+neighbours in a batch. int4 rounds only weights, in groups of inputs. Norms, embeddings and the
+cache are unchanged. This is for drafts, as the output differs from the checkpoint's. Not yet run on
 a GPU.
 """
 
@@ -23,28 +23,27 @@ Quantization = Literal["int8", "int4"]
 QUANTIZATIONS: tuple[str, ...] = get_args(Quantization)
 
 GROUP = 32
-"""Number of inputs of an int4 matrix that share a scale and a middle."""
+"""Number of inputs of an int4 matrix with a common scale and middle."""
 
 _LEVELS = 127  # int8 is used from -127 to 127
-_MIDDLE = 128  # of uint8, which the CPU's products take for states
+_MIDDLE = 128  # zero point of uint8 states on the CPU
 _TINY = 1e-20
-_OUTPUTS = 16  # the kernels of int4 take a multiple of so many outputs
-_AT_ONCE = 1 << 14  # outputs that are rounded at a time: a head's float32 copy is never whole
-_MIN_ROWS = 32  # CUDA's integer product takes more than 16
+_OUTPUTS = 16  # int4 kernels need a multiple of this number of outputs
+_AT_ONCE = 1 << 14  # outputs to round at a time, to avoid a complete float32 copy of a head
+_MIN_ROWS = 32  # CUDA's integer product needs more than 16
 
 Module = TypeVar("Module", bound=nn.Module)
 
 
 def quantize(module: Module, weights: Quantization) -> Module:
-    """Replace every matrix of a decoder, or of a part of one, in place; return the module.
+    """Quantize every matrix of a decoder or a part of a decoder in place; return the module.
 
-    A decoder's head ends at its vocabulary, and gets a matrix of its own where it was tied to the
-    embeddings. The device is that of the weights; the result stays there. To keep the original,
+    The head is cut at the vocabulary, and untied from the embeddings. To keep the original,
     quantize copy.deepcopy(module, {id(part): part for part in module.parameters()}), which shares
-    all that stays.
+    the rest.
 
-    Raises InvalidRequest for a device that cannot compute it, UnsupportedModel for sizes that
-    cannot be grouped.
+    Raises InvalidRequest for an unsupported device, UnsupportedModel for sizes that cannot be
+    grouped.
     """
     if isinstance(module, Decoder):
         cut = module.head_weight()[: module.vocabulary]
@@ -57,11 +56,11 @@ def quantize(module: Module, weights: Quantization) -> Module:
 
 
 def product(weight: Tensor, bias: Tensor | None, weights: Quantization) -> nn.Module:
-    """Return the module that computes x W' + b from x [..., inputs], in x's precision.
+    """Return a module that computes x W' + b for x [..., inputs], in x's precision.
 
     weight: [outputs, inputs], bias: [outputs]
 
-    Raises InvalidRequest and UnsupportedModel as quantize() does.
+    Raises InvalidRequest and UnsupportedModel like quantize().
     """
     check_device(weight.device, weights)
     weight = weight.detach()
@@ -71,7 +70,7 @@ def product(weight: Tensor, bias: Tensor | None, weights: Quantization) -> nn.Mo
 
 
 def int8_product(matrix: Int8Matrix, bias: Tensor | None) -> nn.Module:
-    """Return product() of a matrix that is rounded already, by the device's fastest exact kernel.
+    """Return product() for a quantized matrix, by the device's fastest exact kernel.
 
     bias: [outputs]
     """
@@ -96,7 +95,7 @@ class Int4Matrix(NamedTuple):
 
 
 def to_int8(weight: Tensor) -> Int8Matrix:
-    """Round a matrix [outputs, inputs] with one scale an output."""
+    """Round a matrix [outputs, inputs] with a scale for each output."""
     scale = weight.abs().amax(1).float().clamp(min=_TINY) / _LEVELS
     blocks = zip(torch.split(weight, _AT_ONCE), torch.split(scale, _AT_ONCE), strict=True)
     levels = [torch.round(block.float() / row[:, None]).to(torch.int8) for block, row in blocks]
@@ -104,9 +103,9 @@ def to_int8(weight: Tensor) -> Int8Matrix:
 
 
 def to_int4(weight: Tensor) -> Int4Matrix:
-    """Round a matrix [outputs, inputs] between the least and the greatest weight of each group.
+    """Round a matrix [outputs, inputs] to 16 levels between the extremes of each group.
 
-    Raises UnsupportedModel if groups do not divide the inputs.
+    Raises UnsupportedModel if the inputs are not a multiple of GROUP.
     """
     inputs = weight.shape[1]
     if inputs % GROUP:
@@ -121,7 +120,7 @@ def to_int4(weight: Tensor) -> Int4Matrix:
 def _grouped(weight: Tensor) -> Int4Matrix:
     wide = weight.float().reshape(len(weight), -1, GROUP)
     low, high = wide.amin(-1), wide.amax(-1)
-    # rounded first, so that the levels make up for it
+    # rounded before the levels are computed, so that they compensate
     scale = ((high - low) / 15).clamp(min=_TINY).bfloat16()
     middle = (low + 8 * scale.float()).bfloat16()
     levels = (wide - middle.float()[..., None]) / scale.float()[..., None] + 8
@@ -131,8 +130,8 @@ def _grouped(weight: Tensor) -> Int4Matrix:
 class Int8PackedProduct(nn.Module):
     """The product on a CPU, by oneDNN's integer kernels.
 
-    Some cut off sums of two great products at 16 bits, on processors without VNNI. There a state is
-    multiplied as its halves, in two rows, which no kernel cuts off: the numbers stay the same.
+    On processors without VNNI, some kernels saturate sums of two large products at 16 bits. There
+    each state is split into two halves (in two rows), which gives the same result.
     """
 
     def __init__(
@@ -162,9 +161,9 @@ class Int8PackedProduct(nn.Module):
 
 @cache
 def is_exact(*, halves: bool) -> bool:
-    """Whether this CPU's integer kernels add up the greatest products without cutting them off.
+    """Whether this CPU's integer kernels sum the largest products without saturation.
 
-    halves: of states that are multiplied as their halves
+    halves: for states that are split into halves
     """
     signs = torch.tensor([1, -1]).repeat(32)
     levels = (signs[:, None] * _LEVELS).to(torch.int8).expand(-1, 256).contiguous()
@@ -174,9 +173,8 @@ def is_exact(*, halves: bool) -> bool:
 
 
 class Int8Product(nn.Module):
-    """The product by torch._int_mm, CUDA's integer product.
-
-    In float32 on a CPU that would cut off its sums.
+    """The product by torch._int_mm (CUDA's integer product), or in float32 on a CPU where that
+    would saturate.
     """
 
     def __init__(self, matrix: Int8Matrix, bias: Tensor | None) -> None:
@@ -226,7 +224,7 @@ class Int4Product(nn.Module):
 
 
 class CutHead(nn.Module):
-    """A head whose matrix was cut at the vocabulary before it was rounded."""
+    """A head whose matrix was cut at the vocabulary before quantization."""
 
     def __init__(self, product: nn.Module) -> None:
         super().__init__()
@@ -242,7 +240,7 @@ def _multiply_wide(states: Tensor, levels: Tensor) -> Tensor:
 
 
 def _scales(x: Tensor) -> Tensor:  # [..., inputs] -> [..., 1] float32
-    """Return each node's scale."""
+    """Return the scale of each node."""
     return x.abs().amax(-1, keepdim=True).float().clamp(min=_TINY) / _LEVELS
 
 
@@ -251,7 +249,7 @@ def _finished(sums: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
 
 
 def check_device(device: torch.device, weights: Quantization) -> None:
-    """Raise InvalidRequest for a device that cannot multiply by such matrices."""
+    """Raise InvalidRequest for a device without kernels for such matrices."""
     if device.type == "cpu":
         if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Rotary positions: the tables of their angles, and how they turn queries and keys."""
+"""Rotary positions: tables of angles, and their application to queries and keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inference.model.checkpoints.config import ModelConfig
 
 def rotary_tables(config: ModelConfig, positions: int) -> tuple[Tensor, Tensor]:
     """Return cosines and sines [positions, head dim / 2] float32 of all rotary angles."""
-    with torch.device("cpu"):  # also when parameters are laid out on the meta device
+    with torch.device("cpu"):  # also if parameters are created on the meta device
         angles = (
             torch.arange(positions, dtype=torch.float32)[:, None]
             * torch.from_numpy(config.frequencies())[None]

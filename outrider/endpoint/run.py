@@ -74,7 +74,7 @@ def serve_http(
         try:
             manager.open()
         except Unavailable as error:  # it may come later, or be named on the page
-            say(f"note: {error}; it is looked for at every request")
+            say(f"note: {error}; every request tries again")
         app = create_app(
             manager,
             keys,

@@ -138,6 +138,6 @@ def _check_same(what: str, before: Values, after: Values, path: str) -> None:
     if differ:
         rest = f" and {len(differ) - 3} more" * (len(differ) > 3)
         raise InvalidRequest(
-            f"{path} is a run with other {what}: {'; '.join(differ[:3])}{rest}: give what it was "
-            "begun with, or another --out"
+            f"{path} is a run with other {what}: {'; '.join(differ[:3])}{rest}: use the same ones "
+            "or another --out"
         )

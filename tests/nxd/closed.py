@@ -193,7 +193,7 @@ def install(patch: pytest.MonkeyPatch, checkout: Path, folder: Path) -> Device:
     )
     operators.impl("run", device.run, "CompositeExplicitAutograd")
     operators.impl("initialize", device.initialize, "CompositeExplicitAutograd")
-    patch.setattr(sys.modules[__name__], "_operators", operators, raising=False)
+    globals()["_operators"] = operators  # a model's thread may call them after the last test
     torch.ops.load_library(str(build_runtime(folder)))
     patch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
     patch.syspath_prepend(str(checkout / "src"))

@@ -144,7 +144,6 @@ REFUSED = [
     ("run --prompt x --preset hybrid", "torch"),
     ("chat --draft substitute", "torch"),
     ("serve --draft_quantization int8", "torch"),
-    ("run --prompt x --draft gguf --draft_model x.gguf", "gguf"),
     ("run --prompt x --draft_model x.gguf", "gguf"),
     ("demo", "torch"),
     ("up embedded", "torch"),

@@ -1,1 +1,1 @@
-"""GGUF files, computed by llama.cpp."""
+"""Models in GGUF files, computed by llama.cpp."""

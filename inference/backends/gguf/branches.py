@@ -1,12 +1,12 @@
-"""Sequences of llama.cpp, and the slots whose keys each of them holds.
+"""Maps branches of trees to llama.cpp's sequences.
 
-llama.cpp keeps each key in a cell, and knows which sequences a cell belongs to. A node sees the
-cells of its own sequence. So every branch of a tree is a sequence, and cells above a fork belong to
-all sequences below it. Sequences stay between calls: a branch continues behind its last node, and a
+llama.cpp stores each key in a cell, which may belong to several sequences. A node sees the cells of
+its sequence. So every branch of a tree is a sequence, and cells above a fork belong to all
+sequences below it. Sequences persist between calls: a branch continues after its last node, and a
 new branch reuses a sequence that is no longer needed, so few cells change.
 
-The engine does not report free slots, so a sequence is evicted only for others, the least recently
-used first. Keys that are needed after that are computed again (`known` is how many are left).
+The engine does not report free slots, so sequences are only evicted to make room, the least
+recently used first. Missing keys are computed again; `known` returns the number of available ones.
 """
 
 from __future__ import annotations
@@ -29,33 +29,31 @@ class Memory(Protocol):
     sequences: int
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
-        """Let the source's cells at positions `start` to `end` - 1 belong to the target, too."""
+        """Add the source's cells at positions `start` to `end` - 1 to the target."""
         ...
 
     def remove(self, sequence: int, start: int) -> None:
-        """Take the cells at position `start` and later from a sequence.
-
-        A cell of no sequence is free.
+        """Remove the cells from position `start` on from a sequence. Cells without a sequence are
+        free.
         """
         ...
 
 
 class LlamaContext(Memory, Protocol):
-    """The work of GgufContext: it computes tokens as members of sequences, whose cells it keeps."""
+    """The interface of GgufContext: computes tokens as members of sequences."""
 
     def decode(self, batch: TokenBatch) -> NDArray[np.float32]:
-        """Return logits of the picked tokens, [picked, vocabulary]. Raises Unavailable."""
+        """Compute tokens. Returns logits [picked, vocabulary]. Raises Unavailable."""
         ...
 
 
 class BranchSequences:
-    """The slots that each sequence holds, by position.
+    """The slots of each sequence, by position.
 
-    positions: [rows, capacity] of the slots
+    positions: [rows, capacity] position of each slot; for unwritten slots, the slot's number
 
-    A slot that was never written counts as written with position = slot, in no sequence.
-    Invariant: a sequence holds the cells of one row at positions 0 to its length - 1, and the key
-    in each was computed with exactly those before it.
+    Invariant: a sequence has the cells of a single row at positions 0 to its length - 1, and each
+    key was computed with exactly the cells before it.
     """
 
     def __init__(self, memory: Memory, rows: int, capacity: int) -> None:
@@ -70,18 +68,18 @@ class BranchSequences:
 
     @property
     def room(self) -> int:
-        """Sequences that one call can always have, whatever the rows hold: one for each branch, and
-        one for each path above them.
+        """The number of sequences that a call can always use, for branches and the paths above
+        them.
         """
         return len(self._rows) - len(self.positions)
 
     def begin(self) -> None:
-        """Begin a call: none of its branches is taken yet."""
+        """Begin a call, in which no sequence has been taken yet."""
         self._call += 1
         self._taken.clear()
 
     def rewrite(self, row: int, slots: IntArray, positions: IntArray) -> None:
-        """Rewrite slots at these positions: sequences that have them are cut above them."""
+        """Rewrite slots at these positions, and cut sequences that contain them before them."""
         before, mine = self.positions[row, slots], np.flatnonzero(self._rows == row)
         same = (before < self._lengths[mine, None]) & (self._paths[np.ix_(mine, before)] == slots)
         first = np.where(same, before, self._paths.shape[1]).min(axis=1)
@@ -90,16 +88,16 @@ class BranchSequences:
         self.positions[row, slots] = positions
 
     def known(self, row: int, path: IntArray) -> int:
-        """The number of the path's first slots whose keys are held. They are kept for this call."""
+        """The number of first slots of a path whose keys are available. They stay for this call."""
         holder, length = self._holder(row, path)
         if holder != NONE:
             self._used[holder] = self._call
         return length
 
     def take(self, row: int, path: IntArray) -> int:
-        """A sequence that holds exactly this path, all of which is known, for this call alone.
+        """Take a sequence with exactly this path, whose keys must be available, for this call.
 
-        Raises LimitExceeded if the call has all sequences already.
+        Raises LimitExceeded if the call has taken all sequences.
         """
         holder, _ = self._holder(row, path)
         ends = self._lengths == len(path)
@@ -115,18 +113,18 @@ class BranchSequences:
         return sequence
 
     def extend(self, sequence: int, slots: IntArray) -> None:
-        """Record that a sequence of this call has these slots at its end."""
+        """Record that these slots were appended to a sequence of this call."""
         length = int(self._lengths[sequence])
         self._paths[sequence, length : length + len(slots)] = slots
         self._lengths[sequence] += len(slots)
 
     def restore(self) -> None:
-        """Remove from this call's sequences everything that a failed call may have written."""
+        """Remove everything that a failed call may have written to its sequences."""
         for sequence in self._taken:
             self._memory.remove(sequence, int(self._lengths[sequence]))
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        """Copy the first slots of row `source`, as far as its longest branch has them."""
+        """Copy the first slots of row `source`, as far as its best branch contains them."""
         self.begin()
         for sequence in np.flatnonzero(self._rows == target).tolist():
             self._cut(sequence, 0)
@@ -144,7 +142,7 @@ class BranchSequences:
         self._forked(target, self._paths[holder, : lengths[best]].copy(), holder)
 
     def _holder(self, row: int, path: IntArray) -> tuple[int, int]:
-        """The sequence that holds most of the path's first slots, and how many."""
+        """The sequence with most of the path's leading slots, and their number."""
         mine, n = np.flatnonzero(self._rows == row), len(path)
         if not len(mine) or not n:
             return NONE, 0
@@ -157,7 +155,7 @@ class BranchSequences:
         return int(mine[best]), int(lengths[best])
 
     def _forked(self, row: int, path: IntArray, holder: int) -> int:
-        """An unneeded sequence, changed to hold this path, which `holder` holds."""
+        """Change an unneeded sequence to this path, which `holder` contains."""
         sequence, shared = self._spare(row), 0
         if self._rows[sequence] == row:
             n = min(len(path), int(self._lengths[sequence]))
@@ -172,8 +170,8 @@ class BranchSequences:
         return sequence
 
     def _spare(self, row: int) -> int:
-        """A sequence that this call may take: a redundant one, else a new one, else the least
-        recently used one, but no row's last.
+        """A sequence for this call: a redundant one, otherwise a new one, otherwise the least
+        recently used one that is not the last of its row.
         """
         if (sequence := self._doubled(row)) != NONE:
             return sequence
@@ -194,12 +192,12 @@ class BranchSequences:
         return int(min(old)[1])
 
     def _doubled(self, row: int) -> int:
-        """A sequence of the row that this call has not taken and that holds nothing alone. One that
-        holds the same counts as used when it was.
+        """A sequence of the row that this call has not taken and whose cells all belong to another
+        one, which inherits its time of last use. NONE if there is none.
         """
         mine = np.flatnonzero(self._rows == row)
         lengths = self._lengths[mine]
-        tips = self._paths[np.ix_(mine, np.maximum(lengths - 1, 0))]  # [m, m]: at each one's end
+        tips = self._paths[np.ix_(mine, np.maximum(lengths - 1, 0))]  # [m, m]: slots at each end
         holds = (tips == tips.diagonal()) & (lengths[:, None] >= lengths)
         for at in np.flatnonzero((holds.sum(axis=0) > 1) | (lengths == 0)).tolist():
             if (sequence := int(mine[at])) in self._taken:

@@ -1,6 +1,6 @@
-"""llama.cpp through llama-cpp-python's low-level interface: what a GGUF file is, and a context.
+"""llama.cpp by llama-cpp-python's low-level interface: facts about GGUF files, and contexts.
 
-This is the only module that calls the library.
+No other module calls the library.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from inference.model.checkpoints.weight_files import sample
 from inference.tree.token_tree import IntArray
 
 SEQUENCES = 256
-"""Number of sequences in llama.cpp's context: its maximum."""
+"""Maximum number of sequences in a llama.cpp context."""
 
 MIN_BATCH = 256
-"""Minimum number of tokens of a decode: llama.cpp has outputs for as many sequences."""
+"""Minimum tokens per decode: llama.cpp needs as many outputs as sequences."""
 
 _ERROR = 4  # ggml_log_level
 _ALL_LAYERS = 1 << 16
@@ -33,15 +33,15 @@ _MODEL_SPLIT_NONE = 0
 _FLOAT32 = 0  # ggml_type
 _ALL_FLOAT32 = "0"  # general.file_type
 _ERRORS: list[str] = []
-"""Errors that the library reported during this call; the first is the reason."""
+"""Errors that the library logged during this call; the first one is the cause."""
 
 
 def import_llama_cpp() -> Any:
-    """Import the package; raise MissingExtra where it is not installed. Its log is kept silent."""
+    """Import the package and silence its log. Raises MissingExtra if it is not installed."""
     require("gguf", "a GGUF file")
     try:
         library = importlib.import_module("llama_cpp")
-    except (ImportError, OSError, RuntimeError) as error:  # as it fails to find its own library
+    except (ImportError, OSError, RuntimeError) as error:  # e.g. its shared library is missing
         raise MissingExtra(f"llama-cpp-python does not start: {error}") from error
     library.llama_log_set(_log(library), ctypes.c_void_p(0))
     return library
@@ -51,7 +51,7 @@ _CALLBACKS: list[Any] = []
 
 
 def _log(library: Any) -> Any:
-    """A callback that stores errors. The library has only its address, so it is stored here."""
+    """A callback that stores errors, kept alive here since the library only has its address."""
     if not _CALLBACKS:
 
         def store_error(level: int, text: bytes, _: Any) -> None:
@@ -67,31 +67,31 @@ def _why() -> str:
 
 
 class GgufFacts(NamedTuple):
-    """Facts that a GGUF file states about its model."""
+    """Facts about the model in a GGUF file."""
 
     architecture: str
-    weights: str  # kind and size in llama.cpp's words, such as "qwen2 0.5B Q4_K - Medium"
+    weights: str  # llama.cpp's description, such as "qwen2 0.5B Q4_K - Medium"
     parameters: int
     size: int  # bytes of the weights
-    tokens: tuple[str, ...]  # by id, as the file spells them; as many as the head has rows
+    tokens: tuple[str, ...]  # spelling by id, for each row of the head
     max_positions: int
-    limited_by: str  # the key of the metadata that sets max_positions
-    window: int  # positions that some layers see at most; 0 where all see every position
-    states: bool  # running states are kept, beside keys or instead of them
+    limited_by: str  # the metadata key that sets max_positions
+    window: int  # sliding window of some layers in positions; 0 without windows
+    states: bool  # whether layers have running states, beside keys or instead of them
     stop_ids: frozenset[int]  # llama.cpp's list: ends of text, turn and message, and more
-    float32: bool  # all weights are
+    float32: bool  # whether all weights are in float32
 
     def needs_shadows(self, capacity: int) -> bool:
-        """Whether windows end within a row of so many positions.
+        """Whether the sliding window is shorter than a row of `capacity` positions.
 
-        llama.cpp gives a cell to another token where only one sequence has it and that sequence's
-        next position has it outside the window. But a text may be cut back to see it again.
+        llama.cpp reuses a cell of a single sequence once it leaves the window of the next position.
+        But a text may be cut, and then need the cell again.
         """
         return 0 < self.window <= capacity
 
     @classmethod
     def read(cls, path: Path) -> GgufFacts:
-        """Read a file's header. Raises InvalidRequest, UnsupportedModel or MissingExtra."""
+        """Read the header of a file. Raises InvalidRequest, UnsupportedModel or MissingExtra."""
         _check_magic(path)
         library = import_llama_cpp()
         params = library.llama_model_default_params()
@@ -105,12 +105,12 @@ class GgufFacts(NamedTuple):
 
 
 def supports_gpu() -> bool:
-    """Whether llama.cpp was built for a GPU: CUDA, Metal or another."""
+    """Whether llama.cpp was built with GPU support, such as CUDA or Metal."""
     return bool(import_llama_cpp().llama_supports_gpu_offload())
 
 
 def check_gpu() -> None:
-    """Raise InvalidRequest if llama.cpp was built for no GPU."""
+    """Raise InvalidRequest if llama.cpp was built without GPU support."""
     if not supports_gpu():
         raise InvalidRequest(
             "llama-cpp-python was built without a GPU's support: use --device cpu, or install it "
@@ -119,7 +119,7 @@ def check_gpu() -> None:
 
 
 def fingerprint(path: Path) -> str:
-    """A hash of a file's size, head and tail: it distinguishes files without reading them whole."""
+    """A hash of a file's size, head and tail, which avoids reading all of it."""
     return hashlib.sha256(b"".join(sample(path))).hexdigest()[:32]
 
 
@@ -176,7 +176,7 @@ def _metadata(library: Any, model: Any, key: str) -> str:
 
 
 class TokenBatch(NamedTuple):
-    """Tokens that are computed together, each as a member of its sequences."""
+    """Tokens to compute together, each as a member of one or more sequences."""
 
     tokens: IntArray  # [n]
     positions: IntArray  # [n]
@@ -193,7 +193,7 @@ class TokenBatch(NamedTuple):
 
 
 class ContextSizes(NamedTuple):
-    """Sizes of a context: maximum keys, tokens of a decode, and sequences."""
+    """Sizes of a context: maximum keys, tokens per decode, and sequences."""
 
     cells: int
     batch: int
@@ -201,10 +201,10 @@ class ContextSizes(NamedTuple):
 
 
 class GgufContext:
-    """A model with its keys: one decode at a time. It is the Memory of gguf_branches.
+    """A model and its cells, not thread-safe. Implements LlamaContext.
 
-    shadows: whether each sequence has a shadow with the same cells
-    gpu: number of the GPU that computes all layers; None for the CPU
+    shadows: whether each sequence has a shadow with the same cells, which protects them from reuse
+    gpu: index of the GPU that computes all layers; None for the CPU
     """
 
     def __init__(
@@ -256,10 +256,9 @@ class GgufContext:
             self._library.llama_memory_seq_rm(self._memory, sequence + offset, start, -1)
 
     def decode(self, batch: TokenBatch) -> NDArray[np.float32]:
-        """Compute tokens, and return logits of the picked ones: [picked, vocabulary], overwritten
-        by the next call.
+        """Compute tokens. Returns logits [picked, vocabulary], which the next call overwrites.
 
-        Raises Unavailable if llama.cpp fails; its cells may then hold some of the tokens.
+        Raises Unavailable if llama.cpp fails; cells may then contain some of the tokens.
         """
         buffer, n = self._batch, len(batch.tokens)
         members = [

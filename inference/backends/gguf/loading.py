@@ -1,4 +1,4 @@
-"""Loads a GGUF file's model, and tries it before it is used."""
+"""Loads a GGUF file's model, and tests it with a small tree."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def load_gguf(
 ) -> GgufModel:
     """Load a GGUF file's model.
 
-    vocabulary: ids of the tokenizer
-    gpu: number of the GPU that computes all layers, not yet run on hardware; None for the CPU
+    vocabulary: number of token ids of the tokenizer
+    gpu: index of the GPU that computes all layers, not yet run on hardware; None for the CPU
 
-    Raises MissingExtra, Mismatch, LimitExceeded, Unavailable, and UnsupportedModel if a tree gives
-    other results than each of its paths alone.
+    Raises MissingExtra, Mismatch, LimitExceeded, Unavailable, and UnsupportedModel if the results
+    of a tree differ from those of its paths.
     """
     if vocabulary > len(facts.tokens):
         raise Mismatch(f"{path} has {len(facts.tokens)} token ids, but the tokenizer {vocabulary}")
     shadows = facts.needs_shadows(capacity)
     kind: type[GgufTrees | GgufStates] = GgufStates if facts.states else GgufTrees
     sequences = SEQUENCES // (1 + shadows)
-    if rows > (limit := kind.most_rows(sequences)):
+    if rows > (limit := kind.max_rows(sequences)):
         raise LimitExceeded(f"{rows} rows: this GGUF model takes up to {limit}")
     sizes = kind.sizes(rows, capacity, max_nodes, sequences)
     context = GgufContext(path, facts, sizes, shadows=shadows, threads=threads, gpu=gpu)
@@ -68,9 +68,9 @@ def load_gguf(
 def check_trees(
     context: LlamaContext, kind: type[GgufTrees | GgufStates], vocabulary: int, *, float32: bool
 ) -> None:
-    """Raise ValueError unless a tree's logits are those that llama.cpp computes of its paths.
+    """Raise ValueError unless the logits of a tree equal those of its paths.
 
-    context: without keys, as it is afterwards
+    context: without keys before and after
     """
     trial = TreeTrial.of(vocabulary)
     paths = np.stack([_path_logits(context, path)[:, :vocabulary] for path in trial.paths])
@@ -90,7 +90,7 @@ def check_trees(
 
 
 def _path_logits(context: LlamaContext, path: IntArray) -> NDArray[np.float32]:  # [n, ids]
-    """Compute a path as the only sequence, and take its keys away again."""
+    """Compute the logits of a path alone, and remove its keys."""
     n = len(path)
     picked = np.ones(n, dtype=np.bool_)
     logits = context.decode(TokenBatch(path, np.arange(n, dtype=np.int32), [[0]] * n, picked))

@@ -1,10 +1,10 @@
 """A GGUF file's model as a Model, computed by llama.cpp.
 
-llama.cpp computes logits; host_choice chooses from them, with the noise of every backend. Slots
-become llama.cpp's sequences in gguf_trees if the model stores only keys, otherwise in gguf_states.
+llama.cpp computes logits; host_choice samples from them with the noise of all backends. trees.py
+maps slots to llama.cpp's sequences if the model only has keys, states.py if it has running states.
 
-llama.cpp promises no bit-equal rows: its kernels, and the order in which keys are added up, depend
-on the batch and on where cells lie. So a text is the target's own up to near-ties of the scores.
+llama.cpp's results depend on the batch and on the order of cells. So a text is the target's own up
+to near-ties of the scores.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 
 class Computation(Protocol):
-    """A way in which llama.cpp computes the new nodes of segments, of distinct rows.
+    """Computes the new nodes of segments by llama.cpp. Segments have distinct rows.
 
     rows, capacity, branches: as in Model
-    batch: most tokens of a decode
+    batch: maximum tokens per decode
     """
 
     rows: int
@@ -39,28 +39,27 @@ class Computation(Protocol):
     batch: int
 
     def check(self, segment: Segment) -> None:
-        """Raise LimitExceeded for a segment that cannot be computed even alone."""
+        """Raise LimitExceeded for a segment that is too large even alone."""
         ...
 
     def logits(self, segments: Sequence[Segment]) -> Iterator[tuple[Segment, Floats]]:
-        """Yield each segment with the logits at its picked nodes, [p, V]. The next step overwrites
-        them.
+        """Yield each segment with the logits [p, V] at its picked nodes, which the next step
+        overwrites.
 
-        Where that fails, the new nodes' slots hold nothing, and the others what they held. Raises
-        Unavailable.
+        Raises Unavailable; then the slots of new nodes are empty, and other slots unchanged.
         """
         ...
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        """Copy a row, as Model.copy_row does."""
+        """See Model.copy_row."""
         ...
 
 
 class GgufModel:
-    """Rows of what a model keeps, in one llama.cpp context.
+    """The model of a GGUF file.
 
-    vocabulary: ids of the tokenizer; those beyond are never chosen
-    kind: the file's own name for its weights
+    vocabulary: number of token ids of the tokenizer; higher ids are never chosen
+    kind: the file's description of its weights
     device: cpu, or cuda:N for the N-th GPU
     """
 
@@ -95,13 +94,13 @@ class GgufModel:
         self._computation.copy_row(source, target, slots)
 
     def logits_of(self, prompt: Sequence[int], tree: TokenTree) -> NDArray[np.float32]:  # [n, V]
-        """Return logits at every node of a tree behind a prompt on row 0."""
+        """Return logits at every node of a tree after a prompt, on row 0."""
         sequence = ModelSequence(self, 0, SamplingParams())
         sequence.extend(prompt)
         return self._each([sequence.prepare(tree)], lambda segment, logits: logits.copy())[0]
 
     def _each(self, segments: Sequence[Segment], use: Callable[[Segment, Floats], T]) -> list[T]:
-        """Return what `use` makes of each segment and its logits [p, V]."""
+        """Compute segments, and return the result of `use` for each and its logits [p, V]."""
         check_rows(segments)
         for segment in segments:
             self._check(segment)
@@ -109,7 +108,7 @@ class GgufModel:
         return [use(segment, logits[:, : self._vocabulary]) for segment, logits in computed]
 
     def _check(self, segment: Segment) -> None:
-        """Raise LimitExceeded for a segment that no decode can hold."""
+        """Raise LimitExceeded for a segment that is too large for a decode."""
         nodes, highest = len(segment.tokens), segment.positions.max()
         if nodes > self.max_nodes:
             raise LimitExceeded(f"{nodes} nodes in one call: this model takes {self.max_nodes}")

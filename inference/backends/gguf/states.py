@@ -1,8 +1,8 @@
-"""Branches of a llama.cpp model with running states: Mamba, linear attention, convolutions.
+"""Trees of a llama.cpp model with running states: Mamba, linear attention, convolutions.
 
-llama.cpp has the state of a sequence's last token only. So a sequence here holds the first tokens
-of a row's text, and a few of these sequences are stored. Each line of a tree is computed in a copy
-of the longest one that its text begins with, and computes the later tokens again.
+llama.cpp only has the state after a sequence's last token. So each row stores a few sequences with
+prefixes of its text. Each line of a tree is computed in a copy of the longest matching prefix, and
+recomputes the tokens after it.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from inference.errors import Unavailable
 from inference.tree.token_tree import IntArray
 
 LINES = 4
-"""Sequences for lines whose states are not stored."""
+"""Number of sequences for lines whose states are not stored."""
 
 
 class _Prefix(NamedTuple):
-    """The tokens [n] that a sequence holds, from a text's first on."""
+    """A sequence with the first tokens [n] of a text."""
 
     sequence: int
     tokens: IntArray
 
 
 class _TextLine(NamedTuple):
-    """A line of a tree that is still to be computed.
+    """A line of a tree to compute.
 
-    nodes: [d] row and number of each, from the top down
-    text: [n + d] all that its last node sees
-    alone: whether it is its row's only one, whose end is kept
+    nodes: [d] row and node number, from the top down
+    text: [n + d] all tokens that its last node sees
+    alone: whether it is the only line of its row, whose state is then stored
     """
 
     row: int
@@ -50,15 +50,15 @@ class _TextLine(NamedTuple):
 
     @property
     def above(self) -> int:
-        """The number of tokens above its nodes."""
+        """The number of tokens above the nodes."""
         return len(self.text) - len(self.nodes)
 
 
 class GgufStates:
-    """Rows of texts in one llama.cpp context.
+    """The rows of a model in a llama.cpp context.
 
-    context: of at least the sequences that sizes() says
-    batch: most tokens of a decode
+    context: has at least the number of sequences in sizes()
+    batch: maximum tokens per decode
     """
 
     branches = False
@@ -66,28 +66,28 @@ class GgufStates:
     def __init__(self, context: LlamaContext, *, rows: int, capacity: int, batch: int) -> None:
         self.rows, self.capacity, self.batch = rows, capacity, batch
         self._context = context
-        # A slot that was never written counts as written with position = slot.
+        # Unwritten slots have the slot's number as position.
         self._positions: IntArray = np.tile(np.arange(capacity, dtype=np.int32), (rows, 1))
         self._tokens: IntArray = np.zeros((rows, capacity), dtype=np.int32)
-        self._kept = [list[_Prefix]() for _ in range(rows)]  # of each row, the shortest first
-        self._forks: list[_Prefix | None] = [None] * rows  # where a row's last branches began
+        self._kept = [list[_Prefix]() for _ in range(rows)]  # of each row, shortest first
+        self._forks: list[_Prefix | None] = [None] * rows  # where a row's last tree branched
         self._free = list(range(context.sequences))
 
     @staticmethod
-    def most_rows(sequences: int) -> int:
-        """Return the rows that so many sequences serve, with what each keeps and a call's lines."""
+    def max_rows(sequences: int) -> int:
+        """Return the maximum rows for a number of sequences, including those for lines."""
         return (sequences - LINES) // (KEPT + 1)
 
     @staticmethod
     def sizes(rows: int, capacity: int, max_nodes: int, sequences: int) -> ContextSizes:
-        """Return the sizes of a context, which may have so many sequences. Each has a state."""
+        """Return the sizes of a context with up to `sequences` sequences, each with a state."""
         needed = min(rows * (KEPT + 1) + LINES, sequences)
-        # What lines compute again has keys of its own in each sequence.
+        # Recomputed tokens have keys of their own in each sequence.
         cells = rows * capacity + needed * (max_nodes + BEHIND)
         return ContextSizes(cells, max(MIN_BATCH, max_nodes) + BEHIND, needed)
 
     def check(self, segment: Segment) -> None:
-        """Accept every segment: lines that fit into no decode are computed by several."""
+        """Accept every segment: long lines are computed by several decodes."""
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
         self._positions[target] = self._positions[source]
@@ -96,7 +96,7 @@ class GgufStates:
         self._keep(target, [self._copied(prefix) for prefix in self._kept[source]])
 
     def logits(self, segments: Sequence[Segment]) -> Iterator[tuple[Segment, Floats]]:
-        """Compute segments by as few decodes as hold their lines."""
+        """Compute segments in as few decodes as their lines need."""
         waiting = deque(chain.from_iterable(map(self._lines, segments)))
         results = dict[tuple[int, int], Floats]()
         pending = {(segment.row, node) for segment in segments for node in segment.pick.tolist()}
@@ -107,9 +107,8 @@ class GgufStates:
             yield segment, np.stack([results[segment.row, node] for node in nodes])
 
     def _lines(self, segment: Segment) -> list[_TextLine]:
-        """Return a segment's lines. Its row keeps the sequences that a line begins with, no others.
-
-        They end where all nodes see them, or a few tokens above. Raises Unavailable.
+        """Return the lines of a segment. Its row only keeps prefixes of these lines, and gets one
+        that ends at most a few tokens above the new nodes. Raises Unavailable.
         """
         row, ids, positions = segment.row, self._tokens[segment.row], self._positions[segment.row]
         positions[segment.slots], ids[segment.slots] = segment.positions, segment.tokens
@@ -122,7 +121,7 @@ class GgufStates:
         common = ids[path_of(positions, np.logical_and.reduce(segment.context))]
         if len(common) - self._known(row, common, len(common)) > BEHIND:
             sequence, _ = self._begin(row, common, len(common), rest=0)
-            # Longer ones have keys of their own for what was computed now.
+            # Longer prefixes have keys of their own for the same tokens.
             shorter = [prefix for prefix in self._kept[row] if len(prefix.tokens) < len(common)]
             self._keep(row, [*shorter, _Prefix(sequence, common)])
         if len(lines) > 1:
@@ -133,7 +132,7 @@ class GgufStates:
         ]
 
     def _group(self, waiting: deque[_TextLine]) -> list[_TextLine]:
-        """Take lines that fit into one decode, or one that needs several."""
+        """Take lines that fit into a decode, or a single line that needs several."""
         group, tokens = list[_TextLine](), 0
         while waiting and len(group) < len(self._free):
             line = waiting[0]
@@ -149,7 +148,7 @@ class GgufStates:
         pending: set[tuple[int, int]],
         results: dict[tuple[int, int], Floats],
     ) -> None:
-        """Compute lines, and move their nodes from `wanted` to `found`."""
+        """Compute lines, and move their nodes from `pending` to `results`."""
         sequences, batches, nodes = list[int](), list[TokenBatch](), list[tuple[int, int]]()
         try:
             for line in group:
@@ -172,10 +171,11 @@ class GgufStates:
                 self._release([sequence])
 
     def _begin(self, row: int, text: IntArray, limit: int, rest: int) -> tuple[int, int]:
-        """Let a free sequence hold the first tokens of a row's text; return it and how many.
+        """Fill a free sequence with the first tokens of a row's text. Returns the sequence and the
+        number of tokens.
 
-        It begins as a copy of the longest kept one of up to `most` tokens, and computes the rest
-        but for `left` tokens. Raises Unavailable.
+        Copies the longest prefix of up to `limit` tokens, and computes the following tokens except
+        the last `rest`. Raises Unavailable.
         """
         start = self._longest(row, text, limit)
         sequence = self._free.pop() if start is None else self._copied(start).sequence
@@ -197,10 +197,10 @@ class GgufStates:
         return prefix._replace(sequence=sequence)
 
     def _longest(self, row: int, text: IntArray, limit: int) -> _Prefix | None:
-        """Return the longest that the row keeps of a text, of up to `most` tokens.
+        """Return the longest prefix of a text that the row has, of up to `limit` tokens.
 
-        What other rows keep is not used: else a row could hold keys of several rows' texts, and
-        the time of a call would tell a tenant about another tenant's text.
+        Prefixes of other rows are not used: otherwise a row could have keys of several texts, and
+        timing would reveal other tenants' texts.
         """
         usable = [
             prefix
@@ -214,7 +214,7 @@ class GgufStates:
         return 0 if start is None else len(start.tokens)
 
     def _keep(self, row: int, texts: Sequence[_Prefix]) -> None:
-        """Store the best of these sequences for a row, and release its others."""
+        """Store the most useful of these prefixes for a row, and release other sequences."""
         before = {prefix.sequence for prefix in (*self._kept[row], *texts)}
         ordered = sorted(texts, key=lambda prefix: len(prefix.tokens))
         self._kept[row] = thinned(ordered, self._forks[row])
@@ -227,6 +227,6 @@ class GgufStates:
 
 
 def _part(sequence: int, text: IntArray, section: slice, picked: NDArray[np.bool_]) -> TokenBatch:
-    """Return a part of a text as a decode of one sequence. picked: [n] of the whole text"""
+    """Return a section of a text as a batch of one sequence. picked: [n] for the entire text"""
     at = np.arange(len(text), dtype=np.int32)[section]
     return TokenBatch(text[section], at, [[sequence]] * len(at), picked[section])

@@ -1,4 +1,4 @@
-"""Trees of a llama.cpp model that keeps keys: every branch is a sequence (gguf_branches)."""
+"""Trees of a llama.cpp model with keys: every branch is a sequence (see branches.py)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from inference.tree.token_tree import IntArray
 
 
 class GgufTrees:
-    """Rows of keys in one llama.cpp context.
+    """The rows of a model in a llama.cpp context.
 
-    batch: most tokens of a decode
+    batch: maximum tokens per decode
     """
 
     branches = True
@@ -31,13 +31,13 @@ class GgufTrees:
         self._tokens: IntArray = np.zeros((rows, capacity), dtype=np.int32)
 
     @staticmethod
-    def most_rows(sequences: int) -> int:
-        """Return the rows that so many sequences serve: each has one, and can have another."""
+    def max_rows(sequences: int) -> int:
+        """Return the maximum rows for a number of sequences: each row may need two."""
         return sequences // 2 - 1
 
     @staticmethod
     def sizes(rows: int, capacity: int, max_nodes: int, sequences: int) -> ContextSizes:
-        """Return the sizes of a context, which may have so many sequences."""
+        """Return the sizes of a context with up to `sequences` sequences."""
         return ContextSizes(rows * capacity, max(MIN_BATCH, max_nodes), sequences)
 
     def check(self, segment: Segment) -> None:
@@ -53,12 +53,12 @@ class GgufTrees:
         self._tokens[target] = self._tokens[source]
 
     def logits(self, segments: Sequence[Segment]) -> Iterator[tuple[Segment, Floats]]:
-        """Compute segments by as few decodes as hold them."""
+        """Compute segments in as few decodes as possible."""
         for group in self._groups(segments):
             yield from zip(group, self._decode(group), strict=True)
 
     def _groups(self, segments: Sequence[Segment]) -> Iterator[list[Segment]]:
-        """Segments that fit into one decode by their nodes and sequences."""
+        """Yield groups of segments that fit into a decode by their nodes and sequences."""
         group, nodes, needed = list[Segment](), 0, 0
         for segment in segments:
             nodes, needed = nodes + len(segment.tokens), needed + _sequences(segment)
@@ -69,9 +69,8 @@ class GgufTrees:
         yield group
 
     def _decode(self, group: Sequence[Segment]) -> list[NDArray[np.float32]]:  # of [p, V] each
-        """Compute a group's new nodes and return the logits at the picked ones.
-
-        Where that fails, the new nodes' slots hold nothing, and the others what they held.
+        """Compute a group's new nodes and return the logits at the picked ones. On failure, the
+        slots of new nodes are empty, and other slots unchanged.
         """
         for segment in group:
             self._branches.rewrite(segment.row, segment.slots, segment.positions)
@@ -104,7 +103,7 @@ class GgufTrees:
         return _dealt(logits, group, picked)
 
     def _recall(self, row: int, path: IntArray) -> None:
-        """Compute the path's keys again that no sequence holds any more."""
+        """Recompute keys of a path that no sequence has any more."""
         length = self._branches.known(row, path)
         while length < len(path):
             slots = path[length : length + self.batch]
@@ -129,7 +128,7 @@ class GgufTrees:
 
 
 def _sequences(segment: Segment) -> int:
-    """Sequences that a decode needs: one for each branch, and one for each path above them."""
+    """The number of sequences that a segment needs, for branches and the paths above them."""
     ends, context = tips(segment), segment.context
     return len(ends) + (1 if len(context) == 1 else len({context[end].tobytes() for end in ends}))
 
@@ -137,7 +136,7 @@ def _sequences(segment: Segment) -> int:
 def _dealt(
     logits: NDArray[np.float32], group: Sequence[Segment], picked: Sequence[NDArray[np.bool_]]
 ) -> list[NDArray[np.float32]]:
-    """Each segment's logits in the order of its picked nodes, of those of the whole decode."""
+    """Split the logits of a decode by segment, in the order of its picked nodes."""
     dealt, first = list[NDArray[np.float32]](), 0
     for segment, chosen in zip(group, picked, strict=True):
         dealt.append(logits[first + chosen.cumsum()[segment.pick] - 1])

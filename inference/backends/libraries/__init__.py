@@ -1,1 +1,1 @@
-"""Models that other libraries compute."""
+"""Models that are computed by other libraries."""

@@ -1,7 +1,7 @@
-"""Choices and rankings of one row, made on the host from logits that a library computed.
+"""Chooses and ranks tokens of a row on the host, from a library's logits.
 
-A draft only ranks: that needs numpy alone, as does temperature 0. Another choice is that of
-inference/backends/choices.py, which needs torch.
+Ranking (for drafts) and temperature 0 only need numpy. Other choices need torch and are made by
+inference/backends/choices.py.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from inference.tree.token_tree import IntArray
 Floats = NDArray[np.float32]
 
 _OUT_OF_REACH = np.float32(1e9)
-"""Subtracted from the scores of tokens that top-k, top-p, min-p or a rule excludes."""
+"""Subtracted from the scores of excluded tokens."""
 
 _OCTETS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _EXCLUDED = (_OCTETS - np.float32(1)) * _OUT_OF_REACH
-"""[256, 8] change of eight ids' logits, by the bits that say which are allowed."""
+"""[256, 8] changes to the logits of eight ids, by the byte with their allowed bits."""
 
 
 def choose_of_row(logits: Floats, segment: Segment) -> Chosen:
-    """Return the token chosen at each picked node.
+    """Choose a token at each picked node.
 
-    logits: [p, V], of the picked nodes
+    logits: [p, V] of the picked nodes
     """
     if segment.params.greedy and segment.scoring is None:
         logits = _by_rule(logits, segment)
@@ -39,8 +39,8 @@ def choose_of_row(logits: Floats, segment: Segment) -> Chosen:
 
 
 def rank_of_row(logits: Floats, segment: Segment, k: int) -> Ranked:
-    """Return the k most likely children of each picked node, with the logits of choose_of_row().
-    They are those of rank() in inference/model/choice/sampler.py, up to the last digits of their
+    """Return the k most likely children of each picked node. Arguments as in choose_of_row(). The
+    result equals that of rank() in inference/model/choice/sampler.py up to the last digits of
     scores.
     """
     params, positions = segment.params, segment.positions[segment.pick] + 1
@@ -68,7 +68,7 @@ def rank_of_row(logits: Floats, segment: Segment, k: int) -> Ranked:
 
 
 def _by_rule(logits: Floats, segment: Segment) -> Floats:  # [p, V]
-    """Compute adjust() and exclude() of inference/model/choice/sampler.py on a copy."""
+    """Apply adjust() and exclude() of inference/model/choice/sampler.py to a copy."""
     if segment.rule is None:
         return logits
     logits, rule = logits.copy(), segment.rule()
@@ -82,9 +82,7 @@ def _by_rule(logits: Floats, segment: Segment) -> Floats:  # [p, V]
 
 
 def _greatest(scores: Floats, count: int) -> tuple[IntArray, Floats]:  # -> [P, n], [P, n]
-    """The ids of the greatest scores [P, V], in descending order, and these; of equal ones the
-    lowest id comes first.
-    """
+    """The ids of the greatest scores [P, V] and the scores, in descending order, then by id."""
     count = min(count, scores.shape[-1])
     ids = np.argpartition(scores, -count)[:, -count:].astype(np.int32)
     greatest = np.take_along_axis(scores, ids, -1)
@@ -93,7 +91,7 @@ def _greatest(scores: Floats, count: int) -> tuple[IntArray, Floats]:  # -> [P, 
 
 
 def _noise(seed: int, positions: IntArray, ids: IntArray) -> Floats:  # [P, n]
-    """Gumbel noise of each node's ids: inference/model/choice/noise.py has the law."""
+    """Gumbel noise for the ids of each node, as defined in inference/model/choice/noise.py."""
     words = np.array([seed & 0xFFFFFFFF, seed >> 32], dtype=np.uint32).view(np.int32)
     key, counter = (words[:1, None], words[1:, None]), (ids, positions[:, None].astype(np.int32))
     upper = (threefry2x32(key, counter, np.left_shift, np.right_shift)[0] >> 9) & 0x7FFFFF

@@ -1,4 +1,4 @@
-"""Stored states of a row's text, for models with a running state instead of keys."""
+"""Stored states of a row's text, for models with running states."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 from inference.tree.token_tree import IntArray
 
 BEHIND = 8
-"""Maximum tokens that a call computes again after a stored state. If there are more, it stores a
-state at their end first.
+"""Maximum tokens that a call recomputes after a stored state. If there are more, a state after them
+is stored first.
 """
 
 KEPT = 4
-"""Maximum stored states of a row between two calls."""
+"""Maximum stored states of a row between calls."""
 
 
 class KeptState(Protocol):
-    """A state behind the first tokens [n] of a text."""
+    """A state after the first tokens [n] of a text."""
 
     @property
     def tokens(self) -> IntArray: ...
@@ -29,13 +29,13 @@ State = TypeVar("State", bound=KeptState)
 
 
 def begins(state: KeptState, text: IntArray) -> bool:
-    """Whether a state is of the first tokens of a text [m]."""
+    """Whether a state belongs to a prefix of a text [m]."""
     return np.array_equal(state.tokens, text[: len(state.tokens)])
 
 
 def thinned(states: Sequence[State], spared: State | None = None) -> list[State]:
-    """Return KEPT of a text's states, the shortest first: the last two, the one that is to be
-    spared, and earlier ones that lie far apart.
+    """Return KEPT of a text's states, shortest first: the last two, the spared one, and earlier
+    ones with large gaps.
     """
     thin = list(states)
     while len(thin) > KEPT:

@@ -1,10 +1,9 @@
-"""Layers of the transformers library that keep a running state instead of keys: linear attention,
-Mamba and short convolutions.
+"""Layers of the transformers library with a running state instead of keys: linear attention, Mamba
+and short convolutions.
 
-The inputs of such a layer are stored by slot, as keys are. So its state can be computed again
-behind any node, and rows are copied and cut as those of other models are. A few states of each
-row's text are stored, so that little is computed again. Each line of a tree begins from a copy of
-a stored state.
+The inputs of such layers are stored by slot, like keys. So their state after any node can be
+recomputed, and rows can be copied and cut as usual. A few states of each row's text are stored to
+limit recomputation. Each line of a tree begins with a copy of a stored state.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from inference.backends.libraries.tree_lines import lines_of, path_of
 from inference.tree.token_tree import IntArray
 
 States: TypeAlias = dict[tuple[str, int], Tensor]
-"""States of one layer [L, ...], by kind and number; none where nothing came before."""
+"""States of a layer [L, ...], by kind and number; empty at the beginning of a text."""
 
 
 class LayerStates(Cache):
-    """The library's view of the states of one layer during a call; it updates them."""
+    """The cache that the library reads and updates during a call, with the states of a layer."""
 
     def __init__(self, states: States) -> None:
         super().__init__(layers=[])
@@ -51,7 +50,7 @@ class LayerStates(Cache):
         conv_kernel_size: int | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Store inputs of a convolution [L, width, M]; return them behind the earlier ones."""
+        """Store inputs of a convolution [L, width, M]; return them after the earlier inputs."""
         size = conv_kernel_size or conv_states.shape[-1]
         before = self.states.get(("conv", state_idx))
         if before is None:
@@ -72,17 +71,17 @@ class LayerStates(Cache):
 
 
 class KeptStates(NamedTuple):
-    """The states of all layers behind the first tokens [n] of a text."""
+    """The states of all layers after the first tokens [n] of a text."""
 
     tokens: IntArray
-    states: dict[int, States]  # of one row, by layer
+    states: dict[int, States]  # by layer, for a single row
 
 
 class _Span(NamedTuple):
-    """A part of a row's text, from one state to another.
+    """A span of a row's text between two states.
 
-    segment, nodes: [m] the new nodes at its end
-    end: None if it is not kept
+    segment, nodes: index of the segment, and [m] its new nodes at the end of the span
+    end: None if the state at the end is not stored
     """
 
     segment: int
@@ -94,17 +93,17 @@ class _Span(NamedTuple):
 
     @property
     def old(self) -> int:
-        """The number of its tokens that are computed again."""
+        """The number of tokens to recompute."""
         return len(self.slots) - len(self.nodes)
 
     @property
     def form(self) -> tuple[int, bool]:
-        """Parts of one form are computed together."""
+        """Spans with equal forms are computed together."""
         return len(self.slots), not len(self.start.tokens)
 
 
 class _LayerCalls(NamedTuple):
-    """The parts of a forward pass, of one form each, in the order of their dependencies.
+    """The spans of a forward pass, grouped by form and ordered by dependency.
 
     stored: the states that each row stores afterwards
     """
@@ -116,9 +115,9 @@ class _LayerCalls(NamedTuple):
 class RunningStates:
     """The states of a model's rows.
 
-    mixers: modules of the library that keep a state, by layer
-    width: of their inputs
-    like: a tensor of the model's type, on its device
+    mixers: modules of the library with a state, by layer
+    width: size of their inputs
+    like: a tensor with the model's dtype and device
     """
 
     def __init__(
@@ -131,7 +130,7 @@ class RunningStates:
 
     @property
     def by_slot(self) -> tuple[Tensor, ...]:
-        """Inputs of the layers at each slot, [rows, slots, width] each."""
+        """The inputs of each layer by slot, each [rows, slots, width]."""
         return tuple(self._given.values())
 
     def copy_row(self, source: int, target: int) -> None:
@@ -140,9 +139,9 @@ class RunningStates:
 
     @contextmanager
     def during(self, segments: Sequence[Segment], tokens_at: Tensor) -> Iterator[None]:
-        """Make the library's layers compute these segments branch by branch, each from its state.
+        """Let the library's layers compute these segments branch by branch from stored states.
 
-        known: [rows, slots, 2] position and token of each slot
+        tokens_at: [rows, slots, 2] position and token of each slot
         """
         if not self._mixers:
             yield
@@ -205,5 +204,5 @@ class RunningStates:
 
 
 def _stacked(states: Sequence[States]) -> States:
-    """Return the states of several lines as one."""
+    """Stack the states of several lines."""
     return {kind: torch.cat([state[kind] for state in states]) for kind in states[0]}

@@ -1,4 +1,4 @@
-"""Loads a causal model of the transformers library, and tries it before it is used."""
+"""Loads a causal model by the transformers library, and tests it with a small tree."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ERRORS = (
     *(AttributeError, AssertionError, ImportError, IndexError, KeyError, NotImplementedError),
     *(OSError, RuntimeError, SafetensorError, TypeError, ValueError),
 )
-"""Errors by which the library says that it cannot load or compute a model."""
+"""Errors that the library raises if it cannot load or compute a model."""
 
 _IN_FOURS = "outrider_in_fours"
 
@@ -40,12 +40,12 @@ def load_transformers(
     dtype: torch.dtype | None,
     device: torch.device,
 ) -> TransformersModel:
-    """Load a checkpoint's causal model, from safetensors and by the library's own code alone.
+    """Load a checkpoint's causal model from safetensors, without running code of the checkpoint.
 
-    dtype: of all weights; None for stored_type()
+    dtype: precision of all weights; None for stored_type()
 
-    Raises UnsupportedModel if the weights do not fit, or the model does not compute trees as it
-    computes their paths.
+    Raises UnsupportedModel if the weights do not fit, or the results of a tree differ from those of
+    its paths.
     """
     weight_files(directory)
     check_vocabulary(directory, vocabulary, config.vocab_size)
@@ -71,7 +71,7 @@ def load_transformers(
 
 
 def _loaded(directory: Path, dtype: torch.dtype) -> Any:
-    """Load the library's model. Raises an error of _ERRORS."""
+    """Load the library's model. Raises one of _ERRORS."""
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     loader: Any = AutoModelForCausalLM
     library, info = loader.from_pretrained(
@@ -91,19 +91,18 @@ def _loaded(directory: Path, dtype: torch.dtype) -> Any:
 
 
 def _has_experts(library: nn.Module) -> bool:
-    """Whether the shapes of a call depend on which experts its tokens take. transformers 5 names
-    its classes for experts so, transformers 4 those of their layers.
+    """Whether a model has experts, so that shapes depend on the tokens. Checks class names: those
+    of experts in transformers 5, those of their layers in transformers 4.
     """
     names = (type(module).__name__ for module in library.modules())
     return any(name.endswith(("Experts", "MoE", "MoeBlock")) for name in names)
 
 
 def in_fours(library: Any) -> None:
-    """Let no expert of a float32 model compute fewer than four tokens.
+    """Let experts of a float32 model compute at least four tokens.
 
-    Kernels for few rows of a matrix round differently from those for more, and which tokens share
-    an expert depends on the others of a call. Raises ImportError for experts with transformers 4,
-    where they cannot be replaced.
+    Kernels for few matrix rows round differently, and the tokens of an expert depend on the batch.
+    Raises ImportError for experts with transformers 4, where they cannot be replaced.
     """
     try:
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -118,7 +117,7 @@ def in_fours(library: Any) -> None:
 def _compute_in_fours(
     experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:
-    """Compute a layer's experts; tokens of an expert with fewer than four are computed four times.
+    """Compute a layer's experts. Tokens of an expert with fewer than four are repeated.
 
     hidden_states: [N, hidden]
     top_k_index, top_k_weights: [N, k]
@@ -134,13 +133,13 @@ def _compute_in_fours(
 
 
 _REACH = 4
-"""Positions of windows and chunks in that trial: fewer than its paths have."""
+"""Size of windows and chunks in the trial, less than the length of its paths."""
 
 
 @contextmanager
 def _short_reaches(library: Any, reaches: Mapping[str, Reach]) -> Iterator[dict[str, Reach]]:
-    """Let the library's windows and chunks end within the tree that a model is tried with; return
-    the reaches that follow.
+    """Set the library's windows and chunks to _REACH, so that the trial covers them. Yields the
+    resulting reaches.
     """
     config = library.config.get_text_config()
     settings = {name: getattr(config, name, None) for name in WINDOW_FIELDS}
@@ -156,7 +155,7 @@ def _short_reaches(library: Any, reaches: Mapping[str, Reach]) -> Iterator[dict[
 
 @torch.no_grad()
 def check_trees(library: nn.Module, config: LibraryConfig, vocabulary: int) -> None:
-    """Raise ValueError unless a tree's logits are those that the library computes of its paths."""
+    """Raise ValueError unless the logits of a tree equal those of its paths."""
     trial = TreeTrial.of(vocabulary)
     with _short_reaches(library, config.reaches) as reaches:
         tried = TransformersModel(

@@ -1,7 +1,7 @@
-"""A causal model of the transformers library as a Model: keys at slots, and trees by masks.
+"""A causal model of the transformers library as a Model, with keys in slots and trees by masks.
 
-The library computes, and a cache of ours keeps keys and values. So dense models, experts, windows,
-sinks and latent attention are served without code of their own.
+The library computes, with a cache class of ours. So dense models, experts, windows, sinks and
+latent attention need no code of their own.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from inference.tree.token_tree import TokenTree
 
 
 class SlotCache(Cache):
-    """The library's view of one call: the kept keys of its rows, with the new nodes' behind them.
+    """The cache that the library reads during a call: cached keys, followed by those of new nodes.
 
-    held: caches of the layers that keep keys
-    places: where each such layer is among them, by the library's number
-    rows: [B] rows of the caches
-    slots: how many of their first slots are read
+    caches: caches of the layers with keys
+    places: index in `caches`, by the library's layer number
+    rows: [B] cache rows
+    slots: number of leading slots to read
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class SlotCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Note a layer's new keys and values [B, heads, T, size]; return all that can be seen."""
+        """Store new keys and values of a layer [B, heads, T, size]; return all visible ones."""
         self.new[layer_idx] = (_by_node(key_states), _by_node(value_states))
         place = self._places.get(layer_idx)
         if place is None:
@@ -53,7 +53,7 @@ class SlotCache(Cache):
         return self._behind(keys, key_states), self._behind(values, value_states)
 
     def written(self) -> KeysValues:
-        """Return the new nodes' keys and values in the order of the caches."""
+        """Return keys and values of the new nodes in the order of the caches."""
         pairs = [self.new[layer] for layer in self._places]
         return KeysValues(tuple(keys for keys, _ in pairs), tuple(values for _, values in pairs))
 
@@ -68,11 +68,11 @@ def _by_node(states: Tensor) -> Tensor:  # [B, heads, T, size] -> [B, T, heads *
 
 
 class TransformersModel(SlotModel):
-    """A causal model of the library, and the keys and values of its rows.
+    """A causal model of the library with our KV caches.
 
     library: the model, with eager attention
-    reaches: of each kind of layer, as in LibraryConfig
-    vocabulary: ids of the tokenizer; those beyond are never chosen
+    reaches: see LibraryConfig
+    vocabulary: number of token ids of the tokenizer; higher ids are never chosen
     """
 
     def __init__(
@@ -95,9 +95,9 @@ class TransformersModel(SlotModel):
         super().__init__(cache, rows=rows, capacity=capacity, max_nodes=max_nodes)
         self.library, self.reaches, self.vocabulary = library, reaches, vocabulary
         self._places = {layer: place for place, layer in enumerate(layers)}
-        # Windows are counted in positions, and slots lie in no order. A slot's token follows.
+        # Position and token of each slot: windows refer to positions, and slots are unordered.
         self._known = torch.zeros((*slots, 2), dtype=torch.int32, device=self.device)
-        self._known[..., 0] = torch.arange(slots[1])  # a position for those that were never written
+        self._known[..., 0] = torch.arange(slots[1])  # for unwritten slots
         config: Any = library.config
         width = config.get_text_config().hidden_size
         self.branches = not trial.mixers  # each line of a tree computes its states by itself
@@ -112,11 +112,11 @@ class TransformersModel(SlotModel):
         self._states.copy_row(source, target)
 
     def logits_of(self, prompt: Sequence[int], tree: TokenTree) -> Tensor:  # [n, V]
-        """Return logits at every node of a tree behind a prompt on row 1, whose slots are in no
-        order. Row 0 has another prompt.
+        """Return logits at every node of a tree after a prompt on row 1, in unordered slots. Row 0
+        has another prompt.
         """
         slots = Slots(self.capacity)
-        slots.take(np.zeros(2, dtype=np.int32))  # the tree takes them, once the prompt is fed
+        slots.take(np.zeros(2, dtype=np.int32))  # these will be taken by the tree
         neighbour = ModelSequence(self, 0, SamplingParams())
         sequence = ModelSequence(self, 1, SamplingParams(), slots)
         neighbour.extend(prompt[:1])
@@ -153,8 +153,8 @@ class TransformersModel(SlotModel):
         return logits, torch.gather(positions, 1, pick.long()) + 1
 
     def _head_nodes(self, pick: Tensor) -> tuple[Tensor | int, Tensor | None]:
-        """Return the nodes whose logits are made of every row, and where the picks [B, P] are among
-        them; None if they are the picks of the only row.
+        """Return the nodes whose logits are computed in every row, and the indices of the picks
+        [B, P] among them; None if there is a single row.
         """
         if len(pick) == 1:
             return pick[0], None
@@ -165,10 +165,9 @@ class TransformersModel(SlotModel):
 def _masks(
     reaches: Mapping[str, Reach], visible: Tensor, queries: Tensor, keys: Tensor, dtype: torch.dtype
 ) -> Tensor | dict[str, Tensor]:
-    """Return what is added to attention's scores [B, 1, T, n], by kind of layer where a model has
-    several kinds.
+    """Return attention biases [B, 1, T, n], by type of layer if a model has several.
 
-    seen: [B, T, n] 0/1, what a node sees without a reach
+    visible: [B, T, n] 0/1, the mask without reaches
     queries, keys: [B, T] and [B, n] positions
     """
     masks = {}
@@ -184,10 +183,10 @@ def _masks(
 
 
 class _Trial(LayerStates):
-    """A call that finds what each layer keeps.
+    """Finds the layers with keys and with states by a forward pass.
 
-    new: keys and values of two tokens, by layer. Layers that read another's keys keep none.
-    mixers: modules that keep a state, by layer
+    new: keys and values of two tokens by layer, without layers that share another's keys
+    mixers: modules with a state, by layer
     """
 
     def __init__(self) -> None:
@@ -198,7 +197,7 @@ class _Trial(LayerStates):
 
     @classmethod
     def of(cls, library: nn.Module, reaches: Mapping[str, Reach]) -> _Trial:
-        """Call the library. Raises ValueError if no layer keeps keys."""
+        """Run the forward pass. Raises ValueError if no layer has keys."""
         parameter, trial = next(library.parameters()), cls()
         ids = torch.arange(2, device=parameter.device)[None]
         visible = torch.tril(torch.ones((1, 2, 2), device=parameter.device))

@@ -1,4 +1,4 @@
-"""The lines of a segment's tree, for a backend that computes sequences: one down to each tip."""
+"""Splits a segment's tree into lines, one for each leaf, for backends that compute sequences."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from inference.tree.token_tree import IntArray
 
 
 class TreeLine(NamedTuple):
-    """A chain of a segment's new nodes below what they all see."""
+    """A chain of a segment's new nodes, and the context that they see."""
 
     nodes: NDArray[np.intp]  # [d] from the top down
-    path: IntArray  # [c] slots that are seen, by position
+    path: IntArray  # [c] visible slots by position
 
 
 def tips(segment: Segment) -> NDArray[np.intp]:
-    """Return the new nodes that are leaves."""
+    """Return the leaves among the new nodes."""
     return np.flatnonzero(segment.tree_mask.sum(axis=0) == 1)
 
 
 def path_of(positions: IntArray, visible: NDArray[np.bool_]) -> IntArray:
-    """Return the slots that are seen, by position. seen: [S].
+    """Return the visible slots by position.
 
-    positions: [S or more] of the row's slots
+    positions: [S or more] position of each slot
+    visible: [S]
 
-    Raises InvalidRequest unless the positions seen are 0 to their number - 1.
+    Raises InvalidRequest unless the visible positions are 0 to n - 1.
     """
     slots = np.flatnonzero(visible)
     ordered = positions[slots]
@@ -43,9 +44,9 @@ def path_of(positions: IntArray, visible: NDArray[np.bool_]) -> IntArray:
 
 
 def lines_of(segment: Segment, positions: IntArray) -> Iterator[TreeLine]:
-    """Yield a segment's lines. positions: as for path_of.
+    """Yield the lines of a segment. positions: as in path_of().
 
-    Raises InvalidRequest if a node's position is not the number of keys that it sees above it.
+    Raises InvalidRequest if a node's position is not the number of keys that it sees before it.
     """
     shared = segment.context.shape[0] == 1
     path = path_of(positions, segment.context[0]) if shared else None

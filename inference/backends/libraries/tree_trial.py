@@ -1,6 +1,7 @@
-"""A trial of a model of another library with a small tree, before it is used.
+"""Tests another library's model with a small tree at load time.
 
-Its logits show whether it respects masks and positions, so no list of architectures is needed.
+The logits show whether the model respects masks and positions, so no list of architectures is
+needed.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ _PROMPT, _NODES = 3, 5
 _PARENTS, _PATHS = (-1, 0, 0, 1, 2), ((0, 1, 3), (0, 2, 4))
 
 _MAX_DIFFERENCE, _MAX_NARROW_DIFFERENCE = 1e-3, 0.2
-"""Maximum difference of equal logits, relative to their spread: in float32, and in narrower types,
-whose rounding may select other experts.
+"""Maximum difference of logits relative to their spread: in float32, and in narrower types, whose
+rounding may select other experts.
 """
 
 
 class TreeTrial(NamedTuple):
-    """A root and two branches of two nodes behind a prompt of three tokens."""
+    """A prompt of three tokens, and a tree with a root and two branches of two nodes."""
 
     prompt: list[int]
     tree: TokenTree
@@ -35,19 +36,19 @@ class TreeTrial(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """The tokens of prompt and tree."""
+        """The number of tokens in prompt and tree."""
         return len(self.prompt) + len(self.tree.tokens)
 
     @property
     def paths(self) -> IntArray:  # [2, 6]
-        """The tokens of each path, from the prompt's first to the leaf."""
+        """The tokens of each path, from the prompt's first token to the leaf."""
         lists = [[*self.prompt, *self.tree.tokens[list(path)]] for path in _PATHS]
         return np.array(lists, dtype=np.int32)
 
     def check(
         self, nodes: NDArray[np.float32], paths: NDArray[np.float32], *, float32: bool
     ) -> None:
-        """Raise ValueError unless the nodes' logits [5, V] are those of the paths [2, 6, V]."""
+        """Raise ValueError unless logits of the nodes [5, V] equal those of the paths [2, 6, V]."""
         actual, expected = nodes[np.array(_PATHS)], paths[:, _PROMPT:]
         spread = np.linalg.norm(expected - expected.mean(-1, keepdims=True))
         off = float(np.linalg.norm(actual - expected) / spread)

@@ -1,8 +1,8 @@
-"""The noise of the sampling contract: Threefry-2x32-13 words, and Gumbel noise made of them.
+"""The noise of the sampling contract: Gumbel noise from the random words of Threefry-2x32-13.
 
-There are two ways to compute it. `noise` is for machines with 32-bit integers and exact logarithms.
-`noise_in_limbs` is for machines whose vector units compute in float32, such as NeuronCores. Words
-are equal bit for bit, noise to the last digits.
+There are two implementations: `noise` for devices with 32-bit integers and exact logarithms, and
+`noise_in_limbs` for devices whose vector units compute in float32, such as NeuronCores. Their words
+are bit-identical, their noise is equal up to the last digits.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from inference.sampling import PARITY, ROTATIONS, ROUNDS, threefry2x32
 _LOW = 0xFFFF
 
 SMALL = 2.0**-5
-"""The value of 1 - u below which noise_in_limbs() sums a series for log(u)."""
+"""The value of 1 - u below which noise_in_limbs() computes log(u) by a series."""
 
-_TERMS = 5  # leave out 5e-9 of the sum at SMALL
+_TERMS = 5  # omits 5e-9 of the sum at SMALL
 
 Limbs = tuple[Tensor, Tensor]
 """A 32-bit word as its high and its low 16 bits, each in an int32 tensor."""
@@ -31,9 +31,9 @@ def left(x: Tensor, bits: int) -> Tensor:
 
 
 def right(x: Tensor, bits: int) -> Tensor:
-    """Arithmetic shift right: copies of the sign come in from the left.
+    """Arithmetic shift right, which preserves the sign.
 
-    Both operands are tensors, because torch_xla turns x >> number into a division that rounds
+    Both operands are tensors, because torch_xla converts x >> number to a division that rounds
     towards 0.
     """
     return torch.bitwise_right_shift(
@@ -44,10 +44,10 @@ def right(x: Tensor, bits: int) -> Tensor:
 def threefry_in_limbs(
     key: tuple[Tensor, Tensor], counter: tuple[Tensor, Tensor]
 ) -> tuple[Limbs, Limbs]:
-    """Compute threefry2x32() of inference/sampling.py on 16-bit limbs.
+    """Compute threefry2x32() (inference/sampling.py) on 16-bit limbs.
 
-    No intermediate has more than 31 bits, no sum more than 18, and no negative number is shifted.
-    So it is exact where a vector unit adds in float32 and shifts in zeros only.
+    Intermediates have at most 31 bits and sums at most 18, and negative numbers are never shifted.
+    So this is exact on vector units that add in float32 and only have logical shifts.
     """
     first, second = to_limbs(key[0]), to_limbs(key[1])
     third = (first[0] ^ second[0] ^ (PARITY >> 16), first[1] ^ second[1] ^ (PARITY & _LOW))
@@ -66,7 +66,7 @@ def threefry_in_limbs(
 
 
 def to_limbs(word: Tensor) -> Limbs:
-    """Split int32 words. The sign bit is moved by a comparison, not by a shift."""
+    """Split int32 words into limbs, without shifting negative numbers."""
     sign = left((word < 0).to(torch.int32), 15)
     return right(word & 0x7FFF0000, 16) | sign, word & _LOW
 
@@ -94,7 +94,7 @@ def _turn(word: Limbs, bits: int) -> Limbs:
 
 
 def noise(seed: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
-    """Return float32 Gumbel noise of tokens `ids` at absolute `positions`; both broadcast.
+    """Return float32 Gumbel noise for token ids at absolute positions, which broadcast.
 
     seed: [..., 2] int32
     """
@@ -103,7 +103,7 @@ def noise(seed: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
 
 
 def noise_in_limbs(seed: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
-    """Compute noise() as a graph for NeuronCores."""
+    """Compute noise() by operations that are exact on NeuronCores."""
     (high, low), _ = threefry_in_limbs((seed[..., 0], seed[..., 1]), (ids, positions))
     return gumbel_by_series(left(high, 7) | right(low, 9))
 
@@ -118,11 +118,10 @@ def gumbel(upper: Tensor) -> Tensor:
 
 
 def gumbel_by_series(upper: Tensor) -> Tensor:
-    """Compute gumbel() where log() is exact to an absolute error only.
+    """Compute gumbel() on devices whose log() only has a small absolute error.
 
-    The greatest noise belongs to u near 1. There a small absolute error of log(u) is a large
-    relative one, or the logarithm is 0. So 1 - u is taken from the integer, exactly, and log(u) is
-    summed as a series where 1 - u is small.
+    The greatest noise is at u near 1, where this would be a large relative error of log(u). So
+    1 - u is computed exactly from the integer, and log(u) by a series if 1 - u is small.
     """
     rest = ((upper ^ 0x7FFFFF).to(torch.float32) + 0.5) * 2.0**-23  # 1 - u
     series = rest * (1 / _TERMS)

@@ -1,9 +1,9 @@
-"""Noise as state: a graph keeps the noise of the next positions, and a small separate graph
-computes it while the target is idle.
+"""Noise as state: graphs store the noise of the next positions, which a small separate graph
+computes while the target is idle.
 
-A row of the caches has a window of WINDOW positions; position p is at place p mod WINDOW. Values
-are those of noise() for the same seed, position and ids, in float32: with 16 bits, choices would
-sometimes differ. At 128,256 ids on two ranks a row takes 8 MB per rank.
+Each cache row has a window of WINDOW positions; position p is at place p mod WINDOW. Values equal
+those of noise() in float32, since 16 bits would sometimes change choices. With 128,256 ids on two
+ranks, a row takes 8 MB per rank.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from inference.model.choice.sampler import Sampling
 from inference.sampling import SamplingParams
 
 WINDOW = 32
-"""Positions of a row's window. A power of two."""
+"""Positions in the window of a row: a power of two."""
 
 FILLED = 16
-"""Places that one call fills, of any rows."""
+"""Places that a call fills, in any rows."""
 
 
 class NoisePlace(NamedTuple):
-    """The noise of one position, for a row of the caches."""
+    """Identifies the noise for a position of a cache row."""
 
     row: int
-    position: int  # of the token that is chosen with it
+    position: int  # position of the token to choose
     seed: int
 
 
 def empty_window(rows: int, ids: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return windows without noise [rows * WINDOW, ids of a rank] float32."""
+    """Return zeroed windows [rows * WINDOW, ids of a rank] float32."""
     return torch.zeros(rows * WINDOW, ids, device=device)
 
 
 def fill_inputs(places: Sequence[NoisePlace]) -> dict[str, Tensor]:
-    """Return inputs, by parameter name, that make a stateful graph fill 1 to FILLED places."""
+    """Return the inputs, by name, with which a stateful graph fills 1 to FILLED places."""
     padded = [*places, *[places[0]] * (FILLED - len(places))]
     params = [SamplingParams(1.0, seed=place.seed) for place in padded]
     return {
@@ -51,7 +51,7 @@ def fill_inputs(places: Sequence[NoisePlace]) -> dict[str, Tensor]:
 
 
 class KeepsNoise(nn.Module):
-    """A graph with windows of noise beside its caches. A greedy one has none."""
+    """A graph with noise windows beside its caches, unless it is greedy."""
 
     noise: Tensor | None
 
@@ -60,31 +60,31 @@ class KeepsNoise(nn.Module):
         self.register_buffer("noise", window, persistent=False)
 
     def noise_at(self, rows: Tensor, positions: Tensor) -> Tensor:  # [B], [B, P] -> [B, P, V]
-        """Return the noise of these positions, which were filled before."""
+        """Return the noise at positions that were filled before."""
         assert self.noise is not None, "a sampled call of a graph without noise windows"
         return F.embedding(window_places(rows[:, None], positions), self.noise)
 
     def fill_noise(
         self, rows: Tensor, positions: Tensor, seed: Tensor, ids: Tensor, by: Arithmetic
     ) -> None:
-        """Reassign the windows with the noise of these places.
+        """Compute noise and reassign the windows.
 
         rows: [N] int32
         positions: [N, 1] int32
         seed: [N, 2] int32
-        ids: [V] int32, of this rank
+        ids: [V] int32, ids of this rank
         """
         assert self.noise is not None, "a graph without noise windows cannot fill them"
         values = by.noise(seed[:, None], positions, ids)
         self.noise = self.noise.index_put((window_places(rows, positions[:, 0]),), values)
 
     def touch_noise(self) -> None:
-        """Reassign the windows, if there are any, as they are."""
+        """Reassign the windows, if any, without changes."""
         if self.noise is not None:
             first = torch.arange(1, dtype=torch.int32, device=self.noise.device)
             self.noise = self.noise.index_put((first,), self.noise.index_select(0, first))
 
 
 def window_places(rows: Tensor, positions: Tensor) -> Tensor:
-    """Return where the noise of these positions lies in the windows."""
+    """Return the indices of positions in the windows."""
     return rows * WINDOW + (positions & (WINDOW - 1))

@@ -1,19 +1,20 @@
-"""The sampling contract on tensors: choose() for targets and rank() for drafts.
+"""The sampling contract on tensors: functions that choose tokens for targets and rank them for
+drafts.
 
 Shapes are static, types are int32 and float32, and there is no -inf and no data-dependent control
-flow. So the functions run eagerly and inside compiled graphs. The choose functions agree wherever
-they apply: a caller takes the cheapest that serves every row of a batch.
+flow, so the functions run eagerly and in compiled graphs. If several choose functions apply, their
+results are equal: callers use the cheapest that serves all rows of a batch.
 
-Kernels for the greatest scores promise nothing about equal scores, so no choice depends on it:
-- The best score of logit / T + noise wins, and of equal ones the lowest id.
-- The candidates of top-k and top-p are the CANDIDATES tokens of greatest logit / T. If equal scores
-  lie on both sides of that limit, none of them is a candidate.
-- Of the candidates, top-k and then top-p, of the mass that top-k leaves, keep the fewest that
-  suffice, and all that equal the last kept one.
-- If more than CANDIDATES tokens share the best score, there are no candidates, and the choice is
-  that of temperature 0.
-- A draft's children are in order of score, and of id among equal scores. Which of several equal
-  tokens is the last child is open: it changes no text.
+Top-k kernels do not define the order of equal scores, so no choice depends on it:
+- The token with the best logit / T + noise wins; on ties, the lowest id.
+- The candidates of top-k and top-p are the CANDIDATES tokens with the greatest logit / T. If equal
+  scores straddle that limit, none of them is a candidate.
+- Top-k, and then top-p within the mass that top-k leaves, keep the minimum number of candidates,
+  and ties with the last of them.
+- If more than CANDIDATES tokens share the best score, there are no candidates, and the token is
+  chosen as at temperature 0.
+- A draft's children are ordered by score, then by id. Which of several equal tokens is the last
+  child is undefined, which does not affect the text.
 """
 
 from __future__ import annotations
@@ -37,20 +38,18 @@ from inference.model.choice.vocabulary import (
 from inference.sampling import CANDIDATES, SamplingParams
 
 _MORE = 8
-"""Number of scores examined beyond the candidates', to know whether others equal the last one.
-Engines find eight at once.
+"""Number of scores examined after the candidates', to detect ties with the last one. Engines find
+eight at once.
 """
 
 OUT_OF_REACH = 1e9
-"""Subtracted from the scores of tokens that top-k or top-p excludes. Finite, because
-accelerators fail on infinities.
-"""
+"""Subtracted from the scores of excluded tokens; finite, since accelerators fail on inf."""
 
 
 class Sampling(NamedTuple):
-    """Each row's SamplingParams as tensors.
+    """The SamplingParams of all rows as tensors.
 
-    Compare them with 0 and 1: torch_xla widens a comparison with 0.0 or 1.0 to float64.
+    Compare them with integers, since torch_xla computes comparisons with 0.0 or 1.0 in float64.
     """
 
     temperature: Tensor  # [B] float32
@@ -71,11 +70,11 @@ class Sampling(NamedTuple):
         )
 
     def scaled(self, logits: Tensor) -> Tensor:  # [B, P, V] -> [B, P, V]
-        """Return logits / T, or the logits where T is 0."""
+        """Return logits / T, or the logits if T is 0."""
         return logits / torch.where(self.temperature > 0, self.temperature, 1.0)[:, None, None]
 
     def weigh(self, noise_: Tensor) -> Tensor:  # [B, ...] -> [B, ...]
-        """Return the noise, or 0 where T is 0."""
+        """Return the noise, or 0 if T is 0."""
         return noise_ * (self.temperature > 0).to(torch.float32).view(-1, *[1] * (noise_.dim() - 1))
 
     @property
@@ -84,18 +83,19 @@ class Sampling(NamedTuple):
 
 
 def adjust(logits: Tensor, nodes: Tensor, ids: Tensor, factors: Tensor, biases: Tensor) -> None:
-    """Change logits [N, V] in place, before any choice, as penalties and biases want it.
+    """Apply penalties and biases to logits [N, V] in place, before sampling.
 
-    nodes, ids, factors, biases: [M] of each change; no id of a node has two
+    nodes, ids, factors, biases: [M] for each change, with distinct ids per node
     """
     values = logits[nodes, ids]
     logits[nodes, ids] = torch.where(values > 0, values / factors, values * factors) + biases
 
 
 def exclude(logits: Tensor, allowed: Tensor) -> None:
-    """Put ids that are not allowed out of reach: logits [N, V] in place, after adjust().
+    """Subtract OUT_OF_REACH in place from logits [N, V] of ids that are not allowed, after
+    adjust().
 
-    allowed: [N, words] int32 a bit for each id, lowest first
+    allowed: [N, words] int32, a bit for each id, the lowest first
     """
     steps = torch.arange(8, dtype=torch.int32, device=logits.device)
     octets = torch.arange(256, dtype=torch.int32, device=logits.device)
@@ -105,7 +105,7 @@ def exclude(logits: Tensor, allowed: Tensor) -> None:
 
 
 class Scores(NamedTuple):
-    """Log-probabilities of tokens, and of the most likely ones at their nodes, best first."""
+    """Log-probabilities of a token and of the k most likely tokens (best first) at each node."""
 
     values: Tensor  # [B, P] float32
     ids: Tensor  # [B, P, k] int32
@@ -113,8 +113,8 @@ class Scores(NamedTuple):
 
 
 def score(logits: Tensor, sampling: Sampling, tokens: Tensor, k: int) -> Scores:
-    """Return log-probabilities of tokens [B, P] at each row's temperature, or at 1 where that is 0,
-    before top-k, top-p and min-p.
+    """Return log-probabilities of tokens [B, P] before top-k, top-p and min-p, at the temperature
+    of each row (1 if it is 0).
     """
     scores = sampling.scaled(logits).log_softmax(-1)
     values = torch.gather(scores, -1, tokens[..., None].to(torch.int64))[..., 0]
@@ -125,21 +125,21 @@ def score(logits: Tensor, sampling: Sampling, tokens: Tensor, k: int) -> Scores:
 def choose_greedy(
     logits: Tensor, share: VocabularyShare = WHOLE_VOCABULARY
 ) -> Tensor:  # [B, P, V] -> [B, P] int32
-    """Choose tokens where every row has temperature 0."""
+    """Choose tokens if all rows have temperature 0."""
     return best_ids(share, logits)[0]
 
 
 class Candidates(NamedTuple):
     """The most likely tokens of each node, best first, with top-k and top-p applied.
 
-    ranked: whether some token is a candidate; else more than CANDIDATES tokens share the best score
+    ranked: whether there are candidates; otherwise more than CANDIDATES tokens share the best score
     """
 
     ids: Tensor  # [B, P, C] int32
     scores: Tensor  # [B, P, C] logit / T, less OUT_OF_REACH where excluded
     raw: Tensor  # [B, P, C] logit / T
-    noise: Tensor | None  # [B, P, C] of these ids, where it was asked for
-    log_mass: Tensor  # [B, P, 1] log of the full softmax's denominator
+    noise: Tensor | None  # [B, P, C] of these ids, if requested
+    log_mass: Tensor  # [B, P, 1] log of the denominator of the full softmax
     ranked: Tensor  # [B, P] bool
 
 
@@ -150,9 +150,9 @@ def find_candidates(
     drawn: Tensor | None = None,
     share: VocabularyShare = WHOLE_VOCABULARY,
 ) -> Candidates:
-    """Return each node's candidates.
+    """Return the candidates of each node.
 
-    drawn: [B, P, V] noise, of which the candidates' is returned
+    drawn: [B, P, V] noise; the candidates' part is returned
     """
     examined = min(CANDIDATES + _MORE, logits.shape[-1] * share.ranks)
     leaders = leading(share, sampling.scaled(logits), drawn, examined, by.top)
@@ -166,7 +166,7 @@ def find_candidates(
     mass = torch.exp(scores - log_mass)
     upto = torch.cumsum(mass, -1)
     rank = torch.arange(scores.shape[-1], dtype=torch.int32, device=logits.device)
-    # top-k and top-p leave the argmax as it is, and a greedy draft's ranking whole
+    # top-k and top-p do not change the argmax, nor the ranking of a greedy draft
     hot = sampling.temperature > 0
     by_rank = hot & (sampling.top_k > 0)
     limit = torch.where(by_rank, sampling.top_k, scores.shape[-1])[:, None, None]
@@ -190,12 +190,11 @@ def find_candidates(
 def choose_truncated(
     logits: Tensor, sampling: Sampling, positions: Tensor, by: Arithmetic = HOST
 ) -> Tensor:
-    """Choose tokens where every row is truncated (SamplingParams.truncated).
-
-    Noise is made for the candidates only.
+    """Choose tokens if all rows are truncated (SamplingParams.truncated), computing noise only for
+    candidates.
 
     logits: [B, P, V] float32
-    positions: [B, P] int32, of the chosen tokens
+    positions: [B, P] int32, positions of the tokens to choose
     result: [B, P] int32
     """
     candidates = find_candidates(logits, sampling, by)
@@ -212,12 +211,10 @@ def _best_candidate(
 
 
 def choose_open(logits: Tensor, sampling: Sampling, positions: Tensor, levels: int) -> Tensor:
-    """Choose among all tokens.
-
-    Noise is made once for each distinct position, and shared by the nodes of one depth.
+    """Choose among all tokens. Nodes of the same depth share noise.
 
     logits: [B, P, V] float32
-    positions: [B, P] int32, of the chosen tokens, within `levels` of the row's least
+    positions: [B, P] int32, positions of the tokens to choose, within `levels` of the row's lowest
     result: [B, P] int32
     """
     drawn = shared_noise(sampling, positions, levels, _all_ids(logits), HOST)
@@ -227,9 +224,9 @@ def choose_open(logits: Tensor, sampling: Sampling, positions: Tensor, levels: i
 def choose_mixed(
     logits: Tensor, sampling: Sampling, positions: Tensor, levels: int, by: Arithmetic = HOST
 ) -> Tensor:
-    """Choose tokens for any mixture of rows; arguments are those of choose_open().
+    """Choose tokens for any mixture of rows. Arguments as in choose_open().
 
-    Truncated and open rows share one noise, which halves the operations that a compiler sees.
+    Truncated and open rows use the same noise, which halves the operations in a graph.
     """
     drawn = shared_noise(sampling, positions, levels, _all_ids(logits), by)
     return choose_drawn(logits, sampling, drawn, by)
@@ -242,9 +239,8 @@ def _all_ids(logits: Tensor) -> Tensor:  # [..., V] -> [V]
 def shared_noise(
     sampling: Sampling, positions: Tensor, levels: int, ids: Tensor, by: Arithmetic = HOST
 ) -> Tensor:  # [B, P, V]
-    """Return weighed noise of the ids [V] at each position [B, P].
-
-    It is made once for `levels` positions, from the row's least on.
+    """Return noise for ids [V] at positions [B, P], 0 in greedy rows. It is computed once for
+    `levels` positions from the row's lowest one.
     """
     base = positions.amin(-1, keepdim=True)
     drawn = noise_table(sampling, base, levels, ids, by)
@@ -256,9 +252,9 @@ def shared_noise(
 def noise_table(
     sampling: Sampling, first: Tensor, levels: int, ids: Tensor, by: Arithmetic = HOST
 ) -> Tensor:  # [B, levels, V]
-    """Return weighed noise of the ids [V] at `levels` positions.
+    """Return noise for ids [V] at `levels` positions, 0 in greedy rows.
 
-    first: [B, 1] int32, the first of these positions
+    first: [B, 1] int32, the first position
     """
     level = first + torch.arange(levels, dtype=torch.int32, device=first.device)  # [B, levels]
     return sampling.weigh(by.noise(sampling.seed[:, None, None], level[:, :, None], ids))
@@ -271,7 +267,7 @@ def choose_drawn(
     by: Arithmetic = HOST,
     share: VocabularyShare = WHOLE_VOCABULARY,
 ) -> Tensor:  # [B, P, V], [B, P, V] -> [B, P] int32
-    """Choose tokens as choose_mixed() does, with noise that was made before."""
+    """Choose tokens like choose_mixed(), with noise that was computed before."""
     return choose_among(
         find_candidates(logits, sampling, by, drawn, share), logits, sampling, drawn, share
     )
@@ -280,7 +276,7 @@ def choose_drawn(
 def choose_among(
     pool: Candidates, logits: Tensor, sampling: Sampling, drawn: Tensor, share: VocabularyShare
 ) -> Tensor:  # [B, P] int32
-    """Choose tokens as choose_drawn() does, with candidates that were found before."""
+    """Choose tokens like choose_drawn(), with candidates that were computed before."""
     assert pool.noise is not None, "it was asked for"
     greedy, open_ = best_ids(share, logits, sampling.scaled(logits) + drawn)
     truncated = _best_candidate(sampling, pool, pool.noise, greedy)
@@ -288,20 +284,19 @@ def choose_among(
 
 
 def rank_greedy(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k most likely tokens and their log-probabilities: rank() where every T is 0."""
+    """Return the k most likely tokens and their log-probabilities: rank() if every T is 0."""
     return in_order(*HOST.top(logits.log_softmax(-1), k))
 
 
 def rank(
     logits: Tensor, sampling: Sampling, positions: Tensor, k: int, by: Arithmetic = HOST
 ) -> tuple[Tensor, Tensor]:
-    """Return a draft's k most likely choices at each node under the target's noise.
+    """Return a draft's k most likely tokens at each node under the target's noise.
 
     ids: [B, P, k] int32
-    scores: [B, P, k] float32
+    scores: [B, P, k] float32, log-probabilities, plus noise if T > 0
 
-    Scores are perturbed where T > 0, and log-probabilities where T = 0. Their softmax estimates
-    what the target takes.
+    The softmax of the scores estimates the probability that the target chooses the token.
     """
     candidates = find_candidates(logits, sampling, by)
     drawn = by.noise(sampling.seed[:, None, None], positions[:, :, None], candidates.ids)
@@ -311,7 +306,7 @@ def rank(
 def guess_greedy(
     logits: Tensor, k: int, by: Arithmetic = HOST, share: VocabularyShare = WHOLE_VOCABULARY
 ) -> Tensor:  # [B, P, V] -> [B, P, k] int32
-    """Return the ids of rank_greedy() alone."""
+    """Return the ids of rank_greedy() without scores."""
     return in_order(*likeliest(share, logits, k, by.top))[0]
 
 
@@ -323,7 +318,7 @@ def guess_drawn(
     by: Arithmetic = HOST,
     share: VocabularyShare = WHOLE_VOCABULARY,
 ) -> Tensor:  # [B, P, V], [B, P, V] -> [B, P, k] int32
-    """Return the ids of rank() alone, with noise that was made before."""
+    """Return the ids of rank() without scores, with noise that was computed before."""
     candidates = find_candidates(logits, sampling, by, drawn, share)
     assert candidates.noise is not None, "it was asked for"
     return _ranked(candidates, candidates.noise, k, by)[0]
@@ -339,7 +334,7 @@ def _ranked(
 def in_order(
     scores: Tensor, ids: Tensor
 ) -> tuple[Tensor, Tensor]:  # [..., k], [..., k] -> [..., k], [..., k]
-    """Return ids and scores, the best score first and among equal scores the lowest id.
+    """Return ids and scores with equal scores ordered by id.
 
     scores: in descending order
     """

@@ -1,7 +1,7 @@
-"""A rank's share of the vocabulary, and the exchange of scores among ranks.
+"""Vocabularies that are divided among ranks, and the exchange of scores.
 
-A head that is divided among ranks gives each rank the logits of its own ids. Ranks exchange a few
-scores and ids for each node, never all logits.
+If the head is divided, each rank computes the logits of its own ids. Ranks exchange a few scores
+and ids per node, never all logits.
 """
 
 from __future__ import annotations
@@ -18,33 +18,32 @@ def _alone(tensor: Tensor) -> Tensor:
 
 
 class VocabularyShare(NamedTuple):
-    """One rank's part of the ids. All parts have one size, and the first rank has the lowest ids.
+    """The division of token ids among ranks: equal shares, the lowest ids on the first rank.
 
-    On a rank, ids are counted from the first of its own.
+    Each rank counts ids from the first of its share.
     """
 
     ranks: int = 1
-    # [B, ...] of each rank -> [ranks * B, ...] on every rank, in order of rank
+    # [B, ...] on each rank -> [ranks * B, ...] on all ranks, in rank order
     gather: Callable[[Tensor], Tensor] = _alone
 
 
 WHOLE_VOCABULARY = VocabularyShare()
-"""Share of a rank that has all ids."""
+"""A single rank with all ids."""
 
 
 class Leading(NamedTuple):
-    """The greatest scores of each node, in descending order, and the mass of all scores.
-
-    Which of several equal scores are found, and in which order, is left open.
+    """The greatest scores of each node in descending order, and the mass of all scores. The
+    selection and order of equal scores are undefined.
     """
 
     scores: Tensor  # [B, P, k] float32
     ids: Tensor  # [B, P, k] int32
-    noise: Tensor | None  # [B, P, k] of these ids, where it was asked for
-    mass: Tensor  # [B, P, 1] sum over all ids of exp(score - greatest score)
+    noise: Tensor | None  # [B, P, k] of these ids, if requested
+    mass: Tensor  # [B, P, 1] sum of exp(score - greatest score) over all ids
 
     def first(self, count: int) -> Leading:
-        """Return the best of these; the mass stays that of all scores."""
+        """Return the first `count` scores, with the same mass."""
         noise = None if self.noise is None else self.noise[..., :count]
         return Leading(self.scores[..., :count], self.ids[..., :count], noise, self.mass)
 
@@ -56,9 +55,9 @@ Top = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 def best_ids(
     share: VocabularyShare, *tables: Tensor
 ) -> list[Tensor]:  # each [B, P, V] -> [B, P] int32
-    """Return the id with the best score of all ranks in each table, and of equal ones the lowest.
+    """Return the id with the best score over all ranks for each table; on ties, the lowest id.
 
-    argmax is documented to return the first maximum.
+    Relies on argmax to return the first maximum, as documented.
     """
     ids = [scores.argmax(-1).to(torch.int32) for scores in tables]
     if share.ranks == 1:
@@ -78,7 +77,7 @@ def lowest_best(scores: Tensor, ids: Tensor) -> Tensor:  # [..., N], [..., N] ->
 def likeliest(
     share: VocabularyShare, scores: Tensor, k: int, top: Top
 ) -> tuple[Tensor, Tensor]:  # [B, P, V] -> [B, P, k], [B, P, k]
-    """Return the k leading scores of all ranks, and their ids."""
+    """Return the k greatest scores over all ranks, and their ids."""
     best, ids = top(scores, min(k, scores.shape[-1]))
     if share.ranks == 1:
         return best, ids
@@ -90,7 +89,7 @@ def likeliest(
 def scores_of(
     share: VocabularyShare, scores: Tensor, ids: Tensor
 ) -> Tensor:  # [B, P, V], [B, P] -> [B, P]
-    """Return the scores of these ids, each of which lies in one rank's share."""
+    """Return the scores of ids that may be on any rank."""
     places = ids[..., None]
     if share.ranks == 1:
         return torch.gather(scores, -1, places)[..., 0]
@@ -105,11 +104,10 @@ def scores_of(
 def leading(
     share: VocabularyShare, scores: Tensor, noise: Tensor | None, k: int, top: Top
 ) -> Leading:
-    """Return the k leading scores of all ranks.
+    """Return the k greatest scores over all ranks. The last digits of the mass depend on the number
+    of ranks, since each rank sums its own ids first.
 
-    The mass is summed on each rank first, so its last digits depend on the number of ranks.
-
-    scores, noise: [B, P, V] of this rank's ids
+    scores, noise: [B, P, V] for the ids of this rank
     """
     mine = _leading_here(scores, noise, min(k, scores.shape[-1]), top)
     if share.ranks == 1:
@@ -134,11 +132,10 @@ def _leading_here(scores: Tensor, noise: Tensor | None, k: int, top: Top) -> Lea
 def _exchange(
     share: VocabularyShare, size: int, numbers: Sequence[Tensor], ids: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return every rank's numbers and ids, each [B, P, n] -> [B, P, ranks * n], in one collective.
+    """Gather numbers and ids from all ranks, each [B, P, n] -> [B, P, ranks * n], in one collective
+    of float32, which is exact for ids.
 
-    All travel as float32, which is exact for ids.
-
-    size: ids of a rank
+    size: number of ids per rank
     """
     tensors = [*numbers, *(tensor.to(torch.float32) for tensor in ids)]
     sent, sizes = torch.cat(tensors, -1), [tensor.shape[-1] for tensor in tensors]

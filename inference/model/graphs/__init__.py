@@ -1,1 +1,1 @@
-"""The graphs that are compiled."""
+"""Modules that are compiled to graphs."""

@@ -1,4 +1,4 @@
-"""A draft tree inside a graph, and the walk over it: fixed shapes, no data-dependent flow."""
+"""Drafting and accepting a tree inside a graph: fixed shapes, no data-dependent control flow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from inference.tree.tree_shape import NONE, Branches
 
 
 class NodeSight(NamedTuple):
-    """Positions of a model's new nodes, and what they see."""
+    """Positions and attention masks of a model's new nodes."""
 
     positions: Tensor  # [B, n] int32
     context_mask: Tensor  # [B, 1, S] int32 0/1
@@ -23,16 +23,15 @@ class NodeSight(NamedTuple):
 
 
 class CacheRows(NamedTuple):
-    """The cache rows of a model's new nodes, and what the nodes see there."""
+    """Cache rows of a model's new nodes, with their positions and masks."""
 
     rows: Tensor  # [B] int32
     sight: NodeSight
 
 
 class Draws(NamedTuple):
-    """Sampling parameters of each row, and the noise that draft and target share.
-
-    The noise covers every token at each position below the row's root.
+    """Sampling parameters of each row, and the noise of draft and target for all tokens at the
+    positions below the root.
     """
 
     sampling: Sampling
@@ -52,13 +51,13 @@ def draft_tree(
     draws: Draws | None,
     by: Arithmetic,
 ) -> tuple[Tensor, KeysValues]:
-    """Grow the tree level by level.
+    """Grow a tree level by level.
 
-    Returns its tokens [B, nodes], and each layer's keys and values [B, 1 + inner nodes, width] of
-    what the draft computed: the two entry nodes first.
+    Returns its tokens [B, nodes], and the draft's keys and values [B, 1 + inner nodes, width] for
+    each layer, starting with the two entry nodes.
 
-    entry: [B, 2] int32, a token that the draft has not seen yet (or padding), then the root
-    at: of the two entry nodes and the tree's inner nodes
+    entry: [B, 2] int32, a token that the draft has not computed yet (or padding), then the root
+    at: rows, positions and masks of the two entry nodes and the inner nodes
     """
     rows, sight = at
     levels, level, new, first = [entry[:, 1:]], entry, None, 0
@@ -80,14 +79,14 @@ def draft_tree(
 
 
 def accept_in_graph(shape: Branches, tokens: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Accept the target's choices in trees of one shape, as accept_matches does.
+    """Accept the target's choices in trees of a fixed shape, like accept_matches().
 
-    tokens, chosen: [B, nodes] int32; siblings are distinct, so no level has two matches
+    tokens, chosen: [B, nodes] int32; siblings are distinct, so each level has at most one match
 
-    Returns the accepted node of each depth [B, depth], NONE below the last, and the next token [B].
+    Returns the accepted node at each depth [B, depth], NONE below the last, and the next token [B].
     """
     none = torch.full_like(chosen[:, 0], NONE)
-    # Whether each node is reached [B]; None for the root, which always is.
+    # Whether each node is accepted [B]; None for the root, which always is.
     reached: list[Tensor | None] = [None]
     path, next_token = [none] * shape.depth, chosen[:, 0]
     for node in range(1, shape.nodes):

@@ -1,12 +1,12 @@
-"""A fused round as one graph: the draft grows a tree, the target chooses at every node, matches are
-accepted.
+"""A fused round as a graph: the draft grows a tree, the target chooses a token at every node, and
+matches are accepted.
 
-The tree has a fixed shape. The draft ranks with the target's own noise, so its guesses are coupled
-to the target's choices. Acceptance is accept_matches() (inference/tree/accept.py), unrolled over
-the shape.
+The tree has a fixed shape. The draft ranks with the target's noise, which couples its proposals to
+the target's choices. Acceptance is accept_matches() (inference/tree/accept.py), unrolled over the
+shape.
 
-`RoundGraph` reads both models' caches and returns the new keys and values for its caller to write.
-`StatefulRoundGraph` writes them itself, and also serves as every other graph of its package.
+`RoundGraph` reads the caches of both models and returns new keys and values for its caller to
+write. `StatefulRoundGraph` writes them itself, and also implements all other graphs of its package.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ INPUTS = (
     "draft_tree_mask", "temperature", "top_k", "top_p", "seed", "min_p",
 )
 # fmt: on
-"""Inputs of a round, in this order. A greedy round lacks the last five."""
+"""Inputs of a round in order. A greedy round does not have the last five."""
 
 
 class _Fused(CachedGraph):
-    """Target, draft and the shape of the tree, with the caches of both models."""
+    """Target, draft, tree shape, and the caches of both models."""
 
     arithmetic = HOST
 
@@ -68,11 +68,11 @@ class _Fused(CachedGraph):
     def _made(
         self, entry: Tensor, target: CacheRows, draft: CacheRows, sampling: Sampling | None
     ) -> tuple[Tensor, KeysValues, KeysValues]:
-        """Return the round's answer, and the new keys and values of the target and of the draft.
+        """Return the answer of a round, and new keys and values of the target and of the draft.
 
         The answer is [B, nodes - 1 + depth + 1] int32: drafted tokens, accepted nodes, next token.
 
-        entry: [B, 2] int32, a token that the draft has not seen yet (or padding), then the root
+        entry: [B, 2] int32, a token that the draft has not computed yet (or padding), then the root
         """
         by = self.arithmetic
         draws = None if sampling is None else Draws(sampling, self._table(sampling, target))
@@ -89,22 +89,22 @@ class _Fused(CachedGraph):
         return torch.cat((tokens[:, 1:], path, next_token[:, None]), 1), out.new, drafted
 
     def _table(self, sampling: Sampling, target: CacheRows) -> Tensor:  # [B, depth + 1, V]
-        """Return weighed noise at each position below the roots, the first nodes."""
+        """Return the noise at the positions below the root of each row, its first node."""
         raise NotImplementedError
 
 
 class RoundGraph(_Fused):
-    """A round that reads the caches. Its caller writes the new keys and values at the slots."""
+    """A round that reads the caches. The caller writes the new keys and values at the slots."""
 
     def forward(
         self,
-        rows: Tensor,  # [B] int32, the target's cache row of each
+        rows: Tensor,  # [B] int32, cache rows of the target
         slots: Tensor,  # [B, nodes] int32, where the target's new keys belong
         positions: Tensor,  # [B, nodes] int32
         context_mask: Tensor,  # [B, 1, S] int32 0/1
         tree_mask: Tensor,  # [B, nodes, nodes] int32 0/1
         draft_tokens: Tensor,  # [B, 2] int32, pending token (or padding) and root
-        # The draft's inputs have these shapes, too: its nodes are the entry and the inner nodes.
+        # The draft's inputs are alike: its nodes are the two entry nodes and the inner nodes.
         draft_rows: Tensor,
         draft_slots: Tensor,
         draft_positions: Tensor,
@@ -116,9 +116,8 @@ class RoundGraph(_Fused):
         seed: Tensor | None = None,  # [B, 2] int32
         min_p: Tensor | None = None,  # [B] float32
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return the answer, then new keys and values of the target, then those of the draft.
-
-        Keys and values are each [layers, B, nodes, width].
+        """Return the answer, new keys and values of the target, and new keys and values of the
+        draft, each [layers, B, nodes, width].
         """
         answer, new, drafted = self._made(
             draft_tokens,
@@ -134,15 +133,15 @@ class RoundGraph(_Fused):
 
 
 class StatefulRoundGraph(KeepsNoise, _Fused):
-    """A round that reassigns its caches and returns one tensor.
+    """A round that reassigns its caches and returns a single tensor.
 
-    All graphs of a package are calls of one module, traced by the names in one signature. So the
-    inputs that are present select the operation:
+    All graphs of a package are traced from the same module and signature, so the inputs that are
+    present select the operation:
     - All inputs of a RoundGraph: a round.
-    - The target's inputs alone, or the draft's alone: a StatefulGraph of that model.
-    - `rows` [2] alone: in every cache, the second of these rows becomes what the first is.
-    - `rows` [N], `after` [N, 1] and `seed` [N, 2] alone: the noise of these places is made, for
-      the target's rows.
+    - Only the target's or the draft's inputs: a StatefulGraph of that model.
+    - Only `rows` [2]: copy the first row to the second in all caches.
+    - Only `rows` [N], `after` [N, 1] and `seed` [N, 2]: compute the noise at these places of the
+      target's rows.
 
     window: noise [rows * WINDOW, V]; None if all calls are greedy
     """
@@ -190,9 +189,10 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
         node_changes: Tensor | None = None,
         asked: Tensor | None = None,
     ) -> Tensor:
-        """Return a round's answer [B, nodes - 1 + depth + 1], or what a StatefulGraph chooses.
+        """Return the answer of a round [B, nodes - 1 + depth + 1], or the output of a
+        StatefulGraph.
 
-        After copying rows or making noise, the returned tensor is meaningless.
+        After copying rows or computing noise, the returned tensor is meaningless.
         """
         sampling = together(Sampling, temperature, top_k, top_p, seed, min_p)
         sight = (positions, context_mask, tree_mask)
@@ -213,7 +213,7 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
         return self._round(target, draft, sampling)
 
     def _between(self, rows: Tensor, after: Tensor | None, seed: Tensor | None) -> Tensor:
-        """Make noise where positions and seeds are given, else copy a row."""
+        """Compute noise if there are positions and seeds, otherwise copy a row."""
         if after is not None and seed is not None:
             self.fill_noise(rows, after, seed, self.decoder.token_ids(), self.arithmetic)
             self.touch(rows)
@@ -247,9 +247,10 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
         sampling: Sampling | None,
         masks: MaskInputs | None,
     ) -> Tensor:
-        """Run one model by itself.
+        """Run one of the models.
 
-        The other model's junk slot is written, too: every graph of a package has the same state.
+        The junk slot of the other model is written, too, as all graphs of a package must reassign
+        all state.
         """
         assert inputs.tokens is not None, "nothing to look at"
         rows, sight = inputs.at
@@ -263,9 +264,8 @@ class StatefulRoundGraph(KeepsNoise, _Fused):
 
 
 class _ModelInputs(NamedTuple):
-    """One model's inputs of a call.
-
-    In a round, the target's tokens are drafted inside the graph, and both models pick all nodes.
+    """The inputs of one model. In a round, the target's tokens are drafted inside the graph, and
+    both models pick all nodes.
     """
 
     tokens: Tensor | None
@@ -278,7 +278,7 @@ def _part(
     tokens: Tensor | None, pick: Tensor | None, rows: Tensor | None, slots: Tensor | None,
     *masks: Tensor | None,
 ) -> _ModelInputs | None:  # fmt: skip
-    """Return the model's inputs together; None if it takes no part in the call."""
+    """Collect the inputs of a model; None if the call does not use it."""
     sight = together(NodeSight, *masks)
     if rows is None or slots is None or sight is None:
         return None
@@ -286,20 +286,19 @@ def _part(
 
 
 def round_inputs(bucket: RoundBucket) -> dict[str, Tensor]:
-    """Return the inputs of an idle round of this bucket, by parameter name.
-
-    Every node is written to the junk slot and sees itself.
+    """Return the inputs of an idle round by parameter name: every node is written to the junk slot
+    and sees itself.
     """
     inputs, entry = example_inputs(bucket), 1 + bucket.shape.inner
     beside = example_inputs(Bucket(bucket.rows, entry, bucket.slots, entry, 1, False, bucket.junk))
-    # compiled graphs take for granted how their inputs lie
+    # compiled graphs assume the memory layout of their inputs
     beside["tokens"] = beside["tokens"][:, :2].contiguous()
     merged = inputs | under_draft_names(beside)
     return {name: merged[name] for name in INPUTS if name in merged}
 
 
 def idle_inputs(bucket: Bucket) -> dict[str, Tensor]:
-    """Return the inputs of an idle call of any stateful graph, by its parameter names."""
+    """Return the inputs of an idle call of any stateful graph, by parameter name."""
     if isinstance(bucket, RoundBucket):
         return round_inputs(bucket)
     inputs = example_inputs(bucket)
@@ -307,5 +306,5 @@ def idle_inputs(bucket: Bucket) -> dict[str, Tensor]:
 
 
 def under_draft_names(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename a graph's inputs to those that StatefulRoundGraph takes for the draft."""
+    """Rename inputs to StatefulRoundGraph's parameters for the draft."""
     return {f"{DRAFT}{name}": tensor for name, tensor in inputs.items()}

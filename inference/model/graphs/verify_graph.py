@@ -1,19 +1,18 @@
-"""The graphs that are compiled: the Decoder with the choice inside, for one bucket's fixed shapes.
+"""The modules that are compiled: a Decoder with sampling, for the fixed shapes of a bucket.
 
 `VerifyGraph` reads the caches and returns new keys and values for its caller to write (CPU, CUDA).
 Neuron's `StatefulGraph` writes them out of place and reassigns its buffers.
 
-Both have the same inputs, which give the cache row of each row of the call. Without `pick` a graph
-chooses at every node. Without the sampling inputs it is greedy; with them it serves any mixture of
-rows. With MaskInputs, too, it adjusts the logits and returns the result of choose_scored() in place
-of the chosen ids. A `VerifyGraph` computes noise when it is needed; a `StatefulGraph` reads its
-windows of noise (inference/model/choice/noise_window.py).
-With `rows` alone a `StatefulGraph` copies a row of its caches; with `rows`, `after` and `seed`
-alone it fills windows. It is the same module because graphs of a package share state and
+Both have the same inputs. Without `pick` they choose at every node. Without the sampling inputs
+they are greedy; with them they serve any mixture of rows. With MaskInputs, they adjust the logits
+and return the result of choose_scored() instead of the chosen ids. A `VerifyGraph` computes noise
+when needed; a `StatefulGraph` reads noise windows (inference/model/choice/noise_window.py).
+With only `rows`, a `StatefulGraph` copies a row of its caches; with only `rows`, `after` and
+`seed`, it fills windows. This is a single module because graphs of a package share state and
 signature.
 
-A graph with `kept` layers returns features, too: their inputs at every node, as
-`Decoder.forward` gives them. Ranks that share a model all have them whole.
+A graph with feature layers also returns features: the layers' inputs at every node, as in
+`Decoder.forward`. They are complete on every rank.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Inputs = TypeVar("Inputs", bound=tuple[Tensor, ...])
 
 
 class _Nodes(NamedTuple):
-    """The nodes of a call, and what they see."""
+    """The nodes of a forward pass, with their masks."""
 
     tokens: Tensor
     rows: Tensor
@@ -46,9 +45,9 @@ class _Nodes(NamedTuple):
 
 
 class _ChoosingGraph(CachedGraph):
-    """A Decoder, its caches and the choice. A bucket reads the first `bucket.slots` slots.
+    """A Decoder with caches and sampling. A bucket reads the first `bucket.slots` slots.
 
-    kept: layers whose inputs are returned as features
+    feature_layers: layers whose inputs are returned as features
     """
 
     arithmetic = HOST
@@ -59,7 +58,7 @@ class _ChoosingGraph(CachedGraph):
         self.hold(cache)
 
     def _drawn(self, rows: Tensor, after: Tensor, sampling: Sampling) -> Tensor:  # [B, P, V]
-        """Return the noise at these positions [B, P]; rows with temperature 0 ignore it."""
+        """Return the noise at positions [B, P], which rows with temperature 0 ignore."""
         raise NotImplementedError
 
     def _run(
@@ -70,7 +69,7 @@ class _ChoosingGraph(CachedGraph):
         sampling: Sampling | None,
         masks: MaskInputs | None,
     ) -> tuple[Tensor, Hidden]:
-        """Return what choice() does, and what the decoder computed."""
+        """Return the result of choice(), and the decoder's output."""
         out: Hidden = self.decoder(*nodes, pick, self.cache(), feature_layers=self._feature_layers)
         logits, drawn = self.decoder.logits(out.states), None
         if sampling is not None and after is not None:
@@ -86,9 +85,9 @@ def choice(
     masks: MaskInputs | None,
     by: Arithmetic,
 ) -> Tensor:
-    """Return what a graph chooses: [B, P] int32, or as choose_scored() joins it where it is masked.
+    """Return the chosen tokens [B, P] int32; with masks, the joined result of choose_scored().
 
-    drawn: noise [B, P, V]; without it and sampling the choice is greedy
+    drawn: noise [B, P, V]; without noise or sampling, the choice is greedy
     """
     share = decoder.share
     if sampling is None or drawn is None:
@@ -100,15 +99,15 @@ def choice(
 
 
 def together(kind: Callable[..., Inputs], *inputs: Tensor | None) -> Inputs | None:
-    """Return a graph's inputs of one kind, in its order; None if they are left out."""
+    """Collect inputs in a named tuple; None if any is missing."""
     present = [tensor for tensor in inputs if tensor is not None]
     return kind(*present) if len(present) == len(inputs) else None
 
 
 class VerifyGraph(_ChoosingGraph):
-    """A graph that reads the caches. Its caller writes the new keys and values at `slots`.
+    """A graph that reads the caches. The caller writes the new keys and values at `slots`.
 
-    levels: positions of a row that noise is made for
+    levels: positions per row with noise
     """
 
     def __init__(
@@ -120,13 +119,13 @@ class VerifyGraph(_ChoosingGraph):
     def forward(
         self,
         tokens: Tensor,  # [B, T] int32
-        rows: Tensor,  # [B] int32, the cache row of each
-        slots: Tensor,  # [B, T] int32, where the new keys belong
+        rows: Tensor,  # [B] int32, cache rows
+        slots: Tensor,  # [B, T] int32, slots for the new keys
         positions: Tensor,  # [B, T] int32
         context_mask: Tensor,  # [B, 1, S] int32 0/1
         tree_mask: Tensor,  # [B, T, T] int32 0/1
-        pick: Tensor | None = None,  # [B, P] int32, the nodes to choose at; None for all
-        after: Tensor | None = None,  # [B, P] int32, positions of the tokens to be chosen
+        pick: Tensor | None = None,  # [B, P] int32, nodes at which to choose; None for all
+        after: Tensor | None = None,  # [B, P] int32, positions of the tokens to choose
         temperature: Tensor | None = None,  # [B] float32
         top_k: Tensor | None = None,  # [B] int32
         top_p: Tensor | None = None,  # [B] float32
@@ -139,8 +138,8 @@ class VerifyGraph(_ChoosingGraph):
         node_changes: Tensor | None = None,
         asked: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """Return chosen [B, P], new keys and new values, each [layers, B, T, width], and features
-        [B, T, kept layers * hidden] where layers are kept.
+        """Return chosen tokens [B, P], new keys and new values, each [layers, B, T, width], and
+        with feature layers also features [B, T, feature layers * hidden].
         """
         nodes = _Nodes(tokens, rows, positions, context_mask, tree_mask)
         sampling = together(Sampling, temperature, top_k, top_p, seed, min_p)
@@ -155,12 +154,12 @@ class VerifyGraph(_ChoosingGraph):
 
 
 class StatefulGraph(KeepsNoise, _ChoosingGraph):
-    """A graph that reassigns its caches and returns chosen [B, P], and behind it features
-    [B, T, kept layers * hidden] where layers are kept.
+    """A graph that reassigns its caches and returns chosen tokens [B, P], and with feature layers
+    also features [B, T, feature layers * hidden].
 
-    Its inputs are those of a VerifyGraph. It writes the slots that they name, and nothing else.
-    Given `rows` [2] alone, the second of these rows becomes what the first is. Given `rows` [N],
-    `after` [N, 1] and `seed` [N, 2] alone, it makes the noise of these places.
+    With the inputs of a VerifyGraph it only writes their slots. With only `rows` [2] it copies the
+    first row to the second. With only `rows` [N], `after` [N, 1] and `seed` [N, 2] it computes the
+    noise at these places.
 
     window: noise [rows * WINDOW, V]; None if all calls are greedy
     """
@@ -221,14 +220,13 @@ class StatefulGraph(KeepsNoise, _ChoosingGraph):
 
 
 def copy_inputs(source: int = 0, target: int = 0) -> dict[str, Tensor]:
-    """Return inputs, by parameter name, that make a stateful graph copy a row of its caches."""
+    """Return the inputs, by name, with which a stateful graph copies a row of its caches."""
     return {"rows": torch.tensor([source, target], dtype=torch.int32)}
 
 
 def example_inputs(bucket: Bucket) -> dict[str, Tensor]:
-    """Return the inputs of an idle call of this bucket, by parameter name.
-
-    Every node is written to the junk slot and sees itself.
+    """Return the inputs of an idle call by parameter name: every node is written to the junk slot
+    and sees itself.
     """
     rows, nodes = bucket.rows, bucket.nodes
     inputs = {
