@@ -53,7 +53,7 @@ class _HeadRow:
 
     def waves(self, segment: Segment) -> Iterator[_Wave]:
         """Yield waves of the segment's nodes, and of nodes to recompute, parents first."""
-        new, featured = segment.slots, segment.beside.count if segment.beside else 0
+        new, featured = segment.slots, segment.beside.tokens if segment.beside else 0
         self._tokens[new], self._positions[new] = segment.tokens, segment.positions
         self._conditioned[new] = False
         again = self._to_recompute(segment.context, featured)

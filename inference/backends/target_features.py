@@ -99,11 +99,11 @@ def form_of(manifest: Manifest) -> FeatureForm:
 class KnownFeatures(NamedTuple):
     """The target's features for a segment of a head.
 
-    count: number of leading tokens whose features are known
+    tokens: number of leading tokens whose features are known
     at: returns the features [n, layers * hidden] at known positions [n]
     """
 
-    count: int
+    tokens: int
     at: Callable[[IntArray], Tensor]
 
 
