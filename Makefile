@@ -6,6 +6,7 @@
 # make shuffled   the tests of make test in a random order; SEED=N repeats one
 # make mutants    20 planted faults, other ones each day, each of which its nearest test file finds
 # make simulate-night  whole systems under faults on N seeds, others for each commit: SEEDS=N START=first
+# make coverage   branch coverage of each package, as a table: R=ROOM with the tests of a room
 # make examples   property tests on N times as many examples, drawn anew: EXAMPLES=10
 # They make .venv first; PYTHON chooses the interpreter (3.11 to 3.14).
 # make package    wheel and sdist in dist/, and what publishing tools say of them; see CONTRIBUTING.md
@@ -16,6 +17,8 @@
 # make test-nxd   Neuron's builder on the real neuronx-distributed of a checkout: NXD=path; see CONTRIBUTING.md
 # make test-isa   arithmetic as a CPU with AVX2 only computes it, and one without; see CONTRIBUTING.md
 # make test-trn1  the tests of compile and of Neuron's backends with the libraries of a trn1 host beside the torch of .venv
+# make test-lowest  tests with the lowest versions that pyproject.toml allows, beside the torch of .venv
+# make test-newest  tests of a client with the newest Python, if this machine has it: NEWEST=python3.14
 # make test-xla   the graphs and their arithmetic on torch 2.9 and torch_xla 2.9, as on trn1; makes .venv-xla, of 7 GB
 
 PYTHON ?= python3
@@ -23,7 +26,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 export PYTHONDONTWRITEBYTECODE :=  # child processes of tests would compile the product each time
 
-.PHONY: demo lint room check test test-all shuffled mutants simulate-night examples test-isa test-trn1 test-xla test-nxd package licences docs lock proto vendor clean
+.PHONY: demo lint room check test test-all shuffled mutants simulate-night coverage examples test-isa test-trn1 test-lowest test-newest test-xla test-nxd package licences docs lock proto vendor clean
 
 demo: .venv/installed
 	@$(BIN)/python -m outrider demo
@@ -57,6 +60,13 @@ START = $(shell printf %d 0x$$(git rev-parse --short=7 HEAD))
 simulate-night: .venv/ready
 	$(BIN)/python -m tests.simulate --seeds $(SEEDS) --start $(START)
 
+ROOMS = $(patsubst %/__init__.py,%,$(sort $(shell find inference grpc_comm compile deploy outrider -name __init__.py)))
+coverage: .venv/ready
+	$(BIN)/coverage erase
+	$(BIN)/coverage run $(wordlist 2,99,$(PYTEST)) -m "not extended" tests/$(R)
+	$(BIN)/coverage combine --quiet
+	@for room in $(ROOMS); do printf '%5s %%  %s\n' "$$($(BIN)/coverage report --include="$$room/*.py" --format=total)" $$room; done
+
 EXAMPLES = 10
 examples: .venv/ready
 	EXAMPLES=$(EXAMPLES) $(PYTEST) -m hypothesis
@@ -66,14 +76,23 @@ test-isa: .venv/ready
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) -m "not extended" $(ISA)
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) -m "not extended" $(ISA)
 
+LOWEST := grpc_comm/test_wire.py grpc_comm/test_security.py grpc_comm/observability inference/test_text.py inference/test_grammar.py inference/model/test_checkpoint.py outrider/options outrider/text outrider/terminal outrider/endpoint/test_requests.py outrider/endpoint/test_openai_interface.py
+test-lowest: .venv-lowest/ready
+	.venv-lowest/bin/python -m pytest -n 2 --dist worksteal -m "not extended" -W default $(addprefix tests/,$(LOWEST))
+
+NEWEST ?= python3.14
+CLIENT := grpc_comm/test_wire.py grpc_comm/test_keys.py grpc_comm/test_security.py grpc_comm/observability grpc_comm/server/test_tenants.py grpc_comm/client/test_replicas.py inference/test_tree.py inference/test_candidates.py
+test-newest: $(if $(shell command -v $(NEWEST)),.venv-newest/ready)
+	$(if $<,.venv-newest/bin/python -m pytest -n 2 --dist worksteal -m "not extended" $(addprefix tests/,$(CLIENT)),@echo "make test-newest: this machine has no $(NEWEST)")
+
 test-trn1: .venv-trn1/ready
 	.venv-trn1/bin/python -m pytest -n 2 --dist worksteal -m "not extended" tests/compile tests/inference/backends tests/test_lossless.py
 
 test-xla: .venv-xla/ready
-	PJRT_DEVICE=CPU .venv-xla/bin/python -m pytest tests/xla tests/inference/test_tree.py tests/inference/model/test_noise.py tests/inference/model/test_choice.py tests/inference/model/test_decoder.py tests/test_lossless.py
+	PJRT_DEVICE=CPU .venv-xla/bin/python -m pytest -W default tests/xla tests/inference/test_tree.py tests/inference/model/test_noise.py tests/inference/model/test_choice.py tests/inference/model/test_decoder.py tests/test_lossless.py
 
 test-nxd: .venv/ready
-	NXD=$(abspath $(NXD)) $(BIN)/python -m pytest -rs tests/nxd
+	NXD=$(abspath $(NXD)) $(BIN)/python -m pytest -W default -rs tests/nxd
 
 PUBLISH := .venv-publish/bin
 package: .venv-publish/ready
@@ -146,11 +165,27 @@ vendor:
 	.venv-docs/bin/pip install --quiet 'mkdocs-material>=9.7,<10'
 	@touch $@
 
+# The packages of .venv, behind those of another environment.
+beside = echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" > $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth
+
 # The host's own torch (2.9) comes with 7 GB of CUDA; make test-xla has it.
 .venv-trn1/ready: .venv/ready constraints-trn1.txt
 	$(PYTHON) -m venv .venv-trn1
 	.venv-trn1/bin/pip install --quiet --no-deps --requirement constraints-trn1.txt
-	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" > $$(.venv-trn1/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth
+	$(call beside,.venv-trn1)
+	@touch $@
+
+.venv-lowest/ready: .venv/ready
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/pip install --quiet 'uv>=0.9,<1'
+	.venv-lowest/bin/uv pip compile pyproject.toml --quiet --extra torch --resolution lowest-direct --no-annotate --no-header | grep -vE '^(torch|triton|nvidia.*)==' > .venv-lowest/lowest.txt
+	.venv-lowest/bin/pip install --quiet --no-deps --requirement .venv-lowest/lowest.txt
+	$(call beside,.venv-lowest)
+	@touch $@
+
+.venv-newest/ready: pyproject.toml constraints.txt
+	$(NEWEST) -m venv .venv-newest
+	.venv-newest/bin/pip install --quiet --constraint constraints.txt --editable . pytest pytest-timeout pytest-xdist hypothesis
 	@touch $@
 
 .venv-xla/ready: pyproject.toml constraints-xla.txt
@@ -159,4 +194,4 @@ vendor:
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-client .venv-docs .venv-lock .venv-publish .venv-trn1 .venv-xla
+	rm -rf .venv .venv-*

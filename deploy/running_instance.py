@@ -50,7 +50,7 @@ class RunningInstance:
 
     @property
     def market(self) -> Market:
-        """The market that it is paid on: on demand, spot or a capacity block."""
+        """How the instance is bought: on demand, spot or as a capacity block."""
         return _MARKETS.get(self.tags.get("outrider:market", ""), "on-demand")
 
     @property

@@ -34,7 +34,7 @@ def read_faults() -> list[Fault]:
     """All faults, each a paragraph: PATH TEST, then `- LINE` and `+ LINE` without indentation."""
     text = (ROOT / "tests" / "mutants.txt").read_text(encoding="utf-8")
     lines = [paragraph.splitlines() for paragraph in text.strip().split("\n\n")]
-    return [Fault(*head.split(), before[2:], after[2:]) for head, before, after in lines]
+    return [Fault(*[*head.split(), before[2:], after[2:]]) for head, before, after in lines]
 
 
 def run(test: str, copy: Path) -> int:

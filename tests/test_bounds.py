@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Callable
 
 import pytest
@@ -19,22 +18,8 @@ from outrider.endpoint.grammar_turns import GrammarTurns
 from outrider.text.tools import call_reader
 from outrider.text.tools.call_reader import CallReader
 from outrider.text.tools.tool_calls import TAGGED
+from tests.support.memory import reachable
 from tests.support.pairs import STOP, VOCABULARY, tokenizer
-
-
-def size(thing: object) -> int:
-    """Objects that a thing holds, itself included, and the letters of strings; classes, modules and
-    functions left out.
-    """
-    found, waiting = {id(thing)}, [thing]
-    for one in waiting:
-        for other in gc.get_referents(one):
-            shared = isinstance(other, type | type(gc) | type(size))
-            if id(other) not in found and not shared:
-                found.add(id(other))
-                waiting.append(other)
-    return len(waiting) + sum(len(one) for one in waiting if isinstance(one, str))
-
 
 Filled = Callable[[int], object]
 """Makes a container and puts so many things into it."""
@@ -75,14 +60,14 @@ def measured_shapes(count: int) -> object:
 
 
 def unfinished_call(count: int) -> object:
-    """The most text that a reader held back of a call whose name or object never ends."""
+    """An object for each letter that a reader held back at most of a call that never ends."""
     reader, held, most = CallReader(TAGGED, frozenset(["add"]), several=True), 0, 0
     written = '<tool_call>{"arguments": "' + "x" * count
     for at in range(0, count, 256):
         text = written[at : at + 256]
         held += len(text) - sum(len(part) for part in reader.push(text))
         most = max(held, most)
-    return "x" * most
+    return [object() for _ in range(most)]
 
 
 BOUNDED: dict[str, tuple[Filled, int]] = {
@@ -99,6 +84,6 @@ def test_what_is_remembered_has_its_bound(what: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(grammar_check, "check", lambda text: "")
     fill, bound = BOUNDED[what]
     counts = (bound // 2, bound + bound // 4, bound + bound // 2)
-    before, full, beyond = (size(fill(count)) for count in counts)
+    before, full, beyond = (reachable(fill(count)).total() for count in counts)
     assert before < full - bound // 4, "it remembers something"
     assert beyond <= full + 20

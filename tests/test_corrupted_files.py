@@ -270,11 +270,8 @@ def test_a_spoilt_tokenizer_is_one_line(name: str, tmp_path: Path) -> None:
         )
     )
     sound = _sound(directory / name)
-    changes = [
-        json.dumps(sound | {field: value}).encode()
-        for field in sound
-        for value in (None, 7, [[[]]], {"x": 1})
-    ]
+    wrong: list[Any] = [None, 7, [[[]]], {"x": 1}]
+    changes = [json.dumps(sound | {field: value}).encode() for field in sound for value in wrong]
     for content in [*WHOLE, *changes]:
         (directory / name).write_bytes(content)
         with refusing(directory):

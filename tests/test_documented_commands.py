@@ -45,7 +45,9 @@ COMMANDS: dict[str, Callable[[list[str]], object]] = {
 """Parsers of the verbs that are commands of their own; the others are roles."""
 
 PARSERS: dict[str, Callable[[list[str]], object]] = {
-    "outrider": lambda words: COMMANDS.get(words[0], lambda _: running.parse(words))(words[1:]),
+    "outrider": lambda words: (
+        COMMANDS[words[0]](words[1:]) if words[0] in COMMANDS else running.parse(words)
+    ),
     "main.py": running.parse,
     "compare_architectures.py": partial(measuring.parse, "compare"),
     "-m compile": compiling.parse,

@@ -90,7 +90,7 @@ LIGHT = {
     "compile.__main__, compile.compile_options": {"torch", "transformers", "numpy", "boto3"},
     "deploy.__main__, deploy.instance_price": {"torch", "numpy", "boto3"},
     "deploy.commands.status, deploy.commands.up, deploy.plan": MODELS | {"boto3"},
-    "outrider.client.client, outrider.client.drafting, outrider.draft_methods.gguf": MODELS,
+    "outrider.client.client, outrider.client.drafting, outrider.draft_methods.model": MODELS,
     "outrider.endpoint.run, outrider.terminal.generate, outrider.terminal.chat": MODELS,
     "outrider.measure.commands, outrider.doctor.checks, outrider.terminal.demo": MODELS,
     "outrider.measure.verbs.runs, outrider.measure.verbs.recommend": MODELS,

@@ -20,7 +20,6 @@ from inference.sampling import Grammar, GrammarKind, SamplingParams
 from inference.text.grammar import Grammars
 from tests.support.drafts import (
     alone,
-    blocks,
     copying,
     growing,
     growing_and_copying,
@@ -68,7 +67,6 @@ TEMPERATURES = [(0.0, 0), (0.7, 11), (1.0, 2**62 + 12345)]
 PROPOSERS: dict[str, Callable[..., Proposer]] = {
     "rounds": rounds,
     "growing": growing,
-    "blocks": blocks,
     "growing and copying": growing_and_copying,
     "copying": lambda draft, grammars: copying(grammars=grammars),
 }

@@ -1,4 +1,4 @@
-"""`outrider deploy prices`: what an hour of an instance costs, with source and day."""
+"""`outrider deploy prices`: hourly prices of an instance, with their source and date."""
 
 from __future__ import annotations
 

@@ -89,10 +89,10 @@ class DraftRow:
         [ranked] = self.model.rank([segment], k)
         return ranked, self._clock() - began
 
-    def count(self, ranked: Ranked, seconds: float) -> DraftUsage:
-        """Record a call and its seconds."""
-        used = DraftUsage(1, len(ranked.ids), seconds)
-        self._times.observe(1, self.computed(used.nodes), seconds)
+    def count(self, nodes: int, seconds: float) -> DraftUsage:
+        """Record a call that ranked so many nodes, and its seconds."""
+        used = DraftUsage(1, nodes, seconds)
+        self._times.observe(1, self.computed(nodes), seconds)
         self.usage = self.usage.plus(used)
         return used
 

@@ -60,7 +60,6 @@ class GrowingProposer:
     _bytes_up: float
     _floor: float  # minimum value of a node that is sent
     _chosen: Sequence[Mark]
-    _calling: Sequence[Mark]  # in the current call
     _silent: int  # committed tokens since the last call
     _hits: float  # recent rate at which the draft proposed the target's token
 
@@ -90,8 +89,7 @@ class GrowingProposer:
         self._tree = DraftTree(prompt[-1], len(prompt) - 1, ENDLESS if end is None else end)
         self._runs, self._accounted, self._bytes_up = [], None, 0.0
         self._forward = self._stats.target.seconds(1, 1)
-        self._chosen, self._calling = [], []
-        self._silent, self._hits = 0, 1.0
+        self._chosen, self._silent, self._hits = [], 0, 1.0
         if self._copied is not None:
             self._copied.open(prompt, self._rule, self._tree)
         if self._row is not None:
@@ -173,14 +171,13 @@ class GrowingProposer:
     def segment(self) -> Segment:
         """Begin the call that ranks the chosen nodes; returns this row's segment of it."""
         assert self._row is not None, "choose() found nodes"
-        self._calling = self._chosen
-        return self._row.segment(self._calling)
+        return self._row.segment(self._chosen)
 
     def take(self, ranked: Ranked, seconds: float) -> DraftUsage:
         """Process the result of the call, which took `seconds`."""
         assert self._row is not None, "segment() made a call"
-        tree, nodes, self._calling, self._chosen = self._tree, self._calling, [], []
-        used = self._row.count(ranked, seconds)
+        tree, nodes, self._chosen = self._tree, self._chosen, []
+        used = self._row.count(len(nodes), seconds)
         self._silent = 0
         calls = self._row.usage.calls
         if calls % TUNING.price_interval == 0 or calls < TUNING.price_interval:

@@ -204,5 +204,5 @@ class RoundProposer:
 
     def _rank(self, nodes: Sequence[Mark], k: int) -> Ranked:
         ranked, seconds = self._row.rank(self._row.segment(nodes), k)
-        self._used = self._used.plus(self._row.count(ranked, seconds))
+        self._used = self._used.plus(self._row.count(len(nodes), seconds))
         return ranked

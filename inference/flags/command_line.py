@@ -1,7 +1,6 @@
 """Command lines from groups of flags: help, values, and errors of a single line.
 
-The command line overrides OUTRIDER_... of the environment, that a YAML file, and that
-the defaults.
+Precedence: command line, environment (OUTRIDER_...), YAML file, defaults.
 """
 
 from __future__ import annotations
@@ -100,8 +99,8 @@ def parse_flags(
     examples: str = "",
     elsewhere: Elsewhere = lambda name: "",
 ) -> Options:
-    """The options that these words give; None stands for those of this process. Prints help or an
-    error in one line, and exits. Environment and file count where the model has `config`.
+    """Parse words, or those of this process, into options. Prints help or an error in one line, and
+    exits. Environment and file are read if the model has the flag `config`.
 
     command: name of the command, such as `outrider deploy up`
     examples: ends the help

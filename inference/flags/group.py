@@ -1,9 +1,9 @@
 """Groups of options: frozen records of flags, each declared once.
 
 A field's type says which values its flag takes, its default is the flag's, and the docstring below
-it is the flag's help. Command line, environment, files, help and docs/flags.md are made from that.
-A field may also be another group, whose flags are then flags of this one, too. Rules say which
-flags exclude each other, and which need another.
+it is the flag's help. Parsing, help and docs/flags.md are generated from these declarations. A
+field may also be another group, whose flags then belong to this one, too. Rules state which flags
+exclude each other, and which need another.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Metavar(NamedTuple):
 
 
 class Multiple(NamedTuple):
-    """Marks a field of a tuple: its flag may be given several times, once for each part."""
+    """Marks a field of a tuple: its flag may be repeated, once for each element."""
 
 
 class Alias(NamedTuple):

@@ -127,7 +127,7 @@ class CachedGraph(nn.Module):
             setattr(self, name, written.view(buffer.shape))
 
     def copy_row(self, source: Tensor, target: Tensor, which: str = "") -> None:
-        """Reassign a model's caches so that row target [1] is a copy of row source [1]."""
+        """Copy a row of a model's caches to another one. source, target: [1], numbers of rows"""
         for name in self.names(which):
             buffer = self.get_buffer(name)
             setattr(self, name, buffer.index_put((target,), buffer.index_select(0, source)))

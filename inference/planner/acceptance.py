@@ -132,47 +132,44 @@ def broken(sticks: FloatArray) -> FloatArray:  # [..., k] -> [..., k]
     return sticks
 
 
-class HitRates:
-    """Decaying hit rates: hits / tries, fading to the prior's.
+RANKS = 16
+"""Ranks with an average rate; edges_of() takes rows of any width."""
 
-    Raises InvalidRequest unless there are so many of each, with 0 < hits < tries.
+
+class HitRates:
+    """How often the target accepted each rank: hits / tries, fading to the prior's.
+
+    Raises InvalidRequest unless there are RANKS of each, with 0 < hits < tries.
     """
 
-    def __init__(self, tries: ArrayLike, hits: ArrayLike, count: int) -> None:
+    def __init__(self, tries: ArrayLike, hits: ArrayLike) -> None:
         self.tries, self.hits = np.array(tries, dtype=np.float64), np.array(hits, dtype=np.float64)
-        if self.tries.shape != (count,) or self.hits.shape != (count,):
+        if self.tries.shape != (RANKS,) or self.hits.shape != (RANKS,):
             raise InvalidRequest(
-                f"there are {count} rates: got {self.tries.shape} tries and {self.hits.shape} hits"
+                f"there are {RANKS} rates: got {self.tries.shape} tries and {self.hits.shape} hits"
             )
         between = (self.hits > 0) & (self.hits < self.tries) & np.isfinite(self.tries)
         if not between.all():
             raise InvalidRequest("each rate's hits must lie between 0 and its tries")
         self._prior = self.tries.copy(), self.hits.copy()
 
-    def learn(self, tried: slice, hit: int | None) -> None:
-        """Learn a verdict.
-
-        tried: rates that gain a try
-        hit: the one that gains a hit; None, or beyond the last, for none
-        """
+    def learn(self, count: int, rank: int | None) -> None:
+        """Learn that the target considered the first `count` ranks, and accepted one or None."""
         for counts, prior in zip((self.tries, self.hits), self._prior, strict=True):
             counts += (1 - FADING) * (prior - counts)
-        self.tries[tried] += 1
-        if hit is not None and hit < len(self.hits):
-            self.hits[hit] += 1
+        self.tries[:count] += 1
+        if rank is not None and rank < RANKS:
+            self.hits[rank] += 1
 
-    def to_record(self, worth: ArrayLike) -> dict[str, Any]:
-        """Return these rates as a prior. worth: part of the evidence that it keeps"""
-        shares = np.minimum(1.0, worth)
-        return {"tries": (shares * self.tries).tolist(), "hits": (shares * self.hits).tolist()}
+    def to_record(self) -> dict[str, Any]:
+        """Return these rates as a prior."""
+        share = min(1.0, CERTAINTY / self.tries.item(0))
+        return {"tries": (share * self.tries).tolist(), "hits": (share * self.hits).tolist()}
 
 
 VERSION = 4
 KINDS = ("sampled", "greedy")
 """Kinds of decoding."""
-
-RANKS = 16
-"""Ranks with an average rate; edges_of() takes rows of any width."""
 
 _SUREST = 0.999  # maximum sum of the chances of children that two sources propose
 
@@ -191,7 +188,6 @@ class AcceptanceModel:
     A row of scores is the result of Model.rank for a node, best first: log-probabilities at
     temperature 0, perturbed scores above it.
 
-    rates: how often each rank was accepted
     """
 
     def __init__(self, laws: Laws, rates: HitRates) -> None:
@@ -225,7 +221,7 @@ class AcceptanceModel:
             tables[inside], (np.arange(k) == hits[:, None])[inside], len(ranks)
         )
         for count, rank in zip(considered.tolist(), ranks, strict=True):
-            self.rates.learn(slice(count), rank)
+            self.rates.learn(count, rank)
         self._edges = {}
 
     def mean_edges(self, k: int) -> FloatArray:  # [k]
@@ -258,7 +254,7 @@ class AcceptanceModel:
             "version": VERSION,
             "features": list(RANK_FEATURES),
             "laws": {kind: law.to_record() for kind, law in zip(KINDS, laws.ranks, strict=True)},
-            "rates": self.rates.to_record(CERTAINTY / self.rates.tries[0]),
+            "rates": self.rates.to_record(),
             "copying": {"copies": laws.copies.to_record(), "joint": laws.joint.to_record()},
         }
 

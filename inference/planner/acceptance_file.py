@@ -10,7 +10,6 @@ from inference.files.json_file import Json, read_json
 from inference.files.writing import write_whole
 from inference.planner.acceptance import (
     KINDS,
-    RANKS,
     STEEPEST,
     VERSION,
     AcceptanceModel,
@@ -47,18 +46,16 @@ def read_model(record: Json) -> AcceptanceModel:
     if version.value != VERSION or features.value != list(RANK_FEATURES):
         version.refuse(f"an acceptance record of version {VERSION}")
     copying = record.field("copying")
+    ranks = record.field("laws")
+    sampled, greedy = (read_law(ranks.field(kind), len(RANK_FEATURES)) for kind in KINDS)
     laws = Laws(
-        _read_laws(record.field("laws"), len(RANK_FEATURES)),
+        (sampled, greedy),
         read_law(copying.field("copies"), len(COPY_FEATURES), SPAN),
         read_law(copying.field("joint"), len(JOINT_FEATURES)),
     )
-    return AcceptanceModel(laws, read_rates(record.field("rates"), RANKS))
-
-
-def _read_laws(raw: Json, width: int) -> tuple[Law, Law]:
-    """Read a law for each kind of decoding."""
-    sampled, greedy = (read_law(raw.field(kind), width) for kind in KINDS)
-    return sampled, greedy
+    rates = record.field("rates")
+    tries, hits = (read_numbers(rates.field(name)) for name in ("tries", "hits"))
+    return AcceptanceModel(laws, rates.make(HitRates, tries, hits))
 
 
 def read_law(raw: Json, width: int, steepest: float = STEEPEST) -> Law:
@@ -70,12 +67,6 @@ def read_law(raw: Json, width: int, steepest: float = STEEPEST) -> Law:
         raw.field("precision").refuse(f"a square of {width}")
     worth = raw.field("worth").number()
     return raw.make(Law, read_numbers(weights), precision, worth, steepest)
-
-
-def read_rates(raw: Json, count: int) -> HitRates:
-    """Read what HitRates.to_record() described."""
-    tries, hits = (read_numbers(raw.field(name)) for name in ("tries", "hits"))
-    return raw.make(HitRates, tries, hits, count)
 
 
 def read_numbers(raw: Json) -> tuple[float, ...]:

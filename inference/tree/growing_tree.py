@@ -150,21 +150,17 @@ class GrowingTree:
         """Remove all nodes below the root; returns them."""
         return self.prune(list(self.children.pop(self.root, {}).values()))
 
-    def drop(self, removed: Sequence[Mark]) -> None:
-        """Remove nodes that have no children and no parent any more."""
-        self.ranks[np.array(removed, dtype=np.int64) & PLACE] = EMPTY
-        self._free += removed
-        for table in self._tables:
-            for node in table.keys() & removed if table else ():
-                del table[node]
-
     def prune(self, removed: list[Mark]) -> list[Mark]:
         """Remove nodes that have no parent any more, and all nodes below; returns all of them."""
         children = self.children
         for node in removed:  # the list grows during the loop
             if below := children.pop(node, None):
                 removed += below.values()
-        self.drop(removed)
+        self.ranks[np.array(removed, dtype=np.int64) & PLACE] = EMPTY
+        self._free += removed
+        for table in self._tables:
+            for node in table.keys() & removed if table else ():
+                del table[node]
         return removed
 
     def _grow(self) -> None:

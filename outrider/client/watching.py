@@ -17,7 +17,7 @@ from inference.proposer import NOBODY, Nodes
 from inference.times import Times
 from outrider.client.client import Client
 from outrider.text.completion import PROPOSERS, Completion, Request
-from outrider.text.limits import dear_law, limit_of
+from outrider.text.limits import limit_words
 from outrider.text.pieces import Piece
 
 MAX_DRAWN = 24
@@ -98,11 +98,11 @@ def ended(client: Client, done: Completion) -> dict[str, Any]:
     """The figures of the whole text, why it ended, what limited its speed, and the sources of cost
     and energy.
     """
-    law = dear_law(Times(dict(client.target.description.times)))
+    times = Times(dict(client.target.description.times))
     return _figures(client, done) | {
         "reason": done.finish_reason,
         "seed": done.seed,
-        "limit": limit_of(done, client.round_trip or 0.0, law).value.format(law=law),
+        "limit": limit_words(done, client.round_trip or 0.0, times),
         "cost": done.cost.record(),
         "energy": done.energy.record(),
     }

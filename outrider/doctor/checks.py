@@ -23,7 +23,7 @@ from outrider.models.loading import PREFILL_NODES
 from outrider.models.machine import memory_size
 from outrider.options.network import ConnectionOptions
 from outrider.options.tool_roles import DoctorRole
-from outrider.text.limits import dear_law
+from outrider.text.limits import arithmetic_reason
 from outrider.version import outrider_version
 
 
@@ -124,10 +124,10 @@ def plan(times: Times, call: float, round_trip: float) -> Iterator[Finding]:
         return
     share = f"a draft call takes {call / forward:.2f} of a forward pass"
     yield Finding("plan", f"target-only makes {1 / forward:.1f} tokens/s; {share}")
-    if law := dear_law(times):
-        dear = f"hardly any draft gives a speed-up: {law}"
+    if reason := arithmetic_reason(times):
+        costly = f"hardly any draft gives a speed-up: {reason}"
         remedy = "at the target: more --threads, another --dtype or a GPU"
-        yield Finding("plan", dear, "warning", remedy)
+        yield Finding("plan", costly, "warning", remedy)
     elif call < forward:
         ahead = math.ceil(round_trip / forward) + 1
         yield Finding("plan", f"the draft runs ahead: {ahead} tokens hide the round trip")

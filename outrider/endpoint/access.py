@@ -56,7 +56,7 @@ def read_keys(path: Path | None, flag: str = "--api_keys") -> tuple[str, ...]:
 def allowed_hosts(host: str, origins: Sequence[str] = ()) -> list[str]:
     """Host headers that the server accepts, in lower case; empty for any.
 
-    On a loopback address there are few, since a page elsewhere could let its own name point here.
+    A loopback address accepts only these: a remote page could resolve its own name to this machine.
     """
     if not Address(host, 0).loopback:
         return []
@@ -68,9 +68,9 @@ def allowed_hosts(host: str, origins: Sequence[str] = ()) -> list[str]:
 class KeyCheck:
     """Accepts requests with one of the keys; without keys, every request.
 
-    admin_keys: are keys, too, and the only ones that admin() lets pass where there are any keys
+    admin_keys: further keys, and the only ones that admin() accepts if there are any keys
 
-    `request.state.caller` tells callers apart: the key where there are several, else empty.
+    `request.state.caller` identifies the caller: its key if there are several, else empty.
     """
 
     def __init__(self, keys: Sequence[str], admin_keys: Sequence[str] = ()) -> None:
@@ -95,7 +95,7 @@ class KeyCheck:
                 code="admin_key_needed",
             )
 
-    async def __call__(self, request: Request) -> None:
+    async def check(self, request: Request) -> None:
         key = self._key(request)
         request.state.caller = key if len(self._keys) > 1 else ""
         if self._closed and not key:
@@ -116,7 +116,7 @@ class OriginCheck:
     def __init__(self, origins: Sequence[str]) -> None:
         self._origins = frozenset(origins)
 
-    async def __call__(self, request: Request) -> None:
+    async def check(self, request: Request) -> None:
         origin = request.headers.get("origin")
         server = f"{request.url.scheme}://{request.headers.get('host')}"
         if origin is not None and origin != server and origin not in self._origins:

@@ -39,9 +39,9 @@ HEAD_SECONDS, BODY_SECONDS = 10.0, 60.0
 class BoundedConnection(H11Protocol):
     """A connection of uvicorn that is closed if its request does not arrive in time.
 
-    maximum: connections at the same time. Beyond them the one that has waited longest for a request
-    makes room; where all are being answered, the new one is refused.
-    waiting_since: when it began to wait for what it waits for, by the loop's clock
+    maximum: concurrent connections. A further one replaces the connection that has waited longest
+        for a request; if all are being answered, it is refused
+    waiting_since: when it began to wait for the rest of a request, by the loop's clock
     """
 
     def __init__(self, maximum: int, *args: Any, **options: Any) -> None:
@@ -145,8 +145,8 @@ def bounded(connections: int) -> int:
 
 
 class OutOfDescriptors:
-    """Handles errors of an event loop. Where no descriptor is free for a new connection, the one
-    that has waited longest for a request makes room, and a line says so, once a minute at most.
+    """Handles errors of an event loop. If a new connection finds no free descriptor, the connection
+    that has waited longest for a request is closed, which is reported at most once a minute.
 
     state: has the connections of the server
     """

@@ -1,7 +1,6 @@
 """The chat page, and its routes: the target in use, texts with everything to watch, steering.
 
-Its events have more than those of the OpenAI interface: who named each token, the candidates as
-they are sent, and where time goes.
+Its events also have the proposer of each token, the candidates sent, and a time breakdown.
 """
 
 from __future__ import annotations

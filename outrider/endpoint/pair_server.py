@@ -1,5 +1,5 @@
-"""Role up: a pair by its short name, as a target process and an endpoint with its page; or the
-draft alone, for a target elsewhere. All of it ends with this process.
+"""Role up: starts a pair by its short name, as a target process and an endpoint with its page; or
+the draft alone, for a remote target. Everything ends with this process.
 """
 
 from __future__ import annotations
@@ -68,9 +68,7 @@ def _serve(options: UpRole, **flags: Any) -> int:
 
 
 def _open_page(address: str) -> None:
-    """Name the page, and open it in the browser if a user started this on a machine with a
-    screen.
-    """
+    """Print the page's address, and open it in a browser if a user sits at a screen."""
     say(f"chat page: {address}")
     screen = sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & {*os.environ}
     if sys.stderr.isatty() and screen:
@@ -139,7 +137,7 @@ def _models_here(options: UpRole) -> list[ModelHere]:
 
 
 def _tell_pair(pair: tuple[M, M], machine: MachineFacts) -> None:
-    """Say what was chosen, and why."""
+    """Print the chosen models, and why."""
     target, draft = pair
     say(f"kind: {machine.reason}")
     say(f"target: {_model_words(target)}; the largest that is quick here")
@@ -175,7 +173,7 @@ def _fetched(
 
 def _draft_flags(options: UpRole, short: str, size: str, machine: MachineFacts) -> dict[str, Any]:
     """Flags that name the draft for the target at --target_host: one here, else one that is
-    fetched, else copied text. Raises InvalidRequest for a target that is another than was named.
+    fetched, else copied text. Raises InvalidRequest for another target than the named one.
     """
     with connect_target(options.connection) as target:
         remote = full_description(target)

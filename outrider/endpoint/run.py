@@ -74,7 +74,7 @@ def serve_http(
         try:
             manager.open()
         except Unavailable as error:  # it may come later, or be named on the page
-            say(f"note: {error}; it is looked for at every request")
+            say(f"note: {error}; every request tries again")
         app = create_app(
             manager,
             keys,
@@ -191,7 +191,7 @@ def create_app(
     )
     add_failures(app)
     key_check = KeyCheck(keys, admin_keys)
-    checked = [Depends(OriginCheck(origins)), Depends(key_check)]
+    checked = [Depends(OriginCheck(origins).check), Depends(key_check.check)]
     app.include_router(text_routes(manager), dependencies=checked)
     app.include_router(page_routes(manager, [Depends(key_check.admin)]), dependencies=checked)
     _add_health(app, manager)

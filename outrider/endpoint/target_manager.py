@@ -63,7 +63,7 @@ class TargetManager:
 
         settings: another target; None keeps the one in use
 
-        Raises the error that prevents it, and keeps its words as the reason.
+        Raises the error of connecting or loading, and stores its message as the reason.
         """
         if settings is not None:
             self._given_up.set()  # another target is wanted
@@ -91,7 +91,7 @@ class TargetManager:
     def close(self, reason: str = "the target was stopped") -> None:
         """End all texts and release the draft. Requests are refused with the reason.
 
-        A target that is being looked for is not waited for.
+        A connection attempt is abandoned.
         """
         self._given_up.set()
         with self._changing:
@@ -100,9 +100,9 @@ class TargetManager:
             self._secrets.close()
 
     async def get(self) -> TextRunner:
-        """The runner of texts. Connects again if there was no target.
+        """Return what generates texts at the target; connects first if it is not connected.
 
-        Raises ApiError without one.
+        Raises ApiError if no target answers.
         """
         texts = self.texts
         if texts is not None:

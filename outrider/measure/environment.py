@@ -1,4 +1,4 @@
-"""The record of a run's start: models, link, machine and software."""
+"""What a measurement records of its environment: models, link, machine and software."""
 
 from __future__ import annotations
 

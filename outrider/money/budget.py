@@ -72,7 +72,7 @@ class RunBudget:
 
     limit: US dollars; None for no limit
 
-    Raises InvalidRequest for a limit that is not above 0, or without a price of the target.
+    Raises InvalidRequest for a limit without a price of the target.
     """
 
     def __init__(
@@ -81,8 +81,6 @@ class RunBudget:
         limit: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if limit is not None and not limit > 0:
-            raise InvalidRequest(f"--max_usd must be above 0: got {limit}")
         if limit is not None and not billing.priced:
             raise InvalidRequest(f"--max_usd needs a price of the target: {UNPRICED}")
         self.billing, self._limit = billing, limit

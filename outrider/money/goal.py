@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from inference.command import say
-from inference.cost.billing import ENERGIES, OBJECTIVES, PER_MILLION, Billing, blend
+from inference.cost.billing import ENERGIES, PER_MILLION, Billing, blend
 from inference.errors import InvalidRequest, Unavailable
 from inference.flags.group import flags_of
 from inference.planner.prices import SPEED, Prices, UnitPrices, Usage
@@ -48,8 +48,7 @@ UNSTEERED = "--cs needs an adaptive draft on this machine"
 class Goal:
     """A weight of cost against speed, or a limit on one of them, for every text of a run.
 
-    With a limit on one, the other is optimised. Raises InvalidRequest for values out of bounds, and
-    for two limits.
+    With a limit on one, the other is optimised. Flags bound the values, and allow one limit.
     """
 
     objective: str = "total_cost"
@@ -59,21 +58,6 @@ class Goal:
     billing: Billing = field(default_factory=Billing)
     # drafting has a small price of its own, since the price of its energy is unknown
     battery: bool = True
-
-    def __post_init__(self) -> None:
-        if self.objective not in OBJECTIVES:
-            raise InvalidRequest(
-                f"the objective must be one of {', '.join(OBJECTIVES)}: got {self.objective!r}"
-            )
-        if not 0 <= self.weight <= 1:
-            raise InvalidRequest(
-                f"--cs must be tps, balanced, cost or 0 to 100: got {self.weight * 100:g}"
-            )
-        if self.min_tps is not None and self.max_per_token is not None:
-            raise InvalidRequest("only one limit is allowed: on tokens/s, or on cost per token")
-        for limit in (self.min_tps, self.max_per_token):
-            if limit is not None and not 0 < limit < float("inf"):
-                raise InvalidRequest(f"a limit must be above 0: got {limit}")
 
     @property
     def speed_alone(self) -> bool:

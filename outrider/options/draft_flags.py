@@ -1,4 +1,4 @@
-"""Flags that say who drafts, and how: methods, fixed trees, sources, and presets of all of them.
+"""Flags of drafting: methods, fixed trees, sources, and presets of all of them.
 
 To add a model that drafts, add its row to METHODS, and its file in outrider/draft_methods. To add a
 preset, add its row to PRESETS, and name it at the architecture that measures it
@@ -24,12 +24,10 @@ class MethodEntry(NamedTuple):
 
     help: str  # a short description
     local: bool = True  # whether it can run on a client's machine
-    extra: str = "torch"  # required to run it; empty for none
 
 
 METHODS = {
     "model": MethodEntry("a smaller model of the target's family"),
-    "gguf": MethodEntry("a smaller model in a GGUF file, run by llama.cpp", extra="gguf"),
     "eagle": MethodEntry("an EAGLE-3 head, which reads the target's hidden states", local=False),
     "substitute": MethodEntry("the target's own layers with 4-bit weights"),
 }
@@ -115,10 +113,8 @@ def method_of(options: DraftModelOptions) -> str:
 
 def check_method(options: DraftModelOptions) -> None:
     """Raise MissingExtra, with the install line, unless what computes the draft is installed."""
-    method = "gguf" if is_gguf(options.draft_name or "") else method_of(options)
-    otherwise = f"; --draft {COPY} needs no model"
-    if extra := METHODS[method].extra:
-        require(extra, f"--draft {method}", otherwise=otherwise)
+    extra = "gguf" if is_gguf(options.draft_name or "") else "torch"
+    require(extra, f"--draft {method_of(options)}", otherwise=f"; --draft {COPY} needs no model")
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -147,7 +143,7 @@ Preset: TypeAlias = Annotated[str, AfterValidator(_preset), Metavar("NAME")]
 
 
 class PresetOptions(SourceOptions, TreeOptions, title="drafting"):
-    """A client's way of drafting: by a preset's name, or flag by flag."""
+    """A client's drafting: a preset, or single flags."""
 
     preset: Preset | None = None
     """named drafting method: vanilla, classic_sd, tree_sd, adaptive, suffix, hybrid, eagle_sd or

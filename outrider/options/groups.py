@@ -126,7 +126,7 @@ class DeviceOptions(Group, title="models and devices"):
 
 class BatchOptions(Group, title="models and devices"):
     batch: Annotated[Count, Alias("rows")] = 4
-    """maximum concurrent texts: of a target, or of a client that runs a file of prompts"""
+    """maximum number of texts that are generated at the same time"""
 
 
 class BackendOptions(Group, title="models and devices"):
@@ -141,7 +141,7 @@ def backend_of(options: Group) -> str | None:
 
 
 class TargetOptions(BatchOptions, DeviceOptions, TargetModelOptions):
-    """The source of a target model in this process, and the largest tree that it takes."""
+    """A target model in this process, and the largest tree that it takes."""
 
     artifact: Directory | None = None
     """compiled target to serve in place of a model (outrider compile)"""
@@ -174,10 +174,10 @@ class EmulationOptions(Group, title="models and devices"):
     """The device and the distance that a target emulates."""
 
     emulate: Name | None = None
-    """the model chooses, but each forward pass takes the time of this profile; reports are marked
-    as emulated (an unknown name lists the profiles)"""
+    """profile whose forward-pass times are emulated; the text is the model's own, and reports are
+    marked as emulated (an unknown name lists the profiles)"""
     rtt: Annotated[float, Gt(0), Le(10_000), Metavar("MS")] | None = None
-    """round trip to an emulated target in milliseconds, which is emulated too"""
+    """emulated round trip to an emulated target, in milliseconds"""
 
 
 class SamplingOptions(Group, title="text"):
@@ -215,7 +215,7 @@ class TextOptions(SamplingOptions):
     regex: str | None = None
     """regular expression that the whole output must match"""
     as_json: bool = Field(default=False, alias="json")
-    """one JSON object a prompt on stdout, and nothing else there"""
+    """print one JSON object for each prompt to stdout, and nothing else"""
     profile: Directory | None = None
     """directory for outrider-profile.csv and .json, and outrider-options.json to repeat the run"""
 
@@ -227,7 +227,7 @@ class BaselineOptions(Group, title="text"):
 
 class HourlyOptions(Group, title="prices and limits"):
     usd_per_hour: Amount | None = None
-    """hourly price of the target's machine; a target reports it to its clients"""
+    """hourly price of the target's machine, in USD; a target reports it to its clients"""
 
 
 class PriceOptions(HourlyOptions):
@@ -244,19 +244,19 @@ class PriceOptions(HourlyOptions):
     target_share: Share = 1.0
     """charged fraction of the target's price: 1/n if n such sessions share it"""
     usd_per_kwh: Usd | None = None
-    """electricity price of this machine"""
+    """electricity price of this machine, in USD per kWh"""
     usd_per_gb_up: Usd | None = None
-    """price of traffic to the target"""
+    """price of traffic to the target, in USD per GB"""
     usd_per_gb_down: Usd | None = None
-    """price of traffic from the target"""
+    """price of traffic from the target, in USD per GB"""
     draft_watts: Watts | None = None
     """power draw of this machine while drafting, in watts"""
     target_watts: Watts | None = None
-    """power of the target's machine"""
+    """power draw of the target's machine, in watts"""
 
 
 class GoalOptions(PriceOptions):
-    """Goals of drafting: what is kept small, or within a limit."""
+    """The goal of drafting: a quantity to minimize, or a limit."""
 
     objective: Objective | None = None
     """quantity that counts as cost (default: total_cost if all its prices are known, else
@@ -266,11 +266,11 @@ class GoalOptions(PriceOptions):
     min_tps: Annotated[float, Gt(0)] | None = None
     """minimum tokens per second; cost is minimized within it"""
     max_usd_per_1m: Amount | None = None
-    """maximum USD per million tokens; the fastest way within it is used"""
+    """maximum USD per million tokens; speed is maximized within it"""
     max_joules_per_token: Annotated[float, Gt(0), Metavar("J")] | None = None
-    """maximum joules per token; the fastest way within it is used"""
+    """maximum joules per token; speed is maximized within it"""
     max_usd: Amount | None = None
-    """spending limit of the run; it ends with the text generated so far"""
+    """spending limit of the run, in USD; it ends with the text generated so far"""
 
     @model_validator(mode="after")
     def _one_goal(self) -> Self:

@@ -1,6 +1,4 @@
-"""The flags of two sides that talk: where a target listens, how a client finds it, how each proves
-who it is, and how a target tells what it does.
-"""
+"""Flags of the network: addresses, TLS, tokens and keys; a target's sessions, metrics and log."""
 
 from __future__ import annotations
 
@@ -21,29 +19,27 @@ if TYPE_CHECKING:
 
 class PortOptions(Group, title="network"):
     port: Port = 50051
-    """port of the target; 0 lets the system choose where a target listens"""
+    """port of the target; 0: a target listens on any free port"""
 
 
 class TlsOptions(Group, title="security"):
-    """Proofs of who a side is, and checks of the other side."""
+    """Credentials of one side of a connection, and checks of the other."""
 
     tls_cert: File | None = None
     """certificate of this side; required for a target with TLS"""
     tls_key: File | None = None
     """private key of --tls_cert"""
     tls_ca: File | None = None
-    """authority that signed the other side's certificate; a target with one requires client
-    certificates"""
+    """certificate of the authority that signed the other side's; a target then requires clients to
+    have a certificate"""
     token_file: File | None = None
-    """file with the bearer token in its first line"""
+    """file with the bearer token on its first line"""
     insecure: bool = False
     """allow remote use without TLS or token"""
 
     @property
     def security(self) -> SecurityOptions:
-        """The files by which this side proves who it is, and checks the other one. Only a target
-        has keys, and only a client --tls.
-        """
+        """The files of credentials and checks. Only a target has keys, and only a client --tls."""
         from grpc_comm.security import SecurityOptions  # needs gRPC, which help does not
 
         names = ("tls_cert", "tls_key", "tls_ca", "token_file", "keys_file")
@@ -52,7 +48,7 @@ class TlsOptions(Group, title="security"):
 
 
 class ConnectionOptions(TlsOptions, PortOptions, title="network"):
-    """The place of a client's target, and the choice of one of its models."""
+    """Address of a client's target, and the model to use there."""
 
     target: Name | None = None
     """name of a target that `outrider deploy up` started; replaces --target_host, --tls_ca and
@@ -61,7 +57,7 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
     """target, as HOST or HOST:PORT; several replicas as A,B, or as dns:///HOST for all addresses of
     a name; `outrider up` without it starts a target itself"""
     patience: Seconds = 30.0
-    """how long to retry a full or unreachable target"""
+    """seconds to retry a full or unreachable target"""
     model_name: Name | None = None
     """model of a target that serves several (default: its first)"""
     tls: bool = False
@@ -126,7 +122,7 @@ Origins: TypeAlias = Annotated[Words, AfterValidator(_origins), Metavar("ORIGIN,
 
 
 class HttpOptions(Group, title="network"):
-    """Addresses on which `serve` listens for HTTP, and the clients that it listens to."""
+    """Address of the HTTP server, and the clients that may call it."""
 
     http_host: Host = "127.0.0.1"
     """address to serve HTTP on"""
@@ -153,11 +149,11 @@ class HostOptions(Group, title="network"):
 
 class KeysOptions(Group, title="security"):
     keys_file: File | None = None
-    """clients' keys, each with its own limits; `outrider keys` adds one to this file"""
+    """file of clients' keys, each with its own limits; `outrider keys` adds one"""
 
 
 class SessionOptions(Group, title="network"):
-    """The sessions that a target takes, and what it keeps of them."""
+    """Shutdown of a target's sessions, and their shared caches."""
 
     grace: Seconds = 5.0
     """seconds that open sessions may keep running after SIGTERM"""
@@ -172,7 +168,7 @@ class ListeningOptions(KeysOptions, TlsOptions, PortOptions, HostOptions, title=
 
 
 class ObservingOptions(Group, title="observing"):
-    """Reports of a target on what it does: metrics and log."""
+    """Metrics and log of a target."""
 
     metrics_port: Port | None = None
     """port for Prometheus metrics and /healthz; 0 lets the system choose"""

@@ -166,7 +166,7 @@ class Completion:
 
     @property
     def error(self) -> str:
-        """The message of the error that ended the text; empty without one."""
+        """Message of the error that stopped the text, or an empty string."""
         return "" if self.failure is None else str(self.failure)
 
     def raise_failure(self) -> Completion:

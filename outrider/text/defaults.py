@@ -1,4 +1,4 @@
-"""Temperature and stop strings of a request that gives none, and prompts that suit a model."""
+"""Default temperature and stop strings of requests, and example prompts that suit a model."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Limit(Enum):
     )
     USELESS = "limited by the target: it accepts hardly any draft tokens; try another draft"
     ARITHMETIC = (
-        "limited by the target's arithmetic: {law}, more than a draft saves; try more threads, "
+        "limited by the target's arithmetic: {reason}, more than a draft saves; try more threads, "
         "another --dtype or an accelerator at the target"
     )
     DRAFT = (
@@ -45,7 +45,7 @@ class Limit(Enum):
     )
 
 
-def dear_law(times: Times) -> str:
+def arithmetic_reason(times: Times) -> str:
     """The reason in words why no good draft pays on a target with these times; empty where one
     does.
     """
@@ -72,7 +72,7 @@ def time_lines(completions: Sequence[Completion], round_trip: float, times: Time
     tokens, forwards = len(slowest.token_ids), slowest.traffic.forwards
     if not tokens or not forwards:
         return []
-    law, target = dear_law(times), slowest.traffic.model_seconds / forwards
+    target = slowest.traffic.model_seconds / forwards
     terms = [
         f"a token takes {slowest.seconds / tokens * 1e3:.3g} ms: target "
         f"{forwards / tokens:.2f} x {target * 1e3:.3g} ms"
@@ -80,16 +80,22 @@ def time_lines(completions: Sequence[Completion], round_trip: float, times: Time
     if calls := slowest.draft_calls:
         terms.append(f"draft {calls / tokens:.2f} x {slowest.draft_seconds / calls * 1e3:.3g} ms")
     terms.append(f"round trip {round_trip * 1e3:.3g} ms")
-    return [", ".join(terms), limit_of(slowest, round_trip, law).value.format(law=law)]
+    return [", ".join(terms), limit_words(slowest, round_trip, times)]
 
 
-def limit_of(done: Completion, round_trip: float, law: str = "") -> Limit:
+def limit_words(done: Completion, round_trip: float, times: Times) -> str:
+    """The limit of a text in words. round_trip: seconds of the link; times: the target's"""
+    reason = arithmetic_reason(times)
+    return limit_of(done, round_trip, reason).value.format(reason=reason)
+
+
+def limit_of(done: Completion, round_trip: float, reason: str = "") -> Limit:
     """The limit of a text with this record.
 
-    law: dear_law() of its target
+    reason: arithmetic_reason() of its target
     """
     useless = done.num_accepted_tokens <= 0.05 * len(done.token_ids)
-    if law and useless:
+    if reason and useless:
         return Limit.ARITHMETIC
     if useless:
         return Limit.USELESS if done.draft_calls else Limit.NO_DRAFT

@@ -25,7 +25,7 @@ FORMS = ("cpu", "cuda", "neuron")
 Manifest = dict[str, Any]
 
 
-def read(path: Path) -> list[Manifest]:
+def read(path: Path) -> list[Any]:
     return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
 
 

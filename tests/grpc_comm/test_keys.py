@@ -9,6 +9,7 @@ import logging
 import os
 import re
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,11 +109,12 @@ def test_every_digest_is_compared_in_constant_time_however_early_one_fits(
 
     compared: list[bytes] = []
     constant_time = hmac.compare_digest
-    monkeypatch.setattr(
-        hmac,
-        "compare_digest",
-        lambda known, given: compared.append(known) or constant_time(known, given),
-    )
+
+    def compare(known: bytes, given: bytes) -> bool:
+        compared.append(known)
+        return constant_time(known, given)
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
     keys = Keys.read(file)
     everyone = [bytes.fromhex(digest(f"token of {name}")) for name in ("alice", "bob")]
     for token in ("token of alice", "token of bob", "wrong"):
@@ -204,7 +206,7 @@ def test_a_token_put_where_its_digest_belongs_is_not_repeated(tmp_path: Path) ->
 def test_two_keys_share_neither_name_nor_token(tmp_path: Path) -> None:
     for second, shown in ((entry("alice", "two"), []), (entry("bob", "one"), ["'bob'"])):
         file = write(tmp_path / "keys", entry("alice", "one"), second)
-        assert_refused(lambda file=file: Keys.read(file), ["'alice'", *shown])
+        assert_refused(partial(Keys.read, file), ["'alice'", *shown])
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
@@ -347,8 +349,9 @@ def test_the_command_prints_the_token_alone_on_stdout(
 
 
 def test_one_token_for_all_and_one_for_each_exclude_each_other(file: Path) -> None:
-    both = {"token_file": file, "keys_file": file}
-    assert_refused(lambda: SecurityOptions(**both), ["--token_file", "--keys_file"])
+    assert_refused(
+        lambda: SecurityOptions(token_file=file, keys_file=file), ["--token_file", "--keys_file"]
+    )
 
 
 def test_keys_are_a_targets_and_never_travel_in_plaintext_either(file: Path) -> None:

@@ -65,8 +65,9 @@ def encrypted(key: bytes) -> bytes:
 
 def run(command: list[str]) -> tuple[int, list[str]]:
     """Exit code, and lines on stderr."""
-    settings = {"env": role_environment(), "timeout": 3 * WAIT}
-    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, **settings)
+    ended = subprocess.run(
+        command, stderr=subprocess.PIPE, text=True, env=role_environment(), timeout=3 * WAIT
+    )
     return ended.returncode, ended.stderr.splitlines()
 
 
@@ -90,7 +91,7 @@ def written(folder: Path, **spoilt: bytes) -> SecurityOptions:
     for name, content in files.items():
         (folder / name).write_bytes(content)
         (folder / name).chmod(0o600)
-    return SecurityOptions(**{f"tls_{name}": folder / name for name in files})
+    return SecurityOptions(tls_ca=folder / "ca", tls_cert=folder / "cert", tls_key=folder / "key")
 
 
 @pytest.mark.parametrize("bad", BAD)

@@ -96,7 +96,7 @@ def expired(tmp_path_factory: pytest.TempPathFactory) -> CertificateFiles:
 
     class Past(datetime):
         @classmethod
-        def now(cls, tz: Any = None) -> datetime:
+        def now(cls, tz: Any = None) -> Any:
             return datetime.now(tz) - timedelta(days=certificate.DAYS + 75)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -270,7 +270,8 @@ def test_a_token_and_a_tls_key_may_be_read_by_owner_and_group(
 
 @pytest.mark.parametrize("field", ["token_file", "tls_ca"])
 def test_a_file_that_cannot_be_read_is_named(field: str, tmp_path: Path) -> None:
-    options = SecurityOptions(**{field: tmp_path / "missing"})
+    missing: dict[str, Any] = {field: tmp_path / "missing"}
+    options = SecurityOptions(**missing)
     assert_refused(lambda: channel_security(options, HERE), [f"--{field}", "missing"])
 
 

@@ -33,6 +33,7 @@ from inference.sampling import MAX_GRAMMAR, Grammar, GrammarKind, SamplingParams
 from tests.support.exact import chain
 from tests.support.refusals import assert_refused
 from tests.support.repository import ROOT
+from tests.support.rpc_failure import RpcFailure
 from tests.support.wire_fixtures import background, connected, describe, rest, successor_engine
 
 PROTO = "grpc_comm/proto/verifier.proto"
@@ -97,7 +98,7 @@ WRONG_NODES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("wrong", WRONG_NODES)
 def test_what_is_no_list_of_candidates_is_refused(wrong: str) -> None:
     changes, shown = WRONG_NODES[wrong]
-    right = {"parents": [0, 1], "tokens": [4, 5], "chances": bytes(2)}
+    right: dict[str, Any] = {"parents": [0, 1], "tokens": [4, 5], "chances": bytes(2)}
     messages.read_nodes(pb.Nodes(**right))
     assert_refused(lambda: messages.read_nodes(pb.Nodes(**(right | changes))), [shown])
 
@@ -196,8 +197,9 @@ def test_output_tokens_are_named_only_where_a_choice_depends_on_them() -> None:
 
 
 GRAMMAR = pb.Grammar(text="a")
+UNKNOWN: Any = 4
 WRONG_PARAMS: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "an unknown kind": ({"grammar": pb.Grammar(kind=4, text="a")}, ["CHOICE", "kind 4"]),
+    "an unknown kind": ({"grammar": pb.Grammar(kind=UNKNOWN, text="a")}, ["CHOICE", "kind 4"]),
     "no grammar's text": ({"grammar": pb.Grammar()}, ["1 to", "0"]),
     "too long a grammar": (
         {"grammar": pb.Grammar(text="a" * (MAX_GRAMMAR + 1))},
@@ -216,7 +218,7 @@ WRONG_PARAMS: dict[str, tuple[dict[str, Any], list[str]]] = {
 @pytest.mark.parametrize("wrong", WRONG_PARAMS)
 def test_parameters_that_no_text_can_have_are_refused(wrong: str) -> None:
     changes, shown = WRONG_PARAMS[wrong]
-    right = {"protocol_version": 4, "top_p": 1.0, "grammar": GRAMMAR}
+    right: dict[str, Any] = {"protocol_version": 4, "top_p": 1.0, "grammar": GRAMMAR}
     sampling_fields.read_params(pb.Open(**right))
     assert_refused(lambda: sampling_fields.read_params(pb.Open(**(right | changes))), shown)
 
@@ -264,7 +266,7 @@ def test_log_probabilities_arrive_as_they_were_sent_and_cost_their_bytes() -> No
     ids=repr,
 )
 def test_log_probabilities_that_no_target_sends_are_not_taken(wrong: dict[str, Any]) -> None:
-    right = {"ids": [4, 5], "logprobs": [-1.0, -2.0]}
+    right: dict[str, Any] = {"ids": [4, 5], "logprobs": [-1.0, -2.0]}
     messages.read_tokens(pb.Tokens(**right))
     with pytest.raises(Mismatch, match="log-probabilit"):
         messages.read_tokens(pb.Tokens(**(right | wrong)))
@@ -289,31 +291,13 @@ def test_ids_that_no_message_can_carry_are_refused(prompt: list[int]) -> None:
         translate.write_open("s", describe(successor_engine()), prompt, SamplingParams())
 
 
-class Failed(grpc.RpcError):
-    """A call's failure with a status."""
-
-    def __init__(
-        self, code: grpc.StatusCode, details: str, more: tuple[tuple[str, str], ...] = ()
-    ) -> None:
-        self._status, self._more = (code, details), more
-
-    def code(self) -> grpc.StatusCode:
-        return self._status[0]
-
-    def details(self) -> str:
-        return self._status[1]
-
-    def trailing_metadata(self) -> tuple[tuple[str, str], ...]:
-        return ((statuses.RETRY_AFTER, "2500"), *self._more)
-
-
 @pytest.mark.parametrize("kind", [InvalidRequest, Mismatch, Busy, Gone, Unavailable])
 def test_an_error_keeps_its_kind_and_words_across_the_wire(kind: type[OutriderError]) -> None:
     arrived = statuses.status_error(
-        Failed(
+        RpcFailure(
             statuses.status_code(kind("what is wrong")),
             "what is wrong",
-            ((statuses.FROM_TARGET, "1"),),
+            ((statuses.RETRY_AFTER, "2500"), (statuses.FROM_TARGET, "1")),
         ),
         "gone",
     )
@@ -333,7 +317,7 @@ def test_an_error_keeps_its_kind_and_words_across_the_wire(kind: type[OutriderEr
     ],
 )
 def test_the_words_of_grpc_reach_no_user(details: str, plainly: str) -> None:
-    error = statuses.status_error(Failed(grpc.StatusCode.UNAVAILABLE, details), "gone")
+    error = statuses.status_error(RpcFailure(grpc.StatusCode.UNAVAILABLE, details), "gone")
     assert str(error) == plainly
 
 
@@ -346,7 +330,7 @@ def test_a_limit_arrives_as_an_invalid_request_and_a_fault_of_the_target_as_itse
         (codes.UNIMPLEMENTED, "no such method", Unavailable),
         (codes.UNAUTHENTICATED, "no", InvalidRequest),
     ):
-        assert type(statuses.status_error(Failed(code, words), "gone")) is kind
+        assert type(statuses.status_error(RpcFailure(code, words), "gone")) is kind
 
 
 @pytest.mark.parametrize(
@@ -376,7 +360,7 @@ def test_what_the_target_says_of_itself_and_of_errors_cannot_write_to_a_terminal
     described = translate.write_description(describe(successor_engine()), ["a"])
     described.device = "\x1b[2Jowned\n"
     assert translate.read_description(described).device == "?[2Jowned?"
-    failed = Failed(grpc.StatusCode.INVALID_ARGUMENT, "\x1b]0;owned\x07" + "x" * 9_999)
+    failed = RpcFailure(grpc.StatusCode.INVALID_ARGUMENT, "\x1b]0;owned\x07" + "x" * 9_999)
     said = str(statuses.status_error(failed, "gone"))
     assert said.startswith("?]0;owned?x")
     assert len(said) < 500

@@ -212,8 +212,8 @@ def test_many_sessions_are_each_answered_as_if_alone(
         assert values[: own.longest].tolist() == own.values[0].tolist()
         assert not values[own.longest :].any()
     for width in (1, 3, 30):
-        for (tree, _), own in zip(together.begin_pass(width), alone, strict=True):
-            assert_same(tree, own.begin_pass(width)[0][0])
+        for (cut, _), own in zip(together.begin_pass(width), alone, strict=True):
+            assert_same(cut, own.begin_pass(width)[0][0])
 
 
 def test_what_an_earlier_forward_held_changes_no_later_one() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from datetime import date
+from functools import partial
 from itertools import count
 from typing import Annotated, Any, Literal
 
@@ -90,10 +91,9 @@ def test_behind_a_complete_text_stop_ids_alone_may_follow() -> None:
     tree = TokenTree(
         np.array([5, *ids("x"), 7, STOP, *ids("x"), STOP]), np.array([-1, 0, 1, 2, 1, 4])
     )
-    allowed = rule.adjust(tree, range(6)).allowed
-    assert allowed is not None
-    first = allowed[:, 0].tolist()
-    assert first[2:] == [1 << STOP | 1 << 7] * 4
+    masks = rule.adjust(tree, range(6)).allowed
+    assert masks is not None
+    assert masks[2:, 0].tolist() == [1 << STOP | 1 << 7] * 4
 
 
 def test_masks_of_a_walked_tree_are_those_of_each_path_alone() -> None:
@@ -262,7 +262,7 @@ def test_a_grammar_that_is_none_is_refused(kind: GrammarKind, text: str, shown: 
 
 def test_a_grammar_too_long_or_no_text_is_refused() -> None:
     for text, shown in (("", "got 0"), ("x" * (MAX_GRAMMAR + 1), "65537"), ("\ud800", "Unicode")):
-        assert_refused(lambda text=text: Grammar(GrammarKind.REGEX, text), [shown], InvalidRequest)
+        assert_refused(partial(Grammar, GrammarKind.REGEX, text), [shown], InvalidRequest)
 
 
 def test_a_model_without_an_end_of_text_takes_no_grammar() -> None:
@@ -345,7 +345,7 @@ def test_a_schema_cannot_switch_enforcement_off(schema: dict[str, Any], option: 
     twice = text[:-1] + ', "x-guidance": {}}'
     for one in (text, twice, text.replace(option[0], f"\\u{ord(option[0]):04x}")):
         lark = f'start: "%json {{" | %json {one}'
-        assert_refused(lambda lark=lark: rule_of(GrammarKind.EBNF, lark), [], InvalidRequest)
+        assert_refused(partial(rule_of, GrammarKind.EBNF, lark), [], InvalidRequest)
 
 
 def test_a_text_whose_grammar_works_too_long_ends_and_no_other(

@@ -120,7 +120,7 @@ def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         Tokenizer(tmp_path)
 
 
-def altered(tmp_path: Path, template: str | None = None, **changes: object) -> Tokenizer:
+def altered(tmp_path: Path, template: str | None = None, **changes: Any) -> Tokenizer:
     """The embedded tokenizer with these parts of tokenizer.json and this chat template."""
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         (tmp_path / name).write_bytes((EMBEDDED / "target" / name).read_bytes())
@@ -163,7 +163,7 @@ BYTE_LEVEL = ("add_prefix_space", "trim_offsets", "use_regex")
     ids=["ids", "merges", "normalizer", "pre-tokenizer"],
 )
 def test_the_fingerprint_changes_with_anything_that_changes_ids(
-    tokenizer: Tokenizer, tmp_path: Path, part: str, change: object
+    tokenizer: Tokenizer, tmp_path: Path, part: str, change: Any
 ) -> None:
     assert altered(tmp_path, **{part: change}).fingerprint() != tokenizer.fingerprint()
 

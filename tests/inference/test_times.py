@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from inference.times import LATEST, REMEMBERED, TRUSTED, Cost, Shape, Times
+from inference.times import LATEST, REMEMBERED, TRUSTED, Shape, Times
 
 PROFILE = {(1, 8): 0.030, (1, 32): 0.040, (4, 8): 0.050, (4, 32): 0.080}
 
@@ -134,7 +134,7 @@ def test_enough_samples_are_believed_and_a_clock_that_stood_still_is_no_error() 
     times = Times()
     for seconds in (0.1, 0.1, 0.2):
         times.observe(1, 1, seconds)
-    assert times.cost(1, 1) == Cost(pytest.approx(0.1), pytest.approx(0.1))
+    assert times.cost(1, 1) == pytest.approx((0.1, 0.1))
     assert 0 < measured(((1, 1), 0.0), ((1, 2), 0.0)).seconds(1, 1) < 1e-6
 
 

@@ -13,7 +13,7 @@ from tests.support.refusals import assert_refused
 
 COMPUTED, MEASURED = "llama-3.1-8b-trn1.2xlarge-computed", "llama-3.1-8b-trn1.2xlarge-measured"
 TRN2 = ("llama-3.1-8b-trn2.3xlarge-computed", "llama-3.1-8b-trn2.3xlarge-published")
-CONDITIONS = {"device": "cpu", "model": "f0", "threads": 2, "rows": 4}
+CONDITIONS: dict[str, str | int] = {"device": "cpu", "model": "f0", "threads": 2, "rows": 4}
 TABLE = {(1, 1): 0.011, (1, 64): 0.02, (4, 64): 0.1 + 0.2}
 
 

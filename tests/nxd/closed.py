@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import MutableSequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -92,7 +92,7 @@ CALLED: dict[str, Any] = {
 class Closed(types.ModuleType):
     """A module that has every name that is asked for."""
 
-    __path__: Sequence[str] = []
+    __path__: MutableSequence[str] = []  # noqa: RUF012
 
     def __getattr__(self, name: str) -> Any:
         full = f"{self.__name__}.{name}"
@@ -193,7 +193,7 @@ def install(patch: pytest.MonkeyPatch, checkout: Path, folder: Path) -> Device:
     )
     operators.impl("run", device.run, "CompositeExplicitAutograd")
     operators.impl("initialize", device.initialize, "CompositeExplicitAutograd")
-    patch.setattr(sys.modules[__name__], "_operators", operators, raising=False)
+    globals()["_operators"] = operators  # a model's thread may call them after the last test
     torch.ops.load_library(str(build_runtime(folder)))
     patch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
     patch.syspath_prepend(str(checkout / "src"))

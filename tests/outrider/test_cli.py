@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+import outrider
 from inference.errors import Unavailable
 from outrider.draft_methods import find_draft
 from outrider.models.directories import EMBEDDED
 from outrider.options.roles import DraftRole, TargetRole
-from outrider.target.spawn import started
 from outrider.terminal import generate
 from outrider.text.completion import Completion, Request, Show, new_completion
 from outrider.text.pieces import Piece
@@ -200,12 +200,11 @@ def test_certificates_made_here_serve_a_session_with_a_token(run: Run, tmp_path:
     for name, secret in (("token", "a-secret\n"), ("wrong", "another\n")):
         (tmp_path / name).write_text(secret)
         (tmp_path / name).chmod(0o600)
-    server = ["--tls_cert", f"{tmp_path}/cert.pem", "--tls_key", f"{tmp_path}/key.pem"]
-    flags = [*server, "--token_file", f"{tmp_path}/token", "--batch", "1"]
-    with started("target", flags) as target:
+    cert, key, token = (f"{tmp_path}/{name}" for name in ("cert.pem", "key.pem", "token"))
+    with outrider.serve(port=0, tls_cert=cert, tls_key=key, token_file=token) as target:
         client = ["--target_host", target.address, "--tls_ca", f"{tmp_path}/ca.pem"]
         client += ["--max_new_tokens", "5", "--json", "--token_file"]
-        (made,) = run("run", PROMPT, *client, tmp_path / "token").records
+        (made,) = run("run", PROMPT, *client, token).records
         assert len(made["token_ids"]) == 5
         run("run", PROMPT, *client, tmp_path / "wrong").assert_failed("token")
 

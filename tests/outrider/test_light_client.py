@@ -59,8 +59,8 @@ NOTE = "draft: copied text only; a draft model needs pip install '.[torch]'\n"
 def test_text_without_a_draft_model_is_the_targets_own(
     draft: tuple[str, ...], target: str, environment: dict[str, str]
 ) -> None:
-    words = ("--target_host", target, "--prompt", PROMPT, "--max_tokens", "48", "--json")
-    words += ("--temperature", "0")
+    words = ["--target_host", target, "--prompt", PROMPT, "--max_tokens", "48", "--json"]
+    words += ["--temperature", "0"]
     made = ran(environment, "run", *words, *draft)
     assert made.returncode == 0, made.stderr
     assert json.loads(made.stdout)["text"] == own_text(target, 48)
@@ -144,7 +144,6 @@ REFUSED = [
     ("run --prompt x --preset hybrid", "torch"),
     ("chat --draft substitute", "torch"),
     ("serve --draft_quantization int8", "torch"),
-    ("run --prompt x --draft gguf --draft_model x.gguf", "gguf"),
     ("run --prompt x --draft_model x.gguf", "gguf"),
     ("demo", "torch"),
     ("up embedded", "torch"),

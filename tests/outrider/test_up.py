@@ -31,7 +31,7 @@ from outrider.models.catalog.pairs import (
 from outrider.models.catalog.published_models import published_models
 from outrider.models.directories import EMBEDDED
 from outrider.options.roles import UpRole
-from outrider.target.spawn import role_environment, started
+from outrider.target.spawn import role_environment
 
 LAPTOP = MachineFacts(16 * 10**9, 8)
 SMALL = MachineFacts(24 * 10**9, 2)
@@ -239,7 +239,7 @@ def test_a_pair_that_is_stopped_while_it_starts_leaves_nothing() -> None:
 
 @pytest.mark.slow
 def test_the_draft_alone_is_chosen_for_what_the_target_serves() -> None:
-    with started("target") as target:
+    with outrider.serve(port=0) as target:
         process = begun("embedded", "--target_host", target.address)
         assert "outrider-embedded-target" in until(process, "target: ")
         assert "outrider-embedded-draft" in until(process, "draft: ")

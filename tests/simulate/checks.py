@@ -13,9 +13,10 @@ from inference.errors import InvalidRequest
 from inference.order import Pace
 from inference.times_file import read_profile
 from tests.simulate.client_process import Client, Text
-from tests.simulate.memory import reachable
 from tests.simulate.plan import LONG_PATIENCE, MOST_SESSIONS, Plan
 from tests.simulate.target_process import DRAFTED, TargetProcess
+from tests.support.hostile import SECRET
+from tests.support.memory import reachable
 
 STANDSTILL = 30.0
 """Seconds without a token that nothing but the work of others explains."""
@@ -30,7 +31,6 @@ SURELY = 24
 """Tokens of which one is a candidate, if candidates are right as often as not."""
 
 ENDED = "outrider_sessions_ended_total"
-SECRET = "token-that-nobody-may-see"
 IN_PATIENCE = frozenset({"Unavailable", "Busy", "Gone"})
 """Errors that name a target that cannot be had."""
 

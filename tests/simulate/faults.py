@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from tests.simulate.kernel import Process, ticked
 from tests.simulate.network import Link
 from tests.simulate.plan import TENANTS, Fault
-from tests.simulate.target_process import TargetProcess, write_file, write_keys
+from tests.simulate.target_process import TargetProcess, write_keys
+from tests.support.hostile import write_file
 
 if TYPE_CHECKING:
     from tests.simulate.world import World
@@ -90,7 +91,12 @@ class Weather:
             link.mute = True
             for pipe in link.pipes:
                 pipe.mute = True
-        return lambda: [setattr(link, "mute", False) for link in links] and None
+
+        def heal() -> None:
+            for link in links:
+                link.mute = False
+
+        return heal
 
     def _delay(self, fault: Fault) -> Heal:
         for link in self._links(fault):
@@ -101,7 +107,12 @@ class Weather:
         links = self._links(fault)
         for link in links:
             link.factor = SLOWER
-        return lambda: [setattr(link, "factor", 1.0) for link in links] and None
+
+        def heal() -> None:
+            for link in links:
+                link.factor = 1.0
+
+        return heal
 
     # Targets.
 

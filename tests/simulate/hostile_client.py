@@ -10,12 +10,11 @@ from typing import Any
 import grpc
 
 from grpc_comm.proto import verifier_pb2 as pb
-from grpc_comm.sampling_fields import PROTOCOL_VERSION, RULES_VERSION
+from grpc_comm.sampling_fields import RULES_VERSION
 from tests.simulate.network import Network
 from tests.simulate.plan import ClientPlan
-from tests.simulate.target_process import token_of
 from tests.simulate.wire_client import Channel
-from tests.support.hostile import ENDINGS, RIGHT, SESSION
+from tests.support.hostile import ENDINGS, RIGHT, SESSION, bearer, resume
 from tests.support.mutator import Mutator
 from tests.support.wire_fixtures import opening
 
@@ -53,14 +52,13 @@ class Hostile:
     def rage(self) -> None:
         """Say what it says, and end."""
         mutator = Mutator(self._chance, (16, 512, 1000))
-        bearer = (("authorization", f"Bearer {token_of(self._tenant)}"),)
         for _ in range(CONVERSATIONS):
             name = f"{self._chance.getrandbits(64):016x}"
             rule = RULE if self._chance.random() < 0.3 else {}
             first = opening(session_id=name, **rule)
             messages = self._theft() or mutator.session(first, RIGHT)
             begin = self._channel.stream_stream(SESSION)
-            call = begin(self._said(messages), timeout=30.0, metadata=bearer)
+            call = begin(self._said(messages), timeout=30.0, metadata=bearer(self._tenant))
             leaves = self._chance.random() < 0.3
             with suppress(grpc.RpcError):
                 for _ in call:
@@ -79,14 +77,9 @@ class Hostile:
         if not held or self._chance.random() < 0.5:
             return []
         one = self._chance.choice(held)
-        theft = pb.Resume(
-            session_id=one.session_id,
-            protocol_version=PROTOCOL_VERSION,
-            resume_key=bytes(16),
-            epoch=1 << 20,
-            length=one.session.length,
-        )
-        return [pb.ClientMessage(resume=theft).SerializeToString()]
+        opened = pb.Opened(session_id=one.session_id, resume_key=bytes(16))
+        theft = resume(opened, epoch=1 << 20, length=one.session.length)
+        return [theft.SerializeToString()]
 
     def _said(self, messages: list[bytes]) -> Iterator[bytes]:
         yield from messages

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from inference.order import Pace
 
@@ -187,7 +187,7 @@ class _Swarm:
         chance, pairs = self.chance, (("growing", "useless"), ("both", "useless"))
         alone = ("growing", "both", "useless", "copying")
         drafts = chance.choice((*pairs, *pairs, *((one,) for one in alone)))
-        plain = {"pace": Pace.GO_ON, "credit": 0, "stop": None, "leaves": None}
+        plain: dict[str, Any] = {"pace": Pace.GO_ON, "credit": 0, "stop": None, "leaves": None}
         clients = tuple(
             replace(
                 self.client(number),
@@ -267,7 +267,8 @@ class _Swarm:
 
     def faults(self, clients: Sequence[ClientPlan]) -> tuple[Fault, ...]:
         """A few kinds of faults, so that seeds differ in what they combine."""
-        chance, known = self.chance, FAULTS[:-1]
+        chance = self.chance
+        known: tuple[str, ...] = FAULTS[:-1]
         if not self.keys:
             known = tuple(one for one in known if "key" not in one and "limits" not in one)
         kinds = chance.sample(known, chance.randint(1, 5))

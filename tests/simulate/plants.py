@@ -114,7 +114,7 @@ def planted(fault: str) -> Iterator[None]:
         return
     holder, name, before, after = PLANTS[fault]
     kept = vars(holder)[name]
-    function = kept.fget if isinstance(kept, property) else kept
+    function: Any = kept.fget if isinstance(kept, property) else kept
     source, made = textwrap.dedent(inspect.getsource(function)), dict[str, Any]()
     assert source.count(before) == 1, f"{name} reads otherwise"
     source = source.replace(before, after).replace("super()", f"super({holder.__name__}, self)")

@@ -45,6 +45,7 @@ class Watched:
     def __init__(self, proposer: Proposer, session: CandidateSink) -> None:
         self._proposer, self._session = proposer, session
         self._stream: int | None = None  # on which it named its first node
+        self._late: int | None
         self._begin()
 
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:

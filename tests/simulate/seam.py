@@ -115,8 +115,8 @@ def _replacements(kernel: Kernel, network: Network, tap: Tap) -> dict[int, Any]:
     thing = {
         name: getattr(threads, name) for name in ("Thread", "Lock", "RLock", "Condition", "Event")
     }
-    clocks = {"monotonic": now, "perf_counter": now, "time": wall, "sleep": kernel.sleep}
-    clocks = {name: clock(getattr(time, name), other) for name, other in clocks.items()}
+    others = dict[str, Any](monotonic=now, perf_counter=now, time=wall, sleep=kernel.sleep)
+    clocks = {name: clock(getattr(time, name), other) for name, other in others.items()}
     modules: dict[ModuleType, dict[str, Any]] = {
         threading: {**thing, "current_thread": threads.current_thread},
         time: clocks,
@@ -206,8 +206,8 @@ def installed(kernel: Kernel, network: Network, seed: int, tap: Tap) -> Iterator
         os.urandom = random._urandom = chance.randbytes  # type: ignore[attr-defined]
         with ExitStack() as stack:
             stack.enter_context(patch.object(Path, "open", _disk(kernel)))
-            for holder, name in LOOKS:
-                stack.enter_context(patch.object(holder, name, LOOK_SECONDS))
+            for module, name in LOOKS:
+                stack.enter_context(patch.object(module, name, LOOK_SECONDS))
             yield
     finally:
         kernel.end()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -27,7 +25,9 @@ from tests.simulate.kernel import Kernel, Process, kernel
 from tests.simulate.network import Network
 from tests.simulate.plan import MOST_SESSIONS, TENANTS, Plan
 from tests.simulate.scripted_drafts import TimedDraft, knowledge
+from tests.support.clock import Clock
 from tests.support.exact import VOCABULARY, Exact
+from tests.support.hostile import keys_file
 from tests.support.scripted_models import skilled
 from tests.support.wire_fixtures import describe
 
@@ -38,14 +38,11 @@ DRAFTED = 2
 """Sessions that the draft beside a target serves at once. It may remember them a while."""
 
 
-class Sleeping:
+class Sleeping(Clock):
     """A clock that sleeps when it is moved on: a forward takes simulated time."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-
-    def __call__(self) -> float:
-        return self._kernel.now
 
     @property
     def now(self) -> float:
@@ -69,13 +66,14 @@ class Faulty(Exact):
         if self.failing:
             self.failing -= 1
             raise RuntimeError("the device failed")
-        process, clock = kernel().current.process, self._clock
-        process.computes_since = clock.now
+        fiber, clock = kernel().current, self._clock
+        assert fiber is not None
+        fiber.process.computes_since = clock.now
         try:
             clock.now = max(clock.now, self.hangs_until)
             return super().choose(list[Segment](segments))
         finally:
-            process.computes_since = math.inf
+            fiber.process.computes_since = math.inf
 
 
 class TargetProcess:
@@ -113,7 +111,7 @@ class TargetProcess:
             clock,
             capacity=LONGEST + 64,
             kinds=plan.kinds,
-            cost=self._seconds,  # type: ignore[arg-type]
+            cost=self._seconds,
         )
         self.model.branches = bool(plan.seed % 8)  # as a target whose rows hold running states
         self.engine = Engine(
@@ -184,27 +182,7 @@ class TargetProcess:
             self._kernel.spawn(process, "signal", end)
 
 
-def token_of(tenant: str) -> str:
-    return f"token-that-nobody-may-see-{tenant}"
-
-
 def write_keys(path: Path, without: frozenset[str] = frozenset(), **limits: int) -> None:
     """Write the keys of all tenants but some, replacing the file whole."""
-    entries = [
-        {
-            "name": name,
-            "token_sha256": hashlib.sha256(token_of(name).encode()).hexdigest(),
-            "sessions": MOST_SESSIONS,
-            **limits,
-        }
-        for name in TENANTS
-        if name not in without
-    ]
-    write_file(path, json.dumps({"keys": entries}))
-
-
-def write_file(path: Path, text: str) -> None:
-    following = path.with_suffix(".new")
-    following.write_text(text)
-    following.chmod(0o600)
-    following.replace(path)
+    names = [name for name in TENANTS if name not in without]
+    keys_file(path, **{name: {"sessions": MOST_SESSIONS, **limits} for name in names})

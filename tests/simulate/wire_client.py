@@ -15,23 +15,13 @@ import grpc
 from tests.simulate.kernel import kernel
 from tests.simulate.network import Network, Pipe
 from tests.simulate.threads import Thread, Waiters
+from tests.support.rpc_failure import Metadata, RpcFailure
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 1.0
 """As grpc_comm/transport.py asks for."""
 
 WINDOW = 65_536
 """Bytes of a call that are under way or unread at most, in each direction."""
-
-Metadata = tuple[tuple[str, str], ...]
-
-
-class Failed(grpc.RpcError):
-    """How a call ended."""
-
-    def __init__(self, code: grpc.StatusCode, words: str, trailing: Metadata = ()) -> None:
-        super().__init__(f"{code.name}: {words}")
-        self.code, self.details = lambda: code, lambda: words
-        self.trailing_metadata = lambda: trailing
 
 
 class Call:
@@ -48,7 +38,7 @@ class Call:
         self.channel, self.method, self.metadata = channel, method, tuple(metadata or ())
         self.pipe: Pipe | None = None
         self.inbox: deque[bytes] = deque()
-        self.end: Failed | None = None
+        self.end: RpcFailure | None = None
         self.unread = self._taken = 0  # bytes; taken and not told of yet
         self._came, self._room = Waiters(), Waiters()
         self._waiting: list[tuple[int, Callable[[], None]]] = []  # said before there was a pipe
@@ -59,7 +49,7 @@ class Call:
     def details(self) -> str:
         return "" if self.end is None else self.end.details()
 
-    def trailing_metadata(self) -> Metadata:
+    def trailing_metadata(self) -> Any:
         return () if self.end is None else self.end.trailing_metadata()
 
     def say(self, size: int, deliver: Callable[[], None]) -> None:
@@ -94,7 +84,7 @@ class Call:
         self.unread -= size
         self._room.wake()
 
-    def finish(self, end: Failed, *, forget: bool = False) -> None:
+    def finish(self, end: RpcFailure, *, forget: bool = False) -> None:
         """End the call. forget: what came and was not read"""
         if self.end is not None:
             return
@@ -108,10 +98,10 @@ class Call:
     def cancel(self) -> bool:
         if self.end is not None or kernel().over:
             return False
-        self.leave(Failed(grpc.StatusCode.CANCELLED, "Locally cancelled by application!"))
+        self.leave(RpcFailure(grpc.StatusCode.CANCELLED, "Locally cancelled by application!"))
         return True
 
-    def leave(self, end: Failed) -> None:
+    def leave(self, end: RpcFailure) -> None:
         """End the call on this side, and tell the other one."""
         if self.pipe is not None:
             self.pipe.send(0, 13, lambda: self.peer and self.peer.reset())
@@ -119,7 +109,7 @@ class Call:
 
     def limit(self, seconds: float | None) -> None:
         """End it after so many seconds."""
-        late = Failed(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        late = RpcFailure(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
         if seconds is not None:
             kernel().after(seconds, lambda: None if self.end is not None else self.leave(late))
 
@@ -136,7 +126,7 @@ class Call:
             self.pipe.send(0, 13, lambda: self.peer.was_read(size))
         return data
 
-    def await_end(self) -> Failed:
+    def await_end(self) -> RpcFailure:
         while self.end is None:
             self._came.wait(None)
         return self.end
@@ -203,7 +193,7 @@ class Channel:
     def close(self) -> None:
         self._closed = True
         for call in list(self.calls):
-            call.leave(Failed(grpc.StatusCode.CANCELLED, "Channel closed!"))
+            call.leave(RpcFailure(grpc.StatusCode.CANCELLED, "Channel closed!"))
         if self._pipe is not None and not kernel().over:
             pipe, self._pipe = self._pipe, None
             pipe.send(0, 20, lambda: pipe.cut("the client closed"))
@@ -216,7 +206,7 @@ class Channel:
         forget = kernel().chance.random() < 0.5
         for call in list(self.calls):
             if call.pipe is pipe:
-                call.finish(Failed(grpc.StatusCode.UNAVAILABLE, words), forget=forget)
+                call.finish(RpcFailure(grpc.StatusCode.UNAVAILABLE, words), forget=forget)
 
     def going_away(self) -> None:
         """The target takes no new calls on this connection."""
@@ -250,7 +240,7 @@ class Channel:
     def _refuse(self, call: Call) -> None:
         if self._pending.pop(call, None) is not None:
             words = f"failed to connect to all addresses; last error: UNKNOWN: {self._last}"
-            call.finish(Failed(grpc.StatusCode.UNAVAILABLE, words))
+            call.finish(RpcFailure(grpc.StatusCode.UNAVAILABLE, words))
 
 
 class Stream(Call):

@@ -16,7 +16,8 @@ import grpc.aio
 
 from tests.simulate.kernel import kernel
 from tests.simulate.network import Network, Pipe
-from tests.simulate.wire_client import WINDOW, Call, Failed, Metadata
+from tests.simulate.wire_client import WINDOW, Call
+from tests.support.rpc_failure import Metadata, RpcFailure
 
 BREAK_SECONDS = 0.05
 """The longest by which the end of a broken call's messages may come before its cancellation."""
@@ -120,7 +121,7 @@ class Served:
             return
         self.ended = True
         self.server.streams.pop(self, None)
-        end = Failed(code, words, trailing)
+        end = RpcFailure(code, words, trailing)
         self.pipe.send(1, 40 + len(words), lambda: self.call.finish(end))
 
 

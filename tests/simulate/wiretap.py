@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
@@ -13,8 +14,8 @@ from inference.engine.prefix_cache import common_prefix
 from inference.order import MAX_CREDIT
 from tests.simulate.kernel import Kernel
 from tests.simulate.plan import TENANTS, Plan
-from tests.simulate.target_process import token_of
 from tests.simulate.wire_server import Served
+from tests.support.hostile import token_of
 
 SESSION = "/outrider.v1.Target/Session"
 MOST_LENGTH = 1 << 31
@@ -63,7 +64,7 @@ class Wiretap:
             return
         spoken = self._streams.setdefault(served, Spoken(_tenant(served)))
         try:
-            message = (pb.ClientMessage if way == "up" else pb.ServerMessage).FromString(data)
+            message: Any = (pb.ClientMessage if way == "up" else pb.ServerMessage).FromString(data)
         except DecodeError:
             return self._tell(served, "what cannot be read")
         kind = message.WhichOneof("kind") or "nothing"

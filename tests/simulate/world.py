@@ -16,8 +16,9 @@ from tests.simulate.kernel import Kernel, Process, Stuck
 from tests.simulate.network import Network
 from tests.simulate.plan import TENANTS, Plan
 from tests.simulate.seam import installed
-from tests.simulate.target_process import TargetProcess, token_of, write_file, write_keys
+from tests.simulate.target_process import TargetProcess, write_keys
 from tests.simulate.wiretap import Wiretap
+from tests.support.hostile import token_of, write_file
 
 DEADLINE = 3_000.0
 """Seconds after which a client that still waits hangs."""

@@ -64,9 +64,9 @@ def small_spec(**changes: Any) -> CompileSpec:
             "buckets": graphs_of(SIZES),
             "rows": 2,
             "sequence_length": 120,
+            "max_tree_nodes": 8,
+            **changes,
         }
-        | {"max_tree_nodes": 8}
-        | changes
     )
 
 

@@ -257,8 +257,8 @@ class Subject(NamedTuple):
         if not self.backend.trees:
             paths = [[], [1], [1, 2], [1, 2, 3]]
             return TokenTree.chain(tokens), TokenTree.chain(then), paths
-        tree = TokenTree(tokens, [-1, 0, 0, 2, 2, 4, 1, 4])
-        return tree, TokenTree(then, [-1, 0, 0, 1]), [[], [1], [2, 4], [2, 4, 7]]
+        tree = TokenTree(*np.array([tokens, [-1, 0, 0, 2, 2, 4, 1, 4]]))
+        return tree, TokenTree(*np.array([then, [-1, 0, 0, 1]])), [[], [1], [2, 4], [2, 4, 7]]
 
     def answers(
         self, sequence: ModelSequence, tree: TokenTree

@@ -187,16 +187,16 @@ class RoundCase:
             tiny_decoder(2, num_hidden_layers=1, hidden_size=8).to(self.dtype),
         )
         generator = torch.Generator().manual_seed(5)
-        caches = [
+        own, drafted = (
             KeysValues.of(part.normal_(generator=generator) for part in cache.tensors)
             for model in (target, draft)
             for cache in [empty_cache(model.config, self.rows, JUNK, self.dtype)]
-        ]
+        )
         if self.stateful:
             window = empty_window(self.rows, VOCABULARY).normal_(generator=generator)
             given = window if self.sampled else None
-            return StatefulRoundGraph(target, draft, *caches, self.bucket.shape, given)
-        return RoundGraph(target, draft, *caches, self.bucket.shape)
+            return StatefulRoundGraph(target, draft, own, drafted, self.bucket.shape, given)
+        return RoundGraph(target, draft, own, drafted, self.bucket.shape)
 
     def inputs(self, seed: int) -> dict[str, Tensor]:
         """A busy call; texts lie in other rows of the draft than of the target."""

@@ -217,7 +217,7 @@ def _all_gather(x: Tensor, ranks: int) -> Tensor:
 
 def _collectives() -> Any:
     """The collectives as operations of torch, on the meta device."""
-    library: Any = torch.library.Library("outrider", "DEF")  # type: ignore[no-untyped-call]
+    library: Any = torch.library.Library("outrider", "DEF")
     library.define("all_reduce(Tensor x) -> Tensor")
     library.define("all_gather(Tensor x, int ranks) -> Tensor")
     library.impl("all_reduce", torch.empty_like, "Meta")

@@ -10,6 +10,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,7 +174,7 @@ class Exact(HandModel):
     ) -> None:
         self.rows, self.capacity, self.kinds = rows, capacity, kinds
         self.calls: list[tuple[int, int]] = []
-        self.during: Callable[[], None] | None = None
+        self.during: Callable[[], object] | None = None
         self.cost, self._clock, self.sizes = cost, clock, sizes
         self._held = RowTokens(rows, capacity)
 
@@ -210,13 +211,14 @@ class Exact(HandModel):
 
 
 class Recorder:
-    """What an engine did, in order."""
+    """What an engine does from now on, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.forwards: list[Forward] = []
         self.commits: list[tuple[Session, Commit]] = []
         self.reused: list[int] = []
         self.evictions: list[Session] = []
+        engine.listeners.append(self)
 
     def __call__(self, event: EngineEvent) -> None:
         match event:
@@ -228,13 +230,6 @@ class Recorder:
                 self.commits.append((event.session, event))
             case Evicted(session):
                 self.evictions.append(session)
-
-
-def recorded(engine: Engine) -> Recorder:
-    """Whoever hears the engine from now on."""
-    recorder = Recorder()
-    engine.listeners.append(recorder)
-    return recorder
 
 
 def exact_engine(
@@ -295,22 +290,22 @@ def asked(
     tokens: int,
     params: SamplingParams = GREEDY,
     tenant: str = "",
-    **changes: object,
+    **changes: Any,
 ) -> Session:
     """A session that is to be decoded by so many tokens, as if its client always had read all."""
     session = opened(engine, prompt, params, tenant)
-    order = Decode(len(prompt) + tokens, **{"credit": 512, **changes})  # type: ignore[arg-type]
+    order = Decode(len(prompt) + tokens, **{"credit": 512, **changes})
     engine.decode(session, order)
     return session
 
 
 def together(
-    engine: Engine, prompts: Iterable[Sequence[int]], tokens: int, **changes: object
+    engine: Engine, prompts: Iterable[Sequence[int]], tokens: int, **changes: Any
 ) -> list[Session]:
     """The same for several sessions, none of which begins before all are open."""
     sessions = [opened(engine, prompt) for prompt in prompts]
     for session in sessions:
-        order = Decode(session.length + tokens, **{"credit": 512, **changes})  # type: ignore[arg-type]
+        order = Decode(session.length + tokens, **{"credit": 512, **changes})
         engine.decode(session, order)
     return sessions
 

@@ -23,7 +23,7 @@ def _module_class() -> Any:
     file = descriptor_pb2.FileDescriptorProto(
         name="fake_hlo.proto", package="fake", syntax="proto3"
     )
-    messages = {}
+    messages: dict[str, Any] = {}
     for name, fields in _FIELDS.items():
         owner, _, leaf = name.rpartition(".")
         holder = messages[owner].nested_type if owner else file.message_type

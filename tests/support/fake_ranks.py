@@ -186,7 +186,7 @@ def init_on_device(device: torch.device) -> Iterator[None]:
             parameter.partition_axis = axis  # type: ignore[attr-defined]
         register(module, name, parameter)
 
-    nn.Module.register_parameter = moved  # type: ignore[method-assign]
+    nn.Module.register_parameter = moved  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

@@ -27,6 +27,7 @@ from tests.support.wire_fixtures import WAIT, candidates, chain_of, decode_to, o
 SESSION, DESCRIBE = "/outrider.v1.Target/Session", "/outrider.v1.Target/Describe"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 LINGER_SECONDS = 0.01
+SECRET = "token-that-nobody-may-see"
 
 ENDINGS = frozenset(
     {
@@ -56,21 +57,21 @@ RIGHT = [
 def keys_file(path: Path, **limits: dict[str, int]) -> Path:
     """A key for each name, with these limits; its token is token_of(name)."""
     digests = {name: hashlib.sha256(token_of(name).encode()).hexdigest() for name in limits}
-    path.write_text(
-        json.dumps(
-            {
-                "keys": [
-                    {"name": name, "token_sha256": digests[name], **limits[name]} for name in limits
-                ]
-            }
-        )
-    )
-    path.chmod(0o600)
+    keys = [{"name": name, "token_sha256": digests[name], **limits[name]} for name in limits]
+    write_file(path, json.dumps({"keys": keys}))
     return path
 
 
+def write_file(path: Path, text: str) -> None:
+    """Replace a secret file whole."""
+    following = path.with_suffix(".new")
+    following.write_text(text)
+    following.chmod(0o600)
+    following.replace(path)
+
+
 def token_of(name: str) -> str:
-    return f"token-of-{name}"
+    return f"{SECRET}-{name}"
 
 
 def bearer(name: str) -> tuple[tuple[str, str], ...]:
@@ -80,8 +81,7 @@ def bearer(name: str) -> tuple[tuple[str, str], ...]:
 def known_as(name: str, folder: Path) -> SecurityOptions:
     """What a client with the token of this name is started with."""
     path = folder / f"{name}.token"
-    path.write_text(token_of(name))
-    path.chmod(0o600)
+    write_file(path, token_of(name))
     return SecurityOptions(token_file=path)
 
 
@@ -94,7 +94,8 @@ def converse(
         yield from messages
         time.sleep(LINGER_SECONDS)
 
-    call, answers = channel.stream_stream(SESSION)(said(), timeout=3 * WAIT), list[bytes]()
+    stream: Any = channel.stream_stream(SESSION)
+    call, answers = stream(said(), timeout=3 * WAIT), list[bytes]()
     with suppress(grpc.RpcError):
         answers.extend(call)
     return call.code(), answers
@@ -125,7 +126,7 @@ def neighbour(address: Address, name: str = "", folder: Path | None = None) -> I
 
 
 def resume(opened: pb.Opened, epoch: int = 1, **changes: Any) -> pb.ClientMessage:
-    fields = {
+    fields: dict[str, Any] = {
         "session_id": opened.session_id,
         "protocol_version": PROTOCOL_VERSION,
         "resume_key": opened.resume_key,

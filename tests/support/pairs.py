@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ STOP = 0
 
 def tokenizer() -> Tokenizer:
     """The end of a text, the bytes, and pairs of letters."""
-    pairs = list(product("abcdef", repeat=2))
+    pairs = [(first, second) for first in "abcdef" for second in "abcdef"]
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = pairs[: VOCABULARY - 1 - len(letters)]
     tokens = ["<end>", *letters, *("".join(pair) for pair in merges)]

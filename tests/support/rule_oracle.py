@@ -5,6 +5,7 @@ output again at every position.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import llguidance
 import numpy as np
@@ -27,7 +28,7 @@ class RuleOracle:
     """The rule of one text. Its output begins behind `begin` tokens."""
 
     def __init__(
-        self, tokenizer: llguidance.LLTokenizer, begin: int, params: SamplingParams
+        self, tokenizer: llguidance.LLTokenizer | None, begin: int, params: SamplingParams
     ) -> None:
         self._tokenizer, self._begin, self._params = tokenizer, begin, params
 
@@ -41,7 +42,7 @@ class RuleOracle:
         )
         scores = scores - params.presence_penalty * (counts > 0) - params.frequency_penalty * counts
         if params.logit_bias:
-            biases = {(token,): float(bias) for token, bias in params.logit_bias}
+            biases: Any = {(token,): float(bias) for token, bias in params.logit_bias}
             scores = SequenceBiasLogitsProcessor(biases)(torch.tensor([text]), scores)
         if params.grammar is not None:
             allowed = torch.from_numpy(self.allowed(params.grammar, text[self._begin :]))
@@ -50,6 +51,7 @@ class RuleOracle:
 
     def allowed(self, grammar: Grammar, output: Sequence[int]) -> np.ndarray:  # [V] bool
         """Return the ids that may follow an output. Behind a stop id others may not."""
+        assert self._tokenizer is not None, "a grammar needs a tokenizer"
         matcher = llguidance.LLMatcher(self._tokenizer, written(grammar), log_level=0)
         stops = self._tokenizer.eos_tokens
         kept = next((at for at, token in enumerate(output) if token in stops), len(output))
@@ -67,7 +69,8 @@ class RuleOracle:
             return int(scores.argmax())
         scores = scores / params.temperature
         if params.min_p:
-            scores = MinPLogitsWarper(params.min_p)(torch.tensor([text]), scores[None])[0]
+            texts = torch.LongTensor([text])
+            scores = MinPLogitsWarper(params.min_p)(texts, scores[None])[0]
         if params.truncated:
             scores[scores.argsort(descending=True, stable=True)[CANDIDATES:]] = EXCLUDED
         noise = [gumbel(params.seed, len(text), token) for token in range(len(scores))]
@@ -79,7 +82,7 @@ def written(grammar: Grammar) -> str:
     if grammar.kind is GrammarKind.REGEX:
         return llguidance.LLMatcher.grammar_from_regex(grammar.text)
     assert grammar.kind is GrammarKind.JSON_SCHEMA, "no other kind is asked for"
-    line = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    line: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     return llguidance.LLMatcher.grammar_from_json_schema(grammar.text, overrides=line)
 
 

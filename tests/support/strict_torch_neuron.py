@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch._aot_autograd.utils import make_boxed_func
 
 from inference.backends.native.sdk import Machine
 
@@ -57,7 +58,7 @@ def _checked(graph: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., An
         if "c10d" in str(node.target) and name not in COLLECTIVES:
             raise RuntimeError(f"the collective {name} is not supported")
     _keep(graph)
-    boxed: Callable[..., Any] = torch._functorch.aot_autograd.make_boxed_func(graph.forward)
+    boxed: Callable[..., Any] = make_boxed_func(graph.forward)
     return boxed
 
 

@@ -20,8 +20,8 @@ class Terminal:
 
     def __enter__(self) -> Terminal:
         """It is stdout and stderr from here on."""
-        self._streams.enter_context(redirect_stdout(self))  # type: ignore[type-var]
-        self._streams.enter_context(redirect_stderr(self))  # type: ignore[type-var]
+        self._streams.enter_context(redirect_stdout(self))
+        self._streams.enter_context(redirect_stderr(self))
         return self
 
     def __exit__(self, *_error: object) -> None:

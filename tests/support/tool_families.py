@@ -36,7 +36,7 @@ MARKS = {
 }
 """Tokens that families have for their marks, and whether they are special."""
 
-ADD = {
+ADD: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "add",

@@ -140,7 +140,7 @@ def chain_of(
     tokens: Sequence[int] = (4, 5), base: int = 2, first: int = 0, **changes: Any
 ) -> pb.ClientMessage:
     """Candidates below the prompt [1, 2, 3], one below the other."""
-    fields = {
+    fields: dict[str, Any] = {
         "first": first,
         "base": base,
         "parents": [min(index, 1) for index in range(len(tokens))],
@@ -223,8 +223,9 @@ def status(call: Any) -> tuple[grpc.StatusCode, str]:
 
 
 def progress(position: int, *tokens: int, **changes: Any) -> Progress:
-    sums = {"nodes": 5, "forwards": 2, "lone": 1, "queue_seconds": 0.5, "model_seconds": 1.0}
-    fields = {"proposers": (NOBODY,) * len(tokens), "room": 9, "share_seconds": 0.25, **sums}
+    fields: dict[str, Any] = {"proposers": (NOBODY,) * len(tokens), "room": 9, "nodes": 5}
+    fields |= {"forwards": 2, "lone": 1, "queue_seconds": 0.5, "model_seconds": 1.0}
+    fields |= {"share_seconds": 0.25}
     return Progress(position=position, tokens=tokens, **(fields | changes))
 
 

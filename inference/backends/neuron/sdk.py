@@ -1,4 +1,4 @@
-"""AWS's Neuron packages: which are installed, whether they work here, and the names that are used.
+"""AWS's Neuron packages: which are installed, whether they work, and what Outrider uses.
 
 No other module imports them, and nothing is imported before versions are checked. Two unrelated
 packages are called torch-neuronx. Up to 2.9 it is PyTorch/XLA, which is meant here. From 2.13 on it

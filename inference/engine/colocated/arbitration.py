@@ -1,4 +1,4 @@
-"""Decides whether other proposers are fast enough without the draft beside the target.
+"""Decides whether a draft on the target's device may pause, because others propose well enough.
 
 That draft occupies the target's device, and need not draft what others propose. So it pauses for a
 few forward passes once others propose accepted tokens. It stays paused as long as tokens then take

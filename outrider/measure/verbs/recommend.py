@@ -27,7 +27,7 @@ from outrider.models.catalog.models_here import ModelHere, find_models
 from outrider.models.catalog.published_models import judged, published_for
 from outrider.target.spawn import flag_words
 from outrider.text.completion import Completion
-from outrider.text.limits import Limit, dear_law, limit_of
+from outrider.text.limits import Limit, arithmetic_reason, limit_of
 
 MAX_DRAFTS = 3
 """Maximum number of drafts to measure, smallest first."""
@@ -117,9 +117,9 @@ def choose(rows: Sequence[Row]) -> str:
 
 def reason(times: Times, drafted: Completion, round_trip: float) -> str:
     """Why no draft is faster: the cost of nodes in the target's passes, else a text's limit."""
-    law = dear_law(times)
-    limit = Limit.ARITHMETIC if law else limit_of(drafted, round_trip)
-    return f"no draft pays here: {limit.value.format(law=law)}"
+    arithmetic = arithmetic_reason(times)
+    limit = Limit.ARITHMETIC if arithmetic else limit_of(drafted, round_trip)
+    return f"no draft pays here: {limit.value.format(reason=arithmetic)}"
 
 
 def command(flags: Mapping[str, Any]) -> str:

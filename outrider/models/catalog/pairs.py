@@ -136,7 +136,7 @@ def _drafts_for(draft: Model, target: Model) -> bool:
 
 
 def short_names() -> dict[str, list[PublishedModel]]:
-    """The published models of each short name that stands for a pair."""
+    """Return the published models behind each short name that `outrider up` takes."""
     rows = published_models()
     families = dict.fromkeys(row.family for row in rows)
     by_family = {name: [row for row in rows if row.family == name] for name in families}

@@ -176,7 +176,7 @@ def test_an_import_before_the_platform_is_known_is_refused(
     monkeypatch: pytest.MonkeyPatch, packages: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
     Neuron(device=False).install(monkeypatch, packages)
-    monkeypatch.setitem(sys.modules, "torch_neuronx", object())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch_neuronx", object())
     assert_refused(lambda: build(tmp_path / "a", checkpoint, spec_of(1)), ["imported already"])
 
 

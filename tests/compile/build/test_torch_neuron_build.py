@@ -5,6 +5,7 @@ compiler: what an artefact holds, and that nothing is compiled twice.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -82,7 +83,7 @@ def test_a_graph_whose_compiler_died_without_a_reason_is_compiled_once_more_by_n
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("family", [{}, {"model_type": "qwen3", "tie_word_embeddings": True}])
 def test_shares_of_the_weights_fit_the_layers_and_make_the_whole_again(
-    ranks: int, family: dict[str, object]
+    ranks: int, family: dict[str, Any]
 ) -> None:
     whole = tiny_decoder(num_hidden_layers=1, **family)
     tensors = parallel_tensors(whole.named_parameters(), whole.config, ranks, 61)

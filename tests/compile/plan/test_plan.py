@@ -27,11 +27,11 @@ LLAMA_8B = read_raw_config(ROOT / "docs/shapes/llama-3.1-8b")
 
 def spec_of(**changes: Any) -> CompileSpec:
     """Llama 3.1 8B on trn1.2xlarge."""
-    given_ = {"rows": 1, "sequence_length": 2048, "max_tree_nodes": 64, "target": "trn1"}
-    given_ |= {"model": "big", "vocabulary": 128256, "dtype": "bfloat16", "tensor_parallel": 2}
-    given_ |= changes
+    given_: dict[str, Any] = {"rows": 1, "sequence_length": 2048, "max_tree_nodes": 64}
+    given_ |= {"model": "big", "target": "trn1", "vocabulary": 128256, "dtype": "bfloat16"}
+    given_ |= {"tensor_parallel": 2} | changes
     sizes = GraphSizes(given_["rows"], 128, given_["max_tree_nodes"], 1, given_["sequence_length"])
-    return CompileSpec(**{"buckets": graphs_of(sizes)} | given_)
+    return CompileSpec(**{"buckets": graphs_of(sizes), **given_})
 
 
 EIGHT, ONE = ("docs/shapes/llama-3.1-8b", "docs/shapes/llama-3.2-1b")
@@ -39,7 +39,7 @@ EIGHT, ONE = ("docs/shapes/llama-3.1-8b", "docs/shapes/llama-3.2-1b")
 
 def planned(**given_: Any) -> CompileSpec:
     """The spec of a build of the 8B model for trn1 with these changes."""
-    options = CompileOptions(**{"model": EIGHT, "target": "trn1", "dry_run": True} | given_)
+    options = CompileOptions(**{"model": EIGHT, "target": "trn1", "dry_run": True, **given_})
     return make_request(options, find_checkpoint(options)).spec
 
 

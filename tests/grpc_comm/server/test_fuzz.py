@@ -103,7 +103,7 @@ def test_bytes_are_refused_or_happen_to_be_a_session(
     )
 )
 @fuzzed
-def test_describe_answers_or_refuses(channel: grpc.Channel, request: bytes) -> None:
+def test_describe_answers_or_refuses(channel: Any, request: bytes) -> None:
     asked = _parsed(pb.DescribeRequest, request)
     call = channel.unary_unary(DESCRIBE).future(request, timeout=WAIT)
     if asked is not None and asked.model in ("", "successor"):

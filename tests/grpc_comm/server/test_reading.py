@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -54,7 +55,7 @@ def rejections(metrics: Metrics) -> float:
 
 def ask(served: BackgroundServer, method: str, message: bytes) -> tuple[grpc.StatusCode, str]:
     with grpc.insecure_channel(str(served.address)) as channel:
-        call = channel.stream_stream(method)
+        call: Any = channel.stream_stream(method)
         return status(call(iter([message]), metadata=bearer("alice"), timeout=WAIT))
 
 

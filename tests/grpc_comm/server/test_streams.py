@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import grpc
@@ -172,9 +173,13 @@ def test_a_slow_reader_gets_fewer_and_longer_messages(served: Served) -> None:
         peer.send(message.SerializeToString())
     eventually(lambda: len(served.engine.sessions) == 1)
     session = served.engine.sessions[0]
-    eventually(lambda: session.length >= 3 + MIN_CREDIT)
+
+    def has_reached(length: int) -> bool:
+        return session.length >= length
+
+    eventually(partial(has_reached, 3 + MIN_CREDIT))
     for length in range(60, 2_000, 60):  # it acknowledges what it does not read
-        eventually(lambda length=length: session.length >= min(length, 2_000))
+        eventually(partial(has_reached, length))
         peer.send(ack(length).SerializeToString())
     eventually(lambda: session.length == 2_000)
     peer.window(2**20)

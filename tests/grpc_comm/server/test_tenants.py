@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -67,9 +68,8 @@ def test_every_method_but_a_health_check_refuses_who_has_no_key(
         for method in [*METHODS, "/outrider.v1.Target/Nonsense", "/x.Y/Z", ""]:
             if method.endswith("Health/Check"):
                 continue
-            call = channel.stream_stream(method)(
-                iter([b"\xff" * 1_000_000]), metadata=metadata, timeout=WAIT
-            )
+            stream: Any = channel.stream_stream(method)
+            call = stream(iter([b"\xff" * 1_000_000]), metadata=metadata, timeout=WAIT)
             with pytest.raises(grpc.RpcError):
                 next(call)
             unknown = CODES.UNAUTHENTICATED, "the token is missing or wrong (--token_file)"

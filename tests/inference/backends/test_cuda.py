@@ -70,8 +70,8 @@ def test_every_call_is_the_eager_models_to_the_last_bit_at_the_same_shape(
                 assert made.scores.tolist() == expected.scores.tolist()
                 for sequence in (ours, theirs):
                     sequence.commit(TREE, (1, 3))
-    for ours, theirs in zip(model.cache.tensors, eager.cache.tensors, strict=True):
-        assert torch.equal(ours[:, : model.capacity], theirs[:, : model.capacity])
+    for graphed, computed in zip(model.cache.tensors, eager.cache.tensors, strict=True):
+        assert torch.equal(graphed[:, : model.capacity], computed[:, : model.capacity])
     assert reruns.replayed > reruns.recorded > 0
 
 

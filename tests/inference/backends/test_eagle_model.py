@@ -103,7 +103,7 @@ def test_candidates_are_ranked_from_what_the_head_returned_for_their_parents(
     tmp_path: Path, calls: list[list[int]], layers: int
 ) -> None:
     text = Pair(tmp_path, layers=layers).text(0, PROMPT)
-    tree = TokenTree([PROMPT[-1], 40, 50, 60], [-1, 0, 0, 2])
+    tree = TokenTree(*np.array([[PROMPT[-1], 40, 50, 60], [-1, 0, 0, 2]]))
     ranked = {
         node: (answer, index)
         for nodes in calls
@@ -126,7 +126,7 @@ def test_committed_tokens_are_computed_from_target_features(
     text.commit(tree, [1, 2, 3], 70)
     agrees(text.here.rank(TokenTree.chain([70]), [0], 8), 0, text.expected())
     text.commit(TokenTree.chain([70]), [], 80)
-    below = TokenTree([80, 41, 42], [-1, 0, 1])
+    below = TokenTree.chain([80, 41, 42])
     answer = text.here.rank(below, [0, 1, 2], 8)
     for node in range(3):
         agrees(answer, node, text.expected([41, 42][:node]))
@@ -141,7 +141,7 @@ def test_a_root_that_was_a_candidate_leads_with_the_targets_feature(tmp_path: Pa
     text.there.commit(TokenTree.chain(PROMPT[-1:]), [])
     text.tokens.append(40)
     text.here.advance([0], [PROMPT[-1]], [])
-    kept = TokenTree([0, 40, 50], [-1, 0, 1])
+    kept = TokenTree.chain([0, 40, 50])
     segment = text.here.prepare_nodes(_Deeper(kept), [2])
     agrees(text.pair.model.rank([segment], 8)[0], 0, text.expected([50]))
 

@@ -85,7 +85,7 @@ def test_a_round_answers_the_same_wherever_its_draft_lies(neuron: Neuron, tmp_pa
 
 def test_an_open_call_beside_rounds_takes_a_rule(neuron: Neuron, tmp_path: Path) -> None:
     model, target = built(tmp_path)
-    tree = TokenTree([5, 7, 9, 11], [-1, 0, 0, 1])
+    tree = TokenTree(*np.array([[5, 7, 9, 11], [-1, 0, 0, 1]]))
     rule = adjustment(VOCABULARY, np.random.default_rng(6), len(tree), 9)
     answers = []
     for one in (model, eager_of(target)):

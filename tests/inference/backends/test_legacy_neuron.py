@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from tests.support.models import sequence_after, write_checkpoint
 
 
 def machine(patch: pytest.MonkeyPatch, folder: Path, **model: Any) -> Machine:
-    return Machine(write_checkpoint(folder / "model", **model), folder, folder, patch, ExitStack())
+    checkpoint = write_checkpoint(folder / "model", **model)
+    return Machine(checkpoint, folder, folder, patch, partial(pytest.fail, "nothing is traced"))
 
 
 def test_a_branching_tree_and_nodes_elsewhere_in_the_cache_are_refused(
@@ -26,9 +27,12 @@ def test_a_branching_tree_and_nodes_elsewhere_in_the_cache_are_refused(
     with pytest.raises(InvalidRequest, match="chains only"):
         sequence.choose(TokenTree(np.array([5, 6, 7]), np.array([-1, 0, 0])))
     segment = sequence.prepare(TokenTree.chain([3, 4]))
-    for change in ({"slots": segment.slots + 1}, {"positions": segment.positions + 1}):
+    for moved in (
+        segment._replace(slots=segment.slots + 1),
+        segment._replace(positions=segment.positions + 1),
+    ):
         with pytest.raises(InvalidRequest, match="continue the cache"):
-            model.choose([segment._replace(**change)])
+            model.choose([moved])
 
 
 RENAMED = {"rope_theta": 5e5, "rope_type": "default"}

@@ -300,17 +300,18 @@ def test_a_draft_of_the_same_weights_is_right(subject: Subject, params: Sampling
 # --- refusals
 
 
-REFUSED: list[tuple[Callable[[Model], object], type[OutriderError], str]] = [
+Refusal = tuple[Callable[[Model], object], type[OutriderError], str]
+REFUSED: list[Refusal] = [
     (lambda model: model.choose([segment(0, model.max_nodes + 1)]), LimitExceeded, "{} nodes"),
     (lambda model: model.choose([segment(0, 2), segment(0, 2)]), InvalidRequest, "twice"),
 ]
-CANNOT_RANK = (lambda model: model.rank([segment(0, 2)], 2), InvalidRequest, "cannot draft")
+NO_DRAFT: Refusal = (lambda model: model.rank([segment(0, 2)], 2), InvalidRequest, "cannot draft")
 
 
 def test_a_call_that_it_does_not_take_is_refused_and_the_next_is_answered(subject: Subject) -> None:
     tree, _, _ = subject.trees
     before = subject.after(PREFIX).choose(tree).tolist()
-    for call, error, shown in [*REFUSED, *([] if subject.backend.drafts else [CANNOT_RANK])]:
+    for call, error, shown in [*REFUSED, *([] if subject.backend.drafts else [NO_DRAFT])]:
         with pytest.raises(error, match=shown.format(subject.model.max_nodes + 1)):
             call(subject.model)
         assert subject.after(PREFIX).choose(tree).tolist() == before

@@ -204,10 +204,8 @@ def test_the_check_passes_on_a_device_that_works(neuron: Neuron, checked: Check)
 def test_the_check_fails_on_a_device_that_chooses_otherwise(
     monkeypatch: pytest.MonkeyPatch, neuron: Neuron, checked: Check
 ) -> None:
-    honest = check.load_neuron
-
     def swapped(*arguments: Any) -> Any:
-        model = honest(*arguments)
+        model = load_neuron(*arguments)
         choose = model.choose
         model.choose = lambda segments: [  # type: ignore[method-assign]
             chosen._replace(tokens=chosen.tokens[::-1]) for chosen in choose(segments)

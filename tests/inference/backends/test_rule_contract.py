@@ -46,8 +46,11 @@ def test_a_rule_decides_at_each_node_and_is_seen_in_log_probabilities(
     allowed = np.zeros((len(tree), -(-VOCABULARY // 32)), dtype=np.int32)
     np.put_along_axis(allowed, ids >> 5, 1 << (ids & 31), axis=1)
     ones, none = np.ones(ids.shape, dtype=np.float32), np.zeros(ids.shape, dtype=np.float32)
-    for rule in (Adjustment(allowed, 0 * ids, ones, none), Adjustment(None, ids, ones, 100 * ones)):
-        segment = sequence.prepare(tree)._replace(rule=lambda rule=rule: rule, scoring=Scoring(2))
+    for rule in (
+        lambda: Adjustment(allowed, 0 * ids, ones, none),
+        lambda: Adjustment(None, ids, ones, 100 * ones),
+    ):
+        segment = sequence.prepare(tree)._replace(rule=rule, scoring=Scoring(2))
         (found,) = subject.model.choose([segment])
         sequence.abandon()
         assert found.tokens.tolist() == ids[:, 0].tolist()
@@ -56,7 +59,7 @@ def test_a_rule_decides_at_each_node_and_is_seen_in_log_probabilities(
         assert found.logprobs.ids[:, 0].tolist() == ids[:, 0].tolist()
         assert found.logprobs.likeliest.shape == (len(tree), 2)
         if subject.backend.drafts:
-            segment = sequence.prepare(tree)._replace(rule=lambda rule=rule: rule)
+            segment = sequence.prepare(tree)._replace(rule=rule)
             (ranked,) = subject.model.rank([segment], 2)
             sequence.abandon()
             assert ranked.ids[:, 0].tolist() == ids[:, 0].tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,8 @@ from tests.support.clock import Clock
 from tests.support.exact import asked, finish
 
 SAMPLINGS = [SamplingParams(), SamplingParams(0.7, seed=3), SamplingParams(1.0, seed=4)]
-TARGET, OWN = pairs.decoder(1), 128
+TARGET: Any = pairs.decoder(1)
+OWN = 128
 TARGET.lm_head.weight.data *= 8  # sure of its tokens: a draft of a target that is not falls silent
 
 

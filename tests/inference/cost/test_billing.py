@@ -124,8 +124,9 @@ def test_unit_prices_say_what_the_figures_say(share: float, objective: str) -> N
     random, billing = Random(7), replace(PRICED, target_share=share)
     prices = billing.unit_prices(objective)
     for _ in range(50):
-        tokens, seconds = random.randint(1, 500), (random.uniform(1e-3, 9) for _ in range(2))
-        usage = Usage(*seconds, random.randint(1, 10**6), random.randint(1, 10**6))
+        tokens, seconds = random.randint(1, 500), random.uniform(1e-3, 9)
+        sent, received = random.randint(1, 10**6), random.randint(1, 10**6)
+        usage = Usage(seconds, random.uniform(1e-3, 9), sent, received)
         expected = by_hand(billing, usage)[objective]
         assert prices.of(usage) == pytest.approx(expected, rel=1e-9)
         figure = billing.figures(tokens, usage)[objective]
@@ -160,7 +161,8 @@ def test_what_nobody_has_stated_is_named_and_never_nothing(
     unstated: str | tuple[str, ...], objective: str, missing: str
 ) -> None:
     names = (unstated,) if isinstance(unstated, str) else unstated
-    billing = replace(PRICED, **dict.fromkeys(names, None))
+    nothing: dict[str, Any] = dict.fromkeys(names)
+    billing = replace(PRICED, **nothing)
     with pytest.raises(InvalidRequest, match=f"{objective} .*{missing}"):
         billing.unit_prices(objective)
     assert billing.figures(1.0, Usage(1.0, 1.0, 100, 100))[objective].value is None

@@ -27,9 +27,9 @@ class Ranker:
         assert self.ranked.issuperset(map(self.tree.parent, nodes))
         self.ranked |= set(nodes)
         tokens = [self.tree.token(node) for node in nodes]
-        ids = np.array([[10 * token + rank for rank in range(k)] for token in tokens])
-        sharp = np.array([1.0 + token % 3 for token in tokens], dtype=np.float32)
-        return Ranked(ids.astype(np.int32), -sharp[:, None] * np.arange(k, dtype=np.float32))
+        ids = np.array([[10 * token + rank for rank in range(k)] for token in tokens], np.int32)
+        scores = [[-(1.0 + token % 3) * rank for rank in range(k)] for token in tokens]
+        return Ranked(ids, np.array(scores, np.float32))
 
 
 def tree() -> DraftTree:
@@ -67,8 +67,8 @@ def test_a_chain_is_the_likeliest_token_again_and_again() -> None:
 def test_a_dynamic_tree_holds_the_most_probable_nodes() -> None:
     whole = tree()
     grown = BestFirst(nodes=8, depth=3, width=3).grow(whole, Budget(8, 3), Ranker(whole))
-    values = {(): 1.0}
-    tokens = {(): 1}
+    values: dict[tuple[int, ...], float] = {(): 1.0}
+    tokens: dict[tuple[int, ...], int] = {(): 1}
     for depth in range(3):
         for path in [path for path in values if len(path) == depth]:
             sharp = 1.0 + tokens[path] % 3

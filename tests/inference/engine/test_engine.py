@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from inference.backends import Segment
+from inference.backends import Chosen, Segment
 from inference.engine.engine import Engine
 from inference.engine.forward import Commit
 from inference.engine.sessions.session import Session
@@ -21,7 +21,6 @@ from inference.order import MAX_CREDIT, MIN_CREDIT, Decode, End, Pace
 from inference.proposer import NOBODY, Nodes
 from inference.sampling import SamplingParams
 from inference.tree.candidates import ProposalStream
-from inference.tree.token_tree import IntArray
 from tests.support.clock import Clock, WorkingClock
 from tests.support.exact import (
     FAULTY,
@@ -29,6 +28,7 @@ from tests.support.exact import (
     VOCABULARY,
     Cost,
     Exact,
+    Recorder,
     asked,
     chain,
     exact_engine,
@@ -36,7 +36,6 @@ from tests.support.exact import (
     opened,
     own_text,
     prompt_of,
-    recorded,
     run_dry,
     running,
     text_of,
@@ -254,7 +253,7 @@ def test_only_waiting_for_the_target_counts_as_waiting() -> None:
 
 def test_the_shares_of_all_sessions_add_up_to_the_forwards_seconds() -> None:
     engine, _, _ = exact_engine(rows=3, cost=lambda rows, nodes: 0.010 + 0.001 * rows * nodes)
-    seen = recorded(engine)
+    seen = Recorder(engine)
     sessions = [asked(engine, prompt_of(number), 10 + 5 * number) for number in range(3)]
     for number, session in enumerate(sessions[:2]):
         text = own_text(prompt_of(number), 6)
@@ -298,7 +297,7 @@ NEURON = Device(
 
 def ready(
     engine: Engine, tenants: Sequence[str], tokens: int = 1200
-) -> list[tuple[Session, int, list[int]]]:
+) -> list[tuple[Session, ProposalStream, list[int]]]:
     """A session for each, its stream of proposals, and the text that it will have."""
     made = []
     for number, tenant in enumerate(tenants):
@@ -326,7 +325,7 @@ def truth(session: Session, text: list[int], first: int) -> Nodes:
 
 def live_on(
     engine: Engine,
-    everybody: Sequence[tuple[Session, int, list[int]]],
+    everybody: Sequence[tuple[Session, ProposalStream, list[int]]],
     turns: int,
     say: Callable[[Session, list[int], int], Nodes] | None,
 ) -> None:
@@ -422,7 +421,7 @@ def test_a_session_starts_from_the_row_that_an_earlier_one_left(params: Sampling
     engine, _, _ = exact_engine()
     prompt = prompt_of(3, 100)
     engine.close(opened(engine, prompt, params))
-    seen = recorded(engine)
+    seen = Recorder(engine)
     session = asked(engine, [*prompt, 9], 15, params)
     run_dry(engine)
     assert text_of(session) == own_text([*prompt, 9], 15, params)
@@ -434,7 +433,7 @@ def test_a_tenant_never_starts_from_anothers_tokens() -> None:
     engine, _, _ = exact_engine()
     prompt = prompt_of(5, 100)
     engine.close(opened(engine, prompt, tenant="a"))
-    seen = recorded(engine)
+    seen = Recorder(engine)
     opened(engine, prompt, tenant="b")
     opened(engine, prompt, tenant="a")
     assert seen.reused == [0, 99]
@@ -446,7 +445,7 @@ def test_the_row_unused_for_longest_is_given_away() -> None:
         engine.close(opened(engine, prompt_of(number, 60)))
     engine.close(opened(engine, prompt_of(0, 60)))  # 0 is used again: 1 is the oldest now
     opened(engine, prompt_of(9, 60))
-    seen = recorded(engine)
+    seen = Recorder(engine)
     opened(engine, prompt_of(2, 60))
     opened(engine, prompt_of(0, 60))
     assert seen.reused == [59, 59]
@@ -457,7 +456,7 @@ def test_a_session_out_of_credit_lends_its_row_at_once_and_goes_on_with_its_pref
     first = asked(engine, prompt_of(6, 40), 12, credit=3)
     stream = engine.join(first)
     run_dry(engine)
-    seen = recorded(engine)
+    seen = Recorder(engine)
     second = asked(engine, prompt_of(8, 40), 12)
     run_dry(engine)
     engine.append(first, stream, chain(first.length - 1, own_text(prompt_of(6, 40), 9)[3:]))
@@ -530,7 +529,7 @@ def test_rows_change_hands_once_a_turn_and_every_text_goes_on_where_it_was() -> 
     engine.decode(sessions[2], Decode(960, credit=512))
     again, _ = engine.open(prompt_of(3, 60), GREEDY, tenant="a")
     engine.decode(again, Decode(400))
-    seen, began = recorded(engine), clock.now
+    seen, began = Recorder(engine), clock.now
     while any(session.end is End.NOT for session in sessions):
         if not engine.step():
             clock.now += 0.1
@@ -623,7 +622,7 @@ def test_a_forward_is_told_of_while_the_next_one_computes(monkeypatch: pytest.Mo
     session, choose = opened(engine, PROMPT), model.choose
     told, heard = threading.Event(), list[bool]()
 
-    def choosing(segments: Sequence[Segment]) -> list[IntArray]:
+    def choosing(segments: Sequence[Segment]) -> list[Chosen]:
         if session.length > len(PROMPT):
             heard.append(told.wait(WAIT))
         return choose(segments)

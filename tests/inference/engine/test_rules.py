@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import llguidance
 import pytest
@@ -246,7 +247,5 @@ def test_a_target_whose_graphs_take_no_masks_names_the_remedy() -> None:
     model.masks = False
     refusing = Engine(model, sequence_length=100, max_tree_nodes=4, vocabulary=VOCABULARY)
     for params in (SamplingParams(logprobs=0), SamplingParams(frequency_penalty=1.0)):
-        assert_refused(
-            lambda params=params: refusing.open([1], params), ["--masks"], InvalidRequest
-        )
+        assert_refused(partial(refusing.open, [1], params), ["--masks"], InvalidRequest)
     assert refusing.open([1], SamplingParams(1.0, min_p=0.5))

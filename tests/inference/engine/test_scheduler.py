@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -148,7 +148,8 @@ def trees(*ready: Session) -> ReadySets:
 
 def sizes_of(plan: BatchPlan) -> list[int]:
     """Nodes of each tree."""
-    return [len(entry[1]) for entry in plan.entries]  # type: ignore[arg-type]
+    entries: Sequence[Any] = plan.entries
+    return [len(entry[1]) for entry in entries]
 
 
 def chunks_of(plan: BatchPlan) -> list[int]:

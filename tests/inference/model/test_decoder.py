@@ -155,7 +155,7 @@ def test_a_prompt_in_chunks_scores_as_in_transformers(family: str, directory: Pa
     assert np.abs(found - log_probabilities(family, PROMPT)[-1:]).max() < 5e-5
 
 
-TREE = TokenTree([7, 1, 2, 3, 4, 5, 1, 9], [-1, 0, 0, 2, 2, 4, 1, 4])
+TREE = TokenTree(*np.array([[7, 1, 2, 3, 4, 5, 1, 9], [-1, 0, 0, 2, 2, 4, 1, 4]]))
 """7 -> 1 -> 1 and 7 -> 2 -> (3, 4 -> (5, 9))."""
 
 
@@ -186,11 +186,11 @@ def test_wide_calls_on_a_cpu_have_the_attention_of_narrow_ones() -> None:
     assert attend_on_cpu is not None
     noise = torch.Generator().manual_seed(0)
     sizes = [(2, nodes, 4, 8), (2, 30, 16), (2, 30, 16), (2, nodes, 16), (2, nodes, 16)]
-    given = [torch.randn(size, generator=noise) for size in sizes]
+    q, *cached = (torch.randn(size, generator=noise) for size in sizes)
     context = torch.rand((2, nodes, 30), generator=noise) < 0.7
     tree = (torch.rand((2, nodes, nodes), generator=noise) < 0.3) | torch.eye(nodes).bool()
-    sight = Sight(given[0], given[0], context, tree)
-    assert torch.allclose(attend_on_cpu(*given, sight), attend(*given, sight), atol=1e-6)
+    arguments: Any = (q, *cached, Sight(q, q, context, tree))
+    assert torch.allclose(attend_on_cpu(*arguments), attend(*arguments), atol=1e-6)
 
 
 def test_attention_on_a_cpu_does_not_round_scores_of_bfloat16() -> None:
@@ -220,7 +220,8 @@ def test_a_sharded_checkpoint_loads_like_a_whole_one(tmp_path: Path) -> None:
 
 def test_ids_beyond_the_tokenizer_are_never_chosen() -> None:
     decoder = tiny_decoder(vocabulary=50)
-    decoder.lm_head.weight[50:] *= 100
+    head: Any = decoder.lm_head
+    head.weight[50:] *= 100
     for params in (SamplingParams(), SamplingParams(5.0, seed=1), SamplingParams(5.0, 200, seed=1)):
         sequence = ModelSequence(EagerModel(decoder, rows=1, capacity=90, max_nodes=80), 0, params)
         assert sequence.choose(TokenTree.chain(list(range(50)))).max() < 50

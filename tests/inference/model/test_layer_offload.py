@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,9 +58,8 @@ def test_a_tied_model_of_another_family_is_computed_too(tmp_path: Path) -> None:
 
 def test_two_layers_are_in_memory_however_many_the_model_has(checkpoint: Path) -> None:
     ours, theirs = offloaded(checkpoint), loaded(checkpoint)
-    places = [
-        layer.mlp.gate_proj.weight.data_ptr() for _ in range(3) for layer in ours.model.layers
-    ]
+    layers: Any = ours.model.layers
+    places = [layer.mlp.gate_proj.weight.data_ptr() for _ in range(3) for layer in layers]
     assert len(places) == 3 * LAYERS
     assert len(set(places)) == 2
     layer = _size(next(iter(theirs.model.layers)))
@@ -83,8 +83,8 @@ def numbered(count: int, fetched: Callable[[int], None], copies: Copies) -> Offl
         fetched(index)
         into.mlp.gate_proj.weight.data.fill_(index)
 
-    one, other = tiny_decoder(num_hidden_layers=2).model.layers
-    return OffloadedLayers((one, other), count, fetch, copies)
+    pair: Any = tuple(tiny_decoder(num_hidden_layers=2).model.layers)
+    return OffloadedLayers(pair, count, fetch, copies)
 
 
 def number_of(layer: Layer) -> int:

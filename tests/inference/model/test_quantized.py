@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -138,7 +139,7 @@ def test_a_decoder_computes_what_a_rounded_one_does(weights: Quantization, tied:
 def test_a_copy_shares_what_stays_and_leaves_the_original_as_it_was(weights: Quantization) -> None:
     whole = tiny_decoder(**SIZES)
     before = full_logits(whole, TOKENS)
-    layer = whole.model.layers[0]
+    layer: Any = next(iter(whole.model.layers))
     twin = quantize(copy.deepcopy(layer, {id(part): part for part in layer.parameters()}), weights)
     assert twin.input_layernorm.weight is layer.input_layernorm.weight
     assert not isinstance(twin.mlp.up_proj, nn.Linear)

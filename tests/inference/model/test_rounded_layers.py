@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +21,8 @@ from tests.support.equality import full_logits
 from tests.support.models import loaded, sequence_after, write_checkpoint
 
 CPU, TOKENS = torch.device("cpu"), [5, 17, 3, 60]
-SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
-FAMILIES = {
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
+FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2, with biases, tied": {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3, with norms of heads": {"model_type": "qwen3", "head_dim": 16},
@@ -39,8 +40,9 @@ def ranked(decoder: Decoder) -> Ranked:
 def test_a_checkpoint_rounds_alike_when_it_is_read(family: str, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, **SIZES | FAMILIES[family])
     for vocabulary in (61, 50):
-        how = {"positions": 64, "vocabulary": vocabulary, "dtype": None, "device": CPU}
-        ours = ranked(load_substitute(checkpoint, **how))
+        ours = ranked(
+            load_substitute(checkpoint, positions=64, vocabulary=vocabulary, dtype=None, device=CPU)
+        )
         theirs = ranked(quantize(loaded(checkpoint, vocabulary=vocabulary), "int4"))
         assert np.array_equal(ours.ids, theirs.ids)
         assert np.array_equal(ours.scores, theirs.scores)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,7 @@ def test_the_name_stands_for_address_authority_and_token(demo: NamedTarget) -> N
     ],
 )
 def test_a_target_is_here_by_its_address_unless_it_has_a_name(
-    place: dict[str, str], is_local: bool, demo: NamedTarget
+    place: dict[str, Any], is_local: bool, demo: NamedTarget
 ) -> None:
     assert ChatRole(**place).connection.is_local is is_local
 
@@ -77,7 +78,7 @@ def test_without_the_name_the_same_place_can_be_left(demo: NamedTarget) -> None:
 
 @pytest.mark.parametrize("other", [{"target_host": "there:1"}, {"token_file": "mine"}])
 def test_a_second_place_beside_the_name_is_refused(
-    other: dict[str, str], demo: NamedTarget
+    other: dict[str, Any], demo: NamedTarget
 ) -> None:
     shown = ["--target demo", *(f"--{flag}" for flag in other)]
     assert_refused(lambda: ChatRole(target="demo", **other), shown)

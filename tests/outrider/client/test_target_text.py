@@ -77,7 +77,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[outrider.Runnin
 
 def told(address: str, **client: Any) -> list[tuple[int, list[int]]]:
     """Tokens of the prompt, and ids of the text, of a chat and of a raw prompt."""
-    rounds = {"tree_nodes": 16} if client["draft"] is not False else {}
+    rounds: dict[str, Any] = {"tree_nodes": 16} if client["draft"] is not False else {}
     with outrider.connect(address, **client, **rounds) as engine:
         made = [engine.chat(ASKED, max_tokens=6), engine.generate("def f(", max_tokens=6)]
     drafts = client["draft"] is not False
@@ -211,9 +211,10 @@ def test_a_text_ends_at_the_tokenizers_end_and_at_a_special_token_that_is_a_stop
             return engine.generate(prompt, max_tokens=12, **parameters)
 
     ids, rules = made(free).token_ids, Rules.from_file(str(free / "tokenizer.json"))
-    words = [rules.id_to_token(token) for token in ids]
+    words = [str(rules.id_to_token(token)) for token in ids]
     place = next(at for at, word in enumerate(words) if at and word not in [*words[:at], *prompt])
-    for name, parameters in (("eos_token", {}), ("pad_token", {"stop": [words[place]]})):
+    ways: dict[str, dict[str, Any]] = {"eos_token": {}, "pad_token": {"stop": [words[place]]}}
+    for name, parameters in ways.items():
         ending = model(tmp_path / name)
         settings_of(ending, **{"eos_token": None, name: words[place]})
         text = made(ending, **parameters)

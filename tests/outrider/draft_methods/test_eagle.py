@@ -35,10 +35,9 @@ def test_a_head_beside_the_target_makes_the_targets_own_text(
     head: str, emulated: bool, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also one that guesses at random."""
-    more = {"emulate": "llama-3.1-8b-trn1.2xlarge-measured"} if emulated else {}
-    options = FusedTargetRole(
-        port=0, batch=1, sequence_length=256, draft="eagle", draft_model=head, **more
-    )
+    options = FusedTargetRole(port=0, batch=1, sequence_length=256, draft="eagle", draft_model=head)
+    if emulated:
+        options = options.replace(emulate="llama-3.1-8b-trn1.2xlarge-measured")
     with BackgroundServer(load_target(options)) as server:
         flags = ["--prompt", "def main(argv):", "--max_new_tokens", "24", "--seed", "3"]
         flags += ["--temperature", "0.8", "--json", "--baseline"]

@@ -22,7 +22,7 @@ from inference.errors import (
 )
 from inference.model.checkpoints.checkpoint import load_decoder
 from inference.text.tokenizer import Tokenizer
-from outrider.draft_methods import gguf
+from outrider.draft_methods import model as draft_model
 from outrider.models.capacity import Capacity
 from outrider.models.directories import EMBEDDED
 from outrider.models.gguf_file import GgufFile
@@ -43,12 +43,6 @@ CONTENTS: dict[str, tuple[str, type[OutriderError], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", [None, str(EMBEDDED / "draft")])
-def test_draft_gguf_needs_a_gguf_file(name: str | None) -> None:
-    role = DraftRole(draft="gguf", draft_model=name)
-    assert_refused(lambda: gguf.find(role, None), ["--draft_model FILE.gguf: got "])
-
-
 @pytest.mark.parametrize("name", CONTENTS)
 def test_what_is_no_gguf_file_is_told_before_llama_cpp_is_needed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -57,8 +51,8 @@ def test_what_is_no_gguf_file_is_told_before_llama_cpp_is_needed(
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     if content:
         (tmp_path / name).write_text(content, encoding="utf-8")
-    role = DraftRole(draft="gguf", draft_model=str(tmp_path / name))
-    assert_refused(lambda: gguf.find(role, None), [said], error)
+    role = DraftRole(draft_model=str(tmp_path / name))
+    assert_refused(lambda: draft_model.find(role, None), [said], error)
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +87,12 @@ def port(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[str
 @pytest.mark.extended
 @pytest.mark.parametrize("rounds", [[], ["--tree_nodes", "16"]], ids=["never waits", "waits"])
 @pytest.mark.parametrize("temperature", ["0", "0.7", "1"])
-@pytest.mark.parametrize("draft", ["gguf", "model"])
+@pytest.mark.parametrize("draft", ["gguf", "safetensors"])
 def test_a_drafted_text_is_the_text_of_the_target_alone(
     run: Run, files: dict[str, Path], port: str, draft: str, temperature: str, rounds: list[str]
 ) -> None:
     model = files["draft"] if draft == "gguf" else EMBEDDED / "draft"
-    flags = ["--port", port, "--draft", draft, "--draft_model", model, *rounds]
+    flags = ["--port", port, "--draft", "model", "--draft_model", model, *rounds]
     text = ["--max_new_tokens", "160", "--temperature", temperature, "--seed", "3"]
     (made,) = run("run", PROMPT, *flags, *text, "--baseline", "--json").records
     assert made["token_ids"] == made["baseline"]["token_ids"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from inference.backends.substitute_model import SharedCacheModel
@@ -15,7 +17,7 @@ from tests.support.commands import Run
 
 def test_beside_its_target_it_keeps_keys_of_candidates_only() -> None:
     options = FusedTargetRole(draft="substitute", batch=2, sequence_length=256)
-    target = find_target(options).load(options, Capacity(2, 256, 64, 64))
+    target: Any = find_target(options).load(options, Capacity(2, 256, 64, 64))
     found = find_draft(options, target)
     draft = found.load(options, Capacity(rows=2, sequence_length=256, spare=40, max_nodes=32)).model
     assert isinstance(draft, SharedCacheModel)

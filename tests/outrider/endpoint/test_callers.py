@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from threading import Event, Thread
+from typing import Any
 
 import httpx
 import pytest
@@ -24,7 +25,7 @@ from tests.outrider.endpoint.conftest import http_server, opened, sent, until_cl
 from tests.support.wire_fixtures import WAIT, eventually
 
 ALICE, BOB, ROOT = "alice-0123456789abcdef", "bob-0123456789abcdef", "root-0123456789abcdef"
-TEXT = {"prompt": "def main():", "max_tokens": 2}
+TEXT: dict[str, Any] = {"prompt": "def main():", "max_tokens": 2}
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -37,7 +38,7 @@ def test_only_an_administrator_changes_what_everybody_uses(
     target: str, keys: tuple[str, ...], admin_keys: tuple[str, ...]
 ) -> None:
     alice, root = bearer(ALICE), bearer(ROOT)
-    start = {"address": target, "draft": "none"}
+    start: dict[str, Any] = {"address": target, "draft": "none"}
     with opened(target, keys, admin_keys) as (manager, _, address):
         everybody = not keys and not admin_keys
         for path, asked in (("steer", {"cs": 0}), ("start", start), ("stop", {})):

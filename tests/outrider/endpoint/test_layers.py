@@ -93,7 +93,7 @@ def test_a_response_streams_its_items(api: openai.OpenAI) -> None:
         "response.output_item.done",
         "response.completed",
     ]
-    assert whole.store is False  # type: ignore[attr-defined]
+    assert whole.store is False
 
 
 def test_a_response_tells_log_probabilities_where_they_are_included(

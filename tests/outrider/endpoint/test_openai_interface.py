@@ -23,13 +23,13 @@ from tests.outrider.endpoint.conftest import http_server, opened, page_events
 from tests.support.wire_fixtures import WAIT, free_port
 
 PROMPT = "def main():"
-CHAT = [{"role": "user", "content": PROMPT}]
+CHAT: Any = [{"role": "user", "content": PROMPT}]
 OwnText = Callable[..., str]
 
 
 def made(api: openai.OpenAI, streamed: bool, **asked: Any) -> tuple[str, str]:
     """The text of a completion, and why it ended."""
-    answer = api.completions.create(model="", stream=streamed, **asked)
+    answer: Any = api.completions.create(model="", stream=streamed, **asked)
     chunks = list(answer) if streamed else [answer]
     text = "".join(chunk.choices[0].text for chunk in chunks)
     return text, chunks[-1].choices[0].finish_reason

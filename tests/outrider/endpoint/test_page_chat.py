@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
@@ -35,7 +37,7 @@ def test_settings_are_the_conversations_own(page: Page) -> None:
     ask_for(page, temperature=0.7, seed=11, system="import os", stop_strings="()")
     with page.expect_request("**/page/texts") as asked:
         say(page, "x = ")
-    sent = asked.value.post_data_json
+    sent: Any = asked.value.post_data_json
     assert sent["messages"][0] == {"role": "system", "content": "import os"}
     assert (sent["temperature"], sent["seed"], sent["stop"]) == (0.7, 11, ["()"])
     page.click("#new")
@@ -186,8 +188,9 @@ def test_an_attached_text_file_goes_with_the_message(page: Page) -> None:
     expect(page.locator("#attached li")).to_have_count(1)
     with page.expect_request("**/page/texts") as asked:
         say(page, "What is this?")
-    sent = asked.value.post_data_json["messages"][0]["content"]
-    assert sent == "notes.md:\n````\n```\nüber\n```\n````\n\nWhat is this?"
+    sent: Any = asked.value.post_data_json
+    (message,) = sent["messages"]
+    assert message["content"] == "notes.md:\n````\n```\nüber\n```\n````\n\nWhat is this?"
     expect(page.locator("#attached li")).to_have_count(0)
     page.reload()
     expect(page.locator(".message.user summary")).to_contain_text("notes.md")

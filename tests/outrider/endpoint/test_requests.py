@@ -97,9 +97,8 @@ def test_what_is_said_of_thinking_goes_to_the_template(name: str) -> None:
 
 
 def assistant(**fields: Any) -> dict[str, Any]:
-    (_, message), *_ = chat(messages=[USER, {"role": "assistant", **fields}]).prompts
-    assert isinstance(message, dict)
-    return message
+    messages: Any = chat(messages=[USER, {"role": "assistant", **fields}]).prompts[0]
+    return dict(messages[1])
 
 
 SAID = {"role": "assistant", "content": "b", "reasoning_content": "because"}
@@ -154,16 +153,15 @@ def test_thoughts_of_other_interfaces_belong_to_the_answer_behind_them() -> None
         {"type": "reasoning", "encrypted_content": "x", "summary": []},
         USER,
     ]
-    ((_, called, _, said, last),) = ResponseRequest.model_validate({"input": items}).chat().prompts
-    assert isinstance(called, dict)
+    messages: Any = ResponseRequest.model_validate({"input": items}).chat().prompts[0]
+    _, called, _, said, last = messages
     assert called["reasoning_content"] == "be"
     assert len(called["tool_calls"]) == 1
     assert (said, last) == (SAID, USER)
     blocks = [{"type": "thinking", "thinking": "because", "signature": "s"}, TEXT]
     turns = [USER, {"role": "assistant", "content": blocks}, USER]
     asked = MessagesRequest.model_validate({"messages": turns, "thinking": {"type": "disabled"}})
-    ((_, said, _),) = asked.chat().prompts
-    assert said == SAID
+    assert asked.chat().prompts[0][1] == SAID
     assert asked.chat().parameters().chat_template_kwargs == SILENT
 
 

@@ -75,7 +75,7 @@ def test_one_function_of_several_can_be_demanded(family: openai.OpenAI) -> None:
     asked: dict[str, Any] = CALL | {"tools": [STOP, ADD], "tool_choice": named}
     (choice,) = family.chat.completions.create(**asked).choices
     assert choice.message.tool_calls
-    assert [call.function.name for call in choice.message.tool_calls] == ["add"]  # type: ignore[union-attr]
+    assert [call.function.name for call in choice.message.tool_calls] == ["add"]
 
 
 def test_a_conversation_goes_on_behind_a_calls_result(family: openai.OpenAI) -> None:

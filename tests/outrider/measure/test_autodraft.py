@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,7 @@ def test_an_experiment_becomes_a_run_for_each_algorithm_and_knob(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = read_runs(file_of(tmp_path, EXPERIMENT))
-    text = {"target_host": "10.0.0.2:26001", "max_new_tokens": 32, "seed": 4}
+    text: dict[str, Any] = {"target_host": "10.0.0.2:26001", "max_new_tokens": 32, "seed": 4}
     text["prompt_text"] = str(tmp_path / "mt_bench.txt")
     drafted = {**text, "device": "cpu", "draft_model": "some/draft", "usd_per_hour": 1.208}
     here = {**drafted, "draft_quantization": "int8"}

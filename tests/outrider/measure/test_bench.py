@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ from inference.files.writing import locked
 from outrider.measure.arms import AGAIN
 from outrider.measure.journal import NAME, TextKey, opened, plan_of, read_run
 from outrider.models.directories import find_tokenizer
-from outrider.target.spawn import role_environment, started
+from outrider.options.roles import TargetRole
+from outrider.target.spawn import role_environment
 from tests.support.commands import Ended, Run
 from tests.support.refusals import assert_refused
 
@@ -25,13 +25,13 @@ PROMPTS = [
     {"kind": "chat", "name": "two turns", "turns": ["import os", "import sys"], "system": "# x"},
     {"kind": "code", "name": "no room", "turns": ["def f(x):\n    return x\n" * 300]},
 ]
+SERVED = TargetRole(port=0, batch=1)
 MADE = ("kind", "arm", "prompts", "texts", "tokens", "compared", "equal")
 
 
-@pytest.fixture(scope="module")
-def target() -> Iterator[str]:
-    with started("target", ["--batch", "1"]) as process:
-        yield process.address
+@pytest.fixture
+def target(port: str) -> str:
+    return f"127.0.0.1:{port}"
 
 
 @pytest.fixture

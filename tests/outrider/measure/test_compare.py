@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import outrider
 from outrider.measure.arms import (
     AGAIN,
     ARCHITECTURES,
@@ -26,17 +26,12 @@ from outrider.measure.journal import NAME
 from outrider.measure.report import WIDTH
 from outrider.measure.verbs.options import CompareOptions
 from outrider.models.directories import EMBEDDED
-from outrider.target.spawn import started
+from outrider.options.roles import FusedTargetRole
 from tests.support.commands import Run
 
+SERVED = FusedTargetRole(port=0, batch=1)
 SHORT = ["--num-runs", "2", "--max_new_tokens", "8", "--rtt", "0"]
 FILES = {"report.json", "report.md", "run.jsonl"}
-
-
-@pytest.fixture(scope="module")
-def target() -> Iterator[str]:
-    with started("fused_target", ["--batch", "1"]) as process:
-        yield process.address
 
 
 def read(directory: Path) -> Any:
@@ -90,13 +85,13 @@ def test_plots_are_made_where_matplotlib_is(results: Path) -> None:
 
 
 def test_a_draft_beside_a_target_that_runs_is_compared_in_three_lines_and_a_narrow_table(
-    target: str, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    port: str, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # an extra that is not installed
     arms = ["--architectures", f"{BASELINE},{FUSED}", "--out", str(tmp_path)]
     runs = ["--num_runs", "3", "--prompt_text", str(tmp_path / "prompts")]
     (tmp_path / "prompts").write_text("def f(x):\nimport os\n")
-    shown = run("compare", *SHORT, *runs, "--target_host", target, *arms)
+    shown = run("compare", *SHORT, *runs, "--port", port, *arms)
     rows, verdict = read(tmp_path)["rows"], read(tmp_path)["verdict"]
     assert [row["arm"] for row in rows] == [BASELINE, AGAIN, FUSED]
     assert all(row["equal"] == row["texts"] == 6 for row in rows)
@@ -113,7 +108,7 @@ def test_a_draft_beside_the_target_is_left_out_where_the_target_has_none(
     tmp_path: Path, run: Run
 ) -> None:
     arms = ["--architectures", f"{FUSED},{GROWING}", "--out", str(tmp_path)]
-    with started("target", ["--batch", "1"]) as plain:
+    with outrider.serve(port=0, batch=1) as plain:
         shown = run("compare", *SHORT, "--target_host", plain.address, *arms)
     assert [row["arm"] for row in read(tmp_path)["rows"]] == [BASELINE, AGAIN, GROWING]
     assert "Left out: fused: --draft beside: " in shown.out
@@ -156,7 +151,7 @@ def test_flags_that_mean_nothing_are_refused_by_name(flags: str, run: Run) -> No
 
 
 def test_a_kind_of_draft_model_drafts_in_every_architecture() -> None:
-    options = CompareOptions(draft="substitute,copy", architectures=f"{CHAIN},hybrid")
+    options = CompareOptions(draft="substitute,copy", architectures=(CHAIN, "hybrid"))
     assert options.arms == {
         BASELINE: {"draft": "none"},
         CHAIN: {"draft": "substitute", "gamma": 4},

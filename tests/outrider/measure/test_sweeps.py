@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ runs:
 """
     assert_refused(lambda: read_runs(file_of(tmp_path, text)), ["runs[0].draft", "draft"])
     runs = read_runs(file_of(tmp_path, text.replace("draft: model\n", "draft: null\n")))
-    common = {"prompt": "x", "max_new_tokens": 8, "seed": 3}
+    common: dict[str, Any] = {"prompt": "x", "max_new_tokens": 8, "seed": 3}
     copied = {**common, "draft": "copy"}
     assert [(run.name, run.options) for run in runs] == [
         ("alone", VerifyTargetRole(**common)),

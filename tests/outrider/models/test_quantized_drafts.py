@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from inference.engine.sessions.local_session import LocalSession
-from inference.model.quantized import quantize
+from inference.loop.decode import Step
+from inference.model.quantized import Quantization, quantize
 from inference.sampling import SamplingParams
 from outrider.draft_methods import find_draft
 from outrider.models.capacity import Capacity
@@ -18,7 +19,7 @@ PROMPT = pairs.prompt_of(9)
 
 
 def test_int8_of_the_targets_own_weights_proposes_most_of_its_tokens() -> None:
-    served, draft, steps = pairs.engine(pairs.decoder(1)), pairs.decoder(1), []
+    served, draft, steps = pairs.engine(pairs.decoder(1)), pairs.decoder(1), list[Step]()
     quantize(draft, "int8")
     session = LocalSession(served)
     made = speculated(session, rounds(draft), PROMPT, SamplingParams(), 40, steps.append)
@@ -26,7 +27,7 @@ def test_int8_of_the_targets_own_weights_proposes_most_of_its_tokens() -> None:
     assert len([step for step in steps if step.tokens]) <= 20
 
 
-def found(quantization: str | None = None) -> Checkpoint:
+def found(quantization: Quantization | None = None) -> Checkpoint:
     """The embedded draft."""
     draft = find_draft(QuantizationOptions(draft_quantization=quantization))
     assert isinstance(draft.model, Checkpoint)

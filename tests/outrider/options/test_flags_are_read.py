@@ -76,7 +76,7 @@ def test_a_role_reads_its_flags(
 
     monkeypatch.setattr(Group, "__getattribute__", noting)
     for given in options:
-        run_role(given)  # type: ignore[arg-type]
+        run_role(given)
     monkeypatch.undo()
     fields = fields_of(ROLES[role]) - START
     assert fields - read == set(WITH_ANOTHER.get(role, {}))

@@ -50,9 +50,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(folder: Path, **changes: Any) -> ServingRole:
-    return TargetRole(
-        **{"port": 0, "models": str(folder / "models.json"), "dtype": "float32"} | changes
-    )
+    files = {"port": 0, "models": str(folder / "models.json"), "dtype": "float32"}
+    return TargetRole(**{**files, **changes})
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,7 +79,7 @@ def test_commands_answer_in_words_and_the_chat_goes_on(chat: Run, line: str, sai
 
 
 @pytest.mark.parametrize("before", [[], [{"role": "system", "content": ""}]])
-def test_a_system_message_is_kept_until_it_is_emptied(before: list[dict[str, str]]) -> None:
+def test_a_system_message_is_kept_until_it_is_emptied(before: list[Any]) -> None:
     conversation = Conversation(before)
     conversation.say("system", "a")
     conversation.say("user", "b")

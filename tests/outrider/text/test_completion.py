@@ -36,7 +36,7 @@ PACES = [Pace.GO_ON, Pace.WAIT]
 REQUEST = Request(0, "", PROMPT, SamplingParams(), TOKENS, frozenset())
 
 
-def rounds() -> Proposer:
+def rounds() -> RoundProposer:
     model = EagerModel(perturbed(1, 0.02), rows=1, capacity=SEQUENCE_LENGTH + 64, max_nodes=128)
     return RoundProposer(model, BestFirst(8, 4), room=63)
 

@@ -8,7 +8,7 @@ from inference.cost.billing import price_words
 from inference.times import Times
 from outrider.doctor.checks import plan
 from outrider.text.completion import Completion
-from outrider.text.limits import Limit, dear_law, limit_of, time_lines
+from outrider.text.limits import Limit, arithmetic_reason, limit_of, time_lines
 from tests.support.completions import changed, completion
 
 TRIP = 0.02
@@ -53,7 +53,7 @@ def test_what_limits_a_text_is_told_from_what_was_measured(
 
 
 @pytest.mark.parametrize(
-    ("law", "factor"),
+    ("costs", "factor"),
     [
         ((1, 1, 1, 1, 1), ""),
         ((1, 2, 4, 8, 16), "2"),
@@ -63,13 +63,13 @@ def test_what_limits_a_text_is_told_from_what_was_measured(
     ],
 )
 def test_where_nodes_cost_nearly_as_much_as_forwards_no_good_draft_pays(
-    law: tuple[float, ...], factor: str
+    costs: tuple[float, ...], factor: str
 ) -> None:
     said = f"a forward pass of 2 nodes takes {factor} times as long as of one node"
     words = said if factor else ""
-    times = Times({(1, 2**power): seconds for power, seconds in enumerate(law)})
-    assert dear_law(times) == words
-    assert dear_law(Times()) == ""
+    times = Times({(1, 2**power): seconds for power, seconds in enumerate(costs)})
+    assert arithmetic_reason(times) == words
+    assert arithmetic_reason(Times()) == ""
     useless, dear = changed(MADE, num_accepted_tokens=2), Limit.ARITHMETIC
     assert limit_of(useless, TRIP, words) is (dear if words else Limit.USELESS)
     silent = changed(useless, draft_calls=0)

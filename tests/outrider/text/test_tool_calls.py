@@ -224,7 +224,7 @@ def test_the_form_of_calls_follows_from_the_template(tmp_path: Path, family: str
     assert call_form(tokenizer.template) is FORMS[family]
 
 
-CHAT = [
+CHAT: list[dict[str, Any]] = [
     {"role": "user", "content": "1 and 2"},
     {
         "role": "assistant",
@@ -283,7 +283,7 @@ def test_a_past_call_is_an_object_to_the_template_whatever_it_holds(
     (directory / "chat_template.jinja").write_text(ITEMS, encoding="utf-8")
     tokenizer = Tokenizer(directory)
     call = {"id": "c", "function": {"name": "add", "arguments": given}}
-    chat = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+    chat: Any = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
     messages, tools = BOTH.for_template(chat, tokenizer)
     assert messages[1]["tool_calls"][0]["function"]["arguments"] == expected
     assert tokenizer.encode_chat(messages, tools)
