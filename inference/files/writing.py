@@ -23,20 +23,20 @@ def cache_directory(kind: str) -> Path:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a new file that replaces `path` at the end; removed on failure. Raises OSError."""
-    part = path.with_name(f".{path.name[:100]}.{os.getpid()}.{secrets.token_hex(4)}")
-    part.open("xb").close()
+    temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.{secrets.token_hex(4)}")
+    temporary.open("xb").close()
     try:
-        yield part
-        part.replace(path)
+        yield temporary
+        temporary.replace(path)
     finally:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, text: str) -> None:
     """Write a UTF-8 file atomically, creating its directory. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as part:
-        part.write_text(text, encoding="utf-8")
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 @contextmanager
