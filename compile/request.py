@@ -14,6 +14,7 @@ from compile.plan.fit import fits, usual_ranks
 from compile.spec import CompileSpec, least_nodes, mask_words
 from inference.artifact import Bucket, DraftBucket, FusedPart, RoundBucket
 from inference.errors import InvalidRequest, Mismatch
+from inference.model.block_head import is_block_head, read_block_head_config
 from inference.model.config import ModelConfig, allowed_length, read_config, read_raw_config
 from inference.model.eagle_head import EAGLE3, named_layers, read_head_config
 from inference.model.hub import find_model, split_revision
@@ -220,4 +221,7 @@ def _feature_layers(features: str | None, config: ModelConfig) -> tuple[int, ...
         return ()
     if names_layers(features):
         return named_layers(features, config.layers)
-    return read_head_config(find_model(features, weights=False), config).kept
+    directory = find_model(features, weights=False)
+    if is_block_head(directory):
+        return read_block_head_config(directory, config).kept
+    return read_head_config(directory, config).kept

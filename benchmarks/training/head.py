@@ -83,7 +83,7 @@ def teach(
 
 def _loss(head: EagleHead, target: Decoder, tokens: Tensor, levels: int) -> Tensor:
     """Cross-entropy of the target's and the head's distributions, over levels."""
-    states, logits = _computed(target, tokens, head.config.kept)
+    states, logits = computed(target, tokens, head.config.kept)
     shares, loss = logits.softmax(-1), torch.zeros(())
     for level, guessed in enumerate(_guesses(head, tokens, states, levels)):
         wanted = shares[:, level + 1 :]
@@ -93,7 +93,7 @@ def _loss(head: EagleHead, target: Decoder, tokens: Tensor, levels: int) -> Tens
 
 
 @torch.no_grad()
-def _computed(target: Decoder, tokens: Tensor, kept: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def computed(target: Decoder, tokens: Tensor, kept: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """The target's features [N, L, F] and logits [N, L, V] for whole texts."""
     count, length = tokens.shape
     rows, empty = torch.zeros(count, dtype=torch.int32), _nothing(target.config)
@@ -159,7 +159,9 @@ def save_head(head: EagleHead, directory: Path) -> None:
     save_file(tensors, directory / "model.safetensors")
 
 
-class Options(TrainingFlags):
+class HeadFlags(TrainingFlags):
+    """Flags of every head's training."""
+
     out: Folder
     """of the head"""
     target: Folder = EMBEDDED / "target"
@@ -170,11 +172,14 @@ class Options(TrainingFlags):
     inner: int = 512
     """width of its MLP"""
     steps: int = 2000
+
+
+class Options(HeadFlags):
     levels: int = 2
     """depths that it learns for"""
 
 
-def texts_of(given: Options) -> Iterator[Tensor]:
+def texts_of(given: HeadFlags) -> Iterator[Tensor]:
     """Endless batches [N, L] of what is learnt from."""
     if given.ids is not None:
         return repeat(torch.tensor(json.loads(given.ids.read_text(encoding="utf-8"))))

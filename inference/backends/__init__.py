@@ -127,7 +127,9 @@ class Masks(NamedTuple):
 
     token: id of the mask
     most: maximum masks behind a node, each of which proposes one more token
+    below_root: only the root is ranked, with masks below it
     """
 
     token: int
     most: int
+    below_root: bool = False

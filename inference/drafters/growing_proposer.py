@@ -163,6 +163,8 @@ class GrowingProposer:
         self._list_children()
         nodes, longest = tree.unranked.first(row.free), row.longest
         nodes = [node for node in nodes if tree.position_of(node) < longest]
+        if row.masks is not None and row.masks.below_root:
+            nodes = [node for node in nodes if node == tree.root]
         while nodes and row.whole_seconds(len(nodes)) > most_seconds:
             nodes = nodes[: len(nodes) // 2]
         again = self._silent >= TUNING.tries_again and nodes[:1] == [tree.root]

@@ -213,7 +213,8 @@ class ColocatedDrafter:
         known = self._known[drafted.row]
         forward, call = known.target.seconds(1, 1), known.draft.seconds(1, CALL_NODES)
         level = float(known.acceptance.mean_edges(DRAFTING.width).sum())
-        token = token_seconds(forward, call, level)
+        masks = self._draft.masks
+        token = token_seconds(forward, call, level, 1 + (masks.most if masks else 0))
         return drafted.arbitration.suffice(drafted.session.length, forward, token)
 
     def _allowed_deficit(self, drafted: _DraftedSession) -> float:

@@ -61,16 +61,17 @@ class ProposerArbitration:
         return self.silent
 
 
-def token_seconds(forward: float, call: float, level: float) -> float:
+def token_seconds(forward: float, call: float, level: float, levels: int = 1) -> float:
     """Seconds a token with the draft alone, for the best number of calls before a forward pass.
 
     forward: seconds of a forward pass.
-    call: seconds of a draft call, each of which adds one level of candidates.
+    call: seconds of a draft call, each of which adds so many levels of candidates.
     level: chance that a level holds the target's token, if the level above does.
     """
     best, tokens, value = forward, 1.0, 1.0
-    for calls in range(1, DEEPEST + 1):
-        value *= level
-        tokens += value
+    for calls in range(1, DEEPEST // levels + 1):
+        for _ in range(levels):
+            value *= level
+            tokens += value
         best = min(best, (forward + calls * call) / tokens)
     return best

@@ -151,7 +151,9 @@ def usual_layers(layers: int) -> tuple[int, int, int]:
 _BESIDE = WHOLE._replace(column=lambda size, out, bias: nn.Linear(2 * size, out, bias))
 """Queries, keys and values are made of an embedding and a feature, side by side."""
 
-_IDS, _UNUSED = "d2t", ("t2d",)
+IDS, UNUSED = "d2t", ("t2d",)
+"""Tensors of heads with a vocabulary of their own: ids of its tokens, and what is not read."""
+
 _EMBEDDING = "embed_tokens.weight"
 
 
@@ -247,10 +249,14 @@ class EagleHead(nn.Module):
     def logits(self, states: Tensor) -> Tensor:  # [B, P, hidden] -> [B, P, vocabulary] float32
         """Apply the head's own output layer. Tokens outside its vocabulary are masked."""
         named = self.lm_head(self.norm(states)).float()
-        every = named.new_full((*named.shape[:-1], self.config.layer.vocab_size), MASKED)
-        every[..., self.ids] = named
-        known: Tensor = every[..., : self.vocabulary]
-        return known
+        return spread(named, self.ids, self.config.layer.vocab_size)[..., : self.vocabulary]
+
+
+def spread(logits: Tensor, ids: Tensor, vocabulary: int) -> Tensor:
+    """Return logits [..., n] of the tokens ids [n] among all of a vocabulary; others are masked."""
+    every = logits.new_full((*logits.shape[:-1], vocabulary), MASKED)
+    every[..., ids] = logits
+    return every
 
 
 class OfTarget(NamedTuple):
@@ -261,12 +267,14 @@ class OfTarget(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     embeddings: Callable[[], Tensor]  # [vocab_size, hidden], for a head without its own
+    output: Callable[[], Tensor]  # [vocabulary or more, hidden], the same
 
     @classmethod
     def of(cls, target: Decoder) -> OfTarget:
         """Take the parts of a target in this process: its precision and its device, too."""
         shared = target.model.embed_tokens.weight
-        return cls(target.config, target.vocabulary, shared.dtype, shared.device, lambda: shared)
+        place = shared.dtype, shared.device
+        return cls(target.config, target.vocabulary, *place, lambda: shared, target.head_weight)
 
 
 def read_head(directory: Path, target: OfTarget, positions: int) -> EagleHead:
@@ -287,7 +295,7 @@ def read_head(directory: Path, target: OfTarget, positions: int) -> EagleHead:
         if name not in shapes:
             raise UnsupportedModel(f"{directory}: tensor {name} of an EAGLE-3 head is missing")
         check_shape(directory, name, shapes[name], parameter.shape)
-    others = sorted(shapes.keys() - wanted.keys() - {_IDS, *_UNUSED})
+    others = sorted(shapes.keys() - wanted.keys() - {IDS, *UNUSED})
     if others:
         raise UnsupportedModel(
             f"{directory}: tensor {others[0]} is not part of an EAGLE-3 head as computed here"
@@ -298,7 +306,9 @@ def read_head(directory: Path, target: OfTarget, positions: int) -> EagleHead:
     head.load_state_dict(
         {name: tensors[name].to(target.device, target.dtype) for name in wanted}, assign=True
     )
-    head.ids = _target_ids(directory, config, tensors.get(_IDS))
+    head.ids = target_ids(
+        directory, config.layer.vocab_size, config.draft_vocabulary, tensors.get(IDS)
+    )
     return head.to(target.device).requires_grad_(False).eval()
 
 
@@ -307,22 +317,22 @@ def _named(name: str) -> str:
     return name.removeprefix("model.").replace("layers.0.", "midlayer.", 1)
 
 
-def _target_ids(directory: Path, config: HeadConfig, offsets: Tensor | None) -> Tensor:
-    """Return the target's id of each token that the head can propose: [draft vocabulary] int64.
+def target_ids(directory: Path, every: int, size: int, offsets: Tensor | None) -> Tensor:
+    """Return the target's id of each of the `size` tokens that a head can propose: [size] int64.
 
+    every: tokens of the target
     offsets: `d2t`, the difference between the two ids; None in heads that propose every token
     """
-    every, size = config.layer.vocab_size, config.draft_vocabulary
     if size == every:
         return torch.arange(size)
     if offsets is None:
         raise UnsupportedModel(
-            f"{directory} has no tensor {_IDS}: the ids of its {size} tokens are not known"
+            f"{directory} has no tensor {IDS}: the ids of its {size} tokens are not known"
         )
-    check_shape(directory, _IDS, offsets.shape, (size,))
+    check_shape(directory, IDS, offsets.shape, (size,))
     ids = torch.arange(size) + offsets.to(torch.int64)
     if int(ids.min()) < 0 or int(ids.max()) >= every or len(set(ids.tolist())) < size:
         raise UnsupportedModel(
-            f"{directory}: tensor {_IDS} must lead to {size} different ids from 0 to {every - 1}"
+            f"{directory}: tensor {IDS} must lead to {size} different ids from 0 to {every - 1}"
         )
     return ids

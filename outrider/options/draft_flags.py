@@ -31,6 +31,7 @@ METHODS = {
     "model": MethodEntry("a smaller model of the target's family"),
     "gguf": MethodEntry("a smaller model in a GGUF file, run by llama.cpp", extra="gguf"),
     "eagle": MethodEntry("an EAGLE-3 head, which reads the target's hidden states", here=False),
+    "dflash": MethodEntry("a DFlash head, which proposes a whole tree in one call", here=False),
     "substitute": MethodEntry("the target's own layers with 4-bit weights"),
 }
 """The methods that load a model. A client uses at most one."""

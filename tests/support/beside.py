@@ -12,6 +12,7 @@ import torch
 
 from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.backends import Chosen, Ranked, Segment
+from inference.backends.block_head_model import BlockHeadModel
 from inference.backends.compiled import CompiledModel
 from inference.backends.eager import EagerModel
 from inference.backends.eagle_model import EagleModel
@@ -22,6 +23,7 @@ from inference.drafters.draft import Draft
 from inference.engine.colocated_drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.graph_rounds import GraphRounds
+from inference.model.block_head import is_block_head, read_block_head
 from inference.model.cache import empty_cache
 from inference.model.decoder import Decoder
 from inference.model.eagle_head import OfTarget, read_head
@@ -83,15 +85,32 @@ class TimedHead(EagleModel):
         return super().rank(segments, k)
 
 
+class TimedBlockHead(BlockHeadModel):
+    """A block head whose calls take CALL."""
+
+    clock: Clock
+
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        self.clock.now += CALL
+        return super().rank(segments, k)
+
+
 def head_beside(head: Path, rows: int = 2) -> Engine:
     """An engine with the head of this directory beside its target."""
     clock, length = Clock(), pairs.SEQUENCE_LENGTH
-    target = TimedTarget(pairs.decoder(1), clock, rows)
-    of_target = read_head(head, OfTarget.of(pairs.decoder(1)), length)
-    model = TimedHead(of_target, rows=rows, capacity=length + TUNING.room, max_nodes=128)
-    target.keep_features(heads.KEPT)
+    target, of_target = TimedTarget(pairs.decoder(1), clock, rows), OfTarget.of(pairs.decoder(1))
+    sizes = {"rows": rows, "capacity": length + TUNING.room, "max_nodes": 128}
+    model: TimedHead | TimedBlockHead
+    if is_block_head(head):
+        loaded = read_block_head(head, of_target, length)
+        model, kept = TimedBlockHead(loaded, **sizes), loaded.config.kept
+        masks = model.block_masks
+    else:
+        model, kept = TimedHead(read_head(head, of_target, length), **sizes), heads.KEPT
+        masks = None
+    target.keep_features(kept)
     model.clock = clock
-    draft = Draft(model, sequence=partial(FeatureSequence, target))
+    draft = Draft(model, masks, partial(FeatureSequence, target))
     return engine_beside(target, draft, TUNING.room, clock)
 
 

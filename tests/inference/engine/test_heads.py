@@ -1,4 +1,4 @@
-"""An EAGLE-3 head beside its target has what it reads, whatever became of the session's row."""
+"""A head beside its target has what it reads, whatever became of the session's row."""
 
 from __future__ import annotations
 
@@ -27,8 +27,12 @@ PROMPTS = [pairs.prompt_of(length) for length in range(20, 24)]
 TOKENS = 40
 
 
-@pytest.fixture(scope="module")
-def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+TRAINERS = {"head": ",".join(map(str, heads.KEPT)), "block_head": "1"}
+"""Trainers of heads, and the layers whose inputs their heads read."""
+
+
+@pytest.fixture(scope="module", params=TRAINERS)
+def taught(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A head that was taught what the target says after these prompts at temperature 0."""
     directory = tmp_path_factory.mktemp("taught")
     weights = {name: one.contiguous() for name, one in TARGET.state_dict().items()}
@@ -39,13 +43,13 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "out": directory / "head",
         "target": directory / "target",
         "ids": directory / "ids.json",
-        "layers": ",".join(map(str, heads.KEPT)),
+        "layers": TRAINERS[request.param],
         "inner": 48,
         "steps": 200,
         "threads": 1,
     }
     given = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "benchmarks.training.head", *given]
+    command = [sys.executable, "-m", f"benchmarks.training.{request.param}", *given]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return directory / "head"
 

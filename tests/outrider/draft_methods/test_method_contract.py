@@ -27,7 +27,7 @@ from outrider.options.draft_flags import METHODS
 from outrider.options.roles import DraftRole, FusedTargetRole, TargetRole
 from outrider.target.colocated_draft import with_draft
 from outrider.target.target import load_served
-from tests.support import heads
+from tests.support import block_heads, heads
 from tests.support.drafts import knowledge, text_of
 from tests.support.gguf_files import write_gguf
 
@@ -54,6 +54,14 @@ def a_head(folder: Path) -> dict[str, str]:
     return {"draft_model": str(heads.write_head(folder / "head", raw, heads.tensors_of(config)))}
 
 
+def a_block_head(folder: Path) -> dict[str, str]:
+    """A random one for the embedded target."""
+    config = read_config(EMBEDDED / "target")
+    raw = block_heads.raw_config(config, max_position_embeddings=LENGTH)
+    tensors = block_heads.tensors_of(config)
+    return {"draft_model": str(block_heads.write_head(folder / "head", raw, tensors))}
+
+
 def a_file(folder: Path) -> dict[str, str]:
     """The embedded draft as a GGUF file."""
     pytest.importorskip("llama_cpp", reason="a GGUF file needs pip install '.[gguf]'")
@@ -73,6 +81,7 @@ FLAGS: dict[str, Callable[[Path], dict[str, str]]] = {
     "substitute": lambda folder: {},
     "gguf": a_file,
     "eagle": a_head,
+    "dflash": a_block_head,
 }
 
 
