@@ -31,7 +31,7 @@ demo: .venv/installed
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 room: .venv/ready
 	$(BIN)/python -m pytest -m "not extended" tests/$(R)

@@ -16,7 +16,7 @@ from inference.command import run_command
 from inference.flags.command_line import CommandOptions, parse_flags
 from inference.flags.group import Metavar
 from inference.flags.values import Words
-from inference.model.checkpoint import load_decoder
+from inference.model.checkpoints.checkpoint import load_decoder
 from inference.model.decoder import Decoder, layers_on
 
 Folder: TypeAlias = Annotated[Path, Metavar("DIR")]

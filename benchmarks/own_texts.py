@@ -14,12 +14,12 @@ from benchmarks.regret.stage import SEQUENCE_LENGTH, serve
 from benchmarks.regret.texts import PROMPTS
 from inference.backends import Model
 from inference.command import say
-from inference.decode import decode
 from inference.engine.engine import Engine
-from inference.engine.local_session import LocalSession
+from inference.engine.sessions.local_session import LocalSession
+from inference.loop.decode import decode
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from inference.text import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from outrider.draft_methods.model import find
 from outrider.measure.sets import read_set
 from outrider.models.capacity import Capacity

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Returns 0 when what was asked was done."""
+    """Run the command. Returns 0 on success."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     options = parse(words)
     return run_command(

@@ -1,10 +1,10 @@
-"""The check that two models agree: a compiled graph with the eager model that it was made from, and
-a device with the host.
+"""The check that two models agree: a compiled graph with its eager model, and a device with the
+host.
 
-Both models get the same calls: random trees above a random context, each row sampled in another
-way. Their choices may differ in the few near-ties that rounding decides. Of a graph the keys,
-values, features and log-probabilities are compared, too, and no bit of a root's may depend on the
-nodes and rows beside it: otherwise candidates would change the text.
+Both models get the same calls: random trees above a random context, each row with other sampling
+parameters. Their choices may differ in the few near-ties that rounding decides. A graph's keys,
+values, features and log-probabilities are compared, too, and no bit of a root's results may depend
+on other nodes and rows: otherwise candidates would change the text.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from torch import Tensor
 
 from compile.random_calls import beside, random_segments
 from compile.spec import verify_bucket
-from inference.artifact import Bucket, Manifest
 from inference.backends import Chosen, Model, Segment
-from inference.backends.compiled import CompiledModel
 from inference.backends.eager import EagerModel
+from inference.backends.graphs.compiled import CompiledModel
 from inference.backends.sequence import ModelSequence
 from inference.errors import BadArtifact
+from inference.files.artifact import Bucket, Manifest
 from inference.sampling import SamplingParams
 
 CALLS = 3
 """Calls that are compared in each way."""
 WAYS = {"greedy": SamplingParams(), "temperature 1": SamplingParams(1.0, seed=7)}
 """Sampling of texts and devices that are compared, in words."""
-_LEAST = -100.0  # log-probability below which numbers are not compared
+_MIN_LOGPROB = -100.0  # log-probability below which numbers are not compared
 
 
 class Tolerance(NamedTuple):
@@ -59,7 +59,7 @@ class Agreement:
     how: str  # what was compared, in words
     equal: int
     total: int
-    first: str = ""  # the first that differs; empty where none does
+    first: str = ""  # the first that differs; empty if none does
 
     def is_enough(self, share: float = 0.03) -> bool:
         """Whether at most this share differs, or one choice: in bfloat16 about 1 in 100 choices
@@ -113,12 +113,12 @@ def check_graph(
             wrong.append(f"its {name} differ by {error:.1e} of their length, not {allowed.states}")
     if wrong:
         raise BadArtifact(f"graph {bucket.name} is not the eager model's: {'; '.join(wrong)}")
-    one, other = (random_segments(bucket, vocabulary, rows, length, seed) for seed in (0, 1))
+    first, second = (random_segments(bucket, vocabulary, rows, length, seed) for seed in (0, 1))
     if not bucket.everywhere:  # a prompt's graph chooses at one node
         root = np.zeros(1, dtype=np.int32)
-        one, other = ([each._replace(pick=root) for each in call] for call in (one, other))
+        first, second = ([each._replace(pick=root) for each in call] for call in (first, second))
     roots = []
-    for call in (one, beside(one, other)):
+    for call in (first, beside(first, second)):
         choices_here = model.choose(call)[:1]
         roots.append({"choices": torch.from_numpy(choices_here[0].tokens)[None]})
         roots[-1] |= written_states(model, call[:1], choices_here, bool(features))
@@ -158,7 +158,7 @@ def compare(how: str, calls: Sequence[tuple[Sequence[Chosen], ...]]) -> Agreemen
     """Count the equal choices of two models in some calls."""
     equal, total, first = 0, 0, ""
     for number, answers in enumerate(calls):
-        ours, theirs = (np.concatenate([one.tokens for one in part]) for part in answers)
+        ours, theirs = (np.concatenate([each.tokens for each in part]) for part in answers)
         differing = np.flatnonzero(ours != theirs)
         equal, total = equal + len(ours) - len(differing), total + len(ours)
         if differing.size and not first:
@@ -184,10 +184,12 @@ def written_states(
     if features:
         features_of_rows = [model.features(segment.row, segment.slots) for segment in call]
         states["features"] = torch.cat(features_of_rows)[None]
-    told = [each.logprobs for each in answers if each.logprobs is not None]
-    if told:
-        numbers = np.concatenate([np.column_stack((one.values, one.likeliest)) for one in told])
-        states["log-probabilities"] = torch.from_numpy(numbers)[None].clamp(min=_LEAST)
+    scored = [each.logprobs for each in answers if each.logprobs is not None]
+    if scored:
+        numbers = np.concatenate(
+            [np.column_stack((each.values, each.likeliest)) for each in scored]
+        )
+        states["log-probabilities"] = torch.from_numpy(numbers)[None].clamp(min=_MIN_LOGPROB)
     return states
 
 

@@ -1,4 +1,4 @@
-"""AWS as this account sees it: clients of its services, and its refusals as our errors."""
+"""AWS's services for this account, with AWS's errors translated to ours."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _THROTTLED = {
 
 
 class AwsDown(Unavailable):
-    """AWS answers nothing: no credentials, refused ones, or no way there."""
+    """AWS cannot be used: no credentials, rejected ones, or no connection."""
 
 
 class Aws:
@@ -68,13 +68,13 @@ class Aws:
         with aws_refusals():
             return str(self.client("sts").get_caller_identity()["Account"])
 
-    def rows(self, service: str, operation: str, key: str, **asked: Any) -> list[Any]:
+    def rows(self, service: str, operation: str, key: str, **parameters: Any) -> list[Any]:
         """The rows under the key on all pages of a reply."""
         client = self.client(service)
         with aws_refusals():
             if not client.can_paginate(operation):
-                return list(getattr(client, operation)(**asked)[key])
-            pages = client.get_paginator(operation).paginate(**asked)
+                return list(getattr(client, operation)(**parameters)[key])
+            pages = client.get_paginator(operation).paginate(**parameters)
             return [row for page in pages for row in page.get(key, ())]
 
     def _client(self, service: str) -> Any:
@@ -94,7 +94,7 @@ def check_region(region: str) -> None:
 def aws_refusals(place: str = "") -> Iterator[None]:
     """Within this context an error of boto3 is one of ours.
 
-    place: what was asked, in messages, where the name of the call does not say it
+    place: what the call is about, for messages, where its name does not say so
     """
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
@@ -135,6 +135,6 @@ def _refusal(error: Any, start: str) -> OutriderError:
 
 
 def error_code(error: Exception) -> str:
-    """AWS's own name of an error; empty where none came from there."""
+    """AWS's own name of an error; empty if none came from there."""
     response: dict[str, Any] = getattr(error, "response", None) or {}
     return str(response.get("Error", {}).get("Code", ""))

@@ -16,10 +16,10 @@ from compile.plan.memory import footprint, gib, processors, worker_memory, worke
 from compile.plan.plan_report import describe
 from compile.spec import CompileSpec
 from compile.store import open_store
-from inference.artifact import MANIFEST, NATIVE, read_manifest
 from inference.errors import BadArtifact, InvalidRequest
-from inference.files import cache_directory
-from inference.model.config import read_config
+from inference.files.artifact import MANIFEST, NATIVE, read_manifest
+from inference.files.writing import cache_directory
+from inference.model.checkpoints.config import read_config
 
 
 def builder_of(
@@ -70,8 +70,8 @@ def neuron_artifact(
     spec: CompileSpec, checkpoint: Path, cache: Path, *, command: str, say: Say
 ) -> Path:
     """The directory of a complete artefact for the spec: in the cache, under a hash of everything
-    that it is made from, or built there. A build takes long, so its cost is told before; a broken
-    one is continued.
+    that it is made from, or built there. A build takes long, so its cost is printed first; an
+    interrupted build is continued.
     """
     source, builder = read_source(checkpoint), builder_of(spec, checkpoint)
     tools = builder.made_with()

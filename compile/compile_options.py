@@ -1,4 +1,4 @@
-"""The flags of `outrider compile`, and what they mean together."""
+"""The flags of `outrider compile`, and the checks of their combinations."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, model_validator
 
 from compile.spec import check_target
-from inference.artifact import NATIVE
 from inference.errors import InvalidRequest
+from inference.files.artifact import NATIVE
 from inference.flags.command_line import CommandOptions, parse_flags
 from inference.flags.group import Alias, FlagRule, Group, Metavar, Multiple
 from inference.flags.values import Count, Counts, Directory, File, ModelName, Region
-from inference.tree_shape import Branches
+from inference.tree.tree_shape import Branches
 
 CHAIN = 4
 """Draft tokens of a round by default."""

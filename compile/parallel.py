@@ -20,20 +20,20 @@ import torch
 from torch import Tensor, nn
 
 from compile.spec import CompileSpec, mask_words
-from inference.artifact import NATIVE
-from inference.backends.neuron import COPY, FILL
-from inference.backends.neuron_sdk import Sdk
+from inference.backends.neuron.model import COPY, FILL
+from inference.backends.neuron.sdk import Sdk
 from inference.errors import InvalidRequest
+from inference.files.artifact import NATIVE
 from inference.model.attention import Sight, attend
 from inference.model.cache import empty_cache
-from inference.model.checkpoint import DTYPES
-from inference.model.config import ModelConfig
+from inference.model.checkpoints.checkpoint import DTYPES
+from inference.model.checkpoints.config import ModelConfig
+from inference.model.choice.noise_window import NoisePlace, empty_window, fill_inputs
+from inference.model.choice.vocabulary import VocabularyShare
 from inference.model.decoder import Decoder
+from inference.model.graphs.round_graph import StatefulRoundGraph
+from inference.model.graphs.verify_graph import StatefulGraph, copy_inputs
 from inference.model.layers import Layers
-from inference.model.noise_window import NoisePlace, empty_window, fill_inputs
-from inference.model.round_graph import StatefulRoundGraph
-from inference.model.verify_graph import StatefulGraph, copy_inputs
-from inference.model.vocabulary import VocabularyShare
 
 IDS = "ids.weight"
 """Name of the decoder's weight that numbers the ids of a rank's share."""
@@ -48,7 +48,7 @@ def parallel_config(config: ModelConfig, ranks: int, vocabulary: int) -> ModelCo
         raise InvalidRequest(
             f"--tensor_parallel {ranks}: {config.heads} attention heads, {config.kv_heads} "
             f"key-value heads, {config.hidden_size} hidden and {config.intermediate_size} MLP "
-            "columns cannot be dealt out evenly"
+            "columns cannot be divided evenly"
         )
     return replace(
         config,

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from inference.artifact import Bucket
 from inference.backends import Scoring, Segment
+from inference.files.artifact import Bucket
 from inference.sampling import MOST_LOGPROBS, SamplingParams
 from inference.token_rule import Adjustment
-from inference.tree import IntArray, TokenTree
+from inference.tree.token_tree import IntArray, TokenTree
 
 SAMPLINGS = (
     SamplingParams(1.0, seed=7),

@@ -1,4 +1,4 @@
-"""Makes a spec from options: the checkpoint, defaults for what was left open, and the graphs."""
+"""Makes a spec from options: the checkpoint, default values, and the graphs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ from pathlib import Path
 
 import inference
 from compile.compile_options import CompileOptions
-from compile.plan.buckets import MOST_GRAPHS, SAMPLED, GraphSizes, first_graphs, graphs_of
+from compile.plan.buckets import MAX_GRAPHS, SAMPLED, GraphSizes, first_graphs, graphs_of
 from compile.plan.fit import fits, usual_ranks
 from compile.spec import CompileSpec, least_nodes, mask_words
-from inference.artifact import Bucket, DraftBucket, FusedPart, RoundBucket
 from inference.errors import InvalidRequest, Mismatch
+from inference.files.artifact import Bucket, DraftBucket, FusedPart, RoundBucket
 from inference.model.block_head import is_block_head, read_block_head_config
-from inference.model.config import ModelConfig, allowed_length, read_config, read_raw_config
+from inference.model.checkpoints.config import (
+    ModelConfig,
+    allowed_length,
+    read_config,
+    read_raw_config,
+)
+from inference.model.checkpoints.hub import find_model, split_revision
+from inference.model.choice.noise_window import WINDOW
 from inference.model.eagle_head import EAGLE3, named_layers, read_head_config
-from inference.model.hub import find_model, split_revision
-from inference.model.noise_window import WINDOW
 
 _EMBEDDED = Path(inference.__file__).parent / "data"
 _NUMBERS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
@@ -32,7 +37,7 @@ a model is small, and a call of it short beside the time that another graph take
 _WINDOWS = 4
 """Parts of a Neuron target's cache that prompts read: a call takes long by the slots it reads."""
 _ROWS = (4, 2, 1)
-"""Row counts that are tried where none is given."""
+"""Row counts that are tried if none is requested."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ def find_checkpoint(options: CompileOptions) -> BuildCheckpoint:
     config = read_config(directory)
     vocabulary = config.vocab_size
     if not options.dry_run:
-        from inference.text import Tokenizer
+        from inference.text.tokenizer import Tokenizer
 
         vocabulary = Tokenizer(directory).vocabulary
     return BuildCheckpoint(
@@ -76,7 +81,7 @@ def find_checkpoint(options: CompileOptions) -> BuildCheckpoint:
 
 
 def _directory(model: str | None, options: CompileOptions, embedded: str) -> Path:
-    """A directory as it is named, of the hub, or of the pair that ships here."""
+    """Return the directory of a path, a hub name, or the bundled model."""
     if model is None:
         return _EMBEDDED / embedded
     if Path(model).is_dir():
@@ -104,7 +109,7 @@ def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildR
 
 
 def _ranks(options: CompileOptions, checkpoint: BuildCheckpoint) -> int:
-    """Ranks that share the models: as many as were asked for, or those of the smallest instance."""
+    """Ranks that share the models: the requested number, or those of the smallest instance."""
     drafts = [] if checkpoint.draft is None else [read_config(checkpoint.draft)]
     return options.tensor_parallel or usual_ranks([checkpoint.config, *drafts], options.device)
 
@@ -134,7 +139,7 @@ def _sizes(
         words=mask_words(checkpoint.vocabulary, ranks) if options.masks else 0,
         few=few,
         windows=2 if cpu or few else _WINDOWS,
-        most=MOST_GRAPHS if cpu else MOST_GRAPHS - 2,
+        max_graphs=MAX_GRAPHS if cpu else MAX_GRAPHS - 2,
     )
 
 
@@ -194,9 +199,9 @@ def _fused_part(options: CompileOptions, sizes: GraphSizes, target: Path, draft:
 
 
 def _fingerprint(draft: Path, target: Path) -> str:
-    """The draft's fingerprint. Raises Mismatch where its token ids are not the target's."""
-    from inference.model.weight_files import fingerprint
-    from inference.text import Tokenizer
+    """The draft's fingerprint. Raises Mismatch if its token ids are not the target's."""
+    from inference.model.checkpoints.weight_files import fingerprint
+    from inference.text.tokenizer import Tokenizer
 
     reason = Tokenizer(draft).settings.disagreement(Tokenizer(target).settings)
     if reason:

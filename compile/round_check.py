@@ -12,21 +12,21 @@ import torch
 from torch import Tensor
 
 from compile.agreement import WAYS, Agreement, compare, written_states
-from inference.artifact import Manifest, RoundBucket
 from inference.backends import Chosen, Segment
-from inference.backends.fused import FusedModel, draft_of, load_fused
-from inference.backends.neuron import Say
-from inference.backends.neuron_loading import load_neuron
-from inference.backends.neuron_sdk import has_device
+from inference.backends.graphs.fused import FusedModel, draft_of, load_fused
+from inference.backends.neuron.loading import load_neuron
+from inference.backends.neuron.model import Say
+from inference.backends.neuron.sdk import has_device
 from inference.backends.sequence import ModelSequence
-from inference.decode import decode
+from inference.engine.colocated.graph_rounds import GraphRounds, RoundModel, blank_tree, read_answer
 from inference.engine.engine import Engine
-from inference.engine.graph_rounds import GraphRounds, RoundModel, blank_tree, read_answer
-from inference.engine.local_session import LocalSession
+from inference.engine.sessions.local_session import LocalSession
 from inference.errors import BadArtifact
+from inference.files.artifact import Manifest, RoundBucket
+from inference.loop.decode import decode
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 
 _TOKENS = 32
 """Tokens of a text that rounds write with each sampling."""
@@ -36,7 +36,7 @@ Prompts = Sequence[list[int]]
 
 def check_rounds(directory: Path, manifest: Manifest, say: Say) -> None:
     """Check the rounds of an artefact that is not finished yet, and report what was compared. A
-    machine without its device reports that instead. Raises BadArtifact where they are wrong.
+    machine without its device reports that instead. Raises BadArtifact if they are wrong.
     """
     if manifest.target == "cpu":
         model: RoundModel = load_fused(directory, manifest)
@@ -104,7 +104,7 @@ def _text_of_rounds(
 
 
 def check_independence(model: RoundModel, bucket: RoundBucket, manifest: Manifest) -> None:
-    """Raise BadArtifact where a bit of row 0's round changes with the rows beside it, or a bit of
+    """Raise BadArtifact if a bit of row 0's round changes with the rows beside it, or a bit of
     its root with what the draft has read: candidates would change the text. On a device the
     answers alone are compared. All rows are free.
     """

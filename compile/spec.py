@@ -1,5 +1,5 @@
-"""The spec of a build: one flat record, which is valid or is not made. It knows shapes, not devices
-or compilers.
+"""The spec of a build: one flat record, validated when it is created. It has shapes, and nothing
+about devices or compilers.
 """
 
 from __future__ import annotations
@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from inference.artifact import Bucket, CompiledTarget, FusedPart, Manifest
 from inference.errors import InvalidRequest
+from inference.files.artifact import Bucket, CompiledTarget, FusedPart, Manifest
 from inference.sampling import CANDIDATES
 
 TARGETS = ("cpu", "trn1", "inf2", "trn2", "trn3")
 DTYPES = ("float32", "bfloat16", "float16")
 
-_MOST_PLACES = 1 << 24
+_MAX_PLACES = 1 << 24
 """Slots of all rows, at most: accelerators may compute an index in float32."""
 MAX_LEVELS = 16
 """Depths that a verify graph makes noise for; fewer where its trees have fewer nodes."""
@@ -35,19 +35,11 @@ class CompileSpec(CompiledTarget):
         for name, allowed in (("target", TARGETS), ("dtype", DTYPES)):
             if (value := getattr(self, name)) not in allowed:
                 raise InvalidRequest(f"--{name} {value}: one of {', '.join(allowed)} is needed")
-        for name in ("vocabulary", "rows", "max_tree_nodes", "tensor_parallel"):
-            if (value := getattr(self, name)) < 1:
-                raise InvalidRequest(f"--{name} {value}: at least 1 is needed")
-        if self.sequence_length < 2:
-            raise InvalidRequest(
-                f"--sequence_length {self.sequence_length}: prompt and output need two tokens at "
-                "least"
-            )
         check_target(self.target, self.tensor_parallel)
-        if self.rows * self.cache_slots > _MOST_PLACES:
+        if self.rows * self.cache_slots > _MAX_PLACES:
             raise InvalidRequest(
                 f"--rows {self.rows}: {self.rows} rows of {self.cache_slots} slots have more than "
-                f"the {_MOST_PLACES} places that a graph can number; take fewer or shorter rows"
+                f"the {_MAX_PLACES} places that a graph can number; take fewer or shorter rows"
             )
         _check_buckets(self)
         if self.fused is not None:

@@ -1,5 +1,4 @@
-"""Keeps artefacts in a directory or on S3, under the hashes of their contents, for other machines
-to take.
+"""Stores artefacts in a directory or on S3, under the hashes of their contents, for other machines.
 
     files/<SHA-256>            a file, stored once for all artefacts that have it
     manifests/<digest>.json    an artefact, written after its files
@@ -17,7 +16,8 @@ from pathlib import Path
 from typing import Protocol
 
 from compile.aws import Aws, aws_refusals, error_code
-from inference.artifact import (
+from inference.errors import BadArtifact, InvalidRequest
+from inference.files.artifact import (
     MANIFEST,
     Manifest,
     check_files,
@@ -25,8 +25,7 @@ from inference.artifact import (
     read_manifest,
     read_manifest_file,
 )
-from inference.errors import BadArtifact, InvalidRequest
-from inference.files import replacing
+from inference.files.writing import replacing
 
 Say = Callable[[str], None]
 
@@ -187,7 +186,7 @@ def fetch_manifest(store: Objects, digest: str, directory: Path) -> Manifest:
 
 
 def fetch_file(store: Objects, sha256: str, path: Path) -> None:
-    """Fetch one file, unless an earlier pull that was broken off has it."""
+    """Fetch one file, unless an earlier, interrupted pull has it."""
     if path.is_file() and hash_file(path) == sha256:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,1 +1,1 @@
-"""Puts targets of Outrider on EC2: prices, start, status and end of instances."""
+"""Targets of Outrider on AWS EC2: prices, start, status and removal of instances."""

@@ -1,6 +1,4 @@
-"""The bucket that hosts read Outrider and artefacts from, and the wheel of this very Outrider that
-is put there. It outlives its targets.
-"""
+"""The bucket from which hosts read artefacts and Outrider's wheel. It outlives its targets."""
 
 from __future__ import annotations
 
@@ -12,8 +10,8 @@ from typing import Any
 
 from compile.aws import Aws, aws_refusals, error_code
 from deploy.deployment import own_bucket
-from inference.artifact import hash_file
 from inference.errors import InvalidRequest
+from inference.files.artifact import hash_file
 
 
 class HostBucket:
@@ -71,7 +69,7 @@ class HostBucket:
         return f"s3://{self.name}/{key}"
 
     def read(self, key: str) -> bytes | None:
-        """A small object; None where it does not exist."""
+        """A small object; None if it does not exist."""
         with aws_refusals():
             try:
                 content: bytes = self._client.get_object(Bucket=self.name, Key=key)["Body"].read()
@@ -79,13 +77,17 @@ class HostBucket:
                 return None
         return content
 
+    def keys(self, prefix: str = "") -> list[str]:
+        """The keys of its objects that begin so."""
+        return [row["Key"] for row in self._rows() if row["Key"].startswith(prefix)]
+
     def sizes(self) -> list[int]:
         """Bytes of each of its objects."""
         return [row["Size"] for row in self._rows()]
 
     def remove(self) -> None:
         """Delete it with all that it holds."""
-        keys = [row["Key"] for row in self._rows()]
+        keys = self.keys()
         with aws_refusals():
             for start in range(0, len(keys), 1000):
                 some = [{"Key": key} for key in keys[start : start + 1000]]
@@ -100,7 +102,7 @@ _SOURCE = Path(__file__).parents[1]
 
 
 def build_wheel(directory: Path) -> Path:
-    """Build the wheel of the checkout that this runs from, by pip. Raises InvalidRequest where this
+    """Build the wheel of the checkout that this runs from, by pip. Raises InvalidRequest if this
     is no checkout, or pip fails.
     """
     if not (_SOURCE / "pyproject.toml").is_file():

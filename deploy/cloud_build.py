@@ -23,7 +23,7 @@ from deploy.places import host_size
 from inference.command import say
 from inference.errors import InvalidRequest
 from inference.flags.group import flags_of
-from inference.model.hub import pin_model
+from inference.model.checkpoints.hub import pin_model
 
 _NOT_FOR_THE_HOST = {
     *("out", "push", "pull", "digest", "graph_store", "dry_run", "debug"),
@@ -85,7 +85,7 @@ def pinned(options: CompileOptions) -> tuple[CompileOptions, bool]:
 
 
 def plan(aws: Aws, options: CompileOptions) -> tuple[HostJob, str]:
-    """The build, and the store that it pushes to. Raises InvalidRequest where the instance has too
+    """The build, and the store that it pushes to. Raises InvalidRequest if the instance has too
     little memory for it.
     """
     options, needs_token = pinned(options)
@@ -108,7 +108,7 @@ def plan(aws: Aws, options: CompileOptions) -> tuple[HostJob, str]:
         "build",
         replace(host, parameters={**host.parameters, **writes}),
         bucket,
-        ("compile", *host_arguments(options, store, graphs)),
+        (("compile", *host_arguments(options, store, graphs)),),
         wheel=on.wheel,
         venv=NEURON_VENV if neuron else None,
         needs_token=needs_token,
@@ -121,7 +121,7 @@ def plan(aws: Aws, options: CompileOptions) -> tuple[HostJob, str]:
 
 
 def _memory(aws: Aws, options: CompileOptions) -> int:
-    """Bytes that the build needs. Raises InvalidRequest where the instance has less."""
+    """Bytes that the build needs. Raises InvalidRequest if the instance has less."""
     checkpoint = find_checkpoint(options.replace(dry_run=True))
     need = build_memory(checkpoint.config, make_request(options, checkpoint).spec)
     on = options.where.on or ""

@@ -17,7 +17,7 @@ from deploy.deployment import hub_token_parameter, secret_parameters
 from grpc_comm.certificate import make_certificate
 from grpc_comm.keys_file import make_key
 from inference.errors import InvalidRequest
-from inference.files import replacing
+from inference.files.writing import replacing
 
 
 class Credentials(NamedTuple):

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from inference.artifact import NATIVE
 from inference.errors import InvalidRequest
+from inference.files.artifact import NATIVE
 
 Kind = Literal["neuron", "cuda", "cpu"]
 Market = Literal["on-demand", "spot", "capacity-block"]
@@ -45,8 +45,9 @@ def check_image(compile_target: str, image: str | None) -> None:
     if compile_target in NATIVE and image is None:
         raise InvalidRequest(
             f"{compile_target} runs by native PyTorch, and no machine image that has it is known "
-            f"here: {NEURON_IMAGE} has PyTorch/XLA. --image names one with the packages of "
-            f"docs/neuron-reference.md in {NEURON_VENV}"
+            f"here: {NEURON_IMAGE} has PyTorch/XLA. --image names one of your own, with the "
+            "packages of docs/neuron-reference.md in an environment at the path that hosts use, "
+            f"{NEURON_VENV}"
         )
 
 

@@ -21,8 +21,8 @@ from deploy.running_instance import RunningInstance
 from inference.command import say
 from inference.cost.billing import hire_usd
 from inference.errors import InvalidRequest, MissingExtra, OutriderError, Unavailable
-from inference.file_model import Positive, Record, Text, read_record
-from inference.json_file import read_json
+from inference.files.json_file import read_json
+from inference.files.records import Positive, Record, Text, read_record
 
 PRICE_LIST_REGION = "us-east-1"
 """Region whose price list is asked. Three regions serve it, whatever region it is asked about."""
@@ -46,7 +46,7 @@ _BUNDLED = Path(__file__).parent / "data" / "ec2_prices.json"
 
 
 class NoPrice(Unavailable):
-    """Nobody says this price. The message says why."""
+    """No source has this price. The message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Price:
     market: Market
     usd_per_hour: float
     as_of: date  # the day on which it held
-    source: str  # who says so, in words
+    source: str  # the source, as text
 
     def __str__(self) -> str:
         of = f"{self.instance_type} in {self.region}, {self.market}"
@@ -84,7 +84,7 @@ class PriceTable(Record):
 
 
 def bundled_prices() -> PriceTable:
-    """The price table that ships here."""
+    """The bundled price table."""
     return read_record(read_json(_BUNDLED, InvalidRequest), PriceTable)
 
 
@@ -142,7 +142,7 @@ class InstancePrices:
         return Price(instance_type, region, market, usd, table.as_of, table.source)
 
     def _on_demand(self, instance_type: str, region: str) -> tuple[float, str]:
-        """The one price among the rows. Raises NoPrice where there are several, since it cannot
+        """The one price among the rows. Raises NoPrice if there are several, since it cannot
         be known which is paid. Rows at $0, for other systems or in other units are passed over.
         """
         terms = {"instanceType": instance_type, "regionCode": region} | ON_DEMAND_TERMS

@@ -1,9 +1,9 @@
-"""A job: a command that an instance of EC2 runs once. The instance is started, followed, and
+"""A job: commands that an instance of EC2 runs once. The instance is started, followed, and
 removed, also after a failure.
 
 It has a stack of its own, as a target has, and writes its log, its state and its results to the
 bucket (deploy/host/user_data.py). If this machine is lost, the instance ends itself when its
-command or its lifetime ends.
+commands or its lifetime end.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from compile.aws import Aws
@@ -25,10 +26,11 @@ from deploy.host.user_data import JobSettings, job_script
 from deploy.instance_kind import InstanceKind
 from deploy.instance_price import cost_so_far
 from deploy.launch import Launch
-from deploy.places import SubnetInZone
+from deploy.places import SubnetInZone, with_image
 from deploy.plan import ask_account, cost_rows, find_price, host_rows, plan_text
 from deploy.running_instance import describe_instance, living_instance
 from deploy.stack import StackState, TargetStack
+from deploy.waiting import Wait
 from inference.command import say
 from inference.errors import InvalidRequest, OutriderError, Unavailable
 
@@ -42,7 +44,7 @@ class HostJob:
     what: str  # build or proof, for messages
     host: Host
     bucket: str
-    command: tuple[str, ...]  # words behind `python -m`
+    commands: tuple[tuple[str, ...], ...]  # words behind `python -m`
     wheel: str | None = None  # file of Outrider for the instance; None builds one
     venv: str | None = None  # of the machine image
     needs_token: bool = False  # of the hub, for one of its models
@@ -54,8 +56,15 @@ class HostJob:
         return f"builds-of/{self.host.name}"
 
     def read(self, aws: Aws, name: str) -> bytes | None:
-        """A file that the instance has reported; None where there is none."""
+        """A file that the instance has reported; None if there is none."""
         return HostBucket(aws, self.bucket).read(f"{self.reports}/{name}")
+
+    def results(self, aws: Aws) -> dict[str, bytes]:
+        """The files that the commands left, by their relative paths."""
+        prefix, bucket = f"{self.reports}/results/", HostBucket(aws, self.bucket)
+        names = [key.removeprefix(prefix) for key in bucket.keys(prefix)]
+        inside = [name for name in names if name and not {"/", ".."} & {*PurePosixPath(name).parts}]
+        return {name: bucket.read(prefix + name) or b"" for name in inside}
 
 
 def job_host(
@@ -71,7 +80,7 @@ def job_host(
 
     image, disk_gib: where neither options nor the instance's kind decide
     """
-    return Host(
+    host = Host(
         f"{what}-{secrets.token_hex(4)}",
         aws.region,
         InstanceKind(instance),
@@ -81,6 +90,7 @@ def job_host(
         options.lifetime_hours,
         {"Purpose": "build"},
     )
+    return with_image(aws, host)
 
 
 class Start(NamedTuple):
@@ -92,13 +102,13 @@ class Start(NamedTuple):
 
 def prepare(aws: Aws, job: HostJob, *, dry_run: bool, confirmed: bool) -> Start | None:
     """Print the plan, ask unless it is confirmed, and put into the bucket what the instance needs.
-    Returns None where nothing is to be started.
+    Returns None if nothing is to be started.
     """
     host = job.host
     account = ask_account(aws, host)
     rows = {
         **host_rows(host, account),
-        "runs": f"python -m {' '.join(job.command)}",
+        "runs": "; ".join(f"python -m {' '.join(words)}" for words in job.commands),
         "hub": "your token: a SecureString, deleted when read" if job.needs_token else "",
         **job.notes,
         "stack": f"{host.stack}: removed after the {job.what}, even if it fails",
@@ -115,7 +125,7 @@ def prepare(aws: Aws, job: HostJob, *, dry_run: bool, confirmed: bool) -> Start 
         region=aws.region,
         wheel=url,
         wheel_sha256=sha256,
-        command=job.command,
+        commands=job.commands,
         reports=f"s3://{job.bucket}/{job.reports}",
         hub_token=hub_token_parameter(host.name) if job.needs_token else None,
         venv=job.venv,
@@ -125,7 +135,7 @@ def prepare(aws: Aws, job: HostJob, *, dry_run: bool, confirmed: bool) -> Start 
 
 
 def run_job(aws: Aws, job: HostJob, start: Start) -> str:
-    """Start the instance, wait for the end of its command, and remove it. Returns the digest of
+    """Start the instance, wait for the end of its commands, and remove it. Returns the digest of
     what it built; empty where it built nothing. Raises Unavailable where it failed.
     """
     try:
@@ -147,7 +157,7 @@ def ask() -> bool:
 
 
 def _remove(aws: Aws, job: HostJob) -> None:
-    """Remove the job's stack and secrets, and say what the instance has cost."""
+    """Remove the job's stack and secrets, and print what the instance has cost."""
     stack = TargetStack(aws, job.host.stack)
     try:
         state = stack.state()
@@ -177,7 +187,7 @@ def cost(aws: Aws, state: StackState) -> str:
 
 def _wait(aws: Aws, job: HostJob, state: StackState) -> str:
     """Wait for the end. Returns the digest that is reported. Raises Unavailable for a failure."""
-    began = time.monotonic()
+    wait = Wait(state.instance_id or job.what)
     while True:
         status = {"state": "running", "step": "starting", "digest": ""}
         status |= json.loads(job.read(aws, "status.json") or b"{}")
@@ -188,6 +198,6 @@ def _wait(aws: Aws, job: HostJob, state: StackState) -> str:
             raise Unavailable(
                 "\n".join([f"the {job.what} failed at: {status['step']}", *log[-15:]])
             )
-        instance = living_instance(aws, state.instance_id or "")
-        say(f"{instance.instance_id}: {status['step']}, {time.monotonic() - began:.0f} s")
+        living_instance(aws, state.instance_id or "")
+        wait.report(status["step"])
         time.sleep(POLL_SECONDS)

@@ -1,6 +1,4 @@
-"""Starts a host's stack: in the first zone that has the instance, or goes on with one that
-stands already.
-"""
+"""Starts a host's stack in the first zone with such an instance, or continues an earlier start."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ _OTHER_WAYS = {
     "spot": "without --spot",
     "capacity-block": "the zone of the block (--subnet)",
 }
-"""Advice for a market on which no zone has such an instance free."""
+"""Advice if no zone has capacity for the instance in a market."""
 
 
 class Launch:
@@ -38,7 +36,7 @@ class Launch:
 
     def standing(self) -> StackState | None:
         """The stack of an earlier `up`, where its instance runs; what is left of any other is
-        removed. Raises InvalidRequest where it runs something else.
+        removed. Raises InvalidRequest if it runs something else.
         """
         state = self._stack.state()
         if state is None:
@@ -88,7 +86,7 @@ class Launch:
         )
 
     def _refusal(self, failure: LaunchFailure) -> InvalidRequest | Unavailable:
-        """The error that says why the stack was not made, and what to do."""
+        """Return an error with the reason why the stack was not created, and the remedy."""
         host, reason = self._host, failure.reason
         if failure.cause == "quota":
             instance, region = host.instance, host.region
@@ -113,7 +111,7 @@ class Launch:
         return Unavailable(f"{host.stack} could not be made: {failure.resource}: {reason}")
 
     def _check_same(self, state: StackState) -> None:
-        """Raise InvalidRequest where the stack was made for another host."""
+        """Raise InvalidRequest if the stack was made for another host."""
         requested = stack_parameters(self._host)
         for key in ("InstanceType", "Port", "AllowCidr", "Private", "Market", "Served"):
             stands, value = state.parameters.get(key), requested.get(key, "")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from compile.aws import Aws, aws_refusals, error_code
-from deploy.instance_kind import NEURON_BASE_IMAGE, InstanceKind
+from deploy.deployment import Host
+from deploy.instance_kind import NEURON_BASE_IMAGE, NEURON_IMAGE, InstanceKind
+from inference.command import say
 from inference.errors import InvalidRequest
 
 
@@ -44,7 +47,7 @@ def places_for(aws: Aws, instance: InstanceKind, subnet: str | None) -> list[Sub
 
     subnet: the only one to try; None takes the default subnets of the region's zones
 
-    Raises InvalidRequest where there is none.
+    Raises InvalidRequest if there is none.
     """
     offered = _offered_zones(aws, instance)
     query: dict[str, object] = {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
@@ -70,7 +73,7 @@ def places_for(aws: Aws, instance: InstanceKind, subnet: str | None) -> list[Sub
 
 
 def _offered_zones(aws: Aws, instance: InstanceKind) -> list[str]:
-    """The zones that offer the instance, by name. Raises InvalidRequest where none does, or EC2
+    """The zones that offer the instance, by name. Raises InvalidRequest if none does, or EC2
     does not know it.
     """
     rows = aws.rows(
@@ -91,8 +94,22 @@ def _offered_zones(aws: Aws, instance: InstanceKind) -> list[str]:
     return sorted(row["Location"] for row in rows)
 
 
+def with_image(aws: Aws, host: Host) -> Host:
+    """The host; where AWS's image for Neuron is gone, with the base image, on which a host installs
+    AWS's wheels itself.
+    """
+    if host.image_parameter != NEURON_IMAGE:
+        return host
+    try:
+        find_image(aws, NEURON_IMAGE)
+    except InvalidRequest as error:
+        say(f"starting from {NEURON_BASE_IMAGE}: {error}")
+        return replace(host, image=NEURON_BASE_IMAGE)
+    return host
+
+
 def find_image(aws: Aws, parameter: str) -> str:
-    """The id of the machine image that a public parameter holds. Raises InvalidRequest where the
+    """The id of the machine image that a public parameter holds. Raises InvalidRequest if the
     parameter is gone, with those that there are.
     """
     client = aws.client("ssm")

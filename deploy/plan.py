@@ -18,10 +18,10 @@ from deploy.deployment import Host, secret_parameters
 from deploy.instance_price import InstancePrices, NoPrice, Price, bundled_prices
 from deploy.places import SubnetInZone, find_image, places_for
 from deploy.stack import created_resources
-from inference.artifact import Manifest, read_manifest
 from inference.cost.billing import hire_usd
 from inference.errors import InvalidRequest
-from inference.model.config import parse_config
+from inference.files.artifact import Manifest, read_manifest
+from inference.model.checkpoints.config import parse_config
 
 _ROLE = "what AWS's AmazonSSMManagedInstanceCore allows (Session Manager)"
 
@@ -35,7 +35,7 @@ class AccountView(NamedTuple):
 
 
 def ask_account(aws: Aws, host: Host, subnet: str | None = None) -> AccountView:
-    """Ask the account where the host can start. Raises InvalidRequest where it cannot."""
+    """Ask the account where the host can start. Raises InvalidRequest if it cannot."""
     places = places_for(aws, host.instance, subnet)
     return AccountView(aws.account, places, find_image(aws, host.image_parameter))
 
@@ -83,7 +83,7 @@ class Plan(NamedTuple):
     options: UpOptions
     host: Host
     manifest: Manifest | None  # of the artefact; None for a model, and for one on S3 without AWS
-    account: AccountView | None  # None where there are no credentials
+    account: AccountView | None  # None if there are no credentials
     price: Price | NoPrice  # of an hour, or the reason why it is not known
 
     def __str__(self) -> str:
@@ -152,10 +152,10 @@ class Speed(NamedTuple):
 
 
 def read_served(options: UpOptions) -> Manifest | None:
-    """The manifest of the target's artefact; None where it serves a model. Of an artefact on S3
+    """The manifest of the target's artefact; None if it serves a model. Of an artefact on S3
     no other file is fetched.
 
-    Raises InvalidRequest where the instance cannot serve it.
+    Raises InvalidRequest if the instance cannot serve it.
     """
     if options.artifact is None:
         return None

@@ -5,8 +5,8 @@ needs no open port.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -19,8 +19,8 @@ _ALIVE = ("pending", "running")
 _MARKETS: dict[str, Market] = {"spot": "spot", "capacity-block": "capacity-block"}
 _WHEN = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
-POLL_SECONDS = 1.0
-_MOST_SECONDS = 60
+_POLL_SECONDS = 1
+_MAX_SECONDS = 60
 _UNDER_WAY = ("Pending", "InProgress", "Delayed")
 
 PROGRESS = (
@@ -55,12 +55,12 @@ class RunningInstance:
 
     @property
     def ends_at(self) -> str | None:
-        """The time at which the host powers itself off (UTC); None where its tags do not say."""
+        """The time at which the host powers itself off (UTC); None if its tags do not say."""
         return self.tags.get("outrider:ends")
 
 
 def describe_instance(aws: Aws, instance_id: str) -> RunningInstance | None:
-    """The instance; None where EC2 has forgotten it."""
+    """The instance; None if EC2 has forgotten it."""
     client = aws.client("ec2")
     with aws_refusals():
         try:
@@ -113,35 +113,31 @@ class HostProgress(NamedTuple):
 
 
 def run_on_host(aws: Aws, instance_id: str, command: str) -> str:
-    """Run the command on the host and return what it prints. Raises Unavailable where the host does
+    """Run the command on the host and return what it prints. Raises Unavailable if the host does
     not answer (its agent needs a minute or two after the start), or the command fails.
     """
+    from botocore.exceptions import WaiterError
+
     client = aws.client("ssm")
     with aws_refusals():
         try:
             sent = client.send_command(
                 InstanceIds=[instance_id],
                 DocumentName="AWS-RunShellScript",
-                Parameters={"commands": [command], "executionTimeout": [str(_MOST_SECONDS)]},
+                Parameters={"commands": [command], "executionTimeout": [str(_MAX_SECONDS)]},
             )
         except client.exceptions.InvalidInstanceId as error:
             raise Unavailable(
                 f"{instance_id} does not answer yet: Systems Manager does not know it"
             ) from error
-    command_id, ends = sent["Command"]["CommandId"], time.monotonic() + _MOST_SECONDS
-    while time.monotonic() < ends:
-        with aws_refusals():
-            try:
-                invocation = client.get_command_invocation(
-                    CommandId=command_id, InstanceId=instance_id
-                )
-            except client.exceptions.InvocationDoesNotExist:  # for a moment after sending
-                invocation = {"Status": "Pending"}
-        if invocation["Status"] not in _UNDER_WAY:
-            break
-        time.sleep(POLL_SECONDS)
-    else:
-        raise Unavailable(f"{instance_id} did not answer within {_MOST_SECONDS} s")
+    sent_to = {"CommandId": sent["Command"]["CommandId"], "InstanceId": instance_id}
+    polling = {"Delay": _POLL_SECONDS, "MaxAttempts": _MAX_SECONDS // _POLL_SECONDS}
+    with aws_refusals():
+        with suppress(WaiterError):  # also of a command that failed: its status says so
+            client.get_waiter("command_executed").wait(**sent_to, WaiterConfig=polling)
+        invocation = client.get_command_invocation(**sent_to)
+    if invocation["Status"] in _UNDER_WAY:
+        raise Unavailable(f"{instance_id} did not answer within {_MAX_SECONDS} s")
     if invocation["Status"] != "Success":
         reason = invocation.get("StandardErrorContent", "").strip() or invocation["Status"]
         raise Unavailable(f"{instance_id}: the command failed: {reason}")
@@ -149,7 +145,7 @@ def run_on_host(aws: Aws, instance_id: str, command: str) -> str:
 
 
 def progress(aws: Aws, instance_id: str) -> HostProgress:
-    """The progress of the host. Raises Unavailable where it does not answer."""
+    """The progress of the host. Raises Unavailable if it does not answer."""
     state, _, setup = run_on_host(aws, instance_id, PROGRESS).strip().partition("\n")
     step = setup.removeprefix("outrider setup:").strip()
     failed = "FAILED" in step or state == "failed"

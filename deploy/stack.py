@@ -15,7 +15,7 @@ import yaml
 
 from compile.aws import Aws, aws_refusals, error_code
 from deploy.deployment import Host
-from inference.command import say
+from deploy.waiting import Wait
 from inference.errors import InvalidRequest, Unavailable
 
 POLL_SECONDS = 3.0
@@ -83,7 +83,7 @@ class TargetStack:
         self._client = aws.client("cloudformation")
 
     def state(self, stack_id: str | None = None) -> StackState | None:
-        """The stack's state; None where there is none.
+        """The stack's state; None if there is none.
 
         stack_id: of one that may have been removed; its last state is kept for months
 
@@ -105,7 +105,7 @@ class TargetStack:
         return _read(row)
 
     def create(self, body: str, parameters: Mapping[str, str]) -> StackState:
-        """Begin to make it. What cannot be completed is removed by CloudFormation itself."""
+        """Begin to create it. CloudFormation itself removes a stack that it cannot complete."""
         with aws_refusals():
             reply = self._client.create_stack(
                 StackName=self.name,
@@ -121,11 +121,10 @@ class TargetStack:
         return self._present(reply["StackId"])
 
     def settled(self, state: StackState) -> StackState:
-        """The stack's state when nothing moves any more."""
-        began = time.monotonic()
+        """Wait for the stack's final state, and return it."""
+        wait = Wait(self.name)
         while state.moving:
-            words = state.status.lower().replace("_", " ")
-            say(f"{self.name}: {words}, {time.monotonic() - began:.0f} s")
+            wait.report(state.status.lower().replace("_", " "))
             time.sleep(POLL_SECONDS)
             state = self._present(state.stack_id)
         return state
@@ -141,7 +140,7 @@ class TargetStack:
         return LaunchFailure(self.name, f"CloudFormation says {state.status}, without a reason")
 
     def remove(self, state: StackState) -> None:
-        """Remove it with all that it made. Raises Unavailable where something stays."""
+        """Remove it with all its resources. Raises Unavailable if something remains."""
         if state.status != "DELETE_IN_PROGRESS":
             with aws_refusals():
                 self._client.delete_stack(StackName=self.name)

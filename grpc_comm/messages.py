@@ -69,7 +69,7 @@ def write_decode(order: Decode) -> pb.Decode:
 
 
 def read_decode(message: pb.Decode) -> Decode:
-    """Read an order; raise InvalidRequest or LimitExceeded for an invalid one."""
+    """Read a Decode message. Raises InvalidRequest or LimitExceeded if it is invalid."""
     if len(message.stop_ids) > MAX_STOP_IDS:
         raise LimitExceeded(f"{len(message.stop_ids)} stop ids: the maximum is {MAX_STOP_IDS}")
     if message.pace not in pb.Decode.Pace.values():

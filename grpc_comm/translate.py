@@ -58,7 +58,7 @@ class Description:
     rules: bool = False  # supports grammars, penalties and biases, and reports log-probabilities
     emulated: bool = False  # its times are another device's: it shares no device with a draft
     settings_digest: str = ""  # of tokenizer_settings; empty for a target of an older version
-    tokenizer_settings: bytes = b""  # of inference.tokenizer_settings; sent on request
+    tokenizer_settings: bytes = b""  # of inference.text.tokenizer_settings; sent on request
 
 
 class SessionTerms(NamedTuple):

@@ -88,7 +88,7 @@ def say(line: str) -> None:
 
 
 def has_display() -> bool:
-    """Whether a display shows the messages, such as a text during its generation."""
+    """Whether messages are shown by a display, such as that of a streamed text, not as lines."""
     return _displays[-1] is not _print
 
 

@@ -82,7 +82,9 @@ class Proposer(Protocol):
         ...
 
     def work(self, now: float) -> DraftUsage | None:
-        """Prefill a part of the prompt, or make a call; None when no call is worth it."""
+        """Prefill a part of the prompt, or run one forward pass of the draft. Return None if
+        neither is worth its time.
+        """
         ...
 
     def flush(self, now: float, first: int) -> Nodes | None:

@@ -2,8 +2,8 @@
 
 The contract (docs/architecture.md, "Sampling"): at temperature T > 0 the token at absolute position
 i is the v with the greatest logit_v / T + G(seed, i, v), ties to the lowest id; at T = 0 it is the
-argmax of the logits. G is Gumbel noise. `inference/model/sampler.py` computes the choice. This
-module needs no array library, so a client without one can import it.
+argmax of the logits. G is Gumbel noise. `inference/model/choice/sampler.py` computes the choice.
+This module needs no array library, so a client without one can import it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class GrammarKind(Enum):
 class Grammar:
     """The required form of an output. Raises InvalidRequest for an empty or too long text.
 
-    Whether it can be compiled is checked by `Grammars` (inference/grammar.py).
+    Whether it can be compiled is checked by `Grammars` (inference/text/grammar.py).
     """
 
     kind: GrammarKind

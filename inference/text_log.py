@@ -1,6 +1,6 @@
 """A text as a log: tokens are appended and never change, and each reader has a cursor in it.
 
-The target's session is such a log, and a client has a copy of it (inference/text_copy.py). Pure.
+The target's session is such a log, and a client has a copy (inference/loop/text_copy.py). Pure.
 """
 
 from __future__ import annotations

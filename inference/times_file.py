@@ -18,9 +18,9 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 
 from inference.errors import InvalidRequest
-from inference.file_model import Count, Line, Positive, Record, read_record
-from inference.files import write_whole
-from inference.json_file import GREATEST, read_json
+from inference.files.json_file import GREATEST, read_json
+from inference.files.records import Count, Line, Positive, Record, read_record
+from inference.files.writing import write_whole
 from inference.times import Shape, Table, Times
 
 PROFILES = Path(__file__).parent / "data" / "profiles"

@@ -1,7 +1,7 @@
 """The rule for the choice of a text's tokens: penalties, biases, and a grammar or minimum length.
 
-It is a function of the text's prefix. So its result at a node of a tree follows from the
-committed tokens and the node's path, and no candidate can change a text.
+It is a function of the text's prefix: its result at a node of a tree depends only on the committed
+tokens and the path to the node, so candidates cannot affect the output.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
-from inference.tree import IntArray, TreeNodes
+from inference.tree.token_tree import IntArray, TreeNodes
 
 FloatArray = NDArray[np.float32]
 

@@ -9,6 +9,7 @@ measures itself once in a run.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
@@ -39,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # imports leave no garbage, and the collector would look at all of them each time
     if config.getoption("--measure"):
         config.pluginmanager.register(tiers.Meter(config))
 
@@ -59,6 +61,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     seed = config.getoption("--shuffle")
     if seed is not None:
         tiers.shuffle(items, seed)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

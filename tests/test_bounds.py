@@ -8,17 +8,17 @@ from collections.abc import Callable
 
 import pytest
 
-from inference import grammar, grammar_check
-from inference.candidates import REMEMBERED_NUMBERS, CandidateTree
-from inference.grammar import Grammars
 from inference.proposer import Nodes
 from inference.sampling import Grammar, GrammarKind
+from inference.text import grammar, grammar_check
+from inference.text.grammar import Grammars
 from inference.times import REMEMBERED, Times
+from inference.tree.candidates import REMEMBERED_NUMBERS, CandidateTree
 from outrider.endpoint import grammar_turns
 from outrider.endpoint.grammar_turns import GrammarTurns
-from outrider.text import call_reader
-from outrider.text.call_reader import CallReader
-from outrider.text.tool_calls import TAGGED
+from outrider.text.tools import call_reader
+from outrider.text.tools.call_reader import CallReader
+from outrider.text.tools.tool_calls import TAGGED
 from tests.support.pairs import STOP, VOCABULARY, tokenizer
 
 
@@ -89,7 +89,7 @@ BOUNDED: dict[str, tuple[Filled, int]] = {
     "former candidates": (committed_candidates, REMEMBERED_NUMBERS),
     "checked grammars": (checked_grammars, grammar.KEPT),
     "grammars known at an endpoint": (grammars_of_callers, grammar_turns.MAX_CHECKED),
-    "letters of a call without an end": (unfinished_call, call_reader.MAX_HELD),
+    "letters of a call without an end": (unfinished_call, call_reader.MAX_BUFFERED),
     "shapes": (measured_shapes, REMEMBERED // 2),
 }
 

@@ -12,16 +12,16 @@ import pytest
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.server.server import BackgroundServer, Target
 from inference.backends.eager import EagerModel
-from inference.draft_thread import inline
-from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import BestFirst, Chain, RoundProposer
+from inference.loop.draft_thread import inline
+from inference.loop.draft_tuning import TUNING
 from inference.model.decoder import Decoder
 from inference.order import Pace
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
-from inference.text import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from outrider.models.directories import EMBEDDED
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_target

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from inference.decode import Step, decode
 from inference.drafters.round_proposer import BestFirst, Chain
 from inference.engine.engine import Engine
-from inference.engine.local_session import LocalSession
+from inference.engine.sessions.local_session import LocalSession
+from inference.loop.decode import Step, decode
 from inference.model.decoder import Decoder
 from inference.order import Decode, End, Pace
 from inference.proposer import MODEL, NOBODY, Proposer

@@ -12,12 +12,12 @@ import llguidance
 import pytest
 
 from inference.engine.engine import Engine
-from inference.engine.local_session import LocalSession
-from inference.grammar import Grammars
+from inference.engine.sessions.local_session import LocalSession
 from inference.model.decoder import Decoder
 from inference.order import Decode, Pace
 from inference.proposer import Proposer
 from inference.sampling import Grammar, GrammarKind, SamplingParams
+from inference.text.grammar import Grammars
 from tests.support.drafts import (
     alone,
     blocks,

@@ -7,12 +7,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from inference.candidates import ProposalStream
 from inference.engine.engine import Engine
-from inference.engine.session import Session
+from inference.engine.sessions.session import Session
 from inference.order import MOST_CREDIT, Decode, End, Pace
 from inference.proposer import NOBODY, Nodes
 from inference.sampling import SamplingParams
+from inference.tree.candidates import ProposalStream
 from tests.support.columns import BASE, Candidate, nodes_of
 from tests.support.exact import Clock, Exact, exact_engine, own_text, text_of
 

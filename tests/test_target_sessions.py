@@ -8,10 +8,10 @@ from functools import partial
 
 import pytest
 
-from inference.decode import TargetSession
 from inference.engine.engine import Engine
-from inference.engine.local_session import LocalSession
+from inference.engine.sessions.local_session import LocalSession
 from inference.errors import Busy, InvalidRequest
+from inference.loop.decode import TargetSession
 from inference.order import Decode, Pace, TokenLogProb
 from inference.proposer import MODEL, NOBODY
 from inference.sampling import Grammar, GrammarKind, SamplingParams

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from compile.store import DiskObjects, pull, push
-from inference.artifact import read_manifest, write_manifest
 from inference.command import FAILED, run_command
-from inference.files import replacing, write_whole
+from inference.files.artifact import read_manifest, write_manifest
+from inference.files.writing import replacing, write_whole
 from inference.planner.acceptance_file import read_acceptance, write_acceptance
 from inference.times_file import StoredTimes
 from tests.support.artifacts import build

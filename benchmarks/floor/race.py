@@ -16,12 +16,12 @@ from benchmarks.floor.laws import Law, Machine
 from benchmarks.regret.clock import VirtualClock
 from inference.backends import Chosen, Ranked, Segment
 from inference.engine.engine import Engine
-from inference.engine.session import Session
+from inference.engine.sessions.session import Session
 from inference.order import Decode, End
 from inference.proposer import Nodes
 from inference.sampling import SamplingParams
 from inference.times import Times
-from inference.tree import IntArray
+from inference.tree.token_tree import IntArray
 
 VOCABULARY, MOST_NODES, CHUNK = 32_000, 64, 256
 LENGTH = 2_048

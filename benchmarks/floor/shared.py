@@ -14,11 +14,11 @@ from benchmarks.floor.race import VOCABULARY, ScriptedTarget, next_tokens
 from benchmarks.regret.clock import VirtualClock
 from benchmarks.regret.stage import GROWING, Profiles, Stage, virtual_server
 from inference.backends import Chosen, Ranked, Segment
-from inference.decode import Loop
-from inference.draft_thread import Drafting, inline
+from inference.loop.decode import Loop
+from inference.loop.draft_thread import Drafting, inline
+from inference.loop.throttle import Baseline, Throttle
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from inference.throttle import Silence, Throttle
 from inference.times_file import Profile
 
 SLICES = 16
@@ -107,7 +107,7 @@ def play(sharing: Sharing, tokens: int, seed: int, *, drafts: bool) -> list[floa
     stage = Stage(server, draft, 0.0, PROFILES)
 
     def begin(drafting: Drafting) -> Callable[[], bool]:
-        drafting.open(GROWING.propose(stage), Throttle(Silence()))
+        drafting.open(GROWING.propose(stage), Throttle(Baseline()))
         return drafting.turn
 
     prompt, params, at = (1 + seed, 2, 3), SamplingParams(0.0, seed=1 + seed), list[float]()

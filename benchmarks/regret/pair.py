@@ -21,9 +21,9 @@ from torch import Tensor
 
 from benchmarks.regret.prefixes import EMPTY, Prefixes
 from inference.backends import Chosen, Ranked, Segment
-from inference.model.sampler import Sampling, choose_greedy, choose_open, rank, rank_greedy
+from inference.model.choice.sampler import Sampling, choose_greedy, choose_open, rank, rank_greedy
 from inference.sampling import SamplingParams
-from inference.tree import IntArray
+from inference.tree.token_tree import IntArray
 
 CAPACITY, MOST_NODES = 4096, 1024
 """Slots of a row, in which nothing is stored but which prefix they are; and nodes of a call."""

@@ -43,8 +43,8 @@ from benchmarks.regret.stage import (
 from benchmarks.regret.study import Result, read
 from inference.backends import Chosen, Model, Ranked, Segment
 from inference.command import say
-from inference.draft_thread import inline
 from inference.flags.values import Counts, Words
+from inference.loop.draft_thread import inline
 from inference.times_file import find_profile
 from outrider.measure.figures import geometric_interval
 from outrider.options.groups import Quantization

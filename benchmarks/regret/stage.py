@@ -14,7 +14,7 @@ from benchmarks.regret.virtual import Link, MeteredModel, VirtualServer, Virtual
 from inference.backends import Model
 from inference.drafters.draft import Draft
 from inference.engine.engine import Engine
-from inference.planner.acceptance import Knowledge
+from inference.planner.acceptance import PairStats
 from inference.planner.acceptance_file import read_acceptance
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
@@ -101,13 +101,13 @@ class Stage:
         self._link, self._server, self._profiles = Link(round_trip, BYTE_TIME), server, profiles
         self.session = VirtualSession(server, self._link)
 
-    def knowledge(self) -> Knowledge:
-        """Knowledge of a client before its first text: draft and link as measured, times as the
+    def knowledge(self) -> PairStats:
+        """PairStats of a client before its first text: draft and link as measured, times as the
         target told them, and nothing learned of the pair.
         """
         round_trip = self._link.crossing(0) + self._link.crossing(_DESCRIPTION_BYTES)
         draft, target = (Times(each.table(CONTEXT)) for each in reversed(self._profiles))
-        return Knowledge(draft, target, read_acceptance(), round_trip)
+        return PairStats(draft, target, read_acceptance(), round_trip)
 
     def counts(self) -> tuple[int, ...]:
         """Costs of texts so far: the fields of a Reading from `calls` on."""

@@ -25,11 +25,11 @@ from benchmarks.regret.stage import (
     virtual_server,
 )
 from benchmarks.regret.texts import PROMPTS, SEED, TOKENS
-from inference.decode import Loop
-from inference.draft_thread import Drafter, inline
+from inference.loop.decode import Loop
+from inference.loop.draft_thread import Drafter, inline
 from inference.order import Decode
 from inference.sampling import SamplingParams
-from inference.text import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from outrider.models.directories import EMBEDDED
 
 _TOGETHER = 1e-3

@@ -21,15 +21,15 @@ from grpc_comm.client.wire_session import ACKNOWLEDGED_AT_ONCE
 from grpc_comm.proto import verifier_pb2 as pb
 from inference.backends import Chosen, Model, Ranked, Segment
 from inference.backends.batch import BatchShape
-from inference.candidates import ProposalStream
 from inference.engine.engine import Engine
-from inference.engine.session import Session
+from inference.engine.sessions.session import Session
+from inference.loop.stats import Traffic
+from inference.loop.text_copy import TextCopy
 from inference.order import Decode, End, Progress, TokenLogProb
 from inference.proposer import FRAMING_BYTES, Nodes
 from inference.sampling import SamplingParams
-from inference.stats import Traffic
-from inference.text_copy import TextCopy
 from inference.times_file import Profile
+from inference.tree.candidates import ProposalStream
 
 
 class Link(NamedTuple):
@@ -118,7 +118,7 @@ class VirtualServer:
 
 
 class VirtualSession:
-    """A TargetSession (inference/decode.py), one text at a time.
+    """A TargetSession (inference/loop/decode.py), one text at a time.
 
     proposed: nodes sent so far.
     """

@@ -25,12 +25,12 @@ from benchmarks.rivals.library import Library
 from inference.errors import InvalidRequest
 from inference.flags.group import Metavar
 from inference.flags.values import Count, Words
-from inference.model.checkpoint import DTYPES
+from inference.model.checkpoints.checkpoint import DTYPES
 from outrider.client.client import Client
 from outrider.measure.arms import Arm
-from outrider.measure.bench import run as run_bench
-from outrider.measure.options import BenchOptions
 from outrider.measure.sets import Item
+from outrider.measure.verbs.bench import run as run_bench
+from outrider.measure.verbs.options import BenchOptions
 
 
 class Options(BenchOptions, Flags):

@@ -31,8 +31,8 @@ from benchmarks.training.agreement import TEMPERATURES, Agreement, collect
 from benchmarks.training.logistic import WORTH, fit_weights
 from inference.drafters.round_proposer import edge_values
 from inference.errors import InvalidRequest
+from inference.files.json_file import Json
 from inference.flags.group import Metavar, Multiple
-from inference.json_file import Json
 from inference.planner.acceptance import KINDS, RANKS, VERSION, AcceptanceModel
 from inference.planner.acceptance_file import read_acceptance, read_model
 from inference.planner.child_features import RANK_FEATURES, FloatArray, rank_features

@@ -14,8 +14,8 @@ from benchmarks.own_texts import Prompt, Text, load_model, own_texts, read_promp
 from benchmarks.training.corpus import read_texts
 from inference.backends import Model
 from inference.backends.sequence import ModelSequence
-from inference.text import Tokenizer
-from inference.tree import TokenTree
+from inference.text.tokenizer import Tokenizer
+from inference.tree.token_tree import TokenTree
 from outrider.models.directories import EMBEDDED
 
 WIDTH = 16

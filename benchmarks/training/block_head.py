@@ -26,7 +26,7 @@ from benchmarks.training.head import MOST_POSITIONS, HeadFlags, computed, texts_
 from benchmarks.training.trainer import Trainer
 from inference.model.attention import Sight
 from inference.model.block_head import BlockHead, BlockHeadConfig
-from inference.model.config import ModelConfig, read_config
+from inference.model.checkpoints.config import ModelConfig, read_config
 from inference.model.decoder import Decoder
 from inference.model.layers import Past, RMSNorm
 

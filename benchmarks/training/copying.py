@@ -14,7 +14,7 @@ from benchmarks.training.agreement import Agreement
 from benchmarks.training.logistic import WORTH, fit_weights
 from inference.drafters.copied_text import SuffixAutomaton
 from inference.errors import InvalidRequest
-from inference.json_file import Json
+from inference.files.json_file import Json
 from inference.planner.acceptance import AcceptanceModel
 from inference.planner.acceptance_file import read_acceptance, read_model
 from inference.planner.child_features import (
@@ -80,7 +80,7 @@ def _rank(place: Position) -> int | None:
 
 
 def _joint(place: Position, judge: AcceptanceModel) -> tuple[FloatArray, NDArray[np.bool_]]:
-    copied = dict(zip(place.tokens, judge.copied(place.table.tolist()), strict=True))
+    copied = dict(zip(place.tokens, judge.laws.copies.chances(place.table.tolist()), strict=True))
     tokens, table = joint_features(place.model, copied)
     return table, np.array(tokens) == place.next_token
 

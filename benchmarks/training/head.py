@@ -31,7 +31,7 @@ from inference.flags.group import Metavar
 from inference.flags.values import Natural, comma_separated
 from inference.model.attention import Sight
 from inference.model.cache import KeysValues
-from inference.model.config import ModelConfig, read_config
+from inference.model.checkpoints.config import ModelConfig, read_config
 from inference.model.decoder import Decoder
 from inference.model.eagle_head import EagleHead, HeadConfig
 from inference.model.layers import Past, RMSNorm

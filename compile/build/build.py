@@ -1,5 +1,5 @@
-"""Builds an artefact directory from a spec, stage by stage, through a Builder. A finished stage is
-not built again.
+"""Builds an artefact directory from a spec, stage by stage, with a Builder. A finished stage is not
+built again.
 
 Stages are the weights, each graph, and what needs all graphs. `.build/` in the artefact's directory
 remembers what each was made from, and the hashes of its files. The manifest is written last, when
@@ -25,7 +25,8 @@ import torch
 from compile.build.progress import JOINT, WEIGHTS, BuildProgress
 from compile.round_check import check_rounds
 from compile.spec import CompileSpec
-from inference.artifact import (
+from inference.errors import BadArtifact, InvalidRequest
+from inference.files.artifact import (
     MANIFEST,
     TOKENIZER_FILES,
     Bucket,
@@ -34,16 +35,15 @@ from inference.artifact import (
     read_manifest,
     write_manifest,
 )
-from inference.errors import BadArtifact, InvalidRequest
-from inference.file_model import Record, Text, read_record
-from inference.files import locked, write_whole
-from inference.json_file import read_json
-from inference.model.checkpoint import DTYPES, load_decoder
-from inference.model.config import read_config_for_graphs, read_raw_config
+from inference.files.json_file import read_json
+from inference.files.records import Record, Text, read_record
+from inference.files.writing import locked, write_whole
+from inference.model.checkpoints.checkpoint import DTYPES, load_decoder
+from inference.model.checkpoints.config import read_config_for_graphs, read_raw_config
+from inference.model.checkpoints.weight_files import fingerprint
 from inference.model.decoder import Decoder
-from inference.model.weight_files import fingerprint
-from inference.text import Tokenizer
-from inference.tokenizer_settings import TEMPLATES
+from inference.text.tokenizer import Tokenizer
+from inference.text.tokenizer_settings import TEMPLATES
 
 STATE = ".build"
 _COPIED = ("config.json", "generation_config.json", *TOKENIZER_FILES)
@@ -133,10 +133,10 @@ def build_artifact(
     naming the process, while another one builds in the directory.
     """
     _make_room(directory)
-    with_ = builder.made_with()
+    tools = builder.made_with()
     names = [bucket.name for bucket in spec.graphs]
     progress.plan([WEIGHTS, *names, JOINT])
-    stages = Stages(directory, _base_key(spec, source, with_), progress)
+    stages = Stages(directory, _base_key(spec, source, tools), progress)
     present = [name for name in _COPIED if (source.directory / name).is_file()]
     templates = (source.directory / TEMPLATES).glob("*.jinja")
     present += sorted(f"{TEMPLATES}/{path.name}" for path in templates)
@@ -152,7 +152,7 @@ def build_artifact(
         for made in _build_graphs(spec.graphs, builder, stages):
             files |= made
         files |= stages.run(JOINT, {"files": files}, lambda: builder.finish(directory, spec.graphs))
-        return _finish(directory, make_manifest(spec, source, with_, files, command), progress)
+        return _finish(directory, make_manifest(spec, source, tools, files, command), progress)
 
 
 def _build_graphs(
@@ -248,7 +248,7 @@ def _make_room(directory: Path) -> None:
         raise InvalidRequest(f"--out {directory} cannot be written: {error.strerror}") from error
 
 
-def _base_key(spec: CompileSpec, source: Source, with_: MadeWith) -> str:
+def _base_key(spec: CompileSpec, source: Source, tools: MadeWith) -> str:
     """Hash of everything that any stage is made from. The list of graphs is left out, so that a
     graph may be added.
     """
@@ -264,24 +264,24 @@ def _base_key(spec: CompileSpec, source: Source, with_: MadeWith) -> str:
             "spec": settings,
             "model": source.model_fingerprint,
             "tokenizer": source.tokenizer_fingerprint,
-            **asdict(with_),
+            **asdict(tools),
         }
     )
 
 
 def make_manifest(
-    spec: CompileSpec, source: Source, with_: MadeWith, files: Mapping[str, str], command: str
+    spec: CompileSpec, source: Source, tools: MadeWith, files: Mapping[str, str], command: str
 ) -> Manifest:
     """The manifest of what was built. files: path -> SHA-256; command: that built it"""
     return Manifest(
-        **vars(spec) | {"compiler_flags": with_.flags},
+        **vars(spec) | {"compiler_flags": tools.flags},
         model_fingerprint=source.model_fingerprint,
         tokenizer_fingerprint=source.tokenizer_fingerprint,
         stop_ids=source.stop_ids,
         config=source.config,
         capacity=spec.capacity,
-        versions=with_.versions,
-        host=with_.host,
+        versions=tools.versions,
+        host=tools.host,
         files=dict(files),
         command=command,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -289,8 +289,8 @@ def make_manifest(
 
 
 def _finish(directory: Path, manifest: Manifest, progress: BuildProgress) -> Manifest:
-    """Check the rounds and write the manifest. One with equal content keeps its date and command,
-    and so its digest.
+    """Check the rounds and write the manifest. If an identical one exists, it keeps its date and
+    command, so that its digest does not change.
     """
     if (directory / MANIFEST).is_file():
         try:

@@ -1,5 +1,4 @@
-"""The CPU builder: one ahead-of-time inductor package a bucket, checked against the same graph run
-eagerly.
+"""The CPU builder: one ahead-of-time inductor package per bucket, checked against the eager graph.
 
 Packages hold machine code for the CPU that builds them. Weights lie beside them, once for all
 buckets.
@@ -23,8 +22,8 @@ from torch.export import ExportedProgram
 from compile.agreement import check_graph
 from compile.build.build import MadeWith, load_whole
 from compile.spec import CompileSpec
-from inference.artifact import Bucket, DraftBucket, RoundBucket
-from inference.backends.compiled import (
+from inference.backends.eager import EagerModel
+from inference.backends.graphs.compiled import (
     WEIGHTS,
     CompiledModel,
     Graph,
@@ -32,14 +31,14 @@ from inference.backends.compiled import (
     host,
     load_graph,
 )
-from inference.backends.eager import EagerModel
-from inference.backends.fused import DRAFT_WEIGHTS, round_constants
+from inference.backends.graphs.fused import DRAFT_WEIGHTS, round_constants
 from inference.backends.target_features import FeatureForm
 from inference.errors import BadArtifact, InvalidRequest
+from inference.files.artifact import Bucket, DraftBucket, RoundBucket
 from inference.model.cache import KeysValues, cache_names
 from inference.model.decoder import Decoder
-from inference.model.round_graph import RoundGraph, round_inputs
-from inference.model.verify_graph import VerifyGraph, example_inputs
+from inference.model.graphs.round_graph import RoundGraph, round_inputs
+from inference.model.graphs.verify_graph import VerifyGraph, example_inputs
 
 ALWAYS: Mapping[str, object] = {
     "aot_inductor.package_constants_in_so": False,  # one set of weights for all graphs
@@ -171,7 +170,7 @@ def export_graph(graph: nn.Module, inputs: Mapping[str, Tensor]) -> ExportedProg
 
 
 def check_compiler() -> None:
-    """Raise InvalidRequest where no C++ compiler is found."""
+    """Raise InvalidRequest if no C++ compiler is found."""
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         raise InvalidRequest(

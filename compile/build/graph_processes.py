@@ -14,8 +14,8 @@ from pathlib import Path
 
 from compile.build.build import Builder, MadeWith
 from compile.plan.memory import processors
-from inference.artifact import Bucket
 from inference.errors import BadArtifact
+from inference.files.artifact import Bucket
 
 _TALKATIVE = ("torch", "absl", "jax", "Neuron", "neuronx_distributed", "libneuronxla")
 

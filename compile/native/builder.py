@@ -1,8 +1,8 @@
-"""Builds a target for trn2 or trn3 by native PyTorch: weights dealt out to ranks, and graphs that
+"""Builds a target for trn2 or trn3 by native PyTorch: weights divided among ranks, and graphs that
 TorchNeuron compiles when the ranks first call them.
 
-It runs on the instance that it builds for. What TorchNeuron compiled lies in the artefact, in the
-layout of its own cache, where loading finds it again.
+It runs on an instance of the type that it builds for. The artefact contains TorchNeuron's cache of
+compiled graphs, which loading reads again.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from compile.build.build import MadeWith, load_whole
-from compile.neuron.compiler_errors import CompilerDied, first_error, gave_reason, once_more
+from compile.neuron.compiler import CompilerDied, first_error, gave_reason, once_more
 from compile.parallel import calls_between, described, parallel_config, parallel_tensors
 from compile.spec import CompileSpec
-from inference.artifact import Bucket
 from inference.backends.native.loading import compiled_files
 from inference.backends.native.program import DEALT, GRAPHS, RankPlan, rank_weights
 from inference.backends.native.ranks import Ranks
 from inference.backends.native.sdk import FLAGS, TRAINIUM, Machine, configure
-from inference.backends.neuron import Program, runtime_error
-from inference.backends.neuron_sdk import logical_cores
+from inference.backends.neuron.model import Program, runtime_error
+from inference.backends.neuron.sdk import logical_cores
 from inference.errors import BadArtifact, OutriderError
-from inference.files import write_whole
-from inference.model.config import ModelConfig, read_config, read_raw_config
-from inference.model.verify_graph import example_inputs
+from inference.files.artifact import Bucket
+from inference.files.writing import write_whole
+from inference.model.checkpoints.config import ModelConfig, read_config, read_raw_config
+from inference.model.graphs.verify_graph import example_inputs
 
 _CUT_BY_INPUT = (".o_proj.weight", ".down_proj.weight", "embed_tokens.weight")
 _WHOLE = ("norm.weight", "layernorm.weight", ".o_proj.bias", ".down_proj.bias")
@@ -109,7 +109,7 @@ class TorchNeuronBuilder:
         return [record, *_named(compiled_files(graphs) - before, directory)]
 
     def _call(self, name: str, inputs: dict[str, Tensor], directory: Path) -> None:
-        """Call a graph. Ranks whose call failed are let go, since they take no further one."""
+        """Call a graph. Ranks whose call failed are stopped, since they accept no further call."""
         try:
             self._program(directory)(name, inputs)
         except OutriderError:

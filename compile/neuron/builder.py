@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,18 +31,18 @@ from compile.parallel import (
 )
 from compile.plan.memory import compilers_at_once
 from compile.spec import CompileSpec
-from inference.artifact import Bucket
-from inference.backends.neuron import PACKAGE, SHARD
-from inference.backends.neuron_sdk import sdk_versions
-from inference.files import cache_directory, write_whole
-from inference.model.config import read_config
-from inference.model.round_graph import idle_inputs
+from inference.backends.neuron.model import PACKAGE, SHARD
+from inference.backends.neuron.sdk import sdk_versions
+from inference.files.artifact import Bucket
+from inference.files.writing import cache_directory, write_whole
+from inference.model.checkpoints.config import read_config
+from inference.model.graphs.round_graph import idle_inputs
 
 _OPTIMISATION = ("-O", "--optlevel")
 
 
 class NeuronBuilder:
-    """A Builder (compile/build/build.py) for trn1 and inf2. Raises InvalidRequest where a model
+    """A Builder (compile/build/build.py) for trn1 and inf2. Raises InvalidRequest if a model
     cannot be divided among the ranks.
 
     draft: the checkpoint of the draft in the graphs, where the spec has one
@@ -91,8 +90,7 @@ class NeuronBuilder:
         """
         call = self._call(bucket)
         graph = self._graphs.compiled(call)
-        more = {"levels": bucket.levels, "instructions": dict(graph.instructions)}
-        files = [self._record(directory, f"graphs/{bucket.name}.json", call, more)]
+        files = [self._record(directory, call)]
         if graph.log is not None:
             files.append(f"graphs/{bucket.name}.log.txt")
             shutil.copyfile(graph.log, directory / files[-1])
@@ -102,11 +100,8 @@ class NeuronBuilder:
         """Put every graph into one package, without weights. With several rows there is also a
         graph that copies a row, and with sampling one that makes noise.
         """
-        calls = [*(self._call(bucket) for bucket in buckets), *self._between.values()]
-        records = [
-            self._record(directory, f"graphs/{name}.json", call, {})
-            for name, call in self._between.items()
-        ]
+        calls = [*(self._call(bucket) for bucket in buckets), *self._between]
+        records = [self._record(directory, call) for call in self._between]
         model = self._graphs.package(calls, self._spec.tensor_parallel)
         (directory / PACKAGE).parent.mkdir(parents=True, exist_ok=True)
         model.save(str(directory / PACKAGE), save_weights=False)
@@ -125,17 +120,18 @@ class NeuronBuilder:
         )
 
     @property
-    def _between(self) -> dict[str, GraphCall]:
-        calls = calls_between(self._spec)
-        return {name: GraphCall(name, taken, self._tools.flags) for name, taken in calls.items()}
+    def _between(self) -> list[GraphCall]:
+        calls = calls_between(self._spec).items()
+        return [GraphCall(name, inputs, self._tools.flags) for name, inputs in calls]
 
     def _call(self, bucket: Bucket) -> GraphCall:
         flags = graph_flags(self._tools.flags, self._spec, bucket)
         return GraphCall(bucket.name, idle_inputs(bucket), flags)
 
-    def _record(self, directory: Path, name: str, call: GraphCall, more: Mapping[str, Any]) -> str:
-        """Write what a graph takes. Returns the file's name."""
-        record = {"inputs": described(call.inputs), **more, "flags": render(call.flags)}
+    def _record(self, directory: Path, call: GraphCall) -> str:
+        """Write the inputs and the flags of a graph. Returns the file's name."""
+        name = f"graphs/{call.name}.json"
+        record = {"inputs": described(call.inputs), "flags": render(call.flags)}
         write_whole(directory / name, json.dumps(record, indent=1) + "\n")
         return name
 
@@ -188,7 +184,7 @@ def hot_graph(spec: CompileSpec) -> Bucket | None:
     cache, with sampling where there is. A plan of these rows always has it, so a graph added later
     leaves the layout as it is.
 
-    None where weights stay as they are: beside a draft, whose weights this graph does not read.
+    None if weights stay as they are: beside a draft, whose weights this graph does not read.
     """
     if spec.fused is not None:
         return None

@@ -30,10 +30,9 @@ from compile.neuron.compiler import PLATFORMS, Toolchain, render
 from compile.plan.fit import usual_ranks
 from compile.request import BuildCheckpoint, find_checkpoint
 from compile.spec import CompileSpec, least_nodes, verify_bucket
-from inference.artifact import Manifest, check_files
 from inference.backends.eager import EagerModel
-from inference.backends.neuron_loading import load_neuron
-from inference.backends.neuron_sdk import (
+from inference.backends.neuron.loading import load_neuron
+from inference.backends.neuron.sdk import (
     has_device,
     instance_family,
     load_build_units,
@@ -42,7 +41,8 @@ from inference.backends.neuron_sdk import (
 )
 from inference.command import UNEQUAL_DEVICE, run_command, say
 from inference.errors import BadArtifact, InvalidRequest, OutriderError
-from inference.model.noise import noise, noise_in_limbs
+from inference.files.artifact import Manifest, check_files
+from inference.model.choice.noise import noise, noise_in_limbs
 
 _SMALL = ("--sequence_length", "512", "--max_tree_nodes", "16")
 """Sizes where the command line says nothing else."""

@@ -1,23 +1,25 @@
-"""Configures AWS's compiler: the platform, its flags, and where its files go.
+"""AWS's compiler: its platform, its flags, where its files go, and why it failed on a graph.
 
-A host without a device is told the platform by NEURON_PLATFORM_TARGET_OVERRIDE.
+A host without a device gets the platform from NEURON_PLATFORM_TARGET_OVERRIDE. The format of the
+compiler's output is not documented: it is read as neuronx-cc 2.22 wrote it in published logs.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
-from compile.neuron.compiler_errors import CompilerDied, gave_reason
 from compile.spec import CompileSpec
-from inference.backends.neuron_sdk import (
+from inference.backends.neuron.sdk import (
     Sdk,
     has_device,
     instance_family,
@@ -25,13 +27,22 @@ from inference.backends.neuron_sdk import (
     logical_cores,
     sdk_versions,
 )
+from inference.command import say
 from inference.errors import BadArtifact, InvalidRequest
+
+T = TypeVar("T")
 
 OVERRIDE = "NEURON_PLATFORM_TARGET_OVERRIDE"
 PLATFORMS = {"trn1": "trn1", "inf2": "trn1"}
 """The platform that each target is compiled for."""
 
 _OURS = ("--target", "--lnc")
+
+
+_ERRORS = (r"\[NCC_\w+\].*", r"ERROR.*", r".*[Ee]rror:.*", r".*Too many instructions.*")
+"""The lines that say most about why a compiler failed, the best first."""
+_REASON = re.compile(r"NCC_\w+|Too many instructions")
+_LONGEST = 300  # characters of an error
 
 
 class Toolchain:
@@ -151,3 +162,30 @@ def _cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+class CompilerDied(BadArtifact):
+    """A compiler that ended and gave no reason: it was killed, or crashed."""
+
+
+def gave_reason(text: str) -> bool:
+    """Whether a failed compiler's output names a reason, for which it would fail again."""
+    return _REASON.search(text) is not None
+
+
+def once_more(compile_graph: Callable[[], T]) -> T:
+    """Compile a graph. Where the compiler dies without a reason, try it a second time."""
+    try:
+        return compile_graph()
+    except CompilerDied as died:
+        say(f"{died}. It gave no reason: it is tried once more")
+        return compile_graph()
+
+
+def first_error(text: str) -> str:
+    """The line of a failed compiler's output that says most about why."""
+    for pattern in _ERRORS:
+        if match := re.search(pattern, text):
+            return match[0].strip()[:_LONGEST]
+    lines = text.split("\n")
+    return next((line.strip()[:_LONGEST] for line in reversed(lines) if line.strip()), "no output")

@@ -9,7 +9,6 @@ compiled for that layout, and loading brings the weights into it.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,10 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compile.neuron.compiler import Toolchain, render
-from compile.neuron.compiler_errors import once_more
+from compile.neuron.compiler import Toolchain, once_more, render
 from compile.neuron.neff_cache import NeffCache, unit_key
-from inference.backends.neuron_sdk import BuildUnits, load_build_units
+from inference.backends.neuron.sdk import BuildUnits, load_build_units
 
 LOG = "log-neuron-cc.txt"
 """The compiler's log of a graph, as it names it."""
@@ -46,7 +44,6 @@ class CompiledCall:
     trace: Any  # TraceArtifacts
     artifacts: Any  # CompilationArtifacts
     log: Path | None  # the compiler's
-    instructions: Mapping[str, int]  # HLO operation -> how many the graph has
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class _Layout:
     """The layout of weights that all graphs are compiled for."""
 
     graph: CompiledCall  # the one that reads them best so
-    transformer: Any  # LayoutTransformerArtifacts; None where weights are best as they are
+    transformer: Any  # LayoutTransformerArtifacts; None if weights are best as they are
 
 
 class NeuronGraphs:
@@ -105,7 +102,7 @@ class NeuronGraphs:
         return model
 
     def _sdk(self) -> BuildUnits:
-        """The SDK's functions; the platform is told to the SDK before they are imported."""
+        """The SDK's functions; the platform is set before they are imported."""
         with self._tracing:
             if self._units is None:
                 _ = self._tools.sdk
@@ -145,7 +142,7 @@ class NeuronGraphs:
 
         unit = self._unit(unit_key("graph", trace.hlo, flags, self._compiler), make)
         artifacts = self._sdk().compilation_artifacts(neff_filepath=str(unit / _NEFF))
-        return CompiledCall(trace, artifacts, _log_of(unit), _histogram(trace.hlo))
+        return CompiledCall(trace, artifacts, _log_of(unit))
 
     def _laid_out(self) -> _Layout | None:
         """The layout of the weights, found when the first graph is compiled."""
@@ -181,11 +178,11 @@ class NeuronGraphs:
             neff_filepath=str(unit / _NEFF),
             wrapped_neff_hlo_filepath=str(wrapped) if wrapped.is_file() else None,
         )
-        graph = CompiledCall(trace, artifacts, _log_of(unit), _histogram(trace.hlo))
+        graph = CompiledCall(trace, artifacts, _log_of(unit))
         return _Layout(graph, self._transformer(call, graph))
 
     def _transformer(self, call: GraphCall, graph: CompiledCall) -> Any:
-        """The program that brings weights into the priority graph's layout; None where they are."""
+        """The program that brings weights into the priority graph's layout; None if they are."""
         if graph.artifacts.wrapped_neff_hlo_filepath is None:
             return None
         units = self._sdk()
@@ -226,13 +223,3 @@ class NeuronGraphs:
 
 def _log_of(unit: Path) -> Path | None:
     return unit / LOG if (unit / LOG).is_file() else None
-
-
-def _histogram(hlo: Any) -> Mapping[str, int]:
-    """Counts of an HloModuleProto's instructions by operation, the most frequent first."""
-    counted = Counter(
-        instruction.opcode
-        for computation in hlo.computations
-        for instruction in computation.instructions
-    )
-    return dict(counted.most_common())

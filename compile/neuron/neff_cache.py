@@ -1,5 +1,5 @@
-"""Keeps compiled Neuron graphs under the hash of what they were made of, so that none is compiled
-twice: on this disk, and in a store that machines share.
+"""Stores compiled Neuron graphs under the hash of their inputs, so that none is compiled twice: on
+this disk, and in a store that machines share.
 
 What a graph was made of is its HLO, the compiler's flags and the compiler's version. The hash
 leaves out what changes from one trace to the next and computes nothing: names, numbers and source
@@ -23,10 +23,10 @@ from typing import Any
 
 from compile.build.build import hash_of
 from compile.store import Objects, fetch_file
-from inference.artifact import hash_file
 from inference.errors import BadArtifact
-from inference.file_model import Record, Text, read_record
-from inference.json_file import read_json
+from inference.files.artifact import hash_file
+from inference.files.json_file import read_json
+from inference.files.records import Record, Text, read_record
 
 _RECORD = "unit.json"
 
@@ -49,8 +49,8 @@ def unit_key(kind: str, hlo: Any, flags: str, compiler: str) -> str:
 def hlo_digest(hlo: Any) -> str:
     """SHA-256 of what an HloModuleProto computes.
 
-    Numbers of computations and instructions are replaced by their places, because a tracer goes on
-    counting from one graph to the next.
+    Numbers of computations and instructions are replaced by their places, because a tracer does not
+    restart its counts for each graph.
     """
     plain = type(hlo)()
     plain.CopyFrom(hlo)
@@ -85,15 +85,15 @@ def _renumber(computation: Any, places: Mapping[int, int]) -> None:
 class NeffCache:
     """Compiled units by their keys.
 
-    store: where other machines look, too. Units are executable code, and are taken from there
-    unasked: whoever can write to it decides what this machine runs.
+    store: shared with other machines. Units are executable code and are used without a further
+    check, so anyone who can write to the store decides what this machine runs.
     """
 
     def __init__(self, directory: Path, store: Objects | None = None) -> None:
         self._directory, self._store = directory, store
 
     def find(self, key: str) -> Path | None:
-        """The directory of a unit's files, each as it was made; None where there is none."""
+        """The directory of a unit's files, each as it was made; None if there is none."""
         unit = self._directory / key
         if _whole(unit):
             return unit
@@ -106,7 +106,7 @@ class NeffCache:
         return unit
 
     def keep(self, key: str, files: Mapping[str, Path]) -> Path:
-        """Keep a unit's files, by their names in it. Returns their directory."""
+        """Store a unit's files, by their names in it. Returns their directory."""
         unit = self._directory / key
         with _replacing(unit) as part:
             for name, path in files.items():

@@ -8,19 +8,19 @@ from itertools import product
 from typing import NamedTuple, TypeVar
 
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
-from inference.artifact import Bucket
 from inference.errors import InvalidRequest
+from inference.files.artifact import Bucket
 
 BucketKind = TypeVar("BucketKind", bound=Bucket)
 
-MOST_GRAPHS = 20
+MAX_GRAPHS = 20
 """Graphs of a target, by default: their programs take memory beside the weights."""
 _TREES = (1, 4, 16)
 """Nodes of trees, by default, below the most."""
 _FEW_TREES = (1, 16)
 _STEP = 64
 _SHORT_CACHE = 1536
-"""Caches of up to so many slots are always read whole: reading half of one saves little."""
+"""Caches of up to this number of slots are always read whole: reading half saves little."""
 SAMPLED = {"both": (False, True), "greedy": (False,), "sampled": (True,)}
 """Whether the graphs of a tree's shape are sampled, by --sampling."""
 
@@ -56,7 +56,7 @@ class GraphSizes:
     words: int = 0  # of masks that graphs for trees take, too; 0: none takes masks
     few: bool = False  # fewer sizes of trees, where they were not given
     windows: int = 2  # parts of the cache that prompts read, where slots were not given
-    most: int = MOST_GRAPHS  # graphs, where no sizes of trees were given
+    max_graphs: int = MAX_GRAPHS  # where no sizes of trees were given
 
     @property
     def capacity(self) -> int:
@@ -119,7 +119,7 @@ def graphs_of(sizes: GraphSizes) -> tuple[Bucket, ...]:
         for shape in sorted(shapes | {*sizes.required()})
         for sampled, words in (((False, 0),) if shape.prefill else sizes.ways)
     )
-    return _within(sizes.most, buckets) if sizes.trees is None else buckets
+    return _within(sizes.max_graphs, buckets) if sizes.trees is None else buckets
 
 
 def _within(limit: int, buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:

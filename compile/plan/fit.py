@@ -1,5 +1,5 @@
 """Whether a spec fits a rank's memory, and what would: smaller caches, narrower numbers, larger
-devices. What a Neuron device holds beside the tensors is an estimate; none was measured here.
+devices. The memory that a Neuron device needs besides the tensors is estimated, not measured.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from compile.parallel import shards_evenly
 from compile.plan.device import Device, device_of, neuron_targets
 from compile.plan.memory import Footprint, footprint, gib, models_of, passes_of
 from compile.spec import CompileSpec
-from inference.artifact import Bucket
 from inference.errors import InvalidRequest, LimitExceeded
-from inference.model.config import ModelConfig
+from inference.files.artifact import Bucket
+from inference.model.checkpoints.config import ModelConfig
 
 AnyBucket = TypeVar("AnyBucket", bound=Bucket)
 
@@ -49,9 +49,9 @@ def rank_memory(config: ModelConfig, spec: CompileSpec) -> Footprint:
     need = footprint(config, spec)
     if spec.target == "cpu":
         return need
-    passes = [one for bucket in spec.graphs for one in passes_of(config, spec, bucket)]
-    moved = sum(one.moved(spec) for one in passes)
-    tiles = sum(one.weights(spec) * math.ceil(one.rows * one.nodes / _TILE) for one in passes)
+    passes = [each for bucket in spec.graphs for each in passes_of(config, spec, bucket)]
+    moved = sum(each.moved(spec) for each in passes)
+    tiles = sum(each.weights(spec) * math.ceil(each.rows * each.nodes / _TILE) for each in passes)
     device = device_of(spec.target)
     return replace(
         need,

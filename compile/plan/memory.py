@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from compile.plan.device import GIB
 from compile.spec import CompileSpec
-from inference.artifact import NATIVE, Bucket, DraftBucket, RoundBucket
-from inference.model.config import ModelConfig, parse_config
-from inference.model.noise_window import WINDOW
+from inference.files.artifact import NATIVE, Bucket, DraftBucket, RoundBucket
+from inference.model.checkpoints.config import ModelConfig, parse_config
+from inference.model.choice.noise_window import WINDOW
 
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number."""
@@ -122,7 +122,7 @@ def models_of(config: ModelConfig, spec: CompileSpec) -> list[tuple[ModelConfig,
 
 
 def gib(size: float) -> str:
-    """Bytes as GiB, in words."""
+    """Return bytes as text, in GiB."""
     return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):.2f} MiB"
 
 

@@ -1,12 +1,12 @@
-"""Seconds of one call of a graph on a Neuron device, as far as published passes tell.
+"""Estimates the seconds of one call of a graph on a Neuron device, from published passes.
 
 A graph takes
 
     (weights + keys and values) / stream + layers x layer + call + nodes x node
 
-with constants of its target. The streams are those that others measured, and the other constants
-are fitted on passes that others published. tests/compile/plan/test_pass_seconds.py lists these
-passes, and others that nothing was fitted on: all are met within BAND.
+with constants of its target. The streams are published measurements; the other constants are fitted
+to published passes. tests/compile/plan/test_pass_seconds.py lists these passes, and others that
+were held out: the estimates of all are within BAND.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from compile.plan.memory import passes_of
 from compile.spec import CompileSpec
-from inference.artifact import Bucket
-from inference.model.config import ModelConfig
+from inference.files.artifact import Bucket
+from inference.model.checkpoints.config import ModelConfig
 
 BAND = 0.2
 """The largest error of a time, as a part of it."""
@@ -46,7 +46,7 @@ ranks, 5.4 ms) is a quarter of what they say, so that a range is all that can be
 class PassSeconds(NamedTuple):
     """Seconds of a call, and the band in which they lie."""
 
-    seconds: float | None  # None where published passes allow no single figure
+    seconds: float | None  # None if published passes allow no single figure
     low: float
     high: float
 
@@ -57,7 +57,7 @@ class PassSeconds(NamedTuple):
 
 
 def pass_seconds(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> PassSeconds | None:
-    """The time of a call of one of the spec's graphs. None for a CPU, which nobody can foresee."""
+    """The time of a call of one of the spec's graphs. None for a CPU, which has no formula."""
     if spec.target == "cpu":
         return None
     rates, ranks = RATES[spec.target], spec.tensor_parallel
@@ -72,7 +72,7 @@ def pass_seconds(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> Pass
 def _formula(config: ModelConfig, spec: CompileSpec, bucket: Bucket, rates: Rates) -> float:
     """In a round every pass of the draft counts, but the host is called once."""
     passes = passes_of(config, spec, bucket)
-    moved = sum(one.moved(spec) for one in passes)
-    layers = sum(one.config.layers for one in passes)
-    nodes = sum(one.rows * one.nodes for one in passes)
+    moved = sum(each.moved(spec) for each in passes)
+    layers = sum(each.config.layers for each in passes)
+    nodes = sum(each.rows * each.nodes for each in passes)
     return moved / rates.stream + layers * rates.layer + rates.call + nodes * rates.node

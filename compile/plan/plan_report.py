@@ -1,4 +1,4 @@
-"""Words for a plan: the verdict, its graphs with their times, and a core's memory."""
+"""A plan as text: the verdict, its graphs with their times, and a core's memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from compile.plan.device import GIB, Device, device_of
 from compile.plan.memory import ITEM, Footprint, compilers_at_once, gib, passes_of
 from compile.plan.pass_seconds import BAND, pass_seconds
 from compile.spec import CompileSpec, least_nodes
-from inference.artifact import Bucket, DraftBucket, RoundBucket, features_of
-from inference.model.config import ModelConfig
+from inference.files.artifact import Bucket, DraftBucket, RoundBucket, features_of
+from inference.model.checkpoints.config import ModelConfig
 
 _ESTIMATED = {
     "programs": "estimated from the weights that each graph computes with",
@@ -21,7 +21,7 @@ _WEIGHTS_A_SECOND = 27_000_000
 of trn1 took 45 s for the graph of one token.
 """
 _GUESSES = 16
-"""Nodes of the tree whose time stands in the verdict, where there is one of this size."""
+"""Nodes of the tree whose time is in the verdict, if there is one of this size."""
 
 
 def verdict(spec: CompileSpec, config: ModelConfig, need: Footprint) -> str:
@@ -91,7 +91,7 @@ def _graphs(spec: CompileSpec, config: ModelConfig) -> Iterator[str]:
 
 
 def basis(spec: CompileSpec) -> str:
-    """Words on what stands behind a target's times, and how far they may be off."""
+    """Lines on the source of a target's times, and their error."""
     if spec.target == "trn3" or (spec.target == "trn2" and spec.tensor_parallel != 4):
         return (
             "times: a range, since nothing published fits it (docs/neuron-pass.md); not yet run "

@@ -1,4 +1,4 @@
-"""`outrider deploy down`: removes a target with all that was made for it, and says what is left."""
+"""`outrider deploy down`: removes a target with all its resources, and lists what remains."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DownOptions(NamedOptions, title="target"):
 
 def run(options: DownOptions) -> int:
     """Remove the target. Returns 1 where something of it is left, or nothing of it was there.
-    Raises InvalidRequest where it stands in another region, or the bucket is to go and other
+    Raises InvalidRequest if it stands in another region, or the bucket is to go and other
     targets stand.
     """
     aws = options.aws()
@@ -61,7 +61,7 @@ def run(options: DownOptions) -> int:
 
 
 def _check_elsewhere(aws: Aws, name: str) -> None:
-    """Raise InvalidRequest where the target stands in another region that has Outrider's bucket."""
+    """Raise InvalidRequest if the target is in another region that has Outrider's bucket."""
     prefix = own_bucket(aws.account, "")
     for bucket in aws.rows("s3", "list_buckets", "Buckets"):
         region = bucket["Name"].removeprefix(prefix)
@@ -74,7 +74,7 @@ def _check_elsewhere(aws: Aws, name: str) -> None:
 
 
 def _bucket(aws: Aws, *, remove: bool) -> bool:
-    """Remove the account's bucket, or say what it holds. Returns whether it was removed."""
+    """Remove the account's bucket, or list its contents. Returns whether it was removed."""
     bucket = HostBucket(aws, own_bucket(aws.account, aws.region))
     if not bucket.exists:
         return False

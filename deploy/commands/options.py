@@ -1,4 +1,4 @@
-"""Flags of several commands, and what they mean together."""
+"""Flags of several commands, and the checks of their combinations."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from deploy.deployment import Host, own_bucket
 from deploy.host.user_data import METRICS_PORT
 from deploy.instance_kind import InstanceKind, Market, check_image
 from grpc_comm.client.named_targets import check_name, find_target
-from inference.artifact import read_manifest
 from inference.errors import InvalidRequest
+from inference.files.artifact import read_manifest
 from inference.flags.command_line import CommandOptions
 from inference.flags.group import FlagRule, Metavar
 from inference.flags.values import Count, File, ModelName, Name

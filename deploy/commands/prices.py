@@ -78,7 +78,7 @@ def bundled_elsewhere(names: Sequence[str], options: PricesOptions) -> list[Pric
 
 
 def _print_table(prices: list[Price]) -> None:
-    """A table of at most 80 columns, and below it each source once."""
+    """A table of up to 80 columns, and below it each source once."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

@@ -21,7 +21,7 @@ from inference.command import FAILED
 from inference.flags.command_line import CommandOptions
 from inference.flags.group import Metavar
 from inference.flags.values import Directory, ModelName
-from inference.model.hub import pin_model
+from inference.model.checkpoints.hub import pin_model
 
 EXAMPLES = """examples:
   outrider deploy prove --instance trn1.2xlarge --model Qwen/Qwen2.5-1.5B-Instruct
@@ -30,12 +30,14 @@ EXAMPLES = """examples:
 """
 """Commands that users type."""
 
-FILES = ("report.json", "report.md", "run.jsonl", "profile.json")
-"""Files of a proof. The first two are its report; profile.json needs times that were measured."""
+PRECISIONS = ("bfloat16", "float32")
+"""Precisions that are proved, one after the other. A failure of one does not end the next."""
 
 
 class ProofOptions(JobOptions, CommandOptions, title="proof"):
-    """Run `outrider prove` on a temporary instance and download its reports."""
+    """Run `outrider prove` in bfloat16 and in float32 on a temporary instance, and download the
+    reports.
+    """
 
     instance: Annotated[str, Metavar("TYPE")] = "trn1.2xlarge"
     """EC2 type: trn1, inf2, with NVIDIA GPUs, or with CPUs only"""
@@ -54,7 +56,7 @@ class ProofOptions(JobOptions, CommandOptions, title="proof"):
 
 
 def run(options: ProofOptions) -> int:
-    """Prove, and bring the reports here. Returns 1 where one says that something is not kept."""
+    """Prove, and bring the reports here. Returns 1 unless all texts are equal in each precision."""
     aws = Aws(options.region)
     pinned = None if options.model is None else pin_model(options.model)
     host = job_host(aws, "proof", options.instance, options)
@@ -63,7 +65,10 @@ def run(options: ProofOptions) -> int:
         "proof",
         host,
         own_bucket(aws.account, aws.region),
-        words_on_host(options, host.instance, pinned.name if pinned else None),
+        tuple(
+            words_on_host(options, host.instance, pinned.name if pinned else None, precision)
+            for precision in PRECISIONS
+        ),
         wheel=options.wheel,
         venv=host.instance.venv,
         needs_token=pinned is not None and pinned.needs_token,
@@ -79,7 +84,7 @@ def run(options: ProofOptions) -> int:
 
 
 def words_on_host(
-    options: ProofOptions, instance: InstanceKind, model: str | None
+    options: ProofOptions, instance: InstanceKind, model: str | None, precision: str
 ) -> tuple[str, ...]:
     """Words behind `python -m` on the instance.
 
@@ -89,18 +94,27 @@ def words_on_host(
     words += [f"--target_model={model}"] if model else []
     words += [f"--draft_model={options.draft_model}"] if options.draft_model else []
     words += ["--draft=copy"] if model and not options.draft_model else []
-    return (*words, f"--device={instance.kind}", f"--out={RESULTS}/proof")
+    words += [f"--device={instance.kind}", f"--dtype={precision}"]
+    return (*words, f"--out={RESULTS}/{precision}")
 
 
 def _bring(aws: Aws, job: HostJob, out: Path) -> bool:
-    """Copy a proof's files here, and print its report. Returns whether all texts were equal."""
-    contents = {file: job.read(aws, f"results/proof/{file}") for file in FILES}
-    files = {file: content for file, content in contents.items() if content is not None}
-    out.mkdir(parents=True, exist_ok=True)
-    for file, content in files.items():
-        (out / file).write_bytes(content)
-    if not set(FILES[:2]) <= files.keys():
-        print("the instance made no report")
-        return False
-    print(files["report.md"].decode(), f"brought to {out}", sep="\n")
-    return bool(json.loads(files["report.json"])["equal"])
+    """Copy the files of all proofs here, and print their reports. Returns whether every precision
+    has one, and all of its texts are equal.
+    """
+    files = job.results(aws)
+    for name, content in files.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_bytes(content)
+    equal = True
+    for precision in PRECISIONS:
+        names = f"{precision}/report.md", f"{precision}/report.json"
+        if not files.keys() >= {*names}:
+            print(f"{precision}: not proved, the instance made no report; its log says why")
+            equal = False
+            continue
+        page, record = (files[name].decode() for name in names)
+        print(page)
+        equal &= bool(json.loads(record)["equal"])
+    print(f"brought to {out}")
+    return equal

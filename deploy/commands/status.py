@@ -35,7 +35,7 @@ class StatusOptions(NamedOptions, title="target"):
 
 
 def run(options: StatusOptions) -> int:
-    """Print the target's state. Returns 1 where it does not run."""
+    """Print the target's state. Returns 1 if it does not run."""
     aws = options.aws()
     state = TargetStack(aws, stack_name(options.name)).state()
     if state is None:

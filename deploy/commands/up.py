@@ -1,4 +1,4 @@
-"""`outrider deploy up`: starts a target on AWS, and brings what reaches it to this machine."""
+"""`outrider deploy up`: starts a target on AWS, and stores its address and credentials here."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from deploy.host.user_data import HostSettings, user_data
 from deploy.instance_price import NoPrice, Price
 from deploy.job import ask
 from deploy.launch import Launch
+from deploy.places import with_image
 from deploy.plan import make_plan
 from deploy.running_instance import (
     InstanceEnded,
@@ -25,6 +26,7 @@ from deploy.running_instance import (
     progress,
 )
 from deploy.stack import StackState
+from deploy.waiting import Wait
 from grpc_comm.client.named_targets import (
     NamedTarget,
     find_target,
@@ -35,7 +37,7 @@ from grpc_comm.client.named_targets import (
 )
 from inference.command import FAILED, say
 from inference.errors import InvalidRequest, MissingExtra, OutriderError, Unavailable
-from inference.model.hub import PinnedModel, pin_model
+from inference.model.checkpoints.hub import PinnedModel, pin_model
 
 EXAMPLES = """examples:
   outrider deploy up demo --instance c7i.2xlarge             the embedded target on CPUs
@@ -52,7 +54,7 @@ _START_MINUTES = 45
 
 
 def run(options: UpOptions) -> int:
-    """Start the target, wait until it serves, and say how to reach it. Returns 0."""
+    """Start the target, wait until it serves, and print how to reach it. Returns 0."""
     if options.dry_run:
         return _dry_run(options)
     try:
@@ -72,14 +74,14 @@ def _dry_run(options: UpOptions) -> int:
         aws = options.aws()
     except (MissingExtra, Unavailable) as error:
         say(str(error))
-    region = aws.region if aws else options.region or DEFAULT_REGION
-    print(make_plan(options, options.host(region), aws))
+    host = options.host(aws.region if aws else options.region or DEFAULT_REGION)
+    print(make_plan(options, with_image(aws, host) if aws else host, aws))
     return 0
 
 
 def _up(options: UpOptions) -> int:
     aws = options.aws()
-    host = options.host(aws.region)
+    host = with_image(aws, options.host(aws.region))
     launch = Launch(aws, host)
     state = launch.standing()
     if state is None:
@@ -104,7 +106,7 @@ def _say_that_it_is_paid(name: str) -> None:
 
 
 def _serve(options: UpOptions, aws: Aws, host: Host, state: StackState) -> RunningInstance:
-    """The stack's instance, which has its credentials and, unless nobody waits, serves."""
+    """Return the stack's instance, which has its credentials and, without --no_wait, serves."""
     if find_target(options.name) is None:
         raise InvalidRequest(
             f"{host.stack} was started from another machine, which has its credentials: "
@@ -123,7 +125,7 @@ def _serve(options: UpOptions, aws: Aws, host: Host, state: StackState) -> Runni
 
 
 def _remember(host: Host) -> None:
-    """Keep the target's name and region here, before anything is made there."""
+    """Store the target's name and region here, before anything is created on AWS."""
     forget_target(host.name)  # an earlier one, whose instance ended
     taken = {read_target(name).reached.port for name in named_targets()}
     port = next(port for port in range(_FIRST_LOCAL_PORT, 65536) if port not in taken)
@@ -131,7 +133,7 @@ def _remember(host: Host) -> None:
 
 
 def _start(options: UpOptions, aws: Aws, host: Host, launch: Launch) -> StackState | None:
-    """The stack, started; None where the user wants none."""
+    """The stack, started; None if the user wants none."""
     plan, model = make_plan(options, host, aws), pinned_model(options)
     print(plan, flush=True)
     if plan.account is None or not (options.yes or ask()):
@@ -156,7 +158,7 @@ def _start(options: UpOptions, aws: Aws, host: Host, launch: Launch) -> StackSta
 
 
 def pinned_model(options: UpOptions) -> PinnedModel | None:
-    """The commit of the hub's model that is to be served; None where it serves no such model.
+    """The commit of the hub's model that is to be served; None if it serves no such model.
 
     Raises InvalidRequest for one that nobody here may read.
     """
@@ -208,7 +210,7 @@ def _hand_over(
     instance: RunningInstance,
     handover: Handover,
 ) -> None:
-    """Give the host its credentials, and this machine what reaches it."""
+    """Send the host its credentials, and store the address and token here."""
     hosts = ["localhost", "127.0.0.1"]
     if options.allow_cidr is not None:
         hosts.append(instance.address)
@@ -225,16 +227,16 @@ def _hand_over(
 
 
 def _wait_until_serving(aws: Aws, instance: RunningInstance) -> None:
-    """Wait for the host. Raises Unavailable where it fails, ends, or takes too long."""
-    began = time.monotonic()
-    while time.monotonic() - began < _START_MINUTES * 60:
+    """Wait for the host. Raises Unavailable if it fails, ends, or takes too long."""
+    wait = Wait(instance.instance_id)
+    while wait.seconds < _START_MINUTES * 60:
         try:
             there = progress(aws, instance.instance_id)
         except Unavailable as error:
             words = str(error)
         else:
             if there.serving:
-                say(f"the target serves, {time.monotonic() - began:.0f} s after its start")
+                say(f"the target serves, {wait.seconds:.0f} s after its start")
                 return
             if there.failed:
                 raise Unavailable(
@@ -243,7 +245,7 @@ def _wait_until_serving(aws: Aws, instance: RunningInstance) -> None:
                 )
             words = there.words
         living_instance(aws, instance.instance_id)
-        say(f"{instance.instance_id}: {words}, {time.monotonic() - began:.0f} s")
+        wait.report(words)
         time.sleep(_POLL_SECONDS)
     raise Unavailable(
         f"the target does not serve after {_START_MINUTES} min: `outrider deploy status` shows its "
@@ -254,7 +256,7 @@ def _wait_until_serving(aws: Aws, instance: RunningInstance) -> None:
 def _words(
     options: UpOptions, region: str, instance: RunningInstance, state: StackState
 ) -> Iterator[str]:
-    """Lines on what to do next, and on when the target ends."""
+    """Return lines about the next commands, and about when the target ends."""
     name = options.name
     yield f"{name} runs on {instance.type} in {instance.zone} ({instance.instance_id})"
     commands = host_commands(name, region, instance, state)

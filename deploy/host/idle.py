@@ -1,7 +1,7 @@
 """Asks a target on this host whether it is idle: `python -m deploy.host.idle MINUTES PORT FILE`.
 
-Exit code 0 says that nobody had a session for long enough, 1 that somebody had. A target that does
-not answer has no sessions: it is loading, or it failed. What was seen last is kept in a file.
+Exit code 0 means that no session was open for long enough, 1 that there was one. A target that does
+not answer has no sessions: it is loading, or it failed. The last observation is stored in a file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from urllib.request import urlopen
 from prometheus_client.parser import text_string_to_metric_families
 
 from inference.command import FAILED, run_command
-from inference.files import write_whole
+from inference.files.writing import write_whole
 
 _ANSWER_SECONDS = 10.0
 
@@ -47,7 +47,7 @@ def idleness(before: Idleness | None, seen: Activity | None, now: float) -> Idle
 
 
 def read_activity(metrics: str) -> Activity:
-    """The sessions that a target's metrics tell of."""
+    """Return the sessions that a target's metrics report."""
     values = {
         family.name: sum(sample.value for sample in family.samples)
         for family in text_string_to_metric_families(metrics)

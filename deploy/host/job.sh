@@ -32,7 +32,9 @@ ended() {
     rm -f "$work/running"
     if [ -n "$reporter" ]; then wait "$reporter"; fi
     if [ -d "$work/results" ]; then
-        aws s3 cp --only-show-errors --recursive "--exclude=*/artefact/*" "$work/results" "$reports/results"
+        aws s3 cp --only-show-errors --recursive "--exclude=*/artefact/*" \
+            "--include=*/artefact/manifest.json" "--include=*/artefact/graphs/*.json" \
+            "--include=*/artefact/graphs/*.log.txt" "$work/results" "$reports/results"
     fi
     if [ "$status" -eq 0 ]; then report built; else
         echo "outrider job: FAILED at: $step (exit code $status)"
@@ -54,15 +56,15 @@ install_tools
 begin 'Outrider'
 install_outrider
 take_hub_token
-begin 'command'
+begin 'commands'
 touch "$work/running"
 report_meanwhile > /dev/null 2>&1 &
 reporter=$!
 cd "$work"
-HF_TOKEN=$hub_token run_command
+HF_TOKEN=$hub_token run_commands
 if [ -d "$work/artefact" ]; then
     digest=$("$python" -c 'import sys; from pathlib import Path
-from inference.artifact import read_manifest
+from inference.files.artifact import read_manifest
 print(read_manifest(Path(sys.argv[1])).digest())' "$work/artefact")
 fi
 begin 'done'

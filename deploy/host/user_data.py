@@ -3,15 +3,14 @@
 Each arms the end of its host's lifetime and installs Outrider from a wheel of known digest. The
 script of a target's host then fetches what is served and the secrets, and starts the systemd unit.
 It holds no secret: certificate, key and keys file are read from parameters of AWS Systems Manager
-on the host. That of a job's host runs a command, and always powers the host off. In the bucket of a
-job lie:
+on the host. That of a job's host runs all commands one after the other, also after one that
+fails, and always powers the host off. In the bucket of a job lie:
 
     REPORTS/status.json   {"state": "running" | "built" | "failed", "step", "digest"}
     REPORTS/log.txt       all that was printed
-    REPORTS/results/      the files that the command left in RESULTS
+    REPORTS/results/      the files that the commands left in RESULTS
 
-Every value reaches the shell quoted. Their forms were checked where users give them
-(deploy/commands/options.py).
+Every value is quoted for the shell. Flags check their forms (deploy/commands/options.py).
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from inference.backends.neuron_sdk import INDEX, WHEELS
+from inference.backends.neuron.sdk import INDEX, WHEELS
 from inference.errors import InvalidRequest
 
-MOST_BYTES = 16_384
+MAX_BYTES = 16_384
 """EC2 takes no longer user data."""
 METRICS_PORT = 9100
 """Port of the target's metrics, on the host alone. The idle timer reads it."""
@@ -60,7 +59,7 @@ class Installation:
 class JobSettings(Installation):
     """The settings of a host that runs a job."""
 
-    command: tuple[str, ...]  # words behind `python -m`; an artefact is in ARTEFACT
+    commands: tuple[tuple[str, ...], ...]  # words behind `python -m`; an artefact is in ARTEFACT
     reports: str  # s3://BUCKET/PREFIX
 
 
@@ -82,7 +81,7 @@ class HostSettings(Installation):
 
     @property
     def target_options(self) -> dict[str, FlagValue]:
-        """The target's options, as they stand in its file on the host."""
+        """Return the content of the target's file of options on the host."""
         options: dict[str, FlagValue] = {
             **self.flags,
             "role": "target",
@@ -103,7 +102,7 @@ class HostSettings(Installation):
 
 
 def user_data(settings: HostSettings) -> str:
-    """The script of a target's host. Raises InvalidRequest where it is longer than EC2 takes."""
+    """The script of a target's host. Raises InvalidRequest if it is longer than EC2 takes."""
     certificate, key, keys_file = settings.secrets
     values = {
         "artifact_store": settings.artifact_store,
@@ -124,17 +123,20 @@ def user_data(settings: HostSettings) -> str:
         for name, content in files.items()
     )
     script = _script(settings, values, printing, "setup.sh")
-    if len(script.encode()) > MOST_BYTES:
+    if len(script.encode()) > MAX_BYTES:
         raise InvalidRequest(
             f"the host's flags make its user data {len(script.encode())} bytes long; EC2 takes "
-            f"{MOST_BYTES}"
+            f"{MAX_BYTES}"
         )
     return script
 
 
 def job_script(settings: JobSettings) -> str:
     """The script of a job's host."""
-    body = f'run_command() {{\n    "$python" -m {shlex.join(settings.command)}\n}}\n'
+    lines = "".join(
+        f'    "$python" -m {shlex.join(words)} || failed=$?\n' for words in settings.commands
+    )
+    body = f"run_commands() {{\n    local failed=0\n{lines}    return $failed\n}}\n"
     return _script(settings, {"reports": settings.reports}, body, "job.sh")
 
 

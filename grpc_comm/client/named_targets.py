@@ -17,9 +17,9 @@ from pathlib import Path
 from grpc_comm.transport import Address, parse_address
 from inference.command import nearest
 from inference.errors import InvalidRequest
-from inference.file_model import Record, Text, read_record
-from inference.files import replacing
-from inference.json_file import read_json, shown
+from inference.files.json_file import read_json, shown
+from inference.files.records import Record, Text, read_record
+from inference.files.writing import replacing
 
 _NAME = re.compile(r"[a-z](-?[a-z0-9]){0,30}")
 

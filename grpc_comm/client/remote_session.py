@@ -47,7 +47,7 @@ MAX_BACKLOG = 16
 
 
 class RemoteSession(WireSession):
-    """A TargetSession (inference.decode); one text at a time.
+    """A TargetSession (inference.loop.decode); one text at a time.
 
     The target computes with `params.on_the_wire()`.
     """

@@ -11,11 +11,11 @@ from grpc_comm.client.call import Call
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.translate import Description, SessionTerms
 from inference.errors import InvalidRequest, OutriderError
+from inference.loop.stats import Traffic
+from inference.loop.text_copy import TextCopy
 from inference.order import LEAST_CREDIT, Progress, TokenLogProb
 from inference.proposer import MOST_CANDIDATES
 from inference.sampling import SamplingParams
-from inference.stats import Traffic
-from inference.text_copy import TextCopy
 
 ACKNOWLEDGED_AT_ONCE = LEAST_CREDIT // 4
 """Tokens that are acknowledged together: few enough that a distant target does not run out of

@@ -118,9 +118,10 @@ class Metrics:
         self._sessions = Gauge(
             "outrider_sessions", "Open sessions, by state.", [*BY_MODEL, "state"], registry=registry
         )
-        self._drains = Gauge(
+        drains = Gauge(
             "outrider_draining", "1 when no new sessions are accepted.", registry=registry
         )
+        drains.set_function(lambda: self._draining)
         self._info = Gauge(
             "outrider_target_info",
             "1; the labels describe the target.",
@@ -173,7 +174,6 @@ class Metrics:
     def drain(self) -> None:
         """Record that no new sessions are accepted, and clients are asked to leave."""
         self._draining = True
-        self._drains.set(1)
         log_event("draining")
 
     def collect(self) -> Iterator[Metric]:

@@ -12,7 +12,7 @@ from grpc_comm.observability.log import log_event
 from grpc_comm.observability.metrics import BY_MODEL, COUNTERS, HISTOGRAMS, Ending, Metrics
 from inference.engine.batch_runner import EngineEvent, Evicted, Prefilled
 from inference.engine.forward import Commit, Forward
-from inference.engine.session import Session
+from inference.engine.sessions.session import Session
 from inference.order import End, Opened
 
 _BY_DEPTH = "vllm:spec_decode_num_accepted_tokens_per_pos"

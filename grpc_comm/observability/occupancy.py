@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from inference.engine.engine import Engine
-from inference.engine.session import Session
+from inference.engine.sessions.session import Session
 from inference.order import End
 
 
@@ -55,7 +55,10 @@ GAUGES: dict[str, tuple[str, Callable[[Engine], float]]] = {
         "Sessions that hold a row.",
         lambda engine: engine.model.rows - engine.free_rows,
     ),
-    "vllm:num_requests_waiting": ("Sessions queued for a row.", lambda engine: engine.in_line),
+    "vllm:num_requests_waiting": (
+        "Sessions queued for a row.",
+        lambda engine: count_sessions(engine, State.IN_LINE),
+    ),
     "vllm:kv_cache_usage_perc": ("Share of KV slots that sessions use; 1 is all.", _used_share),
     "outrider_rows": ("Rows of the KV cache.", lambda engine: engine.model.rows),
     "outrider_used_slots": ("KV slots that sessions use.", _used_slots),

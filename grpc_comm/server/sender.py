@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 from grpc_comm import messages, translate
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.translate import SessionTerms
-from inference.candidates import ProposalStream
 from inference.engine.engine import Engine
-from inference.engine.session import Session
+from inference.engine.sessions.session import Session
 from inference.order import End, Progress
+from inference.tree.candidates import ProposalStream
 
 Send = Callable[[pb.ServerMessage], Awaitable[None]]
 

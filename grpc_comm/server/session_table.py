@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from grpc_comm.observability.metrics import Ending
 from grpc_comm.server.model_registry import RunningModel
-from inference.engine.session import Session
+from inference.engine.sessions.session import Session
 from inference.errors import Busy, Gone, InvalidRequest, Mismatch
 
 LEASE_SECONDS = 15.0

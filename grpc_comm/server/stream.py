@@ -25,12 +25,12 @@ from grpc_comm.server.session_table import SessionRecord
 from grpc_comm.server.state import ServerState
 from grpc_comm.server.tasks import cancel, mark_retrieved
 from grpc_comm.translate import SessionTerms
-from inference.candidates import ProposalStream
 from inference.engine.engine import Engine
 from inference.errors import Gone, InvalidRequest, LimitExceeded, Mismatch, OutriderError
 from inference.order import Opened
 from inference.sampling import SamplingParams
 from inference.token_rule import TokenRule
+from inference.tree.candidates import ProposalStream
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from inference.backends import Segment
 from inference.errors import InvalidRequest
-from inference.tree import IntArray
+from inference.tree.token_tree import IntArray
 
 
 class BatchShape(NamedTuple):

@@ -20,7 +20,7 @@ from inference.backends.batch import check_rows
 from inference.backends.choices import rank_at
 from inference.model.block_head import BlockHead
 from inference.model.cache import empty_cache, write_slots
-from inference.tree import IntArray
+from inference.tree.token_tree import IntArray
 
 
 class _Row:

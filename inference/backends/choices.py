@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from inference.backends import Chosen, LogProbs, Ranked, Segment
-from inference.model.sampler import (
+from inference.model.choice.sampler import (
     Sampling,
     adjust,
     choose_greedy,

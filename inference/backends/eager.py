@@ -16,7 +16,7 @@ from inference.backends.target_features import FeatureForm, FeatureStore
 from inference.errors import LimitExceeded
 from inference.model.cache import KeysValues, copy_states, empty_cache, write_slots
 from inference.model.decoder import Decoder
-from inference.tree import IntArray
+from inference.tree.token_tree import IntArray
 
 SLOT_STEP = 64
 """Context is read in multiples of this number of slots, so that few shapes occur."""

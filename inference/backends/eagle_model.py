@@ -22,17 +22,17 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from torch import Tensor
 
-from inference.artifact import Manifest
 from inference.backends import Chosen, Ranked, Segment
 from inference.backends.batch import BatchShape, check_rows, pad
 from inference.backends.choices import rank_at
-from inference.backends.compiled import WEIGHTS
+from inference.backends.graphs.compiled import WEIGHTS
 from inference.backends.slots import FREE
 from inference.errors import BadArtifact
+from inference.files.artifact import Manifest
 from inference.model.cache import empty_cache, write_slots, write_states
-from inference.model.config import parse_config
+from inference.model.checkpoints.config import parse_config
 from inference.model.eagle_head import EagleHead
-from inference.tree import IntArray
+from inference.tree.token_tree import IntArray
 
 
 class _Wave(NamedTuple):

@@ -18,7 +18,7 @@ from inference.backends import Model, Ranked, Segment
 from inference.backends.slots import Slots
 from inference.errors import LimitExceeded
 from inference.sampling import SamplingParams
-from inference.tree import IntArray, TokenTree, TreeNodes, sight
+from inference.tree.token_tree import IntArray, TokenTree, TreeNodes, sight
 
 
 class ModelSequence:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.errors import LimitExceeded
-from inference.tree import IntArray
+from inference.tree.token_tree import IntArray
 
 FREE = -1
 

@@ -25,12 +25,12 @@ from inference.backends.eager import BatchTensors, EagerModel, context_slots
 from inference.backends.sequence import ModelSequence, TargetText
 from inference.backends.slots import Slots
 from inference.model.cache import KeysValues, read_rows, write_slots
-from inference.model.checkpoint import Loading
+from inference.model.checkpoints.checkpoint import Loading
 from inference.model.decoder import Decoder
 from inference.model.layer_offload import load_offloaded
 from inference.model.quantized import quantize
 from inference.sampling import SamplingParams
-from inference.tree import TreeNodes
+from inference.tree.token_tree import TreeNodes
 
 
 def substitute_of(decoder: Decoder) -> Decoder:

@@ -11,14 +11,14 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from inference.artifact import Manifest
 from inference.backends import Model, Segment
 from inference.backends.sequence import ModelSequence, TargetText
 from inference.backends.timed import TimedModel
+from inference.files.artifact import Manifest
 from inference.model.cache import copy_states, write_states
-from inference.model.config import parse_config
+from inference.model.checkpoints.config import parse_config
 from inference.sampling import SamplingParams
-from inference.tree import IntArray, TokenTree, TreeNodes
+from inference.tree.token_tree import IntArray, TokenTree, TreeNodes
 
 
 @runtime_checkable

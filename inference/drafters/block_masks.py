@@ -16,21 +16,21 @@ from typing import NamedTuple
 import numpy as np
 
 from inference.backends import Masks, Ranked
-from inference.draft_tuning import TUNING
 from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_rule import DraftRule
 from inference.drafters.draft_tree import DraftTree, ProposedChildren
-from inference.growing_tree import NOBODY, PLACE, Mark
+from inference.loop.draft_tuning import TUNING
 from inference.planner.acceptance import AcceptanceModel
-from inference.planner.child_features import EXCLUDED, mask_features, rank_features, said_by
+from inference.planner.child_features import EXCLUDED, mask_features, rank_features, score_part
 from inference.planner.prices import Prices, widths_of
+from inference.tree.growing_tree import EMPTY, PLACE, Mark
 
 
 class Mask(NamedTuple):
     """Tokens that a block draft proposes at a mask, with features of their scores."""
 
     ids: list[int]
-    said: list[list[float]]  # [k, SAID]
+    scored: list[list[float]]  # [k, SCORED]
 
 
 class Block(NamedTuple):
@@ -87,7 +87,7 @@ class BlockMasks:
             line, start = [node], self._tree.position_of(node) + 1
             for position in range(start, start + self._fitting(node, plan.depth)):
                 above = line[-1] & PLACE
-                line.append(self._tree.add_node(self._masks.token, above, position, NOBODY))
+                line.append(self._tree.add_node(self._masks.token, above, position, EMPTY))
             self._behind.append((node, line[1:]))
         return self._called
 
@@ -119,7 +119,10 @@ class BlockMasks:
             self._blocks[node] = Block(
                 tree.position_of(node),
                 tree.rank(node),
-                [Mask(ids[at][: allowed[at]], said_by(tables[at, : allowed[at]])) for at in rows],
+                [
+                    Mask(ids[at][: allowed[at]], score_part(tables[at, : allowed[at]]))
+                    for at in rows
+                ],
             )
             yield from self._propose_below(node, greedy)
 
@@ -147,12 +150,12 @@ class BlockMasks:
             return
         mask = block.masks[offset - 1]
         kept = self._rule.allows(tree, node, mask.ids)
-        ids, said = list(compress(mask.ids, kept)), list(compress(mask.said, kept))
+        ids, scored = list(compress(mask.ids, kept)), list(compress(mask.scored, kept))
         if not ids:
             return
         token = tree.token(node)
         again = ids.index(token) if token in ids else None
-        table = mask_features(said, offset, tree.rank(node) - block.rank, again)
+        table = mask_features(scored, offset, tree.rank(node) - block.rank, again)
         tree.masked[node] = ProposedChildren(ids, table, self._learned.masked(table, greedy))
         self._offsets[node] = offset
 

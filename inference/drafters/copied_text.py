@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import NamedTuple
 
-from inference.draft_tuning import TUNING
 from inference.drafters.draft_rule import DraftRule
 from inference.drafters.draft_tree import DraftTree, ProposedChildren
-from inference.growing_tree import NOWHERE, Mark
-from inference.planner.acceptance import AcceptanceModel
+from inference.loop.draft_tuning import TUNING
+from inference.planner.acceptance import Law
 from inference.planner.child_features import Following, copy_features
+from inference.tree.growing_tree import NOWHERE, Mark
 
 ROOT = 0
 """The state of the empty context."""
@@ -137,7 +137,7 @@ class CopiedText:
     """Proposes children of a draft tree's nodes that followed the same words before in the text,
     and learns their chances.
 
-    learned: chances of copied tokens
+    law: chances of copied tokens, by their copy_features()
     """
 
     _rule: DraftRule
@@ -145,8 +145,8 @@ class CopiedText:
     _text: SuffixAutomaton
     _contexts: dict[Mark, Match]  # up to a node
 
-    def __init__(self, learned: AcceptanceModel) -> None:
-        self._learned = learned
+    def __init__(self, law: Law) -> None:
+        self._law = law
 
     def open(self, prompt: Sequence[int], rule: DraftRule, tree: DraftTree) -> None:
         """Begin a text. Tokens that its rule excludes are not proposed."""
@@ -162,13 +162,13 @@ class CopiedText:
         if following:
             table = copy_features(context.length, following)
             ids = [one.token for one in following]
-            self._tree.copied[node] = ProposedChildren(ids, table, self._learned.copied(table))
+            self._tree.copied[node] = ProposedChildren(ids, table, self._law.chances(table))
 
     def learn(self, node: Mark, token: int) -> None:
         """Learn whether the token that the target chose at this node was proposed."""
         named = self._tree.copied.get(node)
         if named is not None:
-            self._learned.observe_copied(named.table, named.index_of(token))
+            self._law.observe(named.table, named.index_of(token))
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append committed tokens to the text."""

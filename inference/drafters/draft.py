@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 from inference.backends import Masks, Model
 from inference.backends.sequence import MakeSequence, TargetText, own_sequence
-from inference.draft_tuning import TUNING
 from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_rule import MakeRule, no_rule
 from inference.drafters.growing_proposer import GrowingProposer
-from inference.grammar import Grammars
-from inference.planner.acceptance import Knowledge
+from inference.loop.draft_tuning import TUNING
+from inference.planner.acceptance import PairStats
 from inference.planner.prices import Prices
 from inference.proposer import MODEL
+from inference.text.grammar import Grammars
 
 
 class Draft(NamedTuple):
@@ -41,7 +41,7 @@ class Draft(NamedTuple):
     def proposer(
         self,
         row: int,
-        knowledge: Knowledge,
+        knowledge: PairStats,
         prices: Prices,
         *,
         copies: bool = False,

@@ -5,29 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 from inference.backends import Masks, Model, Ranked, Segment
-from inference.draft_tuning import TUNING
+from inference.backends.sequence import ModelSequence
 from inference.drafters.draft_rule import DraftRule, no_rule
 from inference.drafters.draft_tree import DraftTree
-from inference.growing_tree import PLACE, Mark
+from inference.loop.draft_tuning import TUNING
 from inference.proposer import DraftUsage
 from inference.sampling import SamplingParams
 from inference.times import Times
-from inference.tree import TreeNodes
-
-
-class RowSequence(Protocol):
-    """The keys of a text on the row: a ModelSequence."""
-
-    cached: int
-
-    @property
-    def length(self) -> int: ...
-    def extend(self, tokens: Sequence[int]) -> None: ...
-    def prepare_nodes(self, tree: TreeNodes, nodes: Sequence[int]) -> Segment: ...
-    def advance(self, nodes: Sequence[int], tokens: Sequence[int], gone: Sequence[int]) -> None: ...
+from inference.tree.growing_tree import PLACE, Mark
 
 
 class DraftRow:
@@ -45,7 +32,7 @@ class DraftRow:
         self,
         model: Model,
         times: Times,
-        begin: Callable[[SamplingParams], RowSequence],
+        begin: Callable[[SamplingParams], ModelSequence],
         *,
         masks: Masks | None = None,
         room: int = TUNING.room,

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
 
 from inference.errors import InvalidRequest
-from inference.growing_tree import GrowingTree, Mark
 from inference.sampling import SamplingParams
 from inference.token_rule import Adjustment, TokenRule
-from inference.tree import TreeNodes
+from inference.tree.growing_tree import GrowingTree, Mark
+from inference.tree.token_tree import TreeNodes
 
 log = logging.getLogger(__name__)
 

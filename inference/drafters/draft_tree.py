@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from inference.growing_tree import PLACE, GrowingTree, Mark
 from inference.order import Progress
 from inference.proposer import Nodes
+from inference.tree.growing_tree import PLACE, GrowingTree, Mark
 
 _NEVER = 1e-300  # minimum chance, so that its logarithm is finite
 _SPARE = 64  # entries of an order that may be outdated before they are searched for

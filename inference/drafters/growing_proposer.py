@@ -17,15 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Ranked, Segment
-from inference.draft_tuning import TUNING
 from inference.drafters.block_masks import BlockMasks
 from inference.drafters.copied_text import CopiedText
 from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_rule import DraftRule, MakeRule, no_rule
 from inference.drafters.draft_tree import DraftTree, ProposedChildren
-from inference.growing_tree import PLACE, Mark
+from inference.loop.draft_tuning import TUNING
 from inference.order import Progress
-from inference.planner.acceptance import Knowledge
+from inference.planner.acceptance import PairStats
 from inference.planner.child_features import joint_features, rank_features
 from inference.planner.prices import Prices, Usage
 from inference.proposer import (
@@ -39,6 +38,7 @@ from inference.proposer import (
 )
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED
+from inference.tree.growing_tree import PLACE, Mark
 
 ENDLESS = 2**31
 """Maximum length of a text without a limit."""
@@ -68,7 +68,7 @@ class GrowingProposer:
 
     def __init__(
         self,
-        knowledge: Knowledge,
+        knowledge: PairStats,
         prices: Prices,
         row: DraftRow | None = None,
         *,
@@ -80,7 +80,7 @@ class GrowingProposer:
         self._make_rule = make_rule
         self._kind = COPY if row is None else kind
         learned = knowledge.acceptance
-        self._copied = CopiedText(learned) if copies else None
+        self._copied = CopiedText(learned.laws.copies) if copies else None
         masks = None if row is None else row.masks
         self._masks = None if row is None or masks is None else BlockMasks(masks, row, learned)
         self.open([0], SamplingParams(), 1)

@@ -24,11 +24,11 @@ from inference.drafters.draft_row import DraftRow
 from inference.drafters.draft_rule import DraftRule, MakeRule, no_rule
 from inference.drafters.draft_tree import DraftTree
 from inference.errors import InvalidRequest
-from inference.growing_tree import Mark
 from inference.order import Progress
 from inference.proposer import MODEL, DraftUsage, Nodes
 from inference.sampling import SamplingParams
 from inference.times import Times
+from inference.tree.growing_tree import Mark
 
 RankChildren: TypeAlias = Callable[[Sequence[Mark], int], Ranked]
 """rank(nodes, k) returns the k most likely children of these nodes. Ancestors of a node must be

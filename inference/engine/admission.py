@@ -8,7 +8,7 @@ from threading import Condition
 
 from inference.backends import Model
 from inference.engine.prefix_cache import RowPool
-from inference.engine.session import Callback, Session
+from inference.engine.sessions.session import Callback, Session
 from inference.engine.tuning import TUNING
 from inference.errors import Busy, Unavailable
 

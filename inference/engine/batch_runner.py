@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 from inference.backends import Model
 from inference.backends.dynamic_batcher import call_each
 from inference.engine.admission import Admission
+from inference.engine.colocated.graph_rounds import GraphRounds
 from inference.engine.forward import (
     BatchItem,
     ChunkItem,
@@ -28,9 +29,8 @@ from inference.engine.forward import (
     prepare,
     read,
 )
-from inference.engine.graph_rounds import GraphRounds
-from inference.engine.scheduler import TIMED, ForwardKind, ReadySets, Scheduler
-from inference.engine.session import Callback, Session
+from inference.engine.scheduler import TIMED, BatchPlan, ForwardKind, ReadySets, Scheduler
+from inference.engine.sessions.session import Callback, Session
 from inference.order import Opened
 
 LONGEST_WAIT = 60.0
@@ -135,11 +135,11 @@ class BatchRunner:
             ready = self._ready_to_draft()
             self._draft(ready, self._scheduler.seconds(max(len(ready), 1), 1))
         begun = self._clock()
-        kind, items, failed = self._schedule()
+        plan, items, failed = self._schedule()
         if failed or not items:
             call_all([*last, *failed])
             last = []
-        left = self._forward(kind, items, begun, last, aside) if items else []
+        left = self._forward(plan, items, begun, last, aside) if items else []
         self._step_began = None
         return left if items or received or failed else None
 
@@ -158,8 +158,8 @@ class BatchRunner:
             self._admission.is_computing = True
             return self._ready_sets()[ForwardKind.TREES]
 
-    def _schedule(self) -> tuple[ForwardKind, list[BatchItem], list[Callback]]:
-        """Prepare the next forward pass: its kind, its items, and callbacks of sessions that
+    def _schedule(self) -> tuple[BatchPlan, list[BatchItem], list[Callback]]:
+        """Prepare the next forward pass: its plan, its items, and callbacks of sessions that
         failed.
         """
         with self._admission.lock:
@@ -169,11 +169,11 @@ class BatchRunner:
                 call for session, error in failed for call in self._admission.fail(session, error)
             ]
             self._admission.is_computing = bool(items)
-        return plan.kind, items, calls
+        return plan, items, calls
 
     def _forward(
         self,
-        kind: ForwardKind,
+        plan: BatchPlan,
         items: Sequence[BatchItem],
         begun: float,
         last: Sequence[Callback],
@@ -184,7 +184,7 @@ class BatchRunner:
         begun: when the engine's own work on it began, in seconds.
         """
         telling = aside.submit(call_all, last) if aside is not None and last else None
-        call = self._graphs.call_of(kind) if self._graphs is not None else self._model.choose
+        call = self._graphs.call_of(plan.kind) if self._graphs is not None else self._model.choose
         started = self._clock()
         answers = call_each(call, [item.segment for item in items])
         ended = self._clock()
@@ -195,8 +195,12 @@ class BatchRunner:
         forward = Forward(items, padded, started, ended)
         with self._admission.lock:
             self._admission.is_computing = False
-            if kind in TIMED and not any(isinstance(one, Exception) for one in answers):
-                self._scheduler.record(padded, ended - begun)
+            plan.held_up.count_delay(forward.model_seconds)
+            if not any(isinstance(one, Exception) for one in answers):
+                if plan.kind in TIMED:
+                    self._scheduler.record(padded, ended - begun)
+                elif self._graphs is not None:
+                    self._graphs.record(plan.kind, forward.rows, forward.model_seconds)
             calls = self._settle(forward, answers, ended - begun)
             wakes = [wake for item in items for wake in item.session.listeners]
         around = self._clock() - begun - forward.model_seconds

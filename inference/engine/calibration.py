@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from inference.candidates import Claimed
 from inference.engine.tuning import TUNING
 from inference.proposer import NOBODY
+from inference.tree.candidates import Claims
 
 HIGHEST = 0.999
 """The greatest calibrated chance: no edge is certain before the target has verified it."""
@@ -86,7 +86,7 @@ class Calibration:
         chance = claimed * self.factor(proposer, depth)
         return chance if chance < HIGHEST else HIGHEST
 
-    def observe(self, tokens: Sequence[int], claimed: Sequence[Claimed]) -> None:
+    def observe(self, tokens: Sequence[int], claimed: Sequence[Claims]) -> None:
         """Record the claims that a forward pass has decided.
 
         At each node of the walk these are the claims for all children. Children outside the
@@ -110,7 +110,7 @@ class Calibration:
         return records[_class_of(depth)].factor
 
 
-def proposers_of(tokens: Sequence[int], claimed: Sequence[Claimed]) -> list[int]:  # [tokens]
+def proposers_of(tokens: Sequence[int], claimed: Sequence[Claims]) -> list[int]:  # [tokens]
     """The kind of the proposer that claimed the greatest chance for each token, or NOBODY.
 
     The last token was in no forward pass, so it has no proposer.

@@ -18,22 +18,22 @@ from typing import Any
 
 from inference.backends import Model
 from inference.backends.slots import Slots
-from inference.candidates import Dropped, ProposalStream
 from inference.engine.admission import Admission
 from inference.engine.batch_runner import BatchRunner, EventListener, call_all
 from inference.engine.calibration import Calibration
-from inference.engine.colocated_drafter import ColocatedDrafter
-from inference.engine.graph_rounds import GraphRounds
+from inference.engine.colocated.drafter import ColocatedDrafter
+from inference.engine.colocated.graph_rounds import GraphRounds
 from inference.engine.scheduler import Scheduler
-from inference.engine.session import Callback, Opening, Session
-from inference.engine.text_rules import Rules, check_ids
+from inference.engine.sessions.session import Callback, Opening, Session
+from inference.engine.sessions.text_rules import Rules, check_ids
 from inference.errors import InvalidRequest, LimitExceeded, Unavailable
-from inference.grammar import Grammars
 from inference.order import Decode, Opened, Progress
 from inference.proposer import Nodes
 from inference.sampling import SamplingParams
+from inference.text.grammar import Grammars
 from inference.times import Times
 from inference.token_rule import TokenRule
+from inference.tree.candidates import Dropped, ProposalStream
 
 MAX_QUEUED = 64
 """Maximum sessions that queue for a row."""
@@ -307,12 +307,6 @@ class Engine:
         """Calibrations of proposers' claims, by tenant."""
         with self._lock:
             return dict(self._calibrations)
-
-    @property
-    def in_line(self) -> int:
-        """Sessions that queue for a row."""
-        with self._lock:
-            return len(self._admission.line)
 
     def _change(self, session: Session, change: Callback) -> list[Callback]:
         """Apply a client's change to its session and wake the loop; returns the listeners.

@@ -9,15 +9,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from inference.accept import Verdict, accept_matches
 from inference.backends import Chosen, LogProbs, Segment
-from inference.candidates import Claimed
 from inference.engine.scheduler import BatchPlan, ForwardSeconds
-from inference.engine.session import Session
+from inference.engine.sessions.session import Session
 from inference.errors import OutriderError
 from inference.order import Spent
 from inference.times import Shape
-from inference.tree import IntArray, TokenTree
+from inference.tree.accept import Verdict, accept_matches
+from inference.tree.candidates import Claims
+from inference.tree.token_tree import IntArray, TokenTree
 
 ModelCall: TypeAlias = Callable[[Sequence[Segment]], Sequence[Chosen | IntArray]]
 """A call of the model: one answer per segment."""
@@ -103,7 +103,7 @@ class Commit(NamedTuple):
 
     session: Session
     tokens: Sequence[int]
-    claimed: Sequence[Claimed]  # [tokens] chances that proposers claimed where each was chosen
+    claimed: Sequence[Claims]  # [tokens] chances that proposers claimed where each was chosen
     candidates: int  # nodes below the root that were computed
     accepted: int  # candidates that the target accepted
     queue_seconds: float  # time that the session waited for the forward pass
@@ -170,7 +170,7 @@ class Forward(NamedTuple):
         return queue
 
     def commit(
-        self, session: Session, claimed: Sequence[Claimed], nodes: int, queue: float
+        self, session: Session, claimed: Sequence[Claims], nodes: int, queue: float
     ) -> Commit:
         """The event of a session's new tokens.
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from inference.backends import Model
 from inference.backends.slots import Slots
-from inference.tree import IntArray
+from inference.tree.token_tree import IntArray
 
 WORTH_COPYING = 16
 """Tokens from which another row's keys are copied instead of computed.

@@ -17,11 +17,11 @@ import numpy as np
 
 from inference.backends import Model
 from inference.engine.selection import FloatArray, Selection, best_of, lines_of
-from inference.engine.session import Session
+from inference.engine.sessions.session import Session
 from inference.engine.tuning import TUNING
 from inference.order import Pace
 from inference.times import CHANGED, TRUSTED, Cost, Shape, Times
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 
 ForwardSeconds = Callable[[int, int], float]
 """Seconds(rows, nodes of each) -> seconds of a forward pass, padding included."""
@@ -121,16 +121,17 @@ class HeldUp(NamedTuple):
 PlanPart: TypeAlias = (
     tuple[Session, Sequence[int]]  # and the chunk of its prompt, for PREFILL
     | tuple[Session, TokenTree, float]  # and what Selection.begin_pass() returns, for TREES
-    | tuple[Session, HeldUp]  # and the delayed sessions, for ROUNDS and FEEDS
+    | tuple[Session]  # for ROUNDS and FEEDS
 )
 """A session's part of a forward pass."""
 
 
 class BatchPlan(NamedTuple):
-    """The contents of one forward pass."""
+    """The contents of one forward pass, and the sessions that it delays."""
 
     kind: ForwardKind
     parts: Sequence[PlanPart]
+    held_up: HeldUp = HeldUp((), 0.0)
 
 
 class Scheduler:
@@ -166,7 +167,7 @@ class Scheduler:
         others = ready[ForwardKind.TREES]
         drafted = len(ready[ForwardKind.ROUNDS]) + len(ready[ForwardKind.FEEDS])
         held_up = HeldUp(others, self.seconds(len(others) + drafted, 1))
-        return BatchPlan(kind, [(session, held_up) for session in ready[kind]])
+        return BatchPlan(kind, [(session,) for session in ready[kind]], held_up)
 
     def record(self, padded: Shape, seconds: float) -> None:
         """Record a forward pass's seconds, the engine's own work included."""

@@ -8,9 +8,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.candidates import CandidateTree
-from inference.growing_tree import NOBODY, PLACE
-from inference.tree import IntArray, TokenTree, trees_of
+from inference.tree.candidates import CandidateTree
+from inference.tree.growing_tree import EMPTY, PLACE
+from inference.tree.token_tree import IntArray, TokenTree, trees_of
 
 T = TypeVar("T", bound=np.generic)
 
@@ -113,17 +113,17 @@ def _leading(
 
     A tree may have more nodes than its limit.
     """
-    ranks = _stacked([tree.present_ranks() for tree in trees], NOBODY)
+    ranks = _stacked([tree.present_ranks() for tree in trees], EMPTY)
     deepest = [tree.position + depth for tree, depth in zip(trees, depths, strict=True)]
     if any(limit < tree.deepest for limit, tree in zip(deepest, trees, strict=True)):
         positions = _stacked([tree.positions for tree in trees], 0)[:, : ranks.shape[1]]
-        ranks[positions > np.array(deepest)[:, None]] = NOBODY
+        ranks[positions > np.array(deepest)[:, None]] = EMPTY
     # the bound of as many groups' best nodes bounds as many nodes, at a fraction of the work
     groups = ranks[:, : ranks.shape[1] // GROUP * GROUP].reshape(len(ranks), GROUP, -1).min(axis=1)
     compared = groups if groups.shape[1] >= max(limits) else ranks
     wanted = min(max(limits), compared.shape[1])
     bounds = np.partition(compared, wanted - 1, axis=1)[:, wanted - 1, None]
-    leading = np.flatnonzero((ranks <= bounds) & (ranks < NOBODY))
+    leading = np.flatnonzero((ranks <= bounds) & (ranks < EMPTY))
     rows, places = np.divmod(leading, ranks.shape[1])
     return np.bincount(rows, minlength=len(trees)), places, ranks.ravel()[leading]
 
@@ -142,7 +142,7 @@ def _sorted(
     limits: [trees] maximum nodes of each row.
     """
     filled = np.arange(counts.max()) < counts[:, None]
-    own_ranks, own_places = np.full(filled.shape, NOBODY), np.zeros(filled.shape, dtype=np.intp)
+    own_ranks, own_places = np.full(filled.shape, EMPTY), np.zeros(filled.shape, dtype=np.intp)
     own_ranks[filled], own_places[filled] = ranks, places
     order = own_ranks.argsort(axis=1, kind="stable")
     return Selection(

@@ -33,7 +33,7 @@ from pydantic.fields import FieldInfo
 
 from inference.command import nearest
 from inference.errors import InvalidRequest
-from inference.json_file import shown
+from inference.files.json_file import shown
 
 Same = TypeVar("Same", bound="Group")
 

@@ -21,14 +21,19 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from inference.errors import UnsupportedModel
-from inference.json_file import Json
+from inference.files.json_file import Json
 from inference.model.attention import Sight
 from inference.model.cache import KeysValues, read_rows
-from inference.model.config import ModelConfig, check_shape, parse_config, read_config_json
+from inference.model.checkpoints.config import (
+    ModelConfig,
+    check_shape,
+    parse_config,
+    read_config_json,
+)
+from inference.model.checkpoints.weight_files import tensor_shapes, weight_files
 from inference.model.eagle_head import IDS, MAX_HEAD_LAYERS, UNUSED, OfTarget, spread, target_ids
 from inference.model.layers import WHOLE, Attention, Layer, Past, RMSNorm
 from inference.model.rotary import rotary_tables, rotate
-from inference.model.weight_files import tensor_shapes, weight_files
 
 _LAYER, _OF_AUTHORS = "transformer_layer_config", "dflash_config"
 MAX_BLOCK = 64

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from inference.model.config import ModelConfig
+from inference.model.checkpoints.config import ModelConfig
 
 
 class KeysValues(NamedTuple):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from inference.model.attention import MASKED, Sight, attend_in_float32
 from inference.model.cache import KeysValues, read_rows
-from inference.model.config import ModelConfig
+from inference.model.checkpoints.config import ModelConfig
 from inference.model.fused_layers import FUSED
 from inference.model.layers import WHOLE, Layer, Layers, Past
 from inference.model.rotary import rotary_tables

@@ -27,14 +27,19 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from inference.errors import InvalidRequest, UnsupportedModel
-from inference.json_file import Json
+from inference.files.json_file import Json
 from inference.model.attention import MASKED, Sight
 from inference.model.cache import KeysValues, read_rows
-from inference.model.config import ModelConfig, check_shape, parse_config, read_config_json
+from inference.model.checkpoints.config import (
+    ModelConfig,
+    check_shape,
+    parse_config,
+    read_config_json,
+)
+from inference.model.checkpoints.weight_files import tensor_shapes, weight_files
 from inference.model.decoder import Decoder, Hidden
 from inference.model.layers import MLP, WHOLE, Attention, Layer, Past, RMSNorm
 from inference.model.rotary import rotary_tables
-from inference.model.weight_files import tensor_shapes, weight_files
 
 _LAYER, _LAYERS_READ = "transformer_layer_config", "eagle_aux_hidden_state_layer_ids"
 _OTHER_HEADS = ("norm_before_fc", "norm_output", "fc_norm")

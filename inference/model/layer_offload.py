@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from inference.errors import InvalidRequest
-from inference.model.checkpoint import (
+from inference.model.checkpoints.checkpoint import (
     DTYPES,
     Loading,
     assign,
@@ -25,10 +25,10 @@ from inference.model.checkpoint import (
     opened,
     read_tensors,
 )
-from inference.model.config import ModelConfig
+from inference.model.checkpoints.config import ModelConfig
+from inference.model.checkpoints.weight_files import stored_type, weight_files
 from inference.model.decoder import Decoder, layers_on
 from inference.model.layers import Layer
-from inference.model.weight_files import stored_type, weight_files
 
 Offload = Literal["host", "disk"]
 """Place in which layers' weights stay: host memory, or the checkpoint's files."""

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inference.model.attention import Attend, Sight, attend
-from inference.model.config import ModelConfig
+from inference.model.checkpoints.config import ModelConfig
+from inference.model.choice.vocabulary import WHOLE_VOCABULARY, VocabularyShare
 from inference.model.rotary import rotate
-from inference.model.vocabulary import WHOLE_VOCABULARY, VocabularyShare
 
 
 class Past(NamedTuple):

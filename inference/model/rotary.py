@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inference.model.config import ModelConfig
+from inference.model.checkpoints.config import ModelConfig
 
 
 def rotary_tables(config: ModelConfig, positions: int) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,9 @@
-"""Chances that the target accepts a child, by its source's claims, learnt from verdicts.
+"""Chances that the target accepts a child, learned from verdicts by the child's source.
 
 P(child | none before it) is a logistic model of the child's features, a law. Ranks of a draft
-and words of a mask have a law for each kind of decoding; copied text has one, and so has a child
-that model and copies judge together. A verdict moves a law's weights by a Newton step. Old evidence
-fades towards a prior. Output never depends on it, only how much is accepted. Pure.
+and tokens of a mask have a law for each kind of decoding. Copied text has one, and so have children
+that both model and copies propose. A verdict moves a law's weights by a Newton step. Old evidence
+fades towards a prior. The output never depends on it, only the number of accepted tokens. Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from inference.errors import InvalidRequest
 from inference.planner.child_features import (
     EXCLUDED,
     RANK_FEATURES,
-    SPAN,
     FloatArray,
 )
 from inference.times import Times
@@ -42,14 +41,18 @@ FeatureRows: TypeAlias = Sequence[Sequence[float]]
 
 
 class Law:
-    """A logistic law: weights of the features and their precision, as a prior and as learnt.
+    """A logistic model: weights of the features and their precision, as a prior and as learned.
 
     precision: inverse of the weights' covariance
     worth: number of verdicts that the prior counts for
+    steepest: largest absolute log odds of chances()
     Raises InvalidRequest for an invalid prior.
     """
 
-    def __init__(self, weights: ArrayLike, precision: ArrayLike, worth: float) -> None:
+    def __init__(
+        self, weights: ArrayLike, precision: ArrayLike, worth: float, steepest: float
+    ) -> None:
+        self._steepest = steepest
         self._mean = np.array(weights, dtype=np.float64)
         self._certainty, self._worth = np.array(precision, dtype=np.float64), float(worth)
         width = len(self._mean)
@@ -70,13 +73,15 @@ class Law:
         self._evidence, self._verdicts = np.zeros((width, width)), 0.0  # beyond the prior's
 
     def learn(self, table: FloatArray, taken: NDArray[np.bool_], verdicts: int = 1) -> None:
-        """Learn from verdicts: children reached [n, F], in order, and which were accepted [n]."""
+        """Learn from verdicts: children that the target considered [n, F], in order, and whether it
+        accepted each [n].
+        """
         chance, fading = hazards(table, self.weights), FADING**verdicts
         self._evidence = (
             fading * self._evidence + (table * (chance * (1 - chance))[:, None]).T @ table
         )
         self._verdicts = fading * self._verdicts + verdicts
-        # Forgotten evidence no longer holds the weights away from the prior's.
+        # forgotten evidence no longer keeps the weights from the prior's
         faded = (1 - fading) * (self._certainty @ self._moved)
         self._moved = self._moved - np.linalg.solve(
             self._certainty + self._evidence, faded + (chance - taken) @ table
@@ -84,16 +89,14 @@ class Law:
         self.weights = self._mean + self._moved
 
     def observe(self, rows: FeatureRows | FloatArray, taken: int | None) -> None:  # [k, F]
-        """Learn which of a node's children was accepted, or that none was."""
+        """Learn which of a node's children the target accepted; taken: its index, or None."""
         reached = len(rows) if taken is None else taken + 1
         self.learn(np.array(rows[:reached]), np.arange(reached) == taken)
 
-    def chances(self, rows: FeatureRows, steepest: float) -> list[float]:  # [k, F] -> [k]
-        """Return the probability of each of a node's children. Their sum is below 1.
-
-        steepest: largest absolute log odds
-        """
-        weights, left, chances = self.weights.tolist(), 1.0, list[float]()
+    def chances(self, rows: FeatureRows) -> list[float]:  # [k, F] -> [k]
+        """Return the probability of each of a node's children. Their sum is below 1."""
+        weights, steepest = self.weights.tolist(), self._steepest
+        left, chances = 1.0, list[float]()
         for row in rows:
             odds = sum(weight * value for weight, value in zip(weights, row, strict=True))
             taken = left / (1 + math.exp(-min(max(odds, -steepest), steepest)))
@@ -147,12 +150,14 @@ class HitRates:
         self._prior = self.tries.copy(), self.hits.copy()
 
     def learn(self, tried: slice, hit: int | None, faded: slice = slice(None)) -> None:
-        """Learn a verdict: what was tried, and which of it was a hit.
+        """Learn a verdict.
 
+        tried: rates that gain a try
+        hit: the one that gains a hit; None, or beyond the last, for none
         faded: rates whose older evidence counts for less now
         """
-        for kept, prior in zip((self.tries, self.hits), self._prior, strict=True):
-            kept[faded] += (1 - FADING) * (prior[faded] - kept[faded])
+        for counts, prior in zip((self.tries, self.hits), self._prior, strict=True):
+            counts[faded] += (1 - FADING) * (prior[faded] - counts[faded])
         self.tries[tried] += 1
         if hit is not None and hit < len(self.hits):
             self.hits[hit] += 1
@@ -179,7 +184,7 @@ nodes than a forward pass has.
 """
 
 _RATES_WORTH = 20.0  # maximum verdicts that a saved rate of masks counts for
-_SUREST = 0.999  # maximum sum of the chances of children that two sources judge together
+_SUREST = 0.999  # maximum sum of the chances of children that two sources propose
 
 
 class Laws(NamedTuple):
@@ -227,12 +232,12 @@ class AcceptanceModel:
         """Learn from a path of m nodes: the rank that the target accepted at each, or None."""
         k = tables.shape[1]
         hits = np.array([-1 if rank is None else rank for rank in taken])
-        come_to = np.where(hits < 0, k, hits + 1)
-        inside = np.arange(k) < come_to[:, None]
+        considered = np.where(hits < 0, k, hits + 1)
+        inside = np.arange(k) < considered[:, None]
         self.laws.ranks[greedy].learn(
             tables[inside], (np.arange(k) == hits[:, None])[inside], len(taken)
         )
-        for count, rank in zip(come_to.tolist(), taken, strict=True):
+        for count, rank in zip(considered.tolist(), taken, strict=True):
             self.rates.learn(slice(count), rank)
         self._edges = {}
 
@@ -248,18 +253,10 @@ class AcceptanceModel:
             self._edges[k] = _descending(broken(rates.hits[:k] / rates.tries[:k]))
         return self._edges[k]
 
-    # --- copied text
-
-    def copied(self, rows: FeatureRows) -> list[float]:  # [k, F] -> [k]
-        """Return the chance of each copied token, by its copy_features()."""
-        return self.laws.copies.chances(rows, SPAN)
-
-    def observe_copied(self, rows: FeatureRows, taken: int | None) -> None:
-        """Learn which of the copied tokens the target accepted, or that it accepted none."""
-        self.laws.copies.observe(rows, taken)
+    # --- model and copied text
 
     def together(self, table: FloatArray) -> FloatArray:  # [k, J] -> [k]
-        """Return the chance of each child that two sources judge, by its joint_features()."""
+        """Return the chance of each child that two sources propose, by its joint_features()."""
         chances = hazards(table, self.laws.joint.weights)
         return np.asarray(chances * min(_SUREST / float(chances.sum()), 1.0))
 
@@ -271,12 +268,14 @@ class AcceptanceModel:
 
     def masked(self, rows: FeatureRows, greedy: bool) -> list[float]:  # [k, F] -> [k]
         """Return the chance of each child that a mask proposes, by its mask_features()."""
-        return self.laws.masks[greedy].chances(rows, STEEPEST)
+        return self.laws.masks[greedy].chances(rows)
 
     def observe_masked(
         self, rows: FeatureRows, greedy: bool, offset: int, taken: int | None
     ) -> None:
-        """Learn which child of a mask of this offset the target accepted, or that it took none."""
+        """Learn which child of a mask of this offset the target accepted; taken: its index, or
+        None.
+        """
         likely = taken is not None and self.masked(rows[: taken + 1], greedy)[taken] >= LIKELY
         self.laws.masks[greedy].observe(rows, taken)
         at = min(offset, OFFSETS) - 1
@@ -288,7 +287,7 @@ class AcceptanceModel:
         return float(self.mask_rates.hits[at] / self.mask_rates.tries[at])
 
     def to_record(self) -> dict[str, Any]:
-        """Return the learnt state as a prior for other sessions: plain values for JSON."""
+        """Return the learned state as a prior for other sessions: plain values for JSON."""
         laws = self.laws
         ranks, masks = (
             {kind: law.to_record() for kind, law in zip(KINDS, two, strict=True)}
@@ -321,7 +320,7 @@ def _descending(rates: FloatArray) -> FloatArray:  # [k] -> [k]
 
 
 @dataclass
-class Knowledge:
+class PairStats:
     """Times and acceptance of one pair of models.
 
     round_trip: seconds of an exchange with the target without work; 0 for a target beside the draft

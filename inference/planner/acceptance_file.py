@@ -1,4 +1,4 @@
-"""Files of the learnt acceptance of pairs of models: the shipped prior, and one for each pair."""
+"""Files of the learned acceptance of pairs of models: the shipped prior, and one for each pair."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 
 from inference.errors import InvalidRequest
-from inference.files import write_whole
-from inference.json_file import Json, read_json
+from inference.files.json_file import Json, read_json
+from inference.files.writing import write_whole
 from inference.planner.acceptance import (
     KINDS,
     OFFSETS,
     RANKS,
+    STEEPEST,
     VERSION,
     AcceptanceModel,
     HitRates,
@@ -23,6 +24,7 @@ from inference.planner.child_features import (
     JOINT_FEATURES,
     MASK_FEATURES,
     RANK_FEATURES,
+    SPAN,
 )
 
 SHIPPED = Path(__file__).parents[1] / "data" / "acceptance.json"
@@ -50,7 +52,7 @@ def read_model(record: Json) -> AcceptanceModel:
     laws = Laws(
         _read_laws(record.field("laws"), len(RANK_FEATURES)),
         _read_laws(masks.field("laws"), len(MASK_FEATURES)),
-        read_law(copying.field("copies"), len(COPY_FEATURES)),
+        read_law(copying.field("copies"), len(COPY_FEATURES), SPAN),
         read_law(copying.field("joint"), len(JOINT_FEATURES)),
     )
     return AcceptanceModel(
@@ -64,14 +66,15 @@ def _read_laws(raw: Json, width: int) -> tuple[Law, Law]:
     return sampled, greedy
 
 
-def read_law(raw: Json, width: int) -> Law:
+def read_law(raw: Json, width: int, steepest: float = STEEPEST) -> Law:
     """Read what Law.to_record() described, of this many features. Raises InvalidRequest."""
     weights, precision = raw.field("weights"), raw.field("precision").each(read_numbers)
     if len(read_numbers(weights)) != width:
         weights.refuse(f"{width} numbers")
     if any(len(row) != width for row in precision) or len(precision) != width:
         raw.field("precision").refuse(f"a square of {width}")
-    return raw.make(Law, read_numbers(weights), precision, raw.field("worth").number())
+    worth = raw.field("worth").number()
+    return raw.make(Law, read_numbers(weights), precision, worth, steepest)
 
 
 def read_rates(raw: Json, count: int) -> HitRates:

@@ -1,7 +1,7 @@
-"""Features of a node's children, by their proposer: ranks, copied text, masks, or two of these.
+"""Features of a node's children, by their source: ranks, copied text, masks, or two of these.
 
-A law (inference/planner/acceptance.py) reads a row of features for each child, in the order in
-which the source proposes them. Pure.
+A logistic model (Law in inference/planner/acceptance.py) takes a row of features for each child, in
+the order in which the source proposes them. Pure.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ whether it is copied, and log odds of its chance as a copy.
 """
 
 MASK_FEATURES = (*RANK_FEATURES[:-1], "offset", "path", "path_odds", "again")
-"""Features of a child that a mask names. Those of a ranked child but for its depth; then the mask's
-offset, how surprising the path from the known token is, that times the odds, and whether the child
-repeats the token before it.
+"""Features of a child that a mask proposes. Those of a ranked child but for its depth; then the
+mask's offset, how surprising the path from the known token is, that times the odds, and whether the
+child repeats the token before it.
 """
 
-SAID = len(RANK_FEATURES) - 1
+SCORED = len(RANK_FEATURES) - 1
 """Number of these that depend on the mask's scores only. They come first."""
 
 EXCLUDED = -1e8  # a score below: top-k or top-p excludes this token
-SPAN = 8.0  # log odds and distances in scores beyond this are as good as certain
+SPAN = 8.0  # bound of log odds and of distances in scores
 _UNSEEN = 1e-4  # minimum mass of the tokens below those that were ranked greedily
-_FOLLOWING = 1.5  # how many more perturbed scores like the next one lie beyond the last
+_FOLLOWING = 1.5  # number of perturbed scores like the next one that follow the last
 _STEP = 2.0  # distance of that next one, in e**-score
-_LEAST, _MOST = -40.0, 20.0  # log-probabilities plus noise lie between; excluded tokens do not
-_DEEP = 8  # depths and offsets beyond say no more
-_SURPRISE = 8.0  # negative logarithms of a path's chance beyond say no more
-_LONGEST = 64  # lengths of a match beyond say no more
-_UNNAMED = 1e-3  # a model's chance for a copied token that it did not propose
+_MIN_SCORE, _MAX_SCORE = -40.0, 20.0  # of log-probabilities plus noise, unless excluded
+_MAX_DEPTH = 8  # bound of depths and offsets
+_MAX_SURPRISE = 8.0  # bound of the negative logarithm of a path's chance
+_MAX_MATCH = 64  # bound of a match's length
+_UNPROPOSED = 1e-3  # a model's chance for a copied token that it did not propose
 
 
 def rank_features(
@@ -59,26 +59,26 @@ def rank_features(
     first, rank: whether it is the first child, and log(1 + rank)
     depth: of the node
     """
-    found = np.fmin(np.fmax(np.asarray(scores, dtype=np.float64), _LEAST), _MOST)
-    mass = np.empty((found.shape[0], found.shape[1] + 1))
-    np.exp(found, out=mass[:, :-1])
+    bounded = np.fmin(np.fmax(np.asarray(scores, dtype=np.float64), _MIN_SCORE), _MAX_SCORE)
+    mass = np.empty((bounded.shape[0], bounded.shape[1] + 1))
+    np.exp(bounded, out=mass[:, :-1])
     if greedy:
         mass[:, -1] = np.maximum(1 - mass[:, :-1].sum(axis=1), _UNSEEN)
     # Perturbed scores are a Gumbel process: from one rank to the next, e**-score grows on average
     # by 1 / (probability of the remaining tokens).
     else:
-        mass[:, -1] = _FOLLOWING / (np.exp(-found[:, -1]) + _STEP)
+        mass[:, -1] = _FOLLOWING / (np.exp(-bounded[:, -1]) + _STEP)
     left = np.add.accumulate(mass[:, ::-1], axis=1)[:, ::-1]
     share = mass / left[:, :1]
-    table = np.empty((*found.shape, len(RANK_FEATURES)))
+    table = np.empty((*bounded.shape, len(RANK_FEATURES)))
     table[..., 0] = 1
     table[..., 1] = np.minimum(np.maximum(np.log(mass[:, :-1] / left[:, 1:]), -SPAN), SPAN)
-    table[..., 2] = np.minimum(found[:, :1] - found, SPAN)
+    table[..., 2] = np.minimum(bounded[:, :1] - bounded, SPAN)
     table[..., 3] = -(share * np.log(share)).sum(axis=1)[:, None]
     table[..., 4] = 0
     table[:, 0, 4] = 1
-    table[..., 5] = np.log1p(np.arange(found.shape[1]))
-    table[..., 6] = np.minimum(depths, _DEEP)[:, None] / _DEEP
+    table[..., 5] = np.log1p(np.arange(bounded.shape[1]))
+    table[..., 6] = np.minimum(depths, _MAX_DEPTH)[:, None] / _MAX_DEPTH
     return table
 
 
@@ -100,15 +100,11 @@ def copy_features(length: int, following: Sequence[Following]) -> list[list[floa
     """Return the COPY_FEATURES of tokens that followed a context of `length` tokens, the most
     frequent first.
     """
-    known = math.log1p(min(length, _LONGEST))
+    match = math.log1p(min(length, _MAX_MATCH))
     return [
-        [1.0, known, _odds_of(one.times, one.others), math.log1p(one.times), float(one.latest)]
-        for one in following
+        [1.0, match, math.log((times + 0.5) / (others + 0.5)), math.log1p(times), float(latest)]
+        for _, times, others, latest in following
     ]
-
-
-def _odds_of(count: float, others: float) -> float:
-    return math.log((count + 0.5) / (others + 0.5))
 
 
 def log_odds(chance: float) -> float:
@@ -128,29 +124,31 @@ def joint_features(
     table = np.zeros((len(tokens), len(JOINT_FEATURES)))
     table[:, 0] = 1
     for row, token in zip(table, tokens, strict=True):
-        row[1] = log_odds(model.get(token, _UNNAMED))
+        row[1] = log_odds(model.get(token, _UNPROPOSED))
         if token in copied:
             row[2:] = 1, log_odds(copied[token])
     return tokens, table
 
 
 def mask_features(
-    said: Sequence[Sequence[float]], offset: int, path: float, again: int | None
-) -> list[list[float]]:  # [k, SAID] -> [k, F]
+    scored: Sequence[Sequence[float]], offset: int, path: float, again: int | None
+) -> list[list[float]]:  # [k, SCORED] -> [k, F]
     """Return the MASK_FEATURES of a mask's children.
 
+    scored: score_part() of the children
     offset: positions between the known token and the mask, from 1
     path: negative logarithm of the path's chance, from the known token to this node
-    again: which child repeats the node's own token, if one does
+    again: index of the child that repeats the node's own token; None for none
     """
-    far, surprise = min(offset, _DEEP) / _DEEP, min(path, _SURPRISE) / _SURPRISE
+    far = min(offset, _MAX_DEPTH) / _MAX_DEPTH
+    surprise = min(path, _MAX_SURPRISE) / _MAX_SURPRISE
     return [
         [*row, far, surprise, surprise * row[1], float(rank == again)]
-        for rank, row in enumerate(said)
+        for rank, row in enumerate(scored)
     ]
 
 
-def said_by(table: FloatArray) -> list[list[float]]:  # [k, >= SAID] -> [k, SAID]
-    """Return the SAID features of a mask's children, from the features of ranked children."""
-    said: list[list[float]] = table[:, :SAID].tolist()
-    return said
+def score_part(table: FloatArray) -> list[list[float]]:  # [k, >= SCORED] -> [k, SCORED]
+    """Return the SCORED features of a mask's children, of the table of rank_features()."""
+    scored: list[list[float]] = table[:, :SCORED].tolist()
+    return scored

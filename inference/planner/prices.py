@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from inference.draft_tuning import TUNING
+from inference.loop.draft_tuning import TUNING
 from inference.proposer import NODE_BYTES
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from inference.backends import Model, Segment
 from inference.backends.slots import Slots
+from inference.planner.prices import widths_of
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED, Shape, Times
-from inference.tree import IntArray
+from inference.tree.token_tree import IntArray
 
 CONTEXT = 256
 """Slots of context that a profiled call reads, where the model has so many."""
@@ -161,7 +162,7 @@ def survey_draft(model: Model, length: int, width: int) -> Profiler:
 
     length: positions of the model, which is the longest sequence that it was loaded for
     """
-    widths = _doublings(min(width, model.max_nodes, model.capacity))
+    widths = widths_of(min(width, model.max_nodes, model.capacity))
     return Profiler(
         [(1, size) for size in widths],
         lambda shape, cached: model.rank([_siblings(model, length, shape[1])], RANKED),
@@ -178,8 +179,8 @@ def survey_target(model: Model, length: int, rows: int, nodes: int, times: Times
     rows, nodes = min(rows, model.rows), min(nodes, model.max_nodes, model.capacity, length)
     shapes = {
         model.padded(row, node): (row, node)
-        for row in _doublings(rows)
-        for node in reversed(list(_doublings(nodes)))
+        for row in widths_of(rows)
+        for node in reversed(widths_of(nodes))
     }
     return Profiler(
         sorted(shapes),
@@ -201,15 +202,6 @@ def time_calls(model: Model, length: int, shape: Shape, calls: int) -> list[floa
         model.choose(segments)
         samples.append(time.perf_counter() - start)
     return samples
-
-
-def _doublings(most: int) -> Iterator[int]:
-    """Yield 1, 2, 4, ... and `most`."""
-    size = 1
-    while size < most:
-        yield size
-        size *= 2
-    yield most
 
 
 def _chains(model: Model, length: int, rows: int, nodes: int, cached: RowSlots) -> list[Segment]:

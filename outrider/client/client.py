@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, TypeAlias
 from grpc_comm.client.connection import Connection
 from inference.command import printable, say
 from inference.cost.billing import Billing
-from inference.decode import TargetSession
-from inference.draft_thread import Drafter, inline, on_thread
 from inference.errors import InvalidRequest, OutriderError
 from inference.extras import install
+from inference.loop.decode import TargetSession
+from inference.loop.draft_thread import Drafter, inline, on_thread
+from inference.loop.throttle import Baseline, Throttle
 from inference.order import Pace
 from inference.planner.prices import Usage
 from inference.proposer import Proposer
-from inference.text import Tokenizer
-from inference.throttle import Silence, Throttle
+from inference.text.tokenizer import Tokenizer
 from outrider.client.connecting import connect_target, target_tokenizer
 from outrider.client.draft_loader import DraftLoader
 from outrider.models.directories import find_tokenizer
@@ -81,8 +81,8 @@ class Client:
         self.budget = RunBudget(billing, options.goal.max_usd)
         self.goal = read_goal(options.goal, billing)
         gc.freeze()  # a garbage collection of all loaded objects takes 0.2 s within a text
-        self._silence = Silence()
-        self._loader = DraftLoader(self._load) if options.drafts_here else None
+        self._baseline = Baseline()
+        self._loader = DraftLoader(self._load)
 
     @property
     def model(self) -> str:
@@ -99,13 +99,13 @@ class Client:
     @property
     def round_trip(self) -> float | None:
         """Round trip in seconds; None until a draft is loaded, and for synchronous rounds."""
-        rows = None if self._loader is None else self._loader.loaded
+        rows = self._loader.loaded
         return None if rows is None else rows.round_trip
 
     @property
     def unsteered(self) -> str:
         """Reason why steer() would have no, or hardly any, effect; empty if it has one."""
-        rows = None if self._loader is None else self._loader.loaded
+        rows = self._loader.loaded
         if rows is None:
             return UNSTEERED
         return rows.unsteered or self.goal.pointless
@@ -131,26 +131,27 @@ class Client:
 
         rows: texts that it drafts for at the same time
         """
-        if self._loader is not None:
-            self._loader.begin(rows)
+        self._loader.begin(rows)
 
     def wait(self) -> AnyRows | None:
         """Wait until the draft is loaded; None without one. Raises the error of loading."""
-        return None if self._loader is None else self._loader.wait()
+        return self._loader.wait()
 
     def check(self) -> None:
         """Raise the error of loading, if it has failed by now."""
-        if self._loader is not None:
-            self._loader.check()
+        self._loader.check()
 
     @contextmanager
-    def _load(self, rows: int) -> Iterator[AnyRows]:
+    def _load(self, rows: int) -> Iterator[AnyRows | None]:
+        if not self._options.drafts_here:
+            yield None
+            return
         if self._model is not None and self._drafted < self.length:
             say(
                 f"{self._model.name} drafts the first {self._drafted:,} tokens of a text, of "
                 f"{self.length:,} that the target serves: --sequence_length says how many"
             )
-        from inference.grammar import Grammars
+        from inference.text.grammar import Grammars
         from outrider.client.drafting import DraftSetup, draft_rows
 
         there = self.target.description
@@ -167,13 +168,13 @@ class Client:
 
     def _drafter(self) -> Drafter:
         """The draft's thread; throttled if it shares a device with the target."""
-        return on_thread(self._lend, Throttle(self._silence) if self.shares_device else None)
+        return on_thread(self._lend, Throttle(self._baseline) if self.shares_device else None)
 
     def _lend(self, wanted: Callable[[], bool]) -> AbstractContextManager[Sequence[Proposer]]:
         """Lend a row of the draft, once it is loaded; none if loading failed."""
         rows = None
         with suppress(OutriderError):
-            rows = None if self._loader is None else self._loader.wait(wanted)
+            rows = self._loader.wait(wanted)
         return nullcontext(()) if rows is None else rows.lent(wanted)
 
     def complete(
@@ -221,7 +222,7 @@ class Client:
             cost=budget.cost(charge.usage, tokens),
             energy=budget.energy(done.usage, tokens),
             device=self.target.description.device,
-            loading_seconds=self._loader.loading_seconds if here and self._loader else None,
+            loading_seconds=self._loader.loading_seconds if here else None,
         )
 
     def close(self) -> None:
@@ -229,8 +230,7 @@ class Client:
 
         Waits for a running call of the draft, but not for a draft that is still loading.
         """
-        if self._loader is not None:
-            self._loader.close()
+        self._loader.close()
         gc.unfreeze()
 
 

@@ -14,9 +14,9 @@ from grpc_comm.translate import Description
 from grpc_comm.unanswered import refuses
 from inference.command import say
 from inference.errors import Mismatch, Unavailable
-from inference.files import cache_directory, write_whole
-from inference.text import Tokenizer
-from inference.tokenizer_settings import TokenizerIdentity, TokenizerSettings
+from inference.files.writing import cache_directory, write_whole
+from inference.text.tokenizer import Tokenizer
+from inference.text.tokenizer_settings import TokenizerIdentity, TokenizerSettings
 from outrider.options.network import ConnectionOptions
 
 

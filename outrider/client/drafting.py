@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 from grpc_comm.client.connection import Connection
-from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import BestFirst, Chain, Policy
-from inference.grammar import Grammars
+from inference.loop.draft_tuning import TUNING
+from inference.text.grammar import Grammars
 from inference.times import Table
 from outrider.client.pools import AnyRows, GrowingRows, Pair, learned_file, rounds
 from outrider.draft_methods import FoundDraft

@@ -16,26 +16,26 @@ from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import Policy, RoundProposer
 from inference.errors import InvalidRequest
-from inference.files import cache_directory
-from inference.planner.acceptance import AcceptanceModel, Knowledge
+from inference.files.writing import cache_directory
+from inference.planner.acceptance import AcceptanceModel, PairStats
 from inference.planner.acceptance_file import read_acceptance, write_acceptance
 from inference.proposer import Proposer
 from inference.times import Table, Times
 from outrider.client.probing import measure_round_trip
 from outrider.money.goal import UNSTEERED, Goal
 
-One = TypeVar("One", bound=Proposer)
+P = TypeVar("P", bound=Proposer)
 
 WANTED_SECONDS = 0.25
 """Seconds between two checks whether a text that waits for a row still wants it."""
 
 
-class Rows(Generic[One]):
+class Rows(Generic[P]):
     """Lends proposers, each to one text at a time."""
 
-    def __init__(self, proposers: Sequence[One]) -> None:
+    def __init__(self, proposers: Sequence[P]) -> None:
         self.proposers = proposers
-        self._free = SimpleQueue[One]()
+        self._free = SimpleQueue[P]()
         for proposer in proposers:
             self._free.put(proposer)
 
@@ -60,7 +60,7 @@ class Rows(Generic[One]):
         for proposer in [self._free.get() for _ in self.proposers]:
             self._free.put(proposer)
 
-    def _next(self, wanted: Callable[[], bool]) -> One | None:
+    def _next(self, wanted: Callable[[], bool]) -> P | None:
         while wanted():
             try:
                 return self._free.get(timeout=WANTED_SECONDS)
@@ -125,22 +125,22 @@ class GrowingRows(Rows[GrowingProposer]):
         target = Times(dict(pair.target.description.times))
         self.round_trip: float = measure_round_trip(pair.target.probe, say)
         learned = _read_learned(pair.learned)
-        known = Knowledge(Times(pair.times), target, learned, self.round_trip)
+        stats = PairStats(Times(pair.times), target, learned, self.round_trip)
         # texts run concurrently: each row learns separately
-        self.known = [deepcopy(known) for _ in range(rows)]
+        self.stats = [deepcopy(stats) for _ in range(rows)]
         shared = None if draft.model is None else DynamicBatcher(draft.model)
         draft = draft._replace(model=shared)
         super().__init__(
             [
-                draft.proposer(row, known, goal.prices(known), copies=copies)
-                for row, known in enumerate(self.known)
+                draft.proposer(row, stats, goal.prices(stats), copies=copies)
+                for row, stats in enumerate(self.stats)
             ]
         )
 
     def steer(self, goal: Goal) -> None:
         """Draft by this goal from now on, also in running texts."""
-        for proposer, known in zip(self.proposers, self.known, strict=True):
-            proposer.prices = goal.prices(known)
+        for proposer, stats in zip(self.proposers, self.stats, strict=True):
+            proposer.prices = goal.prices(stats)
 
     def keep(self) -> None:
         """Write the learned statistics to their file, for the next run: those of the row that
@@ -150,7 +150,7 @@ class GrowingRows(Rows[GrowingProposer]):
         if self._learned is None or not any(sent):
             return
         try:
-            write_acceptance(self.known[sent.index(max(sent))].acceptance, self._learned)
+            write_acceptance(self.stats[sent.index(max(sent))].acceptance, self._learned)
         except OSError as error:
             say(f"note: learned statistics were not stored: {error}")
 

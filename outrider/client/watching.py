@@ -11,7 +11,7 @@ from itertools import islice
 from threading import Event
 from typing import Any, TypeAlias, cast
 
-from inference.decode import TargetSession
+from inference.loop.decode import TargetSession
 from inference.order import Progress
 from inference.proposer import NOBODY, Nodes
 from inference.times import Times
@@ -147,7 +147,7 @@ def _name(kind: int) -> str:
 
 
 class WatchedSession:
-    """A TargetSession (inference/decode.py) that passes everything on to another.
+    """A TargetSession (inference/loop/decode.py) that passes everything on to another.
 
     on_nodes: receives candidates when they are sent
     on_progress: receives committed tokens when they arrive

@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 from inference.backends import Model
 from inference.backends.known_tokens import KnownTokens
 from inference.drafters.draft import Draft
-from inference.text import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from inference.times import Table
 from outrider.models.capacity import Capacity
 from outrider.models.found_model import FoundModel, LoadedModel

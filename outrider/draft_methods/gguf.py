@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inference.backends import Model
 from inference.errors import InvalidRequest
-from inference.model.hub import is_gguf
+from inference.model.checkpoints.hub import is_gguf
 from outrider.draft_methods import FoundDraft
 from outrider.models.gguf_file import GgufFile
 from outrider.options.groups import DraftModelOptions

@@ -11,19 +11,19 @@ from typing import NamedTuple, Self
 
 import torch
 
-from inference.artifact import Manifest, features_of
 from inference.backends import Masks, Model, RecordingModel
-from inference.backends.compiled import CompiledModel
 from inference.backends.eager import EagerModel
 from inference.backends.eagle_model import read_embeddings
+from inference.backends.graphs.compiled import CompiledModel
 from inference.backends.target_features import FeatureModel, FeatureSequence, feature_model
 from inference.command import say
 from inference.drafters.draft import Draft
 from inference.errors import InvalidRequest, UnsupportedModel
-from inference.model.checkpoint import DTYPES
-from inference.model.config import ModelConfig
+from inference.files.artifact import Manifest, features_of
+from inference.model.checkpoints.checkpoint import DTYPES
+from inference.model.checkpoints.config import ModelConfig
+from inference.model.checkpoints.weight_files import fingerprint
 from inference.model.eagle_head import OfTarget
-from inference.model.weight_files import fingerprint
 from outrider.draft_methods import FoundDraft
 from outrider.models.artifacts import artifact_checkpoint
 from outrider.models.capacity import Capacity

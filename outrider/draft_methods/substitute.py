@@ -16,9 +16,9 @@ from inference.backends.substitute_model import (
     load_substitute,
     substitute_of,
 )
-from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.errors import InvalidRequest
+from inference.loop.draft_tuning import TUNING
 from inference.model.decoder import Decoder
 from outrider.draft_methods import FoundDraft
 from outrider.models.capacity import Capacity

@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from grpc_comm.permissions import read_secret
 from grpc_comm.transport import Address
 from inference.errors import InvalidRequest
-from outrider.endpoint.chat_messages import MAX_BODY_BYTES
-from outrider.endpoint.failures import ApiError
+from outrider.endpoint.interfaces.chat_messages import MAX_BODY_BYTES
+from outrider.endpoint.interfaces.failures import ApiError
 
 MIN_KEY = 16
 """Minimum length of a key."""

@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 
 from inference.command import say
 from inference.errors import InvalidRequest
-from outrider.endpoint.failures import ApiError
+from outrider.endpoint.interfaces.failures import ApiError
 
 ACCEPTED = 16
 """Connections accepted in a row. If no descriptor is free, asyncio tries all of them, and sets a

@@ -24,9 +24,14 @@ from starlette.types import Scope
 from inference.errors import OutriderError
 from outrider.client.client import Client
 from outrider.client.watching import TextEvent, Watcher, ended
-from outrider.endpoint.answering import TEMPERATURE, StreamEvent, answer_request, named_event
-from outrider.endpoint.failures import ApiError
-from outrider.endpoint.requests import ChatRequest
+from outrider.endpoint.interfaces.answering import (
+    TEMPERATURE,
+    StreamEvent,
+    answer_request,
+    named_event,
+)
+from outrider.endpoint.interfaces.failures import ApiError
+from outrider.endpoint.interfaces.requests import ChatRequest
 from outrider.endpoint.target_manager import TargetManager, TargetSettings
 from outrider.endpoint.text_runner import TextRunner
 from outrider.options.draft_flags import NONE

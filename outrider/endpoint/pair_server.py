@@ -16,14 +16,12 @@ from grpc_comm.transport import Address, check_free
 from inference.command import say
 from inference.errors import InvalidRequest
 from inference.flags.group import flags_of
-from inference.tokenizer_settings import TokenizerIdentity
+from inference.text.tokenizer_settings import TokenizerIdentity
 from outrider.client.connecting import connect_target, full_description, tokenizer_identity
 from outrider.doctor.checks import machine as machine_words
 from outrider.endpoint.run import serve_http
-from outrider.models.directories import find_tokenizer
-from outrider.models.machine import size_words
-from outrider.models.models_here import ModelHere, count_words, find_models, models_below
-from outrider.models.pairs import (
+from outrider.models.catalog.models_here import ModelHere, count_words, find_models, models_below
+from outrider.models.catalog.pairs import (
     EMBEDDED_PAIR,
     WITHOUT_LLAMA_CPP,
     M,
@@ -37,7 +35,9 @@ from outrider.models.pairs import (
     short_names,
     this_machine,
 )
-from outrider.models.published_models import PublishedModel, fetch, judged, published_for
+from outrider.models.catalog.published_models import PublishedModel, fetch, judged, published_for
+from outrider.models.directories import find_tokenizer
+from outrider.models.machine import size_words
 from outrider.options.groups import BatchOptions, DeviceOptions
 from outrider.options.roles import EndpointRole, ServeRole, UpRole
 
@@ -103,7 +103,7 @@ def _pair_flags(
     Raises InvalidRequest, which names what is missing.
     """
     if short == EMBEDDED_PAIR:
-        say("target and draft: the pair that ships here, which continues Python-looking text")
+        say("target and draft: the bundled pair, which continues Python-like text")
         return {}, {}
     here = [model for model in _models_here(options) if not short or is_called(model.name, short)]
     usable = [model for model in here if not model.refusal]

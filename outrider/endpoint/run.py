@@ -24,8 +24,8 @@ from starlette.responses import JSONResponse, Response
 from grpc_comm.client.connection import CONNECT_SECONDS
 from grpc_comm.transport import Address
 from inference.command import say
-from inference.draft_thread import take_short_turns
 from inference.errors import InvalidRequest, OutriderError, Unavailable
+from inference.loop.draft_thread import take_short_turns
 from outrider.endpoint.access import (
     BodyBound,
     HeadCheck,
@@ -34,7 +34,6 @@ from outrider.endpoint.access import (
     allowed_hosts,
     read_keys,
 )
-from outrider.endpoint.answering import GRACE_SECONDS
 from outrider.endpoint.connections import (
     ACCEPTED,
     QUEUED,
@@ -42,10 +41,11 @@ from outrider.endpoint.connections import (
     OutOfDescriptors,
     bounded,
 )
-from outrider.endpoint.failures import REFUSALS, ApiError, add_failures
+from outrider.endpoint.interfaces.answering import GRACE_SECONDS
+from outrider.endpoint.interfaces.failures import REFUSALS, ApiError, add_failures
+from outrider.endpoint.interfaces.text_routes import text_routes
 from outrider.endpoint.page_routes import add_page, page_routes
 from outrider.endpoint.target_manager import TargetManager
-from outrider.endpoint.text_routes import text_routes
 from outrider.options.roles import ServeRole
 from outrider.version import outrider_version
 

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict
 
 from inference.errors import OutriderError, Unavailable
 from outrider.client.client import open_client
-from outrider.endpoint.chat_messages import Text
-from outrider.endpoint.failures import ApiError
+from outrider.endpoint.interfaces.chat_messages import Text
+from outrider.endpoint.interfaces.failures import ApiError
 from outrider.endpoint.text_runner import TextRunner
 from outrider.options.draft_flags import DEFAULT_SOURCES, NONE
 from outrider.options.roles import ServeRole
@@ -88,14 +88,14 @@ class TargetManager:
             self.texts, self.reason = texts, ""
             return texts
 
-    def close(self, reason: str = "the target was stopped", *, wanted: bool = False) -> None:
+    def close(self, reason: str = "the target was stopped") -> None:
         """End all texts and release the draft. Requests are refused with the reason.
 
         A target that is being looked for is not waited for.
         """
         self._given_up.set()
         with self._changing:
-            self.wanted = wanted
+            self.wanted = False
             self._close(reason)
             self._secrets.close()
 

@@ -61,8 +61,8 @@ class TextMetrics:
             (self._metric(Counter, name, text), value) for name, (text, value) in COUNTERS.items()
         ]
         self._histograms = [
-            (self._metric(Histogram, name, text, buckets=BUCKETS), least, value)
-            for name, (text, least, value) in HISTOGRAMS.items()
+            (self._metric(Histogram, name, text, buckets=BUCKETS), minimum, value)
+            for name, (text, minimum, value) in HISTOGRAMS.items()
         ]
         self._gauges = [self._metric(Gauge, name, text) for name, text in GAUGES.items()]
         self._ended = Counter(
@@ -80,8 +80,8 @@ class TextMetrics:
         self._ended.labels(self._model, done.finish_reason).inc()
         for counter, value in self._counters:
             counter.inc(value(done))
-        for histogram, least, value in self._histograms:
-            if len(done.token_ids) >= least:
+        for histogram, minimum, value in self._histograms:
+            if len(done.token_ids) >= minimum:
                 histogram.observe(value(done))
 
     def page(self, texts: int, waiting: int, rows: int) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 from inference.command import run_command
 from inference.extras import require
 from inference.flags.command_line import CommandOptions, parse_flags
-from outrider.measure import options as flags
+from outrider.measure.verbs import options as flags
 
 Words = Sequence[str] | None
 """A command line; None: that of this process."""
@@ -68,7 +68,7 @@ def _command(name: str) -> Callable[[Words], int]:
         def work() -> int:
             if name in ("compare", "prove"):
                 require("torch", f"outrider {name}")
-            module: Any = import_module(f"outrider.measure.{name}")
+            module: Any = import_module(f"outrider.measure.verbs.{name}")
             return int(module.run(options))
 
         return run_command(work, debug=options.debug)

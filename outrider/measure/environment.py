@@ -30,13 +30,18 @@ def environment() -> dict[str, Any]:
         "processor": processor(),
         "instructions": instructions(),
         "cpus": os.cpu_count(),
-        "load": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+        "load": load(),
         "commit": commit(),
-        "versions": {name: found for name in _PACKAGES if (found := _version(name))},
+        "versions": {name: found for name in _PACKAGES if (found := installed_version(name))},
     }
 
 
-def _version(package: str) -> str | None:
+def load() -> list[float] | None:
+    """The load of this machine; None where the system has no such figure."""
+    return list(os.getloadavg()) if hasattr(os, "getloadavg") else None
+
+
+def installed_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TextIO, TypeAlias
 
 from inference.command import say
 from inference.errors import InvalidRequest
-from inference.files import locked
+from inference.files.writing import locked
 from outrider.measure.sets import Item
 
 NAME = "run.jsonl"

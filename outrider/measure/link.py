@@ -30,7 +30,7 @@ from outrider.processes import READY, end_with_input
 
 MAX_DELAY_MS = 60_000
 _CHUNK = 16 * 2**10  # bytes; a chunk arrives when its last byte does
-_IN_FLIGHT = 4096  # chunks of one direction of a connection; then its sender waits
+_APART = 1e-6  # seconds between two chunks: those that are due at the same time have no order
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close sends RST
 
 
@@ -63,29 +63,16 @@ class _Direction:
         """Carry the bytes of one connection in their order, until the end of data, which travels
         too. Nothing is sent before `opened`.
         """
-        loop, flight = asyncio.get_running_loop(), asyncio.Queue[tuple[float, bytes]](_IN_FLIGHT)
-
-        async def take() -> None:
-            data = b"-"
-            while data:
-                data = await source.read(_CHUNK)
-                sent = max(self._free, loop.time(), opened)
-                self._free = sent + len(data) * self._byte_seconds
-                await flight.put((self._free + self._delay, data))
-
-        async def deliver() -> None:
-            data = b"-"
-            while data:
-                arrival, data = await flight.get()
-                if (left := arrival - loop.time()) > 0:
-                    await asyncio.sleep(left)
-                sink.write(data)
-                await sink.drain()
-            sink.write_eof()
-
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(take())
-            tasks.create_task(deliver())
+        loop, arrival, data = asyncio.get_running_loop(), 0.0, b"-"
+        while data:
+            data = await source.read(_CHUNK)
+            sent = max(self._free, loop.time(), opened)
+            self._free = sent + len(data) * self._byte_seconds
+            arrival = max(self._free + self._delay, arrival + _APART)
+            if data:
+                loop.call_at(arrival, sink.write, data)
+        await asyncio.sleep(arrival - loop.time())
+        sink.write_eof()
 
 
 class _Link:

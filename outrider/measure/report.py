@@ -16,11 +16,11 @@ from inference.command import say
 from inference.cost.billing import PER_MILLION
 from inference.cost.quantity import Figure, Quality
 from inference.errors import MissingExtra
-from inference.files import write_whole
+from inference.files.writing import write_whole
 from outrider.measure.arms import AGAIN, BASELINE, HYBRID, command
-from outrider.measure.figures import COSTS, Percentiles, Row, totals
+from outrider.measure.figures import COSTS, MIN_TEXTS, Percentiles, Row, totals
 from outrider.measure.journal import Journal
-from outrider.measure.plots import draw
+from outrider.measure.plots import Times, draw
 from outrider.terminal.tables import aligned
 
 WIDTH = 100
@@ -44,7 +44,9 @@ def _cost(figure: Figure) -> str:
 
 
 def _speed_up(row: Row) -> str:
-    """The speed-up, marked where it lies within the noise of target-only over itself."""
+    """The speed-up, marked if it lies within the noise of target-only over itself, or has fewer
+    than MIN_TEXTS texts.
+    """
     doubt = "" if row.faster or row.slower else " ?"
     return "-" if row.speed_up is None else f"{row.speed_up}{doubt}"
 
@@ -60,13 +62,10 @@ def _share_at(depth: int) -> Callable[[Row], str]:
 Columns = Mapping[str, Callable[[Row], str]]
 """The cell of a row by the head of its column."""
 
-PLACE: Columns = {
+SPEEDS: Columns = {
     "RTT": lambda row: f"{row.rtt_ms:g}",
     "kind": lambda row: row.kind,
     "arm": lambda row: row.arm + " (default)" * (row.arm == HYBRID),
-}
-SPEEDS: Columns = {
-    **PLACE,
     "tokens/s": lambda row: f"{row.tokens_per_second:.1f}",
     "x target-only": _speed_up,
     "TPOT": lambda row: _p50(row.time_per_output_token, ".2f"),
@@ -76,7 +75,6 @@ SPEEDS: Columns = {
     "J/token": lambda row: _cost(row.costs["joules_per_million"].times(1 / PER_MILLION)),
 }
 WAITS: Columns = {
-    **PLACE,
     "prompts": lambda row: f"{row.prompts}",
     "texts": lambda row: f"{row.texts}",
     "first": lambda row: _p50(row.time_to_first_token, ".0f"),
@@ -87,7 +85,9 @@ WAITS: Columns = {
     "down": lambda row: f"{row.counts['bytes_down'] / max(row.tokens, 1):.0f}",
     **{str(depth): _share_at(depth) for depth in range(1, 7)},
 }
-"""Waits in milliseconds, bytes a token, and the share of forward passes that accepted a depth."""
+"""Further columns of the Markdown page: waits in milliseconds, bytes a token, and the share of
+forward passes that accepted a depth.
+"""
 
 
 def table(rows: Sequence[Row], columns: Columns) -> list[str]:
@@ -147,8 +147,9 @@ def _speed_up_of(row: Row) -> float:
 class Report:
     """The results of a run.
 
-    below: lines below the table
     remarks: sentences that a reader needs to judge the figures
+    below: lines below the table
+    times: of forward passes, for a plot; without any, those that the target reported
     data: further fields of the JSON file
     """
 
@@ -157,6 +158,7 @@ class Report:
     run: Journal
     remarks: Sequence[str] = ()
     below: Sequence[str] = ()
+    times: Times = ()
     data: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -231,7 +233,8 @@ class Report:
             return
         directory.mkdir(parents=True, exist_ok=True)
         try:
-            plots = draw(directory, self.title, self.rows, self.run.starts[-1]["times"])
+            times = self.times or self.run.starts[-1]["times"]
+            plots = draw(directory, self.title, self.rows, times)
         except MissingExtra as error:
             plots = []
             say(f"no plots: {error}")
@@ -275,7 +278,8 @@ def _noise(rows: Sequence[Row]) -> Iterator[str]:
         low, high = min(each.low for each in noise), max(each.high for each in noise)
         yield (
             f"Noise: target-only over itself lies within {low:.2f} and {high:.2f} (95 %). A "
-            "speed-up within that of its own link and kind is marked ? and claims nothing."
+            "speed-up within that of its own link and kind, or of fewer than "
+            f"{MIN_TEXTS} texts, is marked ? and claims nothing."
         )
 
 

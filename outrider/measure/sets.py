@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from pydantic import TypeAdapter, ValidationError
 
 from inference.errors import InvalidRequest
-from outrider.options.groups import PromptOptions
+from outrider.options.groups import TextOptions
 from outrider.text.prompts import read_prompts
 
 SMALL = Path(__file__).parent / "small"
@@ -71,7 +71,7 @@ class Item(NamedTuple):
 
 def read_lines(path: str | None) -> list[Item]:
     """The lines of a file as prompts, by their numbers; without a file PROMPTS."""
-    lines = PROMPTS if path is None else read_prompts(PromptOptions(prompt_text=path))
+    lines = PROMPTS if path is None else read_prompts(TextOptions(prompt_text=path))
     return [Item("", "text", str(number), (text,)) for number, text in enumerate(lines)]
 
 
@@ -97,17 +97,15 @@ def _rows(path: Path) -> Iterator[Row]:
     try:
         data = path.read_bytes()
         text = (gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data).decode()
-    except OSError as error:  # gzip raises it, too
-        raise InvalidRequest(f"{path} cannot be read: {error.strerror or error}") from error
-    except (UnicodeDecodeError, EOFError) as error:
-        raise InvalidRequest(f"{path} is no text in UTF-8: {error}") from error
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{path} cannot be read: {error}") from error
     for number, line in enumerate(filter(str.strip, text.split("\n")), start=1):
         try:
             row = json.loads(line)
-        except ValueError as error:
-            raise InvalidRequest(f"{path.name}, text {number} is no JSON: {error}") from error
+        except ValueError:
+            row = None
         if not isinstance(row, dict):
-            raise InvalidRequest(f"{path.name}, text {number} is no JSON object: got {row!r:.80}")
+            raise InvalidRequest(f"{path.name}, text {number} is no JSON object: got {line:.80}")
         yield row
 
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from math import inf
 
 from inference.command import printable
-from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.errors import InvalidRequest, OutriderError
+from inference.loop.draft_tuning import TUNING
 from outrider.client.client import Client, find_client_draft, open_client
 from outrider.client.drafting import read_policy
 from outrider.draft_methods import FoundDraft
@@ -20,12 +19,10 @@ from outrider.measure.arms import AGAIN, Arm, client_arm
 from outrider.measure.environment import start_record
 from outrider.measure.journal import Journal
 from outrider.measure.link import NO_LINK, LinkShape, shaped_link
-from outrider.measure.options import Flags, LinkedOptions, RunOptions
-from outrider.measure.run import Run
-from outrider.measure.sets import Item
+from outrider.measure.verbs.options import Flags, LinkedOptions, RunOptions
 from outrider.models.capacity import Capacity
 from outrider.options.draft_flags import BESIDE, NONE
-from outrider.options.groups import DeviceOptions, SamplingOptions
+from outrider.options.groups import DeviceOptions
 from outrider.options.network import ConnectionOptions
 from outrider.options.roles import ClientRole
 from outrider.target.spawn import Started, started, target_words
@@ -114,19 +111,11 @@ class ArmSet:
     optional: Container[str] = ()
     beside: Beside = lambda client, arms: arms
 
-    def measure(
-        self,
-        journal: Journal,
-        there: ConnectionOptions,
-        items: Sequence[Item],
-        text: SamplingOptions,
-        *,
-        repeats: int = 1,
-        link: LinkShape = NO_LINK,
-        warm: bool = True,
-        seconds: float = inf,
-    ) -> Run:
-        """Generate the journal's missing texts over one link. See Run."""
+    @contextmanager
+    def opened(
+        self, journal: Journal, there: ConnectionOptions, link: LinkShape = NO_LINK
+    ) -> Iterator[tuple[Client, list[Arm]]]:
+        """Yield the client of target-only and all arms, over this link. Records a start."""
         with ExitStack() as stack:
             reached = there
             if link != NO_LINK:
@@ -151,10 +140,7 @@ class ArmSet:
             alone = next(iter(clients.values()))
             arms = [client_arm(name, client) for name, client in clients.items()]
             arms.insert(1, replace(arms[0], name=AGAIN))
-            arms = self.beside(alone, arms)
-            run = Run(journal, arms, alone, text, 2 * link.delay_ms, warm, seconds)
-            run.make(items, repeats)
-        return run
+            yield alone, self.beside(alone, arms)
 
 
 def _with_draft(client: Client, role: ClientRole) -> Client:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from inference.artifact import NATIVE, check_files, features_of, read_manifest
 from inference.command import say
 from inference.errors import BadArtifact, InvalidRequest
-from inference.files import cache_directory
-from inference.model.config import parse_config
-from inference.text import Tokenizer
+from inference.files.artifact import NATIVE, check_files, features_of, read_manifest
+from inference.files.writing import cache_directory
+from inference.model.checkpoints.config import parse_config
+from inference.text.tokenizer import Tokenizer
 from outrider.models.devices import set_threads
 from outrider.models.loading import Checkpoint
 from outrider.options.groups import TargetOptions
 from outrider.options.roles import FusedTargetRole
 
 if TYPE_CHECKING:
-    from inference.artifact import Manifest
-    from inference.backends.compiled import CompiledModel
+    from inference.backends.graphs.compiled import CompiledModel
+    from inference.files.artifact import Manifest
 
 Served = TypeVar("Served", bound=TargetOptions)
 _DECIDED = ("model", "target_model", "dtype")
@@ -54,7 +54,7 @@ def _checkpoint(directory: Path, manifest: Manifest, tokenizer: Tokenizer) -> Ch
 
 def _read(device: str, directory: Path) -> Manifest:
     """The manifest of an artefact for this device. `auto` is the device it was built for."""
-    from inference.backends.compiled import read_compiled
+    from inference.backends.graphs.compiled import read_compiled
 
     if device not in ("auto", "cpu", "neuron"):
         raise InvalidRequest(
@@ -69,7 +69,7 @@ def _read(device: str, directory: Path) -> Manifest:
 
         check_native_machine(manifest)
     else:
-        from inference.backends.neuron_loading import check_machine
+        from inference.backends.neuron.loading import check_machine
 
         check_machine(manifest)
     check_files(directory, manifest)
@@ -84,7 +84,7 @@ def load_artifact(options: TargetOptions, manifest: Manifest) -> CompiledModel:
 
         model: CompiledModel = load_native(directory, manifest, say)
     elif manifest.target != "cpu":
-        from inference.backends.neuron_loading import load_neuron
+        from inference.backends.neuron.loading import load_neuron
 
         model = load_neuron(directory, manifest, say)
     else:
@@ -95,10 +95,10 @@ def load_artifact(options: TargetOptions, manifest: Manifest) -> CompiledModel:
 
 
 def _load_for_cpu(options: TargetOptions, directory: Path, manifest: Manifest) -> CompiledModel:
-    from inference.backends.compiled import WEIGHTS, load_compiled
+    from inference.backends.graphs.compiled import WEIGHTS, load_compiled
 
     if manifest.fused:
-        from inference.backends.fused import load_fused
+        from inference.backends.graphs.fused import load_fused
 
         model: CompiledModel = load_fused(directory, manifest)
     else:
@@ -123,7 +123,7 @@ def with_neuron_artifact(options: Served) -> Served:
     from compile.compile_options import CompileOptions
     from compile.plan.device import neuron_targets
     from compile.request import find_checkpoint, make_request
-    from inference.backends.neuron_sdk import has_device, instance_family
+    from inference.backends.neuron.sdk import has_device, instance_family
 
     target = instance_family() if has_device() else None
     if target not in neuron_targets():

@@ -1,4 +1,4 @@
-"""Finds the files of models: directories, hub names, and the pair that ships here."""
+"""Finds the files of models: directories, hub names, and the bundled pair."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 import inference
 from inference.command import say
 from inference.errors import UnsupportedModel
-from inference.model.hub import find_model, is_gguf
-from inference.model.weight_files import unread_files
-from inference.text import Tokenizer
+from inference.model.checkpoints.hub import find_model, is_gguf
+from inference.model.checkpoints.weight_files import unread_files
+from inference.text.tokenizer import Tokenizer
 
 EMBEDDED = Path(inference.__file__).parent / "data"
 

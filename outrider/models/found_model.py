@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 from inference.backends import Model
-from inference.model.config import allowed_length
-from inference.text import Tokenizer
+from inference.model.checkpoints.config import allowed_length
+from inference.text.tokenizer import Tokenizer
 from outrider.models.capacity import Capacity
 from outrider.models.machine import Conditions
 from outrider.options.groups import DeviceOptions

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from inference.backends import Model
-from inference.backends.gguf_library import GgufFacts, check_gpu, fingerprint, supports_gpu
+from inference.backends.gguf.library import GgufFacts, check_gpu, fingerprint, supports_gpu
 from inference.command import say
 from inference.errors import InvalidRequest, Mismatch, UnsupportedModel
-from inference.text import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from outrider.models.capacity import Capacity
 from outrider.models.found_model import FoundModel
 from outrider.models.machine import Conditions, cores, count_threads, processor
 from outrider.options.groups import DeviceOptions
 
 if TYPE_CHECKING:
-    from inference.backends.gguf_model import GgufModel
+    from inference.backends.gguf.model import GgufModel
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class GgufFile(FoundModel):
         return Conditions(f"{loaded.device}, {processor()}, llama.cpp", loaded.threads)
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> GgufModel:
-        from inference.backends.gguf_loading import load_gguf
+        from inference.backends.gguf.loading import load_gguf
 
         if options.dtype is not None:
             raise InvalidRequest(
@@ -88,16 +88,16 @@ def _tokenizer(path: Path, facts: GgufFacts) -> Tokenizer:
     beside = path.parent / "tokenizer.json"
     tokenizer = Tokenizer(path.parent if beside.is_file() else path)
     for token, number in sorted(tokenizer.ids().items(), key=lambda item: item[1]):
-        held = facts.tokens[number] if number < len(facts.tokens) else None
-        if held == token:
+        other = facts.tokens[number] if number < len(facts.tokens) else None
+        if other == token:
             continue
         if beside.is_file():
             raise Mismatch(
-                f"{beside} is not of {path.name}: id {number} is {token!r} there and {held!r} in "
+                f"{beside} is not of {path.name}: id {number} is {token!r} there and {other!r} in "
                 "the GGUF file; keep them in two directories"
             )
         raise Mismatch(
-            f"{path}: id {number} is {held!r}, and {token!r} in the tokenizer made from it; put "
+            f"{path}: id {number} is {other!r}, and {token!r} in the tokenizer made from it; put "
             "the tokenizer.json of its checkpoint beside it"
         )
     return tokenizer

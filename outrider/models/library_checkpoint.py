@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from inference.backends import Model
 from inference.command import say
 from inference.errors import UnsupportedModel
-from inference.model.config import FAMILIES
-from inference.model.library_config import LibraryConfig, read_library_config
-from inference.text import Tokenizer
+from inference.model.checkpoints.config import FAMILIES
+from inference.model.checkpoints.library_config import LibraryConfig, read_library_config
+from inference.text.tokenizer import Tokenizer
 from outrider.models.capacity import Capacity
 from outrider.models.directories import note_unread
 from outrider.models.found_model import FoundModel
@@ -21,7 +21,7 @@ from outrider.models.machine import Conditions
 from outrider.options.groups import DeviceOptions
 
 if TYPE_CHECKING:
-    from inference.backends.transformers_model import TransformersModel
+    from inference.backends.libraries.transformers_model import TransformersModel
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class LibraryCheckpoint(FoundModel):
         return cls(name, directory, read_library_config(directory), Tokenizer(directory))
 
     def fingerprint(self) -> str:
-        from inference.model.weight_files import fingerprint
+        from inference.model.checkpoints.weight_files import fingerprint
 
         whole = f"{fingerprint(self.directory)} by transformers"
         return hashlib.sha256(whole.encode()).hexdigest()[:32]
@@ -59,8 +59,8 @@ class LibraryCheckpoint(FoundModel):
         return conditions(loaded.device)
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> TransformersModel:
-        from inference.backends.transformers_loading import load_transformers
-        from inference.model.checkpoint import DTYPES
+        from inference.backends.libraries.transformers_loading import load_transformers
+        from inference.model.checkpoints.checkpoint import DTYPES
         from outrider.models.devices import describe, pick_device, set_threads
 
         self.check(options)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from inference.command import say
 from inference.errors import InvalidRequest, UnknownArchitecture
-from inference.model.config import ModelConfig, read_config
-from inference.model.hub import is_gguf, split_revision
-from inference.text import Tokenizer
+from inference.model.checkpoints.config import ModelConfig, read_config
+from inference.model.checkpoints.hub import is_gguf, split_revision
+from inference.text.tokenizer import Tokenizer
 from outrider.models.capacity import Capacity
 from outrider.models.directories import find_directory, note_unread
 from outrider.models.found_model import FoundModel, LoadedModel
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
 
     from inference.backends.eager import EagerModel
-    from inference.backends.legacy_neuron import LegacyNeuronModel
+    from inference.backends.neuron.legacy import LegacyNeuronModel
     from inference.model.decoder import Decoder
     from inference.model.layer_offload import Offload
 
@@ -51,7 +51,7 @@ class Checkpoint(FoundModel):
     precision: torch.dtype | None = None  # default of --dtype; None: the checkpoint's own
 
     def fingerprint(self) -> str:
-        from inference.model.weight_files import fingerprint
+        from inference.model.checkpoints.weight_files import fingerprint
 
         whole = fingerprint(self.directory)
         if self.quantization is None:
@@ -69,8 +69,7 @@ class Checkpoint(FoundModel):
             return self
         from outrider.models.precision import find_compute_type
 
-        vocabulary = self.tokenizer.vocabulary
-        picked = find_compute_type(self.name, self.directory, vocabulary, options, drafts=drafts)
+        picked = find_compute_type(self.name, self.directory, options, drafts=drafts)
         if picked is None:
             return self
         return replace(self, precision=picked.precision, quantization=picked.matrices)
@@ -94,7 +93,7 @@ class Checkpoint(FoundModel):
         """Load the decoder as a model on the chosen device. See FoundModel.load()."""
         import torch
 
-        from inference.model.checkpoint import DTYPES
+        from inference.model.checkpoints.checkpoint import DTYPES
         from outrider.models.devices import describe, pick_device, set_threads
 
         device = pick_device(options.device)
@@ -126,9 +125,9 @@ class Checkpoint(FoundModel):
 
     def load_decoder(self, *, device: torch.device, **sizes: Any) -> Decoder:
         """Load the decoder with its quantization. sizes: other arguments of
-        inference.model.checkpoint.load_decoder()
+        inference.model.checkpoints.checkpoint.load_decoder()
         """
-        from inference.model.checkpoint import load_decoder
+        from inference.model.checkpoints.checkpoint import load_decoder
         from inference.model.decoder import layers_on
         from inference.model.layer_offload import load_offloaded
         from inference.model.quantized import quantize
@@ -143,12 +142,12 @@ def find_target(options: TargetModelOptions) -> FoundModel:
     """The target of --target_model or --model, or the embedded one. Raises InvalidRequest for
     --layer_offload with any model but a checkpoint of our decoder.
     """
-    found = find_named(options.target_name, "target", backend_of(options))
+    model = find_named(options.target_name, "target", backend_of(options))
     if not isinstance(options, OffloadOptions) or options.layer_offload is None:
-        return found
-    if not isinstance(found, Checkpoint):
-        raise InvalidRequest(f"--layer_offload: not supported: {found.name} is {found.kind}")
-    return replace(found, offload=options.layer_offload)
+        return model
+    if not isinstance(model, Checkpoint):
+        raise InvalidRequest(f"--layer_offload: not supported: {model.name} is {model.kind}")
+    return replace(model, offload=options.layer_offload)
 
 
 def find_named(
@@ -175,17 +174,17 @@ def find_named(
     from outrider.models.library_checkpoint import LibraryCheckpoint
 
     directory = find_directory(name, embedded, weights=weights)
-    return LibraryCheckpoint.find(_known_as(name, embedded), directory)
+    return LibraryCheckpoint.find(_model_name(name, embedded), directory)
 
 
 def find_checkpoint(name: str | None, embedded: str, *, weights: bool = True) -> Checkpoint:
     """The checkpoint of this name, or the embedded model of this kind. See find_directory()."""
     directory = find_directory(name, embedded, weights=weights)
-    label, config = _known_as(name, embedded), read_config(directory)
+    label, config = _model_name(name, embedded), read_config(directory)
     return Checkpoint(label, directory, config, Tokenizer(directory), name is None)
 
 
-def _known_as(name: str | None, embedded: str) -> str:
+def _model_name(name: str | None, embedded: str) -> str:
     """The name of a model without its revision."""
     return split_revision(name or f"outrider-embedded-{embedded}")[0]
 
@@ -194,8 +193,8 @@ def _load_legacy(
     options: LegacyOptions, checkpoint: Checkpoint, sequence_length: int
 ) -> LegacyNeuronModel:
     """A target on transformers-neuronx: one row, chains of up to --max_tree_nodes tokens."""
-    from inference.backends.legacy_neuron import load_legacy_neuron
-    from inference.model.checkpoint import DTYPES
+    from inference.backends.neuron.legacy import load_legacy_neuron
+    from inference.model.checkpoints.checkpoint import DTYPES
 
     return load_legacy_neuron(
         checkpoint.directory,
@@ -218,8 +217,8 @@ def _on_device(decoder: Decoder, capacity: Capacity) -> EagerModel:
     device = decoder.model.embed_tokens.weight.device
     rows, slots, nodes = capacity.rows, capacity.slots, capacity.max_nodes
     if device.type == "cuda" and not isinstance(decoder.model.layers, OffloadedLayers):
-        from inference.backends.cuda import CudaModel
-        from inference.backends.cuda_graphs import CudaGraphs
+        from inference.backends.cuda.graphs import CudaGraphs
+        from inference.backends.cuda.model import CudaModel
 
         recorder = CudaGraphs(device)
         return CudaModel(decoder, rows=rows, capacity=slots, max_nodes=nodes, recorder=recorder)

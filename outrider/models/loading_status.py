@@ -13,7 +13,7 @@ from inference.command import has_display, say
 from outrider.models.machine import size_words
 
 if TYPE_CHECKING:
-    from inference.model.checkpoint import Loading
+    from inference.model.checkpoints.checkpoint import Loading
 
 LARGE = 200e6
 """Minimum bytes of a model whose loading is announced where no progress can be shown."""

@@ -43,7 +43,11 @@ def processor() -> str:
 
 def has_bfloat16() -> bool:
     """Whether Linux reports instructions for products in bfloat16."""
-    return bool({"avx512_bf16", "amx_bf16", "bf16"} & {*instructions()})
+    return bool(BFLOAT16 & {*instructions()})
+
+
+BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
+"""Instructions for products in bfloat16."""
 
 
 def instructions() -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from inference.backends import RecordingModel
 from inference.command import say
-from inference.files import cache_directory
+from inference.files.writing import cache_directory
 from inference.planner.profiling import (
     CONTEXT,
     PROGRESS_SECONDS,

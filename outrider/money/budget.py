@@ -10,31 +10,31 @@ from contextlib import contextmanager
 from inference.cost.billing import Billing
 from inference.cost.quantity import Figure, Quality
 from inference.errors import InvalidRequest
+from inference.loop.stats import Traffic
 from inference.planner.prices import Usage
-from inference.stats import Traffic
 from outrider.money.goal import UNPRICED
 
 
 class _Meter:
     """Counts the seconds in which texts are generated, from any thread.
 
-    `held` counts a second once, for any number of concurrent texts. `each` is the charge of one
+    `wall` counts a second once, for any number of concurrent texts. `shared` is the charge of one
     text: concurrent texts share a second evenly.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.held = self.each = 0.0
+        self.wall = self.shared = 0.0
         self._clock, self._texts, self._at, self._lock = clock, 0, 0.0, threading.Lock()
 
     def read(self, more: int = 0) -> tuple[float, float]:
-        """Return `held` and `each`, and add `more` to the number of running texts."""
+        """Return `wall` and `shared`, and add `more` to the number of running texts."""
         with self._lock:
             now = self._clock()
             if self._texts:
-                self.held += now - self._at
-                self.each += (now - self._at) / self._texts
+                self.wall += now - self._at
+                self.shared += (now - self._at) / self._texts
             self._at, self._texts = now, self._texts + more
-            return self.held, self.each
+            return self.wall, self.shared
 
 
 class Charge:

@@ -19,7 +19,7 @@ from inference.proposer import MESSAGE_BYTES
 from outrider.options.groups import GoalOptions, PriceOptions, read_knob
 
 if TYPE_CHECKING:
-    from inference.planner.acceptance import Knowledge
+    from inference.planner.acceptance import PairStats
 
 UNPRICED = "give --usd_per_hour or --instance, or use a target started with --usd_per_hour"
 
@@ -132,11 +132,11 @@ class Goal:
             f"{' and '.join(unstated)} (0 if free)"
         )
 
-    def prices(self, known: Knowledge) -> Prices:
+    def prices(self, stats: PairStats) -> Prices:
         """Prices for one row of the draft."""
         if self.speed_alone:
             return Prices(battery=self.battery)
-        expected = Usage(known.target.seconds(1, 1), known.draft.seconds(1, 1), MESSAGE_BYTES)
+        expected = Usage(stats.target.seconds(1, 1), stats.draft.seconds(1, 1), MESSAGE_BYTES)
         guess = expected if expected.wall else Usage(1.0, 1.0, MESSAGE_BYTES)
         cost = self.billing.unit_prices(self.objective)
         return SteeredPrices(battery=self.battery, goal=self, cost=cost, expected=guess)

@@ -15,7 +15,7 @@ from inference.errors import InvalidRequest
 from inference.extras import require
 from inference.flags.group import Alias, Group, Metavar
 from inference.flags.values import Count, Natural
-from inference.model.hub import is_gguf
+from inference.model.checkpoints.hub import is_gguf
 from outrider.options.groups import DraftModelOptions
 
 

@@ -117,7 +117,7 @@ class DeviceOptions(Group, title="models and devices"):
     """auto, cpu, cuda, cuda:N, neuron or neuron-legacy; auto prefers CUDA"""
     dtype: PrecisionChoice = None
     """precision (default: auto, which is float32 for the embedded pair, else the checkpoint's own
-    or the fastest measured on this CPU; docs/drafts.md)"""
+    or a faster one on this CPU; docs/drafts.md)"""
     threads: Count | None = None
     """CPU threads (default: 1 for small models, else torch's choice)"""
     sequence_length: Count | None = None
@@ -126,13 +126,13 @@ class DeviceOptions(Group, title="models and devices"):
 
 class BatchOptions(Group, title="models and devices"):
     batch: Annotated[Count, Alias("rows")] = 4
-    """maximum texts at once: rows of a target, or prompts taken from a file"""
+    """maximum concurrent texts: of a target, or of a client that runs a file of prompts"""
 
 
 class BackendOptions(Group, title="models and devices"):
     backend: Literal["outrider", "transformers"] | None = None
-    """decoder of a checkpoint on cpu or cuda: Outrider's own or the transformers library's
-    (default: the library's for architectures that Outrider does not know; docs/models.md)"""
+    """implementation that computes a model on cpu or cuda (default: outrider if it supports the
+    architecture, else transformers; docs/models.md)"""
 
 
 def backend_of(options: Group) -> str | None:
@@ -177,7 +177,7 @@ class EmulationOptions(Group, title="models and devices"):
     """the model chooses, but each forward pass takes the time of this profile; reports are marked
     as emulated (an unknown name lists the profiles)"""
     rtt: Annotated[float, Gt(0), Le(10_000), Metavar("MS")] | None = None
-    """round trip of an emulated link in front of an emulated target, in milliseconds"""
+    """round trip to an emulated target in milliseconds, which is emulated too"""
 
 
 class SamplingOptions(Group, title="text"):
@@ -201,8 +201,8 @@ class SamplingOptions(Group, title="text"):
         return self
 
 
-class PromptOptions(SamplingOptions):
-    """The prompts from which texts are made."""
+class TextOptions(SamplingOptions):
+    """The prompts of texts, and the reports on them."""
 
     prompt: str | None = None
     """prompt, or - for stdin; the tokenizer's beginning-of-text token is prepended if it has one"""
@@ -211,14 +211,9 @@ class PromptOptions(SamplingOptions):
     chat: bool = False
     """apply the model's chat template to the prompt"""
     json_schema: File | None = Field(default=None, alias="schema")
-    """file with a JSON schema that the text follows"""
+    """file with a JSON schema that the output must conform to"""
     regex: str | None = None
-    """regular expression that the whole text matches"""
-
-
-class TextOptions(PromptOptions):
-    """The prompts from which texts are made, and the reports on them."""
-
+    """regular expression that the whole output must match"""
     as_json: bool = Field(default=False, alias="json")
     """one JSON object a prompt on stdout, and nothing else there"""
     profile: Directory | None = None
@@ -228,12 +223,6 @@ class TextOptions(PromptOptions):
 class BaselineOptions(Group, title="text"):
     baseline: bool = False
     """also run the target alone with the same prompt and seed, for the speed-up"""
-
-
-class RecordOptions(Group, title="text"):
-    record: File | None = None
-    """file for the text with its candidates and times, for replay on the chat page; contains the
-    prompt"""
 
 
 class HourlyOptions(Group, title="prices and limits"):
@@ -277,9 +266,9 @@ class GoalOptions(PriceOptions):
     min_tps: Annotated[float, Gt(0)] | None = None
     """minimum tokens per second; cost is minimized within it"""
     max_usd_per_1m: Amount | None = None
-    """maximum USD per million tokens; speed is maximized within it"""
+    """maximum USD per million tokens; the fastest way within it is used"""
     max_joules_per_token: Annotated[float, Gt(0), Metavar("J")] | None = None
-    """maximum joules per token; speed is maximized within it"""
+    """maximum joules per token; the fastest way within it is used"""
     max_usd: Amount | None = None
     """spending limit of the run; it ends with the text generated so far"""
 

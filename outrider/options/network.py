@@ -58,8 +58,8 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
     """name of a target that `outrider deploy up` started; replaces --target_host, --tls_ca and
     --token_file"""
     target_host: Host = "127.0.0.1"
-    """address of the target, HOST or HOST:PORT; replicas: A,B, or dns:///HOST for each address of
-    HOST; without it `outrider up` starts a target"""
+    """target, as HOST or HOST:PORT; several replicas as A,B, or as dns:///HOST for all addresses of
+    a name; `outrider up` without it starts a target itself"""
     patience: Seconds = 30.0
     """how long to retry a full or unreachable target"""
     model_name: Name | None = None
@@ -160,7 +160,7 @@ class SessionOptions(Group, title="network"):
     """The sessions that a target takes, and what it keeps of them."""
 
     grace: Seconds = 5.0
-    """how long open sessions may run after SIGTERM"""
+    """seconds that open sessions may keep running after SIGTERM"""
     share_prefixes: bool = False
     """let sessions reuse cached prompts of other keys"""
 

@@ -14,7 +14,7 @@ from inference.cost.billing import COSTS, ENERGIES
 from inference.extras import PACKAGES, is_installed, require
 from inference.flags.group import FlagRule
 from inference.flags.values import Directory, File, Name
-from inference.model.hub import is_gguf
+from inference.model.checkpoints.hub import is_gguf
 from outrider.options import draft_flags, groups, network
 from outrider.options.draft_flags import METHODS
 
@@ -182,17 +182,15 @@ class TextRole(Role):
     text: groups.TextOptions = groups.TextOptions()
 
 
-class DraftRole(
-    groups.RecordOptions,
-    groups.BaselineOptions,
-    TextRole,
-    SharedClientRole,
-):
+class DraftRole(groups.BaselineOptions, TextRole, SharedClientRole, title="text"):
     """generate text from a prompt, or from a file of prompts"""
 
     BARE: ClassVar = "prompt"
     COMMON: ClassVar = (*PROMPTED, "baseline", "model", "draft", *TO_A_TARGET)
     role: Literal["draft"] = "draft"
+    record: File | None = None
+    """file for the text with its candidates and times, for replay on the chat page; contains the
+    prompt"""
 
 
 class ChatRole(ClientRole, title="text"):

@@ -59,7 +59,7 @@ class DoctorRole(Role, groups.DeviceOptions, groups.QuantizationOptions):
     role: Literal["doctor"] = "doctor"
     connection: network.ConnectionOptions = network.ConnectionOptions()
     health: bool = False
-    """only check that the target accepts sessions; --tls_cert alone trusts exactly that
-    certificate"""
+    """only check that the target accepts sessions; with --tls_cert and no other TLS flag, only that
+    certificate is trusted"""
     as_json: bool = Field(default=False, alias="json")
     """one JSON object on stdout"""

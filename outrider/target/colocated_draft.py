@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grpc_comm.translate import Description
-from inference.artifact import read_manifest
 from inference.backends import Model
-from inference.backends.fused import fused_part
-from inference.draft_tuning import TUNING
-from inference.engine.colocated_drafter import ColocatedDrafter
-from inference.engine.graph_rounds import GraphRounds, RoundModel
+from inference.backends.graphs.fused import fused_part
+from inference.engine.colocated.drafter import ColocatedDrafter
+from inference.engine.colocated.graph_rounds import GraphRounds, RoundModel
 from inference.errors import InvalidRequest, Mismatch
-from inference.grammar import Grammars
-from inference.planner.acceptance import Knowledge
+from inference.files.artifact import read_manifest
+from inference.loop.draft_tuning import TUNING
+from inference.planner.acceptance import PairStats
 from inference.planner.acceptance_file import read_acceptance
+from inference.text.grammar import Grammars
+from inference.text.tokenizer_settings import TokenizerSettings
 from inference.times import Table, Times
-from inference.tokenizer_settings import TokenizerSettings
 from outrider.draft_methods import find_draft
 from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
@@ -69,10 +69,10 @@ def with_draft(
     return Drafts(replace(description, draft_model=found.name), drafter=drafter)
 
 
-def _knowledge(times: Table, description: Description) -> Knowledge:
-    """Knowledge for a draft without a link to its target."""
+def _knowledge(times: Table, description: Description) -> PairStats:
+    """PairStats for a draft without a link to its target."""
     target = Times(dict(description.times))
-    return Knowledge(Times(times), target, read_acceptance())
+    return PairStats(Times(times), target, read_acceptance())
 
 
 def _in_graph(options: FusedTargetRole, model: RoundModel, description: Description) -> Drafts:

@@ -21,10 +21,10 @@ from pydantic import model_validator
 
 from grpc_comm.server.hosted import Carrier, HostedTarget, await_routes
 from grpc_comm.transport import MAX_MESSAGE_BYTES, Address
-from inference.artifact import read_manifest
 from inference.command import say
 from inference.errors import InvalidRequest
 from inference.extras import require
+from inference.files.artifact import read_manifest
 from inference.flags.command_line import CommandOptions
 from inference.flags.group import flags_of
 from inference.flags.values import Count, Host, Port, Seconds
@@ -34,7 +34,7 @@ from outrider.processes import READY
 
 EXAMPLES = """examples:
   outrider deploy ray --replicas 2 --insecure                  two targets here, to try it
-  outrider deploy ray --replicas 2 --most_replicas 8 --artifact DIR --keys_file keys.json
+  outrider deploy ray --replicas 2 --max_replicas 8 --artifact DIR --keys_file keys.json
 
 Ctrl-C stops the fleet. The ingress has no TLS: keep its port on this machine's network, behind a
 load balancer with a certificate, or a tunnel."""
@@ -50,7 +50,7 @@ class RayOptions(
 
     replicas: Count = 1
     """minimum number of replicas"""
-    most_replicas: Count | None = None
+    max_replicas: Count | None = None
     """maximum number of replicas, added while open sessions exceed the rows"""
     host: Host = "127.0.0.1"
     """address for the ingress to listen on"""
@@ -63,9 +63,9 @@ class RayOptions(
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.most_replicas is not None and self.most_replicas < self.replicas:
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ValueError(
-                f"--most_replicas {self.most_replicas} is below --replicas {self.replicas}"
+                f"--max_replicas {self.max_replicas} is below --replicas {self.replicas}"
             )
         if self.keys_file is None and not self.insecure:
             raise ValueError(
@@ -229,7 +229,7 @@ def _deployment(options: RayOptions) -> Any:
 
     from inference.engine.engine import MAX_QUEUED
 
-    max_replicas = options.most_replicas or options.replicas
+    max_replicas = options.max_replicas or options.replicas
     scaling = {
         "min_replicas": options.replicas,
         "max_replicas": max_replicas,

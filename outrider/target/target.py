@@ -17,16 +17,16 @@ from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.server.server import serve as serve_target
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address, check_free, parse_address
-from inference.backends.gguf_model import GgufModel
-from inference.backends.neuron_sdk import has_device
+from inference.backends.gguf.model import GgufModel
+from inference.backends.neuron.sdk import has_device
 from inference.backends.timed import TimedModel
 from inference.command import logged, messages_to, say
 from inference.engine.batch_runner import collect_rarely
+from inference.engine.colocated.graph_rounds import RoundModel
 from inference.engine.engine import Engine
-from inference.engine.graph_rounds import RoundModel
 from inference.errors import InvalidRequest
-from inference.grammar import Grammars
 from inference.planner.profiling import CONTEXT
+from inference.text.grammar import Grammars
 from inference.times import Times
 from inference.times_file import Profile, find_profile
 from outrider.measure.link import LinkShape, shaped_link

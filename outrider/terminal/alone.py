@@ -9,10 +9,10 @@ from functools import partial
 from threading import Event
 
 from inference.backends import Model
-from inference.draft_thread import inline
 from inference.engine.engine import Engine
-from inference.engine.local_session import LocalSession
-from inference.grammar import Grammars
+from inference.engine.sessions.local_session import LocalSession
+from inference.loop.draft_thread import inline
+from inference.text.grammar import Grammars
 from outrider.draft_methods import model as draft_model
 from outrider.models.artifacts import (
     artifact_length,

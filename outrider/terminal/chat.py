@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from inference.command import printable, say
-from inference.draft_thread import take_short_turns
 from inference.errors import InvalidRequest, OutriderError
-from inference.files import cache_directory
+from inference.files.writing import cache_directory
+from inference.loop.draft_thread import take_short_turns
 from outrider.client.client import Client, open_client
 from outrider.options.roles import ChatRole
 from outrider.terminal.live_text import LiveText, in_colour

@@ -21,17 +21,17 @@ from outrider.terminal.text_recording import ALONE, OUTRIDER
 
 if TYPE_CHECKING:
     from outrider.client.client import Client
+    from outrider.client.watching import TextEvent
     from outrider.text.completion import Completion, Request
-    from outrider.text.pieces import Piece
 
 PROFILE, ROUND_TRIP_MS = "llama-3.1-8b-trn1.2xlarge-measured", 20
 EMULATED = (
-    f"emulated: the times are those of Llama-3.1-8B on a trn1.2xlarge {ROUND_TRIP_MS} ms away, by "
-    "published figures; the words are the tiny pair's that ships here"
+    "emulated: forward passes take the published time of Llama-3.1-8B on a trn1.2xlarge, "
+    f"{ROUND_TRIP_MS} ms away; the tiny bundled models write the text"
 )
 NEXT = (
-    "a real pair on this machine: outrider up qwen2.5-coder",
-    "a recording of a real pair: outrider demo --real",
+    "run a real pair on this machine: outrider up qwen2.5-coder",
+    "replay a recording of a real pair: outrider demo --real",
 )
 
 PROMPT = '''class Cache:
@@ -112,7 +112,7 @@ def _clients() -> Iterator[tuple[Client, Client]]:
 
 def _race(alone: Client, drafted: Client, lanes: Sequence[Lane], load: float) -> Texts:
     """Generate both texts at the same time. They are shown if the terminal has room for them."""
-    from inference.draft_thread import take_short_turns
+    from inference.loop.draft_thread import take_short_turns
     from outrider.text.completion import silent
     from outrider.text.parameters import Parameters
     from outrider.text.prompts import make_request
@@ -139,30 +139,21 @@ def _race(alone: Client, drafted: Client, lanes: Sequence[Lane], load: float) ->
 def _arrivals(
     clients: Sequence[Client], requests: Sequence[Request], records: dict[int, Completion]
 ) -> Iterator[Arrival]:
-    """Generate the texts at the same time, and yield their pieces. Completions go to `records`."""
-    from outrider.text.completion import PROPOSERS, Completion
+    """Generate the texts at the same time, and yield their events. Completions go to `records`."""
+    from outrider.client.watching import Watcher, ended
+    from outrider.text.completion import Completion, silent
     from outrider.text.runner import TextRun
 
-    begun = time.perf_counter()
+    def task(lane: int, put: Callable[[TextEvent], None], end: Event) -> Completion:
+        return Watcher(clients[lane], put).complete(requests[lane], silent, end)
 
-    def task(lane: int, put: Callable[[Arrival], None], end: Event) -> Completion:
-        def show(piece: Piece) -> None:
-            by = PROPOSERS[piece.proposer] if piece.accepted else "target"
-            at = time.perf_counter() - begun
-            put(Arrival(lane, at, piece.text, by, len(piece.tokens)))
-
-        return clients[lane].complete(requests[lane], show, end)
-
-    shown = [0, 0]
     with TextRun([partial(task, lane) for lane in range(2)], workers=2) as texts:
         for lane, item in texts:
             if isinstance(item, Completion):
                 records[lane] = item.raise_failure()
-                hidden = len(item.token_ids) - shown[lane]  # of the string that ends the text
-                yield Arrival(lane, item.seconds, tokens=hidden, last=True)
+                yield lane, ("end", ended(clients[lane], item))
             else:
-                shown[lane] += item.tokens
-                yield item
+                yield lane, item
 
 
 def busy_reason(
@@ -195,7 +186,7 @@ def conclusion(texts: Texts) -> list[str]:
     same = "yes" if alone.token_ids == drafted.token_ids else "no, which is an error of Outrider"
     speed = f"speed-up {alone.seconds / drafted.seconds:.1f}"
     if texts.busy:
-        speed = f"no speed-up: this machine is too busy for a fair one: {texts.busy}"
+        speed = f"this machine is too busy for a fair speed-up: {texts.busy}"
     return [
         f"same text: {same}; {len(drafted.token_ids)} tokens in {drafted.traffic.forwards} forward "
         f"passes with Outrider, {alone.traffic.forwards} without",

@@ -13,8 +13,8 @@ from pathlib import Path
 from threading import Event
 
 from inference.command import INTERRUPTED, printable, say
-from inference.draft_thread import take_short_turns
 from inference.errors import InvalidRequest, OutriderError
+from inference.loop.draft_thread import take_short_turns
 from inference.times import Times
 from outrider.client.client import Client, open_client
 from outrider.client.watching import Watcher

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from textwrap import fill
-from typing import NamedTuple
+from typing import TypeAlias
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from inference.command import say
+from outrider.client.watching import TextEvent
 from outrider.terminal.live_text import harmless, in_colour
 
 MIN_COLUMNS = 80
@@ -28,15 +29,8 @@ _FRAME_SECONDS = 0.1  # between two frames, each of which takes some millisecond
 _BELOW = 6  # lines of the terminal above and below the texts
 
 
-class Arrival(NamedTuple):
-    """A piece of one of the texts."""
-
-    lane: int  # of the text: 0 is left
-    at: float  # seconds since the text was requested
-    text: str = ""
-    by: str = "target"  # proposer
-    tokens: int = 0
-    last: bool = False
+Arrival: TypeAlias = tuple[int, TextEvent]
+"""An event, with the number of its text: 0 is left."""
 
 
 @dataclass
@@ -53,12 +47,19 @@ class Lane:
     def __post_init__(self) -> None:
         self.text = Text().append(harmless(self.prompt), STYLES["prompt"])
 
-    def take(self, arrival: Arrival) -> None:
-        """Add a piece."""
-        self.text.append(harmless(arrival.text), STYLES.get(arrival.by, STYLES["model"]))
-        self.tokens += arrival.tokens
+    def take(self, event: TextEvent) -> None:
+        """Add an event: a piece of the text, its tokens, or its end."""
+        match event:
+            case "piece", {"text": text, "by": by, "at": at}:
+                self.text.append(harmless(text), STYLES.get(by, STYLES["model"]))
+            case "tokens", {"ids": ids, "at": at} if not self.ended:
+                self.tokens += len(ids)
+            case "end", {"tokens": tokens, "seconds": at}:
+                self.tokens = tokens
+            case _:
+                return
         if not self.ended:  # the last piece comes after the end was measured
-            self.seconds, self.ended = arrival.at, arrival.last
+            self.seconds, self.ended = at, event[0] == "end"
 
     @property
     def figures(self) -> str:
@@ -111,16 +112,16 @@ def conclude(lanes: Sequence[Lane], lines: Sequence[str]) -> None:
 
 
 def show_race(lanes: Sequence[Lane], arrivals: Iterable[Arrival]) -> None:
-    """Read the pieces. A terminal shows both texts meanwhile, and keeps the last picture."""
+    """Read the events. A terminal shows both texts meanwhile, and keeps the last picture."""
     if not can_race():
-        for arrival in arrivals:
-            lanes[arrival.lane].take(arrival)
+        for lane, event in arrivals:
+            lanes[lane].take(event)
         return
     max_lines = max(shutil.get_terminal_size().lines - _BELOW - 2, 4)
     race, shown = Race(lanes, max_lines), 0.0
     with Live(race, console=Console(), auto_refresh=False) as live:
-        for arrival in arrivals:
-            lanes[arrival.lane].take(arrival)
+        for lane, event in arrivals:
+            lanes[lane].take(event)
             if (now := time.perf_counter()) - shown > _FRAME_SECONDS:
                 shown = now
                 live.refresh()

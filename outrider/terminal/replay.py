@@ -13,7 +13,7 @@ from outrider.terminal.race import Arrival, Lane, can_race, conclude, show_race
 from outrider.terminal.text_recording import ALONE, FORMAT, OUTRIDER, VERSION
 
 REAL_PAIR = Path(__file__).parent / "data" / "real-pair.json"
-"""The recording that ships here. CONTRIBUTING.md has the commands that make it."""
+"""The bundled recording. CONTRIBUTING.md has the commands that make it."""
 
 Recording = dict[str, Any]
 
@@ -34,26 +34,21 @@ def read_recording(path: Path) -> Recording:
     return dict(read)
 
 
-def arrivals_of(recording: Recording) -> list[Arrival]:
-    """The pieces of both texts, in order of arrival. Lane 0 is the target alone."""
-    arrivals = list[Arrival]()
+def arrivals_of(recording: Recording) -> list[tuple[float, Arrival]]:
+    """The events of both texts with their seconds, in order. Text 0 is the target alone."""
+    arrivals = list[tuple[float, Arrival]]()
     for track in recording["tracks"]:
-        lane = int(track["name"] == OUTRIDER)
-        for name, data in track["events"]:
-            if name == "piece":
-                arrivals.append(Arrival(lane, data["at"], data["text"], data["by"]))
-            elif name == "tokens":
-                arrivals.append(Arrival(lane, data["at"], tokens=len(data["ids"])))
-        arrivals.append(Arrival(lane, track["end"]["seconds"], last=True))
-    return sorted(arrivals, key=lambda arrival: (arrival.at, arrival.last))
+        lane, end = int(track["name"] == OUTRIDER), track["end"]
+        arrivals += [(data["at"], (lane, (name, data))) for name, data in track["events"]]
+        arrivals.append((end["seconds"], (lane, ("end", end))))
+    return sorted(arrivals, key=lambda arrival: arrival[0])
 
 
 def replay_real() -> int:
-    """Replay the recording that ships here. Returns 0."""
+    """Replay the bundled recording. Returns 0."""
     recording = read_recording(REAL_PAIR)
     lanes = [Lane(name, recording["prompt"]) for name in (ALONE, OUTRIDER)]
-    arrivals = arrivals_of(recording)
-    show_race(lanes, _on_time(arrivals) if can_race() else arrivals)
+    show_race(lanes, _replayed(arrivals_of(recording), waits=can_race()))
     conclude(lanes, conclusion(recording))
     return 0
 
@@ -72,14 +67,14 @@ def conclusion(recording: Recording) -> list[str]:
         f"speed-up {seconds[ALONE] / seconds[OUTRIDER]:.1f}",
         f"recorded on {recording['date']}: {recording['model']} on {recording['device']}, drafted "
         f"by {recording['draft']} on {recording['machine']}",
-        f"the chat page replays it, too: Open recording, {REAL_PAIR}",
+        f'to replay it on the chat page: "Open recording", {REAL_PAIR}',
     ]
 
 
-def _on_time(arrivals: Sequence[Arrival]) -> Iterator[Arrival]:
-    """Yield each piece at its recorded time."""
+def _replayed(arrivals: Sequence[tuple[float, Arrival]], *, waits: bool) -> Iterator[Arrival]:
+    """Yield each event, if `waits` at its recorded time."""
     begun = time.perf_counter()
-    for arrival in arrivals:
-        if (left := begun + arrival.at - time.perf_counter()) > 0:
+    for at, arrival in arrivals:
+        if waits and (left := begun + at - time.perf_counter()) > 0:
             time.sleep(left)
         yield arrival

@@ -10,7 +10,7 @@ from statistics import median
 
 from inference.cost.billing import COSTS, PER_MILLION, price_words
 from inference.cost.quantity import Figure
-from inference.files import write_whole
+from inference.files.writing import write_whole
 from inference.planner.prices import Usage
 from outrider.money.budget import RunBudget
 from outrider.money.goal import Goal

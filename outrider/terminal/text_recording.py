@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.errors import Unavailable
-from inference.files import write_whole
+from inference.files.writing import write_whole
 from outrider.client.client import Client
 from outrider.client.watching import TextEvent, Watcher, ended
 from outrider.models.machine import cores, processor

@@ -11,18 +11,18 @@ from threading import Event
 from typing import Any
 
 from inference.cost.quantity import Figure
-from inference.decode import Loop, Step, TargetSession
-from inference.draft_thread import Drafter, Drafting
 from inference.errors import OutriderError, Unavailable
+from inference.loop.decode import Loop, Step, TargetSession
+from inference.loop.draft_thread import Drafter, Drafting
+from inference.loop.stats import DecodeStatistics, Traffic
 from inference.order import Decode, End, Pace, TokenLogProb
 from inference.planner.prices import Usage
 from inference.sampling import SamplingParams
-from inference.stats import DecodeStatistics, Traffic
-from inference.text import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from outrider.money.budget import Charge
-from outrider.text.call_reader import ToolCall, add_piece
 from outrider.text.pieces import Piece, PieceMaker, gaps_between
-from outrider.text.tool_calls import Tools
+from outrider.text.tools.call_reader import ToolCall, add_piece
+from outrider.text.tools.tool_calls import Tools
 
 PROPOSERS = ("model", "copy", "host", "device")
 """Names of the kinds of proposers in a record."""
@@ -177,8 +177,8 @@ class Completion:
 
     def record(self) -> dict[str, Any]:
         """The record as plain data for JSON. The field `error` is there only if there is one."""
-        filled = {name for name in _ASKED if getattr(self, name)}
-        left_out = {*_PARTS, *_ASKED} - filled
+        filled = {name for name in _OPTIONAL if getattr(self, name)}
+        left_out = {*_PARTS, *_OPTIONAL} - filled
         fields = {name: value for name, value in vars(self).items() if name not in left_out}
         counts, gaps = dict(vars(self.traffic)), gaps_between([self.arrivals])
         return {
@@ -198,7 +198,7 @@ class Completion:
 
 
 _PARTS = ("failure", "traffic", "accepted", "cost", "energy")
-_ASKED = ("tool_calls", "logprobs", "prompt_logprobs", "stopped_by")
+_OPTIONAL = ("tool_calls", "logprobs", "prompt_logprobs", "stopped_by")
 """Fields of a record that are left out if empty."""
 _DERIVED = (
     "num_draft_tokens", "num_accepted_tokens", "accepted_by", "acceptance_length",

@@ -17,9 +17,9 @@ from inference.sampling import (
     SamplingParams,
 )
 from outrider.text.defaults import defaults_of
-from outrider.text.schemas import written
 from outrider.text.stop_strings import StopStrings
-from outrider.text.tool_calls import Function, Tools, chosen
+from outrider.text.tools.schemas import written
+from outrider.text.tools.tool_calls import Function, Tools, chosen
 
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this are greedy, as in vLLM."""

@@ -10,10 +10,10 @@ import numpy as np
 
 from inference.order import TokenLogProb
 from inference.proposer import NOBODY
-from inference.text import Tokenizer
-from outrider.text.call_reader import CallPiece
+from inference.text.tokenizer import Tokenizer
 from outrider.text.stop_strings import StopStrings
-from outrider.text.tool_calls import Tools
+from outrider.text.tools.call_reader import CallPiece
+from outrider.text.tools.tool_calls import Tools
 
 
 class Piece(NamedTuple):
@@ -55,7 +55,7 @@ class PieceMaker:
     @property
     def stopped_by(self) -> str:
         """The stop string that was found; empty for none."""
-        return self._stop.found
+        return self._stop.match
 
     def count(self, token: int, logprob: TokenLogProb | None) -> None:
         """Add a token to the next piece. A stop id is counted, but not pushed."""

@@ -16,12 +16,12 @@ from inference.sampling import (
     SamplingParams,
     random_seed,
 )
-from inference.text import Tokenizer
-from outrider.options.groups import PromptOptions
+from inference.text.tokenizer import Tokenizer
+from outrider.options.groups import TextOptions
 from outrider.text.completion import Request
 from outrider.text.parameters import Parameters, text_form
 from outrider.text.stop_strings import StopStrings
-from outrider.text.tool_calls import NO_TOOLS, Message, Tools
+from outrider.text.tools.tool_calls import NO_TOOLS, Message, Tools
 
 Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int]"
 """Text to continue, the messages of a chat, or token ids."""
@@ -32,11 +32,11 @@ SLICE = 2**16
 
 
 class TextModel(NamedTuple):
-    """A model as requests of texts need it.
+    """A model's tokenizer, limits and name, with which requests of texts are made.
 
-    name: its defaults count where a request gives none
-    length: maximum tokens of a text, prompt and output together
-    stop_ids: end a text
+    name: its defaults apply if a request sets none
+    length: maximum tokens of prompt and output together
+    stop_ids: tokens that end a text
     """
 
     name: str
@@ -207,7 +207,7 @@ def read_prompt(
     return ids
 
 
-def read_prompts(options: PromptOptions) -> list[str]:
+def read_prompts(options: TextOptions) -> list[str]:
     """The prompts: --prompt, or the lines of --prompt_text. For `-`, what standard input holds."""
     if (options.prompt is None) == (options.prompt_text is None):
         both = "both were given" if options.prompt is not None else "neither was given"
@@ -253,9 +253,7 @@ def _read_schema(path: str) -> str:
     return schema
 
 
-def make_requests(
-    model: TextModel, options: PromptOptions, prompts: Sequence[str]
-) -> list[Request]:
+def make_requests(model: TextModel, options: TextOptions, prompts: Sequence[str]) -> list[Request]:
     """Requests of these prompts, each with its own seed. Raises InvalidRequest for a prompt that
     does not fit.
     """

@@ -16,7 +16,7 @@ class StopStrings:
     A piece's end is held back while it may be the beginning of a stop string. Raises InvalidRequest
     for an empty string, or beyond the bounds.
 
-    found: the first stop string of the text; empty for none
+    match: the first stop string of the text; empty for none
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -27,24 +27,24 @@ class StopStrings:
                 f"up to {MAX_COUNT} stop strings of 1 to {MAX_LENGTH} characters are allowed: got "
                 f"{[string[:40] for string in strings[: MAX_COUNT + 1]]}"
             )
-        self._strings, self._held, self.found = tuple(strings), "", ""
+        self._strings, self._buffer, self.match = tuple(strings), "", ""
 
     def push(self, piece: str) -> str:
         """The text that is certainly before a stop string. Empty once one was found."""
-        if self.found or not self._strings:
-            return "" if self.found else piece
-        text = self._held + piece
+        if self.match or not self._strings:
+            return "" if self.match else piece
+        text = self._buffer + piece
         places = [(text.find(string), string) for string in self._strings if string in text]
         if places:
-            (place, self.found), self._held = min(places), ""
+            (place, self.match), self._buffer = min(places), ""
             return text[:place]
         certain = len(text) - max(begun(text, string) for string in self._strings)
-        self._held = text[certain:]
+        self._buffer = text[certain:]
         return text[:certain]
 
     def finish(self) -> str:
         """The rest of a text in which no stop string was found."""
-        rest, self._held = self._held, ""
+        rest, self._buffer = self._buffer, ""
         return rest
 
 

@@ -15,7 +15,7 @@ from benchmarks.rivals.arm import rival_arm
 from inference.cost.billing import Billing
 from inference.errors import Unavailable
 from inference.sampling import SamplingParams
-from inference.text import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from outrider.models.directories import EMBEDDED
 from outrider.text.completion import Completion, Request
 

@@ -12,13 +12,18 @@ from torch import Tensor, nn
 
 from compile.parallel import calls_between
 from compile.spec import CompileSpec, mask_words, prefill_bucket, verify_bucket
-from inference.artifact import Bucket, DraftBucket, FusedPart, RoundBucket
+from inference.files.artifact import Bucket, DraftBucket, FusedPart, RoundBucket
 from inference.model.cache import cache_names
-from inference.model.config import ModelConfig, parse_config, read_config, read_raw_config
-from inference.model.noise_window import NoisePlace, fill_inputs
-from inference.model.round_graph import idle_inputs
-from inference.model.verify_graph import example_inputs
-from inference.tree_shape import Branches
+from inference.model.checkpoints.config import (
+    ModelConfig,
+    parse_config,
+    read_config,
+    read_raw_config,
+)
+from inference.model.choice.noise_window import NoisePlace, fill_inputs
+from inference.model.graphs.round_graph import idle_inputs
+from inference.model.graphs.verify_graph import example_inputs
+from inference.tree.tree_shape import Branches
 from tests.support.compiler_rules import CompilerRules, check_call, rank_graph, run_checked
 from tests.support.models import TINY
 from tests.support.repository import ROOT

@@ -14,8 +14,8 @@ import boto3
 import pytest
 
 from compile.store import DiskObjects, Objects, open_store, pull, push
-from inference.artifact import MANIFEST, check_files, read_manifest, write_manifest
 from inference.errors import BadArtifact, MissingExtra, Unavailable
+from inference.files.artifact import MANIFEST, check_files, read_manifest, write_manifest
 from tests.support.artifacts import build
 from tests.support.refusals import assert_refused
 

@@ -26,7 +26,7 @@ from deploy.host.user_data import RESULTS
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
 from deploy.job import cost
 from deploy.stack import StackState
-from inference.artifact import write_manifest
+from inference.files.artifact import write_manifest
 from outrider.measure.commands import parse as parse_measuring
 from tests.support.artifacts import build, trn1_manifest
 from tests.support.aws_server import REGION, AwsServer
@@ -313,21 +313,23 @@ def test_the_host_of_a_neuron_build_has_its_image_and_may_write_to_its_stores(
             {},
             "trn1.2xlarge",
             "acme/m@1",
-            f"--target_model=acme/m@1 --draft=copy --device=neuron --out={RESULTS}/proof",
+            "--target_model=acme/m@1 --draft=copy --device=neuron",
         ),
-        ({}, "c7i.2xlarge", None, f"--device=cpu --out={RESULTS}/proof"),
+        ({}, "c7i.2xlarge", None, "--device=cpu"),
         (
             {"draft_model": "acme/d"},
             "g6.xlarge",
             "acme/m@1",
-            f"--target_model=acme/m@1 --draft_model=acme/d --device=cuda --out={RESULTS}/proof",
+            "--target_model=acme/m@1 --draft_model=acme/d --device=cuda",
         ),
     ],
 )
 def test_a_proof_on_an_instance_is_a_command_that_the_instance_understands(
     flags: dict[str, Any], instance: str, model: str | None, words: str
 ) -> None:
-    outrider, verb, *given = words_on_host(ProofOptions(**flags), InstanceKind(instance), model)
+    kind = InstanceKind(instance)
+    outrider, verb, *given = words_on_host(ProofOptions(**flags), kind, model, "float32")
+    words += f" --dtype=float32 --out={RESULTS}/float32"
     assert (outrider, verb, " ".join(given)) == ("outrider", "prove", words)
     parse_measuring("prove", given)
 
@@ -342,16 +344,20 @@ def test_a_proof_is_brought_here_and_its_instance_is_gone(
     stack, bucket = started(process)
     s3, results = boto3.client("s3", region_name=REGION), stack.replace("outrider-", "builds-of/")
     made = {
-        "report.json": json.dumps({"equal": equal}),
-        "report.md": "# m on cpu",
-        "profile.json": "",
+        f"{precision}/{name}": content
+        for precision in ("bfloat16", "float32")[: 2 if equal else 1]
+        for name, content in (("report.json", '{"equal": true}'), ("report.md", "# m on cpu"))
     }
-    for name, text in made.items():
-        s3.put_object(Bucket=bucket, Key=f"{results}/results/proof/{name}", Body=text.encode())
+    hostile = dict.fromkeys(("../outside", f"{tmp_path}/outside"), "")
+    for name, text in (made | hostile).items():
+        s3.put_object(Bucket=bucket, Key=f"{results}/results/{name}", Body=text.encode())
     report(stack, bucket, "built")
     told = process.communicate(timeout=200)[0]
     assert process.returncode == (0 if equal else 1), told
     assert "# m on cpu" in told
+    assert not (tmp_path / "outside").exists()
     assert "cost of the proof: not known" in told
-    assert {path.name for path in (tmp_path / "out").iterdir()} == set(made)
+    assert ("float32: not proved" in told) is not equal
+    found = (tmp_path / "out").glob("*/*")
+    assert {path.relative_to(tmp_path / "out").as_posix() for path in found} == set(made)
     assert left() == []

@@ -15,7 +15,7 @@ from botocore.stub import Stubber
 from compile.aws import Aws
 from compile.compile_options import parse as parse_compile
 from deploy.commands.options import UpOptions
-from deploy.host.user_data import MOST_BYTES
+from deploy.host.user_data import MAX_BYTES
 from deploy.instance_kind import NEURON_IMAGE, InstanceKind
 from deploy.stack import (
     TEMPLATE,
@@ -25,7 +25,9 @@ from deploy.stack import (
     read_template,
     template_body,
 )
+from deploy.waiting import Wait
 from inference.errors import InvalidRequest
+from tests.support.clock import Clock
 from tests.support.refusals import assert_refused
 from tests.support.repository import tool
 
@@ -249,7 +251,7 @@ def test_a_schedule_outside_the_instance_ends_it_at_its_lifetime_and_can_do_noth
 
 
 def test_the_longest_user_data_fits_into_a_template() -> None:
-    body = template_body("x" * MOST_BYTES)
+    body = template_body("x" * MAX_BYTES)
     assert len(body) < 51_200
     assert json.loads(body)["Resources"]["Launch"]["Properties"]["LaunchTemplateData"]["UserData"]
 
@@ -261,3 +263,15 @@ def test_the_template_passes_awss_linter(tmp_path: Path) -> None:
     for path in (TEMPLATE, rendered):
         linted = subprocess.run([tool("cfn-lint"), path], capture_output=True, text=True)
         assert linted.returncode == 0, linted.stdout
+
+
+def test_a_wait_prints_each_new_state_and_an_old_one_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock(0.0)
+    monkeypatch.setattr("deploy.waiting.time.monotonic", clock)
+    wait = Wait("i-1")
+    for clock.now, words in ((0, "pending"), (5, "pending"), (9, "running"), (70, "running")):
+        wait.report(words)
+    printed = capsys.readouterr().err.splitlines()
+    assert printed == ["i-1: pending, 0 s", "i-1: running, 9 s", "i-1: running, 70 s"]

@@ -16,11 +16,12 @@ from compile.aws import Aws
 from compile.plan.pass_seconds import pass_seconds
 from compile.request import find_checkpoint, make_request
 from deploy.commands.options import UpOptions
+from deploy.instance_kind import NEURON_BASE_IMAGE
 from deploy.instance_price import bundled_prices
-from deploy.places import host_size
+from deploy.places import host_size, with_image
 from deploy.plan import computed_speed, read_served
-from inference.artifact import Manifest, write_manifest
 from inference.errors import BadArtifact
+from inference.files.artifact import Manifest, write_manifest
 from tests.support.artifacts import TRN1, trn1_manifest
 from tests.support.refusals import assert_refused
 
@@ -105,3 +106,8 @@ def test_a_type_has_the_size_that_ec2_describes_and_one_that_it_does_not_is_refu
 ) -> None:
     assert host_size(Aws("us-east-1"), "r5.2xlarge") == (8, 64)
     assert_refused(lambda: host_size(Aws("us-east-1"), "trn3.48xlarge"), ["trn3"])
+
+
+def test_where_awss_image_for_neuron_is_gone_a_host_starts_from_the_base(ec2: Any) -> None:
+    host = deployed("trn1.2xlarge", "s3://bkt/a", "0" * 64).host("us-east-1")
+    assert with_image(Aws("us-east-1"), host).image_parameter == NEURON_BASE_IMAGE

@@ -13,19 +13,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from inference.candidates import (
+from inference.engine.calibration import HIGHEST, proposers_of
+from inference.engine.selection import Selection, best_of, lines_of
+from inference.proposer import NOBODY, Nodes
+from inference.tree.candidates import (
     LEAST_CHANCE,
     REMEMBERED_NUMBERS,
     SUREST,
     CandidateTree,
-    Claimed,
+    Claims,
     Dropped,
     ProposalStream,
 )
-from inference.engine.calibration import HIGHEST, proposers_of
-from inference.engine.selection import Selection, best_of, lines_of
-from inference.proposer import NOBODY, Nodes
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 from tests.support.columns import BASE, Candidate, nodes_of
 from tests.support.exact import chain
 from tests.support.examples import examples
@@ -47,7 +47,7 @@ def planted(most: int = 1024) -> CandidateTree:
     return tree
 
 
-def commit(tree: CandidateTree, tokens: Sequence[int]) -> list[Claimed]:
+def commit(tree: CandidateTree, tokens: Sequence[int]) -> list[Claims]:
     """Commit tokens in the tree and in its text."""
     claims = tree.commit(tokens)
     tree.text += tokens

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from inference.decode import NOTHING, Loop, Step, decode
-from inference.draft_thread import inline
 from inference.engine.engine import Engine
-from inference.engine.local_session import LocalSession
+from inference.engine.sessions.local_session import LocalSession
+from inference.loop.decode import NOTHING, Loop, Step, decode
+from inference.loop.draft_thread import inline
 from inference.order import Decode, Pace, Progress
 from inference.proposer import COPY, DraftUsage, Nodes
 from inference.sampling import SamplingParams

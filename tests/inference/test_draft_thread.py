@@ -8,17 +8,17 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from inference.decode import Loop, TargetSession
-from inference.draft_thread import Drafter, Drafting, inline, on_thread
-from inference.engine.local_session import LocalSession
+from inference.engine.sessions.local_session import LocalSession
+from inference.loop.decode import Loop, TargetSession
+from inference.loop.draft_thread import Drafter, Drafting, inline, on_thread
+from inference.loop.throttle import Baseline, Throttle
 from inference.order import Decode, Pace, Progress
 from inference.proposer import COPY, NOBODY, DraftUsage, Nodes, Proposer
 from inference.sampling import SamplingParams
-from inference.throttle import Silence, Throttle
 from tests.support.clock import Clock
-from tests.support.drafts import growing, rounds
+from tests.support.drafts import growing
 from tests.support.exact import exact_engine, own_text
-from tests.support.pairs import decoder, engine, perturbed, prompt_of
+from tests.support.pairs import decoder, engine, perturbed
 
 PROMPT = [1, 2, 3]
 TEXT = own_text(PROMPT, 40)
@@ -192,23 +192,6 @@ def test_the_next_text_has_the_draft_once_its_last_call_is_over() -> None:
     session.close()
 
 
-@pytest.mark.parametrize("pace", Pace, ids=lambda pace: pace.name)
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(0.8, seed=5)], ids=str)
-def test_a_text_is_the_targets_own_with_a_thread(params: SamplingParams, pace: Pace) -> None:
-    target, prompt = decoder(1), prompt_of(200)
-    order = Decode(len(prompt) + 30, pace=pace)
-
-    def made(drafter: Drafter) -> list[int]:
-        session = LocalSession(engine(target))
-        with closing(session), closing(Loop(prompt, params, session, order, drafter)) as loop:
-            return [token for step in loop.steps() for token in step.tokens]
-
-    draft = perturbed(1, 0.02)
-    proposer: Proposer = rounds(draft) if pace is Pace.WAIT else growing(draft)
-    assert made(threaded([proposer])) == made(inline())
-    left()
-
-
 def test_calls_are_counted_for_the_text_that_they_were_made_for() -> None:
     proposer, session = growing(perturbed(1, 0.02)), LocalSession(engine(decoder(1)))
     usage = list[Drafting]()
@@ -224,7 +207,7 @@ def test_calls_are_counted_for_the_text_that_they_were_made_for() -> None:
 
 def test_signs_of_life_cut_no_forward_short() -> None:
     """A target says about every second that it is there: a slow forward is longer than that."""
-    silence, now = Silence(), Clock()
+    silence, now = Baseline(), Clock()
     served = exact_engine()[0]
     with closing(LocalSession(served)) as session:
         session.open(PROMPT, SamplingParams())
@@ -233,6 +216,6 @@ def test_signs_of_life_cut_no_forward_short() -> None:
         for forward in range(4):
             for tokens in ((), (), (7,)):
                 now.now += 1.0
-                drafting.hear(progress(3 + forward, tokens, forwards=len(tokens)))
+                drafting.on_progress(progress(3 + forward, tokens, forwards=len(tokens)))
             drafting.turn()
     assert list(silence.seconds) == [2.0, 3.0, 3.0, 3.0]  # the first is timed from a sign of life

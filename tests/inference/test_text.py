@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Rules
 from tokenizers.trainers import BpeTrainer
 
 from inference.errors import InvalidRequest, UnsupportedModel
-from inference.text import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from outrider.models.directories import EMBEDDED
 
 SAMPLES = [

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from inference.text_stream import TextStream, TokenBytes
+from inference.text.stream import TextStream, TokenBytes
 from tests.support.examples import examples
 
 _LETTERS = ["a", "b", "é", "한", ".", "'", "do", "n't", "ing"]

@@ -6,15 +6,16 @@ import random
 
 import pytest
 
-from inference.draft_tuning import TUNING
-from inference.throttle import Silence, Throttle
+from inference.loop.draft_tuning import TUNING
+from inference.loop.throttle import Baseline, Throttle
+from inference.times import LATEST, TRUSTED
 
 
 class Text:
     """Silent forwards take 1 second. slower, tokens: of a forward while the draft works"""
 
-    def __init__(self, slower: float, tokens: float, quiet: Silence | None = None) -> None:
-        self.throttle = Throttle(Silence() if quiet is None else quiet)
+    def __init__(self, slower: float, tokens: float, quiet: Baseline | None = None) -> None:
+        self.throttle = Throttle(Baseline() if quiet is None else quiet)
         self.slower, self.tokens, self.pace = slower, tokens, 1.0
         self.seconds, self.made, self.silent = 0.0, 0, 0
         self._chance = random.Random(1)
@@ -24,7 +25,7 @@ class Text:
         whole = int(self.tokens)
         drafted = whole + (self._chance.random() < self.tokens - whole)
         took, tokens = (self.pace * self.slower, drafted) if allowed else (self.pace, 1)
-        self.throttle.hear(took, tokens, 1, lone=tokens == 1, silent=not allowed)
+        self.throttle.observe(took, tokens, 1, lone=tokens == 1, silent=not allowed)
         self.seconds, self.made = self.seconds + took, self.made + tokens
         self.silent += not allowed
 
@@ -46,14 +47,6 @@ def test_a_draft_that_pays_is_silent_only_to_time_the_target() -> None:
     assert text.made / text.seconds > 1.85
 
 
-def test_what_one_text_has_timed_serves_the_next() -> None:
-    quiet = Silence()
-    for _ in range(3):
-        Text(1.0, 1.0, quiet).forward()
-    assert not Text(1.0, 1.0).throttle.allows
-    assert Text(1.0, 1.0, quiet).throttle.allows
-
-
 def test_a_machine_that_has_slowed_down_is_no_fault_of_the_draft() -> None:
     text = Text(1.1, 2.0)
     for _ in range(100):
@@ -68,7 +61,7 @@ def test_a_machine_that_has_slowed_down_is_no_fault_of_the_draft() -> None:
 
 
 def test_a_neighbour_during_the_silence_gives_the_draft_no_credit() -> None:
-    quiet = Silence()
+    quiet = Baseline()
     disturbed = Text(1.0, 1.0, quiet)
     disturbed.pace = 2.0
     for _ in range(3):
@@ -80,7 +73,7 @@ def test_a_neighbour_during_the_silence_gives_the_draft_no_credit() -> None:
 
 
 def test_a_useless_draft_costs_many_texts_their_loan_once() -> None:
-    quiet, lost = Silence(), 0.0
+    quiet, lost = Baseline(), 0.0
     for _ in range(20):
         text = Text(1.6, 1.0, quiet)
         for _ in range(48):
@@ -90,7 +83,7 @@ def test_a_useless_draft_costs_many_texts_their_loan_once() -> None:
 
 
 def test_gains_of_one_text_pay_for_the_next_ones_prompt() -> None:
-    quiet = Silence()
+    quiet = Baseline()
     for _ in range(30):
         Text(1.0, 1.0, quiet).forward()
     good = Text(1.3, 2.5, quiet)
@@ -111,20 +104,98 @@ def test_a_noisy_pace_forgives_no_loss() -> None:
     assert text.seconds / alone < 1 / 0.96
 
 
-def test_a_useless_draft_is_silent_until_the_loan_that_it_lost_is_earned_back() -> None:
-    text, works = Text(2.0, 1.0), list[bool]()
-    for _ in range(300):
-        works.append(text.throttle.allows)
-        text.forward()
-    first = works.index(True)
-    silent = works.index(False, first)
-    again = works.index(True, silent)
-    assert again - silent >= TUNING.loan / TUNING.loss
-
-
 def test_a_draft_gets_a_dozen_slow_passes_in_a_row_before_it_is_given_up() -> None:
     text, beside = Text(1.5, 1.0), 0
     while beside < 12 and text.made < 2000:
         beside = beside + 1 if text.throttle.allows else 0
         text.forward()
     assert beside == 12
+
+
+LOSS = TUNING.loss
+
+
+def silence(passes: int = TRUSTED) -> Baseline:
+    """After so many passes of 1 second, each of which saves LOSS tokens."""
+    quiet = Baseline()
+    quiet.count(5, 100.0)  # before anything was timed: it counts nothing
+    for _ in range(passes):
+        quiet.time(1.0)
+    return quiet
+
+
+def paused(quiet: Baseline) -> int:
+    """Passes of 1 second until the draft is tried again."""
+    for passes in range(10_000):
+        if not quiet.owes:
+            return passes
+        quiet.time(1.0)
+    raise AssertionError("it is never tried again")
+
+
+def test_texts_are_ahead_by_their_tokens_less_the_time_that_they_took() -> None:
+    quiet = silence()
+    assert quiet.ahead == pytest.approx(TRUSTED * LOSS)
+    quiet.count(3, 4.0)
+    assert quiet.ahead == pytest.approx(TRUSTED * LOSS + 3 * (1 + LOSS) - 4)
+    quiet.count(100, 10.0)
+    assert quiet.ahead == TUNING.most_ahead
+    for _ in range(10):
+        quiet.count(0, 19.0)
+    assert quiet.ahead == -TUNING.loan - TUNING.most_behind
+
+
+def test_tokens_are_settled_by_the_speed_of_the_silence_behind_them() -> None:
+    quiet = silence(LATEST)
+    for count, pace in ((2, 2.0), (3, 0.5)):
+        for _ in range(2):
+            quiet.count(count, 2.0)
+        for _ in range(LATEST):
+            quiet.time(pace)
+    gained = (2 + 2 - 4.0 / 2.0) + (3 + 3 - 4.0 / 0.5)
+    assert quiet.ahead == pytest.approx((3 * LATEST + 10) * LOSS + gained)
+
+
+def test_a_pass_that_is_timed_again_judges_nothing_alone() -> None:
+    quiet = silence()
+    quiet.count(3, 4.0)
+    quiet.seconds.clear()
+    quiet.time(0.5)
+    assert not quiet.owes
+    assert quiet.ahead == pytest.approx(TRUSTED * LOSS)
+
+
+def test_a_draft_that_loses_its_loan_again_is_paused_for_longer_up_to_a_bound() -> None:
+    quiet, pauses = silence(), list[int]()
+    for _ in range(5):
+        quiet.count(0, 2 * TUNING.loan + max(quiet.ahead, 0.0))
+        pauses.append(paused(quiet))
+    saved = [2 * TUNING.loan + more for more in (0, 1, 3, TUNING.most_ahead, TUNING.most_ahead)]
+    assert pauses == pytest.approx([tokens / LOSS for tokens in saved], abs=2)
+
+
+def test_a_pause_of_the_machine_is_no_fault_of_the_draft() -> None:
+    quiet = silence()
+    quiet.count(1, 10_000.0)
+    assert paused(quiet) == pytest.approx(TUNING.most_lost / LOSS, abs=TUNING.loan / LOSS)
+
+
+def test_the_pace_of_a_report_is_that_of_each_of_its_passes() -> None:
+    quiet = Baseline()
+    for forwards in (4, 2, 0):
+        Throttle(quiet).observe(4.0, 4, forwards, lone=True, silent=True)
+    assert [*quiet.seconds] == [1.0, 2.0, 4.0]
+
+
+def test_a_draft_works_until_tokens_enough_have_come_and_for_all_of_them() -> None:
+    throttle = Throttle(silence())
+    for step in range(TUNING.retimed):
+        assert throttle.allows, step
+        throttle.observe(1.0, 1, 1, lone=False, silent=False)
+    assert not throttle.allows
+    throttle.observe(1.0, 1, 1, lone=True, silent=True)
+    throttle.observe(9.0, 9, 9, lone=False, silent=True)  # candidates that were under way
+    throttle.observe(1.0, 1, 1, lone=True, silent=True)
+    assert not throttle.allows
+    throttle.observe(1.0, 1, 1, lone=True, silent=True)
+    assert throttle.allows

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.accept import Verdict, accept_match, accept_matches
 from inference.errors import InvalidRequest
-from inference.tree import TokenTree
+from inference.tree.accept import Verdict, accept_matches
+from inference.tree.token_tree import TokenTree
 
 
 def tree(tokens: list[int], parents: list[int]) -> TokenTree:
@@ -64,7 +64,7 @@ def test_the_mask_of_any_tree_is_ancestors_and_self(choices: list[int]) -> None:
 def test_acceptance_never_leaves_its_own_branch() -> None:
     """Token 7 stands below 5 and below 6: only the child of the accepted node counts."""
     drawn = tree([0, 5, 6, 7, 7], [-1, 0, 0, 1, 2])
-    assert accept_match(drawn, np.array([6, 7, 7, 1, 2])) == Verdict((2, 4), 2)
+    assert accept_matches([drawn], [np.array([6, 7, 7, 1, 2])]) == [Verdict((2, 4), 2)]
 
 
 def test_each_of_many_trees_is_walked_as_if_alone() -> None:
@@ -102,6 +102,5 @@ def test_acceptance_finds_the_only_consistent_path_in_every_small_tree() -> None
                 and drawn.tokens[n] == chosen[[0, *path][-1]]
             ]:
                 path += step
-            assert accept_match(drawn, np.array(chosen)) == Verdict(
-                tuple(path), chosen[[0, *path][-1]]
-            )
+            expected = Verdict(tuple(path), chosen[[0, *path][-1]])
+            assert accept_matches([drawn], [np.array(chosen)]) == [expected]

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from inference.model.arithmetic import WIDEST
+from inference.model.choice.arithmetic import WIDEST
 from tests.support.fake_hlo import Lowering, program_of
 from tests.support.fake_ranks import Group, as_rank
 

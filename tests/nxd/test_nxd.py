@@ -26,8 +26,8 @@ from compile.agreement import agreements
 from compile.neuron import check
 from compile.neuron.builder import NeuronBuilder
 from compile.spec import verify_bucket
-from inference.artifact import Manifest
-from inference.backends.neuron_loading import load_neuron
+from inference.backends.neuron.loading import load_neuron
+from inference.files.artifact import Manifest
 from tests.nxd import closed
 from tests.support.fake_neuron import VERSIONS, Neuron, lay_out
 from tests.support.fake_nxd import NxDModel

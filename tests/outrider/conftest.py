@@ -20,8 +20,6 @@ def port(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    screen = Terminal(20, 6)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", str(screen.width))
-    monkeypatch.setenv("LINES", str(screen.height))
-    return screen
+    monkeypatch.setenv("COLUMNS", "100")
+    return Terminal()

@@ -19,9 +19,8 @@ from huggingface_hub import constants
 import outrider
 from inference.errors import InvalidRequest
 from outrider.cli import main
-from outrider.models.directories import EMBEDDED
-from outrider.models.models_here import ModelHere, models_below
-from outrider.models.pairs import (
+from outrider.models.catalog.models_here import ModelHere, models_below
+from outrider.models.catalog.pairs import (
     MachineFacts,
     choose_draft,
     choose_pair,
@@ -29,7 +28,8 @@ from outrider.models.pairs import (
     read_name,
     short_names,
 )
-from outrider.models.published_models import published_models
+from outrider.models.catalog.published_models import published_models
+from outrider.models.directories import EMBEDDED
 from outrider.options.roles import UpRole
 from outrider.target.spawn import role_environment, started
 

@@ -15,15 +15,15 @@ from grpc_comm.client.patience import Patience
 from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.client.replicas import Replicas
 from grpc_comm.security import SecurityOptions
-from inference.draft_thread import Drafter, inline, on_thread
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import BestFirst, RoundProposer
 from inference.errors import LimitExceeded, OutriderError
+from inference.loop.draft_thread import Drafter, inline, on_thread
+from inference.loop.throttle import Baseline, Throttle
 from inference.order import Pace, TokenLogProb
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
-from inference.throttle import Silence, Throttle
 from inference.times_file import StoredTimes
 from outrider.client.pools import Rows
 from outrider.text.completion import Completion, Request, Show, complete
@@ -134,7 +134,7 @@ class Client:
         self.losses: list[float] = []
         self._world, self._network, self._folder = world, network, folder
         self._kernel = network.kernel
-        self._addresses, self._silence = addresses, Silence()
+        self._addresses, self._silence = addresses, Baseline()
 
     @property
     def over(self) -> bool:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from inference.errors import Busy, OutriderError
-from inference.text_stream import TextStream
+from inference.text.stream import TextStream
 from outrider.endpoint.text_runner import TextRunner
 from outrider.text.completion import Completion
 from tests.simulate import loop

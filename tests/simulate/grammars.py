@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from inference.grammar import Grammars
+from inference.text.grammar import Grammars
 from tests.support.scripted_grammar import END, RULED, scripted_grammars
 
 KINDS = END + 1

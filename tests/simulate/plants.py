@@ -21,7 +21,8 @@ from grpc_comm.server.stream import Stream
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.engine import scheduler
 from inference.engine.admission import Admission
-from inference.engine.session import Session
+from inference.engine.sessions.log_probs import PromptScores
+from inference.engine.sessions.session import Session
 
 
 class Edit(NamedTuple):
@@ -94,6 +95,9 @@ PLANTS: dict[str, Edit] = {
     ),
     "a first call without patience": Edit(
         Replicas, "_meet", "time.monotonic() + patience.seconds", "time.monotonic()"
+    ),
+    "a cached prompt not scored": Edit(
+        PromptScores, "missing", "len(self.logprobs) < self._wanted", "False"
     ),
     "patience renewed by each loss": Edit(
         RemoteSession, "_start_search", "self._deadline is None", "True"

@@ -6,9 +6,9 @@ import copy
 from collections.abc import Sequence
 
 from inference.backends import Ranked, Segment
-from inference.draft_thread import CandidateSink
+from inference.loop.draft_thread import CandidateSink
 from inference.order import Progress
-from inference.planner.acceptance import Knowledge
+from inference.planner.acceptance import PairStats
 from inference.planner.acceptance_file import read_acceptance
 from inference.proposer import DraftUsage, Nodes, Proposer
 from inference.sampling import SamplingParams
@@ -20,10 +20,10 @@ from tests.support.scripted_models import Says, ScriptedModel
 LEARNED = read_acceptance()
 
 
-def knowledge(call: float, forward: float, round_trip: float = 0.0) -> Knowledge:
+def knowledge(call: float, forward: float, round_trip: float = 0.0) -> PairStats:
     """What a proposer believes of its draft, its target and the way between."""
     times = Times({(1, 1): forward})
-    return Knowledge(Times({(1, 64): call}), times, copy.deepcopy(LEARNED), round_trip)
+    return PairStats(Times({(1, 64): call}), times, copy.deepcopy(LEARNED), round_trip)
 
 
 class TimedDraft(ScriptedModel):

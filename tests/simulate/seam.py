@@ -32,7 +32,7 @@ import grpc.aio
 from grpc_comm import keys
 from grpc_comm.server import guard
 from grpc_comm.server.session_table import SessionRecord, SessionTable
-from inference import decode, draft_thread
+from inference.loop import decode, draft_thread
 from tests.simulate import loop, threads
 from tests.simulate.kernel import EPOCH, Kernel, Running
 from tests.simulate.network import Network

@@ -17,7 +17,7 @@ from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.transport import Address
 from inference.backends import Chosen, Segment
 from inference.drafters.draft import Draft
-from inference.engine.colocated_drafter import ColocatedDrafter
+from inference.engine.colocated.drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.prefix_cache import CacheRow
 from inference.errors import InvalidRequest

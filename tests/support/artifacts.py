@@ -21,7 +21,7 @@ from compile.compile_options import CompileOptions
 from compile.plan.buckets import GraphSizes, graphs_of
 from compile.request import find_checkpoint, make_request
 from compile.spec import CompileSpec
-from inference.artifact import Bucket, Manifest
+from inference.files.artifact import Bucket, Manifest
 from tests.support.models import TINY
 
 SIZES = GraphSizes(2, 16, 8, 2, 120, slots=(128,), trees=(2, 8), sampling="greedy")

@@ -10,27 +10,27 @@ from pathlib import Path
 
 import torch
 
-from inference.artifact import Bucket, DraftBucket, RoundBucket
 from inference.backends import Chosen, Ranked, Segment
 from inference.backends.block_head_model import BlockHeadModel
-from inference.backends.compiled import CompiledModel
 from inference.backends.eager import EagerModel
 from inference.backends.eagle_model import EagleModel
-from inference.backends.fused import FusedModel
+from inference.backends.graphs.compiled import CompiledModel
+from inference.backends.graphs.fused import FusedModel
 from inference.backends.target_features import FeatureSequence
-from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
-from inference.engine.colocated_drafter import ColocatedDrafter
+from inference.engine.colocated.drafter import ColocatedDrafter
+from inference.engine.colocated.graph_rounds import GraphRounds
 from inference.engine.engine import Engine
-from inference.engine.graph_rounds import GraphRounds
+from inference.files.artifact import Bucket, DraftBucket, RoundBucket
+from inference.loop.draft_tuning import TUNING
 from inference.model.block_head import is_block_head, read_block_head
 from inference.model.cache import empty_cache
 from inference.model.decoder import Decoder
 from inference.model.eagle_head import OfTarget, read_head
-from inference.model.round_graph import RoundGraph
-from inference.model.verify_graph import VerifyGraph
+from inference.model.graphs.round_graph import RoundGraph
+from inference.model.graphs.verify_graph import VerifyGraph
 from inference.times import Times
-from inference.tree_shape import Branches
+from inference.tree.tree_shape import Branches
 from tests.support import heads, pairs
 from tests.support.clock import Clock
 from tests.support.drafts import knowledge

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
-from inference.model.config import ModelConfig
+from inference.model.checkpoints.config import ModelConfig
 
 Array = NDArray[np.float64]
 HEADS, SHARED, SIZE, INNER = 4, 2, 16, 48

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from compile.random_calls import SAMPLINGS, random_segments
 from compile.spec import mask_words
-from inference.artifact import Bucket, DraftBucket, RoundBucket
-from inference.backends.graph_calls import inputs_of
-from inference.engine.graph_rounds import blank_tree
+from inference.backends.graphs.graph_calls import inputs_of
+from inference.engine.colocated.graph_rounds import blank_tree
+from inference.files.artifact import Bucket, DraftBucket, RoundBucket
 from inference.model.cache import KeysValues, empty_cache
-from inference.model.noise_window import FILLED, NoisePlace, empty_window, fill_inputs
-from inference.model.round_graph import DRAFT, RoundGraph, StatefulRoundGraph, round_inputs
-from inference.model.sampler import Sampling
-from inference.model.verify_graph import StatefulGraph, VerifyGraph
-from inference.tree_shape import Branches
+from inference.model.choice.noise_window import FILLED, NoisePlace, empty_window, fill_inputs
+from inference.model.choice.sampler import Sampling
+from inference.model.graphs.round_graph import DRAFT, RoundGraph, StatefulRoundGraph, round_inputs
+from inference.model.graphs.verify_graph import StatefulGraph, VerifyGraph
+from inference.tree.tree_shape import Branches
 from tests.support.models import tiny_decoder
 
 SLOTS, JUNK, CACHE_ROWS = 40, 47, 3
@@ -123,28 +123,33 @@ def fill(graph: StatefulGraph | StatefulRoundGraph, inputs: dict[str, Tensor]) -
 
 
 PREFILL, BFLOAT16 = True, torch.bfloat16
-CASES = [
-    Case(stateful=True, sampled=False, nodes=1),
-    Case(stateful=True, sampled=False, nodes=2, rows=2, prefill=PREFILL),
-    Case(stateful=True, sampled=False, nodes=8, rows=2, dtype=BFLOAT16),
+VARIED = [
     Case(stateful=True, sampled=False, nodes=16, prefill=PREFILL, dtype=BFLOAT16),
     Case(stateful=True, sampled=False, nodes=16, rows=2, family="llama 2 layers"),
     Case(stateful=False, sampled=False, nodes=1, rows=2, dtype=BFLOAT16),
-    Case(stateful=False, sampled=False, nodes=2, family="qwen2"),
     Case(stateful=False, sampled=False, nodes=8, prefill=PREFILL, family="qwen3"),
-    Case(stateful=False, sampled=False, nodes=16, rows=2),
     Case(stateful=True, sampled=True, nodes=1),
-    Case(stateful=True, sampled=True, nodes=2, rows=2, prefill=PREFILL),
-    Case(stateful=True, sampled=True, nodes=8, rows=2, family="llama 290 ids"),
-    Case(stateful=True, sampled=True, nodes=16, dtype=BFLOAT16),
-    Case(stateful=False, sampled=True, nodes=8, rows=2, dtype=BFLOAT16),
     Case(stateful=False, sampled=True, nodes=16, prefill=PREFILL, family="llama 290 ids"),
-    Case(stateful=True, sampled=False, nodes=16, prefill=PREFILL, kept=(0, 1)),
-    Case(stateful=True, sampled=True, nodes=8, rows=2, dtype=BFLOAT16, kept=(1,)),
     Case(stateful=False, sampled=False, nodes=8, rows=2, kept=(0, 1)),
     Case(stateful=True, sampled=True, nodes=8, rows=2, family="llama 290 ids", masked=True),
     Case(stateful=True, sampled=True, nodes=4, dtype=BFLOAT16, masked=True, kept=(1,)),
     Case(stateful=False, sampled=True, nodes=8, rows=2, masked=True),
+]
+"""Cases that together have each feature on both kinds of graphs that have it."""
+
+CASES = [
+    *VARIED,
+    Case(stateful=True, sampled=False, nodes=1),
+    Case(stateful=True, sampled=False, nodes=2, rows=2, prefill=PREFILL),
+    Case(stateful=True, sampled=False, nodes=8, rows=2, dtype=BFLOAT16),
+    Case(stateful=False, sampled=False, nodes=2, family="qwen2"),
+    Case(stateful=False, sampled=False, nodes=16, rows=2),
+    Case(stateful=True, sampled=True, nodes=2, rows=2, prefill=PREFILL),
+    Case(stateful=True, sampled=True, nodes=8, rows=2, family="llama 290 ids"),
+    Case(stateful=True, sampled=True, nodes=16, dtype=BFLOAT16),
+    Case(stateful=False, sampled=True, nodes=8, rows=2, dtype=BFLOAT16),
+    Case(stateful=True, sampled=False, nodes=16, prefill=PREFILL, kept=(0, 1)),
+    Case(stateful=True, sampled=True, nodes=8, rows=2, dtype=BFLOAT16, kept=(1,)),
 ]
 
 

@@ -16,10 +16,10 @@ from torch.utils._pytree import tree_leaves
 
 from compile.parallel import layers_of, rank_module
 from compile.spec import CompileSpec
-from inference.artifact import NATIVE
 from inference.backends.native.graph import ALONE, Collectives, rank_layers
-from inference.backends.neuron_sdk import Sdk
-from inference.model.config import ModelConfig, parse_config
+from inference.backends.neuron.sdk import Sdk
+from inference.files.artifact import NATIVE
+from inference.model.checkpoints.config import ModelConfig, parse_config
 from tests.support import fake_ranks
 from tests.support.fake_ranks import NxDParallelState
 

@@ -12,20 +12,20 @@ import torch
 
 from inference.backends import Masks
 from inference.backends.eager import EagerModel
-from inference.decode import Step, TargetSession, decode
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import BestFirst, Policy, RoundProposer
 from inference.engine.engine import Engine
-from inference.engine.local_session import LocalSession
-from inference.grammar import Grammars
+from inference.engine.sessions.local_session import LocalSession
+from inference.loop.decode import Step, TargetSession, decode
 from inference.model.decoder import Decoder
 from inference.order import Decode, Pace
-from inference.planner.acceptance import Knowledge
+from inference.planner.acceptance import PairStats
 from inference.planner.acceptance_file import read_acceptance
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
+from inference.text.grammar import Grammars
 from inference.times import Times
 from tests.support import pairs
 from tests.support.equality import NearTies, assert_same_text
@@ -67,10 +67,10 @@ growing_and_copying = partial(growing, copies=True)
 copying = partial(growing, None, copies=True)
 
 
-def knowledge(call: float = 0.002, nodes: int = 1) -> Knowledge:
+def knowledge(call: float = 0.002, nodes: int = 1) -> PairStats:
     """Calls of so many seconds beside forwards of 10 ms, with up to so many nodes."""
     target = Times({(1, 1): 0.01, (1, nodes): 0.01})
-    return Knowledge(Times({(1, 64): call}), target, read_acceptance())
+    return PairStats(Times({(1, 64): call}), target, read_acceptance())
 
 
 def rounds(

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from inference.model.cache import empty_cache
+from inference.model.choice.noise import noise
+from inference.model.choice.sampler import Sampling
 from inference.model.decoder import Decoder
-from inference.model.noise import noise
-from inference.model.sampler import Sampling
 from inference.sampling import SamplingParams
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 
 Produce = Callable[[Sequence[int], int], list[int]]
 """produce(prompt, n): n tokens."""

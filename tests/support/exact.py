@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 
 from inference.backends import Chosen, LogProbs, Ranked, Scoring, Segment
 from inference.engine.batch_runner import EngineEvent, Evicted, Prefilled
-from inference.engine.colocated_drafter import ColocatedDrafter
+from inference.engine.colocated.drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.forward import Commit, Forward
-from inference.engine.session import Session
-from inference.grammar import Grammars
+from inference.engine.sessions.session import Session
 from inference.order import Decode, End, TokenLogProb
 from inference.proposer import Nodes
 from inference.sampling import SamplingParams
+from inference.text.grammar import Grammars
 from inference.times import Times
 from inference.token_rule import Adjustment, plain_rule
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 from tests.support.clock import Clock
 from tests.support.scripted_grammar import allowed_ids, nearest
 
@@ -123,13 +123,13 @@ class RowTokens:
         tokens, positions = self._tokens[segment.row], self._positions[segment.row]
         tokens[segment.slots], positions[segment.slots] = segment.tokens, segment.positions
         texts = list[NDArray[np.int64]]()
+        contexts = [np.flatnonzero(context) for context in segment.context]
         for node in segment.pick.tolist():
-            context = segment.context[min(node, len(segment.context) - 1)]
             new = segment.slots[segment.tree_mask[node]]
-            slots = np.concatenate([np.flatnonzero(context), new])
+            slots = np.concatenate([contexts[min(node, len(contexts) - 1)], new])
             slots = slots[positions[slots].argsort()]
-            wanted = range(int(segment.positions[node]) + 1)
-            assert positions[slots].tolist() == [*wanted], "a gap, or a key too many"
+            wanted = np.arange(int(segment.positions[node]) + 1)
+            assert np.array_equal(positions[slots], wanted), "a gap, or a key too many"
             texts.append(tokens[slots])
         return texts
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from inference.backends import Segment
 from inference.backends.choices import choose_at
-from inference.backends.gguf_library import SEQUENCES, TokenBatch
-from inference.backends.gguf_model import Computation, GgufModel
+from inference.backends.gguf.library import SEQUENCES, TokenBatch
+from inference.backends.gguf.model import Computation, GgufModel
 from inference.errors import Unavailable
 from inference.sampling import SamplingParams
 

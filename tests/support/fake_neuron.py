@@ -33,7 +33,7 @@ def lay_out(
     patch: pytest.MonkeyPatch, folder: Path, versions: Mapping[str, str], *, device: bool
 ) -> None:
     """Make this machine one with these packages, with a device or none, and no variables."""
-    from inference.backends import neuron_sdk
+    from inference.backends.neuron import sdk as neuron_sdk
 
     folder.mkdir(parents=True, exist_ok=True)
     for name, number in versions.items():
@@ -86,7 +86,7 @@ class Neuron:
 
     def install(self, patch: pytest.MonkeyPatch, folder: Path) -> Neuron:
         """Metadata on sys.path, and modules behind an import hook that notes the platform."""
-        from inference.backends import neuron_sdk
+        from inference.backends.neuron import sdk as neuron_sdk
 
         lay_out(patch, folder, self.versions, device=self.device)
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))  # nothing was compiled here before

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from inference.model.cache import empty_cache, write_slots
-from inference.model.checkpoint import load_decoder
-from inference.model.config import read_config, read_raw_config
+from inference.model.checkpoints.checkpoint import load_decoder
+from inference.model.checkpoints.config import read_config, read_raw_config
 from tests.support.fake_neuron import lay_out
 
 VERSIONS = {"transformers-neuronx": "0.13.1315", "torch-neuronx": "2.8.0", "transformers": "4.57"}

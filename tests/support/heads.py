@@ -15,10 +15,10 @@ from torch import Tensor
 
 from inference.backends.sequence import ModelSequence
 from inference.backends.target_features import FeatureModel
-from inference.model.config import ModelConfig
+from inference.model.checkpoints.config import ModelConfig
 from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 from tests.support.equality import full_logits
 
 DRAFT_VOCABULARY = 40

@@ -11,7 +11,7 @@ JOB = JobSettings(
     region="us-west-2",
     wheel="s3://bucket/outrider.whl",
     wheel_sha256=DIGEST,
-    command=("compile", "--target=cpu", f"--out={ARTEFACT}", "--push=s3://bucket/artefacts"),
+    commands=(("compile", "--target=cpu", f"--out={ARTEFACT}", "--push=s3://bucket/artefacts"),),
     reports="s3://bucket/builds-of/build-1",
     lifetime_hours=6.0,
 )

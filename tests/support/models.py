@@ -16,12 +16,12 @@ from safetensors.torch import save_file
 from inference.backends import Model, Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
-from inference.model.checkpoint import load_decoder
-from inference.model.config import ModelConfig, parse_config
+from inference.model.checkpoints.checkpoint import load_decoder
+from inference.model.checkpoints.config import ModelConfig, parse_config
 from inference.model.decoder import Decoder
 from inference.model.layers import WHOLE, Layers
 from inference.sampling import SamplingParams
-from inference.text import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from outrider.models.directories import EMBEDDED
 
 GREEDY = SamplingParams()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from compile.native.builder import TorchNeuronBuilder
 from compile.spec import CompileSpec
-from inference.artifact import Bucket, Manifest
+from inference.files.artifact import Bucket, Manifest
 from tests.support.artifacts import planned_manifest
 from tests.support.neuron_artifacts import FEW, source_of, spec_of
 from tests.support.strict_torch_neuron import CPU

@@ -13,15 +13,15 @@ from compile.build.build import Builder, Source, build_artifact
 from compile.build.progress import BuildProgress
 from compile.neuron.builder import NeuronBuilder
 from compile.spec import CompileSpec, mask_words, prefill_bucket, verify_bucket
-from inference.artifact import Bucket, DraftBucket, FusedPart, Manifest, RoundBucket
 from inference.backends.eager import EagerModel
-from inference.backends.neuron import NeuronModel
-from inference.backends.neuron_loading import load_neuron
+from inference.backends.neuron.loading import load_neuron
+from inference.backends.neuron.model import NeuronModel
 from inference.engine.engine import Engine
-from inference.model.config import read_raw_config
+from inference.files.artifact import Bucket, DraftBucket, FusedPart, Manifest, RoundBucket
+from inference.model.checkpoints.config import read_raw_config
+from inference.model.checkpoints.weight_files import fingerprint
 from inference.model.decoder import Decoder
-from inference.model.weight_files import fingerprint
-from inference.tree_shape import Branches
+from inference.tree.tree_shape import Branches
 from tests.support.models import loaded
 
 LENGTH, TREE, ROWS, VOCABULARY = 64, 8, 2, 59

@@ -8,7 +8,7 @@ from dataclasses import replace
 from grpc_comm.observability.metrics import Ending, Metrics
 from grpc_comm.observability.model_observer import ModelObserver
 from inference.engine.engine import Engine
-from inference.engine.session import Session
+from inference.engine.sessions.session import Session
 from inference.order import Decode, Pace
 from inference.proposer import Nodes
 from inference.sampling import SamplingParams

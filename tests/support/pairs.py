@@ -14,9 +14,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from inference.backends import Masks
 from inference.backends.eager import EagerModel
 from inference.engine.engine import Engine
-from inference.grammar import Grammars
-from inference.model.config import ModelConfig, parse_config
+from inference.model.checkpoints.config import ModelConfig, parse_config
 from inference.model.decoder import Decoder
+from inference.text.grammar import Grammars
 from tests.support.models import random_decoder
 
 VOCABULARY = 290

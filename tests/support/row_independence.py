@@ -14,7 +14,7 @@ import torch
 from inference.backends import Model, Segment
 from inference.model.cache import KeysValues
 from inference.sampling import SamplingParams
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 
 CONTEXT = 12
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers
 
 from inference.backends import Segment
-from inference.grammar import Grammars
 from inference.sampling import Grammar, GrammarKind, SamplingParams
-from inference.tree import IntArray
+from inference.text.grammar import Grammars
+from inference.tree.token_tree import IntArray
 
 CHARACTERS = '{}":,[] ' + string.ascii_lowercase[:-1] + "012345"
 END = len(CHARACTERS)

@@ -10,13 +10,13 @@ from itertools import count
 
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
-from inference.grammar import Grammars
 from inference.order import MOST_CREDIT, End, Progress
-from inference.planner.acceptance import Knowledge
+from inference.planner.acceptance import PairStats
 from inference.planner.acceptance_file import read_acceptance
 from inference.planner.prices import Prices
 from inference.proposer import Nodes, Proposer
 from inference.sampling import SamplingParams
+from inference.text.grammar import Grammars
 from inference.times import Times
 from tests.support.exact import asked, exact_engine
 from tests.support.scripted_models import VOCABULARY, Says, ScriptedModel
@@ -39,9 +39,9 @@ def progress(position: int, tokens: Sequence[int], known: int = 0, held: int = 1
     )
 
 
-def knowledge(times: float = 1.0) -> Knowledge:
+def knowledge(times: float = 1.0) -> PairStats:
     """times: how far all that is believed is off."""
-    return Knowledge(
+    return PairStats(
         Times({(1, 64): CALL * times}),
         Times({(1, 1): FORWARD * times, (1, 64): FORWARD * times}),
         read_acceptance(),

@@ -31,8 +31,8 @@ from grpc_comm.server.server import BackgroundServer, Target, serve
 from grpc_comm.translate import Description
 from grpc_comm.transport import Address
 from inference.backends import Chosen, Segment
-from inference.decode import TargetSession
 from inference.engine.engine import Engine
+from inference.loop.decode import TargetSession
 from inference.order import Decode, End, Progress
 from inference.proposer import NOBODY, Nodes
 from inference.sampling import SamplingParams

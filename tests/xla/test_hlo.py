@@ -23,8 +23,8 @@ pytest.importorskip("torch_xla", reason="torch_xla is not installed: `make test-
 import torch_xla  # type: ignore[import-not-found]
 from torch_xla.debug import metrics  # type: ignore[import-not-found]
 
-from inference.model.round_graph import idle_inputs
-from inference.model.verify_graph import VerifyGraph, copy_inputs, example_inputs
+from inference.model.graphs.round_graph import idle_inputs
+from inference.model.graphs.verify_graph import VerifyGraph, copy_inputs, example_inputs
 from tests.support.buckets import CASES, ROUND_CASES, Case, RoundCase, state_of
 
 # fmt: off

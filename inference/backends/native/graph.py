@@ -15,12 +15,12 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from inference.model.arithmetic import Arithmetic
 from inference.model.cache import KeysValues, places_of
+from inference.model.choice.arithmetic import Arithmetic
+from inference.model.choice.noise_window import window_places
+from inference.model.choice.vocabulary import VocabularyShare
+from inference.model.graphs.verify_graph import StatefulGraph
 from inference.model.layers import Layers
-from inference.model.noise_window import window_places
-from inference.model.verify_graph import StatefulGraph
-from inference.model.vocabulary import VocabularyShare
 
 
 class _PlainArgmax(TorchFunctionMode):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from inference.artifact import Manifest
 from inference.backends.native.program import GRAPHS, RankPlan
 from inference.backends.native.ranks import Lost, Ranks, end_process
 from inference.backends.native.sdk import (
@@ -17,9 +16,10 @@ from inference.backends.native.sdk import (
     check_same_versions,
     configure,
 )
-from inference.backends.neuron import PACKAGE, NeuronModel, Say, runtime_error
-from inference.backends.neuron_loading import check_logical_cores
+from inference.backends.neuron.loading import check_logical_cores
+from inference.backends.neuron.model import PACKAGE, NeuronModel, Say, runtime_error
 from inference.errors import BadArtifact, OutriderError
+from inference.files.artifact import Manifest
 
 
 def check_native_machine(manifest: Manifest) -> None:

@@ -17,7 +17,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from inference.artifact import Bucket, CompiledTarget
 from inference.backends.native.graph import (
     ALONE,
     InPlaceGraph,
@@ -25,13 +24,14 @@ from inference.backends.native.graph import (
     rank_layers,
 )
 from inference.backends.native.sdk import Machine
-from inference.backends.neuron import COPY, FILL
+from inference.backends.neuron.model import COPY, FILL
 from inference.errors import BadArtifact
+from inference.files.artifact import Bucket, CompiledTarget
 from inference.model.cache import KeysValues, empty_cache
-from inference.model.checkpoint import DTYPES
-from inference.model.config import ModelConfig, read_config
+from inference.model.checkpoints.checkpoint import DTYPES
+from inference.model.checkpoints.config import ModelConfig, read_config
+from inference.model.choice.noise_window import empty_window
 from inference.model.decoder import Decoder
-from inference.model.noise_window import empty_window
 
 GRAPHS = "graphs/compiled"
 """Directory of the compiled graphs in an artefact, in TorchNeuron's own layout."""
@@ -61,7 +61,7 @@ class RankPlan(NamedTuple):
 
 
 class RankProgram:
-    """A Program (inference.backends.neuron) of one rank: calls a graph by name.
+    """A Program (inference.backends.neuron.model) of one rank: calls a graph by name.
 
     room: the host's memory that features are brought to; None if another rank brings them
     """

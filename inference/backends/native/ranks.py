@@ -57,7 +57,7 @@ class _RankProcess(NamedTuple):
 
 
 class Ranks:
-    """A Program (inference.backends.neuron) of one or more ranks. One call at a time.
+    """A Program (inference.backends.neuron.model) of one or more ranks. One call at a time.
 
     lost: called when a rank ends, also between calls; None: the next call raises the error
     """

@@ -3,7 +3,7 @@ work here, and how the environment configures them.
 
 TorchNeuron is torch-neuronx 2.13 and later, from Neuron SDK 2.33 on. It gives torch a device
 `neuron`, a backend `neuron` of torch.compile and one of torch.distributed, and is loaded by
-`import torch`. torch-neuronx up to 2.9 is another package of that name (neuron_sdk.py). Not yet run
+`import torch`. torch-neuronx up to 2.9 is another package of that name (neuron/sdk.py). Not yet run
 on hardware.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from inference.backends.neuron_sdk import (
+from inference.backends.neuron.sdk import (
     DEVICE,
     INDEX,
     VISIBLE_CORES,
@@ -27,7 +27,7 @@ from inference.backends.neuron_sdk import (
     instance_family,
 )
 from inference.errors import BadArtifact, InvalidRequest, MissingExtra
-from inference.files import cache_directory
+from inference.files.writing import cache_directory
 
 _NO_FALLBACK = "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION"
 _GRAPHS, _LOCKS = "TORCH_NEURONX_NEFF_CACHE_DIR", "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR"

@@ -16,8 +16,8 @@ from compile.build import graph_processes
 from compile.build.build import MadeWith, read_source
 from compile.plan.buckets import first_graphs
 from compile.spec import CompileSpec
-from inference.artifact import MANIFEST, Bucket, check_files, read_manifest
 from inference.errors import BadArtifact, UnsupportedModel
+from inference.files.artifact import MANIFEST, Bucket, check_files, read_manifest
 from tests.support.artifacts import SIZES, FakeBuilder, build, small_spec
 from tests.support.commands import Run
 from tests.support.refusals import assert_refused
@@ -171,7 +171,7 @@ def test_a_second_build_into_a_directory_is_refused_with_the_number_of_the_first
 def test_the_lock_of_a_build_that_was_killed_or_failed_is_free(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     code = (
-        "import time; from pathlib import Path; from inference.files import locked\n"
+        "import time; from pathlib import Path; from inference.files.writing import locked\n"
         f"with locked(Path({str(tmp_path / 'out')!r})): "
         "print('held', flush=True); time.sleep(60)"
     )

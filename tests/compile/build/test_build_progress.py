@@ -12,8 +12,8 @@ import pytest
 
 from compile.build.graph_processes import InProcesses, quiet_libraries
 from compile.build.progress import BuildProgress, live_progress
-from inference.artifact import Bucket, check_files
 from inference.errors import BadArtifact
+from inference.files.artifact import Bucket, check_files
 from tests.support.artifacts import FakeBuilder, build, small_spec
 from tests.support.refusals import assert_refused
 

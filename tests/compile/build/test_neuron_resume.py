@@ -16,9 +16,9 @@ from compile.neuron.builder import NeuronBuilder, hot_graph
 from compile.neuron.neff_cache import NeffCache, hlo_digest, unit_key
 from compile.plan import memory
 from compile.store import DiskObjects
-from inference.artifact import MANIFEST, Bucket, check_files
-from inference.backends.neuron import COPY, FILL
-from inference.backends.neuron_loading import load_neuron
+from inference.backends.neuron.loading import load_neuron
+from inference.backends.neuron.model import COPY, FILL
+from inference.files.artifact import MANIFEST, Bucket, check_files
 from tests.support.fake_hlo import Lowering
 from tests.support.fake_neuron import Neuron
 from tests.support.neuron_artifacts import FEW, MORE, build, spec_of

@@ -14,11 +14,11 @@ from compile.build.progress import BuildProgress
 from compile.native.builder import TorchNeuronBuilder, cut, dealt_fields
 from compile.parallel import parallel_config, parallel_tensors
 from compile.spec import verify_bucket
-from inference.artifact import Manifest
 from inference.backends.native.graph import Collectives, rank_layers
 from inference.backends.native.loading import load_native
 from inference.backends.native.program import own_config
-from inference.model.config import parse_config
+from inference.files.artifact import Manifest
+from inference.model.checkpoints.config import parse_config
 from inference.model.decoder import Decoder
 from tests.support.models import TINY, tiny_decoder, write_checkpoint
 from tests.support.native_targets import native_builder, native_spec

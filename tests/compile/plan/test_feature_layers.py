@@ -13,9 +13,9 @@ from compile.plan.memory import footprint
 from compile.plan.plan_report import describe
 from compile.request import find_checkpoint, make_request
 from compile.spec import CompileSpec, prefill_bucket, verify_bucket
-from inference.artifact import read_manifest, write_manifest
 from inference.errors import BadArtifact
-from inference.model.config import read_config
+from inference.files.artifact import read_manifest, write_manifest
+from inference.model.checkpoints.config import read_config
 from tests.support import artifacts, heads
 from tests.support.models import write_checkpoint
 from tests.support.refusals import assert_refused

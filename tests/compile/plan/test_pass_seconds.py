@@ -8,9 +8,14 @@ import pytest
 
 from compile.plan.pass_seconds import BAND, PassSeconds, pass_seconds
 from compile.spec import CompileSpec, verify_bucket
-from inference.artifact import DraftBucket, FusedPart, RoundBucket
-from inference.model.config import ModelConfig, parse_config, read_config, read_raw_config
-from inference.tree_shape import Branches
+from inference.files.artifact import DraftBucket, FusedPart, RoundBucket
+from inference.model.checkpoints.config import (
+    ModelConfig,
+    parse_config,
+    read_config,
+    read_raw_config,
+)
+from inference.tree.tree_shape import Branches
 from tests.support.models import TINY
 from tests.support.repository import ROOT
 
@@ -140,9 +145,3 @@ def test_a_round_takes_the_targets_pass_and_one_of_the_draft_for_each_level() ->
     assert alone is not None
     assert prompt is not None
     assert 2 * 5e-3 < both.high - alone.high < 2 * prompt.high
-
-
-def test_nothing_is_said_of_a_cpu() -> None:
-    bucket = verify_bucket(1, 64, 2112, 2112, sampled=True)
-    spec = CompileSpec("m", "cpu", 128_256, (bucket,), 1, 2048, 64, "float32", 1)
-    assert pass_seconds(read_config(SHAPES / "llama-3.2-1b"), spec, bucket) is None

@@ -111,7 +111,7 @@ def test_the_images_command_serves_as_its_user_on_a_read_only_root_and_drains(
             assert process.stderr is not None
             assert any(line.startswith(READY) for line in process.stderr)
             asked = subprocess.run(healthy, env=environment, capture_output=True, text=True)
-            assert (asked.returncode, "SERVING" in asked.stdout) == (0, True)
+            assert (asked.returncode, "accepts sessions" in asked.stdout) == (0, True)
             authority, token = str(credentials / "ca.pem"), str(credentials / "token")
             address = f"localhost:{port}"
             with outrider.connect(

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 from deploy.host.user_data import user_data
 from deploy.instance_kind import NEURON_VENV
-from inference.backends.neuron_sdk import INDEX, WHEELS
+from inference.backends.neuron.sdk import INDEX, WHEELS
 from tests.support.host_settings import settings
 from tests.support.repository import ROOT
 

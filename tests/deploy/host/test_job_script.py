@@ -36,18 +36,18 @@ def run(
     wheel: Path,
     *arguments: str,
     hub: str = "",
-    command: tuple[str, ...] | None = None,
+    commands: tuple[tuple[str, ...], ...] | None = None,
 ) -> tuple[int, dict[str, str], str]:
     """Run the script, as cloud-init does; its exit code, last report, and log in the bucket.
 
     hub: address of a stand-in whose token the script takes
-    command: in place of a build with the arguments
+    commands: in place of a build with the arguments
     """
     settings = replace(
         JOB,
         wheel=f"s3://bucket/{wheel.name}",
         wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
-        command=command or ("compile", *arguments, f"--out={ARTEFACT}", "--push=/srv/store"),
+        commands=commands or (("compile", *arguments, f"--out={ARTEFACT}", "--push=/srv/store"),),
         venv=IMAGE_VENV,
         hub_token="/outrider/build-1/hub_token" if hub else None,
     )
@@ -88,18 +88,20 @@ def test_a_gated_model_is_read_with_the_token_that_no_log_shows(
 
 def test_a_build_that_fails_says_where_and_ends_its_host(host: ScratchHost, wheel: Path) -> None:
     code, status, log = run(host, wheel, "--target=cpu", "--sequence_length=1")
-    assert (code, status["state"], status["step"]) == (2, "failed", "command")
+    assert (code, status["state"], status["step"]) == (2, "failed", "commands")
     assert "--sequence_length 1: a whole number of 2 or more is needed" in log
-    assert "FAILED at: command (exit code 2)" in log
+    assert "FAILED at: commands (exit code 2)" in log
     assert host.calls("shutdown")[-1] == "-P now"
 
 
-def test_results_that_a_command_left_are_brought_to_the_bucket_without_artefacts(
+def test_a_command_runs_after_one_that_failed_and_its_results_are_brought_to_the_bucket(
     host: ScratchHost, wheel: Path
 ) -> None:
     keep = f"import pathlib; p = pathlib.Path('{RESULTS}/a'); p.mkdir(parents=True); "
     write = "(p / 'report.md').write_text('found'); (p / 'artefact').mkdir()"
-    code, status, log = run(host, wheel, command=("timeit", "-n1", "-r1", keep + write))
-    assert (code, status["state"], status["digest"]) == (0, "built", ""), log
-    copied = "s3 cp --only-show-errors --recursive --exclude=*/artefact/*"
-    assert f"{copied} {RESULTS} s3://bucket/builds-of/build-1/results" in host.calls("aws")
+    commands = ("no_such_module",), ("timeit", "-n1", "-r1", keep + write)
+    code, status, log = run(host, wheel, commands=commands)
+    assert (code, status["state"], status["digest"]) == (1, "failed", ""), log
+    copied = "s3 cp --only-show-errors --recursive --exclude=*/artefact/* --include="
+    (copy,) = [call for call in host.calls("aws") if call.startswith(copied)]
+    assert copy.endswith(f" {RESULTS} s3://bucket/builds-of/build-1/results")

@@ -24,7 +24,7 @@ from compile.store import open_store, push
 from deploy.host.user_data import HostSettings, user_data
 from grpc_comm.certificate import make_certificate
 from grpc_comm.keys_file import make_key
-from inference.artifact import check_files, read_manifest
+from inference.files.artifact import check_files, read_manifest
 from outrider.models.directories import EMBEDDED
 from tests.support.artifacts import build
 from tests.support.aws_server import AwsServer
@@ -217,7 +217,9 @@ def test_a_gated_model_is_fetched_with_a_token_and_then_served_without_one(
     assert TOKEN not in done.stdout + done.stderr
     assert "ssm delete-parameters --names /outrider/hub_token" in host.calls("aws")
     unit = read_unit(host.root / "etc/systemd/system/outrider-target.service")
-    find = f"from inference.model.hub import find_model; print(find_model({name!r}).name)"
+    find = (
+        f"from inference.model.checkpoints.hub import find_model; print(find_model({name!r}).name)"
+    )
     found = host.run(f"{IMAGE_VENV}/bin/python", "-c", find, **unit.environment)
     assert found.stdout == f"{COMMIT}\n", found.stderr
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy.host.user_data import MOST_BYTES, HostSettings, job_script, user_data
+from deploy.host.user_data import MAX_BYTES, HostSettings, job_script, user_data
 from outrider.options.verbs import ROLES
 from tests.support.host_settings import DIGEST, JOB, settings
 from tests.support.refusals import assert_refused
@@ -40,8 +40,8 @@ def test_shellcheck_finds_nothing(script: str, tmp_path: Path) -> None:
 def test_ec2_takes_its_length_and_cloud_init_its_first_line() -> None:
     script = SCRIPTS["everything"]
     assert script.startswith("#!/bin/bash\n")
-    assert len(script.encode()) < 0.75 * MOST_BYTES
-    assert_refused(lambda: user_data(settings(flags={"model_name": "x" * MOST_BYTES})), ["16384"])
+    assert len(script.encode()) < 0.75 * MAX_BYTES
+    assert_refused(lambda: user_data(settings(flags={"model_name": "x" * MAX_BYTES})), ["16384"])
 
 
 def test_no_command_is_traced_so_no_secret_is_shown() -> None:
@@ -67,6 +67,6 @@ def test_the_end_of_a_jobs_lifetime_is_armed_before_anything_is_installed() -> N
 
 def test_a_value_and_a_word_of_a_command_stay_one_word_of_the_shell() -> None:
     words = ("--flag=-O2 --x", "--model=$(reboot)")
-    script = job_script(replace(JOB, command=("compile", *words), reports="s3://b/; reboot"))
-    assert "-m compile '--flag=-O2 --x' '--model=$(reboot)'\n" in script
+    script = job_script(replace(JOB, commands=(("compile", *words),), reports="s3://b/; reboot"))
+    assert "-m compile '--flag=-O2 --x' '--model=$(reboot)' || failed=$?\n" in script
     assert "\nreports='s3://b/; reboot'\n" in script

@@ -22,10 +22,10 @@ from grpc_comm.server import sender
 from grpc_comm.server.server import BackgroundServer
 from inference.backends import Chosen, Segment
 from inference.backends.eager import EagerModel
-from inference.decode import Step, TargetSession
 from inference.engine.engine import Engine
-from inference.engine.local_session import LocalSession
+from inference.engine.sessions.local_session import LocalSession
 from inference.errors import OutriderError, Unavailable
+from inference.loop.decode import Step, TargetSession
 from inference.order import Decode, Pace, TokenLogProb
 from inference.proposer import Proposer
 from inference.sampling import Grammar, GrammarKind, SamplingParams

@@ -16,7 +16,7 @@ from inference.errors import OutriderError
 from inference.model.block_head import read_block_head, read_block_head_config, usual_layers
 from inference.model.eagle_head import OfTarget
 from inference.sampling import SamplingParams
-from inference.tree import IntArray
+from inference.tree.token_tree import IntArray
 from tests.support import block_heads, pairs
 
 TARGET = pairs.decoder(1)

@@ -21,16 +21,16 @@ from compile.build.cpu import CpuBuilder, check_compiler
 from compile.build.progress import BuildProgress
 from compile.spec import CompileSpec, mask_words, prefill_bucket, verify_bucket
 from grpc_comm.client.connection import connect
-from inference.artifact import read_manifest, write_manifest
-from inference.backends.compiled import CompiledModel, load_compiled, read_compiled
 from inference.backends.eager import EagerModel
+from inference.backends.graphs.compiled import CompiledModel, load_compiled, read_compiled
 from inference.backends.target_features import FeatureForm
 from inference.engine.engine import Engine
-from inference.engine.local_session import LocalSession
+from inference.engine.sessions.local_session import LocalSession
 from inference.errors import BadArtifact, InvalidRequest
+from inference.files.artifact import read_manifest, write_manifest
 from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams
-from inference.text import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from outrider.cli import main
 from outrider.processes import READY
 from outrider.target.spawn import role_environment

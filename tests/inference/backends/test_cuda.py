@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from inference.backends import Segment
-from inference.backends.cuda import CudaModel
-from inference.backends.cuda_graphs import Outputs, Run
+from inference.backends.cuda.graphs import Outputs, Run
+from inference.backends.cuda.model import CudaModel
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 from tests.support.fake_recorder import Reruns
 from tests.support.models import segment
 from tests.support.pairs import SEQUENCE_LENGTH, decoder, prompt_of
@@ -132,7 +132,7 @@ def test_calls_are_padded_to_powers_of_two_within_the_models_limits(
 def test_shapes_beyond_the_most_run_as_they_are(
     target: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference.backends.cuda.MAX_RECORDINGS", 1)
+    monkeypatch.setattr("inference.backends.cuda.model.MAX_RECORDINGS", 1)
     model, reruns = recorded(target)
     for _ in range(3):
         model.choose([segment(0, 2)])

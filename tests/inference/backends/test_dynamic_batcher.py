@@ -14,7 +14,7 @@ from inference.backends.dynamic_batcher import DynamicBatcher
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.sampling import SamplingParams
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 from tests.support.models import sequence_after, tiny_decoder
 from tests.support.wire_fixtures import FAULTY, WAIT, Successor, eventually
 

@@ -14,10 +14,10 @@ from inference.backends.eager import EagerModel
 from inference.backends.eagle_model import EagleModel
 from inference.backends.sequence import ModelSequence, TargetRow
 from inference.backends.target_features import FeatureSequence
+from inference.model.choice.sampler import Sampling, rank
 from inference.model.eagle_head import OfTarget, read_head
-from inference.model.sampler import Sampling, rank
 from inference.sampling import SamplingParams
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 from tests.support import heads, pairs
 
 TARGET = pairs.decoder(1)

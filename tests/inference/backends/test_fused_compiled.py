@@ -18,7 +18,12 @@ from compile.build.cpu import CpuBuilder
 from compile.build.progress import BuildProgress
 from compile.round_check import check_independence
 from compile.spec import CompileSpec, verify_bucket
-from inference.artifact import (
+from inference.backends.eager import EagerModel
+from inference.backends.graphs.fused import FusedModel, load_fused
+from inference.engine.engine import Engine
+from inference.engine.sessions.local_session import LocalSession
+from inference.errors import BadArtifact
+from inference.files.artifact import (
     MANIFEST,
     DraftBucket,
     FusedPart,
@@ -26,17 +31,12 @@ from inference.artifact import (
     RoundBucket,
     read_manifest,
 )
-from inference.backends.eager import EagerModel
-from inference.backends.fused import FusedModel, load_fused
-from inference.engine.engine import Engine
-from inference.engine.local_session import LocalSession
-from inference.errors import BadArtifact
-from inference.model.config import read_raw_config
+from inference.model.checkpoints.config import read_raw_config
+from inference.model.checkpoints.weight_files import fingerprint
 from inference.model.decoder import Decoder
-from inference.model.weight_files import fingerprint
 from inference.sampling import SamplingParams
-from inference.text import Tokenizer
-from inference.tree_shape import Branches
+from inference.text.tokenizer import Tokenizer
+from inference.tree.tree_shape import Branches
 from outrider.options.roles import FusedTargetRole
 from outrider.target.target import load_target
 from tests.support.backends import NO_COMPILER

@@ -11,14 +11,14 @@ import pytest
 
 from compile.neuron.builder import NeuronBuilder
 from inference.backends import Scoring
-from inference.backends.neuron import COPY, NeuronFusedModel
-from inference.backends.neuron_loading import load_neuron
+from inference.backends.neuron.loading import load_neuron
+from inference.backends.neuron.model import COPY, NeuronFusedModel
 from inference.backends.sequence import ModelSequence
-from inference.engine.graph_rounds import GraphRounds, RoundModel, blank_tree
-from inference.engine.local_session import LocalSession
+from inference.engine.colocated.graph_rounds import GraphRounds, RoundModel, blank_tree
+from inference.engine.sessions.local_session import LocalSession
 from inference.errors import InvalidRequest
 from inference.sampling import SamplingParams
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 from tests.support.adjustments import adjustment
 from tests.support.drafts import alone, assert_drafted_text
 from tests.support.equality import NearTies

@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from inference.backends.gguf_library import GgufFacts
-from inference.backends.gguf_loading import load_gguf
-from inference.backends.gguf_model import GgufModel
+from inference.backends.gguf.library import GgufFacts
+from inference.backends.gguf.loading import load_gguf
+from inference.backends.gguf.model import GgufModel
 from inference.backends.sequence import ModelSequence
 from inference.backends.slots import Slots
 from inference.sampling import SamplingParams
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 from outrider.models.directories import EMBEDDED
 from tests.support.families import WINDOW, config_of
 from tests.support.gguf_files import write_library_gguf

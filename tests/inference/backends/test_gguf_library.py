@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from inference.backends.eager import EagerModel
-from inference.backends.gguf_library import GgufFacts
-from inference.backends.gguf_loading import load_gguf
-from inference.backends.gguf_model import GgufModel
+from inference.backends.gguf.library import GgufFacts
+from inference.backends.gguf.loading import load_gguf
+from inference.backends.gguf.model import GgufModel
 from inference.errors import Mismatch, Unavailable, UnsupportedModel
-from inference.model.config import parse_config
+from inference.model.checkpoints.config import parse_config
 from inference.model.decoder import Decoder
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 from outrider.models.directories import EMBEDDED
 from tests.support.gguf_files import write_gguf
 from tests.support.models import TINY, by_id, random_decoder, sequence_after

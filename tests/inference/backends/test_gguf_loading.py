@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from inference.backends.gguf_library import TokenBatch
-from inference.backends.gguf_loading import check_trees
-from inference.backends.gguf_model import GgufModel
-from inference.backends.gguf_trees import GgufTrees
-from inference.tree import TokenTree
+from inference.backends.gguf.library import TokenBatch
+from inference.backends.gguf.loading import check_trees
+from inference.backends.gguf.model import GgufModel
+from inference.backends.gguf.trees import GgufTrees
+from inference.tree.token_tree import TokenTree
 from tests.support.fake_llama_cpp import VOCABULARY, Cells, logits_after, model_of, seen_after
 from tests.support.models import sequence_after
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from inference.backends.gguf_library import SEQUENCES
-from inference.backends.gguf_states import GgufStates
-from inference.backends.kept_states import BEHIND
+from inference.backends.gguf.library import SEQUENCES
+from inference.backends.gguf.states import GgufStates
+from inference.backends.libraries.kept_states import BEHIND
 from inference.backends.sequence import ModelSequence
 from inference.errors import Unavailable
 from inference.sampling import SamplingParams
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 from tests.support.fake_llama_cpp import VOCABULARY, StateCells, logits_after, model_of, seen_after
 from tests.support.models import sequence_after
 from tests.support.refusals import assert_refused

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from inference.errors import InvalidRequest, OutriderError
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 from tests.support.backends import Machine, legacy
 from tests.support.models import sequence_after, write_checkpoint
 

@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compile.spec import mask_words, prefill_bucket, verify_bucket
-from inference.artifact import Bucket
 from inference.backends import Scoring, Segment
-from inference.backends.compiled import CompiledModel, Graph
-from inference.backends.graph_calls import inputs_of
-from inference.model.arithmetic import ENGINES, HOST
+from inference.backends.graphs.compiled import CompiledModel, Graph
+from inference.backends.graphs.graph_calls import inputs_of
+from inference.files.artifact import Bucket
 from inference.model.cache import empty_cache
-from inference.model.masked_choice import MaskInputs
-from inference.model.sampler import OUT_OF_REACH
-from inference.model.verify_graph import VerifyGraph
-from inference.model.vocabulary import WHOLE_VOCABULARY
+from inference.model.choice.arithmetic import ENGINES, HOST
+from inference.model.choice.masked_choice import MaskInputs
+from inference.model.choice.sampler import OUT_OF_REACH
+from inference.model.choice.vocabulary import WHOLE_VOCABULARY
+from inference.model.graphs.verify_graph import VerifyGraph
 from inference.sampling import SamplingParams
 from inference.token_rule import Adjustment
-from inference.tree import IntArray
+from inference.tree.token_tree import IntArray
 from tests.support.adjustments import adjustment
 from tests.support.examples import examples
 from tests.support.models import tiny_decoder
@@ -115,23 +115,12 @@ def test_a_call_with_a_rule_or_a_scoring_goes_to_a_masked_graph_and_no_other_doe
     tree = chain(0, NODES, HOT, EVERY)
     rule = adjustment(VOCABULARY, np.random.default_rng(0), NODES, 5)
     model.choose([tree])
-    model.choose([tree, tree._replace(row=1, rule=lambda: rule)])
+    beside, _ = model.choose([tree, tree._replace(row=1, rule=lambda: rule)])
+    assert beside.logprobs is None
     model.choose([tree._replace(scoring=Scoring(2))])
     assert called == [PLAIN.name, MASKED.name, MASKED.name]
     assert model.masks
     assert not watched(PLAIN)[0].masks
-
-
-def test_a_row_without_a_rule_chooses_beside_one_with_a_rule_what_it_chooses_alone() -> None:
-    (model, _), tree = watched(PLAIN, MASKED), chain(0, NODES, HOT, EVERY)
-    (alone,) = model.choose([tree])
-    rule = adjustment(VOCABULARY, np.random.default_rng(1), NODES, 9)
-    beside, ruled = model.choose([tree, tree._replace(row=1, rule=lambda: rule)])
-    assert beside.tokens.tolist() == alone.tokens.tolist()
-    assert beside.logprobs is None
-    assert rule.allowed is not None
-    bits = np.unpackbits(rule.allowed.view(np.uint8), axis=-1, bitorder="little")
-    assert bits[EVERY, ruled.tokens].all()
 
 
 def test_a_tree_deeper_than_a_graphs_noise_has_each_nodesown_rule_and_log_probabilities() -> None:

@@ -11,14 +11,14 @@ import torch
 from inference.backends import Masks, Model
 from inference.backends.eager import EagerModel
 from inference.backends.target_features import FeatureModel
-from inference.decode import Step
 from inference.drafters.draft import Draft
 from inference.drafters.round_proposer import BestFirst, Chain, RoundProposer
 from inference.engine.engine import Engine
-from inference.engine.local_session import LocalSession
 from inference.engine.prefix_cache import WORTH_COPYING
-from inference.engine.session import Session
+from inference.engine.sessions.local_session import LocalSession
+from inference.engine.sessions.session import Session
 from inference.errors import InvalidRequest, LimitExceeded, OutriderError
+from inference.loop.decode import Step
 from inference.order import Decode, End, Pace
 from inference.planner.prices import Prices
 from inference.proposer import Proposer

@@ -14,14 +14,14 @@ import torch
 from compile.parallel import parallel_config
 from compile.spec import verify_bucket
 from inference.backends import Segment
-from inference.backends.neuron import COPY, FILL, NeuronModel
+from inference.backends.neuron.model import COPY, FILL, NeuronModel
 from inference.backends.sequence import ModelSequence
-from inference.engine.local_session import LocalSession
+from inference.engine.sessions.local_session import LocalSession
 from inference.errors import LimitExceeded, Unavailable
 from inference.model.cache import cache_names
-from inference.model.config import parse_config
+from inference.model.checkpoints.config import parse_config
 from inference.sampling import SamplingParams
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 from tests.support.drafts import alone
 from tests.support.fake_neuron import Neuron
 from tests.support.models import TINY, segment, write_checkpoint

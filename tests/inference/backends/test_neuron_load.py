@@ -17,10 +17,10 @@ from torch import Tensor
 
 from compile.builders import neuron_artifact
 from compile.neuron import check
-from inference.backends import neuron_sdk
-from inference.backends.neuron import runtime_error
-from inference.backends.neuron_loading import load_neuron
-from inference.backends.neuron_sdk import reserve_cores
+from inference.backends.neuron import sdk as neuron_sdk
+from inference.backends.neuron.loading import load_neuron
+from inference.backends.neuron.model import runtime_error
+from inference.backends.neuron.sdk import reserve_cores
 from inference.command import UNEQUAL_DEVICE
 from inference.errors import (
     BadArtifact,
@@ -30,8 +30,8 @@ from inference.errors import (
     OutriderError,
     Unavailable,
 )
-from inference.model.noise import noise_in_limbs
-from inference.text import Tokenizer
+from inference.model.choice.noise import noise_in_limbs
+from inference.text.tokenizer import Tokenizer
 from outrider.cli import main
 from tests.support.fake_neuron import VERSIONS, Neuron
 from tests.support.neuron_artifacts import build, built_model, spec_of

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from inference.backends.neuron import Draw, NoiseAhead
+from inference.backends.neuron.model import Draw, NoiseAhead
 from inference.errors import Unavailable
-from inference.model.noise_window import FILLED, WINDOW, NoisePlace
+from inference.model.choice.noise_window import FILLED, WINDOW, NoisePlace
 
 
 class Device:

@@ -9,7 +9,7 @@ import pytest
 
 from inference.backends import Scoring
 from inference.backends.sequence import ModelSequence
-from inference.engine.local_session import LocalSession
+from inference.engine.sessions.local_session import LocalSession
 from inference.sampling import SamplingParams
 from inference.token_rule import Adjustment
 from tests.support.adjustments import adjustment

@@ -13,7 +13,7 @@ from inference.backends.eager import EagerModel
 from inference.backends.substitute_model import SharedCacheModel, SharedSequence
 from inference.drafters.draft import Draft
 from inference.engine.engine import Engine
-from inference.engine.session import Session
+from inference.engine.sessions.session import Session
 from inference.model.decoder import Decoder
 from inference.order import Decode
 from inference.proposer import COLOCATED

@@ -16,8 +16,6 @@ import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from compile.spec import prefill_bucket
-from inference.artifact import Manifest
-from inference.backends import neuron_sdk
 from inference.backends.eager import EagerModel
 from inference.backends.eagle_model import read_embeddings
 from inference.backends.native.loading import check_native_machine
@@ -30,10 +28,12 @@ from inference.backends.native.sdk import (
     native_versions,
     rank_environment,
 )
-from inference.backends.neuron import PACKAGE, NeuronModel
+from inference.backends.neuron import sdk as neuron_sdk
+from inference.backends.neuron.model import PACKAGE, NeuronModel
 from inference.errors import BadArtifact, MissingExtra, Unavailable, UnsupportedModel
+from inference.files.artifact import Manifest
 from inference.model.cache import empty_cache
-from inference.model.verify_graph import example_inputs
+from inference.model.graphs.verify_graph import example_inputs
 from tests.support import heads
 from tests.support.artifacts import planned_manifest
 from tests.support.fake_neuron import Neuron, lay_out

@@ -11,13 +11,13 @@ from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
-from inference.planner.acceptance import Knowledge
+from inference.planner.acceptance import PairStats
 from inference.planner.child_features import mask_features
 from inference.planner.prices import Prices
 from inference.proposer import MODEL
 from inference.sampling import SamplingParams
 from inference.times import Times
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 from tests.support.drafts import knowledge
 from tests.support.pairs import perturbed, prompt_of
 from tests.support.scripted_models import (
@@ -50,7 +50,7 @@ class Watched(ScriptedModel):
 
 def proposer_of(
     model: Watched,
-    known: Knowledge | None = None,
+    known: PairStats | None = None,
     room: int = 200,
     copies: bool = False,
 ) -> GrowingProposer:

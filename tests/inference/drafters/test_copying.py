@@ -7,11 +7,11 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.draft_tuning import TUNING
 from inference.drafters.copied_text import COUNTED, Match, SuffixAutomaton
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
 from inference.drafters.round_proposer import Chain, RoundProposer
+from inference.loop.draft_tuning import TUNING
 from inference.planner.child_features import Following, joint_features
 from inference.planner.prices import Prices
 from inference.proposer import COPY, MODEL
@@ -34,12 +34,6 @@ def test_a_phrase_that_begins_again_is_sent_to_its_end_without_a_call() -> None:
     assert (nodes.proposer, tokens_of([nodes])[:4]) == (COPY, [*PHRASE[3:], 7])
     assert proposer.work(0.0) is None
     assert proposer.usage.calls == 0
-
-
-def test_nothing_is_sent_where_nothing_was_said_before() -> None:
-    proposer = copier()
-    proposer.open(list(range(50)), SAMPLING, end=100)
-    assert sent(proposer, NUMBERS) == []
 
 
 def test_a_target_that_never_copies_silences_the_copies() -> None:
@@ -78,19 +72,22 @@ def test_where_the_model_agrees_both_together_are_surer_than_the_model() -> None
     assert both[1] > alone[1]
     assert both[2] <= alone[2]
     assert sum(both.values()) < 1
+    sure, unlikely = {1: 0.95, 2: 0.95}, {1: 0.1}
+    assert 0.9 < known.together(joint_features(sure, sure)[1]).sum() < 1
+    assert known.together(joint_features(unlikely, {})[1]).sum() < 0.5
 
 
 def test_what_a_context_is_worth_is_learnt() -> None:
-    learned = knowledge().acceptance
+    law = knowledge().acceptance.laws.copies
     table = [[1.0, 1.1, 0.5, 0.7, 1.0]]
-    (before,) = learned.copied(table)
+    (before,) = law.chances(table)
     for _ in range(100):
-        learned.observe_copied(table, None)
-    (after,) = learned.copied(table)
+        law.observe(table, None)
+    (after,) = law.chances(table)
     assert after < 0.1 < before
     for _ in range(200):
-        learned.observe_copied(table, 0)
-    assert learned.copied(table)[0] > 0.8
+        law.observe(table, 0)
+    assert law.chances(table)[0] > 0.8
 
 
 def following(*tokens: int) -> list[Following]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from inference.draft_tuning import TUNING
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
+from inference.loop.draft_tuning import TUNING
 from inference.planner.prices import Prices
 from tests.support.columns import BASE, candidates_of
 from tests.support.scripted_models import (

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from inference.backends import Ranked
-from inference.draft_tuning import TUNING
 from inference.drafters.draft_tree import DraftTree
-from inference.drafters.round_proposer import BestFirst, Budget, Chain, Policy, edge_values
+from inference.drafters.round_proposer import BestFirst, Budget, Chain, Policy
 from inference.errors import InvalidRequest
-from inference.growing_tree import NOWHERE, Mark
+from inference.loop.draft_tuning import TUNING
 from inference.planner.prices import Prices, Usage
+from inference.tree.growing_tree import NOWHERE, Mark
 
 
 class Ranker:
@@ -98,12 +98,6 @@ def test_a_dynamic_tree_leaves_out_what_cannot_be_chosen_and_ranks_no_more_than_
     chain = BestFirst(16, 6).grow(whole, Budget(16, 6), one_of_eight)
     assert [whole.position_of(node) for node in chain] == [1, 2, 3, 4, 5, 6]
     assert len(BestFirst(16, 6).grow(tree(), Budget(16, 6), all_equal)) == 16
-
-
-def test_edge_values_are_a_distribution_that_keeps_the_order() -> None:
-    values = edge_values(np.array([[3.0, 1.0, -1e9], [0.0, 0.0, 0.0]], dtype=np.float32))
-    assert values.sum(axis=-1) == pytest.approx([1, 1])
-    assert values[0, 0] > values[0, 1] > values[0, 2]
 
 
 @pytest.mark.parametrize("build", [lambda: Chain(-1), lambda: BestFirst(0, 3)])

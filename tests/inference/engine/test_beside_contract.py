@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from inference.engine.engine import Engine
-from inference.engine.local_session import LocalSession
+from inference.engine.sessions.local_session import LocalSession
 from inference.model.decoder import Decoder
 from inference.order import Decode, End
 from inference.sampling import SamplingParams
-from inference.tree_shape import Branches
+from inference.tree.tree_shape import Branches
 from tests.support import heads, pairs
 from tests.support.beside import engine_of_rounds, fused, head_beside, model_beside
 from tests.support.drafts import alone, assert_drafted_text

@@ -10,14 +10,14 @@ import pytest
 
 from inference.backends import Ranked, Segment
 from inference.drafters import draft as drafts
-from inference.engine.colocated_drafter import ColocatedDrafter
-from inference.engine.local_session import LocalSession
-from inference.engine.session import Session
+from inference.engine.colocated.drafter import ColocatedDrafter
+from inference.engine.sessions.local_session import LocalSession
+from inference.engine.sessions.session import Session
 from inference.engine.tuning import TUNING
-from inference.grammar import Grammars
 from inference.order import Decode
 from inference.proposer import COLOCATED, COPY, NOBODY
 from inference.sampling import SamplingParams
+from inference.text.grammar import Grammars
 from tests.support import pairs
 from tests.support.beside import CALL, FORWARD, model_beside
 from tests.support.clock import Clock

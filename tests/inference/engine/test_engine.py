@@ -12,16 +12,16 @@ from typing import NamedTuple
 import pytest
 
 from inference.backends import Segment
-from inference.candidates import ProposalStream
 from inference.engine.engine import Engine
 from inference.engine.forward import Commit
-from inference.engine.session import Session
+from inference.engine.sessions.session import Session
 from inference.engine.tuning import TUNING
 from inference.errors import Busy, LimitExceeded, Unavailable
 from inference.order import LEAST_CREDIT, MOST_CREDIT, Decode, End, Pace
 from inference.proposer import NOBODY, Nodes
 from inference.sampling import SamplingParams
-from inference.tree import IntArray
+from inference.tree.candidates import ProposalStream
+from inference.tree.token_tree import IntArray
 from tests.support.clock import Clock, WorkingClock
 from tests.support.exact import (
     FAULTY,
@@ -550,7 +550,7 @@ def test_a_session_waits_until_a_silent_one_lends_its_row(monkeypatch: pytest.Mo
     engine = Engine(model, sequence_length=100, max_tree_nodes=8, vocabulary=VOCABULARY)
     opened(engine, PROMPT)
     assert text_of(opened(engine, [4, 5])) == []
-    assert engine.in_line == 0
+    assert not any(one.wants_row and one.row is None for one in engine.sessions)
 
 
 def test_a_full_line_is_busy_and_a_freed_row_goes_to_who_waited_longest() -> None:

@@ -13,8 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from inference.accept import accept_match
-from inference.artifact import (
+from inference.backends import Segment
+from inference.backends.eager import EagerModel
+from inference.drafters.draft_tree import DraftTree
+from inference.drafters.round_proposer import Budget, RankChildren, RoundProposer
+from inference.engine.colocated.graph_rounds import GraphRounds, blank_tree, read_answer
+from inference.engine.engine import Engine
+from inference.engine.sessions.local_session import LocalSession
+from inference.engine.sessions.session import Session
+from inference.engine.tuning import TUNING
+from inference.errors import BadArtifact, InvalidRequest
+from inference.files.artifact import (
     Bucket,
     DraftBucket,
     FusedPart,
@@ -23,25 +32,16 @@ from inference.artifact import (
     read_manifest,
     write_manifest,
 )
-from inference.backends import Segment
-from inference.backends.eager import EagerModel
-from inference.drafters.draft_tree import DraftTree
-from inference.drafters.round_proposer import Budget, RankChildren, RoundProposer
-from inference.engine.engine import Engine
-from inference.engine.graph_rounds import GraphRounds, blank_tree, read_answer
-from inference.engine.local_session import LocalSession
-from inference.engine.session import Session
-from inference.engine.tuning import TUNING
-from inference.errors import BadArtifact, InvalidRequest
-from inference.growing_tree import Mark
 from inference.model.decoder import Decoder
-from inference.model.drafted_tree import accept_in_graph
+from inference.model.graphs.drafted_tree import accept_in_graph
 from inference.order import Decode, End, Pace
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.times import Times
-from inference.tree import IntArray, TokenTree
-from inference.tree_shape import NONE, Branches
+from inference.tree.accept import accept_matches
+from inference.tree.growing_tree import Mark
+from inference.tree.token_tree import IntArray, TokenTree
+from inference.tree.tree_shape import NONE, Branches
 from tests.support.beside import engine_of_rounds, fused
 from tests.support.clock import Clock
 from tests.support.drafts import alone, text_of
@@ -98,7 +98,7 @@ def test_acceptance_in_the_graph_is_acceptance_on_the_host(branches: tuple[int, 
             shape, *(torch.from_numpy(part)[None] for part in (tokens, chosen))
         )
         tree = TokenTree(tokens, np.array(shape.parents))
-        expected = accept_match(tree, chosen)
+        [expected] = accept_matches([tree], [chosen])
         assert path[0].tolist() == [*expected.path, *[NONE] * (shape.depth - len(expected.path))]
         assert next_token.tolist() == [expected.next_token]
         accepted += len(expected.path)

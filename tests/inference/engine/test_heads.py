@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from inference.engine.engine import Engine
-from inference.engine.local_session import LocalSession
-from inference.engine.session import Session
+from inference.engine.sessions.local_session import LocalSession
+from inference.engine.sessions.session import Session
 from inference.order import Decode
 from inference.proposer import COLOCATED
 from inference.sampling import SamplingParams

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.engine.proposer_arbitration import (
+from inference.engine.colocated.arbitration import (
     LEFT_ALONE,
     WATCHED,
     ProposerArbitration,
@@ -21,7 +21,7 @@ def told(
     """So many forwards bring so many tokens each; the length that the text has then."""
     for _ in range(forwards):
         length += tokens
-        others.hear(length, [kind] * (tokens - 1) + [NOBODY], 1)
+        others.observe(length, [kind] * (tokens - 1) + [NOBODY], 1)
     return length
 
 

@@ -14,7 +14,7 @@ import torch
 
 from inference.backends import Chosen, Segment
 from inference.engine.engine import Engine
-from inference.engine.session import Session
+from inference.engine.sessions.session import Session
 from inference.errors import InvalidRequest
 from inference.model.decoder import Decoder
 from inference.order import LEAST_LOGPROB, TokenLogProb

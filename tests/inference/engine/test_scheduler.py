@@ -22,7 +22,7 @@ from inference.engine.scheduler import (
     allowed_deficit,
     plan_width,
 )
-from inference.engine.session import Session
+from inference.engine.sessions.session import Session
 from inference.engine.tuning import TUNING
 from inference.order import Decode, Pace
 from inference.proposer import MODEL, Nodes
@@ -233,16 +233,6 @@ def test_after_many_wide_forwards_one_is_made_without_candidates() -> None:
     between = [after - before - 1 for before, after in pairwise(alone)]
     assert between == [TUNING.first_explore, 8, 16, 32, TUNING.explore, TUNING.explore]
     assert sizes_of(wide.next(trees(*[session(*[0.9] * 7)] * 2))) == [8, 8]  # of two rows anew
-
-
-def test_a_wrong_profile_is_set_right_for_good_by_what_is_measured() -> None:
-    profiled = turns(flat)
-    for _ in range(3):
-        profiled.record((1, 1), 0.080)
-    for _ in range(100):
-        profiled.record((1, 8), 0.100)
-    assert profiled.seconds(1, 1) == 0.080
-    assert profiled.seconds(1, 8) == pytest.approx(0.100)
 
 
 def test_kinds_of_forwards_take_turns() -> None:

@@ -7,12 +7,17 @@ import torch
 
 from compile.random_calls import random_segments
 from compile.spec import prefill_bucket, verify_bucket
-from inference.artifact import Bucket
-from inference.backends.graph_calls import inputs_of, unstacked
+from inference.backends.graphs.graph_calls import inputs_of, unstacked
+from inference.files.artifact import Bucket
 from inference.model.cache import KeysValues, copy_states, empty_cache, write_slots
+from inference.model.choice.noise_window import empty_window
 from inference.model.decoder import Decoder
-from inference.model.noise_window import empty_window
-from inference.model.verify_graph import StatefulGraph, VerifyGraph, copy_inputs, example_inputs
+from inference.model.graphs.verify_graph import (
+    StatefulGraph,
+    VerifyGraph,
+    copy_inputs,
+    example_inputs,
+)
 from tests.support.buckets import fill
 from tests.support.models import tiny_decoder
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inference.errors import UnsupportedModel
-from inference.model.config import RopeScaling, parse_config, read_config
+from inference.model.checkpoints.config import RopeScaling, parse_config, read_config
+from inference.model.checkpoints.weight_files import fingerprint, weight_files
 from inference.model.decoder import Decoder
-from inference.model.weight_files import fingerprint, weight_files
 from tests.support.models import TINY, loaded, write_checkpoint
 from tests.support.refusals import assert_refused
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from inference.model.arithmetic import ENGINES, HOST, Arithmetic, top, top_in_stages
-from inference.model.noise import noise
-from inference.model.sampler import (
+from inference.model.choice.arithmetic import ENGINES, HOST, Arithmetic, top, top_in_stages
+from inference.model.choice.noise import noise
+from inference.model.choice.sampler import (
     Sampling,
     choose_greedy,
     choose_mixed,

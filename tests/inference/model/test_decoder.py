@@ -28,11 +28,9 @@ from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
 from inference.errors import LimitExceeded
 from inference.model.attention import WIDE, Sight, attend
-from inference.model.config import read_config
 from inference.model.decoder import layers_on
-from inference.model.noise import noise
 from inference.sampling import SamplingParams
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 from tests.support.models import by_id, loaded, sequence_after, tiny_decoder, tiny_model
 
 VOCABULARY = 97
@@ -157,24 +155,6 @@ def test_a_prompt_in_chunks_scores_as_in_transformers(family: str, directory: Pa
     assert np.abs(found - log_probabilities(family, PROMPT)[-1:]).max() < 5e-5
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_seeded_decoding_follows_the_contract_on_the_logits_of_transformers(
-    family: str, model: EagerModel, temperature: float
-) -> None:
-    tokens, params = PROMPT[:5], SamplingParams(temperature, seed=2**35 + 11)
-    key, ids = torch.tensor([11, 8], dtype=torch.int32), torch.arange(VOCABULARY).to(torch.int32)
-    sequence = sequence_after(model, tokens[:-1], params=params)
-    for _ in range(20):
-        scores = log_probabilities(family, tokens)[-1]
-        if temperature > 0:  # the chosen token is number len(tokens), counted from 0
-            at = torch.tensor(len(tokens), dtype=torch.int32)
-            scores = scores / temperature + noise(key, at, ids).numpy()
-        tree = TokenTree.chain(tokens[-1:])
-        assert sequence.choose(tree).tolist() == [int(np.argmax(scores))]
-        sequence.commit(tree, [])
-        tokens = [*tokens, int(np.argmax(scores))]
-
-
 TREE = TokenTree([7, 1, 2, 3, 4, 5, 1, 9], [-1, 0, 0, 2, 2, 4, 1, 4])
 """7 -> 1 -> 1 and 7 -> 2 -> (3, 4 -> (5, 9))."""
 
@@ -226,11 +206,6 @@ def test_attention_on_a_cpu_does_not_round_scores_of_bfloat16() -> None:
     mixed = attend(q, keys[:, :8], values[:, :8], keys[:, 8:], values[:, 8:], sight)
     expected = torch.softmax((keys[0].double() @ q[0, 0, 0].double()) / 8, 0)
     assert torch.allclose(mixed[0, 0, :9].double(), expected, atol=1e-6)
-
-
-def test_frequencies_are_those_of_transformers(family: str, directory: Path) -> None:
-    expected = original(family).model.rotary_emb.inv_freq.numpy()
-    assert read_config(directory).frequencies() == pytest.approx(expected, rel=3e-7)
 
 
 def test_a_sharded_checkpoint_loads_like_a_whole_one(tmp_path: Path) -> None:

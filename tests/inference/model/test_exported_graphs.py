@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from inference.model.masked_choice import Scored
-from inference.model.verify_graph import example_inputs
+from inference.model.choice.masked_choice import Scored
+from inference.model.graphs.verify_graph import example_inputs
 from tests.support import buckets
 from tests.support.buckets import state_of
 
@@ -34,7 +34,16 @@ def returned(results: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return scored.chosen, scored.scores.values, scored.scores.likeliest, *others
 
 
-@pytest.mark.parametrize("case", [*buckets.CASES, *buckets.ROUND_CASES], ids=str)
+EVERY_TIME = [*buckets.VARIED, *(case for case in buckets.ROUND_CASES if case.sampled)]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case in EVERY_TIME else pytest.mark.extended, id=str(case))
+        for case in (*buckets.CASES, *buckets.ROUND_CASES)
+    ],
+)
 @torch.no_grad()
 def test_an_exported_graph_computes_the_same(case: buckets.Case | buckets.RoundCase) -> None:
     """In bfloat16 one choice may fall to a neighbour."""

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from inference.model.cache import KeysValues, empty_cache, write_slots
-from inference.model.config import ModelConfig, parse_config
+from inference.model.checkpoints.config import ModelConfig, parse_config
 from inference.model.decoder import Decoder, layers_on
 from inference.model.fused_layers import FUSED
 from inference.model.layers import WHOLE, Layers

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from inference.model.noise import (
+from inference.model.choice.noise import (
     from_limbs,
     gumbel,
     gumbel_by_series,
@@ -21,7 +21,7 @@ from inference.model.noise import (
     right,
     threefry_in_limbs,
 )
-from inference.model.sampler import Sampling
+from inference.model.choice.sampler import Sampling
 from inference.sampling import SamplingParams, threefry2x32
 from tests.support.noise_oracle import (
     PINNED,

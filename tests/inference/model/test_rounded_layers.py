@@ -13,8 +13,8 @@ from inference.backends.eager import EagerModel
 from inference.backends.substitute_model import load_substitute, substitute_of
 from inference.model.decoder import Decoder
 from inference.model.quantized import quantize
-from inference.text import Tokenizer
-from inference.tree import TokenTree
+from inference.text.tokenizer import Tokenizer
+from inference.tree.token_tree import TokenTree
 from outrider.models.directories import EMBEDDED
 from tests.support.equality import full_logits
 from tests.support.models import loaded, sequence_after, write_checkpoint

@@ -10,14 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from compile.random_calls import random_segments
-from inference.artifact import Bucket
-from inference.backends.graph_calls import inputs_of
-from inference.model.arithmetic import ENGINES, HOST
-from inference.model.config import parse_config
-from inference.model.decoder import Decoder
-from inference.model.layers import Head, Layers
-from inference.model.masked_choice import MaskInputs, Scored, choose_scored
-from inference.model.sampler import (
+from inference.backends.graphs.graph_calls import inputs_of
+from inference.files.artifact import Bucket
+from inference.model.checkpoints.config import parse_config
+from inference.model.choice.arithmetic import ENGINES, HOST
+from inference.model.choice.masked_choice import MaskInputs, Scored, choose_scored
+from inference.model.choice.sampler import (
     Sampling,
     choose_drawn,
     choose_greedy,
@@ -26,7 +24,9 @@ from inference.model.sampler import (
     noise_table,
     score,
 )
-from inference.model.vocabulary import VocabularyShare
+from inference.model.choice.vocabulary import VocabularyShare
+from inference.model.decoder import Decoder
+from inference.model.layers import Head, Layers
 from inference.sampling import MOST_LOGPROBS, SamplingParams
 from tests.support.fake_ranks import Group, as_rank
 from tests.support.models import TINY

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from inference.backends.transformers_loading import load_transformers
+from inference.backends.libraries.transformers_loading import load_transformers
 from inference.errors import UnsupportedModel
-from inference.model.config import parse_config, read_raw_config
-from inference.model.library_config import read_library_config
-from inference.model.weight_files import stored_type, unread_files
+from inference.model.checkpoints.config import parse_config, read_raw_config
+from inference.model.checkpoints.library_config import read_library_config
+from inference.model.checkpoints.weight_files import stored_type, unread_files
 from tests.support.models import loaded, write_checkpoint
 from tests.support.refusals import assert_refused
 

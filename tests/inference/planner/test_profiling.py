@@ -11,10 +11,10 @@ import pytest
 
 from inference.backends import Chosen, Model, Ranked, Segment
 from inference.backends.eager import EagerModel
-from inference.backends.gguf_trees import GgufTrees
+from inference.backends.gguf.trees import GgufTrees
 from inference.backends.sequence import ModelSequence
 from inference.backends.slots import Slots
-from inference.model.config import parse_config
+from inference.model.checkpoints.config import parse_config
 from inference.planner.profiling import (
     CONTEXT,
     MOST_SECONDS,
@@ -24,7 +24,7 @@ from inference.planner.profiling import (
 )
 from inference.sampling import SamplingParams
 from inference.times import Shape, Times
-from inference.tree import TokenTree
+from inference.tree.token_tree import TokenTree
 from tests.support.exact import HandModel
 from tests.support.fake_llama_cpp import Cells, model_of
 from tests.support.models import TINY, random_decoder, tiny_model

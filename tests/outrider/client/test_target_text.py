@@ -18,8 +18,8 @@ from grpc_comm.client.call import Channel
 from grpc_comm.client.connection import connect
 from grpc_comm.server.server import BackgroundServer, Target
 from inference.errors import InvalidRequest, Mismatch
-from inference.text import Tokenizer
-from inference.tokenizer_settings import TokenizerSettings
+from inference.text.tokenizer import Tokenizer
+from inference.text.tokenizer_settings import TokenizerSettings
 from outrider.client.connecting import target_tokenizer
 from outrider.models.directories import EMBEDDED
 from outrider.options.roles import FusedTargetRole, TargetRole

@@ -8,11 +8,11 @@ from typing import Any, cast
 import tokenizers
 from tokenizers import decoders, models
 
-from inference.decode import TargetSession
+from inference.loop.decode import TargetSession
+from inference.loop.stats import Traffic
 from inference.order import Progress
 from inference.proposer import NOBODY
-from inference.stats import Traffic
-from inference.text_stream import TokenBytes
+from inference.text.stream import TokenBytes
 from outrider.client.client import Client
 from outrider.client.watching import TextEvent, Watcher
 

@@ -10,7 +10,7 @@ import pytest
 
 from grpc_comm.server.server import BackgroundServer
 from inference.errors import UnsupportedModel
-from inference.model.config import read_config
+from inference.model.checkpoints.config import read_config
 from outrider.draft_methods import eagle
 from outrider.models.directories import EMBEDDED
 from outrider.options.roles import FusedTargetRole

@@ -20,8 +20,8 @@ from inference.errors import (
     OutriderError,
     UnsupportedModel,
 )
-from inference.model.checkpoint import load_decoder
-from inference.text import Tokenizer
+from inference.model.checkpoints.checkpoint import load_decoder
+from inference.text.tokenizer import Tokenizer
 from outrider.draft_methods import gguf
 from outrider.models.capacity import Capacity
 from outrider.models.directories import EMBEDDED

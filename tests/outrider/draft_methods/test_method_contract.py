@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from inference.engine.engine import Engine
-from inference.engine.local_session import LocalSession
-from inference.grammar import Grammars
-from inference.model.checkpoint import load_decoder
-from inference.model.config import read_config
+from inference.engine.sessions.local_session import LocalSession
+from inference.model.checkpoints.checkpoint import load_decoder
+from inference.model.checkpoints.config import read_config
 from inference.order import Decode
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import Grammar, GrammarKind, SamplingParams
-from inference.text import Tokenizer
+from inference.text.grammar import Grammars
+from inference.text.tokenizer import Tokenizer
 from outrider.draft_methods import find_draft
 from outrider.models.capacity import Capacity
 from outrider.models.directories import EMBEDDED

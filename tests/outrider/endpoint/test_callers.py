@@ -15,8 +15,8 @@ import pytest
 from inference.errors import Busy, LimitExceeded, Unavailable
 from inference.sampling import Grammar, GrammarKind, SamplingParams
 from outrider.endpoint.access import MAX_HEAD_BYTES
-from outrider.endpoint.answering import completions
 from outrider.endpoint.grammar_turns import MAX_WAITING, GrammarTurns
+from outrider.endpoint.interfaces.answering import completions
 from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import TextRunner
 from outrider.text.completion import Completion, Request

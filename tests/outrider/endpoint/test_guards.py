@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from inference.text import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from outrider.endpoint.access import read_keys
-from outrider.endpoint.chat_messages import MAX_BODY_BYTES
-from outrider.endpoint.failures import MAX_MESSAGE
-from outrider.endpoint.requests import (
+from outrider.endpoint.interfaces.chat_messages import MAX_BODY_BYTES
+from outrider.endpoint.interfaces.failures import MAX_MESSAGE
+from outrider.endpoint.interfaces.requests import (
     MAX_MESSAGES,
     MAX_PROMPTS,
     NEUTRAL,

@@ -14,7 +14,7 @@ import pytest
 
 from grpc_comm.server.server import BackgroundServer
 from inference.errors import Unavailable
-from outrider.endpoint import page_routes
+from outrider.endpoint.interfaces.chat_answers import ChatWriter
 from outrider.endpoint.target_manager import TargetManager
 from outrider.endpoint.text_runner import TextRunner
 from outrider.options.roles import ServeRole, TargetRole
@@ -195,14 +195,14 @@ def test_the_page_hears_who_named_each_token(http: httpx.Client, own_text: OwnTe
     assert (end["tokens"], end["reason"]) == (24, "length")
 
 
-def test_a_fault_in_a_text_of_the_page_becomes_an_event(
+def test_a_fault_within_a_stream_becomes_an_event(
     http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_given: object) -> None:
         raise RecursionError
 
-    monkeypatch.setattr(page_routes, "make_request", fail)
-    asked = {"messages": CHAT}
-    ((name, error),) = page_events(http, asked)
-    assert (name, error["type"]) == ("error", "server_error")
-    assert "internal error" in error["message"]
+    monkeypatch.setattr(ChatWriter, "finish", fail)
+    asked = {"messages": CHAT, "max_tokens": 2, "stream": True}
+    lines = http.post("/v1/chat/completions", json=asked).text.split()
+    assert "internal error" in " ".join(lines)
+    assert lines[-1] == "[DONE]"

@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from inference.errors import InvalidRequest
-from outrider.endpoint.messages import MessagesRequest
-from outrider.endpoint.requests import SEEDS, ChatRequest, CompletionRequest
-from outrider.endpoint.responses import ResponseRequest
+from outrider.endpoint.interfaces.messages import MessagesRequest
+from outrider.endpoint.interfaces.requests import SEEDS, ChatRequest, CompletionRequest
+from outrider.endpoint.interfaces.responses import ResponseRequest
 
 USER = {"role": "user", "content": "a"}
 

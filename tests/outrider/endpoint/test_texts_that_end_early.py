@@ -22,7 +22,7 @@ import pytest
 from grpc_comm.server.server import BackgroundServer
 from inference.errors import InvalidRequest, OutriderError, Unavailable
 from outrider.client import connecting
-from outrider.endpoint.failures import ApiError
+from outrider.endpoint.interfaces.failures import ApiError
 from outrider.endpoint.run import SERVING
 from outrider.endpoint.target_manager import TargetManager, TargetSettings
 from outrider.endpoint.text_runner import READERS, TextRunner

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.measure.runs import read_runs
+from outrider.measure.verbs.runs import read_runs
 from outrider.options.roles import DraftRole
 from tests.support.refusals import assert_refused
 
@@ -19,7 +19,7 @@ EXPERIMENT = """<?xml version="1.0" encoding="UTF-8"?>
   <models>
     <BASE_MODEL_PATH>some/target</BASE_MODEL_PATH>
     <DRAFT_MODEL_PATH>some/draft</DRAFT_MODEL_PATH>
-    <DRAFT_QUANTIZATION>none</DRAFT_QUANTIZATION>
+    <DRAFT_QUANTIZATION>8bit</DRAFT_QUANTIZATION>
   </models>
   <dataset><BENCHES_CSV>mt_bench</BENCHES_CSV></dataset>
   <objective>
@@ -65,31 +65,16 @@ def test_an_experiment_becomes_a_run_for_each_algorithm_and_knob(
     text = {"target_host": "10.0.0.2:26001", "max_new_tokens": 32, "seed": 4}
     text["prompt_text"] = str(tmp_path / "mt_bench.txt")
     drafted = {**text, "device": "cpu", "draft_model": "some/draft", "usd_per_hour": 1.208}
-    adaptive = {**drafted, "preset": "adaptive", "objective": "api_cost"}
+    here = {**drafted, "draft_quantization": "int8"}
+    adaptive = {**here, "preset": "adaptive", "objective": "api_cost"}
     assert [(run.name, run.options) for run in runs] == [
         ("server_only_ar", DraftRole(**drafted, preset="vanilla")),
         ("server_only_autodraft", DraftRole(**drafted, preset="eagle_sd")),
-        ("hybrid_opt_tree", DraftRole(**drafted, preset="tree_sd", tree_nodes=40, tree_depth=15)),
+        ("hybrid_opt_tree", DraftRole(**here, preset="tree_sd", tree_nodes=40, tree_depth=15)),
         ("hybrid_autodraft objective=api_cost cs=0", DraftRole(**adaptive, cs="0")),
         ("hybrid_autodraft objective=api_cost cs=50", DraftRole(**adaptive, cs="50")),
     ]
     assert "BASE_MODEL_PATH, SERVER_NAME have no effect here" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("said", "meant"), [("none", None), ("8bit", "int8"), ("4bit", "int4")])
-def test_a_drafts_quantization_is_that_of_the_file(
-    tmp_path: Path, said: str, meant: str | None
-) -> None:
-    runs = read_runs(file_of(tmp_path, EXPERIMENT.replace(">none<", f">{said}<")))
-    drafted = {
-        run.name: run.options.draft_quantization
-        for run in runs
-        if isinstance(run.options, DraftRole)
-    }
-    for name in ("server_only_ar", "server_only_autodraft"):  # no draft here
-        assert drafted.pop(name) is None
-    assert len(drafted) == 3
-    assert set(drafted.values()) == {meant}
 
 
 @pytest.mark.parametrize(
@@ -105,8 +90,8 @@ def test_a_drafts_quantization_is_that_of_the_file(
         (EXPERIMENT.replace("0 0.5", "2"), ["cs 200", "0 to 100"]),
         (EXPERIMENT.replace("api_cost", "beauty"), ["objective beauty", "total_cost"]),
         (EXPERIMENT.replace("1.208", "cheap"), ["usd_per_hour cheap", "a number"]),
-        (EXPERIMENT.replace(">none<", ">2bit<"), ["DRAFT_QUANTIZATION 2bit", "8bit, 4bit is"]),
-        (EXPERIMENT.replace("DRAFT_Q", "TARGET_Q").replace("none", "4bit"), ["TARGET_Q", "4bit"]),
+        (EXPERIMENT.replace("8bit", "2bit"), ["draft_quantization 2bit", "int8, int4 is"]),
+        (EXPERIMENT.replace("DRAFT_Q", "TARGET_Q"), ["TARGET_Q", "8bit"]),
         (EXPERIMENT.replace("AR>1<", "AR>yes<"), ["ENABLE_SERVER_ONLY_AR yes", "0 or 1"]),
         (EXPERIMENT.replace("mt_bench", "gsm8k"), ["gsm8k.txt"]),
     ],

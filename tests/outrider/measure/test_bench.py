@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from inference.files import locked
+from inference.files.writing import locked
 from outrider.measure.arms import AGAIN
 from outrider.measure.journal import NAME, TextKey, opened, plan_of, read_run
 from outrider.models.directories import find_tokenizer

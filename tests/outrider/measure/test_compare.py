@@ -22,10 +22,9 @@ from outrider.measure.arms import (
     GROWING,
 )
 from outrider.measure.commands import compare as main
-from outrider.measure.commands import parse
 from outrider.measure.journal import NAME
-from outrider.measure.options import CompareOptions
 from outrider.measure.report import WIDTH
+from outrider.measure.verbs.options import CompareOptions
 from outrider.models.directories import EMBEDDED
 from outrider.target.spawn import started
 from tests.support.commands import Run
@@ -76,18 +75,13 @@ def test_every_architecture_makes_the_targets_own_text_on_the_embedded_pair(resu
         if row["arm"] != BASELINE:
             assert row["speed_up"]["low"] <= row["speed_up"]["value"] <= row["speed_up"]["high"]
     assert (results / NAME).read_bytes().count(b'{"text"') == 6 * len(rows)
+    assert found["starts"][0]["environment"]["python"]
+    assert (found["settings"]["rtt"], found["settings"]["max_new_tokens"]) == ([0, 6], 8)
 
 
 def test_a_draft_that_is_named_goes_to_no_target_without_one_beside_it() -> None:
     named = ["--draft_model", str(EMBEDDED / "draft"), "--architectures", GROWING]
     assert main([*SHORT, *named]) == 0
-
-
-def test_environment_and_options_are_kept(results: Path) -> None:
-    found = read(results)
-    assert found["starts"][0]["environment"]["python"]
-    assert found["settings"]["rtt"] == [0, 6]
-    assert found["settings"]["max_new_tokens"] == 8
 
 
 def test_plots_are_made_where_matplotlib_is(results: Path) -> None:
@@ -159,13 +153,6 @@ MEANINGLESS = (
 @pytest.mark.parametrize("flags", MEANINGLESS)
 def test_flags_that_mean_nothing_are_refused_by_name(flags: str, run: Run) -> None:
     run("compare", *flags.split()).assert_usage_error(flags.split()[0])
-
-
-def test_its_flags_stand_beside_those_of_a_draft() -> None:
-    options = parse("compare", ["--usd_per_hour", "1.5", "--max_new_tokens", "9"])
-    given = (options.prices.usd_per_hour, options.text.max_new_tokens)
-    assert (*given, options.text.seed) == (1.5, 9, 0)
-    assert parse("compare", []) == CompareOptions()
 
 
 def test_a_kind_of_draft_model_drafts_in_every_architecture() -> None:

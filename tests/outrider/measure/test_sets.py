@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from inference.errors import InvalidRequest
-from inference.grammar import Grammars
 from inference.sampling import Grammar, GrammarKind
+from inference.text.grammar import Grammars
 from outrider.measure.sets import Item, read_set
 from tests.support.pairs import STOP, VOCABULARY, tokenizer
 

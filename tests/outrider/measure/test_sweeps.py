@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from inference.flags.group import flags_of
-from outrider.measure.runs import read_runs
+from outrider.measure.verbs.runs import read_runs
 from outrider.options.parsing import parse
 from outrider.options.roles import DraftRole, VerifyTargetRole
 from tests.support.commands import Run

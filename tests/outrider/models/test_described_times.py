@@ -19,14 +19,14 @@ from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.sampling_fields import PROTOCOL_VERSION
 from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.translate import MAX_TIMES
-from inference.backends.cuda import CudaModel
+from inference.backends.cuda.model import CudaModel
 from inference.backends.eager import EagerModel
-from inference.decode import decode
-from inference.draft_thread import inline
-from inference.draft_tuning import TUNING
 from inference.engine.engine import Engine
-from inference.engine.local_session import LocalSession
+from inference.engine.sessions.local_session import LocalSession
 from inference.errors import Mismatch
+from inference.loop.decode import decode
+from inference.loop.draft_thread import inline
+from inference.loop.draft_tuning import TUNING
 from inference.order import Decode
 from inference.planner.acceptance_file import read_acceptance
 from inference.sampling import SamplingParams
@@ -157,7 +157,7 @@ def test_the_link_is_measured_once_for_all_rows(port: str, monkeypatch: pytest.M
         monkeypatch.setattr(connection, "probe", counted)
         pool = pool_of(connection, 4, None)
         assert len(probes) <= PROBES
-        assert {known.round_trip for known in pool.known} == {median(probes)}
+        assert {each.round_trip for each in pool.stats} == {median(probes)}
 
 
 @pytest.mark.parametrize("tokens", [(40, 2), (2, 40)], ids=str)
@@ -177,7 +177,7 @@ def test_what_is_kept_is_what_the_row_learned_that_learned_most(
                 request = Request(index, "", ids, SamplingParams(), most, frozenset())
                 session = connection.session()
                 complete(request, session, inline([proposer]), tokenizer, silent, Event())
-                learned.append(pool.known[index].acceptance.to_record())
+                learned.append(pool.stats[index].acceptance.to_record())
         pool.keep()
     assert json.loads(path.read_text()) == learned[tokens.index(40)] != learned[tokens.index(2)]
     assert read_acceptance(path).to_record()["version"] == learned[0]["version"]

@@ -14,18 +14,18 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from compile.compile_options import CompileOptions
 from compile.request import find_checkpoint
-from inference.decode import Step
 from inference.drafters.round_proposer import BestFirst, RoundProposer
-from inference.engine.local_session import LocalSession
+from inference.engine.sessions.local_session import LocalSession
 from inference.errors import InvalidRequest, UnsupportedModel
+from inference.loop.decode import Step
 from inference.sampling import SamplingParams
-from inference.text import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from outrider.draft_methods import find_draft
 from outrider.models.capacity import Capacity
+from outrider.models.catalog.models_here import find_models
 from outrider.models.directories import EMBEDDED
 from outrider.models.library_checkpoint import LibraryCheckpoint
 from outrider.models.loading import Checkpoint, find_target
-from outrider.models.models_here import find_models
 from outrider.options.groups import DeviceOptions, DraftModelOptions, QuantizationOptions
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_served

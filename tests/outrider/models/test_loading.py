@@ -8,8 +8,8 @@ from typing import Literal
 
 import pytest
 
-from inference.backends import neuron_sdk
-from inference.model.checkpoint import Loading
+from inference.backends.neuron import sdk as neuron_sdk
+from inference.model.checkpoints.checkpoint import Loading
 from outrider.draft_methods import find_draft
 from outrider.models.capacity import Capacity
 from outrider.models.loading import PREFILL_NODES
@@ -26,10 +26,8 @@ def load() -> None:
 
 
 def test_a_terminal_shows_that_a_model_is_loading_and_nothing_afterwards(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+    terminal: Terminal,
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    terminal.width = 100
     with terminal, loading_status("a [model]") as report:
         assert terminal.shown[0].startswith("loading a [model] ")
         report(Loading(1, 3, 4_000_000_000, 8_000_000_000))
@@ -37,7 +35,6 @@ def test_a_terminal_shows_that_a_model_is_loading_and_nothing_afterwards(
 
 
 def test_a_loaded_model_leaves_one_line(terminal: Terminal) -> None:
-    terminal.width = 100
     with terminal:
         load()
     assert re.fullmatch(r"outrider-embedded-draft: .* loaded in [0-9.]+ s", terminal.everything)

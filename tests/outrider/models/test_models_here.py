@@ -10,10 +10,10 @@ from pathlib import Path
 import tokenizers
 
 import outrider
-from inference.text import Tokenizer
-from inference.tokenizer_settings import TokenizerIdentity
+from inference.text.tokenizer import Tokenizer
+from inference.text.tokenizer_settings import TokenizerIdentity
+from outrider.models.catalog.models_here import models_below
 from outrider.models.directories import EMBEDDED
-from outrider.models.models_here import models_below
 from tests.support.commands import Run
 
 

@@ -12,16 +12,16 @@ from huggingface_hub import constants, file_download
 
 from grpc_comm.translate import Description
 from inference.errors import Mismatch
-from inference.text import Tokenizer
-from inference.tokenizer_settings import TokenizerIdentity
-from outrider.models.directories import EMBEDDED
-from outrider.models.models_here import ModelHere
-from outrider.models.published_models import (
+from inference.text.tokenizer import Tokenizer
+from inference.text.tokenizer_settings import TokenizerIdentity
+from outrider.models.catalog.models_here import ModelHere
+from outrider.models.catalog.published_models import (
     PublishedModel,
     fetch,
     judged,
     published_for,
 )
+from outrider.models.directories import EMBEDDED
 from tests.support.hub_server import hub_server
 from tests.support.wire_fixtures import describe, successor_engine
 

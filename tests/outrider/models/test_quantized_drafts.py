@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.engine.local_session import LocalSession
+from inference.engine.sessions.local_session import LocalSession
 from inference.model.quantized import quantize
 from inference.sampling import SamplingParams
 from outrider.draft_methods import find_draft

@@ -13,7 +13,7 @@ import pytest
 from compile.compile_options import CompileOptions
 from inference.cost.billing import OBJECTIVES
 from inference.flags.group import Flag, Group, flags_of, groups_of
-from outrider.measure.options import CompareOptions
+from outrider.measure.verbs.options import CompareOptions
 from outrider.options.groups import Objective
 from outrider.options.parsing import all_flags, parse, verbs_with
 from outrider.options.roles import DraftRole, TargetRole

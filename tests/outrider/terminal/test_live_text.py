@@ -16,9 +16,9 @@ from tests.support.terminal import Terminal
 
 def test_a_status_stands_in_place_of_the_text_until_it_begins(terminal: Terminal) -> None:
     with terminal, LiveText(coloured=False) as show:
-        assert terminal.shown[0] == "waiting for the firs"
+        assert terminal.shown[0] == "waiting for the first token"
         say("loaded")
-        assert terminal.shown[:2] == ["loaded", "waiting for the firs"]
+        assert terminal.shown[:2] == ["loaded", "waiting for the first token"]
         show(Piece("some\nte", MODEL))
         say("it went away")
         show(Piece("xt"))
@@ -61,7 +61,7 @@ def test_colours_are_for_terminals_that_know_them_unless_the_user_says(
 ) -> None:
     monkeypatch.setenv("NO_COLOR", no_color)
     monkeypatch.setenv("TERM", kind or "xterm")
-    with Terminal(20, 5) if kind else nullcontext():
+    with Terminal() if kind else nullcontext():
         assert in_colour() == coloured
 
 

@@ -12,8 +12,9 @@ import pytest
 from rich.console import Console
 
 from inference.errors import InvalidRequest
+from outrider.client.watching import TextEvent
 from outrider.terminal.demo import Texts, busy_reason, conclusion
-from outrider.terminal.race import Arrival, Lane, Race, can_race, show_race
+from outrider.terminal.race import Lane, Race, can_race, show_race
 from outrider.terminal.replay import REAL_PAIR, arrivals_of, read_recording
 from outrider.terminal.replay import conclusion as recorded_conclusion
 from outrider.text.completion import Completion
@@ -36,6 +37,14 @@ def lanes() -> list[Lane]:
     return [Lane("target-only", "def f"), Lane("Outrider", "def f")]
 
 
+def piece(at: float, text: str, by: str = "target", tokens: int = 0) -> list[TextEvent]:
+    """The events of a piece, and of its tokens."""
+    return [
+        ("piece", {"at": at, "text": text, "by": by}),
+        ("tokens", {"at": at, "ids": [0] * tokens}),
+    ]
+
+
 def picture(of: list[Lane], max_lines: int = 10) -> str:
     console = Console(width=80, file=io.StringIO(), record=True)
     console.print(Race(of, max_lines))
@@ -44,8 +53,10 @@ def picture(of: list[Lane], max_lines: int = 10) -> str:
 
 def test_both_texts_stand_side_by_side_with_their_figures() -> None:
     left, right = both = lanes()
-    left.take(Arrival(0, 0.5, "(x):", tokens=2))
-    right.take(Arrival(1, 0.5, "(x):\n    return x", "model", tokens=6))
+    for event in piece(0.5, "(x):", tokens=2):
+        left.take(event)
+    for event in piece(0.5, "(x):\n    return x", "model", tokens=6):
+        right.take(event)
     lines = picture(both).splitlines()
     assert any(line.count("def f(x):") == 2 for line in lines)
     assert any("2 tokens, 0.5 s, 4.0" in line and "6 tokens, 0.5 s, 12.0" in line for line in lines)
@@ -54,7 +65,7 @@ def test_both_texts_stand_side_by_side_with_their_figures() -> None:
 
 def test_a_long_text_shows_its_latest_lines() -> None:
     both = lanes()
-    both[0].take(Arrival(0, 1.0, "\n".join(f"line {number}" for number in range(50))))
+    both[0].take(piece(1.0, "\n".join(f"line {number}" for number in range(50)))[0])
     shown = picture(both, max_lines=5)
     assert "line 49" in shown
     assert "line 44" not in shown
@@ -62,20 +73,21 @@ def test_a_long_text_shows_its_latest_lines() -> None:
 
 def test_a_text_that_has_ended_keeps_its_seconds() -> None:
     lane = lanes()[0]
-    for arrival in (Arrival(0, 1.0, "a", tokens=3), Arrival(0, 2.0, last=True), Arrival(0, 3.0)):
-        lane.take(arrival)
+    end: TextEvent = "end", {"seconds": 2.0, "tokens": 3}
+    for event in (*piece(1.0, "a", tokens=4), end, *piece(3.0, "", tokens=1)):
+        lane.take(event)
     assert lane.figures == "done: 3 tokens, 2.0 s, 1.5 tokens/s"
 
 
 def test_control_characters_of_a_text_do_not_reach_the_terminal() -> None:
     lane = lanes()[0]
-    lane.take(Arrival(0, 1.0, "a\x1b[2Jb"))
+    lane.take(piece(1.0, "a\x1b[2Jb")[0])
     assert "\x1b" not in lane.text.plain
 
 
 def test_without_a_terminal_nothing_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
     both = lanes()
-    show_race(both, [Arrival(1, 1.0, "x", tokens=2), Arrival(0, 2.0, "x", tokens=2)])
+    show_race(both, [(lane, event) for lane in (1, 0) for event in piece(1.0, "x", tokens=2)])
     assert [lane.tokens for lane in both] == [2, 2]
     assert (can_race(), capsys.readouterr().out) == (False, "")
 
@@ -117,8 +129,8 @@ def test_the_recording_that_ships_here_is_of_two_equal_texts_and_names_machine_a
     assert recording["date"] in lines[2]
     assert recording["machine"] in lines[2]
     both = lanes()
-    for arrival in arrivals_of(recording):
-        both[arrival.lane].take(arrival)
+    for _, (lane, event) in arrivals_of(recording):
+        both[lane].take(event)
     assert both[0].text.plain == both[1].text.plain
     assert both[0].tokens == both[1].tokens > 0
     assert all(lane.ended for lane in both)

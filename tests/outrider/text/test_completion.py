@@ -13,15 +13,15 @@ import pytest
 
 from inference.backends.eager import EagerModel
 from inference.cost.billing import Billing
-from inference.draft_thread import inline
 from inference.drafters.round_proposer import BestFirst, RoundProposer
 from inference.engine.engine import Engine
-from inference.engine.local_session import LocalSession
+from inference.engine.sessions.local_session import LocalSession
 from inference.errors import Mismatch, OutriderError, Unavailable
+from inference.loop.draft_thread import inline
 from inference.order import Pace, Progress
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
-from inference.text import Tokenizer
+from inference.text.tokenizer import Tokenizer
 from outrider.models.directories import EMBEDDED
 from outrider.money.budget import RunBudget
 from outrider.text.completion import Completion, Request, complete, silent

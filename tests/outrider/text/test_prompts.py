@@ -105,12 +105,12 @@ def test_the_text_ends_before_the_first_stop_string(
     made = ""
     for piece in pieces:
         made += stops.push(piece)
-        if stops.found:
+        if stops.match:
             break
     made += stops.finish()
     ends = [(text.find(string) + len(string), text.find(string)) for string in strings]
     found = [end for end in ends if end[1] >= 0]
-    assert bool(stops.found) == bool(found)
+    assert bool(stops.match) == bool(found)
     assert text.startswith(made)
     assert not any(string in made for string in strings)
     if not found:

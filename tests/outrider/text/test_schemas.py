@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inference.errors import InvalidRequest
-from outrider.text.schemas import needed, written
+from outrider.text.tools.schemas import needed, written
 from tests.support.refusals import assert_refused
 
 STRING = {"type": "string"}

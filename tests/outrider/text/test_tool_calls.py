@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.errors import InvalidRequest
-from inference.grammar import Grammars
 from inference.sampling import SamplingParams
-from inference.text import Tokenizer
-from outrider.text.call_reader import CallForm, CallReader, ToolCall, add_piece
-from outrider.text.tool_calls import LLAMA, MISTRAL, TAGGED, Function, Tools, call_form
+from inference.text.grammar import Grammars
+from inference.text.tokenizer import Tokenizer
+from outrider.text.tools.call_reader import CallForm, CallReader, ToolCall, add_piece
+from outrider.text.tools.tool_calls import LLAMA, MISTRAL, TAGGED, Function, Tools, call_form
 from tests.support.refusals import assert_refused
 from tests.support.tool_families import ADD, MARKS, STOP, TEMPLATES, with_template
 

@@ -1,0 +1,1 @@
+"""CUDA: graphs of whole forward passes. Not yet run on a GPU."""

@@ -1,0 +1,282 @@
+"""Models on CUDA graphs, one for each padded shape: forward pass, cache writes and choice.
+
+Calls are padded to few shapes. Planned shapes are recorded before they are needed. Of any other
+shape the first call runs eagerly and the second is recorded. A recording is replayed over the same
+buffers. A shape that cannot be recorded runs eagerly. Only the Recorder needs CUDA. Not yet run on
+a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inference.backends import Chosen, Ranked, Segment
+from inference.backends.batch import Batch, BatchShape, pad
+from inference.backends.choices import choose_at, rank_at, ranked_rows
+from inference.backends.cuda.graphs import Outputs, Recorder, Run
+from inference.backends.eager import SLOT_STEP, BatchTensors, EagerModel, SlotModel
+from inference.command import say
+from inference.model.choice.sampler import (
+    Sampling,
+    choose_greedy,
+    choose_mixed,
+    choose_truncated,
+    rank,
+    rank_greedy,
+)
+from inference.sampling import SamplingParams
+
+MAX_RECORDINGS = 256
+"""Maximum number of recordings. Later shapes run eagerly."""
+
+MIN_LEVELS = 8
+"""Positions that noise is made for at least, where a call has so many nodes: fewer recordings serve
+the trees of all depths.
+"""
+
+
+class ChoiceFunction(NamedTuple):
+    """A way to choose tokens from logits [B, P, V]: function(logits, sampling, positions, size)."""
+
+    function: Callable[[Tensor, Sampling, Tensor, int], Tensor | Outputs]
+    size: int  # positions that noise is made for when choosing, children when ranking
+
+
+class _RecordingKey(NamedTuple):
+    """Identifies one recording."""
+
+    shape: BatchShape
+    choice: ChoiceFunction
+
+
+class _Buffers:
+    """The input tensors of one shape on the device: parts of one buffer, which one copy fills."""
+
+    def __init__(self, shape: BatchShape, junk: int, device: torch.device) -> None:
+        self._idle = Batch(shape, junk)
+        cpu = _inputs(self._idle, [SamplingParams()] * shape.rows)
+        sizes = [part.numel() for part in cpu]
+        whole = torch.empty(sum(sizes), dtype=torch.int32, device=device)
+        self._host = torch.empty_like(whole, device="cpu", pin_memory=device.type == "cuda")
+        self._whole = whole
+        parts = [
+            held.view(like.dtype).view(like.shape)
+            for held, like in zip(torch.split(whole, sizes), cpu, strict=True)
+        ]
+        batch = len(BatchTensors._fields)
+        self.inputs, self.sampling = BatchTensors(*parts[:batch]), Sampling(*parts[batch:])
+        self.clear()
+
+    def fill(self, batch: Batch, params: Sequence[SamplingParams]) -> None:
+        """Copy a call's inputs into the buffers."""
+        flat = [part.contiguous().view(torch.int32).flatten() for part in _inputs(batch, params)]
+        torch.cat(flat, out=self._host)
+        self._whole.copy_(self._host)
+
+    def clear(self) -> None:
+        """Fill in an idle call, which writes to the junk slot alone."""
+        self.fill(self._idle, [SamplingParams()] * len(self._idle.rows))
+
+
+def _inputs(batch: Batch, params: Sequence[SamplingParams]) -> tuple[Tensor, ...]:
+    """Return all inputs of a call on the host, each of numbers of four bytes."""
+    cpu = torch.device("cpu")
+    return *BatchTensors.of(batch, cpu), *Sampling.of(params, cpu)
+
+
+class RecordedModel(SlotModel):
+    """A SlotModel whose calls are recorded and replayed: a RecordingModel.
+
+    It stands before the class that computes, among the bases of a class of both.
+    """
+
+    def __init__(self, *what: Any, recorder: Recorder, **sizes: Any) -> None:
+        super().__init__(*what, **sizes)
+        self._recorder = recorder
+        self._buffers: dict[BatchShape, _Buffers] = {}
+        self._calls: dict[_RecordingKey, Run] = {}
+        self._waiting: dict[_RecordingKey, bool] = {}  # not recorded yet: whether a call had it
+
+    @torch.no_grad()
+    def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
+        shape = self._shape(segments)
+        if _need_logits(segments):
+            return choose_at(*self._logits(segments, shape), segments)
+        (table,) = self._call(segments, shape, _chooser(segments, shape.nodes))
+        return [Chosen(table[row, : len(segment.pick)]) for row, segment in enumerate(segments)]
+
+    @torch.no_grad()
+    def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
+        shape = self._shape(segments)
+        if _need_logits(segments):
+            return rank_at(*self._logits(segments, shape), segments, k)
+        greedy = all(segment.params.greedy for segment in segments)
+        choice = ChoiceFunction(_rank_greedy if greedy else rank, k)
+        return ranked_rows(segments, *self._call(segments, shape, choice))
+
+    def padded(self, rows: int, nodes: int) -> tuple[int, int]:
+        nodes = max(min(_step(nodes), self.max_nodes), self._min_nodes)
+        return min(_step(rows), self.rows), nodes
+
+    def plan(self, rows: int, nodes: int) -> None:
+        """See RecordingModel.plan(). The smallest shapes come first."""
+        shapes = {
+            self._rounded(BatchShape(row, node, node, 1, SLOT_STEP * steps))
+            for row in _doublings(rows)
+            for node in _doublings(nodes)
+            for steps in _doublings(-(-self.capacity // SLOT_STEP))
+        }
+        keys = [
+            _RecordingKey(shape, choice)
+            for shape in sorted(shapes, key=lambda shape: (shape.rows, shape.slots, shape.nodes))
+            for choice in (_GREEDY, _TRUNCATED, _open_choice(1, shape.nodes))
+        ]
+        self._waiting |= dict.fromkeys(keys[: MAX_RECORDINGS // 2], False)
+
+    @torch.no_grad()
+    def record_next(self) -> bool:
+        """See RecordingModel.record_next()."""
+        if not self._waiting:
+            return False
+        key = next(iter(self._waiting))
+        self._buffers_of(key.shape).clear()
+        self._record(key)
+        return True
+
+    def _shape(self, segments: Sequence[Segment]) -> BatchShape:
+        return self._rounded(super()._shape(segments))
+
+    def _rounded(self, least: BatchShape) -> BatchShape:
+        """Round sizes up to powers of two. Either one node or every node is picked."""
+        rows, nodes = self.padded(least.rows, least.nodes)
+        picks, contexts = (1 if size == 1 else nodes for size in (least.picks, least.contexts))
+        slots = min(SLOT_STEP * _step(-(-least.slots // SLOT_STEP)), self.capacity + 1)
+        return BatchShape(rows, nodes, picks, contexts, slots)
+
+    def _call(
+        self, segments: Sequence[Segment], shape: BatchShape, choice: ChoiceFunction
+    ) -> list[np.ndarray]:
+        """Return the outputs on the host, copied before another recording may overwrite them."""
+        return [
+            output.to("cpu", copy=True).numpy() for output in self._run(segments, shape, choice)
+        ]
+
+    def _logits(self, segments: Sequence[Segment], shape: BatchShape) -> tuple[Tensor, Tensor]:
+        """Return logits [B, P, V] on the device, and positions [B, P] of the tokens to be chosen.
+
+        A rule is evaluated while the device computes, so it is not part of the recording. The next
+        call may overwrite both.
+        """
+        logits, positions = self._run(segments, shape, ChoiceFunction(_keep_logits, 0))
+        return logits[: len(segments)], positions[: len(segments)]
+
+    def _run(
+        self, segments: Sequence[Segment], shape: BatchShape, choice: ChoiceFunction
+    ) -> Outputs:
+        """Replay the call, or run it eagerly if the shape is new."""
+        idle = [SamplingParams()] * (shape.rows - len(segments))
+        params = [*(segment.params for segment in segments), *idle]
+        self._buffers_of(shape).fill(pad(segments, shape, junk=self.capacity), params)
+        key = _RecordingKey(shape, choice)
+        if self._waiting.get(key):
+            self._record(key)
+        if key in self._calls:
+            return self._calls[key]()
+        if key in self._waiting or len(self._calls) + len(self._waiting) < MAX_RECORDINGS:
+            self._waiting[key] = True
+        return self._recorder.run(self._eager(key))
+
+    def _record(self, key: _RecordingKey) -> None:
+        """Record a call; if that fails, it runs eagerly from now on."""
+        del self._waiting[key]
+        run = self._eager(key)
+        try:
+            self._calls[key] = self._recorder.record(run)
+        except RuntimeError as error:
+            self._calls[key] = partial(self._recorder.run, run)
+            rows, nodes, *_, slots = key.shape
+            why = str(error).strip().partition("\n")[0]
+            say(
+                f"calls of {rows} x {nodes} nodes over {slots} slots run without a CUDA graph, "
+                f"which is slower: {why}"
+            )
+
+    def _buffers_of(self, shape: BatchShape) -> _Buffers:
+        if shape not in self._buffers:
+            self._buffers[shape] = _Buffers(shape, self.capacity, self.device)
+        return self._buffers[shape]
+
+    def _eager(self, key: _RecordingKey) -> Run:
+        return partial(self._compute, key.choice, self._buffers[key.shape])
+
+    def _compute(self, choice: ChoiceFunction, buffers: _Buffers) -> Outputs:
+        """The computation that is recorded.
+
+        It must not wait for the device, and may depend on values only through tensors of fixed
+        shapes.
+        """
+        logits, positions = self._write(buffers.inputs)
+        outputs = choice.function(logits, buffers.sampling, positions, choice.size)
+        return (outputs,) if isinstance(outputs, Tensor) else outputs
+
+
+class CudaModel(RecordedModel, EagerModel):
+    """An EagerModel whose calls are recorded and replayed."""
+
+    def keep_features(self, layers: Sequence[int]) -> None:
+        super().keep_features(layers)
+        self._waiting = dict.fromkeys((*self._calls, *self._waiting), False)  # they store none
+        self._calls.clear()
+
+
+def _step(size: int) -> int:
+    """Return the least power of two that is at least `size`."""
+    return 1 << (size - 1).bit_length()
+
+
+def _doublings(size: int) -> list[int]:
+    """Return the powers of two up to the least that is at least `size`."""
+    return [1 << power for power in range(_step(size).bit_length())]
+
+
+def _need_logits(segments: Sequence[Segment]) -> bool:
+    return any(segment.rule is not None or segment.scoring is not None for segment in segments)
+
+
+def _chooser(segments: Sequence[Segment], nodes: int) -> ChoiceFunction:
+    """Return the cheapest choice that serves every row. Few distinct sizes occur."""
+    if all(segment.params.greedy for segment in segments):
+        return _GREEDY
+    if all(segment.params.truncated for segment in segments):
+        return _TRUNCATED
+    spread = int(max(np.ptp(segment.positions[segment.pick]) for segment in segments))
+    return _open_choice(1 + spread, nodes)
+
+
+def _open_choice(levels: int, nodes: int) -> ChoiceFunction:
+    return ChoiceFunction(choose_mixed, min(_step(max(levels, MIN_LEVELS)), nodes))
+
+
+def _keep_logits(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
+    return logits, positions
+
+
+def _choose_greedy(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Tensor:
+    return choose_greedy(logits)
+
+
+def _choose_truncated(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Tensor:
+    return choose_truncated(logits, sampling, positions)
+
+
+def _rank_greedy(logits: Tensor, sampling: Sampling, positions: Tensor, size: int) -> Outputs:
+    return rank_greedy(logits, size)
+
+
+_GREEDY, _TRUNCATED = ChoiceFunction(_choose_greedy, 0), ChoiceFunction(_choose_truncated, 0)

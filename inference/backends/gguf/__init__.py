@@ -1,0 +1,1 @@
+"""GGUF files, computed by llama.cpp."""

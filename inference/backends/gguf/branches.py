@@ -1,0 +1,215 @@
+"""Sequences of llama.cpp, and the slots whose keys each of them holds.
+
+llama.cpp keeps each key in a cell, and knows which sequences a cell belongs to. A node sees the
+cells of its own sequence. So every branch of a tree is a sequence, and cells above a fork belong to
+all sequences below it. Sequences stay between calls: a branch continues behind its last node, and a
+new branch reuses a sequence that is no longer needed, so few cells change.
+
+The engine does not report free slots, so a sequence is evicted only for others, the least recently
+used first. Keys that are needed after that are computed again (`known` is how many are left).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference.backends.gguf.library import TokenBatch
+from inference.errors import LimitExceeded
+from inference.tree.token_tree import IntArray
+
+NONE = -1
+
+
+class Memory(Protocol):
+    """The cells of llama.cpp's sequences."""
+
+    sequences: int
+
+    def copy(self, source: int, target: int, start: int, end: int) -> None:
+        """Let the source's cells at positions `start` to `end` - 1 belong to the target, too."""
+        ...
+
+    def remove(self, sequence: int, start: int) -> None:
+        """Take the cells at position `start` and later from a sequence.
+
+        A cell of no sequence is free.
+        """
+        ...
+
+
+class LlamaContext(Memory, Protocol):
+    """The work of GgufContext: it computes tokens as members of sequences, whose cells it keeps."""
+
+    def decode(self, asked: TokenBatch) -> NDArray[np.float32]:
+        """Return logits of the picked tokens, [picked, vocabulary]. Raises Unavailable."""
+        ...
+
+
+class BranchSequences:
+    """The slots that each sequence holds, by position.
+
+    positions: [rows, capacity] of the slots
+
+    A slot that was never written counts as written with position = slot, in no sequence.
+    Invariant: a sequence holds the cells of one row at positions 0 to its length - 1, and the key
+    in each was computed with exactly those before it.
+    """
+
+    def __init__(self, memory: Memory, rows: int, capacity: int) -> None:
+        self._memory, sequences = memory, memory.sequences
+        self.positions: IntArray = np.tile(np.arange(capacity, dtype=np.int32), (rows, 1))
+        self._paths: IntArray = np.full((sequences, capacity), NONE, dtype=np.int32)
+        self._lengths: IntArray = np.zeros(sequences, dtype=np.int32)
+        self._rows: IntArray = np.full(sequences, NONE, dtype=np.int32)
+        self._used: NDArray[np.int64] = np.zeros(sequences, dtype=np.int64)  # call of last use
+        self._call = 0
+        self._taken: set[int] = set()
+
+    @property
+    def room(self) -> int:
+        """Sequences that one call can always have, whatever the rows hold: one for each branch, and
+        one for each path above them.
+        """
+        return len(self._rows) - len(self.positions)
+
+    def begin(self) -> None:
+        """Begin a call: none of its branches is taken yet."""
+        self._call += 1
+        self._taken.clear()
+
+    def rewrite(self, row: int, slots: IntArray, positions: IntArray) -> None:
+        """Rewrite slots at these positions: sequences that have them are cut above them."""
+        before, mine = self.positions[row, slots], np.flatnonzero(self._rows == row)
+        held = (before < self._lengths[mine, None]) & (self._paths[np.ix_(mine, before)] == slots)
+        first = np.where(held, before, self._paths.shape[1]).min(axis=1)
+        for sequence, length in zip(mine.tolist(), first.tolist(), strict=True):
+            self._cut(sequence, length)
+        self.positions[row, slots] = positions
+
+    def known(self, row: int, path: IntArray) -> int:
+        """The number of the path's first slots whose keys are held. They are kept for this call."""
+        holder, length = self._holder(row, path)
+        if holder != NONE:
+            self._used[holder] = self._call
+        return length
+
+    def take(self, row: int, path: IntArray) -> int:
+        """A sequence that holds exactly this path, all of which is known, for this call alone.
+
+        Raises LimitExceeded if the call has all sequences already.
+        """
+        holder, _ = self._holder(row, path)
+        ends = self._lengths == len(path)
+        if len(path) and holder != NONE:
+            tips = self._paths[:, len(path) - 1] == path[-1]
+            mine = np.flatnonzero((self._rows == row) & ends & tips)
+            free = [sequence for sequence in mine.tolist() if sequence not in self._taken]
+        else:
+            free = []
+        sequence = free[0] if free else self._forked(row, path, holder)
+        self._taken.add(sequence)
+        self._used[sequence] = self._call
+        return sequence
+
+    def extend(self, sequence: int, slots: IntArray) -> None:
+        """Record that a sequence of this call has these slots at its end."""
+        length = int(self._lengths[sequence])
+        self._paths[sequence, length : length + len(slots)] = slots
+        self._lengths[sequence] += len(slots)
+
+    def restore(self) -> None:
+        """Remove from this call's sequences everything that a failed call may have written."""
+        for sequence in self._taken:
+            self._memory.remove(sequence, int(self._lengths[sequence]))
+
+    def copy_row(self, source: int, target: int, slots: int) -> None:
+        """Copy the first slots of row `source`, as far as its longest branch has them."""
+        self.begin()
+        for sequence in np.flatnonzero(self._rows == target).tolist():
+            self._cut(sequence, 0)
+            self._rows[sequence] = NONE
+        self.positions[target] = self.positions[source]
+        mine = np.flatnonzero(self._rows == source)
+        if not len(mine):
+            return
+        every = np.arange(self._paths.shape[1])
+        within = (self._paths[mine] < slots) & (every < self._lengths[mine, None])
+        lengths = np.where(within.all(axis=1), len(every), within.argmin(axis=1))
+        best = int(np.lexsort((self._used[mine], lengths))[-1])
+        holder = int(mine[best])
+        self._taken.add(holder)
+        self._forked(target, self._paths[holder, : lengths[best]].copy(), holder)
+
+    def _holder(self, row: int, path: IntArray) -> tuple[int, int]:
+        """The sequence that holds most of the path's first slots, and how many."""
+        mine, n = np.flatnonzero(self._rows == row), len(path)
+        if not len(mine) or not n:
+            return NONE, 0
+        tips = mine[(self._lengths[mine] >= n) & (self._paths[mine, n - 1] == path[-1])]
+        if len(tips) and np.array_equal(self._paths[tips[0], :n], path):
+            return int(tips[0]), n
+        same = (self._paths[mine, :n] == path) & (np.arange(n) < self._lengths[mine, None])
+        lengths = np.where(same.all(axis=1), n, same.argmin(axis=1))
+        best = int(lengths.argmax())
+        return int(mine[best]), int(lengths[best])
+
+    def _forked(self, row: int, path: IntArray, holder: int) -> int:
+        """An unneeded sequence, changed to hold this path, which `holder` holds."""
+        sequence, shared = self._spare(row), 0
+        if self._rows[sequence] == row:
+            n = min(len(path), int(self._lengths[sequence]))
+            differing = np.flatnonzero(self._paths[sequence, :n] != path[:n])
+            shared = int(differing[0]) if len(differing) else n
+        self._cut(sequence, shared)
+        if shared < len(path):
+            self._memory.copy(holder, sequence, shared, len(path))
+        self._paths[sequence, : len(path)] = path
+        self._lengths[sequence], self._rows[sequence] = len(path), row
+        self._used[sequence] = self._call
+        return sequence
+
+    def _spare(self, row: int) -> int:
+        """A sequence that this call may take: a redundant one, else a new one, else the least
+        recently used one, but no row's last.
+        """
+        if (sequence := self._doubled(row)) != NONE:
+            return sequence
+        unused = np.flatnonzero(self._rows == NONE)
+        if len(unused):
+            return int(unused[0])
+        for other in np.unique(self._rows).tolist():
+            if (sequence := self._doubled(other)) != NONE:
+                return sequence
+        branches = np.bincount(self._rows)[self._rows]
+        old = [
+            (self._used[sequence], sequence)
+            for sequence in np.flatnonzero(branches > 1).tolist()
+            if sequence not in self._taken
+        ]
+        if not old:
+            raise LimitExceeded(f"a call needs more than {self.room} sequences of llama.cpp")
+        return int(min(old)[1])
+
+    def _doubled(self, row: int) -> int:
+        """A sequence of the row that this call has not taken and that holds nothing alone. One that
+        holds the same counts as used when it was.
+        """
+        mine = np.flatnonzero(self._rows == row)
+        lengths = self._lengths[mine]
+        tips = self._paths[np.ix_(mine, np.maximum(lengths - 1, 0))]  # [m, m]: at each one's end
+        holds = (tips == tips.diagonal()) & (lengths[:, None] >= lengths)
+        for at in np.flatnonzero((holds.sum(axis=0) > 1) | (lengths == 0)).tolist():
+            if (sequence := int(mine[at])) in self._taken:
+                continue
+            for heir in mine[holds[:, at] & (mine != sequence)][: int(lengths[at] > 0)].tolist():
+                self._used[heir] = max(self._used[heir], self._used[sequence])
+            return sequence
+        return NONE
+
+    def _cut(self, sequence: int, length: int) -> None:
+        if self._lengths[sequence] > length:
+            self._memory.remove(sequence, length)
+            self._lengths[sequence] = length

@@ -1,0 +1,1 @@
+"""Artefacts: targets compiled ahead of time."""

@@ -1,0 +1,174 @@
+"""Calls of compiled graphs: whether a graph holds a call, the call's inputs by name, and each row's
+share of its outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inference.backends import Chosen, LogProbs, Segment
+from inference.backends.batch import BatchShape, pad
+from inference.errors import InvalidRequest
+from inference.files.artifact import Bucket
+from inference.model.cache import KeysValues
+from inference.model.choice.masked_choice import Scored, idle_masks
+from inference.model.choice.sampler import Sampling
+from inference.sampling import SamplingParams
+from inference.token_rule import Adjustment
+from inference.tree.token_tree import IntArray
+
+
+def unstacked(keys: Tensor, values: Tensor) -> KeysValues:
+    """Return what a graph returned as new keys and values, layer by layer."""
+    return KeysValues(keys.unbind(), values.unbind())
+
+
+def picked(bucket: Bucket, chosen: Tensor, segments: Sequence[Segment]) -> list[Chosen]:
+    """Return each segment's chosen tokens, from what a bucket's graph returned for a call."""
+    scored = Scored.parted(chosen) if bucket.masked else None
+    table = (scored.chosen if scored else chosen).numpy().astype(np.int32)
+    answers = list[Chosen]()
+    for row, segment in enumerate(segments):
+        at = row, segment.pick if bucket.everywhere else slice(len(segment.pick))
+        logprobs = None
+        if scored is not None and segment.scoring is not None:
+            values, ids, likeliest = (part.numpy()[at] for part in scored.scores)
+            most = segment.scoring.likeliest
+            logprobs = LogProbs(values, ids[:, :most], likeliest[:, :most])
+        answers.append(Chosen(table[at], logprobs))
+    return answers
+
+
+def cost(bucket: Bucket) -> tuple[int, int, int, bool, int]:
+    """Sort key for what a call costs: nodes computed, slots read, choices made, noise, masks."""
+    return bucket.rows * bucket.nodes, bucket.slots, bucket.picks, bucket.sampled, bucket.words
+
+
+def holds(bucket: Bucket, segments: Sequence[Segment]) -> bool:
+    """Whether one call of the bucket's graph serves all these rows."""
+    return len(segments) <= bucket.rows and all(
+        fits(bucket, segment)
+        and (segment.params.greedy or np.ptp(segment.positions[segment.pick]) < bucket.levels)
+        for segment in segments
+    )
+
+
+def check_sampled(buckets: Iterable[Bucket], segments: Sequence[Segment]) -> None:
+    """Raise InvalidRequest if a row is sampled, and no graph is."""
+    greedy = all(segment.params.greedy for segment in segments)
+    if not greedy and not any(bucket.sampled for bucket in buckets):
+        raise InvalidRequest(
+            "this artefact was built for greedy decoding (--sampling greedy): ask for "
+            "temperature 0, or build it again"
+        )
+
+
+def inputs_of(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
+    """Return a graph's inputs by name: the segments, then idle rows."""
+    shape = BatchShape(bucket.rows, bucket.nodes, bucket.picks, 1, bucket.slots)
+    batch = pad(segments, shape, bucket.junk)
+    inputs = {name: torch.from_numpy(array) for name, array in batch.arrays().items()}
+    if bucket.everywhere:
+        del inputs["pick"]
+    if bucket.sampled:
+        idle = [SamplingParams()] * (bucket.rows - len(segments))
+        params = [*(segment.params for segment in segments), *idle]
+        inputs["after"] = torch.from_numpy(_after(bucket, segments))
+        inputs |= Sampling.of(params, torch.device("cpu"))._asdict()
+    return inputs | (_masks(bucket, segments) if bucket.masked else {})
+
+
+def _masks(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
+    """Return the mask inputs of a call. Rows without a rule have those of an idle call."""
+    inputs = idle_masks(bucket)
+    for row, segment in enumerate(segments):
+        arrays = {name: part[row].numpy() for name, part in inputs.items()}
+        if segment.rule is not None:
+            _lay(arrays, segment.pick, segment.rule())
+        if segment.scoring is not None and segment.scoring.of is not None:
+            arrays["asked"][segment.pick] = segment.scoring.of
+    return inputs
+
+
+def _lay(masks: Mapping[str, NDArray[Any]], pick: IntArray, rule: Adjustment) -> None:
+    """Write into a row's mask inputs what a rule says at the picked nodes.
+
+    The changes at the first of these nodes are those of the row. The others have their own where
+    theirs differ: for tokens of their own path, and for those of the first one's that they lack.
+    """
+    if rule.allowed is not None:
+        masks["allowed"][pick] = 0
+        masks["allowed"][pick, : rule.allowed.shape[1]] = rule.allowed
+    changes = np.stack((rule.factors, rule.biases), -1)  # [p, m, 2]
+    named = (changes != (1, 0)).any(-1)  # [p, m]; padding is not
+    ids, count = rule.ids[0, named[0]], int(named[0].sum())
+    masks["text_ids"][:count], masks["text_changes"][:count] = ids, changes[0, named[0]]
+    known = np.zeros((32 * masks["allowed"].shape[1], 2), dtype=np.float32)  # by id
+    known[ids] = changes[0, named[0]]
+    differ = named & (known[rule.ids] != changes).any(-1)
+    lacks = (named & (known[rule.ids, 0] > 0)).sum(-1) < count
+    for node in np.flatnonzero(differ.any(-1) | lacks):
+        lacking = np.setdiff1d(ids, rule.ids[node, named[node]])
+        own = np.append(rule.ids[node, differ[node]], lacking)
+        what = np.append(changes[node, differ[node]], [(1, 0)] * len(lacking))
+        masks["node_ids"][pick[node], : len(own)] = own
+        masks["node_changes"][pick[node], : len(own)] = what.reshape(-1, 2)
+
+
+def picking(segment: Segment, places: IntArray) -> Segment:
+    """Return the segment with some of its picked nodes alone.
+
+    places: among the picked ones
+    """
+    rule, scoring = segment.rule, segment.scoring
+    if rule is not None:
+        allowed, ids, factors, biases = rule()
+        allowed = None if allowed is None else allowed[places]
+        part = Adjustment(allowed, ids[places], factors[places], biases[places])
+        segment = segment._replace(rule=lambda: part)
+    if scoring is not None and scoring.of is not None:
+        segment = segment._replace(scoring=scoring._replace(of=scoring.of[places]))
+    return segment._replace(pick=segment.pick[places])
+
+
+def joined(answers: Sequence[Chosen], places: Sequence[IntArray]) -> Chosen:
+    """Return the answer of a segment from those of its parts, whose places picking() was given."""
+    order = np.argsort(np.concatenate(places))
+    scored = [answer.logprobs for answer in answers if answer.logprobs is not None]
+    logprobs = [np.concatenate(parts)[order] for parts in zip(*scored, strict=True)]
+    tokens = np.concatenate([answer.tokens for answer in answers])[order]
+    return Chosen(tokens, LogProbs(*logprobs) if scored else None)
+
+
+def _after(bucket: Bucket, segments: Sequence[Segment]) -> IntArray:  # [B, P]
+    """Return the positions of the tokens to be chosen.
+
+    A node that is not picked, or draws nothing, has the least of its row's, since a graph makes
+    noise for few positions from there on.
+    """
+    after = np.zeros((bucket.rows, bucket.picks), dtype=np.int32)
+    for row, segment in enumerate(segments):
+        positions = segment.positions[segment.pick] + 1
+        after[row] = positions.min()
+        if segment.params.greedy:
+            continue
+        after[row, segment.pick if bucket.everywhere else slice(len(positions))] = positions
+    return after
+
+
+def fits(bucket: Bucket, segment: Segment) -> bool:
+    """Whether the graph has room for this row. The depth of its tree is not looked at."""
+    room = (
+        len(segment.tokens) <= bucket.nodes
+        and len(segment.pick) <= bucket.picks
+        and segment.context.shape[1] <= bucket.slots
+    )
+    masked = segment.rule is not None or segment.scoring is not None
+    able = bucket.masked if masked else bucket.sampled or segment.params.greedy
+    return room and segment.context.shape[0] == 1 and able

@@ -1,0 +1,1 @@
+"""Models that other libraries compute."""

@@ -1,0 +1,1 @@
+"""NeuronCores of trn1 and inf2. Not yet run on hardware."""

@@ -1,0 +1,138 @@
+"""Loads a compiled target on the NeuronCores of trn1 and inf2 by PyTorch/XLA: checks the machine,
+loads weights, runs every graph once. Not yet run on hardware: see docs/trainium.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from inference.backends.neuron.model import (
+    COPY,
+    FILL,
+    FILL_RECORD,
+    PACKAGE,
+    SHARD,
+    NeuronFusedModel,
+    NeuronModel,
+    Program,
+    Say,
+    runtime_error,
+)
+from inference.backends.neuron.sdk import (
+    COMPILER,
+    DEVICE,
+    has_device,
+    instance_family,
+    load_sdk,
+    logical_cores,
+    reserve_cores,
+    sdk_versions,
+)
+from inference.errors import BadArtifact, InvalidRequest, OutriderError
+from inference.files.artifact import Manifest
+
+_TARGETS = ("trn1", "inf2")
+
+
+def load_neuron(directory: Path, manifest: Manifest, say: Say) -> NeuronModel:
+    """Load an artefact whose files were checked on this machine's NeuronCores.
+
+    Takes minutes, and reports its progress to `say`.
+    """
+    check_machine(manifest)
+    say(f"loading {manifest.model} on {manifest.tensor_parallel} {manifest.target} cores")
+    try:
+        program = _load_package(directory, manifest)
+    except OutriderError:
+        raise
+    except (RuntimeError, OSError, ValueError) as error:
+        raise runtime_error(error) from error
+    if manifest.fused is not None:
+        return NeuronFusedModel(program, manifest, say)
+    return NeuronModel(program, manifest, say)
+
+
+def check_machine(manifest: Manifest) -> None:
+    """Reserve cores. Raise, naming the remedy, unless this machine can run the artefact.
+
+    Nothing is loaded yet.
+    """
+    if manifest.target not in _TARGETS:
+        raise BadArtifact(
+            f"the artefact was built for {manifest.target}, --device neuron runs those for trn1 "
+            "and inf2 here"
+        )
+    if not has_device():
+        raise InvalidRequest(
+            f"--device neuron: this machine has no Neuron device ({DEVICE} is missing). On a trn "
+            "or inf instance install the driver "
+            "(aws-neuronx-dkms) or use a Neuron AMI; in a container pass the device through"
+        )
+    family = instance_family()
+    if family not in (None, manifest.target):
+        raise BadArtifact(
+            f"the artefact was built for {manifest.target}, this is a {family} instance: build it "
+            f"with --target {family}"
+        )
+    reserve_cores(manifest.tensor_parallel)
+    check_logical_cores(manifest, manifest.host.get("logical_cores", "1"))
+    _check_versions(manifest)
+
+
+def _check_versions(manifest: Manifest) -> None:
+    """Raise BadArtifact unless the packages have the versions that the artefact was built with.
+
+    NxD is neither forward nor backward compatible. The compiler's version does not matter.
+    """
+    here = sdk_versions(compiles=False)
+    for name, built in manifest.versions.items():
+        if name != COMPILER and here.get(name) != built:
+            raise BadArtifact(
+                f"the artefact was built with {name} {built}, here is {here.get(name)}: "
+                f"install that version (Neuron SDK {manifest.versions.get('neuron-sdk')}) or build "
+                "the artefact again"
+            )
+
+
+def _load_package(directory: Path, manifest: Manifest) -> Program:
+    """Load an NxDModel: all graphs in one file, one weight file for each
+    rank.
+    """
+    sdk = load_sdk()
+    model = sdk.nxd_model.load(str(directory / PACKAGE))
+    if not isinstance(model, sdk.nxd_model):  # what NxD returns for a package of another version
+        raise BadArtifact(
+            "this neuronx-distributed does not understand the artefact's package: build it again "
+            "with the version here"
+        )
+    named = {bucket.name for bucket in manifest.graphs}
+    named |= {COPY} if manifest.rows > 1 else set()
+    named |= {FILL} if FILL_RECORD in manifest.files else set()
+    missing = named - set(model.get_available_keys())
+    if missing:
+        raise BadArtifact(
+            f"the package lacks graph {min(missing)}, which its manifest names: build it again"
+        )
+    ranks = range(manifest.tensor_parallel)
+    model.set_weights([load_file(directory / SHARD.format(rank)) for rank in ranks])
+    model.to_neuron()
+
+    def call(graph: str, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        outputs: Tensor | Sequence[Tensor] = model(**inputs, model_name=graph)
+        return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+
+    return call
+
+
+def check_logical_cores(manifest: Manifest, built: str | None) -> None:
+    """Raise BadArtifact unless logical cores are here what the artefact was built for."""
+    here = str(logical_cores(manifest.target))
+    if built != here:
+        raise BadArtifact(
+            f"the artefact was built for logical cores of {built}, here NEURON_LOGICAL_NC_CONFIG "
+            f"means {here}"
+        )

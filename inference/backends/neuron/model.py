@@ -1,0 +1,314 @@
+"""A compiled target on NeuronCores, which serves one call at a time.
+
+The caches are the graphs' state on the device, and a graph writes the slots that a call names. The
+noise of the next positions is made there between calls. Not yet run on hardware: see
+docs/trainium.md.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inference.backends import Chosen, Segment
+from inference.backends.graphs.compiled import CompiledModel
+from inference.backends.graphs.fused import fill_round, fused_part, in_rounds
+from inference.backends.graphs.graph_calls import inputs_of, picked
+from inference.backends.target_features import form_of
+from inference.errors import Busy, OutriderError, Unavailable
+from inference.files.artifact import Bucket, Manifest, RoundBucket
+from inference.model.cache import KeysValues, empty_cache
+from inference.model.checkpoints.checkpoint import DTYPES
+from inference.model.checkpoints.config import parse_config
+from inference.model.choice.noise_window import FILLED, WINDOW, NoisePlace, fill_inputs
+from inference.model.graphs.round_graph import idle_inputs, under_draft_names
+from inference.model.graphs.verify_graph import copy_inputs
+from inference.tree.token_tree import IntArray
+
+PACKAGE = "graphs/nxd_model.pt"
+"""All graphs in one file, an NxDModel."""
+
+COPY = "copy_rows"
+"""Name of the graph that copies rows of the caches. An artefact with several rows has it."""
+
+FILL = "fill_noise"
+"""Name of the graph that makes noise. An artefact with sampled graphs has it."""
+
+FILL_RECORD = f"graphs/{FILL}.json"
+"""File with the inputs of that graph. The manifest lists it where the package has that graph."""
+
+SHARD = "weights/tp{}_sharded_checkpoint.safetensors"
+"""Weights of one tensor-parallel rank, by NxD's file name."""
+
+Say = Callable[[str], None]
+
+
+class _RuntimeFailure(NamedTuple):
+    """A failure of the runtime, recognised by what the runtime printed."""
+
+    printed: re.Pattern[str]
+    what: str
+    remedy: str
+    kind: type[Unavailable] = Unavailable
+
+
+def _printed(words: str) -> re.Pattern[str]:
+    return re.compile(rf".*({words}).*", re.IGNORECASE)
+
+
+_FAILURES = (
+    _RuntimeFailure(
+        _printed(r"nrt_allocate_neuron_cores|cores?\(s\) not available|resource busy|in use\b"),
+        "the NeuronCores are not available",
+        "another process has reserved them until it ends. "
+        "neuron-ls shows which; or share them out with NEURON_RT_VISIBLE_CORES",
+        Busy,
+    ),
+    _RuntimeFailure(
+        _printed(r"status\W{0,2}1003\b|numerical error|subtype_numerical"),
+        "the device met a NaN or an infinity and aborted the call",
+        "the row is lost, and this is a defect to report",
+    ),
+    _RuntimeFailure(
+        _printed("failed to alloc|allocation failure|nrt_resource|out of memory|mempool"),
+        "the memory of a core is full",
+        "build fewer graphs (--tree_sizes, --sampling), --rows 1, or a shorter --sequence_length",
+    ),
+    _RuntimeFailure(
+        _printed("driver version|aws-neuronx?-dkms"),
+        "the driver does not fit the runtime",
+        "apt-get install --only-upgrade aws-neuronx-dkms, then reboot",
+    ),
+    _RuntimeFailure(
+        _printed("libnccom"),
+        "the ranks cannot communicate",
+        "apt-get install aws-neuronx-collectives",
+    ),
+    _RuntimeFailure(
+        _printed("not (be )?initialized|failed to initialize"),
+        "the device did not start",
+        "dmesg says why; `sudo rmmod neuron && sudo modprobe neuron` restarts it",
+    ),
+    _RuntimeFailure(
+        _printed("timed out|timeout"),
+        "a call or a load took too long",
+        "set NEURON_RT_EXEC_TIMEOUT=120, and look at neuron-top",
+    ),
+)
+"""The first match is used. Wording: aws-neuron-sdk, neuron-runtime/nrt-troubleshoot.rst."""
+
+
+class Program(Protocol):
+    """The graphs on the device: calls one by name and returns its outputs on the host.
+
+    They are what it chose, then features where it returns them.
+    """
+
+    def __call__(self, graph: str, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]: ...
+
+
+class NeuronModel(CompiledModel):
+    """A compiled target whose caches live on the device. The graphs write them, not this class.
+
+    The filling graph makes the noise that a sampled call needs. It runs in advance, after the
+    previous call has returned; noise that is then still missing is made before the call.
+    """
+
+    def __init__(self, program: Program, manifest: Manifest, say: Say) -> None:
+        graphs: dict[Bucket, Any] = {
+            bucket: partial(program, bucket.name) for bucket in manifest.buckets
+        }
+        cache = shape_of_cache(manifest, manifest.config)
+        super().__init__(graphs, cache, form_of(manifest))
+        self.device = torch.device("xla")
+        self._fills = FILL_RECORD in manifest.files
+        self._noise = NoiseAhead(self._fill)
+        self._program = program
+        self._one_call = threading.Lock()
+        self._warm(manifest.graphs, say)
+
+    def _copy_cache(self, source: int, target: int, slots: int) -> None:
+        """Copy a whole row, junk slot included, by one call of the copying graph."""
+        self.run(COPY, copy_inputs(source, target))
+
+    def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[Chosen]:
+        draws = draws_of(segments)
+        inputs = inputs_of(bucket, segments)
+        chosen, *features = self._drawing(draws, bucket.name, inputs)
+        self._keep(inputs, features)
+        return picked(bucket, chosen, segments)
+
+    def _drawing(
+        self, draws: Sequence[Draw], graph: str, inputs: dict[str, Tensor]
+    ) -> tuple[Tensor, ...]:
+        """Call a graph that needs this noise."""
+        self._noise.before(draws)
+        answer = self.run(graph, inputs)
+        self._noise.after(draws)
+        return answer
+
+    def _fill(self, places: Sequence[NoisePlace]) -> None:
+        self.run(FILL, fill_inputs(places))
+
+    def run(self, graph: str, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """Call a graph while no other call is in flight: all graphs share the device's state."""
+        with self._one_call:
+            try:
+                return self._program(graph, inputs)
+            except RuntimeError as error:
+                raise runtime_error(error) from error
+
+    def _warm(self, buckets: Sequence[Bucket], say: Say) -> None:
+        """Call every graph once with idle inputs: the first call of a graph initialises it."""
+        idle = {bucket.name: idle_inputs(bucket) for bucket in buckets}
+        idle |= {COPY: copy_inputs()} if self.rows > 1 else {}
+        idle |= {FILL: fill_inputs([NoisePlace(0, 0, 0)])} if self._fills else {}
+        for index, (graph, inputs) in enumerate(idle.items(), 1):
+            start = time.perf_counter()
+            self.run(graph, inputs)
+            say(
+                f"[{index}/{len(idle)}] {graph} ran in {(time.perf_counter() - start) * 1000:.1f} "
+                "ms"
+            )
+
+
+class NeuronFusedModel(NeuronModel):
+    """A RoundModel (inference/engine/colocated/graph_rounds.py) whose caches live on the device.
+
+    The graphs of target, draft and rounds lie in one package, over one state.
+    """
+
+    def __init__(self, program: Program, manifest: Manifest, say: Say) -> None:
+        part = fused_part(manifest)
+        self._round_buckets, self.shape = part.rounds, part.shape
+        self.draft = _NeuronDraft(self, manifest)
+        super().__init__(program, manifest, say)
+
+    def rounds(self, segments: Sequence[Segment]) -> list[IntArray]:
+        """Make one round for each segment; see RoundModel.rounds()."""
+        return in_rounds(self._round_buckets, segments, self._round)
+
+    def _round(self, bucket: RoundBucket, segments: Sequence[Segment]) -> list[IntArray]:
+        drawn = [segment for segment in segments if not segment.params.greedy]
+        firsts = [int(segment.positions[0]) + 1 for segment in drawn]
+        draws = [
+            Draw(segment.row, segment.params.seed, first, first + bucket.shape.depth)
+            for segment, first in zip(drawn, firsts, strict=True)
+        ]
+        (answers,) = self._drawing(draws, bucket.name, fill_round(bucket, segments))
+        return list(answers[: len(segments)].numpy().astype(np.int32))
+
+
+class _NeuronDraft(CompiledModel):
+    """The draft as a Model of its own, with its graphs in the target's package."""
+
+    def __init__(self, beside: NeuronFusedModel, manifest: Manifest) -> None:
+        part = fused_part(manifest)
+        graphs: dict[Bucket, Any] = {
+            bucket: partial(beside.run, bucket.name) for bucket in part.prefill
+        }
+        super().__init__(graphs, shape_of_cache(manifest, part.config))
+        self._beside = beside
+
+    def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[Chosen]:
+        inputs = under_draft_names(inputs_of(bucket, segments))
+        (chosen,) = self._beside.run(bucket.name, inputs)
+        return picked(bucket, chosen, segments)
+
+
+def shape_of_cache(manifest: Manifest, config: Mapping[str, Any]) -> KeysValues:
+    """Return caches without memory: their shape is all that this side has of them.
+
+    config: of the model whose caches they are
+    """
+    return empty_cache(
+        parse_config(config), manifest.rows, manifest.capacity, DTYPES[manifest.dtype], "meta"
+    )
+
+
+def runtime_error(error: Exception) -> OutriderError:
+    """Return an error that explains a Neuron runtime error to the user."""
+    text = str(error)
+    for failure in _FAILURES:
+        if match := failure.printed.search(text):
+            return failure.kind(f"{failure.what} ({match[0].strip()}): {failure.remedy}")
+    line = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    return Unavailable(f"the Neuron runtime failed: {line}")
+
+
+class Draw(NamedTuple):
+    """Noise that one row of a call needs, of positions `first` to `last`."""
+
+    row: int
+    seed: int
+    first: int
+    last: int
+
+    def ahead(self) -> Draw:
+        """Noise that this row's next call can need: its root is one of the tokens chosen now."""
+        return self._replace(first=self.first + 1, last=self.last + FILLED)
+
+    def whole(self) -> Draw:
+        """The whole window from here on."""
+        return self._replace(last=self.first + WINDOW - 1)
+
+
+def draws_of(segments: Iterable[Segment]) -> list[Draw]:
+    """Return what choosing at the picked nodes of these rows needs."""
+    drawn = [segment for segment in segments if not segment.params.greedy]
+    after = [segment.positions[segment.pick] + 1 for segment in drawn]
+    return [
+        Draw(segment.row, segment.params.seed, int(positions.min()), int(positions.max()))
+        for segment, positions in zip(drawn, after, strict=True)
+    ]
+
+
+class NoiseAhead:
+    """Tracks which noise is in the windows, and fills in what is missing.
+
+    fill: makes the noise of 1 to FILLED places by one call on the device
+    """
+
+    def __init__(self, fill: Callable[[Sequence[NoisePlace]], None]) -> None:
+        self._fill = fill
+        self._held: dict[tuple[int, int], NoisePlace] = {}  # by row and place in its window
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="noise")
+        self._later: Future[None] | None = None
+
+    def before(self, draws: Sequence[Draw]) -> None:
+        """Return when the windows hold all of this, of at most WINDOW positions a row. Raises what
+        the device raised, also while it filled ahead.
+        """
+        if draws and self._later is not None:
+            later, self._later = self._later, None
+            later.result()
+        self._make([place for draw in draws for place in self._lacking(draw)])
+
+    def after(self, draws: Sequence[Draw]) -> None:
+        """Begin to fill what the next call of these rows can need. Returns at once."""
+        near = [draw.ahead() for draw in draws]
+        short = [draw for draw in near if any(self._lacking(draw))]
+        places = [place for draw in short for place in self._lacking(draw.whole())]
+        if places:
+            self._later = self._thread.submit(self._make, places)
+
+    def _lacking(self, draw: Draw) -> Iterator[NoisePlace]:
+        for position in range(draw.first, draw.last + 1):
+            place = NoisePlace(draw.row, position, draw.seed)
+            if self._held.get((draw.row, position % WINDOW)) != place:
+                yield place
+
+    def _make(self, places: Sequence[NoisePlace]) -> None:
+        for first in range(0, len(places), FILLED):
+            some = places[first : first + FILLED]
+            self._fill(some)
+            self._held |= {(place.row, place.position % WINDOW): place for place in some}

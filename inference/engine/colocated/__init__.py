@@ -1,0 +1,1 @@
+"""Drafts beside the target."""

@@ -1,0 +1,1 @@
+"""Sessions of a target: their texts, rules and candidates."""

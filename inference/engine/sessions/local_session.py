@@ -1,0 +1,96 @@
+"""A session with a target in this process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from inference.engine.engine import Engine
+from inference.engine.sessions.session import Session
+from inference.loop.stats import Traffic
+from inference.loop.text_copy import TextCopy
+from inference.order import Decode, Progress, TokenLogProb
+from inference.proposer import Nodes
+from inference.sampling import SamplingParams
+from inference.tree.candidates import ProposalStream
+
+IDLE_SECONDS = 0.01
+"""Seconds that receive() waits at a time for an idle engine."""
+
+
+class LocalSession:
+    """A TargetSession (inference/loop/decode.py) that calls the engine directly.
+
+    Where no thread runs the engine, receive() runs the forward passes.
+    """
+
+    stream = 0
+    _own: ProposalStream  # of the open session
+
+    def __init__(self, engine: Engine, *, tenant: str = "") -> None:
+        self.traffic = Traffic()
+        self._engine, self._tenant = engine, tenant
+        self._session: Session | None = None
+        self._woken = threading.Event()
+        self.next_number = 0
+        self._text = TextCopy((), SamplingParams(), engine.vocabulary, self.traffic)
+
+    def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        """Open the session and wait for the prefill. Raises the error if that fails."""
+        self.close()
+        session, future = self._engine.open(prompt, params, tenant=self._tenant)
+        self._session, self.next_number = session, 0
+        self._text = TextCopy(prompt, params, self._engine.vocabulary, self.traffic)
+        self._own = self._engine.join(session)
+        self._engine.listen(self._own, self._woken.set)
+        self._engine.finish(future)
+        self._text.take_opened(future.result())
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogProb, ...]:
+        return self._text.prompt_logprobs
+
+    def decode(self, order: Decode) -> None:
+        self._engine.decode(self._live, order)
+        self._text.set_order(order)
+
+    def propose(self, nodes: Nodes) -> None:
+        self.next_number = nodes.end
+        self._engine.append(self._live, self._own, nodes)
+
+    def go(self, base: int) -> None:
+        self._engine.go(self._live, base)
+
+    def receive(self, timeout: float) -> Progress | None:
+        """New committed tokens, or the end; None after `timeout` seconds.
+
+        A timeout of 0 runs no forward pass here. Raises the error that ended the session.
+        """
+        deadline = time.perf_counter() + timeout
+        while True:
+            self._woken.clear()
+            progress = self._engine.progress(self._live, self._text.length, self._own)
+            if progress.tokens or progress.end is not self._text.end:
+                self._text.take(progress)
+                self._engine.acknowledge(self._live, self._text.length)
+                return self._text.read()
+            left = deadline - time.perf_counter()
+            if left <= 0 or not self._advance(left):
+                return None
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._engine.close(self._session)
+            self._session = None
+
+    def _advance(self, seconds: float) -> bool:
+        """Wait for the engine's thread, or else run a forward pass; False after a timeout."""
+        if self._engine.running:
+            return self._woken.wait(seconds)
+        return self._engine.step() or self._woken.wait(min(seconds, IDLE_SECONDS)) or True
+
+    @property
+    def _live(self) -> Session:
+        assert self._session is not None, "open() comes first"
+        return self._session

@@ -1,0 +1,1 @@
+"""Files: artefacts, JSON records with errors that name a field, atomic writes."""

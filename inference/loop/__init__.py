@@ -1,0 +1,1 @@
+"""The client's loop: committed tokens, and drafting beside them."""

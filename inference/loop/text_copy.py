@@ -1,0 +1,153 @@
+"""A client's copy of a text's log, from the reports of successive targets.
+
+Every report is checked. The owner of a copy guards it against other threads. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inference.errors import Mismatch
+from inference.loop.stats import Traffic
+from inference.order import Decode, End, Opened, Pace, Progress, Spent, TokenLogProb
+from inference.sampling import SamplingParams
+from inference.text_log import TextLog
+
+MAX_UNREAD = 512
+"""Maximum unread tokens. Beyond them none is acknowledged, and the target stops."""
+
+
+class TextCopy(TextLog):
+    """The copy, with the position of its only reader.
+
+    order: the latest order
+    requested: with pace WAIT, the length below which a forward pass was last requested
+    awaits_prompt: log-probabilities of the prompt were requested, and not received yet
+    latest: last reported progress of the current session; costs begin with the session
+    prompt_logprobs: of the prompt's tokens but the first, once received
+    """
+
+    def __init__(
+        self, prompt: Sequence[int], params: SamplingParams, vocabulary: int, traffic: Traffic
+    ) -> None:
+        """traffic: counts the costs of the text"""
+        super().__init__(prompt)
+        self._params, self._vocabulary, self._traffic = params, vocabulary, traffic
+        self.prompt_logprobs: tuple[TokenLogProb, ...] = ()
+        self.awaits_prompt = params.prompt_logprobs
+        self._cursor, self._unread = self.length, Spent()  # what the reader has; unread costs
+        self._news = False
+        self.order: Decode | None = None
+        self.requested = 0
+        self._limit, self._stop_ids = self.length, frozenset[int]()
+        self.begin_session()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether its reader is so far behind that no more tokens are acknowledged."""
+        return self.length - self._cursor > MAX_UNREAD
+
+    def set_order(self, order: Decode) -> None:
+        """Let the text grow as far as the order allows."""
+        self.order, self.requested, self.end = order, 0, End.NOT
+        self._limit, self._stop_ids = order.end, order.stop_ids
+
+    def begin_session(self) -> None:
+        """Begin a new session, whose costs start at 0."""
+        self.latest = Progress()
+
+    def take_opened(self, opened: Opened) -> None:
+        """Store a prompt's costs and log-probabilities; raises Mismatch as take() does."""
+        if self.awaits_prompt:
+            self._check_logprobs(opened.logprobs, self.prompt_length - self._params.made - 1)
+            self.prompt_logprobs, self.awaits_prompt = opened.logprobs, False
+        self._traffic.queue_seconds += opened.queue_seconds
+        self._traffic.prefill_seconds += opened.prefill_seconds
+        self._traffic.reused_tokens += opened.reused_tokens
+
+    def take(self, progress: Progress) -> None:
+        """Append new tokens. Raises Mismatch, with a message that follows the target's name."""
+        known = self.length - progress.position
+        self._check_known(progress, known)
+        fresh, spent = progress.tokens[known:], progress.beyond(self.latest)
+        self._check(fresh, spent)
+        self._check_logprobs(progress.logprobs, len(progress.tokens))
+        self.extend(fresh, progress.proposers[known:], progress.logprobs[known:])
+        self.end = self._ended(progress.end)
+        self._traffic.add(spent)
+        self._unread.add(spent)
+        self.latest, self._news = progress, True
+
+    def note_alive(self) -> None:
+        """Record a heartbeat."""
+        self._news = True
+
+    @property
+    def owes_token(self) -> bool:
+        """Whether an open session has what it needs to generate a token soon."""
+        order = self.order
+        if order is None or self.end is not End.NOT or self.is_behind:
+            return False
+        return self.length < order.end and (
+            order.pace is Pace.GO_ON or self.requested >= self.length
+        )
+
+    def read(self) -> Progress | None:
+        """Progress since the last call, with its costs; None for none."""
+        if not self._news:
+            return None
+        progress, latest = self.since(self._cursor), self.latest
+        progress.add(self._unread)
+        progress.known, progress.held, progress.room = latest.known, latest.held, latest.room
+        self._cursor, self._unread, self._news = self.length, Spent(), False
+        return progress
+
+    def _check_known(self, progress: Progress, known: int) -> None:
+        """Raise Mismatch where received tokens differ, or some are missing.
+
+        known: tokens of the copy from the progress's position on
+        """
+        first = progress.position
+        if known < 0:
+            raise Mismatch(f"omitted tokens {self.length} to {first - 1}")
+        if tuple(self.tokens[first : first + len(progress.tokens)]) != progress.tokens[:known]:
+            raise Mismatch(f"contradicts itself: tokens from {first} on have changed")
+
+    def _check(self, fresh: Sequence[int], spent: Spent) -> None:
+        if fresh and self.end is not End.NOT:
+            raise Mismatch(f"sent {len(fresh)} tokens after the end of the text")
+        if fresh and self.length + len(fresh) > self._limit:
+            raise Mismatch(f"sent {self.length + len(fresh)} tokens of {self._limit} requested")
+        if any(token >= self._vocabulary for token in fresh):
+            raise Mismatch(
+                f"sent token {max(fresh)}, which is outside its vocabulary of {self._vocabulary}"
+            )
+        if min(vars(spent).values()) < 0:
+            raise Mismatch("counts its work backwards")
+        if self._stop_ids & set(fresh[:-1]):
+            raise Mismatch("continued after a stop id")
+
+    def _check_logprobs(self, logprobs: Sequence[TokenLogProb], tokens: int) -> None:
+        """Raise Mismatch unless there are as many as were requested, of existing tokens."""
+        likeliest = self._params.logprobs
+        due = 0 if likeliest is None else tokens
+        if len(logprobs) != due or any(len(token.ids) != likeliest for token in logprobs):
+            raise Mismatch(f"did not send the log-probabilities of {due} tokens")
+        if any(likely >= self._vocabulary for token in logprobs for likely in token.ids):
+            raise Mismatch("sent the log-probability of a token outside its vocabulary")
+
+    def _ended(self, reported: End) -> End:
+        """The reported end of the text, if it is valid.
+
+        The text must agree with it, unless only the target can decide it. An order may have been
+        replaced while an earlier end was in transit.
+        """
+        if self.end is not End.NOT:
+            return self.end
+        if reported in (End.CREDIT, End.EVICTED):  # the text is paused
+            return End.NOT
+        if reported is End.MAX_TOKENS and self.length < self._limit:
+            return End.NOT
+        if reported is End.STOP_ID and not (self.made and self.tokens[-1] in self._stop_ids):
+            return End.NOT
+        return reported

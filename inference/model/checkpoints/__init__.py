@@ -1,0 +1,1 @@
+"""Checkpoints: directories, their configuration and weights."""

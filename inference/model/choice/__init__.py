@@ -1,0 +1,1 @@
+"""The choice of tokens on the device: noise, limits, ranks."""

@@ -1,0 +1,1 @@
+"""The graphs that are compiled."""

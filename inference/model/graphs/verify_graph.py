@@ -1,0 +1,253 @@
+"""The graphs that are compiled: the Decoder with the choice inside, for one bucket's fixed shapes.
+
+`VerifyGraph` reads the caches and returns new keys and values for its caller to write (CPU, CUDA).
+Neuron's `StatefulGraph` writes them out of place and reassigns its buffers.
+
+Both have the same inputs, which give the cache row of each row of the call. Without `pick` a graph
+chooses at every node. Without the sampling inputs it is greedy; with them it serves any mixture of
+rows. With MaskInputs, too, it adjusts the logits and returns the result of choose_scored() in place
+of the chosen ids. A `VerifyGraph` computes noise when it is needed; a `StatefulGraph` reads its
+windows of noise (inference/model/choice/noise_window.py).
+With `rows` alone a `StatefulGraph` copies a row of its caches; with `rows`, `after` and `seed`
+alone it fills windows. It is the same module because graphs of a package share state and
+signature.
+
+A graph with `kept` layers returns features, too: their inputs at every node, as
+`Decoder.forward` gives them. Ranks that share a model all have them whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from inference.files.artifact import Bucket
+from inference.model.cache import CachedGraph, KeysValues
+from inference.model.choice.arithmetic import ENGINES, HOST, Arithmetic
+from inference.model.choice.masked_choice import MaskInputs, choose_scored, idle_masks
+from inference.model.choice.noise_window import KeepsNoise
+from inference.model.choice.sampler import Sampling, choose_drawn, choose_greedy, shared_noise
+from inference.model.decoder import Decoder, Hidden
+
+Inputs = TypeVar("Inputs", bound=tuple[Tensor, ...])
+
+
+class _Nodes(NamedTuple):
+    """The nodes of a call, and what they see."""
+
+    tokens: Tensor
+    rows: Tensor
+    positions: Tensor
+    context_mask: Tensor
+    tree_mask: Tensor
+
+
+class _ChoosingGraph(CachedGraph):
+    """A Decoder, its caches and the choice. A bucket reads the first `bucket.slots` slots.
+
+    kept: layers whose inputs are returned as features
+    """
+
+    arithmetic = HOST
+
+    def __init__(self, decoder: Decoder, cache: KeysValues, kept: Sequence[int]) -> None:
+        super().__init__()
+        self.decoder, self._kept = decoder, tuple(kept)
+        self.hold(cache)
+
+    def _drawn(self, rows: Tensor, after: Tensor, sampling: Sampling) -> Tensor:  # [B, P, V]
+        """Return the noise at these positions [B, P]; rows with temperature 0 ignore it."""
+        raise NotImplementedError
+
+    def _run(
+        self,
+        nodes: _Nodes,
+        pick: Tensor | None,
+        after: Tensor | None,
+        sampling: Sampling | None,
+        masks: MaskInputs | None,
+    ) -> tuple[Tensor, Hidden]:
+        """Return what choice() does, and what the decoder computed."""
+        out: Hidden = self.decoder(*nodes, pick, self.cache(), kept=self._kept)
+        logits, drawn = self.decoder.logits(out.states), None
+        if sampling is not None and after is not None:
+            drawn = self._drawn(nodes.rows, after, sampling)
+        return choice(self.decoder, logits, sampling, drawn, masks, self.arithmetic), out
+
+
+def choice(
+    decoder: Decoder,
+    logits: Tensor,
+    sampling: Sampling | None,
+    drawn: Tensor | None,
+    masks: MaskInputs | None,
+    by: Arithmetic,
+) -> Tensor:
+    """Return what a graph chooses: [B, P] int32, or as choose_scored() joins it where it is masked.
+
+    drawn: noise [B, P, V]; without it and sampling the choice is greedy
+    """
+    share = decoder.share
+    if sampling is None or drawn is None:
+        return choose_greedy(logits, share)
+    if masks is None:
+        return choose_drawn(logits, sampling, drawn, by, share)
+    logits = masks.adjusted(logits, decoder.token_ids(), share, by)
+    return choose_scored(logits, sampling, drawn, masks.asked, by, share).joined()
+
+
+def together(kind: Callable[..., Inputs], *inputs: Tensor | None) -> Inputs | None:
+    """Return a graph's inputs of one kind, in its order; None if they are left out."""
+    present = [tensor for tensor in inputs if tensor is not None]
+    return kind(*present) if len(present) == len(inputs) else None
+
+
+class VerifyGraph(_ChoosingGraph):
+    """A graph that reads the caches. Its caller writes the new keys and values at `slots`.
+
+    levels: positions of a row that noise is made for
+    """
+
+    def __init__(
+        self, decoder: Decoder, cache: KeysValues, levels: int, kept: Sequence[int] = ()
+    ) -> None:
+        super().__init__(decoder, cache, kept)
+        self.levels = levels
+
+    def forward(
+        self,
+        tokens: Tensor,  # [B, T] int32
+        rows: Tensor,  # [B] int32, the cache row of each
+        slots: Tensor,  # [B, T] int32, where the new keys belong
+        positions: Tensor,  # [B, T] int32
+        context_mask: Tensor,  # [B, 1, S] int32 0/1
+        tree_mask: Tensor,  # [B, T, T] int32 0/1
+        pick: Tensor | None = None,  # [B, P] int32, the nodes to choose at; None for all
+        after: Tensor | None = None,  # [B, P] int32, positions of the tokens to be chosen
+        temperature: Tensor | None = None,  # [B] float32
+        top_k: Tensor | None = None,  # [B] int32
+        top_p: Tensor | None = None,  # [B] float32
+        seed: Tensor | None = None,  # [B, 2] int32
+        min_p: Tensor | None = None,  # [B] float32
+        allowed: Tensor | None = None,  # this and those below: see MaskInputs
+        text_ids: Tensor | None = None,
+        text_changes: Tensor | None = None,
+        node_ids: Tensor | None = None,
+        node_changes: Tensor | None = None,
+        asked: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Return chosen [B, P], new keys and new values, each [layers, B, T, width], and features
+        [B, T, kept layers * hidden] where layers are kept.
+        """
+        nodes = _Nodes(tokens, rows, positions, context_mask, tree_mask)
+        sampling = together(Sampling, temperature, top_k, top_p, seed, min_p)
+        changes = (allowed, text_ids, text_changes, node_ids, node_changes, asked)
+        chosen, out = self._run(nodes, pick, after, sampling, together(MaskInputs, *changes))
+        features = () if out.features is None else (out.features,)
+        return chosen, *out.new.stacked(), *features
+
+    def _drawn(self, rows: Tensor, after: Tensor, sampling: Sampling) -> Tensor:
+        ids = self.decoder.token_ids()
+        return shared_noise(sampling, after, self.levels, ids, self.arithmetic)
+
+
+class StatefulGraph(KeepsNoise, _ChoosingGraph):
+    """A graph that reassigns its caches and returns chosen [B, P], and behind it features
+    [B, T, kept layers * hidden] where layers are kept.
+
+    Its inputs are those of a VerifyGraph. It writes the slots that they name, and nothing else.
+    Given `rows` [2] alone, the second of these rows becomes what the first is. Given `rows` [N],
+    `after` [N, 1] and `seed` [N, 2] alone, it makes the noise of these places.
+
+    window: noise [rows * WINDOW, V]; None if all calls are greedy
+    """
+
+    arithmetic = ENGINES
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KeysValues,
+        window: Tensor | None,
+        kept: Sequence[int] = (),
+    ) -> None:
+        super().__init__(decoder, cache, kept)
+        self.hold_noise(window)
+
+    def forward(
+        self,
+        rows: Tensor,
+        tokens: Tensor | None = None,
+        slots: Tensor | None = None,
+        positions: Tensor | None = None,
+        context_mask: Tensor | None = None,
+        tree_mask: Tensor | None = None,
+        pick: Tensor | None = None,
+        after: Tensor | None = None,
+        temperature: Tensor | None = None,
+        top_k: Tensor | None = None,
+        top_p: Tensor | None = None,
+        seed: Tensor | None = None,
+        min_p: Tensor | None = None,
+        allowed: Tensor | None = None,
+        text_ids: Tensor | None = None,
+        text_changes: Tensor | None = None,
+        node_ids: Tensor | None = None,
+        node_changes: Tensor | None = None,
+        asked: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        nodes = together(_Nodes, tokens, rows, positions, context_mask, tree_mask)
+        if nodes is None or slots is None:
+            if after is not None and seed is not None:
+                ids = self.decoder.token_ids()
+                self.fill_noise(rows, after, seed, ids, self.arithmetic)
+                self.touch(rows)
+            else:
+                self.copy_row(rows[:1], rows[1:])
+                self.touch_noise()
+            return rows + rows  # a graph must return something; this value is not used
+        sampling = together(Sampling, temperature, top_k, top_p, seed, min_p)
+        changes = (allowed, text_ids, text_changes, node_ids, node_changes, asked)
+        chosen, out = self._run(nodes, pick, after, sampling, together(MaskInputs, *changes))
+        self.write(rows, slots, out.new)
+        self.touch_noise()
+        return chosen if out.features is None else (chosen, out.features)
+
+    def _drawn(self, rows: Tensor, after: Tensor, sampling: Sampling) -> Tensor:
+        return self.noise_at(rows, after)
+
+
+def copy_inputs(source: int = 0, target: int = 0) -> dict[str, Tensor]:
+    """Return inputs, by parameter name, that make a stateful graph copy a row of its caches."""
+    return {"rows": torch.tensor([source, target], dtype=torch.int32)}
+
+
+def example_inputs(bucket: Bucket) -> dict[str, Tensor]:
+    """Return the inputs of an idle call of this bucket, by parameter name.
+
+    Every node is written to the junk slot and sees itself.
+    """
+    rows, nodes = bucket.rows, bucket.nodes
+    inputs = {
+        "tokens": torch.zeros(rows, nodes, dtype=torch.int32),
+        "rows": torch.zeros(rows, dtype=torch.int32),
+        "slots": torch.full((rows, nodes), bucket.junk, dtype=torch.int32),
+        "positions": torch.zeros(rows, nodes, dtype=torch.int32),
+        "context_mask": torch.zeros(rows, 1, bucket.slots, dtype=torch.int32),
+        "tree_mask": torch.eye(nodes, dtype=torch.int32).repeat(rows, 1, 1),
+    }
+    if not bucket.everywhere:
+        inputs["pick"] = torch.zeros(rows, bucket.picks, dtype=torch.int32)
+    if bucket.sampled:
+        inputs |= {
+            "after": torch.zeros(rows, bucket.picks, dtype=torch.int32),
+            "temperature": torch.zeros(rows),
+            "top_k": torch.zeros(rows, dtype=torch.int32),
+            "top_p": torch.ones(rows),
+            "seed": torch.zeros(rows, 2, dtype=torch.int32),
+            "min_p": torch.zeros(rows),
+        }
+    return inputs | (idle_masks(bucket) if bucket.masked else {})

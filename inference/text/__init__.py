@@ -1,0 +1,1 @@
+"""Text and tokens of Outrider: tokenizers, chat templates, grammars."""

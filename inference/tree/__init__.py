@@ -1,0 +1,1 @@
+"""Trees of tokens, candidates, and how they are accepted."""

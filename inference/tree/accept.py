@@ -1,0 +1,49 @@
+"""Acceptance: the candidates of a tree that the target accepts, and the token that it adds.
+
+The target chooses a token at every node, and a walk follows them down the tree. The output is exact
+for any tree, proposer, policy or network: the target's token at a node never depends on candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from inference.tree.token_tree import IntArray, TokenTree
+
+
+class Verdict(NamedTuple):
+    """The tokens that one forward pass commits: the accepted path, then the target's own token."""
+
+    path: tuple[int, ...]  # accepted nodes below the root, from the top
+    next_token: int  # the target's choice at the last node of the path
+
+
+def accept_matches(trees: Sequence[TokenTree], chosen: Sequence[IntArray]) -> list[Verdict]:
+    """The verdict of each tree: a walk from the root while the token chosen at a node is one of its
+    children. All walks are computed at once, since a forward pass has many sessions.
+
+    chosen: [trees] the target's token at each node of the tree, [n].
+    """
+    tokens, wanted = np.concatenate([tree.tokens for tree in trees]), np.concatenate(chosen)
+    sizes = np.array([len(tree.tokens) for tree in trees])
+    roots = sizes.cumsum() - sizes  # [trees] indices in the arrays of all nodes
+    above = np.concatenate([tree.parents for tree in trees]) + roots.repeat(sizes)
+    above[roots] = roots
+    met = tokens == wanted[above]  # the target chose the node, if its walk reached the parent
+    met[roots] = True
+    while True:  # `above` looks twice as far up in each turn
+        met &= met[above]
+        further = above[above]
+        if np.array_equal(further, above):
+            break
+        above = further
+    nodes = met.nonzero()[0]  # the walks one after another, since children stand after parents
+    begins = np.searchsorted(nodes, roots)
+    ends = np.append(begins[1:], len(nodes))
+    walked = (nodes - roots.repeat(ends - begins)).tolist()
+    last = wanted[nodes[ends - 1]].tolist()
+    bounds = zip(begins.tolist(), ends.tolist(), last, strict=True)
+    return [Verdict(tuple(walked[begin + 1 : end]), token) for begin, end, token in bounds]

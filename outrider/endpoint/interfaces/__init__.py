@@ -1,0 +1,1 @@
+"""Interfaces of OpenAI and Anthropic: requests, answers, errors."""

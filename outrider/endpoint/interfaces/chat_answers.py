@@ -1,0 +1,219 @@
+"""Answers of OpenAI's chat and completions."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+from uuid import uuid4
+
+from inference.order import TokenLogProb
+from inference.text.tokenizer import Tokenizer
+from outrider.client.client import Client
+from outrider.endpoint.counts import finish_reason, speculation, usage
+from outrider.endpoint.interfaces.chat_messages import JsonObject
+from outrider.endpoint.interfaces.failures import ApiError
+from outrider.endpoint.interfaces.requests import ChatRequest, CompletionRequest
+from outrider.text.completion import Completion, Request
+from outrider.text.pieces import Piece
+
+DONE = "[DONE]"
+"""The last event of a stream."""
+
+
+class _Writer:
+    """Writes completions as OpenAI's JSON: the frame that chat and text completions share."""
+
+    PREFIX: ClassVar[str]
+    WHOLE: ClassVar[str]
+    CHUNK: ClassVar[str]
+
+    def __init__(
+        self, client: Client, body: ChatRequest | CompletionRequest, requests: Sequence[Request]
+    ) -> None:
+        self._client, self._body, self._requests = client, body, requests
+        self._id, self._created = f"{self.PREFIX}-{uuid4().hex}", int(time.time())
+        self._scored = body.logprobs is not None and body.logprobs is not False
+
+    def finish(self, index: int, text: Completion) -> Iterable[str]:
+        yield self._chunk(index, self._delta(""), finish_reason(text))
+
+    def end(self, texts: Sequence[Completion]) -> Iterable[str]:
+        """The chunk with the counts, if it was requested, and the end mark."""
+        if self._body.include_usage:
+            yield json.dumps(self._frame(self.CHUNK, []) | self._counts(texts))
+        yield DONE
+
+    def fail(self, error: ApiError) -> Iterable[str]:
+        return json.dumps(error.body), DONE
+
+    def _delta(self, text: str) -> JsonObject:
+        """Text in a chunk."""
+        raise NotImplementedError
+
+    def _chunk(
+        self, index: int, content: JsonObject, finish: str | None = None, logprobs: Any = None
+    ) -> str:
+        choice = {"index": index, **content, "finish_reason": finish, "logprobs": logprobs}
+        return json.dumps(self._frame(self.CHUNK, [choice]))
+
+    def _frame(self, name: str, choices: Sequence[JsonObject]) -> JsonObject:
+        head = {"id": self._id, "object": name, "created": self._created}
+        return {**head, "model": self._client.model, "choices": choices}
+
+    def _counts(self, texts: Sequence[Completion]) -> JsonObject:
+        metrics = {"speculative_decoding": speculation(texts)}
+        return {"usage": usage(texts, self._body.choices), "metrics": metrics}
+
+
+class ChatWriter(_Writer):
+    """Writes the next message of a chat."""
+
+    PREFIX, WHOLE, CHUNK = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def whole(self, texts: Sequence[Completion]) -> JsonObject:
+        choices = [
+            {
+                "index": index,
+                "message": _message(text),
+                "finish_reason": finish_reason(text),
+                "logprobs": self._logprobs(text.token_ids, text.logprobs),
+            }
+            for index, text in enumerate(texts)
+        ]
+        return self._frame(self.WHOLE, choices) | self._counts(texts)
+
+    def begin(self) -> Iterable[str]:
+        for index in range(len(self._requests)):
+            yield self._chunk(index, {"delta": {"role": "assistant", "content": ""}})
+
+    def add(self, index: int, piece: Piece) -> Iterable[str]:
+        content, call = self._delta(piece.text), piece.call
+        if call is not None:
+            named = _call(call.id, call.name, call.arguments)
+            delta = named if call.name else {"function": {"arguments": call.arguments}}
+            content = {"delta": {"tool_calls": [{"index": call.number, **delta}]}}
+        logprobs = self._logprobs(piece.tokens, piece.logprobs)
+        yield self._chunk(index, content, logprobs=logprobs)
+
+    def _delta(self, text: str) -> JsonObject:
+        return {"delta": {"content": text} if text else {}}
+
+    def _logprobs(self, tokens: Sequence[int], scores: Sequence[TokenLogProb]) -> JsonObject | None:
+        if not self._scored:
+            return None
+        return {"content": scored(self._client.tokenizer, tokens, scores), "refusal": None}
+
+
+def scored(
+    tokenizer: Tokenizer, tokens: Sequence[int], scores: Sequence[TokenLogProb]
+) -> list[JsonObject]:
+    """Log-probabilities of tokens with their bytes, in the format of a chat."""
+
+    def described(token: int, logprob: float) -> JsonObject:
+        raw = tokenizer.token_bytes(token)
+        return {"token": raw.decode(errors="replace"), "logprob": logprob, "bytes": list(raw)}
+
+    return [
+        described(token, score.value)
+        | {"top_logprobs": list(map(described, score.ids, score.values))}
+        for token, score in zip(tokens, scores, strict=True)
+    ]
+
+
+def _message(text: Completion) -> JsonObject:
+    content = text.text or (None if text.tool_calls else "")
+    message = {"role": "assistant", "content": content, "refusal": None}
+    calls = [_call(*call) for call in text.tool_calls]
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def _call(call_id: str, name: str, arguments: str) -> JsonObject:
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+class TextWriter(_Writer):
+    """Writes continuations of prompts, with the prompts if `echo` is set."""
+
+    PREFIX, WHOLE, CHUNK = "cmpl", "text_completion", "text_completion"
+
+    def __init__(
+        self, client: Client, body: CompletionRequest, requests: Sequence[Request]
+    ) -> None:
+        super().__init__(client, body, requests)
+        self._echo, self._nothing = bool(body.echo), body.max_tokens == 0
+        self._offsets = [0] * len(requests)  # characters of each text so far
+        self._streams = [
+            client.tokenizer.stream(() if body.echo else request.ids) for request in requests
+        ]
+
+    def whole(self, texts: Sequence[Completion]) -> JsonObject:
+        if self._nothing:
+            texts = [replace(text, text="", token_ids=[], logprobs=[]) for text in texts]
+        choices = [self._choice(index, text) for index, text in enumerate(texts)]
+        return self._frame(self.WHOLE, choices) | self._counts(texts)
+
+    def begin(self) -> Iterable[str]:
+        for index in range(len(self._requests) if self._echo else 0):
+            yield self._chunk(index, self._delta(self._prompt(index)))
+
+    def add(self, index: int, piece: Piece) -> Iterable[str]:
+        if not self._nothing:
+            logprobs = self._logprobs(index, piece.tokens, piece.logprobs)
+            yield self._chunk(index, self._delta(piece.text), logprobs=logprobs)
+
+    def _delta(self, text: str) -> JsonObject:
+        return {"text": text}
+
+    def _choice(self, index: int, text: Completion) -> JsonObject:
+        prompt, ids, scores = "", list[int](), list[TokenLogProb | None](text.logprobs)
+        if self._echo:
+            prompt, ids = self._prompt(index), list(self._requests[index].ids)
+            scores = [None, *text.prompt_logprobs, *scores]
+        return {
+            "index": index,
+            "text": prompt + text.text,
+            "finish_reason": finish_reason(text),
+            "logprobs": self._logprobs(index, [*ids, *text.token_ids], scores),
+        }
+
+    def _prompt(self, index: int) -> str:
+        request = self._requests[index]
+        return request.prompt or self._client.tokenizer.decode(request.ids)
+
+    def _logprobs(
+        self, index: int, tokens: Sequence[int], scores: Sequence[TokenLogProb | None]
+    ) -> JsonObject | None:
+        """Log-probabilities of tokens; the first token of a prompt has none."""
+        if not self._scored:
+            return None
+        words, offsets = [self._word(token) for token in tokens], list[int]()
+        for token in tokens:
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(self._streams[index].push(token))
+        likeliest = [
+            score
+            and {
+                **dict(zip(map(self._word, score.ids), score.values, strict=True)),
+                word: score.value,
+            }
+            for word, score in zip(words, scores, strict=True)
+        ]
+        values = [score and score.value for score in scores]
+        return {
+            "tokens": words,
+            "token_logprobs": values,
+            "top_logprobs": likeliest,
+            "text_offset": offsets,
+        }
+
+    def _word(self, token: int) -> str:
+        """A token as text; a part of a character as its bytes."""
+        raw = self._client.tokenizer.token_bytes(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

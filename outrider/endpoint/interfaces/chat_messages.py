@@ -1,0 +1,115 @@
+"""Messages of a chat, as clients of several servers send them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from annotated_types import Len
+from pydantic import BaseModel, Field, model_validator
+
+from outrider.text.tools.tool_calls import MAX_TOOLS, THOUGHTS, Message
+
+MAX_BODY_BYTES = 8 * 2**20
+"""Maximum size of a request's body."""
+
+Text: TypeAlias = Annotated[str, Len(max_length=MAX_BODY_BYTES)]
+"""Valid Unicode: without a bound half of a surrogate pair would be accepted."""
+
+JsonObject: TypeAlias = dict[str, Any]
+
+First = Field(fail_fast=True)  # reports only the first error of a long list
+
+_UNREAD = {
+    **dict.fromkeys(("image", "image_url", "input_image"), "images are"),
+    **dict.fromkeys(("audio_url", "input_audio"), "audio is"),
+    **dict.fromkeys(("video", "video_url"), "videos are"),
+    **dict.fromkeys(("file", "input_file", "document"), "files are"),
+}
+"""Parts of a message without text, and their names."""
+
+
+class TextPart(BaseModel):
+    """A part of a message's content: text, a refusal, or thoughts. /v1/responses has other names
+    for text.
+    """
+
+    type: Literal["text", "input_text", "output_text", "refusal", "thinking", "redacted_thinking"]
+    text: Text
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reads_text(cls, part: Any) -> Any:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in _UNREAD:
+            raise ValueError(f"{_UNREAD[kind]} not served: text is")
+        if kind == "redacted_thinking":
+            return {"type": kind, "text": ""}
+        if kind in ("refusal", "thinking"):
+            return {"type": kind, "text": joined_text(part.get(kind))}
+        return part
+
+    @property
+    def is_thought(self) -> bool:
+        return self.type.endswith("thinking")
+
+
+def joined_text(parts: Any) -> str:
+    """The text of parts that have some."""
+    if isinstance(parts, list):
+        return "".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
+    return parts if isinstance(parts, str) else ""
+
+
+class ChatMessage(BaseModel):
+    """A message of a chat. Other fields are ignored, since servers add some to their answers."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Text | Annotated[list[TextPart], First] | None = None
+    refusal: Text | None = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+    thinking: Any = None
+    tool_calls: Annotated[list[JsonObject], Len(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: Text | None = None
+    function_call: JsonObject | None = None  # an older name of a call
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Self:
+        if self.content is None and self.role != "assistant":  # which may have said nothing
+            raise ValueError(f"a message of the {self.role} needs content")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"the assistant makes tool_calls: got them from the {self.role}")
+        return self
+
+    @property
+    def plain(self) -> Message:
+        """The message with its parts joined. `developer` is today's word for `system`, and `tool`
+        for `function`.
+        """
+        parts = self.content or self.refusal or ""
+        content = (
+            parts
+            if isinstance(parts, str)
+            else "".join(part.text for part in parts if not part.is_thought)
+        )
+        role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
+        calls = self.tool_calls or (
+            [{"function": self.function_call}] if self.function_call else []
+        )
+        assistants = {**self._thoughts, **({"tool_calls": calls} if calls else {})}
+        result = {"tool_call_id": self.tool_call_id or ""} if role == "tool" else {}
+        return {
+            "role": role,
+            "content": content,
+            **(assistants if role == "assistant" else {}),
+            **result,
+        }
+
+    @property
+    def _thoughts(self) -> dict[str, str]:
+        """The assistant's reasoning, from the first field or content part that has any."""
+        parts = self.content if isinstance(self.content, list) else []
+        inside = "".join(part.text for part in parts if part.is_thought)
+        beside = [thought for name in THOUGHTS if isinstance(thought := getattr(self, name), str)]
+        thoughts = next(filter(None, [*beside, inside]), "")
+        return {THOUGHTS[0]: thoughts} if thoughts else {}

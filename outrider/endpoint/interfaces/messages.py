@@ -1,0 +1,159 @@
+"""Anthropic's /v1/messages as a translation of a chat: blocks of text and uses of tools.
+
+Fields that are not named here are those of a chat. No answer is stored: each request sends the
+whole conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+from uuid import uuid4
+
+from annotated_types import Len
+from pydantic import BaseModel, ConfigDict
+
+from outrider.client.client import Client
+from outrider.endpoint.interfaces.answering import StreamEvent, named_event
+from outrider.endpoint.interfaces.chat_messages import JsonObject, Text
+from outrider.endpoint.interfaces.failures import ApiError
+from outrider.endpoint.interfaces.requests import MAX_MESSAGES, ChatRequest
+from outrider.text.completion import Completion, Request
+from outrider.text.pieces import Piece
+from outrider.text.tools.json_values import read_object
+
+
+class MessagesRequest(BaseModel):
+    """A request for the next message of a conversation. Other fields are those of a chat."""
+
+    model_config = ConfigDict(extra="allow")
+
+    messages: Annotated[list[JsonObject], Len(max_length=MAX_MESSAGES)]
+    system: Text | list[JsonObject] | None = None
+    tool_choice: JsonObject | None = None
+    stop_sequences: list[Text] | None = None
+    output_config: JsonObject | None = None  # its `format` is the form of the answer
+
+    def chat(self) -> ChatRequest:
+        """The request as one for a chat. A last message of the assistant is continued."""
+        begun = bool(self.messages) and self.messages[-1].get("role") == "assistant"
+        first = [{"role": "system", "content": self.system}] if self.system else []
+        turns = [message for turn in self.messages for message in _turn_messages(turn)]
+        fields = {
+            "n": 1,
+            "logprobs": None,
+            "messages": [*first, *turns],
+            "response_format": (self.output_config or {}).get("format"),
+            "stop": self.stop_sequences,
+            "tool_choice": self.tool_choice,
+            "continue_final_message": begun,
+            "parallel_tool_calls": not (self.tool_choice or {}).get("disable_parallel_tool_use"),
+        }
+        return ChatRequest.model_validate((self.model_extra or {}) | fields)
+
+
+def _turn_messages(turn: JsonObject) -> Iterable[JsonObject]:
+    """A turn as messages of a chat. Results of calls are messages of their own before the text."""
+    content = turn.get("content")
+    if not isinstance(content, list):
+        yield {"role": turn.get("role"), "content": content}
+        return
+    blocks, calls = list[Any](), list[JsonObject]()
+    for block in content:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "tool_result":
+            result = block.get("content") or ""
+            yield {"role": "tool", "content": result, "tool_call_id": block.get("tool_use_id")}
+        elif kind == "tool_use":
+            called = {"name": block.get("name"), "arguments": block.get("input")}
+            calls.append({"id": block.get("id"), "function": called})
+        else:
+            blocks.append(block)
+    if blocks or calls:
+        yield {"role": turn.get("role"), "content": blocks, "tool_calls": calls}
+
+
+class MessageWriter:
+    """Writes a text as blocks: text, and uses of tools."""
+
+    def __init__(self, client: Client, requests: Sequence[Request]) -> None:
+        self._client, self._requests, self._id = client, requests, f"msg_{uuid4().hex}"
+        self._blocks, self._open = 0, ""  # blocks so far; the type of the one that is open
+
+    def whole(self, texts: Sequence[Completion]) -> JsonObject:
+        (text,) = texts
+        blocks = [{"type": "text", "text": text.text}] if text.text else []
+        uses = [
+            _use(call.id, call.name, read_object(call.arguments) or {}) for call in text.tool_calls
+        ]
+        return self._frame([*blocks, *uses]) | _stop_reason(text) | {"usage": _usage(text)}
+
+    def begin(self) -> Iterable[StreamEvent]:
+        counts = {"input_tokens": len(self._requests[0].ids), "output_tokens": 0}
+        message = self._frame([]) | {"stop_reason": None, "stop_sequence": None, "usage": counts}
+        yield _event("message_start", message=message)
+
+    def add(self, _index: int, piece: Piece) -> Iterable[StreamEvent]:
+        if piece.call is None:
+            if self._open != "text":
+                yield from self._begin_block({"type": "text", "text": ""})
+            yield self._delta(type="text_delta", text=piece.text)
+            return
+        if piece.call.name:
+            yield from self._begin_block(_use(piece.call.id, piece.call.name, {}))
+        yield self._delta(type="input_json_delta", partial_json=piece.call.arguments)
+
+    def finish(self, _index: int, text: Completion) -> Iterable[StreamEvent]:
+        yield from self._end_block()
+        yield _event("message_delta", delta=_stop_reason(text), usage=_usage(text))
+
+    def end(self, _texts: Sequence[Completion]) -> Iterable[StreamEvent]:
+        yield _event("message_stop")
+
+    def fail(self, error: ApiError) -> Iterable[StreamEvent]:
+        yield named_event("error", error.of_messages)
+
+    def _begin_block(self, block: JsonObject) -> Iterable[StreamEvent]:
+        yield from self._end_block()
+        self._blocks, self._open = self._blocks + 1, block["type"]
+        yield _event("content_block_start", index=self._blocks - 1, content_block=block)
+
+    def _end_block(self) -> Iterable[StreamEvent]:
+        if self._open:
+            self._open = ""
+            yield _event("content_block_stop", index=self._blocks - 1)
+
+    def _delta(self, **delta: str) -> StreamEvent:
+        return _event("content_block_delta", index=self._blocks - 1, delta=delta)
+
+    def _frame(self, content: Sequence[JsonObject]) -> JsonObject:
+        head = {"id": self._id, "type": "message", "role": "assistant"}
+        return {**head, "model": self._client.model, "content": content}
+
+
+def _event(name: str, **data: Any) -> StreamEvent:
+    return named_event(name, {"type": name, **data})
+
+
+def _use(call_id: str, name: str, arguments: Any) -> JsonObject:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
+
+
+def _stop_reason(text: Completion) -> JsonObject:
+    reason = "end_turn" if text.finish_reason == "stop" else "max_tokens"
+    if reason == "end_turn" and text.tool_calls:
+        reason = "tool_use"
+    elif text.stopped_by:
+        reason = "stop_sequence"
+    return {"stop_reason": reason, "stop_sequence": text.stopped_by or None}
+
+
+def _usage(text: Completion) -> dict[str, int]:
+    """Tokens of the prompt, apart from cached ones, and of the text."""
+    cached = min(text.traffic.reused_tokens, text.prompt_tokens)
+    return {
+        "input_tokens": text.prompt_tokens - cached,
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": len(text.token_ids),
+    }

@@ -1,0 +1,1 @@
+"""What each verb that measures does, and its flags."""

@@ -1,0 +1,80 @@
+"""`outrider bench`: every prompt of a set by target-only and by presets, in turn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from inference.loop.draft_thread import take_short_turns
+from outrider.measure.arms import FUSED
+from outrider.measure.environment import load
+from outrider.measure.figures import summarise
+from outrider.measure.journal import Journal, opened, plan_of
+from outrider.measure.link import LinkShape
+from outrider.measure.report import Report, verdict
+from outrider.measure.run import Run
+from outrider.measure.sets import Item
+from outrider.measure.testbed import ArmSet, Beside, target_of
+from outrider.measure.verbs.options import BenchOptions, CompareOptions
+
+MIN_PROMPTS, MIN_TOKENS = 30, 128
+"""Minimum prompts of a kind, and tokens of their texts, for claiming a figure."""
+
+
+def run(options: BenchOptions | CompareOptions, beside: Beside = lambda client, arms: arms) -> int:
+    """Generate the missing texts of all arms, and write and print the report in any case.
+
+    beside: adds further arms
+    """
+    items, out = options.items(), None if options.out is None else Path(options.out)
+    if not options.elsewhere and not options.emulate:
+        options = options.replace(measure_first=True)
+    take_short_turns()
+    with opened(out, plan_of(options.plan_settings, items)) as journal:
+        try:
+            if not journal.ends:
+                _measure(options, items, journal, beside)
+        finally:  # an interrupted run gets a report, too
+            if journal.texts:
+                rows = summarise(journal.texts, [*options.arms])
+                Report([verdict(rows)], rows, journal, [*_remarks(journal)]).publish(out)
+    return 0
+
+
+def _measure(
+    options: BenchOptions | CompareOptions, items: Sequence[Item], journal: Journal, beside: Beside
+) -> None:
+    """Generate the missing texts over every link."""
+    arms = ArmSet(options.role, options.arms, optional=(FUSED,), beside=beside)
+    with target_of(options, options.arms) as (there, target):
+        for trip in options.rtt:
+            link = LinkShape(trip / 2, options.bandwidth)
+            with arms.opened(journal, there, link) as (client, ours):
+                Run(journal, ours, client, options.text, trip).make(items, options.num_runs)
+    emulation = None if target is None else target.emulation
+    journal.write("end", {"load": load(), "emulation": emulation})
+
+
+def _remarks(run: Journal) -> Iterator[str]:
+    """Yield remarks on how to judge the figures."""
+    settings, prompts = run.plan["settings"], run.plan["prompts"]
+    limit = settings["max_new_tokens"]
+    counts = sorted(Counter(kind for _, kind, _ in {key[:3] for key in run.texts}).items())
+    needed = MIN_PROMPTS if limit >= MIN_TOKENS else 1 + len(prompts)
+    if few := ", ".join(f"{count} {kind}" for kind, count in counts if count < needed):
+        yield (
+            f"Too few for a claim: {few} prompts of up to {limit} tokens; {MIN_PROMPTS} x "
+            f"{MIN_TOKENS} are needed."
+        )
+    if any("/code/" in name for name in prompts):
+        yield "Code as in HumanEval flatters copies: 64 % of an answer repeats its prompt."
+    if lacking := len(prompts.keys() - {key.prompt for key in run.texts}):
+        why = "these models cannot take them" if run.ends else "the same command continues it"
+        yield f"{lacking} of {len(prompts)} prompts are left out: {why}."
+    if settings["emulate"]:
+        kept = run.ends[-1]["emulation"] if run.ends else None
+        yield (
+            f"The target's forward passes take the times of {settings['emulate']}"
+            f"{f' ({kept})' if kept else ''}; drafts run on this machine."
+        )

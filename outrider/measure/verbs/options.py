@@ -1,0 +1,285 @@
+"""Flags of compare, bench, prove and recommend. Their help needs no model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self, TypeAlias
+
+from annotated_types import Ge, Gt, Le
+from pydantic import model_validator
+
+from inference.flags.command_line import CommandOptions
+from inference.flags.group import FlagRule, Metavar, flags_of
+from inference.flags.values import (
+    Count,
+    Directory,
+    File,
+    ModelName,
+    Name,
+    NumberList,
+    Seconds,
+    Words,
+    among,
+)
+from outrider.measure.arms import ARCHITECTURES, BASELINE, LOCAL_ARMS
+from outrider.measure.sets import Item, read_lines, read_set
+from outrider.options.draft_flags import PRESETS, SourceOptions
+from outrider.options.groups import (
+    BackendOptions,
+    DeviceOptions,
+    MeasureOptions,
+    PriceOptions,
+    QuantizationOptions,
+    SamplingOptions,
+    Seed,
+    TargetOptions,
+)
+from outrider.options.network import ConnectionOptions
+from outrider.options.roles import RULES, ClientRole, DraftRole, FusedTargetRole
+
+Flags: TypeAlias = Mapping[str, Any]
+"""Values by the names of their flags."""
+
+
+class RunOptions(
+    SourceOptions, BackendOptions, MeasureOptions, QuantizationOptions, TargetOptions,
+    CommandOptions, title="measurement",
+):  # fmt: skip
+    """The pair that a command measures."""
+
+    RULES: ClassVar = RULES
+    prices: PriceOptions = PriceOptions()
+
+    @property
+    def plan_settings(self) -> dict[str, Any]:
+        """The values that decide what is measured."""
+        values = self.values()
+        del values["out"], values["debug"]
+        return values
+
+    def role(self, connection: ConnectionOptions, flags: Flags) -> ClientRole:
+        """The options of a client with these flags, and with those stated here for all clients."""
+        own = flags_of(ClientRole).keys() - flags_of(ConnectionOptions).keys()
+        if "model" not in str(flags.get("draft", self.draft)):
+            own -= {"draft_quantization"}
+        stated = {name: value for name, value in self.explicit().items() if name in own}
+        return ClientRole(connection=connection, **{**stated, **flags})
+
+
+class MeasuredTexts(SamplingOptions):
+    """Sampling and length of all texts."""
+
+    temperature: Annotated[float, Ge(0), Le(1000)] = 0.0
+    """sampling temperature; 0 is greedy"""
+    seed: Seed = 0
+    """seed of the sampling noise; text i uses seed + i"""
+
+
+class LinkedOptions(RunOptions, title="measurement"):
+    """A pair whose target is started here unless it is named, and the links to it."""
+
+    RULES: ClassVar = (
+        *RULES,
+        FlagRule(
+            "target_host port target",
+            excludes="emulate artifact target_model",
+            why="those are for a target that is started here",
+        ),
+    )
+    emulate: Name | None = None
+    """emulate forward-pass times of this profile"""
+    rtt: Annotated[NumberList, Metavar("MS,...")] = (0.0,)
+    """emulated round trips in ms, added to the real one"""
+    bandwidth: Annotated[float, Gt(0), Metavar("MBIT")] | None = None
+    """bandwidth of the emulated link each way, in Mbit/s (default: unlimited)"""
+    num_runs: Count = 1
+    """repetitions of each prompt and arm"""
+    text: MeasuredTexts = MeasuredTexts()
+    connection: ConnectionOptions = ConnectionOptions()
+
+    @model_validator(mode="after")
+    def _can_be_emulated(self) -> Self:
+        different = len(set(self.rtt)) == len(self.rtt) > 0
+        if not different or not all(0 <= trip < 60_000 for trip in self.rtt):
+            raise ValueError(
+                f"--rtt {','.join(f'{trip:g}' for trip in self.rtt)}: different milliseconds from "
+                "0 to 60000 are needed"
+            )
+        return self
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the options name a running target."""
+        return bool({"target", "target_host", "port"} & self.explicit().keys())
+
+
+class ComparedTexts(MeasuredTexts):
+    max_new_tokens: Count = 48
+    """maximum new tokens"""
+
+
+class CompareOptions(LinkedOptions, title="comparison"):
+    """Compare architectures on the same prompts, seeds and limits, interleaved, each against the
+    target alone. Run the same command again to resume an interrupted run.
+    """
+
+    COMMON: ClassVar = (
+        *("architectures", "rtt", "emulate", "num_runs", "out", "target_model", "draft_model"),
+        *("device", "prompt_text", "max_new_tokens", "temperature", "target_host", "usd_per_hour"),
+    )
+
+    architectures: Annotated[Words, among(tuple(ARCHITECTURES)), Metavar("NAME,...")] = ()
+    """architectures to compare with target-only (default: all that use a link)"""
+    prompt_text: File | None = None
+    """file with one prompt a line (default: embedded prompts)"""
+    num_runs: Count = 2
+    """repetitions of each prompt and arm"""
+    rtt: Annotated[NumberList, Metavar("MS,...")] = (0.0, 40.0)
+    """emulated round trips in ms, added to the real one"""
+    out: Directory | None = None
+    """directory of the run, with its texts and report"""
+    text: ComparedTexts = ComparedTexts()
+
+    @model_validator(mode="after")
+    def _needs_a_model(self) -> Self:
+        if self.method is None:
+            raise ValueError(
+                f"--draft {self.draft}: a comparison needs a kind of draft model; --architectures "
+                "selects who copies"
+            )
+        return self
+
+    @property
+    def _selected(self) -> set[str]:
+        return {BASELINE, *(self.architectures or ARCHITECTURES.keys() - {*LOCAL_ARMS})}
+
+    @property
+    def arms(self) -> dict[str, Flags]:
+        """The flags of a client by the name of each architecture that uses a link."""
+        presets = {name: PRESETS.get(preset, {}) for name, preset in ARCHITECTURES.items()}
+        return {
+            name: {**flags, "draft": flags["draft"].replace("model", self.method)}
+            for name, flags in presets.items()
+            if flags and name in self._selected
+        }
+
+    @property
+    def in_process(self) -> list[str]:
+        """Selected architectures that run the target in this process."""
+        return [name for name in LOCAL_ARMS if name in self._selected]
+
+    def local_role(self) -> FusedTargetRole:
+        """The target in this process, with a draft beside it."""
+        own = flags_of(FusedTargetRole).keys() - flags_of(ConnectionOptions).keys()
+        stated = {name: value for name, value in self.explicit().items() if name in own}
+        return FusedTargetRole(**stated | {"batch": 1, "emulate": None, "rtt": None})
+
+    def items(self) -> list[Item]:
+        """The prompts."""
+        return read_lines(self.prompt_text)
+
+
+class BenchOptions(LinkedOptions, title="measurement"):
+    """Measure drafting methods on a set of prompts, each against the target alone. Run the same
+    command again to resume an interrupted run.
+    """
+
+    COMMON: ClassVar = (
+        *("file", "samples", "presets", "num_runs", "rtt", "emulate", "out"),
+        *("target_model", "draft_model", "device", "max_new_tokens", "temperature", "target_host"),
+    )
+    RULES: ClassVar = (
+        *LinkedOptions.RULES,
+        FlagRule("presets", excludes="draft", why="both choose drafting methods"),
+    )
+
+    file: File | None = None
+    """JSON lines file of prompts (default: the small bundled set)"""
+    samples: Count | None = None
+    """number of prompts of each kind (default: all)"""
+    presets: Annotated[Words, among(PRESETS), Metavar("NAME,...")] = ()
+    """presets to measure (default: the method of --draft)"""
+    out: Directory = "bench"
+    """directory of the run, with its texts and report"""
+
+    @property
+    def arms(self) -> dict[str, Flags]:
+        """The flags of a client by the name of each drafting method."""
+        drafted: dict[str, Flags] = {name: PRESETS[name] for name in self.presets}
+        return {BASELINE: PRESETS["vanilla"], **(drafted or {self.draft: {}})}
+
+    def items(self) -> list[Item]:
+        """The prompts, kinds in turn."""
+        return read_set(None if self.file is None else Path(self.file), self.samples)
+
+
+class ProveOptions(RunOptions, title="check"):
+    """Check a target on this machine: texts with a draft equal the target's own at three
+    temperatures, forward-pass times by nodes, and speed from a cold start.
+    """
+
+    COMMON: ClassVar = (
+        *("model", "target_model", "draft_model", "artifact", "device", "dtype", "batch", "draft"),
+        *("prompt_text", "max_new_tokens", "out"),
+    )
+
+    prompt_text: File | None = None
+    """file with one prompt a line (default: embedded prompts)"""
+    max_new_tokens: Count = 64
+    """maximum new tokens"""
+    out: Directory = "proof"
+    """directory for report.json, report.md and profile.json"""
+
+    @model_validator(mode="after")
+    def _drafts_here(self) -> Self:
+        self.role(ConnectionOptions(), {})
+        return self
+
+
+class RecommendOptions(CommandOptions, title="drafting"):
+    """Find the best draft for this machine and a target: run each fitting draft, n-gram copying
+    alone, and no draft, in turn. The last line is the command to use.
+    """
+
+    COMMON: ClassVar = (
+        *("draft_model", "seconds", "max_new_tokens", "out", "device", "threads"),
+        *("target_host", "target", "tls_ca", "token_file", "usd_per_hour"),
+    )
+    RULES: ClassVar = RULES
+    draft_model: ModelName | None = None
+    """further directories and GGUF files to search for drafts: A,B"""
+    seconds: Seconds = 60.0
+    """time after which no further prompt is started"""
+    max_new_tokens: Count = 48
+    """maximum new tokens of a text"""
+    out: Directory | None = None
+    """directory for the report"""
+    connection: ConnectionOptions = ConnectionOptions()
+    device: DeviceOptions = DeviceOptions()
+    prices: PriceOptions = PriceOptions()
+
+    def of_run(self, flags: Flags) -> dict[str, Any]:
+        """The flags of `outrider run` for these drafting flags, with those stated here."""
+        return {
+            **self.connection.explicit(),
+            **self.device.explicit(),
+            **self.prices.explicit(),
+            **flags,
+        }
+
+    def role(self, connection: ConnectionOptions, flags: Flags) -> ClientRole:
+        """The options of a client with these flags, on the connection of these options."""
+        return DraftRole(**self.of_run(flags))
+
+
+class RunsOptions(CommandOptions, title="general"):
+    """Run the experiments and sweeps of a file, and store options and results of each."""
+
+    BARE: ClassVar = "file"
+    file: File
+    """YAML file of runs, or XML of an AutoDraft experiment (docs/runs.md)"""
+    out: Directory = "runs"
+    """directory for the results, with a subdirectory for each run"""
+    dry_run: bool = False
+    """list the runs of the file without running them"""

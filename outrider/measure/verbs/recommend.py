@@ -1,0 +1,127 @@
+"""`outrider recommend`: measures the drafts that fit a target, and names the command to use."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpc_comm.translate import Description
+from inference.command import say
+from inference.errors import InvalidRequest
+from inference.loop.draft_thread import take_short_turns
+from inference.times import Times
+from outrider.client.connecting import connect_target, full_description, tokenizer_identity
+from outrider.client.probing import measure_round_trip
+from outrider.doctor.checks import machine
+from outrider.measure.arms import AGAIN, BASELINE
+from outrider.measure.figures import Row, summarise, totals
+from outrider.measure.journal import Journal, plan_of
+from outrider.measure.report import Report
+from outrider.measure.run import Run
+from outrider.measure.sets import read_set
+from outrider.measure.testbed import ArmSet
+from outrider.measure.verbs.options import Flags, MeasuredTexts, RecommendOptions
+from outrider.models.catalog.models_here import ModelHere, find_models
+from outrider.models.catalog.published_models import judged, published_for
+from outrider.target.spawn import flag_words
+from outrider.text.completion import Completion
+from outrider.text.limits import Limit, dear_law, limit_of
+
+MAX_DRAFTS = 3
+"""Maximum number of drafts measured: the smallest ones."""
+
+KINDS, SAMPLES = ("chat", "code", "edits", "summaries"), 2
+"""Kinds of the small set that are measured, and prompts of each."""
+
+COPIED = "copied text"
+"""The arm without a draft model."""
+
+WORTH = 1.05
+"""Minimum speed-up of a recommendation."""
+
+
+def run(options: RecommendOptions) -> int:
+    """Find drafts, measure, and print. Raises InvalidRequest where nothing can be measured."""
+    take_short_turns()
+    with connect_target(options.connection) as target:
+        there, trip = full_description(target), measure_round_trip(target.probe, say)
+    paths = [Path(path) for path in (options.draft_model or "").split(",") if path]
+    models = [judged(model, there) for model in find_models(paths)]
+    published = [str(model) for model in published_for(there.model, models)]
+    print(f"here: {machine()}", *(f"published, not here: {name}" for name in published), sep="\n")
+    arms, left_out = find_arms(models, there)
+    drafts = ArmSet(options.role, arms, optional=arms.keys() - {BASELINE, COPIED})
+    items = [item for item in read_set(None, SAMPLES) if item.kind in KINDS]
+    text, journal = MeasuredTexts(max_new_tokens=options.max_new_tokens), Journal(plan_of({}, []))
+    with drafts.opened(journal, options.connection) as (client, ours):
+        run = Run(journal, ours, client, text, seconds=options.seconds)
+        run.make(items)
+    rows = totals(summarise(journal.texts, [*arms]))
+    if not rows:
+        raise InvalidRequest(f"--seconds {options.seconds:g}: no text was generated in this time")
+    best = choose(rows)
+    speed_up = next(row.speed_up for row in rows if row.arm == best)
+    verdict = f"{best} is the fastest here, {speed_up} of target-only's speed."
+    if best == BASELINE:
+        last = [run.latest[name] for name in arms if name in run.latest][-1]
+        verdict = reason(Times(dict(there.times)), last, trip)
+    line = command(options.of_run(arms[best]))
+    remarks = [f"Left out: {name}: {why}" for name, why in left_out.items()]
+    data = {"left_out": left_out, "published": published, "command": line}
+    report = Report([verdict], rows, journal, remarks, data=data)
+    report.publish(None if options.out is None else Path(options.out))
+    print(line)
+    return 0
+
+
+def find_arms(
+    models: Sequence[ModelHere], target: Description
+) -> tuple[dict[str, Flags], dict[str, str]]:
+    """The flags of `outrider run` by the names of the arms: the target alone, copied text, and the
+    smallest drafts that fit. Then why other models are left out, by name. Raises InvalidRequest
+    without a tokenizer.
+    """
+    identity = tokenizer_identity(target)
+    tokenizer = next(
+        (model.as_flag("model") for model in models if model.drafts_for(identity)), None
+    )
+    if tokenizer is None:
+        raise InvalidRequest(
+            f"no model on this machine has the tokenizer of {target.model}: --draft_model names a "
+            "directory, and `outrider up --target_host HOST` fetches a published draft"
+        )
+    left_out = {model.name: model.refusal for model in models if model.refusal}
+    drafts = sorted((model for model in models if not model.refusal), key=lambda model: model.size)
+    for model in drafts[MAX_DRAFTS:]:
+        left_out[model.name] = f"only the {MAX_DRAFTS} smallest are measured"
+    arms: dict[str, Flags] = {BASELINE: {"draft": "none", **tokenizer}}
+    arms |= {COPIED: {"draft": "copy", **tokenizer}}
+    arms |= {model.name: model.as_flag("draft_model") for model in drafts[:MAX_DRAFTS]}
+    return arms, left_out
+
+
+def choose(rows: Sequence[Row]) -> str:
+    """The arm of the largest speed-up; target-only where no other is worth a draft, or lies beyond
+    the noise.
+    """
+    worth = {
+        row.arm: row.speed_up.value
+        for row in rows
+        if row.speed_up is not None and row.arm != AGAIN
+        if row.speed_up.value >= max(WORTH, row.noise.high if row.noise else 0.0)
+    }
+    return max(worth, key=worth.__getitem__, default=BASELINE)
+
+
+def reason(times: Times, drafted: Completion, round_trip: float) -> str:
+    """The reason why no draft pays: the target's times by nodes, else the limit of a text."""
+    law = dear_law(times)
+    limit = Limit.ARITHMETIC if law else limit_of(drafted, round_trip)
+    return f"no draft pays here: {limit.value.format(law=law)}"
+
+
+def command(flags: Mapping[str, Any]) -> str:
+    """The command line of `outrider run` with these flags."""
+    return shlex.join(["outrider", "run", "def main():", *flag_words(flags)])

@@ -1,0 +1,173 @@
+"""`outrider runs`: executes the runs of a file one after another, and stores their results. A list
+of values becomes a run for each; see docs/runs.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from inference.command import FAILED, INTERRUPTED, nearest, printable, say
+from inference.errors import InvalidRequest, OutriderError
+from inference.flags.command_line import ValueSource, read_yaml
+from inference.flags.group import brief
+from outrider.measure.verbs.autodraft import read_autodraft
+from outrider.measure.verbs.options import RunsOptions
+from outrider.options.parsing import from_file
+from outrider.options.roles import TextRole
+from outrider.options.verbs import ROLES
+from outrider.terminal.summary import PROFILE
+from outrider.terminal.tables import aligned
+from outrider.text.prompts import read_prompts
+
+TEXT_ROLES = {name: model for name, model in ROLES.items() if issubclass(model, TextRole)}
+"""Roles that generate text, which runs may have."""
+
+NOT_IN_RUNS = ("config", "profile", "debug")
+"""Flags of these roles that have no meaning in a run."""
+
+MAX_RUNS = 1000
+"""Maximum runs of a file."""
+
+Flags: TypeAlias = dict[str, Any]
+"""Values by the names of their flags. A list of values is a sweep: a run for each."""
+
+
+class NamedRun(NamedTuple):
+    """A run of a file."""
+
+    name: str  # that of the file, and the values that a sweep chose: curve cs=50
+    options: TextRole
+
+    @property
+    def directory(self) -> str:
+        """The name as that of a directory."""
+        return re.sub(r"[^\w.=-]+", "-", self.name).strip("-.")[:120]
+
+
+def run(options: RunsOptions) -> int:
+    """Execute the runs. Returns 0 if all texts of all runs were generated."""
+    runs = read_runs(Path(options.file))
+    if options.dry_run:
+        print(*(run.name for run in runs), sep="\n")
+        return 0
+    code, rows = 0, list[list[str]]()
+    for number, named in enumerate(runs, 1):
+        say(f"run {number} of {len(runs)}: {named.name}")
+        directory = Path(options.out) / named.directory
+        ended = _generate(named, directory)
+        code = max(code, ended)
+        if ended == INTERRUPTED:
+            break
+        if not ended:
+            rows.append([*_figures(directory), named.name])
+    say("\n".join(aligned(("texts", "tokens", "tokens/s", "tokens a forward pass", "run"), rows)))
+    return code
+
+
+def _generate(named: NamedRun, directory: Path) -> int:
+    """Generate the texts of a run. Another run may succeed where this one fails."""
+    from outrider.role_programs import run_role
+
+    try:
+        return run_role(named.options.replace(profile=str(directory)))
+    except OutriderError as error:
+        say(f"error: {named.name}: {printable(str(error))}")
+        return FAILED
+
+
+def _figures(directory: Path) -> list[str]:
+    """Texts, tokens, tokens a second of a text, and tokens a forward pass of a run."""
+    texts = json.loads((directory / PROFILE).read_text(encoding="utf-8"))
+    tokens = sum(len(text["token_ids"]) for text in texts)
+    rates = [sum(text[name] for text in texts) for name in ("seconds", "forwards")]
+    each = [f"{tokens / rate:.2f}" if rate else "-" for rate in rates]
+    return [str(len(texts)), str(tokens), *each]
+
+
+def read_runs(path: Path) -> list[NamedRun]:
+    """All runs of a YAML file, or of AutoDraft's XML (.xml). Nothing is started.
+
+    Raises InvalidRequest in one line, which names the file and the place in it.
+    """
+    read = read_autodraft(path) if path.suffix == ".xml" else read_yaml(path, str(path))
+    each = _checked(path, read)
+    if sum(math.prod(map(len, _lists(flags).values())) for flags in each) > MAX_RUNS:
+        raise InvalidRequest(f"{path}: its lists make more than {MAX_RUNS} runs: give fewer values")
+    runs = [run for index, flags in enumerate(each) for run in _swept(path, index, flags)]
+    names = [run.directory for run in runs]
+    for run in runs:
+        if not run.directory:
+            raise InvalidRequest(f"{path}: a run is called {run.name}: a letter or digit is needed")
+        if names.count(run.directory) > 1:
+            raise InvalidRequest(f"{path}: two runs are called {run.name}: names that differ")
+    return runs
+
+
+def _checked(path: Path, content: Any) -> list[Flags]:
+    """The flags of each run, with those of all runs. Raises InvalidRequest for another form."""
+    content = content if isinstance(content, dict) else {}
+    common, runs = content.get("flags", {}), content.get("runs")
+    if not isinstance(runs, list) or not runs:
+        raise InvalidRequest(f"{path}: `runs:` with a list of runs is needed, got {brief(runs)}")
+    if others := content.keys() - {"flags", "runs"}:
+        raise InvalidRequest(f"{path}: {others.pop()}: flags and runs are needed, nothing else")
+    places = {"flags": common} | {f"runs[{index}]": run for index, run in enumerate(runs)}
+    for place, flags in places.items():
+        if not isinstance(flags, dict):
+            needed = f"lines such as `gamma: 4` are needed, got {brief(flags)}"
+            raise InvalidRequest(f"{path}: {place}: {needed}")
+        for name, value in flags.items():
+            values = value if isinstance(value, list) else [value]
+            plain = all(isinstance(each, bool | int | float | str | None) for each in values)
+            if not values or not plain:
+                needed = f"a value, or a list of values to sweep, is needed, got {brief(value)}"
+                raise InvalidRequest(f"{path}: {place}.{name}: {needed}")
+    return [
+        {str(name).replace("-", "_"): value for name, value in [*common.items(), *run.items()]}
+        for run in runs
+    ]
+
+
+def _lists(flags: Flags) -> dict[str, list[Any]]:
+    return {name: values for name, values in flags.items() if isinstance(values, list)}
+
+
+def _swept(path: Path, index: int, flags: Flags) -> Iterator[NamedRun]:
+    """A run for each choice of one value of every list; the last list changes fastest."""
+    name, lists = str(flags.pop("name", f"run-{index + 1}")), _lists(flags)
+    for values in product(*lists.values()):
+        chosen = dict(zip(lists, values, strict=True))
+        words = [name, *(f"{flag}={_short(value)}" for flag, value in chosen.items())]
+        yield NamedRun(" ".join(words), _options(f"{path}: runs[{index}]", flags | chosen))
+
+
+def _short(value: object) -> str:
+    """A value in a run's name. Of a file, its own name is enough."""
+    return Path(value).stem if isinstance(value, str) and "/" in value else str(value)
+
+
+def _options(where: str, values: Flags) -> TextRole:
+    """The options of a run. An error names where it stands."""
+    role = str(values.get("role", "draft"))
+    if role not in TEXT_ROLES:
+        needed = f"one of {', '.join(TEXT_ROLES)} is needed{nearest(role, TEXT_ROLES)}"
+        raise InvalidRequest(f"{where}.role {role}: {needed}")
+    for name in NOT_IN_RUNS:
+        if values.get(name):
+            raise InvalidRequest(f"{where}.{name} has no meaning in a run")
+    stated = {name: value for name, value in values.items() if value is not None}
+    try:
+        options = from_file(TEXT_ROLES[role], ValueSource(where + ".{}", stated))
+        if "-" in (options.text.prompt, options.text.prompt_text):
+            raise InvalidRequest("a run cannot be repeated with prompts of standard input")
+        read_prompts(options.text)
+    except InvalidRequest as error:
+        words = str(error)
+        raise InvalidRequest(words if words.startswith(where) else f"{where}: {words}") from error
+    return options

@@ -1,0 +1,1 @@
+"""Models that may be used: those on this machine, published ones, pairs."""

@@ -1,0 +1,174 @@
+"""Verbs pull and list: models on this machine, their size, and which draft fits which target."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from inference.command import say
+from inference.errors import InvalidRequest, OutriderError, UnknownArchitecture
+from inference.model.checkpoints.config import read_config
+from inference.model.checkpoints.hub import is_gguf
+from inference.model.checkpoints.library_config import read_library_config
+from inference.model.checkpoints.weight_files import stored_tensors
+from inference.text.tokenizer import Tokenizer
+from inference.text.tokenizer_settings import TokenizerIdentity, TokenizerSettings
+from outrider.models.directories import EMBEDDED, find_directory
+from outrider.models.machine import size_words
+from outrider.options.tool_roles import ListRole, PullRole
+
+
+class ModelHere(NamedTuple):
+    """A model on this machine.
+
+    family: fingerprint of its tokenizer; empty for an unusable model
+    settings: of its tokenizer
+    """
+
+    name: str
+    directory: Path  # for a GGUF file, the file itself
+    size: int  # bytes
+    parameters: int
+    family: str
+    refusal: str = ""  # why it cannot be used
+    settings: TokenizerSettings | None = None
+
+    def drafts_for(self, target: TokenizerIdentity) -> bool:
+        """Whether its tokenizer matches that of a target."""
+        mine = TokenizerIdentity(self.family, self.settings)
+        return bool(self.family) and not mine.disagreement(target)
+
+    @property
+    def gguf(self) -> bool:
+        """Whether llama.cpp computes it; else torch does."""
+        return is_gguf(self.directory.name)
+
+    def as_flag(self, flag: str) -> dict[str, Any]:
+        """The flag that names the model; the bundled pair needs none."""
+        return {} if self.directory.parent == EMBEDDED else {flag: self.name}
+
+    def record(self) -> dict[str, object]:
+        """Plain data for JSON."""
+        fields = self._asdict()
+        del fields["settings"]
+        return {**fields, "directory": str(self.directory)}
+
+
+def pull(options: PullRole) -> int:
+    """Download a model from the hub, or check a directory. An interrupted download is resumed."""
+    if is_gguf(options.name):
+        model = _look_into(Path(options.name))
+    else:
+        model = _look(options.name, find_directory(options.name, "target"))
+    if model.refusal:
+        raise InvalidRequest(f"{options.name} is in {model.directory}, but {model.refusal}")
+    say(f"{model.name}: {size_words(model.size)} in {model.directory}")
+    return 0
+
+
+def list_here(options: ListRole) -> int:
+    """Print the models on this machine, and the matching pairs."""
+    paths = [Path(path) for path in (options.directory or "").split(",") if path]
+    models = list(find_models(paths))
+    pairs = list(fitting(models))
+    if options.as_json:
+        record = {"models": [model.record() for model in models], "pairs": pairs}
+        print(json.dumps(record, default=list))
+        return 0
+    for model in models:
+        about = model.refusal or count_words(model.parameters)
+        print(f"{model.name:44} {size_words(model.size):>9}  {about}")
+    print("pairs, with matching tokenizers:" if pairs else "no pair fits: tokenizers differ")
+    for draft, target in pairs:
+        print(f"  {draft} drafts for {target}")
+    return 0
+
+
+def count_words(parameters: float) -> str:
+    """A number of parameters with its unit."""
+    scale, unit = (1e9, "B") if parameters >= 1e9 else (1e6, "M")
+    return f"{parameters / scale:.2f} {unit} parameters"
+
+
+def fitting(models: Sequence[ModelHere]) -> Iterator[tuple[str, str]]:
+    """Names of a draft and of a larger target whose tokenizers match."""
+    usable = [model for model in models if model.family]
+    for target in usable:
+        identity = TokenizerIdentity(target.family, target.settings)
+        for draft in usable:
+            if draft.parameters < target.parameters and draft.drafts_for(identity):
+                yield draft.name, target.name
+
+
+def find_models(paths: Sequence[Path]) -> Iterator[ModelHere]:
+    """The embedded pair, the hub's models in its cache, and models_below()."""
+    for part in ("draft", "target"):
+        yield _look(f"outrider-embedded-{part}", EMBEDDED / part)
+    yield from _cached()
+    yield from models_below(paths)
+
+
+def models_below(paths: Sequence[Path]) -> Iterator[ModelHere]:
+    """Models below directories, and GGUF files. Raises InvalidRequest for a missing path."""
+    for path in paths:
+        if not path.exists():
+            raise InvalidRequest(f"{path}: no such directory or file")
+        for config in sorted(path.glob("**/config.json")):
+            yield _look(str(config.parent), config.parent)
+        for file in [path] if path.is_file() else sorted(path.glob("**/*.gguf")):
+            yield _look_into(file)
+
+
+def _cached() -> Iterator[ModelHere]:
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repositories = scan_cache_dir().repos
+    except CacheNotFound:
+        return
+    for repository in sorted(repositories, key=lambda repository: repository.repo_id):
+        revisions = sorted(repository.revisions, key=lambda revision: revision.last_modified)
+        if repository.repo_type == "model" and revisions:
+            place = revisions[-1].snapshot_path
+            yield from map(_look_into, sorted(place.glob("*.gguf")))
+            if not any(place.glob("*.gguf")):
+                yield _look(repository.repo_id, place)
+
+
+def _look(name: str, directory: Path) -> ModelHere:
+    weights = list(directory.glob("*.safetensors"))
+    size = sum(path.stat().st_size for path in directory.iterdir() if path.is_file())
+    try:
+        _check_config(directory)
+        if not weights:
+            raise InvalidRequest("it has no weights as safetensors")
+        family, settings = Tokenizer(directory).identity
+        parameters = sum(math.prod(each.shape) for each in stored_tensors(directory).values())
+        return ModelHere(name, directory, size, parameters, family, settings=settings)
+    except (OutriderError, OSError) as error:
+        return ModelHere(name, directory, size, 0, "", str(error))
+
+
+def _check_config(directory: Path) -> None:
+    """Raise an OutriderError unless our decoder or the transformers library computes the model."""
+    try:
+        read_config(directory)
+    except UnknownArchitecture:
+        read_library_config(directory)
+
+
+def _look_into(path: Path) -> ModelHere:
+    """A GGUF file."""
+    size = path.stat().st_size if path.is_file() else 0
+    try:
+        from outrider.models.gguf_file import GgufFile
+
+        model = GgufFile.find(str(path))
+        family, settings = model.tokenizer.identity
+        return ModelHere(str(path), path, size, model.config.parameters, family, settings=settings)
+    except OutriderError as error:
+        return ModelHere(str(path), path, size, 0, "", str(error))

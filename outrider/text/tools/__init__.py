@@ -1,0 +1,1 @@
+"""Calls of functions: how a prompt lists them, and how a text is read."""
