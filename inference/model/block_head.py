@@ -128,7 +128,7 @@ def _kept(raw: Json, name: str, layers: int, of_target: int) -> tuple[int, ...]:
     ids = raw.field(name)
     if ids.absent:
         return usual_layers(layers, of_target)
-    kept = ids.each(lambda each: 1 + each.integer(0, of_target - 2))
+    kept = ids.each(lambda each: 1 + each.integer(0, of_target - 1))
     return kept if list(kept) == sorted(set(kept)) else ids.refuse("ascending layers")
 
 

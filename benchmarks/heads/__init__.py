@@ -1,0 +1,1 @@
+"""Trials of heads beside the target, on a virtual clock."""
