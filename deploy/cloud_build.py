@@ -17,9 +17,9 @@ from compile.request import find_checkpoint, make_request, names_layers
 from compile.store import open_store, pull
 from deploy.deployment import own_bucket
 from deploy.host.user_data import ARTEFACT
-from deploy.instance_kind import NEURON_IMAGE, NEURON_VENV, check_image
+from deploy.instance.kind import NEURON_IMAGE, NEURON_VENV, check_image
+from deploy.instance.places import host_size
 from deploy.job import HostJob, job_host, prepare, run_job
-from deploy.places import host_size
 from inference.command import say
 from inference.errors import InvalidRequest
 from inference.flags.group import flags_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from deploy.instance_kind import InstanceKind, Market
+from deploy.instance.kind import InstanceKind, Market
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,12 @@ from deploy.bucket import HostBucket, put_wheel
 from deploy.deployment import Host, hub_token_parameter
 from deploy.handover import put_hub_token, withdraw_secrets
 from deploy.host.user_data import JobSettings, job_script
-from deploy.instance_kind import InstanceKind
-from deploy.instance_price import cost_so_far
+from deploy.instance.kind import InstanceKind
+from deploy.instance.places import SubnetInZone, with_image
+from deploy.instance.price import cost_so_far
+from deploy.instance.running import describe_instance, living_instance
 from deploy.launch import Launch
-from deploy.places import SubnetInZone, with_image
 from deploy.plan import ask_account, cost_rows, find_price, host_rows, plan_text
-from deploy.running_instance import describe_instance, living_instance
 from deploy.stack import StackState, TargetStack
 from deploy.waiting import Wait
 from inference.command import say

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 from compile.aws import Aws
 from deploy.deployment import Host
-from deploy.places import SubnetInZone, host_size
-from deploy.running_instance import describe_instance
+from deploy.instance.places import SubnetInZone, host_size
+from deploy.instance.running import describe_instance
 from deploy.stack import (
     LaunchFailure,
     StackState,

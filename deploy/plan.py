@@ -16,8 +16,8 @@ from compile.store import fetch_manifest, open_store
 from deploy.commands.options import UpOptions
 from deploy.deployment import Host, secret_parameters
 from deploy.host.user_data import PORT
-from deploy.instance_price import InstancePrices, NoPrice, Price, bundled_prices
-from deploy.places import SubnetInZone, find_image, places_for
+from deploy.instance.places import SubnetInZone, find_image, places_for
+from deploy.instance.price import InstancePrices, NoPrice, Price, bundled_prices
 from deploy.stack import created_resources
 from inference.cost.billing import hire_usd
 from inference.errors import InvalidRequest

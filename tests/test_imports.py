@@ -88,7 +88,7 @@ MODELS = {"torch", "transformers", "safetensors", "llama_cpp"}
 LIGHT = {
     "outrider.cli": {"torch", "transformers", "grpc", "numpy"},
     "compile.__main__, compile.compile_options": {"torch", "transformers", "numpy", "boto3"},
-    "deploy.__main__, deploy.instance_price": {"torch", "numpy", "boto3"},
+    "deploy.__main__, deploy.instance.price": {"torch", "numpy", "boto3"},
     "deploy.commands.status, deploy.commands.up, deploy.plan": MODELS | {"boto3"},
     "outrider.client.client, outrider.client.drafting, outrider.draft_methods.model": MODELS,
     "outrider.endpoint.run, outrider.terminal.generate, outrider.terminal.chat": MODELS,

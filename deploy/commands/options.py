@@ -13,7 +13,7 @@ from pydantic import model_validator
 from compile.aws import Aws
 from compile.plan.device import device_of
 from deploy.deployment import Host, own_bucket
-from deploy.instance_kind import InstanceKind, Market, check_image
+from deploy.instance.kind import InstanceKind, Market, check_image
 from grpc_comm.client.named_targets import check_name, find_target
 from inference.errors import InvalidRequest
 from inference.files.artifact import read_manifest

@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from deploy.instance_kind import Market
-from deploy.instance_price import InstancePrices, NoPrice, Price, bundled_prices
+from deploy.instance.kind import Market
+from deploy.instance.price import InstancePrices, NoPrice, Price, bundled_prices
 from inference.command import FAILED
 from inference.flags.command_line import CommandOptions
 from inference.flags.group import Metavar

@@ -15,7 +15,7 @@ from compile.aws import Aws
 from compile.compile_options import JobOptions
 from deploy.deployment import own_bucket
 from deploy.host.user_data import RESULTS
-from deploy.instance_kind import InstanceKind, check_image
+from deploy.instance.kind import InstanceKind, check_image
 from deploy.job import HostJob, job_host, prepare, run_job
 from inference.command import FAILED
 from inference.flags.command_line import CommandOptions

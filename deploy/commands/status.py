@@ -12,8 +12,8 @@ from deploy.commands.options import NamedOptions
 from deploy.deployment import stack_name
 from deploy.handover import secrets_waiting
 from deploy.host.user_data import PORT
-from deploy.instance_price import cost_so_far
-from deploy.running_instance import RunningInstance, describe_instance, progress
+from deploy.instance.price import cost_so_far
+from deploy.instance.running import RunningInstance, describe_instance, progress
 from deploy.stack import TargetStack
 from grpc_comm.client.named_targets import find_target
 from inference.command import FAILED

@@ -14,17 +14,17 @@ from deploy.commands.status import host_commands
 from deploy.deployment import Host, hub_token_parameter, secret_parameters
 from deploy.handover import Handover, put_hub_token, withdraw_secrets
 from deploy.host.user_data import PORT, HostSettings, user_data
-from deploy.instance_price import NoPrice, Price
-from deploy.job import ask
-from deploy.launch import Launch
-from deploy.places import with_image
-from deploy.plan import make_plan
-from deploy.running_instance import (
+from deploy.instance.places import with_image
+from deploy.instance.price import NoPrice, Price
+from deploy.instance.running import (
     InstanceEnded,
     RunningInstance,
     living_instance,
     progress,
 )
+from deploy.job import ask
+from deploy.launch import Launch
+from deploy.plan import make_plan
 from deploy.stack import StackState
 from deploy.waiting import Wait
 from grpc_comm.client.named_targets import (

@@ -23,7 +23,7 @@ from compile.store import open_store, push
 from deploy.cloud_build import check, host_arguments, pinned, plan
 from deploy.commands.prove import ProofOptions, words_on_host
 from deploy.host.user_data import RESULTS
-from deploy.instance_kind import NEURON_IMAGE, InstanceKind
+from deploy.instance.kind import NEURON_IMAGE, InstanceKind
 from deploy.job import cost
 from deploy.stack import StackState
 from inference.files.artifact import write_manifest

@@ -16,7 +16,7 @@ from compile.aws import Aws
 from compile.compile_options import parse as parse_compile
 from deploy.commands.options import UpOptions
 from deploy.host.user_data import MAX_BYTES, PORT
-from deploy.instance_kind import NEURON_IMAGE, InstanceKind
+from deploy.instance.kind import NEURON_IMAGE, InstanceKind
 from deploy.stack import (
     TEMPLATE,
     LaunchFailure,

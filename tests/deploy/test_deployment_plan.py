@@ -16,9 +16,9 @@ from compile.aws import Aws
 from compile.plan.pass_seconds import pass_seconds
 from compile.request import find_checkpoint, make_request
 from deploy.commands.options import UpOptions
-from deploy.instance_kind import NEURON_BASE_IMAGE
-from deploy.instance_price import bundled_prices
-from deploy.places import host_size, with_image
+from deploy.instance.kind import NEURON_BASE_IMAGE
+from deploy.instance.places import host_size, with_image
+from deploy.instance.price import bundled_prices
 from deploy.plan import computed_speed, read_served
 from inference.errors import BadArtifact
 from inference.files.artifact import Manifest, write_manifest

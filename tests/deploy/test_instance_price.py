@@ -17,8 +17,8 @@ from botocore.awsrequest import AWSResponse
 from botocore.stub import ANY, Stubber
 
 from compile.aws import Aws, AwsDown
-from deploy.instance_kind import Market
-from deploy.instance_price import (
+from deploy.instance.kind import Market
+from deploy.instance.price import (
     ON_DEMAND_TERMS,
     InstancePrices,
     NoPrice,
@@ -26,7 +26,7 @@ from deploy.instance_price import (
     bundled_prices,
     cost_so_far,
 )
-from deploy.running_instance import RunningInstance
+from deploy.instance.running import RunningInstance
 from tests.support.commands import Run
 from tests.support.refusals import assert_refused
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import median
 
 from compile.aws import Aws, AwsDown, check_region
-from deploy.instance_kind import Market
-from deploy.running_instance import RunningInstance
+from deploy.instance.kind import Market
+from deploy.instance.running import RunningInstance
 from inference.command import say
 from inference.cost.billing import hire_usd
 from inference.errors import InvalidRequest, MissingExtra, OutriderError, Unavailable
@@ -42,7 +42,7 @@ capacity blocks also has a row at $0.00.
 
 _LINUX = "Linux/UNIX"
 _SPOT_PRODUCTS = (_LINUX, "Linux/UNIX (Amazon VPC)")
-_BUNDLED = Path(__file__).parent / "data" / "ec2_prices.json"
+_BUNDLED = Path(__file__).parents[1] / "data" / "ec2_prices.json"
 
 
 class NoPrice(Unavailable):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from compile.aws import Aws, aws_refusals, error_code
 from deploy.deployment import Host
-from deploy.instance_kind import NEURON_BASE_IMAGE, NEURON_IMAGE, InstanceKind
+from deploy.instance.kind import NEURON_BASE_IMAGE, NEURON_IMAGE, InstanceKind
 from inference.command import say
 from inference.errors import InvalidRequest
 

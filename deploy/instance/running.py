@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from compile.aws import Aws, aws_refusals, error_code
-from deploy.instance_kind import Market
+from deploy.instance.kind import Market
 from inference.errors import Unavailable
 
 _ALIVE = ("pending", "running")
