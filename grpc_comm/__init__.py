@@ -1,7 +1,7 @@
-"""The wire between draft and target of Outrider.
+"""Communication between Outrider's draft and target.
 
-gRPC's core logs to stderr, which is switched off here, as our errors contain the same. The core
-reads GRPC_VERBOSITY when it is first used. A value set by the user stays.
+This module switches off the logging of gRPC's core to stderr, since Outrider's errors contain the
+same information. The core reads GRPC_VERBOSITY on first use. A value set by the user is kept.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""Certificates in files: creates one for a target without a public name, with the authority that
-signs it, and reads the hosts of a certificate. Only this module uses `cryptography`.
+"""Creates a certificate and its authority for a target without a public name, and reads the hosts
+of a certificate. Only this module uses `cryptography`.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _CERTIFICATES_ONLY = x509.KeyUsage(
 
 
 class Issued(NamedTuple):
-    """Contents of the PEM files."""
+    """Contents of the PEM files of a new certificate."""
 
-    ca: bytes  # the authority that clients trust
-    certificate: bytes  # the target's
-    key: bytes  # the target's
+    ca: bytes  # certificate of the authority, which clients trust
+    certificate: bytes  # the target's certificate
+    key: bytes  # the target's private key
 
 
 def issue(hosts: Sequence[str]) -> Issued:
-    """Issue a certificate for these host names and addresses; raise InvalidRequest for bad ones.
+    """Issue a certificate for host names and addresses; raise InvalidRequest for an invalid one.
 
-    The authority's own key is discarded, so it signs nothing else.
+    The authority's private key is discarded, so the authority cannot sign anything else.
     """
     names = x509.SubjectAlternativeName([_alternative_name(host) for host in hosts])
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
@@ -141,15 +141,15 @@ def make_certificate(directory: Path, hosts: Sequence[str]) -> CertificateFiles:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Create the file with this mode, so that a key is never readable by others."""
+    """Create the file with this mode from the start, so that others can never read a key."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)
 
 
 def certificate_hosts(path: Path) -> tuple[str, ...]:
-    """Names and addresses, at least one, of the first certificate in a PEM file.
+    """Return names and addresses of the first certificate in a PEM file, at least one.
 
-    Raises InvalidRequest where there is none.
+    Raises InvalidRequest if there is no certificate, or it names no host.
     """
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())

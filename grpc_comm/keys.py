@@ -1,7 +1,7 @@
 """Keys of callers and their limits: bearer tokens, stored as SHA-256 digests only.
 
 A changed keys file (keys_file.py) applies from the next call on, and to open streams within a
-second. An unusable or missing file is logged, and the earlier keys stay valid.
+second. If the new file is missing or invalid, this is logged, and the earlier keys stay valid.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["SINGLE_TENANT", "WATCH_SECONDS", "Grant", "Key", "Keys"]
 log = logging.getLogger(__name__)
 
 SINGLE_TENANT = "default"
-"""The tenant of everyone who has the token of a --token_file."""
+"""The tenant of all clients that use the token of a --token_file."""
 
 WATCH_SECONDS = 0.4
-"""Seconds between checks of the keys file, and of a stream's key. Both together are below a
-second.
+"""Seconds between checks of the keys file, and between checks of a stream's key. The sum of both is
+below a second.
 """
 
 _SCHEME = b"Bearer "
@@ -33,29 +33,29 @@ Metadata = Iterable[tuple[str, str | bytes]]
 
 
 class Keys:
-    """A target's keys. Not thread-safe: used on the server's loop only."""
+    """A target's keys. Not thread-safe: used on the server's event loop only."""
 
     def __init__(self, entries: tuple[KeyEntry, ...] | None, file: KeysFile | None = None) -> None:
-        # None: no token is required. An empty tuple: every call is refused.
+        # None: no token is required. Empty: every call is refused.
         self.entries, self._file = entries, file
 
     @classmethod
     def open(cls) -> Keys:
-        """Keys that require no token: every caller is the tenant "", with the server's limits."""
+        """Return keys that need no token: every caller is the tenant "", with server limits."""
         return cls(None)
 
     @classmethod
     def single(cls, token: str) -> Keys:
-        """Keys with one token for all; raises InvalidRequest for an empty one."""
+        """Return keys with one token for all clients; raise InvalidRequest if it is empty."""
         if not token:
             raise InvalidRequest("the token is empty")
         return cls((KeyEntry(digest_of(token), Key(SINGLE_TENANT)),))
 
     @classmethod
     def read(cls, path: Path) -> Keys:
-        """Read the keys of a file, which is watched from then on.
+        """Read the keys of a file. watch() follows its changes.
 
-        Raises InvalidRequest, naming file, entry and what is needed.
+        Raises InvalidRequest, which names the file, the entry and what is needed.
         """
         file = KeysFile(path)
         return cls(file.read(), file)
@@ -66,16 +66,16 @@ class Keys:
         return self.entries is not None
 
     def grant(self, metadata: Metadata | None) -> Grant | None:
-        """Return what a call with this metadata may do while it lasts; None: refuse it."""
+        """Return the rights of a call with this metadata; None if the call must be refused."""
         self.reload()
         digest = _digest(metadata)
         key = self.of(digest)
         return None if key is None else Grant(self, digest, key)
 
     def of(self, digest: bytes | None) -> Key | None:
-        """Return the key with this token digest; None where there is no such key, or no token.
+        """Return the key with this token digest; None without such a key, or without a token.
 
-        Every digest is compared, each in constant time, so the time taken reveals nothing about a
+        Compares every digest in constant time, so that the time taken reveals nothing about a
         token.
         """
         if self.entries is None:
@@ -89,20 +89,20 @@ class Keys:
         return match
 
     async def watch(self) -> None:
-        """Follow the file forever, even while there are no calls."""
+        """Check the file for changes forever, even while there are no calls."""
         while self._file is not None:
             self.reload()
             await asyncio.sleep(WATCH_SECONDS)
 
     def reload(self) -> None:
-        """Load the file's new content, if it has changed and is valid."""
+        """Load the file's new content if it has changed and is valid."""
         if self._file is None or not self._file.changed():
             return
         unread = self._file.unread
         try:
             self.entries = self._file.read()
         except InvalidRequest as error:
-            if not (unread and self._file.unread):  # else it is already logged
+            if not (unread and self._file.unread):  # log a repeated read error once
                 self._log_failure(error)
         else:
             log.info("read %d keys from %s", len(self.entries), self._file.path)
@@ -121,7 +121,7 @@ _EVERYONE = Key("")
 
 
 class Grant:
-    """Rights of a call by the current keys."""
+    """The rights of a call, according to the current keys."""
 
     def __init__(self, keys: Keys, digest: bytes | None, key: Key) -> None:
         self._keys, self._digest, self._key = keys, digest, key
@@ -129,13 +129,13 @@ class Grant:
 
     @property
     def key(self) -> Key:
-        """The key with its current limits; with its last limits once it is withdrawn."""
+        """The key with its current limits; once it is withdrawn, with its last limits."""
         self._refresh()
         return self._key
 
     @property
     def withdrawn(self) -> bool:
-        """Whether the secret token was revoked or reassigned: the call must end."""
+        """Whether the token was revoked or reassigned, so that the call must end."""
         self._refresh()
         return self._withdrawn
 
@@ -151,9 +151,9 @@ class Grant:
 
 
 def _digest(metadata: Metadata | None) -> bytes | None:
-    """Return the SHA-256 digest of a call's token; None for a call without one.
+    """Return the SHA-256 digest of a call's token; None for a call without a token.
 
-    An empty token counts as none, and so do several headers with tokens.
+    An empty token, or several headers with tokens, count as no token.
     """
     headers = [value for name, value in metadata or () if name == "authorization"]
     values = [value.encode() if isinstance(value, str) else value for value in headers]

@@ -1,6 +1,6 @@
-"""The file of a target's keys: parses it strictly, detects changes and appends keys.
+"""A target's keys file: parses it strictly, detects changes and appends keys.
 
-It is JSON, with an entry for each tenant. The server's limit applies where an entry has none:
+The file is JSON, with an entry for each tenant. Limits that an entry omits default to the server's:
 
     {"keys": [{"name": "alice", "token_sha256": "<64 hexadecimal digits>", "sessions": 4,
                "sequence_length": 4096, "tree_nodes": 32, "message_bytes": 1048576,
@@ -36,17 +36,17 @@ Limit = Annotated[int, Field(ge=1, le=2**63 - 1)] | None
 
 @dataclass(frozen=True)
 class Key(Record):
-    """A tenant and its limits. A limit of None is the server's own.
+    """A tenant and its limits. None means the server's limit.
 
-    A target without keys serves everyone as the tenant "". Raises InvalidRequest for a bad name.
+    A target without keys serves all clients as the tenant "". Raises InvalidRequest for a bad name.
     """
 
     name: str
-    sessions: Limit = None  # open at once
+    sessions: Limit = None  # open at the same time
     sequence_length: Limit = None  # tokens, prompt and output together
-    tree_nodes: Limit = None  # nodes of a session in a forward pass, the root included
-    message_bytes: Limit = None  # of the longest message
-    nodes_per_second: Limit = None  # candidates of all sessions together
+    tree_nodes: Limit = None  # nodes of a session in a forward pass, root included
+    message_bytes: Limit = None  # size of a message
+    nodes_per_second: Limit = None  # candidates sent, all sessions together
 
     def __post_init__(self) -> None:
         if self.name and not _NAME.fullmatch(self.name):
@@ -58,7 +58,7 @@ def _check_digest(value: Any) -> str:
     need = "it must be the SHA-256 of the token, 64 hexadecimal digits in lower case"
     if not isinstance(value, str) or not _DIGEST.fullmatch(value):
         got = f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
-        raise ValueError(f"{need}: got {got}")  # it may be the token
+        raise ValueError(f"{need}: got {got}")  # never the value: it may be the token
     if bytes.fromhex(value) == digest_of(""):
         raise ValueError("the hash of an empty token: create a key with `outrider keys`")
     return value
@@ -85,9 +85,9 @@ class KeyEntry(NamedTuple):
 
 
 class KeysFile:
-    """A keys file, and the version of it that was read last.
+    """A keys file, and the file version that was read last.
 
-    unread: that version could not be read; reading it again may succeed
+    unread: whether that version could not be read, so that reading it again may succeed
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,8 +102,8 @@ class KeysFile:
         return self.unread or self._stamp() != self._seen
 
     def read(self) -> tuple[KeyEntry, ...]:
-        """Read the entries; raise InvalidRequest. An invalid version is not read again; one that
-        could not be read is.
+        """Read the entries; raise InvalidRequest. A file that could not be read is read again; an
+        invalid file is not, until it changes.
         """
         self._seen = self._stamp()  # before reading, so that a later write counts as a change
         try:
@@ -114,7 +114,7 @@ class KeysFile:
         return entries
 
     def _stamp(self) -> tuple[int, ...]:
-        """Identify the version of the file; empty where there is no file."""
+        """Return values that identify the file's version; empty if there is no file."""
         try:
             status = os.stat(self.path)
         except OSError:
@@ -124,9 +124,9 @@ class KeysFile:
 
 
 def make_key(path: Path, name: str) -> str:
-    """Append a key of this name to the file, and return its token, which is stored nowhere.
+    """Append a key with this name to the file, and return its token, which is not stored.
 
-    The file is created where there is none. Raises InvalidRequest for a name that is taken or
+    Creates the file if it does not exist. Raises InvalidRequest for a name that is taken or
     invalid, and for a file that is invalid or cannot be written.
     """
     if not name:
@@ -144,9 +144,9 @@ def make_key(path: Path, name: str) -> str:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """Yield a file for the next version, which then replaces `path` atomically.
+    """Yield the path of a temporary file, which then replaces `path` atomically.
 
-    Only one process at a time may do so. Raises InvalidRequest.
+    Raises InvalidRequest, also if another process is replacing the file.
     """
     following = path.with_name(path.name + ".new")
     try:
@@ -175,7 +175,7 @@ def digest_of(token: str | bytes) -> bytes:
 def _parse(path: Path) -> tuple[KeyEntry, ...]:
     """Read the entries; raise InvalidRequest.
 
-    Others may read the file, because a digest does not reveal its token, but not write it.
+    Other users may read the file, because a digest does not reveal its token, but not write it.
     """
     try:
         content = read_guarded(path)

@@ -1,4 +1,4 @@
-"""Converts candidates, orders and tokens to and from protobuf, and checks what arrives."""
+"""Converts candidates, Decode orders and tokens to and from protobuf, and checks received data."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MAX_STOP_IDS = 1024
 CLIENT_KINDS = frozenset({MODEL, COPY})
 """Kinds of proposers that a client may name."""
 
-_STEPS = 16.0  # byte values for each halving of a chance
+_STEPS = 16.0  # byte values for each halving of a probability
 _CHANCES = tuple(2.0 ** (-step / _STEPS) for step in range(256))
 
 
 def write_nodes(nodes: Nodes) -> Iterator[pb.Nodes]:
-    """Yield as many messages as are needed."""
+    """Yield the candidates in one or more messages."""
     for start in range(0, len(nodes.tokens), MAX_CANDIDATES):
         chunk = slice(start, start + MAX_CANDIDATES)
         yield pb.Nodes(
@@ -57,7 +57,7 @@ def read_nodes(message: pb.Nodes) -> Nodes:
 
 
 def _as_byte(chance: float) -> int:
-    """Return -16 log2(chance) as a byte. A value that is no probability counts as the lowest."""
+    """Return -16 log2(chance) as a byte. Values that are no probability count as the minimum."""
     if not 0 < chance <= 1:
         return 0 if chance > 1 else 255
     return min(round(-_STEPS * math.log2(chance)), 255)
@@ -85,7 +85,7 @@ _TIMES = ("queue", "model", "share")
 def write_tokens(progress: Progress, end: End) -> pb.Tokens:
     """Write a session's progress.
 
-    end: why the text ends, or is paused
+    end: why the session has ended or is paused
     """
     has_proposers = any(kind != NOBODY for kind in progress.proposers)
     seconds = {f"{of}_microseconds": getattr(progress, f"{of}_seconds") for of in _TIMES}
@@ -100,7 +100,7 @@ def write_tokens(progress: Progress, end: End) -> pb.Tokens:
 
 
 def read_tokens(message: pb.Tokens) -> Progress:
-    """Read a session's progress; raise Mismatch for an invalid message."""
+    """Read a session's progress; raise Mismatch if the message is invalid."""
     if len(message.proposers) not in (0, len(message.ids)):
         raise Mismatch(f"sent {len(message.ids)} tokens and proposers of {len(message.proposers)}")
     if message.end not in pb.Tokens.End.values():
@@ -116,7 +116,7 @@ def read_tokens(message: pb.Tokens) -> Progress:
 
 
 def write_logprobs(scores: Sequence[TokenLogProb]) -> dict[str, Any]:
-    """Return the fields of Tokens, or of Opened."""
+    """Return the log-probability fields of Tokens or Opened."""
     return {
         "logprobs": [score.value for score in scores],
         "top_ids": [token for score in scores for token in score.ids],
@@ -125,11 +125,11 @@ def write_logprobs(scores: Sequence[TokenLogProb]) -> dict[str, Any]:
 
 
 MAX_LOGPROB = 1e-5
-"""The greatest log-probability that a target may report: 0, plus float32's rounding error."""
+"""The maximum log-probability that a target may report: 0, plus float32's rounding error."""
 
 
 def read_logprobs(message: pb.Tokens | pb.Opened) -> tuple[TokenLogProb, ...]:
-    """Read log-probabilities; raise Mismatch for invalid ones."""
+    """Read log-probabilities; raise Mismatch if they are invalid."""
     values, ids, likeliest = message.logprobs, message.top_ids, message.top_logprobs
     width, remainder = divmod(len(ids), len(values) or 1)
     if len(ids) != len(likeliest) or remainder or width > MAX_LOGPROBS or (width and not values):

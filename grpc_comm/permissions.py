@@ -1,4 +1,4 @@
-"""Checks who may read or write sensitive files; errors name the command that fixes it."""
+"""Checks who may read or write sensitive files; errors name the command that fixes the mode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OTHERS_READ = stat.S_IROTH
 def read_guarded(path: Path) -> bytes:
     """Read a file that only its owner may write.
 
-    Raises InvalidRequest if others may write it, OSError if it cannot be read.
+    Raises InvalidRequest if other users may write it, OSError if it cannot be read.
     """
     content, mode = _content_and_mode(path)
     if mode & _GROUP_OR_OTHERS_WRITE:
@@ -29,7 +29,7 @@ def read_secret(path: Path) -> bytes:
     """Read a file that only its owner may write, and only its owner and group may read.
 
     The group may read it because container platforms mount secrets that way for processes without
-    root. Raises InvalidRequest if others may, OSError if it cannot be read.
+    root. Raises InvalidRequest for any further access, OSError if the file cannot be read.
     """
     content, mode = _content_and_mode(path)
     if mode & (_GROUP_OR_OTHERS_WRITE | _OTHERS_READ):
@@ -39,9 +39,9 @@ def read_secret(path: Path) -> bytes:
 
 
 def _content_and_mode(path: Path) -> tuple[bytes, int]:
-    """Return content and mode of a file, by the same descriptor, so that both belong together.
+    """Return content and mode of a file, both from the same descriptor, so that they match.
 
-    The mode is 0 on systems where modes mean nothing.
+    The mode is 0 on systems without POSIX permissions.
     """
     with path.open("rb") as file:
         status = os.fstat(file.fileno())

@@ -1,4 +1,4 @@
-"""Converts a text's sampling parameters to and from fields of Open."""
+"""Converts sampling parameters to and from fields of Open."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from inference.sampling import Grammar, GrammarKind, SamplingParams
 PROTOCOL_VERSION = 3
 
 RULES_VERSION = 4
-"""Protocol of an Open with parameters that protocol 3 lacks. A target of protocol 3 would ignore
-them and generate another text, but it refuses the number.
+"""Protocol of an Open with parameters that protocol 3 lacks. A target of protocol 3 refuses this
+number; otherwise it would ignore the parameters and generate different output.
 """
 
 LENGTH_VERSION = 5
 """Protocol of an Open with a minimum length, which protocol 4 lacks."""
 
-_PLAIN = ("temperature", "top_k", "top_p", "seed")  # those of protocol 3
+_PLAIN = ("temperature", "top_k", "top_p", "seed")  # parameters of protocol 3
 _ALIKE = (
     *_PLAIN,
     "min_p",
@@ -33,7 +33,7 @@ _ALIKE = (
 
 
 def check_protocol(theirs: int, supported: Iterable[int] = (PROTOCOL_VERSION,)) -> None:
-    """Raise Mismatch for a protocol that this side does not support."""
+    """Raise Mismatch if this side does not support the other side's protocol."""
     if theirs not in supported:
         raise Mismatch(
             f"the other side has protocol {theirs}, this side {PROTOCOL_VERSION}: install the "
@@ -42,13 +42,13 @@ def check_protocol(theirs: int, supported: Iterable[int] = (PROTOCOL_VERSION,)) 
 
 
 def write_params(params: SamplingParams) -> dict[str, Any]:
-    """Return fields of Open, the protocol included; raise InvalidRequest for parameters that do not
-    fit into a message.
+    """Return fields of Open, protocol included; raise InvalidRequest if parameters do not fit into
+    a message.
     """
     params = params.on_the_wire()
     if not params.end_ids:
         params = replace(params, min_tokens=0)
-    if not (params.adjusts or params.prompt_logprobs):  # the output's start does not matter
+    if not (params.adjusts or params.prompt_logprobs):  # where the output starts has no effect
         params = replace(params, made=0)
     plain = {name: getattr(params, name) for name in _PLAIN}
     if params == SamplingParams(**plain):
@@ -66,7 +66,7 @@ def write_params(params: SamplingParams) -> dict[str, Any]:
 
 
 def read_params(message: pb.Open) -> SamplingParams:
-    """Read the parameters; raise InvalidRequest for wrong ones, Mismatch for another protocol."""
+    """Read the parameters; raise InvalidRequest if invalid, Mismatch for another protocol."""
     check_protocol(message.protocol_version, (PROTOCOL_VERSION, RULES_VERSION, LENGTH_VERSION))
     ids, biases = message.bias_ids, message.biases
     if len(ids) != len(biases):

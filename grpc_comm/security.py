@@ -1,8 +1,8 @@
-"""Rules for calls, and their credentials: certificates and bearer tokens. The rules for listening
-are in grpc_comm/server/guard.py.
+"""A client's security: which connections are allowed, and their certificates and bearer tokens. See
+grpc_comm/server/guard.py for the target's.
 
-Plaintext is allowed on loopback. Any other host needs TLS and, to listen, a token, unless the user
-sets `insecure`. A token is never sent in plaintext to another machine.
+Plaintext is allowed on loopback. Connecting to another host needs TLS; listening for other hosts
+needs TLS and a token. `insecure` lifts both. No token is sent to another machine in plaintext.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from inference.errors import InvalidRequest
 
 @dataclass(frozen=True)
 class SecurityOptions:
-    """Files and switches from the user. Both ends have the same ones."""
+    """Files and switches set by the user. Clients and targets have the same options."""
 
     tls_cert: Path | None = None  # this side's certificate
-    tls_key: Path | None = None  # its private key
-    tls_ca: Path | None = None  # signs the other side; a target then demands client certificates
-    token_file: Path | None = None  # one token: this client's, or that of every client
-    keys_file: Path | None = None  # a target's clients, each with a token and limits of its own
+    tls_key: Path | None = None  # private key of the certificate
+    tls_ca: Path | None = None  # authority of the other side; a target then demands certificates
+    token_file: Path | None = None  # a client's token, or the token that all clients share
+    keys_file: Path | None = None  # a target's clients, each with its own token and limits
     tls: bool = False  # use TLS with the system's certificate authorities
-    insecure: bool = False  # the user accepts the risk
+    insecure: bool = False  # allow plaintext and clients without a token
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -49,7 +49,7 @@ PLAINTEXT = SecurityOptions()
 
 
 class ChannelSecurity(NamedTuple):
-    """Secrets of a client. Credentials of None mean plaintext; metadata goes with every call."""
+    """A client's secrets. Credentials None mean plaintext; metadata is sent with every call."""
 
     credentials: grpc.ChannelCredentials | None
     metadata: tuple[tuple[str, str], ...]
@@ -58,8 +58,8 @@ class ChannelSecurity(NamedTuple):
 def channel_security(options: SecurityOptions, address: Address) -> ChannelSecurity:
     """Return a client's credentials and metadata.
 
-    Raises InvalidRequest when a token would be sent in plaintext to another machine, and a prompt
-    unless `insecure` is set.
+    Raises InvalidRequest if a token would be sent to another machine in plaintext, or a prompt
+    would without `insecure`.
     """
     if options.keys_file:
         raise InvalidRequest(
@@ -85,9 +85,9 @@ def channel_security(options: SecurityOptions, address: Address) -> ChannelSecur
 
 
 def read_token(path: Path) -> str:
-    """Return the first line of the file, stripped.
+    """Return the token in the first line of the file, stripped.
 
-    Raises InvalidRequest when it is empty, cannot be sent, or others may read the file.
+    Raises InvalidRequest if it is empty or cannot be sent, or if other users may read the file.
     """
     lines = _read_secret(path, "--token_file").splitlines()
     token = lines[0].strip() if lines else b""
@@ -110,11 +110,11 @@ def _read_secret(path: Path, flag: str) -> bytes:
 
 
 class _Encrypted(Exception):
-    """Raised where a private key asks for a passphrase."""
+    """Raised if a private key needs a passphrase."""
 
 
 class TlsFiles(NamedTuple):
-    """Contents of the PEM files; None for a file that is not given."""
+    """Contents of the PEM files; None for a file that was not given."""
 
     authority: bytes | None
     key: bytes | None
@@ -122,8 +122,8 @@ class TlsFiles(NamedTuple):
 
 
 def read_tls(options: SecurityOptions) -> TlsFiles:
-    """Read the TLS files. Raises InvalidRequest for the first wrong one: gRPC does not report what
-    is wrong.
+    """Read the TLS files. Raises InvalidRequest for the first invalid file, since gRPC would not
+    report the reason.
     """
     authority = certificate = key = None
     if options.tls_ca is not None:
@@ -145,7 +145,7 @@ def _read_certificates(path: Path, flag: str) -> bytes:
 
 def _check_key(key: Path, certificate: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.set_ciphers("DEFAULT@SECLEVEL=0")  # the other side decides how strong a key must be
+    context.set_ciphers("DEFAULT@SECLEVEL=0")  # the other side decides which keys are too weak
     try:
         context.load_cert_chain(certificate, key, _refuse_passphrase)
     except _Encrypted as error:

@@ -1,4 +1,4 @@
-"""Converts our errors to gRPC status codes and back, and gRPC's own messages to plain ones."""
+"""Converts Outrider's errors to gRPC status codes and back, and explains gRPC's own messages."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _ERRORS: tuple[tuple[type[OutriderError], grpc.StatusCode], ...] = (
     (Unavailable, grpc.StatusCode.UNAVAILABLE),
     (OutriderError, grpc.StatusCode.INTERNAL),
 )
-"""The first class that fits is sent; a received code becomes its class. UNAUTHENTICATED is only
-received.
+"""Status codes by class of error; the first matching class is sent. A received code becomes its
+class. UNAUTHENTICATED is only received.
 """
 
 
@@ -44,15 +44,15 @@ _REASONS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         ("reset|removed|closed|pipe|RST_STREAM|GOAWAY", "the connection was lost"),
     )
 )
-"""What gRPC's messages about a connection mean; the first match applies. Only a traceback (--debug)
-shows the originals.
+"""Explanations of gRPC's messages about a connection; the first match applies. Only a traceback
+(--debug) shows the original message.
 """
 
 
 def status_error(error: grpc.RpcError, unreachable: str) -> OutriderError:
-    """Return our error for a failed call.
+    """Return Outrider's exception for a failed RPC.
 
-    unreachable: message for a target that did not answer at all
+    unreachable: message for a target that did not answer
     """
     code, details = error.code(), plain((error.details() or "").strip())
     if code is grpc.StatusCode.UNAUTHENTICATED:
@@ -67,8 +67,8 @@ def status_error(error: grpc.RpcError, unreachable: str) -> OutriderError:
 
 
 def _reason(error: grpc.RpcError, details: str) -> str:
-    """Return why a target is not available: its own message, or gRPC's in plain English; empty
-    where that adds nothing.
+    """Return why a target is not available: the target's message, or gRPC's in plain English; empty
+    if neither adds information.
     """
     if _trailing(error, FROM_TARGET):
         return details
@@ -80,27 +80,27 @@ def _reason(error: grpc.RpcError, details: str) -> str:
 
 
 FROM_TARGET = "outrider-error"
-"""Trailing metadata of a call that a target ended as not available: the message is its own, not
-gRPC's.
+"""Trailing metadata of a call that a target ended with UNAVAILABLE. It marks the message as the
+target's, not gRPC's.
 """
 
 RETRY_AFTER = "retry-after-ms"
-"""Trailing metadata of a call that was refused for lack of room, in milliseconds."""
+"""Trailing metadata of a call refused for lack of room: milliseconds after which to retry."""
 
 
 def _retry_after(error: grpc.RpcError) -> float:
-    """Return the seconds after which to retry a refused call, by the target's answer."""
+    """Return the seconds after which to retry a refused call, as the target requested."""
     milliseconds = _trailing(error, RETRY_AFTER)
     return int(milliseconds) / 1e3 if milliseconds.isdigit() else 1.0
 
 
 def _trailing(error: grpc.RpcError, name: str) -> str:
-    """Return a value of the call's trailing metadata; empty without it."""
+    """Return a value from the trailing metadata of a call; empty if it is absent."""
     metadata: tuple[tuple[str, str | bytes], ...] = tuple(error.trailing_metadata() or ())  # type: ignore[arg-type]  # the stubs' pairs are opaque
     return next((str(value) for key, value in metadata if key == name), "")
 
 
 FAULT = "a fault in the target"
-"""Begins the status message of our own internal errors, and is part of the protocol: gRPC has other
-INTERNAL messages.
+"""Prefix of the status message of Outrider's internal errors, which distinguishes them from gRPC's
+own INTERNAL messages. It is part of the protocol.
 """

@@ -1,4 +1,4 @@
-"""Converts a target's description and the messages that begin a session to and from protobuf."""
+"""Converts a target's description, and messages that open a session, to and from protobuf."""
 
 from __future__ import annotations
 
@@ -25,51 +25,51 @@ if TYPE_CHECKING:
 MAX_TIMES = 512
 
 MAX_SCORE_BYTES = 2 * 2**20
-"""Maximum bytes of the log-probabilities of a prompt."""
+"""Maximum size of a prompt's log-probabilities in bytes."""
 
 _DIGEST = re.compile("[0-9a-f]{64}")  # SHA-256
 
 MAX_CHARACTERS = 400
-"""Maximum characters shown of a text from the other side."""
+"""Maximum characters shown of a string that the other side sent."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """A target as it describes itself to clients."""
+    """A target's description of itself for clients."""
 
     server_version: str
     model: str
     model_fingerprint: str
     tokenizer_fingerprint: str
-    vocabulary: int  # ids of the tokenizer
+    vocabulary: int  # number of token ids
     sequence_length: int
-    max_tree_nodes: int  # of a session in a forward pass, the root included
+    max_tree_nodes: int  # maximum nodes of a session in a forward pass, root included
     rows: int
     dtype: str
     device: str
     stop_ids: frozenset[int]
-    draft_model: str = ""  # the draft that runs beside it, if any
+    draft_model: str = ""  # the draft on the target's device, if any
     times: tuple[
         tuple[Shape, float], ...
-        # seconds of a forward pass by rows and nodes of each: dict(times) is a prior of Times
+        # seconds of a forward pass by (rows, nodes per row): dict(times) is a prior of Times
     ] = ()
-    usd_per_hour: float = 0.0  # price of its machine; 0: not stated
+    usd_per_hour: float = 0.0  # price of the target's machine; 0: not stated
     sessions: int = 0  # open now
     rules: bool = False  # supports grammars, penalties and biases, and reports log-probabilities
-    emulated: bool = False  # its times are another device's: it shares no device with a draft
-    settings_digest: str = ""  # of tokenizer_settings; empty for a target of an older version
-    tokenizer_settings: bytes = b""  # of inference.text.tokenizer_settings; sent on request
+    emulated: bool = False  # forward passes take another device's times; cores stay free for drafts
+    settings_digest: str = ""  # SHA-256 of tokenizer_settings; empty from an older target
+    tokenizer_settings: bytes = b""  # see inference.text.tokenizer_settings; sent on request
 
 
 class SessionTerms(NamedTuple):
-    """An open session, and its client's limits."""
+    """The terms of an open session: how to resume it, and its limits."""
 
     session_id: str
-    length: int  # tokens at the target
-    lease_seconds: float  # the session is kept for so long without a message
-    tree_nodes: int  # in a forward pass, the root included
-    resume_key: bytes  # the secret with which the session can be resumed
-    candidates: int = MAX_CANDIDATES  # maximum stored
+    length: int  # tokens committed at the target
+    lease_seconds: float  # how long the session is kept without a message
+    tree_nodes: int  # maximum nodes in a forward pass, root included
+    resume_key: bytes  # secret with which a client can resume the session
+    candidates: int = MAX_CANDIDATES  # maximum stored candidates
     opened: Opened = Opened()
 
 
@@ -103,7 +103,7 @@ def read_description(message: pb.Description) -> Description:
 
 
 def plain(text: str) -> str:
-    """The start of a text of the other side, on a single line and without control characters."""
+    """Return the start of a received string, on a single line and without control characters."""
     return "".join(sign if sign.isprintable() else "?" for sign in text[:MAX_CHARACTERS])
 
 
@@ -128,7 +128,7 @@ def write_open(
 ) -> pb.Open:
     """Write the message that opens a session.
 
-    expected: the target's description; the target computes with `params.on_the_wire()`
+    expected: the description that the target must match; it computes with `params.on_the_wire()`
     """
     return pb.Open(
         session_id=session_id,
@@ -141,8 +141,8 @@ def write_open(
 
 
 def max_scored_tokens(likeliest: int) -> int:
-    """Return the maximum tokens of a prompt whose log-probabilities are reported, with so many
-    alternatives at each.
+    """Return the maximum tokens of a prompt whose log-probabilities are reported, with `likeliest`
+    alternatives for each token.
     """
     return MAX_SCORE_BYTES // (4 + 9 * likeliest)
 
@@ -154,7 +154,7 @@ def write_opened(terms: SessionTerms) -> pb.Opened:
 
 
 def read_opened(message: pb.Opened) -> SessionTerms:
-    """Read a target's answer about an open session; raise Mismatch for values out of bounds."""
+    """Read the terms of an open session; raise Mismatch if values are out of bounds."""
     return SessionTerms(
         message.session_id,
         message.length,
@@ -172,9 +172,9 @@ def read_opened(message: pb.Opened) -> SessionTerms:
 
 
 def read_answer(message: pb.ServerMessage) -> SessionTerms | Progress | str:
-    """Read a target's message: Opened, tokens, or its reason for leaving.
+    """Read a target's message: Opened, Tokens, or the reason for GoAway.
 
-    Raises Mismatch for a message that no target of this protocol sends.
+    Raises Mismatch for a message that this protocol does not have.
     """
     kind = message.WhichOneof("kind")
     if kind == "tokens":
@@ -196,7 +196,7 @@ def check_prompt_length(length: int, sequence_length: int) -> None:
 
 
 def check_fingerprints(request: pb.Open, description: Description) -> None:
-    """Raise Mismatch unless the client's tokenizer and model are those of this target."""
+    """Raise Mismatch unless the client expects the tokenizer and model of this target."""
     if request.tokenizer_fingerprint != description.tokenizer_fingerprint:
         raise tokenizer_mismatch(request.tokenizer_fingerprint, description)
     if request.model_fingerprint != description.model_fingerprint:
@@ -208,7 +208,7 @@ def check_fingerprints(request: pb.Open, description: Description) -> None:
 
 
 def tokenizer_mismatch(client: str, description: Description) -> Mismatch:
-    """Return the error for different tokenizers, whose ids mean different text."""
+    """Return the error for a client and a target with different tokenizers."""
     ours = description.tokenizer_fingerprint
     return Mismatch(
         f"the tokenizers differ: the client's is {client or 'none'}, that of {description.model} "
@@ -217,9 +217,9 @@ def tokenizer_mismatch(client: str, description: Description) -> Mismatch:
 
 
 def _ids(values: ArrayLike) -> list[int]:
-    """Return token ids for a uint32 field; raise InvalidRequest for others.
+    """Return token ids for a uint32 field; raise InvalidRequest for ids that do not fit.
 
-    The target checks them against its vocabulary.
+    The target checks that the ids are in its vocabulary.
     """
     array = np.asarray(values)
     if array.size and not np.issubdtype(array.dtype, np.integer):

@@ -1,4 +1,4 @@
-"""Addresses, and the gRPC options of both ends."""
+"""Addresses, and the gRPC options of clients and targets."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from inference.errors import InvalidRequest
 from inference.sampling import MAX_GRAMMAR
 
 MAX_MESSAGE_BYTES = 16 * 2**20
-"""Bytes of the longest message. A prompt of a million tokens takes 3 to 4 MB."""
+"""Maximum size of a message. A prompt of a million tokens takes 3 to 4 MB."""
 
-_LAST_PORT, _PORT_DIGITS = 65_535, 20  # the largest port; maximum digits of one
+_LAST_PORT, _PORT_DIGITS = 65_535, 20  # highest port; maximum digits that are parsed
 
 DNS = "dns:///"
-"""Begins an endpoint whose host has a replica at each of its addresses."""
+"""Prefix of an endpoint whose host has a replica at each of its DNS addresses."""
 
 _BYTES_BESIDE_PROMPT, _BYTES_PER_ID = 64 * 2**10 + MAX_GRAMMAR, 5
 
@@ -33,14 +33,14 @@ _SERVER_OPTIONS = (
         "grpc.http2.min_ping_interval_without_data_ms",
         10_000,
     ),  # by the default minimum, the client's keepalive is answered with GOAWAY
-    ("grpc.so_reuseport", 0),  # a second server on the port fails loudly
+    ("grpc.so_reuseport", 0),  # a second server on the port must fail
     # The following options bound the resources of an unauthenticated peer.
     # Refusing a stream with long headers costs the core 1 to 2 MB.
     ("grpc.max_concurrent_streams", 100),
     ("grpc.max_allowed_incoming_connections", 1024),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 300_000),
-    ("grpc.http2.bdp_probe", 0),  # buffers 64 KB, not 4 MB, of a call that is not read
+    ("grpc.http2.bdp_probe", 0),  # buffer 64 KB, not 4 MB, of a call whose messages are not read
 )
 _CHANNEL_OPTIONS = (
     *_BOTH_ENDS,
@@ -48,7 +48,7 @@ _CHANNEL_OPTIONS = (
     (
         "grpc.use_local_subchannel_pool",
         1,
-    ),  # a connection of its own, without another channel's backoff
+    ),  # a separate connection, which is not delayed by another channel's back-off
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
@@ -65,7 +65,7 @@ class Address(NamedTuple):
 
     @property
     def loopback(self) -> bool:
-        """Whether data sent there stays on this machine."""
+        """Whether data sent to this address stays on this machine."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -73,7 +73,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """Parse HOST:PORT, with an IPv6 host in brackets; raise InvalidRequest."""
+    """Parse HOST:PORT, with brackets around an IPv6 host; raise InvalidRequest."""
     host, separator, port = text.strip().rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host
@@ -89,10 +89,10 @@ def parse_address(text: str) -> Address:
 
 
 class Endpoint(NamedTuple):
-    """A target's host and port. With `resolved` every DNS address of the host is a replica."""
+    """A target's host and port, or those of several replicas behind one DNS name."""
 
     address: Address
-    resolved: bool = False  # each address of the host in DNS is a replica
+    resolved: bool = False  # whether each DNS address of the host is a replica
 
     def __str__(self) -> str:
         return f"{DNS}{self.address}" if self.resolved else str(self.address)
@@ -105,21 +105,21 @@ def parse_endpoint(text: str) -> Endpoint:
 
 
 def read_port(text: str) -> int:
-    """Parse a port number; raise InvalidRequest for anything but 0 to 65535."""
+    """Parse a port number; raise InvalidRequest unless it is 0 to 65535."""
     if not (text.isascii() and text.isdigit() and len(text) <= _PORT_DIGITS):
         raise InvalidRequest(f"a port is a number from 0 to {_LAST_PORT}: got {text[:20]}")
     return check_port(int(text))
 
 
 def check_port(port: int) -> int:
-    """Return the port; raise InvalidRequest for one that gRPC would truncate to 16 bits."""
+    """Return the port; raise InvalidRequest if gRPC would truncate it to 16 bits."""
     if not 0 <= port <= _LAST_PORT:
         raise InvalidRequest(f"a port is a number from 0 to {_LAST_PORT}: got {port}")
     return port
 
 
 def check_free(address: Address) -> None:
-    """Raise InvalidRequest for an address on which listening would fail."""
+    """Raise InvalidRequest if listening on the address would fail."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         socket.create_server(address, family=family).close()
@@ -131,9 +131,9 @@ def check_free(address: Address) -> None:
 
 
 def server_options(longest_prompt: int | None) -> tuple[tuple[str, int], ...]:
-    """Return the target's options.
+    """Return the gRPC options of a target.
 
-    longest_prompt: in tokens, None if unknown; longer messages are not read
+    longest_prompt: maximum tokens of a prompt, None if unknown; longer messages are not read
     """
     size = (
         MAX_MESSAGE_BYTES
@@ -144,9 +144,9 @@ def server_options(longest_prompt: int | None) -> tuple[tuple[str, int], ...]:
 
 
 def channel_options(address: Address, name: str = "") -> tuple[tuple[str, int | str], ...]:
-    """Return the client's options. Connections to this machine use no proxy.
+    """Return the gRPC options of a client. Connections to this machine use no proxy.
 
-    name: host that the target's certificate must name; empty for the address's host
+    name: host that the target's certificate must name; empty: the host of the address
     """
     direct = (("grpc.enable_http_proxy", 0),) if address.loopback else ()
     name_options = (("grpc.ssl_target_name_override", name), ("grpc.default_authority", name))

@@ -1,4 +1,4 @@
-"""Finds out why a target did not answer: connection refused, TLS on one side only, or an HTTP
+"""Diagnoses why a target did not answer: connection refused, TLS on one side only, or an HTTP
 server at the address.
 """
 
@@ -14,7 +14,7 @@ from inference.errors import Unavailable
 
 
 class WrongSecurity(Unavailable):
-    """The target is running but refuses a client with these settings: retrying does not help."""
+    """Error of a target that runs but refuses the client's TLS settings: retrying does not help."""
 
 
 _SECONDS = 1.0
@@ -28,7 +28,7 @@ _REFUSED = {
 
 
 def refuses(address: Address) -> bool:
-    """Whether `address` refuses connections, which is final on this machine only: another host may
+    """Return whether `address` is on this machine and refuses connections. Another host may still
     be starting.
     """
     if not address.loopback:
@@ -41,9 +41,9 @@ def refuses(address: Address) -> bool:
 
 
 def advice(address: Address, security: SecurityOptions) -> str | None:
-    """Advice about a target that did not answer at `address`; None where there is none.
+    """Return advice about a target that did not answer at `address`; None without a diagnosis.
 
-    Connects again, and sends a TLS ClientHello or the head of an HTTP request, nothing else.
+    Connects again, and sends only a TLS ClientHello or the head of an HTTP request.
     """
     try:
         with socket.create_connection(address, _SECONDS) as connection:
@@ -54,7 +54,7 @@ def advice(address: Address, security: SecurityOptions) -> str | None:
 
 
 def _of_http(address: Address) -> str | None:
-    """Send an HTTP request: gRPC's servers answer it in binary frames, if at all."""
+    """Return advice if an HTTP server answers. gRPC servers answer in binary frames, if at all."""
     with socket.create_connection(address, _SECONDS) as connection:
         connection.sendall(b"HEAD / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         return _HTTP if connection.recv(5) == b"HTTP/" else None

@@ -1,6 +1,6 @@
-"""The channel to a target and a stream over it, as the client sees them.
+"""The client's channel to a target, and a stream over that channel.
 
-Senders never wait. A reader thread passes on received messages.
+Sending never blocks. A reader thread passes received messages to a listener.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REACH_POLL_SECONDS = 0.02
 class Channel:
     """A gRPC channel to one target. Closed channels raise Unavailable.
 
-    name: host that the target's certificate must name; empty for the address's host
+    name: host that the target's certificate must name; empty: the host of the address
     """
 
     def __init__(self, address: Address, security: SecurityOptions, name: str = "") -> None:
@@ -58,7 +58,7 @@ class Channel:
         return [translate.plain(name) for name in self._ask(timeout).models]
 
     def probe(self, timeout: float) -> float:
-        """Seconds of a round trip that causes the target no work."""
+        """Return the seconds of a round trip for which the target does no work."""
         start = time.perf_counter()
         self._ask(timeout)
         return time.perf_counter() - start
@@ -79,14 +79,14 @@ class Channel:
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        """Raise Unavailable where gRPC finds the channel closed, which it reports as ValueError."""
+        """Raise Unavailable if the channel is closed, which gRPC reports as a ValueError."""
         try:
             yield
         except ValueError as error:
             raise Unavailable(f"the connection to {self.address} is closed") from error
 
     def _failure(self, error: grpc.RpcError, meaning: str) -> OutriderError:
-        """Return our error for a failed call, with a remedy where there is one."""
+        """Return Outrider's exception for a failed RPC, with a remedy if one is known."""
         failure = statuses.status_error(error, meaning)
         if not isinstance(failure, Unavailable):
             return failure
@@ -94,9 +94,9 @@ class Channel:
         return WrongSecurity(f"{meaning}: {remedy}") if remedy else failure
 
     def check_health(self, timeout: float) -> None:
-        """Raise Unavailable unless the target reports within `timeout` seconds that it serves.
+        """Raise Unavailable unless the target reports within `timeout` seconds that it is serving.
 
-        An ingress without a health service counts as serving.
+        An ingress without a health service is assumed to be serving.
         """
         try:
             with self._open():
@@ -111,11 +111,11 @@ class Channel:
             raise Unavailable(f"the target at {self.address} accepts no sessions at present")
 
     def reach(self, model: str, seconds: float, given_up: threading.Event) -> Description:
-        """Wait up to `seconds` for the channel to connect, and return what the target serves.
-        Raises Unavailable.
+        """Wait up to `seconds` for the channel to connect; return the target's description. Raises
+        Unavailable.
 
-        Without a call that waits for it, gRPC fails other calls with its last error while it
-        reconnects.
+        The RPC uses wait_for_ready: other RPCs fail with gRPC's last connection error while the
+        channel reconnects.
         """
         request = pb.DescribeRequest(model=model)
         with self._open():
@@ -138,10 +138,10 @@ class Channel:
 
 
 class CallListener(Protocol):
-    """Gets a call's messages, on the call's reader thread."""
+    """Receives the messages of a call, on the call's reader thread."""
 
     def on_message(self, call: Call, message: pb.ServerMessage) -> None:
-        """Handle a message. Raising Mismatch, for one that violates the protocol, ends the call."""
+        """Handle a message. Raises Mismatch if it violates the protocol, which ends the call."""
         ...
 
     def on_end(self, call: Call, failure: OutriderError) -> None: ...
@@ -150,9 +150,9 @@ class CallListener(Protocol):
 class Call:
     """A bidirectional stream.
 
-    failure: why the stream ended, None while it is alive
+    failure: why the stream ended; None while it is open
     last_message_at: time.monotonic() of the target's latest message
-    silent: whether the stream ended because the target sent nothing, or generated nothing
+    silent: whether the stream ended because the target sent no messages or no tokens
     """
 
     def __init__(self, channel: Channel, listener: CallListener, traffic: Traffic) -> None:
@@ -161,8 +161,8 @@ class Call:
         self.silent = False
         self._listener, self._traffic = listener, traffic
         self._outbox: queue.SimpleQueue[pb.ClientMessage | None] = queue.SimpleQueue()
-        self._sending = threading.Lock()  # guards the counts of what is sent
-        self._left: OutriderError | None = None  # why this side ended it
+        self._sending = threading.Lock()  # guards the counts of sent messages
+        self._left: OutriderError | None = None  # why this side ended the stream
         self._ended, self._last_sent = threading.Event(), time.monotonic()
         self._call = channel.session(iter(self._outbox.get, None))
         self._reader = threading.Thread(target=self._read, name="outrider stream", daemon=True)
@@ -173,11 +173,11 @@ class Call:
 
     @property
     def backlog(self) -> int:
-        """Messages that gRPC has not sent yet, because the link is too slow at present."""
+        """Number of messages that gRPC has not sent yet, because the link is too slow."""
         return self._outbox.qsize()
 
     def send(self, **kind: Any) -> None:
-        """Send a message of one kind. Does nothing once the call has ended."""
+        """Send a message with the given field of ClientMessage. No effect on an ended call."""
         message = pb.ClientMessage(**kind)
         with self._sending:
             self._last_sent = time.monotonic()
@@ -186,7 +186,7 @@ class Call:
         self._outbox.put(message)
 
     def heartbeat(self, seconds: float) -> None:
-        """Send a heartbeat if nothing was sent for so many seconds."""
+        """Send a heartbeat if nothing was sent for this many seconds."""
         if self.failure is None and time.monotonic() - self._last_sent >= seconds:
             self.send(heartbeat=pb.Heartbeat())
 
@@ -207,7 +207,7 @@ class Call:
         self._settle()
 
     def give_up(self, words: str) -> None:
-        """End the call. words: what the target did; they follow its address in the error."""
+        """End the call. words: the target's fault, which follows its address in the error"""
         failure = Unavailable(f"the target at {self.address} {words}")
         self.silent, self._left = True, self._left or failure
         self.cancel()
@@ -222,7 +222,7 @@ class Call:
         failure: OutriderError = Unavailable(f"the target at {self.address} ended the session")
         try:
             for message in self._call:
-                if not message.HasField("go_away"):  # a draining target sends other messages, too
+                if not message.HasField("go_away"):  # a draining target also sends other messages
                     self.last_message_at = time.monotonic()
                 self._traffic.messages_down += 1
                 self._traffic.bytes_down += message.ByteSize() + FRAMING_BYTES
@@ -236,6 +236,6 @@ class Call:
             self._call.cancel()
         finally:
             self.failure = self._left or failure
-            self._outbox.put(None)  # releases gRPC's sender
+            self._outbox.put(None)  # ends gRPC's sending thread
             self._ended.set()
             self._listener.on_end(self, self.failure)

@@ -1,6 +1,6 @@
 """The client's connection to a target, and the sessions that share it.
 
-The code is synchronous. Every failure of the network or the target becomes an OutriderError.
+All functions are synchronous. Every failure of the network or the target is an OutriderError.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from inference.errors import Mismatch
 
 CONNECT_SECONDS = 5.0
 SETTINGS_SECONDS = 60.0
-"""Seconds for fetching tokenizer settings: up to 3 MiB, over any link."""
+"""Timeout in seconds for fetching tokenizer settings: up to 3 MiB, also over slow links."""
 HEARTBEAT_SECONDS = 1.0
-"""Seconds between checks whether either side of a session has been silent for too long."""
+"""Seconds between checks whether client or target has been silent for too long."""
 
 
 def connect(
@@ -35,17 +35,17 @@ def connect(
     timeout: float = CONNECT_SECONDS,
     patience: Patience = Patience(),  # noqa: B008  # frozen
 ) -> Connection:
-    """Connect to the target at HOST:PORT, or to replicas of it.
+    """Connect to the target at HOST:PORT, or to its replicas.
 
-    addresses: HOST:PORT; several: A,B; dns:///HOST:PORT is a replica at each address of the host
-    tokenizer_fingerprint: of the required tokenizer; None for any
-    model: one that the target lists; empty for its first
-    timeout: seconds for the target's answer
-    patience: for how long to retry a target that does not answer, now or later
+    addresses: HOST:PORT, or several: A,B; dns:///HOST:PORT: a replica at each address of the host
+    tokenizer_fingerprint: fingerprint of the required tokenizer; None for any tokenizer
+    model: name of a model that the target lists; empty for the first one
+    timeout: seconds to wait for the target's answer
+    patience: how long to retry a target that does not answer, now or later
 
-    Raises Unavailable when no target answers in time, and InvalidRequest for a model that is not
-    listed. Raises Mismatch when the target has another protocol or another tokenizer, and
-    when two replicas are different targets.
+    Raises Unavailable if no target answers in time, and InvalidRequest for a model that is not
+    listed. Raises Mismatch if the target has another protocol or another tokenizer, and
+    if two replicas are different targets.
     """
     endpoints = [parse_endpoint(address) for address in addresses.split(",")]
     connection = Connection(Replicas(endpoints, security, model, timeout, patience), patience)
@@ -58,7 +58,7 @@ def connect(
 def list_models(addresses: str, *, security: SecurityOptions = PLAINTEXT) -> list[str]:
     """Return the names of the models that the targets at HOST:PORT,HOST:PORT,... list.
 
-    The first target's come first.
+    The models of the first target come first.
     """
     names: dict[str, None] = {}
     for endpoint in map(parse_endpoint, addresses.split(",")):
@@ -72,37 +72,37 @@ def list_models(addresses: str, *, security: SecurityOptions = PLAINTEXT) -> lis
 
 
 class Connection:
-    """A target's replicas, shared by any number of sessions. A context manager.
+    """A connection to a target's replicas, shared by any number of sessions. A context manager.
 
     description: the target's description of itself
 
-    connect() makes it.
+    Created by connect().
     """
 
     def __init__(self, replicas: Replicas, patience: Patience) -> None:
         self._replicas, self._patience = replicas, patience
         self.description = replicas.description
-        # in order of opening, so that they are always visited in the same order
+        # sessions in order of opening, so that iteration is deterministic
         self._sessions = weakref.WeakKeyDictionary[RemoteSession, None]()
         self._closed = threading.Event()
         threading.Thread(target=self._beat, name="outrider heartbeat", daemon=True).start()
 
     @property
     def address(self) -> str:
-        """Address of the replica that answered first."""
+        """The address of the replica that answered first."""
         return str(self._replicas.met.address)
 
     def probe(self, timeout: float = CONNECT_SECONDS) -> float:
-        """Return the seconds of a round trip to that replica that causes it no work.
+        """Return the seconds of a round trip to `address`, for which the replica does no work.
 
-        Raises Unavailable when it does not answer within `timeout` seconds.
+        Raises Unavailable if the replica does not answer within `timeout` seconds.
         """
         return self._replicas.met.probe(timeout)
 
     def tokenizer_settings(self, timeout: float = SETTINGS_SECONDS) -> bytes:
-        """Fetch the settings of the target's tokenizer, which description.settings_digest names.
+        """Fetch the settings of the target's tokenizer, and check description.settings_digest.
 
-        Raises Unavailable, and Mismatch for settings of another digest.
+        Raises Unavailable, and Mismatch if the digest differs.
         """
         content = self._replicas.met.tokenizer_settings(self.description.model, timeout)
         if hashlib.sha256(content).hexdigest() != self.description.settings_digest:
@@ -110,14 +110,14 @@ class Connection:
         return content
 
     def check(self, timeout: float) -> None:
-        """Raise Unavailable unless a replica reports within `timeout` seconds that it serves."""
+        """Raise Unavailable unless a replica reports within `timeout` seconds to be serving."""
         self._replicas.order("")[0].check_health(timeout)
 
     def session(self, key: str = "") -> RemoteSession:
-        """Return a session. It takes no row before open().
+        """Return a new session, which takes a row only when it is opened.
 
-        key: sessions of a key go to the same replica, where prefixes of their prompts are cached;
-        empty for any
+        key: sessions with the same key go to the same replica, which may have cached prefixes of
+        their prompts; empty for any replica
         """
         key = key or uuid.uuid4().hex
         session = RemoteSession(self._replicas, key, self.description, self._patience)

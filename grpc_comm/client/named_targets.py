@@ -1,4 +1,4 @@
-"""Targets by name: `--target NAME` gives an address, an authority and a token, which are in
+"""Targets by name: `--target NAME` stands for an address, an authority and a token, stored in
 
     ~/.config/outrider/targets/NAME/    target.json, ca.pem, token; readable by the owner only
 
@@ -26,11 +26,11 @@ _NAME = re.compile(r"[a-z](-?[a-z0-9]){0,30}")
 
 @dataclass(frozen=True)
 class NamedTarget(Record):
-    """Address of a target by its name. Raises InvalidRequest for an invalid name or address."""
+    """A target's name and address. Raises InvalidRequest for an invalid name or address."""
 
     name: Text
-    address: Text  # HOST:PORT; on this machine where a tunnel leads to the target
-    region: Text  # of AWS
+    address: Text  # HOST:PORT; on this machine if a tunnel leads to the target
+    region: Text  # AWS region
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -46,7 +46,7 @@ class NamedTarget(Record):
 
     @property
     def ca_file(self) -> Path:
-        """The authority that signed the target's certificate."""
+        """The file with the authority that signed the target's certificate."""
         return self.directory / "ca.pem"
 
     @property
@@ -59,7 +59,7 @@ class NamedTarget(Record):
         return self.ca_file.is_file() and self.token_file.is_file()
 
     def write(self) -> None:
-        """Write target.json. Raises InvalidRequest where that fails."""
+        """Write target.json. Raises InvalidRequest if that fails."""
         self.write_secret("target.json", json.dumps(asdict(self), indent=1).encode())
 
     def write_secret(self, file: str, content: bytes) -> None:
@@ -76,13 +76,13 @@ class NamedTarget(Record):
 
 
 def targets_directory() -> Path:
-    """$XDG_CONFIG_HOME/outrider/targets, or ~/.config/outrider/targets. It may not exist."""
+    """Return $XDG_CONFIG_HOME/outrider/targets, or ~/.config/outrider/targets. It may not exist."""
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return config / "outrider" / "targets"
 
 
 def check_name(name: object) -> str:
-    """The name. Raises InvalidRequest where it is not valid for a target."""
+    """Return the name. Raises InvalidRequest if it is not valid for a target."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequest(
             f"a target's name has up to 31 lowercase letters, digits and single dashes, a letter "
@@ -92,13 +92,13 @@ def check_name(name: object) -> str:
 
 
 def named_targets() -> list[str]:
-    """Names of the targets that are configured here."""
+    """Return the names of the targets that are configured on this machine."""
     return sorted(path.parent.name for path in targets_directory().glob("*/target.json"))
 
 
 def find_target(name: str) -> NamedTarget | None:
-    """The target of this name; None where there is none. Raises InvalidRequest for an invalid
-    file.
+    """Return the target with this name; None if there is no such target. Raises InvalidRequest for
+    an invalid file.
     """
     path = targets_directory() / check_name(name) / "target.json"
     if not path.is_file():
@@ -107,7 +107,7 @@ def find_target(name: str) -> NamedTarget | None:
 
 
 def read_target(name: str) -> NamedTarget:
-    """The target of this name. Raises InvalidRequest where there is none."""
+    """Return the target with this name. Raises InvalidRequest if there is no such target."""
     target = find_target(name)
     if target is None:
         names = named_targets()
@@ -120,5 +120,5 @@ def read_target(name: str) -> NamedTarget:
 
 
 def forget_target(name: str) -> None:
-    """Remove the files of the target of this name, if there are any."""
+    """Remove the files of the target with this name, if any."""
     shutil.rmtree(targets_directory() / check_name(name), ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Patience of a client with a target that is lost, silent, or sends heartbeats but no tokens."""
+"""Time limits of a client for a target that is lost, silent, or sends heartbeats but no tokens."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 MAX_SILENCE = 30.0
-"""Seconds of silence after which a target counts as lost. A live one speaks every second."""
+"""Seconds of silence after which a target counts as lost. A live target sends every second."""
 
 MIN_SILENCE = 3.0
-"""Seconds of silence after which a target counts as lost, at the minimum patience."""
+"""Seconds of silence after which a target counts as lost, if patience is at its minimum."""
 
 SILENCES, MIN_PROGRESS_SECONDS = 10, 60.0
-"""A target may send no token for this many times the allowed silence, but at least for so many
-seconds. A target's step takes up to 30 s.
+"""A target is abandoned if it sends no token for this multiple of the allowed silence, but not
+before this many seconds, since a step of the target takes up to 30 s.
 """
 
 MAX_QUEUE_SECONDS = 3600.0
@@ -23,25 +23,25 @@ MAX_QUEUE_SECONDS = 3600.0
 
 
 def _new_event() -> threading.Event:
-    """Looked up when it is called: the simulator replaces threading.Event."""
+    """Return a new event. The class is looked up now, since the simulator replaces it."""
     return threading.Event()
 
 
 @dataclass(frozen=True)
 class Patience:
-    """Time for which to retry a lost target.
+    """How long to retry a lost target.
 
-    given_up: set once no connection is needed any more; a first search ends then
+    given_up: set once no connection is needed any more, which ends the search for a first target
     """
 
     seconds: float = 0.0  # 0: no retry
-    notice: Callable[[str], None] = lambda line: None  # gets messages about the retries
+    notice: Callable[[str], None] = lambda line: None  # receives messages about retries
     given_up: threading.Event = field(default_factory=_new_event, compare=False)
 
     @property
     def silence(self) -> float:
-        """Seconds of silence after which a target is lost: half of all, which leaves half for the
-        search.
+        """Seconds of silence after which a target counts as lost: half of the patience; the other
+        half is for the search.
         """
         if not self.seconds:
             return MAX_SILENCE
@@ -49,16 +49,16 @@ class Patience:
 
     @property
     def progress(self) -> float:
-        """Seconds without a token after which a target that owes one is abandoned."""
+        """Seconds without a token after which a target that owes a token is abandoned."""
         return max(SILENCES * self.silence, MIN_PROGRESS_SECONDS)
 
 
 class ProgressClock:
-    """Measures how long a target has been silent, and how long it has owed a token. A heartbeat
-    ends the silence only.
+    """Measures how long a target has sent no message, and how long it has owed a token. A heartbeat
+    resets the first time only.
 
-    stalled: a target was abandoned, and no token was received since
-    evicted: the target reports that the session waits for another row
+    stalled: whether a target was abandoned and no token was received since
+    evicted: whether the target reported that the session waits for another row
     """
 
     def __init__(self, patience: Patience, clock: Callable[[], float] = time.monotonic) -> None:
@@ -70,16 +70,16 @@ class ProgressClock:
         self.stalled, self._since = False, self._clock()
 
     def note_opened(self) -> None:
-        """The session has left the queue: the target gets at least its allowed silence."""
+        """Record that the session got a row. The target now has at least the allowed silence."""
         self.evicted = False
         self._since = max(self._since, self._latest(self._patience.progress))
 
     def advance(self, last_message_at: float, *, owes_token: bool, opened: bool) -> str:
-        """Let time pass. Return why to leave the target, or an empty text.
+        """Check the time limits. Return the reason to leave the target, or an empty string.
 
-        last_message_at: when its latest message arrived, by the clock
-        owes_token: whether it has all that it needs to generate a token
-        opened: whether the session has had a row; before, it queues for one
+        last_message_at: when the target's latest message arrived, by the clock
+        owes_token: whether the target has everything that it needs to generate a token
+        opened: whether the session has had a row; otherwise it queues for one
         """
         if not owes_token:
             self._since = self._clock()
@@ -92,5 +92,5 @@ class ProgressClock:
         return f"has generated no token for {limit:.0f} s"
 
     def _latest(self, limit: float) -> float:
-        """The assumed time of the last token, which leaves the target its allowed silence."""
+        """Return a start time from which `limit` is exceeded after one more allowed silence."""
         return self._clock() - limit + self._patience.silence

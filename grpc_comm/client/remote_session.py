@@ -1,8 +1,8 @@
 """A session at a remote target that survives a broken link and a target that restarts or ends.
 
-The client has every committed token that it received, so any replica of the target can continue.
-The one that holds the session resumes it; another prefills once. Orders are absolute, so repeating
-them has no further effect.
+The client stores every committed token that it received, so any replica of the target can continue.
+The replica that has the session resumes it; another replica prefills once. Decode orders contain
+absolute bounds, so repeating them has no further effect.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from inference.proposer import Nodes
 from inference.sampling import SamplingParams
 
 FIRST_PAUSE, MAX_PAUSE = 0.2, 5.0
-"""Seconds between attempts. Each pause is random, up to a limit that doubles each time."""
+"""Seconds between attempts. Each pause is random, up to a limit that doubles with each attempt."""
 
 RESUME_SECONDS = 5.0
-"""Seconds for an answer to Resume. A target that holds the session answers at once."""
+"""Seconds to wait for an answer to Resume. A target that has the session answers at once."""
 
 REACH_SECONDS = 3.0
-"""Seconds for TCP, TLS and HTTP/2 over a slow link, after gRPC's own back-off of a second."""
+"""Seconds to connect by TCP, TLS and HTTP/2 over a slow link, after gRPC's back-off of a second."""
 
 MIN_LEASE = 3.0
-"""Seconds for which any target keeps a silent session that waits for a row. Its answer has the real
-lease.
+"""Seconds for which every target keeps a silent session that waits for a row. Opened contains the
+actual lease.
 """
 
 MAX_BACKLOG = 16
-"""Messages that may wait for the link. Further candidates are dropped."""
+"""Maximum messages that wait to be sent. Further candidates are dropped."""
 
 
 class RemoteSession(WireSession):
-    """A TargetSession (inference.loop.decode); one text at a time.
+    """A TargetSession (inference.loop.decode); one request at a time.
 
     The target computes with `params.on_the_wire()`.
     """
@@ -55,18 +55,18 @@ class RemoteSession(WireSession):
     def __init__(
         self, replicas: Replicas, key: str, description: Description, patience: Patience
     ) -> None:
-        """key: sessions of one key try the replicas in the same order"""
+        """key: sessions with the same key try the replicas in the same order"""
         super().__init__(description)
         self._replicas, self._key, self._patience = replicas, key, patience
         self._closed = threading.Event()
         self._params = SamplingParams()
-        # where the session is, and where the call goes
+        # the replica that has the session, and the replica of the current call
         self._at = self._candidate = replicas.order(key)[0]
-        self._resuming = False  # the call is a Resume
-        self._terms: SessionTerms | None = None  # how the session can be resumed
+        self._resuming = False  # whether the call began with Resume
+        self._terms: SessionTerms | None = None  # needed to resume the session
         self._epoch = 0
         self._search: threading.Thread | None = None
-        self._deadline: float | None = None  # when the search ends, while the target is lost
+        self._deadline: float | None = None  # end of the search for a lost target
         self._progress = ProgressClock(patience)
 
     @property
@@ -76,7 +76,7 @@ class RemoteSession(WireSession):
 
     @property
     def address(self) -> str:
-        """Address of the replica that has the session."""
+        """The address of the replica that has the session."""
         return str(self._at.address)
 
     @property
@@ -85,9 +85,9 @@ class RemoteSession(WireSession):
         return self._terms is not None
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Begin a session. An error in the target's answer is raised by receive()."""
+        """Open a session. If the target refuses it, receive() raises the error."""
         self.close()
-        if self._search is not None:  # the thread ends, now that the session is closed
+        if self._search is not None:  # the thread ends because the session is closed
             self._search.join()
         self._check_opening(prompt, params)
         with self._changed:
@@ -101,13 +101,13 @@ class RemoteSession(WireSession):
             self._begin(self._at, open=self._opening())
 
     def decode(self, order: Decode) -> None:
-        """Send the target an order, which replaces an earlier one."""
+        """Send a Decode order to the target, which replaces any earlier order."""
         with self._changed:
             self._received.set_order(order)
             self._send_order()
 
     def go(self, base: int) -> None:
-        """With pace WAIT, request a forward pass below the token at position `base`."""
+        """Request a forward pass that continues the token at position `base`; for pace WAIT."""
         with self._changed:
             call = self._open_call()
             if call is not None and not self.lost:
@@ -115,7 +115,7 @@ class RemoteSession(WireSession):
                 self._received.requested = base + 1
 
     def propose(self, nodes: Nodes) -> None:
-        """Send candidates. They are dropped silently while the link is down or too slow."""
+        """Send candidates. Drops them silently while the link is down or too slow."""
         self.next_number = nodes.end
         with self._changed:
             call = self._open_call()
@@ -124,7 +124,7 @@ class RemoteSession(WireSession):
                     call.send(nodes=message)
 
     def close(self) -> None:
-        """End the session, waiting a moment for the target's confirmation. Idempotent."""
+        """End the session, and wait briefly for the target's confirmation. Idempotent."""
         self.abandon()
         if self._call is not None:
             self._call.close()
@@ -137,7 +137,7 @@ class RemoteSession(WireSession):
             self._changed.notify_all()
 
     def tick(self) -> None:
-        """Keep a quiet session alive, and leave a target that is silent or generates no token.
+        """Send a heartbeat if due, and leave a target that is silent or generates no token.
 
         Called periodically.
         """
@@ -153,7 +153,7 @@ class RemoteSession(WireSession):
             if reason:
                 call.give_up(reason)
 
-    # Handling messages, on the reader's thread and with the lock held.
+    # The following methods handle messages, on the reader thread and with the lock held.
 
     def _handle_opened(self, call: Call, terms: SessionTerms) -> None:
         length, resumed = self._received.length, self._resuming
@@ -192,14 +192,14 @@ class RemoteSession(WireSession):
             self._start_search(self._leaving_error(call), call)
 
     def on_end(self, call: Call, failure: OutriderError) -> None:
-        """Handle the end of a call, on the reader's thread."""
+        """Handle the end of a call, on the reader thread."""
         with self._changed:
             if call is self._call and self._search is None:  # not an attempt to reconnect
                 self._handle_end(call, failure)
             self._changed.notify_all()
 
     def _handle_end(self, call: Call, failure: OutriderError) -> None:
-        """Look for the target, unless the text has ended."""
+        """Search for the target, unless the request has ended."""
         patient = self._patience.seconds > 0 and not self._closed.is_set()
         if patient and isinstance(failure, Unavailable) and self._received.end is End.NOT:
             self._start_search(self._leaving_error(call) if self._leaving else failure, call)
@@ -209,7 +209,7 @@ class RemoteSession(WireSession):
     def _leaving_error(self, call: Call) -> Unavailable:
         return Unavailable(f"the target at {call.address} is leaving: {self._leaving}")
 
-    # Getting the session back, on a thread of its own.
+    # The following methods restore the session, on a separate thread.
 
     def _start_search(self, reason: OutriderError, call: Call) -> None:
         away = call.silent or isinstance(reason, Busy)
@@ -238,13 +238,13 @@ class RemoteSession(WireSession):
         self._search.start()
 
     def _find_again(self, reason: OutriderError, leaving: bool, deadline: float) -> Channel:
-        """Get the session back, here or at its next replica; return where it is.
+        """Restore the session at its replica or at the next one; return the replica's channel.
 
-        leaving: the present replica will not continue the session
+        leaving: whether the current replica will not continue the session
 
-        Raises the last failure when patience ends.
+        Raises the last failure once the deadline has passed.
         """
-        pause, reached = FIRST_PAUSE, not leaving  # reached: it was connected a moment ago
+        pause, reached = FIRST_PAUSE, not leaving  # reached: the replica was just connected
         while True:
             for channel in self._replicas.round(self._key, self._at, leaving=leaving):
                 try:
@@ -267,9 +267,9 @@ class RemoteSession(WireSession):
                 raise reason
 
     def _try_replica(self, channel: Channel, *, resume: bool, checked: bool) -> None:
-        """Try a replica once: Resume where the session may still exist, Open where it does not.
+        """Try a replica once: Resume if it may still have the session, otherwise Open.
 
-        checked: it has just sent its description; otherwise that is fetched before Open
+        checked: whether it has just sent its description; if not, this is fetched before Open
         """
         terms = self._terms
         if resume and terms is not None:
@@ -285,12 +285,12 @@ class RemoteSession(WireSession):
                 return self._try(channel, RESUME_SECONDS, resume=resume_request)
             except Gone:
                 pass
-        if not checked:  # another target may have taken its place
+        if not checked:  # another target may listen at the address by now
             self._replicas.reach(channel, REACH_SECONDS, self._closed)
         self._try(channel, None, open=self._opening())
 
     def _try(self, channel: Channel, seconds: float | None, **first: Any) -> None:
-        """Wait until the session is open there, at most so long; tick() ends a silent call."""
+        """Wait up to `seconds` until a replica has opened the session. tick() ends silent calls."""
         with self._changed:
             call = self._begin(channel, **first)
             self._changed.wait_for(
@@ -303,7 +303,7 @@ class RemoteSession(WireSession):
         raise failure
 
     def _begin(self, channel: Channel, **first: Any) -> Call:
-        """Start a stream to a target, with its first message and the current order."""
+        """Start a stream to a target with a first message and the current Decode order."""
         call = self._call = Call(channel, self, self.traffic)
         self._candidate, self._resuming, self._is_opened = channel, "resume" in first, False
         self._leaving, self._acknowledged = "", self._received.length
@@ -313,13 +313,13 @@ class RemoteSession(WireSession):
         return call
 
     def _opening(self) -> pb.Open:
-        """Return the message that opens a session with all tokens of the text."""
+        """Return the message that opens a session with all tokens of the request as its prompt."""
         tokens, emitted = self._received.tokens, self._params.made + self._received.made
         params = replace(self._params, made=emitted, prompt_logprobs=self._received.awaits_prompt)
         return translate.write_open(uuid.uuid4().hex, self._description, tokens, params)
 
     def _send_order(self) -> None:
-        """Send the current order."""
+        """Send the current Decode order."""
         call, order = self._open_call(), self._received.order
         if call is not None and order is not None:
             call.send(decode=messages.write_decode(order))

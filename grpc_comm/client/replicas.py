@@ -2,7 +2,7 @@
 
 The order is by rendezvous hashing (Thaler and Ravishankar, 1998): each session ranks all replicas
 by a hash of its own key and the replica's address. So sessions are spread evenly without a shared
-count, and a replica that ends moves only its own sessions, each to its next replica.
+count, and when a replica ends, only its sessions move, each to the next replica in its order.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from grpc_comm.unanswered import WrongSecurity
 from inference.errors import InvalidRequest, Mismatch, OutriderError, Unavailable
 
 HEALTH_SECONDS = 2.0
-"""Seconds between checks of each of several replicas, and for its answer."""
+"""Seconds between checks of a replica, and timeout of its answer, if there are several replicas."""
 
 GATHER_SECONDS = 1.0
-"""Seconds to wait for the other replicas, once the first has answered."""
+"""Seconds to wait for the other replicas once the first has answered."""
 
 LOOK_SECONDS = 2.0
 """Maximum seconds between retries of a target that has not answered yet."""
 
 RESOLVE_SECONDS = 5.0
-"""Seconds between look-ups of a name's addresses."""
+"""Seconds between DNS look-ups of a name."""
 
 
 def rendezvous(key: str, names: Iterable[str]) -> list[str]:
-    """Return the names in the order in which a session of this key tries them."""
+    """Return the names in the order in which a session with this key tries them."""
     return sorted(names, key=lambda name: hashlib.blake2b(f"{key}|{name}".encode()).digest())
 
 
@@ -63,8 +63,8 @@ def _summary(description: Description) -> str:
 class Replica:
     """A replica and its last known state.
 
-    serves: whether it answered last time and accepts sessions; None before its first answer
-    description: what it serves; None before its first answer, and after an outage
+    serves: whether the replica accepts sessions by its last answer; None before the first check
+    description: the replica's description; None before its first answer, and after an outage
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -73,9 +73,9 @@ class Replica:
         self.description: Description | None = None
 
     def look(self, model: str, timeout: float) -> None:
-        """Check whether it accepts sessions and, if that changed, what it serves.
+        """Check whether the replica accepts sessions; fetch its description unless it is known.
 
-        timeout: seconds for a model that may have to be loaded first
+        timeout: seconds for the description, for which the replica may have to load the model
         """
         try:
             self.channel.check_health(min(HEALTH_SECONDS, timeout))
@@ -89,16 +89,16 @@ class Replica:
 class Replicas:
     """The replicas behind one or more endpoints. Thread-safe.
 
-    description: of the target, by the first replica that answered
-    met: that replica's channel
+    description: the target's description, sent by the first replica that answered
+    met: channel of that replica
 
-    A single address is checked until it answers, and never again. Several are checked periodically,
-    each on a thread of its own. So are the addresses of a DNS name.
+    A single address is checked until it answers, and never again. Several addresses, or those of a
+    DNS name, are checked periodically, each on a separate thread.
 
-    timeout: seconds for an answer
-    patience: for how long to retry a target that does not answer
+    timeout: seconds to wait for an answer
+    patience: how long to retry a target that does not answer
 
-    Raises Unavailable when none answers in time, and Mismatch when two are different targets.
+    Raises Unavailable if no replica answers in time, and Mismatch if two are different targets.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Replicas:
         self._model, self._timeout = model, timeout
         self._changed, self._closed = threading.Condition(), threading.Event()
         self._replicas: dict[Address, Replica] = {}
-        self._channels = weakref.WeakKeyDictionary[Channel, None]()  # of former replicas, too
+        self._channels = weakref.WeakKeyDictionary[Channel, None]()  # includes former replicas
         has_names = any(endpoint.resolved for endpoint in endpoints)
         self._watched = has_names or len(endpoints) > 1
         try:
@@ -128,14 +128,14 @@ class Replicas:
 
     @property
     def several(self) -> bool:
-        """Whether there is more than one."""
+        """Whether there is more than one replica."""
         return len(self._replicas) > 1
 
     def order(self, key: str) -> list[Channel]:
-        """Return the channels in the order in which a session of this key tries them.
+        """Return the channels in the order in which a session with this key tries them.
 
-        Replicas that do not serve, or have not answered yet, come last. A replica that became
-        another target is omitted; raises Mismatch when no other remains.
+        Replicas that are not serving, or have not answered yet, come last. A replica that became
+        a different target is omitted. Raises Mismatch if that leaves no replica.
         """
         with self._changed:
             replicas = {str(address): replica for address, replica in self._replicas.items()}
@@ -146,8 +146,8 @@ class Replicas:
         return [replica.channel for replica in sorted(same, key=lambda replica: not replica.serves)]
 
     def round(self, key: str, at: Channel, *, leaving: bool) -> list[Channel]:
-        """Return the channels to try for a session that was lost at one: that one comes first, as
-        it may still hold the session, or last where the session is leaving it.
+        """Return the channels to try for a session that was lost at replica `at`. It comes first,
+        since it may still have the session, or last if the session is leaving it.
         """
         rest = [channel for channel in self.order(key) if channel is not at]
         return [*rest, at] if leaving else [at, *rest]
@@ -155,7 +155,7 @@ class Replicas:
     def reach(self, channel: Channel, seconds: float, given_up: threading.Event) -> None:
         """Wait up to `seconds` for a replica to answer.
 
-        Raises Unavailable, and Mismatch where it is another target.
+        Raises Unavailable, and Mismatch if the replica is a different target.
         """
         self._check(channel, channel.reach(self._model, seconds, given_up))
 
@@ -166,15 +166,15 @@ class Replicas:
             channel.close()
 
     def _is_target(self, description: Description | None) -> bool:
-        """Whether a replica that serves this may be the target. An unknown description may."""
+        """Whether a replica with this description may be the target. None: it may."""
         return description is None or _identity(description) == _identity(self.description)
 
     def _check(self, channel: Channel, description: Description) -> None:
-        """Raise Mismatch unless the replica serves the target."""
+        """Raise Mismatch unless the description is the target's."""
         check_same(self.description, self.met.address, description, channel.address)
 
     def _meet(self, patience: Patience) -> tuple[Channel, Description]:
-        """Return the first replica that answers. Retry until patience ends."""
+        """Return the first replica that answers. Retry until the patience is over."""
         deadline = time.monotonic() + patience.seconds
         try:
             return self._look()
@@ -194,7 +194,7 @@ class Replicas:
         raise failure
 
     def _look(self) -> tuple[Channel, Description]:
-        """Return the first replica that answers; wait a moment for the others."""
+        """Return the first replica that answers, after waiting briefly for the others."""
         if not self._replicas:
             self._find()
         replicas = list(self._replicas.values())
@@ -205,7 +205,7 @@ class Replicas:
             for replica in replicas
             if replica.description is not None
         ]
-        if not met:  # or there is only one; describe() raises the clearest error
+        if not met:  # also for a single address; describe() raises the clearest error
             last = replicas[-1].channel
             return last, last.describe(self._model, self._timeout)
         (channel, description), *rest = met
@@ -226,7 +226,7 @@ class Replicas:
         return self._look()
 
     def _await_all(self, replicas: Sequence[Replica]) -> None:
-        """Wait until all have answered; once one serves, only for a moment."""
+        """Wait until all replicas have answered. Once one of them is serving, wait briefly."""
 
         def all_answered() -> bool:
             return all(replica.serves is not None for replica in replicas)
@@ -238,9 +238,9 @@ class Replicas:
             self._changed.wait_for(all_answered, min(GATHER_SECONDS, self._timeout))
 
     def _find(self) -> None:
-        """Update the replicas to those that the endpoints have now.
+        """Update the replicas to the current addresses of the endpoints.
 
-        Sessions at a removed replica keep its channel. Raises Unavailable where a name has
+        Sessions at a removed replica keep its channel. Raises Unavailable if a name has
         no address.
         """
         hosts = {
@@ -275,14 +275,14 @@ class Replicas:
             self._closed.wait(HEALTH_SECONDS)
 
     def _follow(self) -> None:
-        """Look up the names periodically; keep the old addresses while there is no answer."""
+        """Look up the names periodically; keep the old addresses if a look-up fails."""
         while not self._closed.wait(RESOLVE_SECONDS):
             with suppress(Unavailable):
                 self._find()
 
 
 def resolve(address: Address) -> list[Address]:
-    """Return the address at each IP address that the host has in DNS; raise Unavailable."""
+    """Return an address for each IP address that DNS has for the host; raise Unavailable."""
     try:
         infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except OSError as error:

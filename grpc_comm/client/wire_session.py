@@ -1,4 +1,4 @@
-"""The receiving half of a client's session: tokens arrive on a call, and are acknowledged."""
+"""The receiving half of a client's session: receives tokens and acknowledges them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from inference.proposer import MAX_CANDIDATES
 from inference.sampling import SamplingParams
 
 ACKNOWLEDGED_AT_ONCE = MIN_CREDIT // 4
-"""Tokens that are acknowledged together: few enough that a distant target does not run out of
+"""Number of tokens acknowledged together: small enough that a distant target does not run out of
 credit.
 """
 
@@ -26,35 +26,35 @@ credit.
 class WireSession:
     """A session whose tokens arrive on a call, on the call's reader thread.
 
-    stream: id of the stream of proposals; a new stream knows nothing of earlier proposals
-    candidates: maximum that the target stores for this session
-    next_number: number of the next proposed node. Numbers are never reused, over all streams, so a
-        parent that a new stream does not know is never mistaken for another node
+    stream: id of the stream of proposals; the target forgets proposals of earlier streams
+    candidates: maximum candidates that the target stores for this session
+    next_number: number of the next proposed node. Numbers are never reused, also in new streams, so
+        an unknown parent is never mistaken for another node
     """
 
     def __init__(self, description: Description) -> None:
         self.traffic, self.stream, self.candidates = Traffic(), 0, MAX_CANDIDATES
         self._description = description
-        self._changed = threading.Condition()  # guards everything; a call's own lock lies within
+        self._changed = threading.Condition()  # guards all state; acquired before a call's lock
         self._call: Call | None = None
         self._failure: OutriderError | None = None
         self._received = self._copy((), SamplingParams())
-        self._is_opened, self._acknowledged = False, 0  # the call has been answered; its last Ack
-        self._leaving = ""  # why the target goes away, as it reported
+        self._is_opened, self._acknowledged = False, 0  # whether Opened arrived; the last Ack
+        self._leaving = ""  # the reason in the target's GoAway
         self.next_number, self._tree_nodes = 0, description.max_tree_nodes
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogProb, ...]:
-        """Log-probabilities of the prompt's tokens but the first, if requested and received."""
+        """Log-probabilities of the prompt's tokens except the first, if requested and received."""
         return self._received.prompt_logprobs
 
     @property
     def room(self) -> int:
-        """Candidates of this session that fit into a forward pass at present."""
+        """Number of candidates of this session that currently fit into a forward pass."""
         return min(self._received.latest.room or self._tree_nodes - 1, self.candidates)
 
     def receive(self, timeout: float) -> Progress | None:
-        """Return what was received since the last call; None after `timeout` seconds.
+        """Return the progress received since the last call; None after `timeout` seconds.
 
         Progress without tokens is a heartbeat. Raises the error that ended the session.
         """
@@ -73,7 +73,7 @@ class WireSession:
                 self._changed.wait(seconds_left)
 
     def on_message(self, call: Call, message: pb.ServerMessage) -> None:
-        """Handle a message, on the reader's thread. Messages of an abandoned call are ignored."""
+        """Handle a message, on the reader thread. Ignores messages of an abandoned call."""
         with self._changed:
             if call is not self._call:
                 return
@@ -93,11 +93,11 @@ class WireSession:
         self._received.take_opened(terms.opened)
 
     def _handle_tokens(self, call: Call, progress: Progress) -> None:
-        """Store tokens, or the target's heartbeat."""
+        """Store received tokens; without tokens, the message is a heartbeat."""
         self._received.take(progress)
 
     def _acknowledge(self) -> None:
-        """Acknowledge received tokens, unless their reader is far behind."""
+        """Acknowledge received tokens, unless the caller of receive() is far behind."""
         call, length, order = self._open_call(), self._received.length, self._received.order
         at_once = ACKNOWLEDGED_AT_ONCE
         if order is not None and order.credit:
@@ -112,13 +112,13 @@ class WireSession:
         return TextCopy(prompt, params, self._description.vocabulary, self.traffic)
 
     def _open_call(self) -> Call | None:
-        """Return the call while it is alive, else None."""
+        """Return the call if it is open, else None."""
         call = self._call
         return call if call is not None and call.failure is None else None
 
     def _check_opening(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Raise InvalidRequest, before anything is sent, for a prompt that is too long or a rule
-        that the target does not support.
+        """Raise InvalidRequest, before anything is sent, if the prompt is too long or the target
+        does not support a sampling parameter.
         """
         if params.needs_rule and not self._description.rules:
             raise InvalidRequest(

@@ -1,6 +1,6 @@
-"""Metrics over HTTP, on a port of its own: /metrics for Prometheus, /healthz for load balancers.
+"""Metrics over HTTP on a separate port: /metrics for Prometheus, /healthz for load balancers.
 
-No TLS, no secrets.
+Without TLS, as the answers contain no secrets.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from grpc_comm.transport import Address, check_port
 from inference.errors import InvalidRequest
 
 _POLL_SECONDS = 0.05  # between checks whether to stop
-_CALLER_SECONDS = 10  # a caller that is silent for so long is disconnected
+_CALLER_SECONDS = 10  # silence after which a caller is disconnected
 
 
 @contextmanager
 def serve_metrics(metrics: Metrics, address: Address) -> Iterator[Address]:
-    """Answer scrapes until the context ends; yield the bound address.
+    """Serve metrics until the context ends; yield the bound address.
 
-    Raises InvalidRequest when the address cannot be bound.
+    Raises InvalidRequest if the address cannot be bound.
     """
     with _listen(metrics, address) as server:
         thread = threading.Thread(

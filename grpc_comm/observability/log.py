@@ -1,7 +1,7 @@
 """A target's log on stderr: one line for each event, as text or JSON.
 
-It never contains a prompt, text, token or secret. An exception's message may quote a request, so
-only its type and its traceback's places in the code are logged.
+The log never contains a prompt, output, token or secret. The message of an exception may quote a
+request, so only the exception's type and the code locations of its traceback are logged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 _log = logging.getLogger(__name__)
-_log.addHandler(logging.NullHandler())  # a process without start_log() prints no events
+_log.addHandler(logging.NullHandler())  # without start_log(), a process prints no events
 
 _PACKAGES = ("inference", "grpc_comm", "outrider")
 
@@ -25,9 +25,9 @@ def start_log(form: str, level: str) -> None:
     """Write this process's log to stderr; replaces any earlier configuration.
 
     form: text or json
-    level: a level's name in logging
+    level: name of a level in the module logging
 
-    Other packages log warnings and errors only.
+    From other packages, only warnings and errors are logged.
     """
     handler = _StderrHandler()
     handler.setFormatter(_Formatter(form))
@@ -46,9 +46,9 @@ def log_event(event: str, level: int = logging.INFO, /, **fields: Any) -> None:
 
 
 class _Formatter(logging.Formatter):
-    """One line for an event: time, level, event, and its fields.
+    """Formats an event as one line: time, level, event, and fields.
 
-    form: json: an object; text: for people, without the fields that have no value
+    form: json: an object; text: for people, without fields that have no value
     """
 
     def __init__(self, form: str) -> None:
@@ -66,17 +66,17 @@ class _Formatter(logging.Formatter):
 
 
 class _StderrHandler(logging.Handler):
-    """Writes to the current sys.stderr, which a live view replaces while it runs."""
+    """Writes to the current sys.stderr, which a live view temporarily replaces."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(self.format(record), file=sys.stderr, flush=True)
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
-    """Return what is logged with the event: its fields, or the logger's name for foreign
-    records.
+    """Return the fields to log with a record: those of the event, or the logger's name for other
+    packages.
 
-    An exception adds its type and where it was raised.
+    For an exception, its type and the code locations of its traceback are added.
     """
     fields: Mapping[str, Any] = getattr(record, "fields", {"logger": record.name})
     kind, _, trace = record.exc_info or (None, None, None)
@@ -84,7 +84,7 @@ def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
 
 
 def _places(trace: TracebackType | None) -> list[str]:
-    """Return file, line and function of each call, the innermost last."""
+    """Return file, line and function of each stack frame, the innermost last."""
     return [
         f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(trace)
     ]

@@ -1,10 +1,10 @@
 """Prometheus metrics of a target, with vLLM's names and meanings where they exist.
 
-Our own names begin with outrider_. No label ever contains a session or a text. Labels are model
-names, fixed sets, and names of keys (for how far proposers are trusted).
+Other names begin with outrider_. No label contains a session id or user content. Label values are
+model names, members of fixed sets, and names of keys (for the trust in each proposer).
 
-The draft is elsewhere, so some meanings differ from vLLM's. A draft is a forward pass of a session
-that had candidates. A request is a session. Running are sessions that hold a row.
+The draft runs on another machine, so some meanings differ from vLLM's. A draft is a session's
+forward pass with candidates. A request is a session. A running request is a session with a row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TOKENS = tuple(step * 10.0**power for power in range(6) for step in (1, 2, 5))
 _ROWS = tuple(2.0**power for power in range(9))
 _PROPOSERS = {MODEL: "model", COPY: "copy", COLOCATED: "host"}
 BY_MODEL = ["model_name"]
-BY_FORWARD = ["model_name", "kind"]  # kind: prefill or decode
+BY_FORWARD = ["model_name", "kind"]  # kind of forward pass: prefill or decode
 
 COUNTERS = {
     "vllm:prompt_tokens": (BY_MODEL, "Tokens of prompts, cached ones included."),
@@ -83,20 +83,20 @@ HISTOGRAMS = {
 
 
 class Ending(Enum):
-    """The reason why a session is over."""
+    """The reason why a session ended."""
 
     CLOSED = "closed"  # by its client
     REFUSED = "refused"  # its client sent an invalid request
     FAILED = "failed"  # an internal error of the target
     EXPIRED = "expired"  # its client did not return within the lease
-    DISPLACED = "displaced"  # abandoned by its client, whose key needs its place for another
-    DRAINED = "drained"  # the target ended
+    DISPLACED = "displaced"  # lost its stream, and was ended for a new session of the same key
+    DRAINED = "drained"  # the target shut down
 
 
 class Metrics:
-    """The metrics of one target, which the code where an event happens counts.
+    """The metrics of one target, updated where the events happen.
 
-    Those with a model's label are counted by its ModelObserver.
+    A ModelObserver updates the metrics with the label of its model.
     """
 
     def __init__(self) -> None:
@@ -136,23 +136,23 @@ class Metrics:
         registry.register(self)
 
     def counter(self, name: str, *labels: str) -> Counter:
-        """Return a counter of these labels, which scrapes contain from now on."""
+        """Return the counter with these labels. It is exported from now on, even if it is 0."""
         family = self._counters[name]
         return family.labels(*labels) if labels else family
 
     def histogram(self, name: str, *labels: str) -> Histogram:
-        """Return a histogram of these labels, which scrapes contain from now on."""
+        """Return the histogram with these labels. It is exported from now on, even if empty."""
         return self._histograms[name].labels(*labels)
 
     @property
     def health(self) -> str:
-        """The target's state: loading, then serving, then draining."""
+        """The target's state: loading, serving, or draining."""
         if self._draining:
             return "draining"
         return "serving" if self._engines else "loading"
 
     def add_engine(self, engine: Engine, served: Description) -> None:
-        """Report the sessions of an engine that accepts them from now on."""
+        """Export the session metrics of an engine, which accepts sessions from now on."""
         model = served.model
         self._engines.append((model, engine))
         self._info.labels(served.model, served.device, served.dtype, served.server_version).set(1)
@@ -172,12 +172,12 @@ class Metrics:
         log_event("call rejected", logging.WARNING, code=code, tenant=tenant)
 
     def drain(self) -> None:
-        """Record that no new sessions are accepted, and clients are asked to leave."""
+        """Record that the target accepts no new sessions and asks clients to leave."""
         self._draining = True
         log_event("draining")
 
     def collect(self) -> Iterator[Metric]:
-        """Yield how far proposers are trusted at this moment."""
+        """Yield the current trust in each proposer."""
         trust = GaugeMetricFamily(
             "outrider_calibration_factor",
             "Factor on the chances that a key's proposers claim, by the least depth.",

@@ -1,4 +1,4 @@
-"""Counts and logs what happens to the sessions of one model."""
+"""Counts and logs events of one model's sessions."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from inference.engine.sessions.session import Session
 from inference.order import End, Opened
 
 _BY_DEPTH = "vllm:spec_decode_num_accepted_tokens_per_pos"
-_ID_CHARACTERS = 8  # of a session's id that are logged
+_ID_CHARACTERS = 8  # number of leading characters of a session id in the log
 
 
 @dataclass
 class _Times:
-    """Name and times of one session, in seconds of time.perf_counter(); 0: not yet."""
+    """Id and times of one session, in seconds of time.perf_counter(); 0: not yet."""
 
     name: str = ""
     opened_at: float = 0.0
-    first_at: float = 0.0  # its first tokens
-    last_at: float = 0.0  # its last tokens
+    first_at: float = 0.0  # time of the first tokens
+    last_at: float = 0.0  # time of the latest tokens
 
     @property
     def seconds(self) -> float:
-        """Seconds from Open to its last tokens; 0 before the first."""
+        """Seconds from Open to the latest tokens; 0 before the first tokens."""
         return self.last_at - self.opened_at if self.last_at else 0.0
 
 
 class ModelObserver:
-    """Counts the events of one model's engine, and counts and logs those of its sessions.
+    """Counts events of one model's engine, and counts and logs events of its sessions.
 
-    count() runs on the engine's thread, all else on the event loop. Both are quick.
+    count() runs on the engine's thread, other methods on the event loop. All are quick.
     """
 
     def __init__(self, metrics: Metrics, model: str) -> None:
@@ -52,7 +52,7 @@ class ModelObserver:
             for name, (labels, _, _) in HISTOGRAMS.items()
             if labels == BY_MODEL
         }
-        self._lock = threading.Lock()  # guards the map
+        self._lock = threading.Lock()  # guards the map of sessions
         self._times = WeakKeyDictionary[Session, _Times]()
 
     def count(self, event: EngineEvent) -> None:
@@ -69,7 +69,7 @@ class ModelObserver:
                 log_event("row lent to another", **self._who(session), length=session.length)
 
     def name_session(self, session: Session, session_id: str) -> None:
-        """Store a session's id, of which the log shows the beginning."""
+        """Store a session's id. The log shows its first characters."""
         signs = session_id[:_ID_CHARACTERS]
         name = "".join(sign if sign.isalnum() or sign in "-_" else "?" for sign in signs)
         self._of(session).name = name
@@ -87,7 +87,7 @@ class ModelObserver:
         )
 
     def record_lost(self, session: Session) -> None:
-        """Record that a session's stream broke. The session is kept for its lease."""
+        """Record that a session's stream broke. The session is kept until its lease expires."""
         self._metrics.counter("outrider_streams_lost").inc()
         log_event("stream lost", **self._who(session))
 
@@ -107,7 +107,7 @@ class ModelObserver:
         if tokens > 1:
             token_seconds = (times.last_at - times.first_at) / (tokens - 1)
             self._observe("vllm:request_time_per_output_token_seconds", token_seconds)
-        accepted = tokens - spent.forwards  # each pass adds a token of the target's own
+        accepted = tokens - spent.forwards  # each forward pass adds a token chosen by the target
         log_event(
             "session ended",
             **self._who(session),

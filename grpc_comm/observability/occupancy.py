@@ -1,4 +1,4 @@
-"""Use of an engine's rows at a moment, and what each of its sessions is doing."""
+"""Current use of an engine's rows, and the activity of each session."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from inference.order import End
 
 
 class State(Enum):
-    """Activity of a session."""
+    """The activity of a session."""
 
     IN_LINE = "in_line"  # waits for a row
     PREFILL = "prefill"
     DECODE = "decode"
     CREDIT = "credit"  # paused until its client has acknowledged more
-    WAITING = "waiting"  # for its client: no order, no Go, or the text has ended
-    PARKED = "parked"  # for its client, and its row was lent to another session
+    WAITING = "waiting"  # waits for its client: no Decode, no Go, or the output has ended
+    PARKED = "parked"  # waits for its client, and its row was lent to another session
     AWAY = "away"  # its stream broke
 
 
 def state_of(session: Session) -> State:
-    """Return the session's activity at this moment, without taking a lock."""
+    """Return the session's current activity, without taking a lock."""
     if session.wants_row:
         if session.row is None:
             return State.IN_LINE
@@ -37,7 +37,7 @@ def state_of(session: Session) -> State:
 
 
 def count_sessions(engine: Engine, state: State) -> int:
-    """Return the number of the engine's sessions in this state. Sessions continue meanwhile."""
+    """Return the number of the engine's sessions in this state, which may change meanwhile."""
     return sum(state_of(session) is state for session in engine.sessions)
 
 
@@ -64,4 +64,4 @@ GAUGES: dict[str, tuple[str, Callable[[Engine], float]]] = {
     "outrider_used_slots": ("KV slots that sessions use.", _used_slots),
     "outrider_cached_tokens": ("Tokens cached in free rows.", lambda engine: engine.cached_tokens),
 }
-"""Gauges of an engine by name: help, and the value at a moment."""
+"""Gauges of an engine by name: help, and a function that returns the current value."""

@@ -1,4 +1,4 @@
-"""Guards of a listening target: its certificate, the keys that admit calls, and the limits of their
+"""Protects a listening target: its certificate, the keys that admit calls, and the size limits of
 messages.
 """
 
@@ -28,7 +28,7 @@ _WITHDRAWN = "this key was removed from the target's keys during the call"
 
 
 class ServerSecurity(NamedTuple):
-    """Secrets of a listening target. Credentials of None mean plaintext."""
+    """Secrets of a listening target. Credentials None mean plaintext."""
 
     credentials: grpc.ServerCredentials | None
     keys: Keys
@@ -37,7 +37,7 @@ class ServerSecurity(NamedTuple):
 def server_security(options: SecurityOptions, address: Address) -> ServerSecurity:
     """Return a listening target's credentials and keys.
 
-    Raises InvalidRequest when listening there with these options would expose the target.
+    Raises InvalidRequest if listening at the address with these options would expose the target.
     """
     if options.encrypted and (options.tls_cert is None or options.tls_key is None):
         raise InvalidRequest(
@@ -67,7 +67,7 @@ def server_security(options: SecurityOptions, address: Address) -> ServerSecurit
 
 
 def read_keys(options: SecurityOptions) -> Keys:
-    """Return the keys of a target; raise InvalidRequest for an unusable file."""
+    """Return the keys of a target; raise InvalidRequest for an invalid file."""
     if options.keys_file is not None:
         return Keys.read(options.keys_file)
     return (
@@ -76,14 +76,14 @@ def read_keys(options: SecurityOptions) -> Keys:
 
 
 class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg, unused-ignore]  # generic in some stubs
-    """Admits calls of any method whose token belongs to a key, for as long as it does.
+    """Admits calls of all methods as long as their token belongs to a key.
 
-    Other calls end with UNAUTHENTICATED, and none of their messages is read. So does a stream whose
-    key is removed. Only Health.Check is answered to anyone, about the whole target.
+    Other calls end with UNAUTHENTICATED, and none of their messages is read. A stream ends the same
+    way when its key is removed. Health.Check for the whole target needs no token.
 
     A message that is longer than its sender's key allows is not parsed. It ends its call with
-    INVALID_ARGUMENT, as one that cannot be parsed does. gRPC would answer that with UNKNOWN and the
-    name of a Python class, and log an ERROR.
+    INVALID_ARGUMENT, and so does a message that cannot be parsed: gRPC would answer with UNKNOWN
+    and the name of a Python class, and log an ERROR.
     """
 
     def __init__(self, keys: Keys, metrics: Metrics) -> None:
@@ -108,7 +108,7 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg, unused-ig
 
 
 async def refuse(context: Context) -> NoReturn:
-    """End a call without a valid token."""
+    """End a call that has no valid token."""
     await context.abort(
         grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong (--token_file)"
     )
@@ -121,7 +121,7 @@ async def _refuse_stream(_messages: Any, context: Any) -> None:
 def _unread(handler: Any) -> Any:
     """Return a unary handler that answers as if the request were empty.
 
-    The real request is not read, so it takes no memory here, whatever its length.
+    The actual request is not read, so it takes no memory, whatever its length.
     """
 
     async def answer(_messages: Any, context: Any) -> None:
@@ -131,9 +131,9 @@ def _unread(handler: Any) -> Any:
 
 
 def _parsed(handler: Any, grant: Grant, metrics: Metrics) -> Any:
-    """Return the handler, whose messages are parsed if they are not too long.
+    """Wrap a handler so that messages are parsed only if they are not too long.
 
-    Reading a stream raises InvalidRequest for a wrong message; its method reports that.
+    For an invalid message, reading the stream raises InvalidRequest, which the method reports.
     """
 
     def parse(message: bytes) -> Any:
@@ -164,7 +164,7 @@ def _parsed(handler: Any, grant: Grant, metrics: Metrics) -> Any:
 
 
 def _while_granted(handler: Any, grant: Grant) -> Any:
-    """Return the handler of a response stream, which ends when its key is removed."""
+    """Wrap the handler of a response stream so that the stream ends when its key is removed."""
     shape = _shape(handler)
     method = getattr(handler, shape)
 
@@ -184,6 +184,6 @@ def _while_granted(handler: Any, grant: Grant) -> Any:
 
 
 def _shape(handler: Any) -> str:
-    """Return the name of the handler's method: it has one for each kind of call."""
+    """Return the name of the handler's attribute with its method, such as stream_unary."""
     request = "stream" if handler.request_streaming else "unary"
     return f"{request}_{'stream' if handler.response_streaming else 'unary'}"

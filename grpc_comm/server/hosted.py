@@ -1,7 +1,7 @@
-"""A target in a host process that serves gRPC for it, such as a replica behind an ingress.
+"""A target in a host process that serves gRPC on its behalf, such as a replica behind an ingress.
 
-The host accepts connections, parses messages and routes calls. The target's own code checks the key
-of each call before it answers: it does not rely on the host for authentication.
+The host accepts connections, parses messages and routes calls. The target's code checks the key of
+each call before it answers, so authentication does not depend on the host.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _REFUSALS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED)
 
 
 class Carrier(Protocol):
-    """A call as its host presents it, with setters of the call's status."""
+    """A call as presented by the host, with setters for the call's status."""
 
     def invocation_metadata(self) -> Iterable[tuple[str, str]]: ...
 
@@ -42,7 +42,7 @@ class Carrier(Protocol):
 
 
 class HostedTarget:
-    """A target whose calls come through a host; on the running loop, from begin() to end()."""
+    """A target that receives calls from a host, on the running loop, from begin() to end()."""
 
     def __init__(self, target: Target) -> None:
         check_hosted(target.security)
@@ -52,7 +52,7 @@ class HostedTarget:
         self._service = TargetService(self._state)
 
     def begin(self) -> None:
-        """Start to accept calls."""
+        """Start accepting calls."""
         self._state.begin()
 
     async def end(self) -> None:
@@ -65,7 +65,7 @@ class HostedTarget:
         return is_hung(self._engine)
 
     async def describe(self, request: pb.DescribeRequest, carrier: Carrier) -> pb.Description:
-        """Answer Describe. The status of a refused call is the carrier's; its answer is empty."""
+        """Answer Describe. For a refused call, set the carrier's status; the answer is empty."""
         try:
             return await self._service.Describe(request, _CallContext(carrier))  # type: ignore[arg-type]  # what it uses of a context
         except _EndedError:
@@ -74,7 +74,7 @@ class HostedTarget:
     async def session(
         self, messages: AsyncIterator[pb.ClientMessage], carrier: Carrier
     ) -> AsyncIterator[pb.ServerMessage]:
-        """Answer Session until either side ends it. The call's status is the carrier's."""
+        """Answer Session until either side ends it, and set the carrier's status."""
         call = _CallContext(carrier)
         work = asyncio.create_task(self._answer(messages, call))
         work.add_done_callback(mark_retrieved)
@@ -102,7 +102,7 @@ class HostedTarget:
 
 
 def check_hosted(security: SecurityOptions) -> None:
-    """Raise InvalidRequest for TLS, which ends where the host accepts connections."""
+    """Raise InvalidRequest for TLS options: the host accepts the connections, so TLS ends there."""
     if security.encrypted:
         raise InvalidRequest(
             "behind an ingress TLS ends before the target: leave out --tls_cert, --tls_key and "
@@ -111,16 +111,16 @@ def check_hosted(security: SecurityOptions) -> None:
 
 
 def await_routes(ingress: Address) -> None:
-    """Return once an ingress carries streams to the targets behind it. Blocks.
+    """Block until an ingress routes streams directly to its targets.
 
-    Ray's ingress first sends them through a proxy of its own, which drops the status of a stream
-    without answers: a refusal arrives as OK. Raises Unavailable after a limit.
+    At first, Ray's ingress routes streams through its own proxy, which drops the status of a stream
+    without answers: a refusal arrives as OK. Raises Unavailable after a time limit.
     """
     deadline = time.monotonic() + _ROUTED_SECONDS
     with grpc.insecure_channel(str(ingress)) as channel:
         session = verifier_pb2_grpc.TargetStub(channel).Session
         while (seconds_left := deadline - time.monotonic()) > 0:
-            messages = iter([pb.ClientMessage()])  # neither Open nor Resume: a target refuses it
+            messages = iter([pb.ClientMessage()])  # a target refuses it: neither Open nor Resume
             if session(messages, timeout=seconds_left, wait_for_ready=True).code() in _REFUSALS:
                 return
             time.sleep(_ROUTED_POLL_SECONDS)
@@ -130,27 +130,27 @@ def await_routes(ingress: Address) -> None:
 
 
 async def _read(messages: AsyncIterator[pb.ClientMessage], parse: Any) -> AsyncIterator[Any]:
-    """Messages, each checked against the limits of its sender's key before it is used."""
+    """Yield messages after checking each against the limits of its sender's key."""
     async for message in messages:
         yield parse(message.SerializeToString())
 
 
 class _Details(NamedTuple):
-    """The details of a call that an interceptor reads."""
+    """The details of a call that interceptors read."""
 
     method: str
     invocation_metadata: Iterable[tuple[str, str]]
 
 
 class _EndedError(Exception):
-    """Unwinds a call whose status is set."""
+    """Raised to end a call whose status is set."""
 
 
 class _CallContext:
     """A call as the service and interceptors see it (grpc.aio.ServicerContext).
 
-    written: the answers; None after the last. Holds one at a time, so a client that reads nothing
-    is noticed.
+    written: queue of answers, with None after the last one. It holds a single answer, so that a
+    client that does not read is detected.
     """
 
     def __init__(self, carrier: Carrier) -> None:

@@ -1,4 +1,4 @@
-"""A client's messages, and how long it has been silent."""
+"""A client's messages, and the time since its latest message."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from grpc_comm.proto import verifier_pb2 as pb
 from inference.errors import Gone
 
 BREAK_SECONDS = 0.1
-"""Seconds that may pass between the end of a broken call's messages and gRPC's cancellation."""
+"""Maximum seconds between the end of a broken call's messages and gRPC's cancellation."""
 
 
 class Inbox:
-    """A client's messages, one at a time. While none is read, gRPC makes the sender wait."""
+    """A client's messages, read one at a time. gRPC makes the sender wait while none is read."""
 
     def __init__(self, requests: AsyncIterator[pb.ClientMessage], received: Counter) -> None:
-        """received: counts the messages' bytes"""
+        """received: counts the received bytes"""
         self._requests, self._received = requests, received
         self._loop = asyncio.get_running_loop()
         self._waiting_since: float | None = None
 
     async def take(self) -> pb.ClientMessage | None:
-        """Return the next message; None when the client has no more.
+        """Return the next message; None after the client's last message.
 
-        Raises InvalidRequest for a message that the guard of calls refuses.
+        Raises InvalidRequest for a message that CallGuard refuses.
         """
         self._waiting_since = self._loop.time()
         message = await anext(self._requests, None)
@@ -36,7 +36,7 @@ class Inbox:
         return message
 
     async def silence(self, seconds: float) -> None:
-        """Wait until nothing has arrived for so many seconds, then raise Gone."""
+        """Wait until no message has arrived for this many seconds, then raise Gone."""
         while True:
             since, now = self._waiting_since, self._loop.time()
             if since is not None and now - since >= seconds:

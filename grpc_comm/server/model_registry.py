@@ -1,4 +1,4 @@
-"""The models that a target lists, by name. Each is loaded on first use and runs on its own
+"""The models that a target lists, by name. Each model is loaded on first use and runs on a separate
 thread.
 """
 
@@ -28,7 +28,7 @@ class Served(NamedTuple):
 class RunningModel:
     """A loaded model whose engine runs on a thread until stop().
 
-    observer: counts and logs what happens to its sessions
+    observer: counts and logs events of the model's sessions
     """
 
     def __init__(self, served: Served, metrics: Metrics) -> None:
@@ -42,18 +42,17 @@ class RunningModel:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the engine. Returns when the forward pass in progress is done."""
+        """Stop the engine. Returns when the current forward pass is done."""
         self.engine.stop(self._stopped)
         self._thread.join()
 
 
 class Catalogue:
-    """One loaded model, and others that are loaded on first use. Only a listed name reaches a
-    loader.
+    """One loaded model, and others that are loaded on first use. Only listed names can be loaded.
 
-    While a model loads, callers that request it wait and all others continue. A load that no caller
-    waits for any more still completes, and serves the next caller. The next caller retries a load
-    that failed.
+    While a model loads, callers that request it wait, and all others continue. Loading completes
+    even if no caller waits for it any more, so that the next caller can use the model. After a
+    failed load, the next caller retries.
     """
 
     def __init__(
@@ -70,9 +69,9 @@ class Catalogue:
         return list(dict.fromkeys([self._first, *self._listed]))
 
     async def model(self, name: str) -> RunningModel:
-        """Return the model of this name, the first where the name is empty.
+        """Return the model with this name; for an empty name, the first model.
 
-        Raises InvalidRequest for a name that is not listed, and what its loader raises.
+        Raises InvalidRequest for a name that is not listed, and any error of the loader.
         """
         name = name or self._first
         if name not in self._models and name not in self._listed:
@@ -82,7 +81,7 @@ class Catalogue:
         if name not in self._models:
             if name not in self._loading:
                 self._loading[name] = asyncio.create_task(self._load(name))
-                self._loading[name].add_done_callback(mark_retrieved)  # callers that wait raise it
+                self._loading[name].add_done_callback(mark_retrieved)  # waiting callers raise it
             await asyncio.shield(self._loading[name])
         return self._models[name]
 

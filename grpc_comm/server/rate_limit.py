@@ -6,24 +6,24 @@ import time
 from collections.abc import Callable
 
 NODES_PER_SECOND, BYTES_PER_SECOND, MESSAGES_PER_SECOND = 8_000, 2**18, 1_000
-"""Limits per second for each session of a key. A fast draft sends about 2,000 nodes a second."""
+"""Limits per second and session of a key. A fast draft sends about 2,000 nodes per second."""
 
 BURST_SECONDS = 1.0
 """Seconds of unused rate that may be sent at once."""
 
 
 class Allowance:
-    """The token bucket of one key, shared by all of its streams. Called on the event loop."""
+    """The token bucket of one key, shared by all streams of the key. Used on the event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._at, self._owed = clock, clock(), 0.0
 
     def charge(self, nodes: float, size: int, share: float) -> float:
-        """Return the seconds by which a message of so many nodes and bytes is too early.
+        """Return the seconds by which a message with `nodes` nodes and `size` bytes is too early.
 
-        The message is charged only if that is 0.
+        The message is charged only if the result is 0.
 
-        share: the key's rate, in multiples of what one session may send
+        share: the key's rate, as a multiple of the rate of one session
         """
         now = self._clock()
         self._owed = max(self._owed - (now - self._at) * share, 0.0)

@@ -1,4 +1,4 @@
-"""Builds the rules of sessions off the event loop, since a grammar may take long to compile."""
+"""Builds token rules off the event loop, since a grammar may take long to compile."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from inference.token_rule import TokenRule
 MakeRule = Callable[[], TokenRule | None]
 
 CHECKS = 4
-"""Grammars that are checked concurrently, each of another key."""
+"""Maximum grammars checked concurrently, each of a different key."""
 
 MAKERS = 32
-"""Rules that are built concurrently. Each is quick, unless its grammar is large."""
+"""Maximum rules built concurrently. Building is quick unless the grammar is large."""
 
 RETRY_SECONDS = 1.0
 
@@ -26,22 +26,22 @@ RETRY_SECONDS = 1.0
 class RuleTurns:
     """Checks new grammars, one at a time for each key, and builds rules. Used on the event loop.
 
-    Only grammars that were never checked wait for a turn. So a key that keeps sending such grammars
-    takes one thread, and delays no other rules: neither penalties and biases nor checked grammars.
+    Only grammars that were never checked wait for their key's turn. So a key that keeps sending new
+    grammars occupies one thread, and delays neither checked grammars nor penalties and biases.
     """
 
     def __init__(self) -> None:
         self._checks = ThreadPoolExecutor(CHECKS, "grammar")
         self._makers = ThreadPoolExecutor(MAKERS, "rule")
-        self._turns = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by the names of keys
+        self._turns = defaultdict[str, asyncio.Lock](asyncio.Lock)  # by name of key
         self._waiting = Counter[str]()
 
     async def check(self, key: Key, check: Callable[[], None], limit: int) -> None:
         """Check a grammar once it is this key's turn.
 
-        limit: grammars of one key that may wait or be checked
+        limit: maximum grammars of one key that wait or are being checked
 
-        Raises Busy beyond them, and what `check` raises.
+        Raises Busy if the limit is reached, and any error of `check`.
         """
         waiting = self._waiting[key.name]
         if waiting >= limit:
@@ -56,7 +56,7 @@ class RuleTurns:
             self._waiting[key.name] -= 1
 
     async def make(self, make: MakeRule) -> TokenRule | None:
-        """Return the rule, or raise what `make` raises."""
+        """Return the rule that `make` returns, on another thread. Raises any error of `make`."""
         return await asyncio.get_running_loop().run_in_executor(self._makers, make)
 
     async def _in_turn(self, turn: asyncio.Lock, check: Callable[[], None]) -> None:
@@ -64,9 +64,9 @@ class RuleTurns:
         checking = asyncio.get_running_loop().run_in_executor(self._checks, check)
         checking.add_done_callback(lambda _: turn.release())
         checking.add_done_callback(mark_retrieved)
-        await asyncio.shield(checking)  # a caller that leaves gets no other turn meanwhile
+        await asyncio.shield(checking)  # the turn lasts even if the caller is cancelled
 
     def close(self) -> None:
-        """Check no more grammars and build no more rules."""
+        """Stop checking grammars and building rules."""
         for threads in (self._checks, self._makers):
             threads.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Writes a stream's messages: Opened, then the session's tokens from a cursor on, once they are
+"""Writes the messages of a stream: Opened, then the session's tokens from a cursor on as they are
 committed.
 """
 
@@ -18,19 +18,19 @@ from inference.tree.candidates import ProposalStream
 Send = Callable[[pb.ServerMessage], Awaitable[None]]
 
 HEARTBEAT_SECONDS = 1.0
-"""Seconds between heartbeats of a target that has nothing else to send."""
+"""Seconds between heartbeats if a target has nothing else to send."""
 
 MAX_STEP_SECONDS = 30.0
-"""An engine whose step takes longer than this counts as hung: its clients get no heartbeats."""
+"""Seconds of a step after which an engine counts as hung: its clients receive no heartbeats."""
 
 
 def is_hung(engine: Engine) -> bool:
-    """Whether the step in progress takes so long that no more tokens are expected."""
+    """Return whether the current step takes so long that no more tokens are expected."""
     return engine.step_seconds > MAX_STEP_SECONDS
 
 
 class Sender:
-    """Writes the tokens after a cursor. A client that reads slowly gets fewer and longer messages.
+    """Writes the tokens after a cursor. A client that reads slowly gets fewer, longer messages.
 
     stream: the client's stream of proposals
     cursor: number of tokens that the client has
@@ -49,11 +49,11 @@ class Sender:
         self.drained = False
 
     def _wake(self) -> None:
-        """Wake run(), from any thread: there may be something to write."""
+        """Wake run(), from any thread, because there may be something to write."""
         self._loop.call_soon_threadsafe(self._woken.set)
 
     def ask_to_leave(self, message: pb.GoAway) -> None:
-        """Ask the client to leave, once it has the tokens of the forward pass in progress."""
+        """Ask the client to leave after it has received the tokens of the current forward pass."""
         self._leaving = message
         self._woken.set()
 
@@ -73,7 +73,7 @@ class Sender:
             self._heartbeat.cancel()
 
     def _plan_heartbeat(self) -> None:
-        """Wake the writer now, and again whenever a heartbeat may be due."""
+        """Wake run() now, and again whenever a heartbeat may be due."""
         self._woken.set()
         now, due = self._loop.time(), self._sent_at + HEARTBEAT_SECONDS
         self._heartbeat = self._loop.call_at(
@@ -99,7 +99,7 @@ class Sender:
         self.drained = self.drained or progress.end is End.DRAINED
 
     def _end_or_pause(self, progress: Progress) -> End:
-        """Return the end of the text, or why there are no tokens at present."""
+        """Return why the session has ended, or why it is paused."""
         session = self._session
         if progress.end is not End.NOT or session.order is None or session.opening is not None:
             return progress.end

@@ -1,4 +1,4 @@
-"""Serves a target in the foreground until a signal, or on its own thread for tests and tools."""
+"""Serves a target in the foreground until a signal, or on a separate thread for tests and tools."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def serve(
     grace: float = GRACE_SECONDS,
     on_stop: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. A second signal ends it at once.
+    """Serve until SIGINT or SIGTERM. A second signal ends the server at once.
 
     on_ready: called with the bound address
     grace: seconds for which open sessions may continue after the first signal
-    on_stop: called upon that signal
+    on_stop: called at the first signal
 
-    Raises InvalidRequest when the address cannot be used or would expose the target.
+    Raises InvalidRequest if the address cannot be used or would expose the target.
     """
 
     async def until_signal() -> None:
@@ -64,7 +64,7 @@ def serve(
 
 
 class BackgroundServer:
-    """A target served on its own thread; a context manager. `address` is the bound one."""
+    """A context manager that serves a target on a separate thread. `address`: the bound address"""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -77,10 +77,10 @@ class BackgroundServer:
         self.address = self._ready.result()
 
     def stop(self, grace: float | None = None) -> None:
-        """End open sessions after `grace` seconds (None: at once), then the server. Idempotent."""
+        """End open sessions after `grace` seconds (None: at once), then stop. Idempotent."""
         if self._thread.is_alive():
             self._grace = grace
-            with suppress(RuntimeError):  # another caller stopped it: the loop is closed already
+            with suppress(RuntimeError):  # raised if another caller has already closed the loop
                 self._loop.call_soon_threadsafe(self._stopped.set)
             self._thread.join()
 
@@ -94,7 +94,7 @@ class BackgroundServer:
         except InvalidRequest as error:
             self._ready.set_exception(error)
         finally:
-            # Wakes a caller that still waits for the server; does nothing if it is set already.
+            # Wake a caller that still waits for the server to start.
             self._ready.cancel()
 
     def __enter__(self) -> BackgroundServer:
@@ -132,7 +132,7 @@ class _Listening:
         return self
 
     async def stop(self, grace: float | None) -> None:
-        """Announce the end, accept no new sessions, and end open ones within `grace` seconds."""
+        """Accept no new sessions, ask clients to leave, and end sessions after `grace` seconds."""
         self._state.stop_tasks()
         await self._health.enter_graceful_shutdown()
         if grace:
@@ -153,7 +153,7 @@ class _Listening:
 async def _settle() -> None:
     """Wait until ended sessions have released their rows.
 
-    gRPC prints a traceback for each session that the end of the loop cancels.
+    Otherwise gRPC prints a traceback for each session that is cancelled with the loop.
     """
     sessions = asyncio.all_tasks() - {asyncio.current_task()}
     if sessions:
@@ -161,12 +161,12 @@ async def _settle() -> None:
 
 
 def _longest(target: Target) -> int | None:
-    """Return the tokens of the longest prompt; None where listed models are not loaded yet."""
+    """Return the maximum tokens of a prompt; None if listed models are not loaded yet."""
     return None if target.listed else target.engine.sequence_length
 
 
 def _bind(server: grpc.aio.Server, address: Address, security: ServerSecurity) -> int:
-    """Bind the address and return the port; raise InvalidRequest where that fails."""
+    """Bind the address and return the port; raise InvalidRequest if that fails."""
     check_port(address.port)
     try:
         if security.credentials is None:

@@ -1,4 +1,4 @@
-"""The target's gRPC service: one Stream for each client's session, over shared engines."""
+"""The target's gRPC service: a Stream for each client session, over shared engines."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 
 class TargetService(verifier_pb2_grpc.TargetServicer):
-    """Serves engines to many sessions.
+    """Serves many sessions on shared engines.
 
-    A fault in one session ends that one only, with a status in the user's terms.
+    A fault in a session ends only this session, with a status that the user can understand.
     """
 
     def __init__(self, state: ServerState) -> None:
@@ -60,16 +60,16 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
             self._streams.pop(stream, None)
 
     def drain(self, reason: str, retry_after: float) -> None:
-        """Accept no new sessions, and end open ones after the forward pass in progress."""
+        """Accept no new sessions, and end open sessions after the current forward pass."""
         self._state.draining = True
         self._state.metrics.drain()
         for stream in self._streams:
             stream.go_away(reason, retry_after)
 
     def _check_streams(self, key: Key) -> None:
-        """Raise Busy for too many streams of a key, which bounds streams without a session, too.
+        """Raise Busy if a key has too many streams, including streams without a session.
 
-        A session may have a new stream while its old one is still ending.
+        A session may have a new stream while its old stream is still ending.
         """
         limit = None if key.sessions is None else 2 * key.sessions + 2
         if (
@@ -83,8 +83,8 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
             )
 
     async def _grant(self, context: Context) -> Grant:
-        """Return the caller's grant. The keys file may have changed since the interceptor
-        looked.
+        """Return the caller's rights. The keys file may have changed since the interceptor's
+        check.
         """
         grant = self._state.keys.grant(context.invocation_metadata())
         if grant is None:
@@ -93,12 +93,12 @@ class TargetService(verifier_pb2_grpc.TargetServicer):
 
     @asynccontextmanager
     async def _guarded(self, context: Context, key: Key) -> AsyncIterator[None]:
-        """Turn any error within into the call's status."""
+        """Convert any error raised within this context into the call's status."""
         try:
             yield
         except OutriderError as error:
             await self._refuse(context, error, key)
-        # the only place where a session's internal error becomes a status; the others continue
+        # internal errors of a session become a status only here; other sessions continue
         except Exception as error:
             log.exception("a session failed")
             self._state.metrics.reject(grpc.StatusCode.INTERNAL.name, key.name)

@@ -1,4 +1,4 @@
-"""Sessions of a target, with or without a connected stream. Each has one stream at a time."""
+"""The sessions of a target, each with at most one connected stream at a time."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from inference.engine.sessions.session import Session
 from inference.errors import Busy, Gone, InvalidRequest, Mismatch
 
 LEASE_SECONDS = 15.0
-"""A stream that is silent for so many seconds has ended. A session without a stream is kept for as
-long.
+"""Seconds of silence after which a stream counts as ended, and seconds for which a session without
+a stream is kept.
 """
 
 
 class SessionRecord:
     """A session and its stream.
 
-    stream: the owner's stream of proposals
+    stream: the current stream of proposals
     """
 
     def __init__(self, session_id: str, session: Session, model: RunningModel) -> None:
@@ -31,16 +31,16 @@ class SessionRecord:
         self.observer.name_session(session, session_id)
         self.resume_key = secrets.token_bytes(16)
         self.epoch, self.stream = 0, self.engine.join(session)
-        self.superseded = asyncio.Event()  # set when another stream takes the session over
-        self.expires: float | None = None  # when it ends unless a stream comes; None: it has one
+        self.superseded = asyncio.Event()  # set when another stream takes over the session
+        self.expires: float | None = None  # when the session ends; None while it has a stream
 
     @property
     def name(self) -> tuple[str, str]:
-        """Tenant and session id. Clients choose ids, so two tenants may have the same one."""
+        """Tenant and session id. Clients choose the ids, so two tenants may use the same id."""
         return self.tenant, self.session_id
 
     def give_to_new_stream(self, epoch: int) -> None:
-        """Give the session to a new stream. Earlier streams end."""
+        """Assign the session to a new stream. Earlier streams end."""
         self.superseded.set()
         self.epoch, self.superseded, self.expires = epoch, asyncio.Event(), None
         self.engine.leave(self.session, self.stream)
@@ -48,7 +48,7 @@ class SessionRecord:
         self.engine.attach(self.session)
 
     def close(self) -> None:
-        """Mark the session as over."""
+        """Mark the session as ended."""
         self.engine.close(self.session)
         self.superseded.set()
 
@@ -65,7 +65,7 @@ class SessionTable:
         return len(self._records)
 
     def check_name(self, session_id: str, tenant: str) -> None:
-        """Raise InvalidRequest or Mismatch unless the tenant can open a session of this id."""
+        """Raise InvalidRequest or Mismatch unless the tenant can open a session with this id."""
         if not 8 <= len(session_id) <= 64 or not session_id.isascii():
             raise InvalidRequest(
                 f"a session id has 8 to 64 ASCII characters: got {len(session_id)}"
@@ -74,7 +74,7 @@ class SessionTable:
             raise Mismatch("a session with this id exists: Resume it, or choose another id")
 
     def check_room(self, tenant: str, limit: int | None) -> None:
-        """Raise Busy unless a tenant that may have `limit` sessions can open one."""
+        """Raise Busy unless a tenant can open a session. limit: maximum sessions of the tenant"""
         self.expire()
         if len(self._records) >= self._limit:
             raise Busy(
@@ -93,7 +93,7 @@ class SessionTable:
         self.end(leaving[0], Ending.DISPLACED)
 
     def check_count(self, record: SessionRecord, limit: int | None) -> None:
-        """Raise Busy for a session beyond the `limit` that its tenant may have. The oldest
+        """Raise Busy if the session exceeds the `limit` of its tenant. The oldest sessions
         remain.
         """
         if limit is None:
@@ -113,9 +113,9 @@ class SessionTable:
         return self._counts[tenant]
 
     def resume(self, session_id: str, key: bytes, epoch: int, tenant: str) -> SessionRecord:
-        """Give the session to a new stream; its earlier stream is ignored from then on.
+        """Assign the session to a new stream; its earlier stream is ignored from then on.
 
-        Raises Gone when it is not here or not this caller's, and Mismatch for an old epoch.
+        Raises Gone if there is no such session of this caller, and Mismatch for an old epoch.
         """
         self.expire()
         record = self._records.get((tenant, session_id))
@@ -131,8 +131,8 @@ class SessionTable:
         return record
 
     def detach(self, record: SessionRecord) -> None:
-        """Record that the session's stream has gone. It waits for another, and lends its row
-        meanwhile.
+        """Record that the session's stream is lost. The session waits for a new stream; its row may
+        be lent to others.
         """
         if self._records.get(record.name) is record:
             record.expires = time.monotonic() + self.lease_seconds
@@ -153,7 +153,7 @@ class SessionTable:
             self.end(record, Ending.DRAINED)
 
     def expire(self) -> None:
-        """End sessions that have been without a stream for longer than their lease."""
+        """End sessions that have had no stream for longer than their lease."""
         now = time.monotonic()
         for record in [
             record

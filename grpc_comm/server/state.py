@@ -1,4 +1,4 @@
-"""A target to serve, the state that all of its streams share, and the limits of keys there."""
+"""A target to serve, the state that its streams share, and the limits of keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from inference.errors import Unavailable
 
 @dataclass(frozen=True)
 class Target:
-    """An engine to serve, with its address, its callers and its limits."""
+    """An engine to serve, with its address, security and limits."""
 
     engine: Engine
     description: Description
@@ -31,14 +31,14 @@ class Target:
     security: SecurityOptions = PLAINTEXT
     listed: Mapping[str, Callable[[], Served]] = field(default_factory=dict)  # loaded on demand
     metrics: Metrics = field(default_factory=Metrics)
-    share_prefixes: bool = False  # sessions may start from rows of other keys
-    lease_seconds: float = LEASE_SECONDS  # how long to keep a disconnected client's session
+    share_prefixes: bool = False  # whether sessions may reuse cached prefixes of other keys
+    lease_seconds: float = LEASE_SECONDS  # how long to keep a session without a stream
 
 
 class ServerState:
     """The state that streams share, from begin() to end(). Used on the event loop only.
 
-    draining: no new sessions are accepted
+    draining: whether no new sessions are accepted
     rules: builds the rules of sessions
     """
 
@@ -51,37 +51,37 @@ class ServerState:
         self.sessions = SessionTable(limit, target.lease_seconds)
         self.draining, self.rules = False, RuleTurns()
         self._share_prefixes = target.share_prefixes
-        self._allowances = defaultdict[str, Allowance](Allowance)  # by the names of keys
+        self._allowances = defaultdict[str, Allowance](Allowance)  # by name of key
         self._tasks = list[asyncio.Task[None]]()
 
     def begin(self) -> None:
-        """Start to end sessions whose lease is over, and to follow the keys file."""
+        """Start the tasks that end expired sessions and watch the keys file."""
         self._tasks = [
             asyncio.create_task(self._expire()),
             asyncio.create_task(self.keys.watch()),
         ]
 
     def stop_tasks(self) -> None:
-        """Stop what begin() started. Idempotent."""
+        """Stop the tasks that begin() started. Idempotent."""
         for task in self._tasks:
             task.cancel()
 
     async def end(self) -> None:
-        """End all sessions, and stop the models after their forward pass in progress."""
+        """End all sessions, and stop the models after their current forward pass."""
         self.stop_tasks()
         self.rules.close()
         self.sessions.end_all()
         await asyncio.to_thread(self.catalogue.stop)
 
     async def _expire(self) -> None:
-        """End sessions whose lease is over, even while there are no calls."""
+        """End sessions whose lease has expired, even while there are no calls."""
         while True:
             await asyncio.sleep(self.sessions.lease_seconds / 4)
             self.sessions.expire()
 
     def charge(self, key: Key, message: pb.ClientMessage) -> float:
-        """Return the seconds by which a message exceeds its key's rate; 0 where it may be
-        processed.
+        """Return the seconds by which a message exceeds its key's rate; 0 if it may be processed
+        now.
         """
         share = max(self.sessions.count(key.name), 1)
         max_nodes = key.nodes_per_second or NODES_PER_SECOND * share
@@ -97,11 +97,11 @@ class ServerState:
         return replace(description, sequence_length=length, max_tree_nodes=nodes)
 
     def prefix_tenant(self, key: Key) -> str:
-        """Return the name that tenants who share cached prefixes have in common."""
+        """Return the name under which prefixes are cached: a key's name, or "" if all share."""
         return "" if self._share_prefixes else key.name
 
     def check_draining(self) -> None:
-        """Raise Unavailable once no new sessions are accepted."""
+        """Raise Unavailable if the target is draining."""
         if self.draining:
             raise Unavailable("this target is shutting down")
 

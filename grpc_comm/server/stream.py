@@ -1,7 +1,7 @@
 """One client's stream at the target, from its first message to its end.
 
-The session may outlive the stream. One task reads the client's messages, another writes the
-target's (sender.py); neither waits for the other.
+The session may outlive the stream. One task reads the client's messages, another task writes the
+target's messages (sender.py); neither waits for the other.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NOTHING_NEW = Opened()
 
 
 class Stream:
-    """Reads a client's messages; its Sender writes the target's."""
+    """Reads a client's messages, while its Sender writes the target's messages."""
 
     def __init__(self, state: ServerState, grant: Grant, inbox: Inbox, write: Send) -> None:
         self._grant, self._applied = grant, grant.key
@@ -50,15 +50,15 @@ class Stream:
 
     @property
     def key(self) -> Key:
-        """The caller's key with its present limits."""
+        """The caller's key with its current limits."""
         return self._grant.key
 
     async def serve(self) -> None:
-        """Serve until the client is done; raise the error that becomes the call's status."""
+        """Serve until the client is done. An error that this raises becomes the call's status."""
         silence = self._inbox.silence(self._sessions.lease_seconds)
         try:
             await _first_of(self._admit(), silence)
-        finally:  # gRPC accepts no status while a message is being written
+        finally:  # gRPC does not accept a status while a message is being written
             if self._writing is not None:
                 await asyncio.wait({self._writing})
 
@@ -77,18 +77,18 @@ class Stream:
                 raise InvalidRequest("the first message must be Open or Resume")
 
     def go_away(self, reason: str, retry_after: float) -> None:
-        """Ask the client to leave once it has the tokens of the forward pass in progress."""
+        """Ask the client to leave after it has received the tokens of the current forward pass."""
         if self._sender is not None:
             self._sender.ask_to_leave(pb.GoAway(reason=reason, retry_after_seconds=retry_after))
 
-    # The two ways to begin: Open and Resume.
+    # The two ways to begin a session: Open and Resume.
 
     async def _open(self, request: pb.Open) -> tuple[SessionRecord, Future[Opened]]:
         params, prompt = sampling_fields.read_params(request), list(request.prompt)
         model = await self._state.catalogue.model(request.model)
         description = self._state.limited(model.description, self.key)
         translate.check_fingerprints(request, description)
-        _check_prompt(len(prompt), params, description.sequence_length)  # first, as it is cheap
+        _check_prompt(len(prompt), params, description.sequence_length)  # the cheapest check first
         engine, rule = model.engine, None
         if params.adjusts:
             make = self._rule(engine, prompt, params)
@@ -117,7 +117,7 @@ class Stream:
         return await turns.make(partial(rules.make, prompt, params))
 
     async def _with_heartbeats(self, engine: Engine, length: int, work: Awaitable[T]) -> T:
-        """Wait for work, and send a client that has `length` tokens heartbeats meanwhile."""
+        """Wait for work, and send heartbeats meanwhile. length: tokens that the client has"""
         working = asyncio.ensure_future(work)
         working.add_done_callback(mark_retrieved)
         try:
@@ -142,10 +142,10 @@ class Stream:
     async def _own(
         self, record: SessionRecord, length: int, opening: Future[Opened] | None
     ) -> None:
-        """Serve the session until its client is done, or another stream takes it over."""
+        """Serve the session until its client is done, or another stream takes over the session."""
         epoch = record.epoch
         ending: Ending | None = Ending.FAILED
-        resumable = opening is None  # the client knows of the session and can come back for it
+        resumable = opening is None  # whether the client can resume the session
         try:
             _check_length(length, record)
             record.engine.acknowledge(record.session, length)
@@ -157,7 +157,7 @@ class Stream:
                 if opening is not None:
                     prefilled = asyncio.wrap_future(opening)
                     prefilled.add_done_callback(mark_retrieved)
-                    waiting = asyncio.shield(prefilled)  # the engine's future is not cancelled
+                    waiting = asyncio.shield(prefilled)  # never cancel the engine's future
                     opened = await self._with_heartbeats(record.engine, length, waiting)
                 resumable = True
                 await writer.run(self._opened(record, opened))
@@ -169,7 +169,7 @@ class Stream:
             if self._grant.withdrawn:
                 ending = Ending.REFUSED
             elif resumable:
-                ending = None  # the session waits for another stream
+                ending = None  # the session waits for a new stream
             raise
         except OutriderError:
             ending = Ending.REFUSED
@@ -205,7 +205,7 @@ class Stream:
     # Reading the client's messages.
 
     async def _read(self, record: SessionRecord, stream: ProposalStream) -> None:
-        """Follow the client's messages until there are no more."""
+        """Read and apply the client's messages until the last one."""
         while (message := await self._inbox.take()) is not None:
             if message.HasField("close"):
                 return
@@ -222,7 +222,7 @@ class Stream:
     def _handle(
         self, record: SessionRecord, stream: ProposalStream, message: pb.ClientMessage
     ) -> None:
-        """Apply a message; raise InvalidRequest or LimitExceeded for a wrong one."""
+        """Apply a message; raise InvalidRequest or LimitExceeded if it is invalid."""
         engine, session = record.engine, record.session
         match message.WhichOneof("kind"):
             case "nodes":
@@ -246,8 +246,8 @@ class Stream:
                 raise InvalidRequest("an empty message, or one of a kind unknown to this target")
 
     def _apply_limits(self, record: SessionRecord) -> None:
-        """Apply the key's present limits if they have changed. Raises LimitExceeded where they
-        are exceeded.
+        """Apply the key's current limits if they have changed. Raises LimitExceeded if the session
+        exceeds them.
         """
         if self.key is self._applied:
             return
@@ -262,8 +262,8 @@ class Stream:
         record.engine.set_limits(record.session, key.tree_nodes, key.sequence_length)
 
     async def _send(self, message: pb.ServerMessage) -> None:
-        """Write a message; raise Gone when the client has gone. A write in progress outlives its
-        caller.
+        """Write a message; raise Gone if the client has gone. The write continues even if the
+        caller is cancelled.
         """
         if self._record is not None:
             self._apply_limits(self._record)
@@ -279,7 +279,7 @@ class Stream:
 
 
 def _check_prompt(length: int, params: SamplingParams, sequence_length: int) -> None:
-    """Raise LimitExceeded for a prompt that leaves no room, or whose answer would be too long."""
+    """Raise LimitExceeded if a prompt leaves no room for output, or for its log-probabilities."""
     translate.check_prompt_length(length, sequence_length)
     limit = translate.max_scored_tokens(params.logprobs or 0)
     if params.prompt_logprobs and length > limit:
@@ -290,8 +290,8 @@ def _check_prompt(length: int, params: SamplingParams, sequence_length: int) -> 
 
 
 def _check_length(length: int, record: SessionRecord) -> None:
-    """Raise Mismatch unless the client has all of the prompt, and no more than the session's
-    tokens.
+    """Raise Mismatch if the client has fewer tokens than the prompt, or more than the
+    session.
     """
     session = record.session
     if not session.prompt_length <= length <= session.length:
@@ -307,7 +307,7 @@ async def _until_superseded(ended: asyncio.Event) -> None:
 
 
 async def _first_of(*works: Coroutine[Any, Any, None]) -> None:
-    """Run all works until one has ended, and raise what it raises. The others are cancelled."""
+    """Run all works until one has ended, cancel the others, and raise any error of the first."""
     tasks = [asyncio.ensure_future(work) for work in works]
     for task in tasks:
         task.add_done_callback(mark_retrieved)

@@ -1,4 +1,4 @@
-"""Tasks of the event loop that end even when cancelled, and errors that no task awaits."""
+"""Helpers for asyncio tasks: reliable cancellation, and errors that no task awaits."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _CANCEL_SECONDS = 0.05
 
 
 def mark_retrieved(done: asyncio.Future[Any]) -> None:
-    """A callback: retrieve an error, so that asyncio does not warn where no caller is left."""
+    """Retrieve a future's error, so that asyncio does not warn if no caller is left. A callback."""
     if not done.cancelled():
         done.exception()
 
 
 async def cancel(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel tasks until all have ended: asyncio.wait_for() may swallow a cancellation."""
+    """Cancel tasks until all have ended, repeatedly: asyncio.wait_for() may swallow an attempt."""
     pending = {task for task in tasks if not task.done()}
     while pending:
         for task in pending:

@@ -1,1 +1,1 @@
-"""A client of a target: its connection, its draft, and the rows that texts borrow."""
+"""A client of a target: the connection, the draft, and the pool of the draft's rows."""

@@ -1,7 +1,7 @@
-"""A client of a target: the connection, the draft that stays loaded, and the budget of texts.
+"""A client of a target: the connection, the loaded draft, and the budget of all requests.
 
 Commands that generate text with a target use `Client.complete`, which any number of threads may
-call. A text begins at once, and gets a row of the draft when it is loaded and one is free.
+call. A request starts at once, and gets a row of the draft when the draft is loaded and a row free.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
     from outrider.draft_methods import FoundDraft
 
 Watch: TypeAlias = Callable[[TargetSession], TargetSession]
-"""Wraps a session with the target."""
+"""A function that wraps a session with the target, for example to observe it."""
 
 
 class Client:
-    """A target, and the draft on this machine. See open_client().
+    """A connection to a target, with the draft on this machine. See open_client().
 
-    draft: the draft model on this machine; None without one
-    tokenizer: the target's
-    length: maximum tokens of a text, prompt and output together
-    text_model: the target, for requests of texts
-    budget: counts the usage of all texts, and limits their cost
-    goal: of drafting
-    billing: prices from the options; without a target price the target's own is used
-    shares_device: whether target and draft run on this machine, and slow each other down
+    draft: the draft model on this machine; None without a draft
+    tokenizer: the target's tokenizer
+    length: maximum tokens of a request, prompt and output together
+    text_model: the target, as requests refer to it
+    budget: counts the usage of all requests, and limits their cost
+    goal: the weight of cost against speed in drafting
+    billing: prices from the options; without a target price, the price that the target reports
+    shares_device: whether target and draft both run on this machine, and slow each other down
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Client:
         self.target, self.tokenizer = target, tokenizer
         self.shares_device = is_local and not target.description.emulated
         self._options, self._model = options, draft
-        # name of the requested draft beside the target; empty without one
+        # name of the requested draft on the target's device; empty without such a draft
         self._colocated = target.description.draft_model if options.beside else ""
         requested, self.length = options.sequence_length, target.description.sequence_length
-        self._drafted = self.length  # maximum length that a draft here drafts for
+        self._drafted = self.length  # maximum length for which the local draft drafts
         if draft is not None:
             self._drafted = min(self.length, draft.model.sequence_length(requested))
         if requested is not None:
@@ -80,7 +80,7 @@ class Client:
         billing = billing.described(target.description.usd_per_hour)
         self.budget = RunBudget(billing, options.goal.max_usd)
         self.goal = read_goal(options.goal, billing)
-        gc.freeze()  # a garbage collection of all loaded objects takes 0.2 s within a text
+        gc.freeze()  # collecting garbage among all loaded objects would delay a request by 0.2 s
         self._baseline = Baseline()
         self._loader = DraftLoader(self._load)
 
@@ -91,30 +91,30 @@ class Client:
 
     @property
     def draft(self) -> str | None:
-        """The name of the draft here or beside the target; None without a draft."""
+        """The name of the draft, local or on the target's device; None without a draft."""
         if self._model is not None:
             return self._model.name
         return self._colocated or ("copied text" if self._options.copies else None)
 
     @property
     def round_trip(self) -> float | None:
-        """Round trip in seconds; None until a draft is loaded, and for synchronous rounds."""
+        """Round trip in seconds; None until the draft is loaded, and in synchronous rounds."""
         rows = self._loader.loaded
         return None if rows is None else rows.round_trip
 
     @property
     def unsteered(self) -> str:
-        """Reason why steer() would have no, or hardly any, effect; empty if it has one."""
+        """The reason why steer() would have little or no effect; empty if it has an effect."""
         rows = self._loader.loaded
         if rows is None:
             return UNSTEERED
         return rows.unsteered or self.goal.pointless
 
     def steer(self, knob: str) -> None:
-        """Weigh cost against speed as --cs does, also in running texts.
+        """Weigh cost against speed as --cs does, also in running requests.
 
-        Raises InvalidRequest for an unknown position, without a price of the target, and where
-        steering has no effect.
+        Raises InvalidRequest if the position is unknown, the target's price is unknown, or steering
+        has no effect.
         """
         goal = read_goal(self._options.goal.replace(cs=knob), self.budget.billing)
         rows = self.wait()
@@ -124,21 +124,21 @@ class Client:
         self.goal = goal
 
     def load(self, rows: int = 1) -> None:
-        """Start to load the draft, if any. Idempotent; the first text does it, too.
+        """Start loading the draft, if any. Idempotent; the first request also does this.
 
-        Texts start without the draft, and use it once it is loaded. A load error is logged, and
+        Requests start without the draft, and use it once it is loaded. A load error is logged, and
         raised by wait() and check().
 
-        rows: texts that it drafts for at the same time
+        rows: maximum number of requests that the draft serves at the same time
         """
         self._loader.begin(rows)
 
     def wait(self) -> AnyRows | None:
-        """Wait until the draft is loaded; None without one. Raises the error of loading."""
+        """Wait for the draft's rows and return them; None without a draft. Raises a load error."""
         return self._loader.wait()
 
     def check(self) -> None:
-        """Raise the error of loading, if it has failed by now."""
+        """Raise the load error if loading has already failed."""
         self._loader.check()
 
     @contextmanager
@@ -167,11 +167,11 @@ class Client:
             yield loaded
 
     def _drafter(self) -> Drafter:
-        """The draft's thread; throttled if it shares a device with the target."""
+        """Return a drafter on its own thread, throttled if draft and target share a device."""
         return on_thread(self._lend, Throttle(self._baseline) if self.shares_device else None)
 
     def _lend(self, is_wanted: Callable[[], bool]) -> AbstractContextManager[Sequence[Proposer]]:
-        """Lend a row of the draft, once it is loaded; none if loading failed."""
+        """Lend a row of the draft once the draft is loaded; no row if loading failed."""
         rows = None
         with suppress(OutriderError):
             rows = self._loader.wait(is_wanted)
@@ -188,14 +188,14 @@ class Client:
         alone: bool = False,
         charged: bool = True,
     ) -> Completion:
-        """Generate the text of a request, charged to the budget.
+        """Generate the output of a request, and charge it to the budget.
 
-        No text starts once the budget is empty. Other arguments are those of
+        No request starts once the budget is empty. The other arguments are as in
         outrider.text.completion.complete().
 
         watch: wraps the session with the target, to observe its messages
-        alone: target-only; no draft proposes anything
-        charged: false for a text that has no cost, since it is for comparison
+        alone: generate with the target only, without a draft
+        charged: False for a comparison run, which costs the user nothing
         """
         budget = self.budget if charged else RunBudget(Billing())
         if budget.empty:
@@ -226,9 +226,9 @@ class Client:
         )
 
     def close(self) -> None:
-        """Release the draft, and store its learned statistics. No text may be running.
+        """Release the draft, and store its learned statistics. No request may be running.
 
-        Waits for a running call of the draft, but not for a draft that is still loading.
+        Waits for a running forward pass of the draft, but not for a draft that is still loading.
         """
         self._loader.close()
         gc.unfreeze()
@@ -251,16 +251,16 @@ def open_client(
     find: Callable[[ClientRole], FoundDraft] = find_client_draft,
     given_up: Event | None = None,
 ) -> Iterator[Client]:
-    """Connect to the target that the options name. The draft is loaded by Client.load().
+    """Connect to the target that the options name. Client.load() loads the draft.
 
-    is_local: whether the target is on this machine; None: judged by its address
-    find: finds the draft
-    given_up: ends the search for a target that does not answer, when it is set
+    is_local: whether the target is on this machine; None: decide by its address
+    find: returns the draft's files
+    given_up: when set, ends the search for a target that does not answer
 
-    Without a draft model only the tokenizer is read. Raises Mismatch if token ids of both sides
-    differ, and InvalidRequest for a device that this machine does not have.
+    Without a draft model, only the tokenizer is read. Raises Mismatch if the token ids of draft and
+    target differ, and InvalidRequest for a device that this machine does not have.
     """
-    billing = read_billing(options.goal)  # price errors are reported before the target is called
+    billing = read_billing(options.goal)  # report price errors before connecting to the target
     requested, options = options, options.computable
     if options is not requested:
         say(f"draft: copied text only; a draft model needs {install('torch')}")

@@ -27,9 +27,9 @@ def connect_target(
     """Connect to the target at --target_host and --port.
 
     A target that does not answer is retried for --patience seconds. Without the flag, a refused
-    connection on this machine fails at once. A named model may have to be loaded there first.
+    connection on this machine fails at once. The target may have to load a named model first.
 
-    given_up: ends the search when it is set
+    given_up: when set, ends the search
     """
     seconds = max(CONNECT_SECONDS, options.patience) if options.model_name else CONNECT_SECONDS
     check_listening(options)
@@ -46,12 +46,12 @@ def connect_target(
 
 
 def target_tokenizer(target: Connection, tokenizer: Tokenizer, name: str) -> Tokenizer:
-    """The target's tokenizer: the vocabulary of a local one with the target's settings.
+    """Return the target's tokenizer: the vocabulary of a local one with the target's settings.
 
-    So prompts and texts follow the target's files, not the draft's. A target of an older version
-    does not describe its settings: its tokenizer has to equal the local one.
+    So prompts and output follow the target's files, not the draft's. A target of an older version
+    does not send its settings: its tokenizer has to equal the local one.
 
-    name: the model of the local tokenizer
+    name: the model from which the local tokenizer was read
 
     Raises Mismatch if token ids do not mean the same on both sides.
     """
@@ -72,8 +72,8 @@ def target_tokenizer(target: Connection, tokenizer: Tokenizer, name: str) -> Tok
 
 
 def full_description(target: Connection) -> Description:
-    """The target's description with its tokenizer's settings, which are fetched unless they are
-    cached. An older target has none.
+    """Return the target's description with the tokenizer settings, which are fetched unless they
+    are cached. An older target has no settings.
     """
     description = target.description
     if not description.settings_digest:
@@ -82,14 +82,14 @@ def full_description(target: Connection) -> Description:
 
 
 def tokenizer_identity(description: Description) -> TokenizerIdentity:
-    """The identity of a target's tokenizer, by its full description."""
+    """Return the identity of a target's tokenizer, read from the target's full description."""
     content = description.tokenizer_settings
     settings = TokenizerSettings.read(content) if content else None
     return TokenizerIdentity(description.tokenizer_fingerprint, settings)
 
 
 def _fetch_settings(target: Connection) -> TokenizerSettings:
-    """The settings of the target's tokenizer, fetched once and cached."""
+    """Return the settings of the target's tokenizer, fetched once and cached."""
     digest = target.description.settings_digest
     path = cache_directory("tokenizer_settings") / f"{digest}.json"
     with suppress(OSError):

@@ -20,7 +20,7 @@ _LOOK_SECONDS = 0.1
 class DraftLoader(Generic[Rows]):
     """The rows of a draft, which are loaded once.
 
-    load: context manager that provides so many rows
+    load: returns a context manager that loads a draft with the given number of rows
     """
 
     def __init__(self, load: Callable[[int], AbstractContextManager[Rows]]) -> None:
@@ -30,7 +30,7 @@ class DraftLoader(Generic[Rows]):
         self._closed = False
 
     def begin(self, rows: int = 1) -> None:
-        """Start to load so many rows. Idempotent."""
+        """Start loading the draft with this number of rows. Idempotent."""
         with self._lock:
             if self._begun is None and not self._closed:
                 self._begun = time.perf_counter()
@@ -38,24 +38,24 @@ class DraftLoader(Generic[Rows]):
 
     @property
     def loading_seconds(self) -> float | None:
-        """Seconds since loading began, while it runs; None before and afterwards."""
+        """Seconds since loading began, while it runs; None before it starts and after it ends."""
         if self._begun is None or self._rows.done():
             return None
         return time.perf_counter() - self._begun
 
     @property
     def loaded(self) -> Rows | None:
-        """The rows, if they are loaded by now."""
+        """The rows; None if they are not loaded yet."""
         done = self._rows.done() and self._rows.exception() is None
         return self._rows.result() if done else None
 
     def check(self) -> None:
-        """Raise the error of loading, if it has failed by now."""
+        """Raise the load error if loading has already failed."""
         if self._rows.done():
             self._rows.result()
 
     def wait(self, is_wanted: Callable[[], bool] = lambda: True) -> Rows | None:
-        """Wait for the rows; None once `is_wanted` returns False. Raises the error of loading."""
+        """Wait for the rows; return None once `is_wanted` returns False. Raises a load error."""
         self.begin()
         while not wait((self._rows,), _LOOK_SECONDS).done:
             if not is_wanted():

@@ -1,7 +1,7 @@
-"""Loads the draft of a client, and lends its rows to texts.
+"""Loads the draft of a client, and lends its rows to requests.
 
-By default a draft never waits: it grows a candidate tree while the target keeps decoding. Options
-that fix the size of the trees make target and draft work in synchronous rounds.
+By default, the draft never waits: it grows a candidate tree while the target keeps decoding.
+Options that fix the size of the trees make target and draft work in synchronous rounds.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class DraftSetup(NamedTuple):
 
     model: FoundDraft | None  # None: n-gram copying only
     target: Connection
-    rows: int  # concurrent texts
-    length: int  # maximum tokens of a text, prompt and output together
-    grammars: Grammars  # of the tokenizer of both
+    rows: int  # concurrent requests
+    length: int  # maximum tokens of a request, prompt and output together
+    grammars: Grammars  # for the tokenizer that draft and target share
 
 
 def draft_rows(
     options: ClientRole, setup: DraftSetup, goal: Goal
 ) -> AbstractContextManager[AnyRows]:
-    """Load the draft and yield its rows, which draft for one text each."""
+    """Load the draft and yield its rows. Each row drafts for one request at a time."""
     if options.waits and setup.model is not None:
         return _in_rounds(options, setup, setup.model)
     return _growing(options, setup, goal)
@@ -51,7 +51,7 @@ def draft_rows(
 
 @contextmanager
 def _in_rounds(options: ClientRole, setup: DraftSetup, model: FoundDraft) -> Iterator[AnyRows]:
-    """Rows for synchronous rounds: the target waits for a whole tree of a fixed policy."""
+    """Yield rows for synchronous rounds: the target waits for a whole tree of a fixed policy."""
     policy = read_policy(options)
     ranked = policy.max_ranked
     draft = _load(options, model.settled(options), setup, ranked, ranked)
@@ -64,7 +64,7 @@ def _in_rounds(options: ClientRole, setup: DraftSetup, model: FoundDraft) -> Ite
 
 @contextmanager
 def _growing(options: ClientRole, setup: DraftSetup, goal: Goal) -> Iterator[AnyRows]:
-    """Rows that never wait. Their statistics of the pair are stored at the end."""
+    """Yield rows that never wait. What they learn about draft and target is stored at the end."""
     draft, identity = Draft(None, grammars=setup.grammars), "copy"
     times: Table = {}
     if setup.model is not None:
@@ -87,15 +87,15 @@ def _load(
 ) -> Draft:
     """Load the draft.
 
-    room: nodes per row beyond its longest text
-    widest: maximum of these nodes in one call
+    room: nodes per row in addition to its longest sequence
+    widest: maximum number of these nodes in one forward pass
     """
     capacity = Capacity(setup.rows, setup.length, room, max(PREFILL_NODES, widest))
     return model.load(options, capacity)._replace(grammars=setup.grammars)
 
 
 def read_policy(options: TreeOptions) -> Policy:
-    """The tree of --gamma, or of --tree_nodes and --tree_depth."""
+    """Return the tree policy given by --gamma, or by --tree_nodes and --tree_depth."""
     if options.gamma is not None:
         return Chain(options.gamma)
     nodes = options.tree_nodes or DEFAULT_TREE.nodes

@@ -1,4 +1,4 @@
-"""Pools of proposers. Each proposer serves one text at a time."""
+"""Pools of proposers. Each proposer serves one request at a time."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from outrider.money.goal import UNSTEERED, Goal
 P = TypeVar("P", bound=Proposer)
 
 WANTED_SECONDS = 0.25
-"""Seconds between two checks whether a text that waits for a row still wants it."""
+"""Seconds between checks whether a request that waits for a row still needs one."""
 
 
 class Rows(Generic[P]):
-    """Lends proposers, each to one text at a time."""
+    """A pool that lends proposers, each to one request at a time."""
 
     def __init__(self, proposers: Sequence[P]) -> None:
         self.proposers = proposers
@@ -41,9 +41,9 @@ class Rows(Generic[P]):
 
     @contextmanager
     def lent(self, is_wanted: Callable[[], bool]) -> Iterator[Sequence[Proposer]]:
-        """Lend a proposer once a row is free; none if the text ends before.
+        """Lend a proposer once a row is free; yield none if the request ends first.
 
-        Call it on the draft's thread: it blocks, and the text must not wait.
+        Blocks, so call it on the draft's thread: decoding must not wait for it.
         """
         proposer = self._next(is_wanted)
         if proposer is None:
@@ -56,7 +56,7 @@ class Rows(Generic[P]):
             self._free.put(proposer)
 
     def settle(self) -> None:
-        """Wait until no text has a row: calls may still run when their texts have ended."""
+        """Wait until all rows are free: forward passes may outlast the requests they serve."""
         for proposer in [self._free.get() for _ in self.proposers]:
             self._free.put(proposer)
 
@@ -70,7 +70,7 @@ class Rows(Generic[P]):
 
 
 class RoundRows(Rows[RoundProposer]):
-    """Rows that draft a whole tree of a policy for each forward pass. They cannot be steered."""
+    """Rows that draft a whole tree for each forward pass of the target. They ignore steer()."""
 
     round_trip = None
 
@@ -83,10 +83,10 @@ class RoundRows(Rows[RoundProposer]):
 
 
 def rounds(draft: Draft, policy: Policy, room: int) -> RoundRows:
-    """Rows that draft a whole tree of this policy for each forward pass.
+    """Return rows that draft a whole tree of this policy for each forward pass of the target.
 
-    draft: has a model
-    room: candidates per forward pass
+    draft: must have a model
+    room: maximum candidates per forward pass
     """
     assert draft.model is not None, "it ranks nodes"
     shared = DynamicBatcher(draft.model)
@@ -101,8 +101,8 @@ def rounds(draft: Draft, policy: Policy, room: int) -> RoundRows:
 class Pair(NamedTuple):
     """A draft and a target, for a pool.
 
-    times: seconds of a call of the draft, by its shape; empty without a draft model
-    learned: the file of learned statistics; None starts from the shipped prior and stores nothing
+    times: seconds of the draft's forward pass, by shape; empty without a draft model
+    learned: file of learned statistics; None: start from the shipped prior and store nothing
     """
 
     target: Connection
@@ -111,11 +111,11 @@ class Pair(NamedTuple):
 
 
 class GrowingRows(Rows[GrowingProposer]):
-    """Proposers that never wait, one for each row of a draft, for the same target.
+    """Proposers that never wait, one for each row of a draft, all for the same target.
 
-    A row keeps its learned statistics between texts. All rows start alike.
+    A row keeps its learned statistics between requests. All rows start with the same statistics.
 
-    copies: whether each row proposes copies of its own text
+    copies: whether each row also proposes n-grams copied from its request
     """
 
     unsteered = ""
@@ -126,7 +126,7 @@ class GrowingRows(Rows[GrowingProposer]):
         self.round_trip: float = measure_round_trip(pair.target.probe, say)
         learned = _read_learned(pair.learned)
         stats = PairStats(Times(pair.times), target, learned, self.round_trip)
-        # texts run concurrently: each row learns separately
+        # requests run concurrently, so each row learns separately
         self.stats = [deepcopy(stats) for _ in range(rows)]
         shared = None if draft.model is None else DynamicBatcher(draft.model)
         draft = draft._replace(model=shared)
@@ -138,13 +138,13 @@ class GrowingRows(Rows[GrowingProposer]):
         )
 
     def steer(self, goal: Goal) -> None:
-        """Draft by this goal from now on, also in running texts."""
+        """Draft by this goal from now on, also in running requests."""
         for proposer, stats in zip(self.proposers, self.stats, strict=True):
             proposer.prices = goal.prices(stats)
 
     def keep(self) -> None:
-        """Write the learned statistics to their file, for the next run: those of the row that
-        learned most. Do not call it while texts run.
+        """Write the statistics of the row that learned most to their file, for the next run. Do not
+        call this while requests run.
         """
         sent = [proposer.proposed for proposer in self.proposers]
         if self._learned is None or not any(sent):
@@ -156,7 +156,7 @@ class GrowingRows(Rows[GrowingProposer]):
 
 
 def _read_learned(file: Path | None) -> AcceptanceModel:
-    """The acceptance model of earlier runs, else the shipped prior."""
+    """Read the acceptance model of earlier runs; without one, the shipped prior."""
     try:
         if file is not None and file.exists():
             return read_acceptance(file)
@@ -170,5 +170,5 @@ AnyRows: TypeAlias = GrowingRows | RoundRows
 
 
 def learned_file(draft: str, target: str) -> Path:
-    """The file of this pair's learned statistics."""
+    """Return the file of learned statistics for this draft and target."""
     return cache_directory("acceptance") / f"{draft[:16]}-{target[:16]}.json"

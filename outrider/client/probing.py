@@ -9,13 +9,13 @@ from inference.planner.profiling import Tell
 from inference.times import TRUSTED
 
 PROBES, PROBE_SECONDS = 9, 1.0
-"""Empty exchanges with the target. On a slow link as many as fit into PROBE_SECONDS, but at least
-TRUSTED.
+"""Number of empty exchanges with the target. On a slow link, as many as fit into PROBE_SECONDS, but
+at least TRUSTED.
 """
 
 
 def measure_round_trip(probe: Callable[[], float], tell: Tell) -> float:
-    """Return the seconds of an empty exchange: the median of several, one after the other.
+    """Return the median seconds of several consecutive empty exchanges with the target.
 
     tell: receives a note if exchanges take longer than PROBE_SECONDS
     """

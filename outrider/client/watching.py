@@ -1,6 +1,6 @@
-"""Events of a text while it is generated: candidates sent, tokens received, figures.
+"""Reports events of a request while it runs: candidates sent, tokens received, and statistics.
 
-The chat page and the demo show them.
+The chat page and the demo show these events.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from outrider.text.limits import limit_words
 from outrider.text.pieces import Piece
 
 MAX_DRAWN = 24
-"""Candidates reported per message: the first, which are the most likely."""
+"""Maximum candidates reported per message. The first ones are reported: they are most likely."""
 
 TextEvent: TypeAlias = tuple[str, dict[str, Any]]
-"""An event: its name and its data. The field `at` has seconds since the request."""
+"""An event: its name and its data. The field `at` is seconds since the request began."""
 
 
 class Watcher:
-    """Generates one text, and reports its events.
+    """Runs one request and reports its events.
 
-    on_event: receives the events, on the threads of the text and of its draft
+    on_event: receives the events, on the threads of the request and of its draft
     """
 
     def __init__(self, client: Client, on_event: Callable[[TextEvent], None]) -> None:
         self._client, self._on_event, self._start = client, on_event, time.perf_counter()
 
     def complete(self, request: Request, cancelled: Event, *, alone: bool = False) -> Completion:
-        """Generate the text as Client.complete() does, and report its events."""
+        """Run a request as Client.complete() does, and report its events."""
 
         def show(piece: Piece) -> None:
             self.report("piece", {"text": piece.text, "by": _name(piece.proposer)})
@@ -52,7 +52,7 @@ class Watcher:
         self._on_event((name, {"at": round(time.perf_counter() - self._start, 6), **data}))
 
     def watch(self, session: TargetSession) -> TargetSession:
-        """A session that reports candidates and tokens, and passes everything on."""
+        """Wrap a session, to report its candidates and tokens."""
         watched = WatchedSession(
             session,
             lambda nodes: self.report("nodes", self._nodes(nodes)),
@@ -61,8 +61,8 @@ class Watcher:
         return cast(TargetSession, watched)
 
     def _nodes(self, nodes: Nodes) -> dict[str, Any]:
-        """The candidates sent: number, parent (-1 is the token at `base`), text, claimed
-        probability, and id.
+        """Return the candidates sent: number, parent (-1 is the token at `base`), text, probability
+        claimed by the draft, and token id.
         """
         columns = zip(nodes.parents, nodes.tokens, nodes.chances, strict=True)
         drawn = [
@@ -73,10 +73,10 @@ class Watcher:
         return {"base": nodes.base, "by": _name(nodes.proposer), "nodes": drawn, "more": undrawn}
 
     def _tokens(self, progress: Progress, session: TargetSession) -> dict[str, Any]:
-        """Tokens that the target has committed, the proposer of each, and sums over the text.
+        """Return the tokens that the target committed, their proposers, and totals of the request.
 
-        Candidates below the number `known` had arrived when the last forward pass began.
-        model_seconds are by the target's clock.
+        Candidates numbered below `known` had arrived when the last forward pass began.
+        model_seconds are measured by the target's clock.
         """
         traffic = session.traffic
         return {
@@ -95,8 +95,8 @@ class Watcher:
 
 
 def ended(client: Client, done: Completion) -> dict[str, Any]:
-    """The figures of the whole text, why it ended, what limited its speed, and the sources of cost
-    and energy.
+    """Return the statistics of a finished request, why it ended, what limited its speed, and how
+    cost and energy were determined.
     """
     times = Times(dict(client.target.description.times))
     return _figures(client, done) | {
@@ -109,7 +109,7 @@ def ended(client: Client, done: Completion) -> dict[str, Any]:
 
 
 def _figures(client: Client, done: Completion) -> dict[str, Any]:
-    """Speed, acceptance, cost, and the time breakdown in seconds."""
+    """Return speed, acceptance, cost, and the time breakdown in seconds."""
     energy = client.budget.energy(done.usage, len(done.token_ids))
     return {
         "tokens": len(done.token_ids),
@@ -131,12 +131,12 @@ def _figures(client: Client, done: Completion) -> dict[str, Any]:
 
 
 def _name(kind: int) -> str:
-    """The name of a kind of proposer."""
+    """Return the name of a kind of proposer."""
     return "target" if kind == NOBODY else PROPOSERS[kind]
 
 
 class WatchedSession:
-    """A TargetSession (inference/loop/decode.py) that passes everything on to another.
+    """A TargetSession (inference/loop/decode.py) that forwards every call to another session.
 
     on_nodes: receives candidates when they are sent
     on_progress: receives committed tokens when they arrive

@@ -1,1 +1,1 @@
-"""A target: loads models, and serves them."""
+"""The target: loads models and serves them."""

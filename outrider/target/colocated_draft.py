@@ -1,4 +1,4 @@
-"""Role fused_target: a draft on the target's own host. It is a separate model, or compiled into the
+"""Role fused_target: a draft on the target's host, either a separate model or compiled into the
 target's graphs.
 """
 
@@ -31,7 +31,7 @@ from outrider.options.roles import FusedTargetRole
 
 
 class Drafts(NamedTuple):
-    """A drafter or graphs that draft beside a target, and its description for clients."""
+    """A draft on the target's host (a drafter or graphs), and the description for clients."""
 
     description: Description
     drafter: ColocatedDrafter | None = None
@@ -41,11 +41,11 @@ class Drafts(NamedTuple):
 def with_draft(
     options: FusedTargetRole, model: Model, description: Description, grammars: Grammars | None
 ) -> Drafts:
-    """Add a draft with as many rows as the target. Raises Mismatch if token ids differ.
+    """Add a draft with as many rows as the target has. Raises Mismatch if token ids differ.
 
     If the target's graphs contain a draft, that draft is used.
 
-    grammars: of the target's tokenizer; None for a target without grammars
+    grammars: for the target's tokenizer; None if the target does not support grammars
     """
     if isinstance(model, RoundModel):
         return _in_graph(options, model, description)
@@ -70,7 +70,7 @@ def with_draft(
 
 
 def _pair_stats(times: Table, description: Description) -> PairStats:
-    """PairStats for a draft without a link to its target."""
+    """Return PairStats for a draft in the target's process, where the round trip is 0."""
     target = Times(dict(description.times))
     return PairStats(Times(times), target, read_acceptance())
 

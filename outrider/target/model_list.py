@@ -1,8 +1,8 @@
-"""The models that an operator lists in a file. They are checked at the start and loaded when a
-client first requests one.
+"""The models that an operator lists in a file. All are checked at start-up; each is loaded when a
+client first requests it.
 
-A client requests a model by its name in the file. Only the operator decides where the model is and
-how it is loaded. The reason of a failed load is logged, not sent to clients.
+A client requests a model by its name in the file. Only the operator decides which files a name
+refers to and how they are loaded. The reason for a failed load is logged, not sent to clients.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_NAME = 80
 log = logging.getLogger(__name__)
 
 LoadModel = Callable[[ServingRole], Served]
-"""Loads the model that options describe."""
+"""A function that loads the model described by the options."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _ListedModel(Record):
             raise ValueError('"rows" is fixed by the artefact: leave it out')
 
     def options(self, options: ServingRole) -> ServingRole:
-        """The command line's options, changed by this entry."""
+        """Return the command line's options with the changes of this entry."""
         changes = {name: value for name, value in asdict(self).items() if value is not None}
         changes |= dict.fromkeys(("target_model", "models"))
         changes |= {"model": self.model, "artifact": self.artifact}
@@ -65,16 +65,16 @@ class _ListedModel(Record):
 
 @dataclass(frozen=True)
 class _List(Record):
-    """The file."""
+    """The content of the file."""
 
     models: Annotated[list[_ListedModel], Field(min_length=1)]
 
 
 def read_listed(path: Path, options: ServingRole) -> dict[str, ServingRole]:
-    """The options of each listed model, by name, in the file's order.
+    """Read the options of each listed model, by name, in the file's order.
 
     Missing fields default to the command line. Raises InvalidRequest, naming entry and field, for a
-    model that cannot be served. Weights are not read before first use.
+    model that cannot be served. Weights are read on first use only.
     """
     listed: dict[str, ServingRole] = {}
     for entry in read_record(read_json(path, InvalidRequest), _List).models:
@@ -90,14 +90,14 @@ def read_listed(path: Path, options: ServingRole) -> dict[str, ServingRole]:
 
 
 def load_listed(name: str, options: ServingRole, load: LoadModel) -> Served:
-    """Load a listed model and describe it by the name in the list."""
+    """Load a listed model, and describe it to clients by its name in the list."""
     served = load(options)
     return served._replace(description=replace(served.description, model=name))
 
 
 def lazily(name: str, options: ServingRole, load: LoadModel) -> Callable[[], Served]:
-    """A function that loads the model for a client. A failure is logged here in full; the client
-    gets one line.
+    """Return a function that loads the model for a client. It logs a failure in full, and raises a
+    one-line error for the client.
     """
 
     def loader() -> Served:

@@ -1,5 +1,5 @@
-"""Observability of a target: a log, and metrics on request. The service manager that started the
-process, such as systemd, is notified of its state.
+"""Observability of a target: a log, optional metrics, and notifications of its state to the service
+manager that started the process, such as systemd.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from outrider.options.network import ObservingOptions
 
 @contextmanager
 def observed(metrics: Metrics, options: ObservingOptions) -> Iterator[None]:
-    """Start the log and, where a port is given, serve the metrics until the context ends.
+    """Start the log and, if a port is given, serve metrics until the context ends.
 
-    Raises InvalidRequest when metrics cannot be served at their address.
+    Raises InvalidRequest if metrics cannot be served at the configured address.
     """
     start_log(options.log, "info" if options.log == "json" else "warning")
     if options.metrics_port is None:
@@ -37,7 +37,7 @@ def notify(*states: str) -> None:
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
-    if address.startswith("@"):  # an abstract socket
+    if address.startswith("@"):  # an abstract Unix socket
         address = "\0" + address[1:]
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:

@@ -1,10 +1,10 @@
-"""`outrider deploy ray`: targets as a deployment of Ray Serve, behind one address. There is one
+"""`outrider deploy ray`: runs targets as a deployment of Ray Serve behind one address, with a
 replica for each group of NeuronCores.
 
 Ray places and restarts the replicas, counts open sessions, and scales. Its HAProxy routes each
 session's stream to one replica. A replica runs the target's own code, authentication included
-(grpc_comm/server/hosted.py). A client that loses its replica continues at another one, at the cost
-of a prefill.
+(grpc_comm/server/hosted.py). A client that loses its replica continues at another replica, at the
+cost of a prefill.
 """
 
 from __future__ import annotations
@@ -81,19 +81,19 @@ class RayOptions(
 
     @property
     def neuron_cores(self) -> int:
-        """NeuronCores of each replica: those that its artefact was built for."""
+        """Number of NeuronCores per replica, for which the artefact was built."""
         manifest = read_manifest(Path(self.artifact)) if self.artifact else None
         return 0 if manifest is None or manifest.target == "cpu" else manifest.tensor_parallel
 
     @property
     def target(self) -> TargetRole:
-        """Options of the target that each replica serves."""
+        """The options of the target that each replica serves."""
         shared = self.explicit().keys() & flags_of(TargetRole).keys() - {"host", "port", "debug"}
         return TargetRole(**{name: getattr(self, name) for name in shared})
 
 
 def run(options: RayOptions) -> int:
-    """Start the fleet. In a local cluster, serve until a signal."""
+    """Start the fleet. If the cluster is local, serve until a signal."""
     start(options)
     say(f"{READY}{options.ingress} ({options.replicas} replicas); Ctrl-C stops")
     if CLUSTER in os.environ:
@@ -110,34 +110,34 @@ NAME = "outrider"
 """Name of the application in Ray Serve."""
 
 CLUSTER = "RAY_ADDRESS"
-"""Ray's variable with the address of a running cluster. The fleet then outlives the command."""
+"""Ray's variable for the address of a running cluster. If set, the fleet outlives the command."""
 
 _SERVICER = "grpc_comm.proto.verifier_pb2_grpc.add_TargetServicer_to_server"
 _DEREGISTERED_SECONDS = 5.0
-"""Seconds for the ingress to learn that a replica stops, before the replica refuses streams."""
+"""Seconds for which a stopping replica still accepts streams, until the ingress avoids it."""
 SCALE_UP_SECONDS, SCALE_DOWN_SECONDS = 10.0, 300.0
-"""Seconds of too many sessions before a replica is added, and of too few before one is drained."""
+"""Seconds before a replica is added when there are too many sessions, or drained when too few."""
 
 ENVIRONMENT = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # else a message changes threads twice
-    "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(MAX_MESSAGE_BYTES),  # Ray's own is 2 GB
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # "1": each message switches threads twice
+    "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(MAX_MESSAGE_BYTES),  # Ray's default is 2 GB
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(_DEREGISTERED_SECONDS),
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_raylet_start_wait_time_s": "180",  # a busy machine needs more than Ray's own 30 s
+    "RAY_raylet_start_wait_time_s": "180",  # a busy machine needs more than Ray's default of 30 s
 }
-"""Settings that Ray's processes read at start. A running cluster must already have them."""
+"""Environment variables that Ray reads at start. A running cluster must already have them."""
 
 
 class RayTarget:
-    """A replica. Ray Serve calls its methods by their names in the protocol."""
+    """A replica. Ray Serve calls its methods by their RPC names."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        """options: those of a target, by name
+        """options: the target's options, by name
 
-        Ray sets NEURON_RT_VISIBLE_CORES to this replica's cores before it calls this.
+        Ray sets NEURON_RT_VISIBLE_CORES to this replica's cores before it creates the replica.
         """
-        from outrider.target.target import load_target  # needs torch, which help does not
+        from outrider.target.target import load_target  # imports torch, which --help does not need
 
         self._hosted = HostedTarget(load_target(TargetRole(**options)))
         self._hosted.begin()
@@ -154,7 +154,7 @@ class RayTarget:
             yield message
 
     async def check_health(self) -> None:
-        """Raise if the engine hangs: Ray then replaces this replica."""
+        """Raise an error if the engine hangs, so that Ray replaces this replica."""
         if self._hosted.hung:
             raise RuntimeError("the engine is in a step that does not end")
 
@@ -164,11 +164,11 @@ class RayTarget:
 
 
 def start(options: RayOptions) -> None:
-    """Start the fleet and return when its replicas answer. It runs in the cluster that CLUSTER
-    names, else in a local one that ends with this process.
+    """Start the fleet and return when its replicas answer. It runs in the cluster named by the
+    variable CLUSTER, else in a local cluster that ends with this process.
 
     Raises MissingExtra without Ray, InvalidRequest if this machine is too small, and Unavailable
-    if the ingress does not find the replicas.
+    if the ingress does not reach the replicas.
     """
     os.environ.update(ENVIRONMENT)
     local: dict[str, Any] = {}
@@ -194,7 +194,7 @@ def start(options: RayOptions) -> None:
 
 
 def stop() -> None:
-    """Stop the fleet, and the cluster if it was started here, after the texts' grace period."""
+    """Stop the fleet after its grace period, and the cluster if this process started it."""
     import ray
     from ray import serve
 
@@ -203,7 +203,7 @@ def stop() -> None:
 
 
 def _check_room(options: RayOptions) -> None:
-    """Raise InvalidRequest if Ray would wait forever for processors or devices it lacks."""
+    """Raise InvalidRequest if Ray would wait forever for processors or devices that are missing."""
     have = os.cpu_count() or 1
     if options.replicas > have:
         raise InvalidRequest(
@@ -218,13 +218,13 @@ def _check_room(options: RayOptions) -> None:
 
 
 def _unused_port() -> int:
-    """A port for the ingress's HTTP server, which is unused but required by Ray."""
+    """Return a free port for the HTTP server that Ray starts, though the fleet does not use it."""
     with socket.create_server(("127.0.0.1", 0)) as unused:
         return int(unused.getsockname()[1])
 
 
 def _deployment(options: RayOptions) -> Any:
-    """The deployment: a replica, and their number."""
+    """Return the Ray Serve deployment: the replica's class and resources, and their number."""
     from ray import serve
 
     from inference.engine.engine import MAX_QUEUED
@@ -247,7 +247,7 @@ def _deployment(options: RayOptions) -> Any:
     actor: dict[str, Any] = {"num_cpus": 1}
     if options.neuron_cores:
         actor["resources"] = {"neuron_cores": options.neuron_cores}
-    streams = options.batch + MAX_QUEUED  # beyond these the replica itself refuses sessions
+    streams = options.batch + MAX_QUEUED  # the replica refuses any further sessions
     return serve.deployment(
         RayTarget,
         name=NAME,

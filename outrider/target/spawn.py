@@ -1,5 +1,5 @@
-"""Runs a target, or a proxy of targets, as a separate process on this machine, for the demo,
-measurements and tests. It ends with its context, and also if this process is killed.
+"""Runs a target, or a proxy of targets, as a child process, for the demo, measurements and tests.
+The child ends with its context, and also if this process is killed.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _LINES = 50  # latest log lines kept per target
 
 
 def role_command(role: str, *arguments: str) -> list[str]:
-    """The command line that runs a role of this installation or checkout."""
+    """Return the command line that runs a role from this installation or checkout."""
     return [sys.executable, "-m", "outrider", "--role", role, *arguments]
 
 
 def role_environment() -> dict[str, str]:
-    """The environment of a role's process: packages are found also without an installation."""
+    """Return the environment of a role's process, which finds packages in a bare checkout, too."""
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of a role that ends when its stdin closes, as it does when we are killed."""
+    """Return the environment of a role that ends when its stdin closes: when its parent ends."""
     return {**role_environment(), CHILD: "1"}
 
 
 def flag_words(values: Mapping[str, object]) -> list[str]:
-    """The values as command-line flags. None and False are left out."""
+    """Return the values as command-line flags. None and False are left out."""
     words = list[str]()
     for name, value in values.items():
         if value is not None and value is not False:
@@ -50,14 +50,14 @@ def flag_words(values: Mapping[str, object]) -> list[str]:
 
 
 def target_words(options: TargetOptions, **changes: object) -> list[str]:
-    """The command line of a target with these options, and further flags."""
+    """Return the flags of a target with these options and changes."""
     stated = options.explicit()
     return flag_words({name: stated.get(name) for name in flags_of(TargetOptions)} | changes)
 
 
 @contextmanager
 def cold_start() -> Iterator[None]:
-    """Run without stored times, neither reading nor writing them, child processes included."""
+    """Neither read nor write stored times while this lasts, child processes included."""
     before = os.environ.get("XDG_CACHE_HOME")
     with TemporaryDirectory(prefix="outrider-") as cache:
         os.environ["XDG_CACHE_HOME"] = cache
@@ -70,16 +70,16 @@ def cold_start() -> Iterator[None]:
 
 
 class Started(NamedTuple):
-    """A process on this machine that listens."""
+    """A listening process on this machine."""
 
     address: str  # HOST:PORT
     pid: int
-    log_lines: deque[str]  # its latest log lines; after the context also the last ones
+    log_lines: deque[str]  # its latest log lines; complete to the end once the context has ended
 
     @property
     def emulation(self) -> str | None:
-        """Report of how well a target kept emulated times. None before its end, and if it does
-        not emulate.
+        """The target's report on the accuracy of emulated times. None before the target has ended,
+        and without emulation.
         """
         return next((line.strip() for line in self.log_lines if line.startswith(EMULATED)), None)
 
@@ -87,7 +87,7 @@ class Started(NamedTuple):
 def started(
     role: str, arguments: Sequence[str] = (), hear: Callable[[str], object] = lambda line: None
 ) -> AbstractContextManager[Started]:
-    """Start a role that serves on a free port. See listening().
+    """Start a role on a free port. See listening().
 
     hear: receives each log line before the process listens
     """
@@ -98,8 +98,8 @@ def started(
 def listening(
     name: str, command: Sequence[str], hear: Callable[[str], object] = lambda line: None
 ) -> Iterator[Started]:
-    """Start a process that reports its address on stderr, and stop it with this context. Raises
-    Unavailable, with the process's last lines, if it does not start.
+    """Start a process that logs its address to stderr, and stop it when the context ends. Raises
+    Unavailable, with the process's last log lines, if it does not start.
     """
     process = subprocess.Popen(  # noqa: S603
         command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=child_environment()
@@ -111,7 +111,7 @@ def listening(
         assert process.stderr is not None
         listener = threading.Thread(
             target=log_lines.extend, args=(process.stderr,), daemon=True
-        )  # a full pipe would stop the process
+        )  # a full pipe would block the process
         listener.start()
         yield Started(address, process.pid, log_lines)
     finally:
@@ -126,7 +126,7 @@ def _address(
     log_lines: deque[str],
     hear: Callable[[str], object],
 ) -> str:
-    """The address on the READY line. Earlier lines are stored for the error message."""
+    """Return the address on the READY line. Earlier lines are stored for the error message."""
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith(READY):

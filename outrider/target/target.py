@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 def serve(options: ServingRole) -> int:
     """Serve a target until a signal."""
-    security = options.security  # checked before minutes are spent on loading
+    security = options.security  # checked before loading, which takes minutes
     check_security(security, Address(options.host, options.port))
     check_free(Address(options.host, options.port))
     if options.metrics_port is not None:
@@ -85,10 +85,10 @@ def serve(options: ServingRole) -> int:
 
 
 def chat_command(options: ServingRole, bound: Address) -> str:
-    """Return the command that chats with this target."""
+    """Return the `outrider chat` command for this target."""
     flags = []
     if str(bound) != ConnectionOptions().addresses:
-        anywhere = bound.host in ("0.0.0.0", "::")  # noqa: S104  # such a target is reached by name
+        anywhere = bound.host in ("0.0.0.0", "::")  # noqa: S104  # clients use the host's name
         flags.append(f"--target_host {bound._replace(host='HOST') if anywhere else bound}")
     if options.tls_cert is not None:
         flags.append("--tls_ca CA_FILE")
@@ -102,10 +102,10 @@ def _notify_of_end() -> None:
 
 
 def load_target(options: ServingRole) -> Target:
-    """The target with its default model, and those of --models, which are loaded on first use.
+    """Load the default model of a target. The models of --models are loaded on first use.
 
-    Without a model on the command line, the first of the list is the default. With role
-    fused_target it has a draft.
+    Without a model on the command line, the first model of the list is the default. With role
+    fused_target, the target has a draft.
     """
     load_first = _load_with_draft if isinstance(options, FusedTargetRole) else load_served
     listed = read_listed(Path(options.models), options) if options.models else {}
@@ -138,9 +138,9 @@ def _load_with_draft(options: ServingRole) -> Served:
 
 
 def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Served:
-    """A target model in an engine, with its description for clients.
+    """Load a target model into an engine, and describe it for clients.
 
-    make_draft: creates the colocated draft
+    make_draft: creates the draft on the target's host
     """
     profile = find_profile(options.emulate) if options.emulate else None
     options = with_neuron_artifact(options)
@@ -190,15 +190,15 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
 
 
 def _device(options: ServingRole, profile: Profile, choices_by: str) -> str:
-    """The description of an emulated device."""
+    """Return the description of an emulated device."""
     away = f", {options.rtt:g} ms away" if options.rtt else ""
     return profile.label(choices_by) + away
 
 
 @contextmanager
 def emulated_distance(options: ServingRole, bound: Address) -> Iterator[Address]:
-    """Put the emulated link of --rtt in front of a target that listens at `bound`, and yield the
-    address at which clients reach it.
+    """Put the emulated link of --rtt in front of a target that listens at `bound`; yield the
+    address for clients.
     """
     assert options.rtt is not None, "the options have --rtt"
     listen = str(Address(options.host, options.port))
@@ -207,9 +207,9 @@ def emulated_distance(options: ServingRole, bound: Address) -> Iterator[Address]
 
 
 class RunningTarget:
-    """A target on threads of this process. A context manager. Messages go to the logger `outrider`.
+    """A context manager: a target on threads of this process. Messages go to the logger `outrider`.
 
-    address: HOST:PORT, with the port that was bound
+    address: HOST:PORT, with the bound port
     """
 
     def __init__(self, options: TargetRole) -> None:
@@ -255,7 +255,7 @@ class _LoadedTarget(NamedTuple):
 
 
 def _grammars(checkpoint: FoundModel) -> Grammars:
-    """Grammars of the model's tokenizer. It is read now, because that blocks all threads."""
+    """Return grammars for the model's tokenizer. Read it now, since reading blocks all threads."""
     tokenizer = checkpoint.tokenizer
     grammars = Grammars(tokenizer.to_json(), tokenizer.vocabulary, sorted(checkpoint.stop_ids))
     if grammars.ends_texts:
@@ -297,12 +297,12 @@ def _load_artifact(options: ServingRole) -> _LoadedTarget:
 
 
 def _times(options: ServingRole, loaded: _LoadedTarget, emulated: Profile | None) -> TargetTimes:
-    """Seconds of a forward pass: those of an emulated device, else stored or measured ones."""
+    """Return the times of a forward pass: of an emulated device, else stored or measured times."""
     if emulated is not None:
         table = emulated.table(CONTEXT)
         return TargetTimes(Times(table, measured=True), table)
     if not loaded.model.branches or isinstance(loaded.model, RoundModel | GgufModel):
-        options = options.replace(measure_first=True)  # its state is more than slots
+        options = options.replace(measure_first=True)  # its state is more than KV slots
     profiles = user_profiles(options)
     length, nodes = loaded.sequence_length, loaded.max_tree_nodes
     return profiles.target(loaded.checkpoint, loaded.identity, loaded.model, length, nodes)
