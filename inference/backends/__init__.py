@@ -1,4 +1,4 @@
-"""Backends: implementations of `Model` for each kind of device. Its callers run on the host."""
+"""Backends: implementations of `Model` for each kind of device, which code on the host calls."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Scoring(NamedTuple):
     """The log-probabilities to return for the picked nodes of a segment.
 
-    likeliest: number of most likely tokens to return
-    of: [p] the token to score at each node; None for the chosen token
+    likeliest: number of most likely tokens to return for each node
+    of: [p] the token to score at each node; None: the chosen token
     """
 
     likeliest: int
@@ -37,8 +37,8 @@ class Segment(NamedTuple):
     tree_mask: NDArray[np.bool_]  # [n, n] new nodes that each new node sees, including itself
     pick: NDArray[np.int32]  # [p] nodes whose next token is chosen
     params: SamplingParams
-    # Additional input whose type only the model and its sequence know: the draft's part of a round,
-    # or a draft's view of its target.
+    # Additional input, whose type only the model and its ModelSequence know: the draft's part of a
+    # round, or the part of the target's state that a draft reads.
     beside: Any = None
     # Returns the adjustment of the logits at the picked nodes. Called once, after the device has
     # started, so that both run at the same time. Its errors fail the forward pass.
@@ -47,7 +47,7 @@ class Segment(NamedTuple):
 
 
 class LogProbs(NamedTuple):
-    """Log-probabilities at p nodes, of a token and of the k most likely tokens, best first."""
+    """Log-probabilities at p nodes: of one token, and of the k most likely tokens, best first."""
 
     values: NDArray[np.float32]  # [p]
     ids: NDArray[np.int32]  # [p, k]
@@ -62,7 +62,7 @@ class Chosen(NamedTuple):
 
 
 class Ranked(NamedTuple):
-    """The k most likely children of m nodes by a draft, best first."""
+    """The k most likely children of m nodes according to a draft, best first."""
 
     ids: NDArray[np.int32]  # [m, k]
     scores: NDArray[np.float32]  # [m, k]
@@ -75,7 +75,7 @@ class Model(Protocol):
     capacity: int
     max_nodes: int  # maximum new nodes of a row in a forward pass
     masks: bool  # whether a segment may have a rule or a scoring
-    branches: bool  # whether trees are worth their cost; otherwise only chains are verified
+    branches: bool  # whether trees are worth their cost; if not, only chains are verified
 
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
         """Run a forward pass, write the new keys, and choose a token at each picked node.
@@ -91,12 +91,12 @@ class Model(Protocol):
         ...
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        """Return the (rows, nodes per row) to which a forward pass of this size is padded."""
+        """Return the (rows, nodes per row) to which the model pads a forward pass of this size."""
         ...
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
         """Copy the first `slots` slots of row `source` to row `target`, whose other slots may
-        change, too. Only rows of targets are copied.
+        change as well. Only rows of targets are copied.
         """
         ...
 
@@ -110,8 +110,8 @@ class RecordingModel(Model, Protocol):
         ...
 
     def record_next(self) -> bool:
-        """Record a shape that has occurred once, or a planned one. Returns False if none is left.
+        """Record a shape that has occurred once, or a planned shape. Returns False if none is left.
 
-        This takes as long as a few forward passes, and only writes to junk slots.
+        Takes as long as a few forward passes, and only writes to junk slots.
         """
         ...

@@ -53,7 +53,7 @@ class Batch:
 
 
 def check_rows(segments: Sequence[Segment]) -> None:
-    """Raise InvalidRequest for two segments of a row, which would not see each other."""
+    """Raise InvalidRequest for two segments of the same row, as they would not see each other."""
     if len({segment.row for segment in segments}) < len(segments):
         raise InvalidRequest("one row twice in a batch")
 

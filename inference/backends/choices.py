@@ -1,4 +1,4 @@
-"""Chooses and ranks tokens at the picked nodes, by the cheapest function that serves all rows."""
+"""Chooses and ranks tokens at the picked nodes, by the cheapest function that suits all rows."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def choose_at(logits: Tensor, positions: Tensor, segments: Sequence[Segment]) ->
 
 
 def rank_at(logits: Tensor, positions: Tensor, segments: Sequence[Segment], k: int) -> list[Ranked]:
-    """Return the k most likely children of each picked node. Arguments as in choose_at()."""
+    """Return the k most likely children of each picked node. Arguments: see choose_at()."""
     _apply_rules(logits, segments)
     if all(segment.params.greedy for segment in segments):
         ids, scores = rank_greedy(logits, k)

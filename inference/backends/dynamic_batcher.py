@@ -1,5 +1,5 @@
-"""Dynamic batching for a model that threads share: rankings that arrive during a forward pass are
-computed together in the next one.
+"""Dynamic batching for a model shared by threads: calls of rank() that arrive during a forward pass
+are computed together in the next forward pass.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class _QueuedCall:
-    """A call that a thread has queued."""
+    """A call of rank() that waits in the queue."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.segments = segments
@@ -24,8 +24,8 @@ class _QueuedCall:
 class DynamicBatcher:
     """A thread-safe Model for drafters, which use distinct rows.
 
-    There is no timer: the thread that gets the lock computes all queued rankings with the same
-    number of children.
+    There is no timer: the thread that gets the lock computes all queued calls of rank() with the
+    same number of children.
     """
 
     def __init__(self, model: Model) -> None:
@@ -33,11 +33,11 @@ class DynamicBatcher:
         self.masks, self.branches = model.masks, model.branches
         self._model = model
         self._turn, self._queue_lock = threading.Lock(), threading.Lock()
-        self.queue: dict[int, list[_QueuedCall]] = {}  # by children
+        self.queue: dict[int, list[_QueuedCall]] = {}  # by number of children
 
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
-        """Compute these segments without batching: most are prompt chunks, which padding to the
-        longest would make slow.
+        """Compute these segments without batching: most are prompt chunks, which would be slow if
+        padded to the longest one.
         """
         with self._turn:
             return self._model.choose(segments)
@@ -82,7 +82,7 @@ def call_each(
     """
     try:
         return list(compute(segments))
-    # an error of one session must not fail others
+    # an error of one session must not affect other sessions
     except Exception as error:
         if len(segments) == 1:
             return [error]

@@ -1,4 +1,4 @@
-"""Runs the Decoder eagerly on CPU or CUDA. Other backends are compared with this one."""
+"""Runs the Decoder eagerly on CPU or CUDA. This is the reference for all other backends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from inference.model.decoder import Decoder
 from inference.tree.token_tree import IntArray
 
 SLOT_STEP = 64
-"""Context is read in multiples of this number of slots, which limits the number of shapes."""
+"""The number of slots read is a multiple of this, which limits the number of shapes."""
 
 
 class BatchTensors(NamedTuple):
@@ -41,7 +41,7 @@ class BatchTensors(NamedTuple):
 
 
 class SlotModel(ABC):
-    """A model whose caches have `rows` rows with `capacity` slots and a junk slot each.
+    """A model whose caches have `rows` rows, each with `capacity` slots and a junk slot.
 
     cache: keys and values of all layers
     """
@@ -70,17 +70,17 @@ class SlotModel(ABC):
 
     @property
     def by_slot(self) -> tuple[Tensor, ...]:
-        """All tensors with data per slot, each [rows, slots, width]."""
+        """All tensors that are indexed by slot, each [rows, slots, width]."""
         return self.cache.tensors
 
     @property
     def _junk(self) -> int:
-        """The slot for padding: the last of each row."""
+        """The slot to which padding is written: the last slot of each row."""
         return self.cache.keys[0].shape[1] - 1
 
     @property
     def _min_nodes(self) -> int:
-        """Minimum nodes of a forward pass: 2 in float32, whose kernels round differently for a
+        """Minimum nodes of a forward pass: 2 in float32, where kernels round differently for a
         single matrix row, otherwise 1.
         """
         return 2 if self.dtype == torch.float32 else 1
@@ -149,5 +149,5 @@ class EagerModel(SlotModel):
 
 
 def context_slots(needed: int) -> int:
-    """Return the number of slots to read if `needed` are needed."""
+    """Round the number of slots to read up from `needed`."""
     return max(SLOT_STEP, -(-needed // SLOT_STEP) * SLOT_STEP)

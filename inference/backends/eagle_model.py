@@ -1,11 +1,11 @@
 """An EAGLE-3 head as a Model.
 
-A node is computed from the target's feature of the preceding token if it is known, otherwise from
-the head's output for the parent. Once the feature is known, the row's next forward pass computes
-the node again. Segments carry the known features (`KnownFeatures`).
+A node is computed from the target's feature of the preceding token if this feature is known,
+otherwise from the head's output for the parent. Once the feature is known, the row's next forward
+pass computes the node again. Segments contain the known features (`KnownFeatures`).
 
-The first token of a text has no preceding feature, so no node sees it. Heads without embeddings use
-their target's; those of a compiled target are read from its artefact.
+The first token of a sequence has no preceding feature, so no node sees it. A head without
+embeddings uses the target's embeddings; for a compiled target, they are read from its artefact.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Wave(NamedTuple):
 
     segment: Segment
     parents: IntArray  # [n] slot of the parent, or FREE
-    conditioned: NDArray[np.bool_]  # [n] whether the feature is the target's or the parent's
+    conditioned: NDArray[np.bool_]  # [n] True: target's feature; False: head's output for parent
 
 
 class _HeadRow:
@@ -52,7 +52,7 @@ class _HeadRow:
         self._conditioned = np.zeros(capacity, dtype=np.bool_)  # [capacity]
 
     def waves(self, segment: Segment) -> Iterator[_Wave]:
-        """Yield waves of the segment's nodes, and of nodes to recompute, parents first."""
+        """Yield the segment's nodes and the nodes to recompute in waves, parents first."""
         new, featured = segment.slots, segment.beside.tokens if segment.beside else 0
         self._tokens[new], self._positions[new] = segment.tokens, segment.positions
         self._conditioned[new] = False
@@ -77,8 +77,8 @@ class _HeadRow:
             )  # fmt: skip
 
     def _to_recompute(self, context: NDArray[np.bool_], featured: int) -> IntArray:  # [m]
-        """Return the slots, visible to all nodes, that were computed before their features were
-        known, in order of position.
+        """Return the slots to recompute, by position: slots that all nodes see and that were
+        computed before their features were known.
         """
         slots = np.flatnonzero(context.all(0))
         positions = self._positions[slots]
@@ -88,7 +88,7 @@ class _HeadRow:
     def _seen(
         self, segment: Segment, again: IntArray, size: int
     ) -> NDArray[np.bool_]:  # [m + n, size]
-        """Return the slots that each node sees, including its own. Recomputed nodes come first."""
+        """Return the slots that each node sees, its own included. Recomputed nodes come first."""
         above, width = len(again), segment.context.shape[1]
         visible = np.zeros((above + len(segment.slots), size), dtype=np.bool_)
         chain = self._positions[:width] <= self._positions[again][:, None]
@@ -101,23 +101,23 @@ class _HeadRow:
         return visible
 
     def _parents(self, visible: NDArray[np.bool_], positions: IntArray) -> IntArray:  # [n]
-        """Return the slot of each node's parent, which is visible at the preceding position."""
+        """Return the slot of each node's parent: the visible slot at the preceding position."""
         before = visible & (self._positions[: visible.shape[1]] == positions[:, None] - 1)
         return np.where(before.any(1), before.argmax(1), FREE).astype(np.int32)
 
 
 def _are_conditioned(positions: IntArray, featured: int) -> NDArray[np.bool_]:  # [n]
-    """Return whether the token before each position has a known feature (`featured` tokens do)."""
+    """Return whether the token before each position is one of the first `featured` tokens."""
     return (positions > 0) & (positions <= featured)
 
 
 def _after_parents(
     slots: IntArray, parents: IntArray, positions: IntArray, conditioned: NDArray[np.bool_]
 ) -> list[NDArray[np.intp]]:
-    """Return the nodes of each wave: first nodes without parents in this call, then their children,
-    and so on.
+    """Return the nodes of each wave: first nodes whose parents are not among these nodes, then
+    their children, and so on.
     """
-    wave = dict[int, int]()  # slot -> its wave
+    wave = dict[int, int]()  # slot -> wave of the slot's node
     for node in np.argsort(positions, kind="stable").tolist():
         above = wave.get(int(parents[node]), -1)
         wave[int(slots[node])] = 0 if conditioned[node] else above + 1
@@ -136,7 +136,7 @@ class EagleModel:
         self._head = head
         layer = head.config.layer
         self._cache = empty_cache(layer, rows, capacity, self.dtype, self.device)
-        self._states = torch.zeros(  # outputs of the last layer; nodes never have a junk parent
+        self._states = torch.zeros(  # outputs of the last layer; a junk slot is never a parent
             (rows, capacity + 1, layer.hidden_size), dtype=self.dtype, device=self.device
         )
         self._rows = [_HeadRow(capacity) for _ in range(rows)]
@@ -163,7 +163,7 @@ class EagleModel:
     def _picked(
         self, segments: Sequence[Segment]
     ) -> tuple[Tensor, Tensor, Tensor]:  # [B, 1], [B, P], [B, P]
-        """Return rows, slots and positions of the picked nodes, repeated in rows with fewer."""
+        """Return rows, slots and positions of the picks, which are repeated in rows with fewer."""
         width = max(len(segment.pick) for segment in segments)
         picks = [np.resize(segment.pick, width) for segment in segments]
         pairs = list(zip(segments, picks, strict=True))
@@ -173,7 +173,7 @@ class EagleModel:
         return self._tensor(rows), self._tensor(slots).long(), self._tensor(positions)
 
     def _compute(self, waves: Sequence[_Wave]) -> None:
-        """Compute a wave of each row, and write keys, values and states."""
+        """Compute one wave of each row, and write keys, values and states."""
         segments = [wave.segment for wave in waves]
         shape = BatchShape.of(segments)
         batch = pad(segments, shape._replace(slots=max(shape.slots, 1)), junk=self.capacity)
@@ -185,7 +185,7 @@ class EagleModel:
         write_states(self._states, arrays["rows"], slots, out.states)
 
     def _features(self, waves: Sequence[_Wave], shape: BatchShape) -> Tensor:  # [B, T, hidden]
-        """Return the feature of each node, 0 if there is none."""
+        """Return the feature of each node; 0 for nodes without a feature."""
         features = self._states.new_zeros((shape.rows, shape.nodes, self._states.shape[-1]))
         for row, (segment, parents, conditioned) in enumerate(waves):
             drafted = ~conditioned & (parents != FREE)
@@ -206,8 +206,8 @@ class EagleModel:
 def read_embeddings(directory: Path, manifest: Manifest) -> Tensor:  # [vocabulary, hidden]
     """Return a compiled target's embeddings, in the precision of its states.
 
-    Ranks store parts of the width, for the tokenizer's ids. Other rows are zero. Raises
-    BadArtifact.
+    Each rank's file has a part of the width, for the tokenizer's ids. The rows of other ids are
+    zero. Raises BadArtifact.
     """
     size = parse_config(manifest.config).vocab_size
     of_ranks = (directory / "weights").glob("*[0-9]*.safetensors")
@@ -217,7 +217,7 @@ def read_embeddings(directory: Path, manifest: Manifest) -> Tensor:  # [vocabula
 
 
 def _rank_of(path: Path) -> int:
-    """The rank in the name of a weight file: its first number."""
+    """Return the rank of a weight file: the first number in its name."""
     return int(re.findall(r"\d+", path.name)[0])
 
 

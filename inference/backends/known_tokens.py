@@ -1,4 +1,4 @@
-"""Lets a draft serve a target with a larger vocabulary."""
+"""Lets a draft propose tokens for a target with a larger vocabulary."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inference.backends import Chosen, Model, Ranked, Segment
 
 
 class KnownTokens:
-    """A Model that replaces ids outside the draft's vocabulary by 0, so that drafting continues
+    """A Model that replaces ids outside the draft's vocabulary by 0, so that the draft can continue
     after such tokens.
 
     limit: size of the draft's vocabulary

@@ -1,8 +1,8 @@
 """A sequence on a row of a model: its committed tokens, their KV slots, and attention masks.
 
 The KV cache contains all committed tokens except the last, which is the root of the next tree. A
-node's position is the number of cached tokens plus its depth, and the token chosen at the node has
-the next position. Committed tokens without keys (such as an accepted leaf that was never expanded)
+node's position is the number of cached tokens plus the node's depth, and the token chosen at the
+node has the next position. Committed tokens without keys (such as an accepted, unexpanded leaf)
 are *pending*: the next forward pass computes them as a chain above the root.
 """
 
@@ -32,7 +32,7 @@ class ModelSequence:
     ) -> None:
         self.model, self.row, self._params = model, row, params
         self.slots = Slots(model.capacity) if slots is None else slots
-        self.cached = int(self.slots.committed.sum())  # tokens whose keys are committed
+        self.cached = int(self.slots.committed.sum())  # number of tokens whose keys are committed
         self._pending: list[int] = []
         self._node_slots: dict[int, int] = {}  # evaluated node of the current tree -> slot
 
@@ -42,7 +42,7 @@ class ModelSequence:
         return self.cached + len(self._pending)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Prefill and commit tokens, such as a prompt without its last token (the first root)."""
+        """Prefill and commit tokens: of a prompt, all but the last, which is the first root."""
         for start in range(0, len(tokens), self.model.max_nodes):
             self._feed(tokens[start : start + self.model.max_nodes])
 
@@ -54,10 +54,10 @@ class ModelSequence:
         return self.model.choose([self.prepare(tree)])[0].tokens
 
     def prepare(self, tree: TokenTree) -> Segment:
-        """This row's segment of a forward pass that chooses a token at every node.
+        """Return this row's segment of a forward pass that chooses a token at every node.
 
-        The caller runs it and then commits the accepted nodes. Raises LimitExceeded without free
-        slots.
+        The caller runs the forward pass and then commits the accepted nodes. Raises LimitExceeded
+        without free slots.
         """
         self.abandon()
         if self._pending:
@@ -71,26 +71,26 @@ class ModelSequence:
         return Segment(self.row, tree.tokens, slots, positions, context, mask, pick, self._params)
 
     def prepare_chunk(self, chain: TokenTree) -> Segment:
-        """This row's segment of a forward pass that prefills prompt tokens.
+        """Return this row's segment of a forward pass that prefills prompt tokens.
 
-        The caller commits all of them, and ignores the token chosen at the last one.
+        The caller commits all of these tokens, and ignores the token chosen at the last one.
         """
         last = np.array([len(chain) - 1], dtype=np.int32)
         return self.prepare(chain)._replace(pick=last, params=SamplingParams())
 
     def rank(self, tree: TreeNodes, nodes: Sequence[int], k: int) -> Ranked:
-        """The k most likely children of each of `nodes`, whose ancestors were ranked before.
+        """Return the k most likely children of each of `nodes`, whose ancestors must be ranked.
 
         Raises LimitExceeded for too many nodes, and without free slots.
         """
         return self.model.rank([self.prepare_nodes(tree, nodes)], k)[0]
 
     def prepare_nodes(self, tree: TreeNodes, nodes: Sequence[int]) -> Segment:
-        """This row's segment for ranking these nodes, possibly together with other rows."""
+        """Return this row's segment of a forward pass that ranks these nodes."""
         return self._segment(tree, nodes)
 
     def commit(self, tree: TreeNodes, path: Sequence[int]) -> None:
-        """Commit the root and the path, and free the slots of other nodes.
+        """Commit the root and the nodes of the path, and free the slots of other nodes.
 
         Committed nodes that were never evaluated become pending.
         """
@@ -102,11 +102,11 @@ class ModelSequence:
         self._pending += [int(tree.tokens[node]) for node in accepted[len(evaluated) :]]
 
     def advance(self, nodes: Sequence[int], tokens: Sequence[int], rejected: Sequence[int]) -> None:
-        """Commit a root and tokens below it, at a cost proportional to the change. Other nodes keep
+        """Commit a root and tokens below it, in time proportional to the change. Other nodes keep
         their numbers and slots.
 
-        nodes: evaluated nodes of the first tokens; later tokens become pending
-        rejected: evaluated nodes whose slots are freed
+        nodes: evaluated nodes of the first tokens; the remaining tokens become pending
+        rejected: evaluated nodes whose slots become free
         """
         slots = [self._node_slots.pop(node) for node in nodes]
         self.slots.keep(slots)
@@ -127,7 +127,7 @@ class ModelSequence:
         self.commit(chain, range(1, len(chain)))
 
     def _segment(self, tree: TreeNodes, nodes: Sequence[int]) -> Segment:
-        """Take slots, and return a segment with pending tokens as a chain above `nodes`.
+        """Take slots, and return a segment of `nodes` below the chain of pending tokens.
 
         Raises LimitExceeded for too many nodes, and without free slots.
         """
@@ -155,10 +155,10 @@ class ModelSequence:
         return Segment(self.row, tokens, slots, positions, context, mask, pick, self._params)
 
     def _context(self, tree: TreeNodes, nodes: Sequence[int]) -> NDArray[np.bool_]:  # [1 or n, S]
-        """The slots that each node sees: committed ones, and in a tree that grows over several
-        forward passes those of ancestors from earlier ones.
+        """Return the slots that each node sees: committed slots and, if the tree grows over several
+        forward passes, those of ancestors from earlier passes.
         """
-        # a copy, since pending tokens are committed later
+        # copy the mask, since pending tokens are committed later
         committed = self.slots.committed[None, : self.slots.high_water].copy()
         if not self._node_slots:
             return committed
@@ -172,7 +172,7 @@ class ModelSequence:
         return visible
 
     def _line(self, parents: Sequence[int], node: int) -> list[int]:
-        """The slots of a node and its ancestors, if they were evaluated."""
+        """Return the slots of those of a node and its ancestors that were evaluated."""
         slots = list[int]()
         while node >= 0:
             if node in self._node_slots:
@@ -184,7 +184,7 @@ class ModelSequence:
 def _under_chain(
     chain: Sequence[int], tokens: IntArray, depths: IntArray, mask: NDArray[np.bool_]
 ) -> tuple[IntArray, IntArray, NDArray[np.bool_]]:  # [m + n], [m + n], [m + n, m + n]
-    """Put a chain of m tokens above n nodes. Returns tokens, depths and mask."""
+    """Prepend a chain of m tokens to a tree of n nodes. Returns tokens, depths and mask."""
     above = len(chain)
     joint = np.tri(above + len(tokens), dtype=np.bool_)
     joint[above:, above:] = mask
@@ -197,23 +197,23 @@ def _under_chain(
 
 
 class TargetRow(NamedTuple):
-    """The row and slots of a text's keys in a target in this process."""
+    """The row and slots of a session's keys in a target in this process."""
 
     row: int
     slots: Slots
 
 
 TargetText: TypeAlias = Callable[[], TargetRow]
-"""Returns the current row and slots of a text in the target."""
+"""A function that returns the current row and slots of a session in the target."""
 
 MakeSequence: TypeAlias = Callable[[Model, int, TargetText | None, SamplingParams], ModelSequence]
-"""Creates a sequence on a row of a draft. The third argument is None if the target is in another
-process.
+"""A function that creates a sequence on a row of a draft. The third argument is None if the target
+is in another process.
 """
 
 
 def own_sequence(
     model: Model, row: int, beside: TargetText | None, params: SamplingParams
 ) -> ModelSequence:
-    """Create a sequence that does not read the target's cache."""
+    """Create a sequence that ignores the target's cache."""
     return ModelSequence(model, row, params)

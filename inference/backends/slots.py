@@ -1,8 +1,8 @@
-"""KV slots of a row: the position that each slot contains, and which slots are committed.
+"""The KV slots of a row: the position stored in each slot, and which slots are committed.
 
-Keys are stored with their rotary position applied, so any slot will do. Accepting a node commits
-its slot, rejecting it frees the slot, and keys never move. New nodes take the lowest free slots, so
-few slots beyond the text and the tree are read.
+Keys are stored with their rotary position applied, so any slot can hold any position. Accepting a
+node commits its slot, rejecting a node frees its slot, and keys never move. New nodes take the
+lowest free slots, so few unused slots are read.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ FREE = -1
 
 
 class Slots:
-    """`capacity` slots, each of which is free, provisional (for a tree's node) or committed.
+    """`capacity` slots, each of which is free, provisional (for a node of a tree) or committed.
 
     positions: [capacity] current or last position of each slot, or FREE
-    committed: [capacity]
-    high_water: the highest slot in use plus one
+    committed: [capacity] whether the slot is committed
+    high_water: number of the highest slot in use, plus one
     """
 
     def __init__(self, capacity: int) -> None:
@@ -39,7 +39,7 @@ class Slots:
         return self.high_water - len(self._holes)
 
     def take(self, positions: IntArray) -> IntArray:
-        """Take the lowest free slots provisionally, for positions [n]. Returns the slots [n].
+        """Make the lowest free slots provisional, for positions [n]. Returns the slots [n].
 
         Raises LimitExceeded if too few are free.
         """
@@ -62,14 +62,14 @@ class Slots:
         return slots
 
     def keep(self, slots: Iterable[int]) -> None:
-        """Commit some provisional slots; others stay provisional."""
+        """Commit some provisional slots; the others stay provisional."""
         committed, provisional = self.committed, self._provisional
         for slot in slots:
             committed[slot] = True
             provisional.discard(slot)
 
     def commit(self, slots: Iterable[int]) -> None:
-        """Commit some provisional slots, and free all others."""
+        """Commit some provisional slots, and free all other provisional slots."""
         self.keep(slots)
         self._free(self._provisional)
         self._provisional = set()
@@ -87,7 +87,7 @@ class Slots:
     def at(self, positions: IntArray) -> IntArray:
         """Return the slots [n] of committed tokens at positions [n].
 
-        All positions below the highest committed one must be committed.
+        All positions below the highest committed position must be committed.
         """
         committed = self.committed.nonzero()[0]
         slots = np.empty(len(committed), dtype=np.int32)
@@ -95,7 +95,7 @@ class Slots:
         return slots[positions]
 
     def committed_copy(self) -> Slots:
-        """A copy in which provisional slots are free."""
+        """Return a copy in which provisional slots are free."""
         copy = Slots(len(self.positions))
         copy.positions[:], copy.committed[:] = self.positions, self.committed
         copy._free_uncommitted()
@@ -111,6 +111,6 @@ class Slots:
         self.high_water = high
 
     def _free_uncommitted(self) -> None:
-        self.high_water = self.committed.tobytes().rfind(True) + 1  # faster than in the array
+        self.high_water = self.committed.tobytes().rfind(True) + 1  # faster than numpy
         self._holes = (~self.committed[: self.high_water]).nonzero()[0].tolist()
         self._provisional = set()

@@ -1,10 +1,10 @@
-"""A target's substitute, a draft made of the target's own layers with 4-bit weights (SubSpec,
+"""A substitute of a target: a draft made of the target's layers with 4-bit weights (SubSpec,
 arXiv 2509.18344). It needs no training, and agrees with the target far more often than a smaller
 model does.
 
-In the target's process it shares embeddings, final norm and head, and reads the target's KV cache
-(but never writes it), so prompts are computed once and committed keys stored once. In another
-process it is a separate copy with a 4-bit head.
+In the target's process, the substitute shares embeddings, final norm and head, and reads the
+target's KV cache (but never writes it), so prompts are computed once and committed keys stored
+once. In another process, it is a separate copy with a 4-bit head.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from inference.tree.token_tree import TreeNodes
 
 
 def substitute_of(decoder: Decoder) -> Decoder:
-    """Return the substitute of a decoder, without changing it. Layers are visited in order, so they
-    may be offloaded.
+    """Return the substitute of a decoder, which is not changed. Its layers are visited in order, so
+    they may be offloaded.
 
-    Raises UnsupportedModel and InvalidRequest like quantize().
+    Raises UnsupportedModel and InvalidRequest, as quantize() does.
     """
     with torch.device("meta"):
         draft = Decoder(decoder.config, len(decoder.cos), decoder.vocabulary)
@@ -59,8 +59,8 @@ def load_substitute(
     device: torch.device,
     tell: Callable[[Loading], None] = lambda loading: None,
 ) -> Decoder:
-    """Load a checkpoint's substitute with a 4-bit head, rounding layers as they are read. Arguments
-    and errors as in load_decoder().
+    """Load a checkpoint's substitute with a 4-bit head; round each layer as it is read. Arguments
+    and errors: see load_decoder().
     """
     decoder = load_offloaded(
         directory,
@@ -78,7 +78,7 @@ class Shared(NamedTuple):
     """The slots of the target's cache that all nodes of a segment see."""
 
     row: int
-    context: NDArray[np.bool_]  # [S], up to the highest slot in use
+    context: NDArray[np.bool_]  # [S] up to the highest slot in use
 
 
 _NOTHING = Shared(0, np.zeros(0, dtype=np.bool_))
@@ -87,17 +87,17 @@ _NOTHING = Shared(0, np.zeros(0, dtype=np.bool_))
 class SharedCacheModel(EagerModel):
     """A Decoder that reads committed tokens from the target's cache, and candidates from its own.
 
-    Slots and context of a segment refer to the draft's own cache, and its Shared to the target's.
+    A segment's slots and context refer to the draft's own cache, its Shared to the target's cache.
     Used by SharedSequence. `capacity` counts the slots of both caches.
 
-    target: has a cache with the decoder's layers, widths and precision
-    slots: slots of a row in the draft's own cache
+    target: its cache has the same layers, widths and precision as the decoder
+    slots: number of slots of a row in the draft's own cache
     """
 
     def __init__(self, decoder: Decoder, target: EagerModel, *, slots: int, max_nodes: int) -> None:
         super().__init__(decoder, rows=target.rows, capacity=slots, max_nodes=max_nodes)
         self.capacity = target.capacity + slots
-        self.target_cache = target.cache  # never written here
+        self.target_cache = target.cache  # never written by this class
 
     def _forward(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor]:
         shape = self._shape(segments)
@@ -119,7 +119,7 @@ class SharedCacheModel(EagerModel):
         return self.decoder.logits(out.states), torch.gather(positions, 1, pick.to(torch.int64)) + 1
 
     def _committed(self, segments: Sequence[Segment]) -> tuple[Tensor, Tensor]:
-        """Return the target's rows [B] int32, and the visible slots there [B, 1, S] int32."""
+        """Return the target's rows [B] and their visible slots [B, 1, S], both int32."""
         views: list[Shared] = [segment.beside or _NOTHING for segment in segments]
         width = max(len(shared.context) for shared in views)
         slots = min(context_slots(width), self.target_cache.keys[0].shape[1])
@@ -133,10 +133,10 @@ class SharedCacheModel(EagerModel):
 class SharedSequence(ModelSequence):
     """A ModelSequence whose committed tokens are in a row of the target.
 
-    It is used between forward passes of the target, after receiving all commits.
+    Use it between forward passes of the target, after passing it all committed tokens.
 
-    capacity: slots of a row in the draft's own cache
-    beside: returns the session's current row of the target
+    capacity: number of slots of a row in the draft's own cache
+    beside: returns the session's current row in the target
     """
 
     def __init__(

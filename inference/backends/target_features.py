@@ -1,5 +1,5 @@
 """Features of a target, from which a head in the same process drafts. The target stores them by
-slot, beside its keys, and the head's sequences read them.
+slot, like keys, and the head's sequences read them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from inference.tree.token_tree import IntArray, TokenTree, TreeNodes
 
 @runtime_checkable
 class FeatureModel(Model, Protocol):
-    """A target that can store features (inputs of some layers), from which heads draft."""
+    """A target that can store features for heads: the inputs of some layers."""
 
     def keep_features(self, layers: Sequence[int]) -> None:
-        """Store the inputs of these layers, ascending, beside each node's keys from now on. The
-        number of layers stands for the last layer's output.
+        """From now on, store the inputs of these layers (ascending) for each node. A layer number
+        equal to the number of layers means the last layer's output.
         """
         ...
 
@@ -36,15 +36,15 @@ class FeatureModel(Model, Protocol):
 
 
 def feature_model(model: Model) -> FeatureModel | None:
-    """Return the model, or the one whose times are emulated, if it can store features."""
+    """Return the model, or the real model of an emulation, if it can store features; else None."""
     real = model.real if isinstance(model, TimedModel) else model
     return real if isinstance(real, FeatureModel) else None
 
 
 class FeatureForm(NamedTuple):
-    """Describes features: inputs of these layers of the target, ascending, `hidden` numbers each.
+    """The form of features: inputs of these layers (ascending), `hidden` numbers each.
 
-    The number of layers stands for the last layer's output.
+    A layer number equal to the number of layers means the last layer's output.
     """
 
     layers: tuple[int, ...]
@@ -52,14 +52,14 @@ class FeatureForm(NamedTuple):
 
 
 NOTHING = FeatureForm((), 0)
-"""The form of no features."""
+"""The form of a model that returns no features."""
 
 
 class FeatureStore:
-    """Stores features by row and slot, initially zero.
+    """A store of features by row and slot, initially zero.
 
     layers: layers to store, ascending
-    returned: form of the features that are written, which includes these layers
+    returned: form of the features passed to write(), which includes these layers
     """
 
     def __init__(
@@ -87,19 +87,19 @@ class FeatureStore:
         write_states(self._held, rows, slots, features)
 
     def copy(self, source: int, target: int, slots: int) -> None:
-        """Copy the first slots of row `source` to row `target`."""
+        """Copy the features of the first slots of row `source` to row `target`."""
         copy_states(self._held, source, target, slots)
 
 
 def form_of(manifest: Manifest) -> FeatureForm:
-    """The form of the features that an artefact's graphs return."""
+    """Return the form of the features that an artefact's graphs return."""
     return FeatureForm(manifest.features, parse_config(manifest.config).hidden_size)
 
 
 class KnownFeatures(NamedTuple):
-    """The target's features for a segment of a head.
+    """The target's features for a head's segment.
 
-    tokens: number of leading tokens whose features are known
+    tokens: number of leading tokens of the sequence whose features are known
     at: returns the features [n, layers * hidden] at known positions [n]
     """
 
@@ -108,12 +108,12 @@ class KnownFeatures(NamedTuple):
 
 
 class FeatureSequence(ModelSequence):
-    """A ModelSequence of a head, whose segments carry KnownFeatures.
+    """A ModelSequence of a head, whose segments contain KnownFeatures.
 
-    The target stores features by slot, so cached prefixes and copied rows have them, too. The
+    The target stores features by slot, so cached prefixes and copied rows also have features. The
     features of all tokens in the target's row are known.
 
-    beside: returns the text's current row of the target
+    beside: returns the session's current row in the target
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class FeatureSequence(ModelSequence):
         return self._with_features(segment, self.cached)
 
     def _with_features(self, segment: Segment, below: int) -> Segment:
-        """The segment with the known features at positions below `below`."""
+        """Return the segment with the known features at positions below `below`."""
         count = int(self._beside().slots.committed.sum())
         return segment._replace(beside=KnownFeatures(min(count, below), self._features_at))
 

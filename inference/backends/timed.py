@@ -1,9 +1,9 @@
-"""Emulates a target's speed: a small model generates, and each forward pass takes the time in a
-profile.
+"""Emulates a target's speed: a small model generates, and each forward pass takes the time given by
+a profile.
 
 This is for studies of latency and capacity on machines without the device. `TimedModel.overruns`
-counts forward passes in which the small model was too slow. If there are many, results reflect this
-machine rather than the profile: use a smaller model.
+counts forward passes in which the small model was too slow. If there are many overruns, results
+reflect this machine rather than the profile: use a smaller model.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from inference.times_file import Profile
 T = TypeVar("T")
 
 EMULATED = "emulated "
-"""Prefix of the line on an emulation's accuracy."""
+"""Prefix of the log line that reports the accuracy of an emulation."""
 
 
 class TimedModel:
-    """A Model that returns the results of a real model after the profile's time.
+    """A Model that returns the results of a real model, delayed to the time in the profile.
 
     real: the real model
     overruns: forward passes in which the real model took longer than the profile's time
@@ -52,7 +52,7 @@ class TimedModel:
         self.real.copy_row(source, target, slots)
 
     def account(self) -> str:
-        """Return a line on the accuracy of the emulated times."""
+        """Return a line that reports the accuracy of the emulated times."""
         late = f"{self.late_seconds * 1e3:.1f} ms late in {self.emulated_seconds * 1e3:.1f} ms"
         return (
             f"{EMULATED}{self.profile.name}: {self.forwards} forward passes, {self.overruns} "

@@ -14,13 +14,13 @@ Outputs = tuple[Tensor, ...]
 Run = Callable[[], Outputs]
 
 _CAPTURES = threading.Lock()
-"""Held during a capture: the start of a capture makes calls that CUDA forbids during another one in
-the process, such as that of a draft beside its target.
+"""Held during a capture: starting a capture makes CUDA calls that are forbidden during another
+capture in the process, for example that of a draft in its target's process.
 """
 
 
 class Recorder(Protocol):
-    """Runs a function over tensors with fixed addresses, either directly or by a recording."""
+    """Runs a function over tensors with fixed addresses, directly or from a recording."""
 
     def run(self, run: Run) -> Outputs:
         """Run the function directly."""
@@ -46,7 +46,7 @@ class CudaGraphs:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def run(self, run: Run) -> Outputs:
-        """Run on the stream of the recordings, so that libraries initialise there."""
+        """Run on the stream of the recordings, so that libraries initialise on this stream."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -55,7 +55,7 @@ class CudaGraphs:
         return outputs
 
     def record(self, run: Run) -> Run:
-        self.run(run)  # creates library handles for this thread, which a capture must not
+        self.run(run)  # creates this thread's library handles, which is forbidden in a capture
         graph = torch.cuda.CUDAGraph()
         with _CAPTURES, torch.cuda.device(self._device):
             torch.cuda.synchronize()
@@ -82,7 +82,7 @@ class CudaGraphs:
     def _end_failed(self, graph: torch.cuda.CUDAGraph) -> None:
         """End a failed capture.
 
-        torch.cuda.graph() is not enough: if `run` waited for the device, capture_end() raises
+        torch.cuda.graph() does not suffice: if `run` waited for the device, capture_end() raises
         before it releases the memory pool, and all later captures would fail.
         """
         with suppress(RuntimeError):

@@ -12,5 +12,5 @@ class CudaLibraryModel(RecordedModel, TransformersModel):
     """A TransformersModel whose forward passes are recorded and replayed."""
 
     def _head_nodes(self, pick: Tensor) -> tuple[Tensor | int, Tensor | None]:
-        """Return all nodes (0) for several rows, since shapes must not depend on the picks."""
+        """Select all nodes (0) if there are several rows: shapes must not depend on the picks."""
         return (pick[0], None) if len(pick) == 1 else (0, pick.long())

@@ -1,7 +1,7 @@
 """Models with a CUDA graph for each padded shape: forward pass, cache writes and sampling.
 
-Batches are padded to few shapes. Planned shapes are recorded in advance; any other shape runs
-eagerly the first time and is recorded the second time. A shape that cannot be recorded always runs
+Batches are padded to few shapes. Planned shapes are recorded in advance. Other shapes run eagerly
+the first time, and are recorded the second time. A shape that cannot be recorded always runs
 eagerly. Only the Recorder needs CUDA. Not yet run on a GPU.
 """
 
@@ -35,27 +35,27 @@ MAX_RECORDINGS = 256
 """Maximum number of recordings. Further shapes run eagerly."""
 
 MIN_LEVELS = 8
-"""Minimum number of positions with noise (if there are as many nodes), so that trees of all depths
-share few recordings.
+"""Minimum number of positions with noise, unless there are fewer nodes. It lets trees of different
+depths share recordings.
 """
 
 
 class ChoiceFunction(NamedTuple):
-    """Chooses or ranks tokens: function(logits [B, P, V], sampling, positions, size)."""
+    """A function that chooses or ranks tokens: (logits [B, P, V], sampling, positions, size)."""
 
     function: Callable[[Tensor, Sampling, Tensor, int], Tensor | Outputs]
-    size: int  # when choosing: positions with noise; when ranking: children
+    size: int  # number of positions with noise (choosing), or of children (ranking)
 
 
 class _RecordingKey(NamedTuple):
-    """Identifies a recording."""
+    """The key of a recording."""
 
     shape: BatchShape
     choice: ChoiceFunction
 
 
 class _Buffers:
-    """The device inputs of a shape, as views of a buffer that is filled by a single copy."""
+    """The device inputs of a shape, as views of one buffer that a single copy fills."""
 
     def __init__(self, shape: BatchShape, junk: int, device: torch.device) -> None:
         self._idle = Batch(shape, junk)
@@ -79,7 +79,7 @@ class _Buffers:
         self._whole.copy_(self._host)
 
     def clear(self) -> None:
-        """Fill in an idle batch, which only writes to the junk slot."""
+        """Copy an idle batch to the device, which only writes to the junk slot."""
         self.fill(self._idle, [SamplingParams()] * len(self._idle.rows))
 
 
@@ -99,7 +99,7 @@ class RecordedModel(SlotModel):
         self._recorder = recorder
         self._buffers: dict[BatchShape, _Buffers] = {}
         self._calls: dict[_RecordingKey, Run] = {}
-        self._waiting: dict[_RecordingKey, bool] = {}  # not recorded yet: whether it has occurred
+        self._waiting: dict[_RecordingKey, bool] = {}  # unrecorded keys: whether they have occurred
 
     @torch.no_grad()
     def choose(self, segments: Sequence[Segment]) -> list[Chosen]:
@@ -142,7 +142,7 @@ class RecordedModel(SlotModel):
         """See RecordingModel.record_next()."""
         if not self._waiting:
             return False
-        key = max(self._waiting, key=lambda key: self._waiting[key])  # first what occurred
+        key = max(self._waiting, key=lambda key: self._waiting[key])  # prefer shapes that occurred
         self._buffers_of(key.shape).clear()
         self._record(key)
         return True
@@ -168,8 +168,8 @@ class RecordedModel(SlotModel):
     def _logits(self, segments: Sequence[Segment], shape: BatchShape) -> tuple[Tensor, Tensor]:
         """Return logits [B, P, V] on the device, and positions [B, P] of the tokens to choose.
 
-        Rules are evaluated while the device computes, so they are not recorded. The next call may
-        overwrite both results.
+        Rules are evaluated on the host while the device computes, so they are not recorded. The
+        next forward pass may overwrite both results.
         """
         logits, positions = self._run(segments, shape, ChoiceFunction(_keep_logits, 0))
         return logits[: len(segments)], positions[: len(segments)]
@@ -191,7 +191,7 @@ class RecordedModel(SlotModel):
         return self._recorder.run(self._eager(key))
 
     def _record(self, key: _RecordingKey) -> None:
-        """Record a shape. If that fails, it always runs eagerly."""
+        """Record a shape. If recording fails, the shape always runs eagerly."""
         del self._waiting[key]
         run = self._eager(key)
         try:
@@ -214,8 +214,8 @@ class RecordedModel(SlotModel):
         return partial(self._compute, key.choice, self._buffers[key.shape])
 
     def _compute(self, choice: ChoiceFunction, buffers: _Buffers) -> Outputs:
-        """The recorded computation. It must not wait for the device, nor depend on values except
-        through tensors of fixed shapes.
+        """Run the computation that is recorded. It must not wait for the device, and may depend on
+        inputs only through tensors of fixed shapes.
         """
         logits, positions = self._write(buffers.inputs)
         outputs = choice.function(logits, buffers.sampling, positions, choice.size)
@@ -227,7 +227,7 @@ class CudaModel(RecordedModel, EagerModel):
 
     def keep_features(self, layers: Sequence[int]) -> None:
         super().keep_features(layers)
-        self._waiting = dict.fromkeys((*self._calls, *self._waiting), False)  # to store features
+        self._waiting = dict.fromkeys((*self._calls, *self._waiting), False)  # record again
         self._calls.clear()
 
 
@@ -237,7 +237,7 @@ def _step(size: int) -> int:
 
 
 def _doublings(size: int) -> list[int]:
-    """Return the powers of two up to `size`, rounded up."""
+    """Return the powers of two up to `size`, which is rounded up to a power of two."""
     return [1 << power for power in range(_step(size).bit_length())]
 
 
@@ -246,7 +246,7 @@ def _need_logits(segments: Sequence[Segment]) -> bool:
 
 
 def _chooser(segments: Sequence[Segment], nodes: int) -> ChoiceFunction:
-    """Return the cheapest choice function that serves all rows, of few distinct sizes."""
+    """Return the cheapest choice function that suits all rows. Its size is one of few values."""
     if all(segment.params.greedy for segment in segments):
         return _GREEDY
     if all(segment.params.truncated for segment in segments):

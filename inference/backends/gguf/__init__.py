@@ -1,1 +1,1 @@
-"""Models in GGUF files, computed by llama.cpp."""
+"""Models in GGUF files, run by llama.cpp."""

@@ -2,11 +2,11 @@
 
 llama.cpp stores each key in a cell, which may belong to several sequences. A node sees the cells of
 its sequence. So every branch of a tree is a sequence, and cells above a fork belong to all
-sequences below it. Sequences persist between calls: a branch continues after its last node, and a
-new branch reuses a sequence that is no longer needed, so few cells change.
+sequences below it. Sequences persist between forward passes: a branch is extended after its last
+node, and a new branch reuses a sequence that is no longer needed, so few cells change.
 
-The engine does not report free slots, so sequences are only evicted to make room, the least
-recently used first. Missing keys are computed again; `known` returns the number of available ones.
+The engine does not report free slots, so sequences are evicted only to make room, the least
+recently used first. Missing keys are computed again; `known` returns the number of available keys.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Memory(Protocol):
     sequences: int
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
-        """Add the source's cells at positions `start` to `end` - 1 to the target."""
+        """Add the cells of sequence `source` at positions `start` to `end` - 1 to `target`."""
         ...
 
     def remove(self, sequence: int, start: int) -> None:
-        """Remove the cells from position `start` on from a sequence. Cells without a sequence are
-        free.
+        """Remove the cells from position `start` on from a sequence. Cells that no sequence has any
+        more become free.
         """
         ...
 
@@ -68,18 +68,18 @@ class BranchSequences:
 
     @property
     def room(self) -> int:
-        """The number of sequences that a call can always use, for branches and the paths above
-        them.
+        """The number of sequences that a forward pass can always use, for branches and the paths
+        above them.
         """
         return len(self._rows) - len(self.positions)
 
     def begin(self) -> None:
-        """Begin a call, in which no sequence has been taken yet."""
+        """Begin a forward pass, in which no sequence has been taken yet."""
         self._call += 1
         self._taken.clear()
 
     def rewrite(self, row: int, slots: IntArray, positions: IntArray) -> None:
-        """Rewrite slots at these positions, and cut sequences that contain them before them."""
+        """Assign new positions to slots; cut each sequence before the first slot it contains."""
         before, mine = self.positions[row, slots], np.flatnonzero(self._rows == row)
         same = (before < self._lengths[mine, None]) & (self._paths[np.ix_(mine, before)] == slots)
         first = np.where(same, before, self._paths.shape[1]).min(axis=1)
@@ -88,16 +88,16 @@ class BranchSequences:
         self.positions[row, slots] = positions
 
     def known(self, row: int, path: IntArray) -> int:
-        """The number of first slots of a path whose keys are available. They stay for this call."""
+        """Return how many leading slots of a path have available keys, and mark them as used."""
         holder, length = self._holder(row, path)
         if holder != NONE:
             self._used[holder] = self._call
         return length
 
     def take(self, row: int, path: IntArray) -> int:
-        """Take a sequence with exactly this path, whose keys must be available, for this call.
+        """Take a sequence with exactly this path, whose keys must be available.
 
-        Raises LimitExceeded if the call has taken all sequences.
+        Raises LimitExceeded if the forward pass has already taken all sequences.
         """
         holder, _ = self._holder(row, path)
         ends = self._lengths == len(path)
@@ -113,18 +113,18 @@ class BranchSequences:
         return sequence
 
     def extend(self, sequence: int, slots: IntArray) -> None:
-        """Record that these slots were appended to a sequence of this call."""
+        """Record that these slots were appended to a taken sequence."""
         length = int(self._lengths[sequence])
         self._paths[sequence, length : length + len(slots)] = slots
         self._lengths[sequence] += len(slots)
 
     def restore(self) -> None:
-        """Remove everything that a failed call may have written to its sequences."""
+        """Remove everything that a failed forward pass may have written to taken sequences."""
         for sequence in self._taken:
             self._memory.remove(sequence, int(self._lengths[sequence]))
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
-        """Copy the first slots of row `source`, as far as its best branch contains them."""
+        """Copy the first slots of row `source`, as far as its longest branch contains them."""
         self.begin()
         for sequence in np.flatnonzero(self._rows == target).tolist():
             self._cut(sequence, 0)
@@ -142,7 +142,7 @@ class BranchSequences:
         self._forked(target, self._paths[holder, : lengths[best]].copy(), holder)
 
     def _holder(self, row: int, path: IntArray) -> tuple[int, int]:
-        """The sequence with most of the path's leading slots, and their number."""
+        """Return the sequence that has the most leading slots of the path, and their number."""
         mine, n = np.flatnonzero(self._rows == row), len(path)
         if not len(mine) or not n:
             return NONE, 0
@@ -155,7 +155,7 @@ class BranchSequences:
         return int(mine[best]), int(lengths[best])
 
     def _forked(self, row: int, path: IntArray, holder: int) -> int:
-        """Change an unneeded sequence to this path, which `holder` contains."""
+        """Change an unneeded sequence to this path, which the sequence `holder` contains."""
         sequence, shared = self._spare(row), 0
         if self._rows[sequence] == row:
             n = min(len(path), int(self._lengths[sequence]))
@@ -170,8 +170,8 @@ class BranchSequences:
         return sequence
 
     def _spare(self, row: int) -> int:
-        """A sequence for this call: a redundant one, otherwise a new one, otherwise the least
-        recently used one that is not the last of its row.
+        """Return a sequence to overwrite: a redundant one, otherwise an unused one, otherwise the
+        least recently used one that is not the last of its row.
         """
         if (sequence := self._doubled(row)) != NONE:
             return sequence
@@ -192,8 +192,8 @@ class BranchSequences:
         return int(min(old)[1])
 
     def _doubled(self, row: int) -> int:
-        """A sequence of the row that this call has not taken and whose cells all belong to another
-        one, which inherits its time of last use. NONE if there is none.
+        """Return a sequence of the row that is not taken, and whose cells all belong to a second
+        sequence, which inherits its time of last use. Returns NONE if there is none.
         """
         mine = np.flatnonzero(self._rows == row)
         lengths = self._lengths[mine]

@@ -1,6 +1,6 @@
 """llama.cpp by llama-cpp-python's low-level interface: facts about GGUF files, and contexts.
 
-No other module calls the library.
+Only this module calls the library.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SEQUENCES = 256
 """Maximum number of sequences in a llama.cpp context."""
 
 MIN_BATCH = 256
-"""Minimum tokens per decode: llama.cpp needs as many outputs as sequences."""
+"""Minimum size of a decode in tokens: llama.cpp needs at least as many outputs as sequences."""
 
 _ERROR = 4  # ggml_log_level
 _ALL_LAYERS = 1 << 16
@@ -33,7 +33,7 @@ _MODEL_SPLIT_NONE = 0
 _FLOAT32 = 0  # ggml_type
 _ALL_FLOAT32 = "0"  # general.file_type
 _ERRORS: list[str] = []
-"""Errors that the library logged during this call; the first one is the cause."""
+"""Errors that the library logged during the current call; the first error is the cause."""
 
 
 def import_llama_cpp() -> Any:
@@ -51,7 +51,7 @@ _CALLBACKS: list[Any] = []
 
 
 def _log(library: Any) -> Any:
-    """A callback that stores errors, kept alive here since the library only has its address."""
+    """Return a callback that stores errors. _CALLBACKS keeps it alive for the C library."""
     if not _CALLBACKS:
 
         def store_error(level: int, text: bytes, _: Any) -> None:
@@ -70,22 +70,22 @@ class GgufFacts(NamedTuple):
     """Facts about the model in a GGUF file."""
 
     architecture: str
-    weights: str  # llama.cpp's description, such as "qwen2 0.5B Q4_K - Medium"
+    weights: str  # llama.cpp's description of the weights, such as "qwen2 0.5B Q4_K - Medium"
     parameters: int
     size: int  # bytes of the weights
     tokens: tuple[str, ...]  # spelling by id, for each row of the head
     max_positions: int
-    limited_by: str  # the metadata key that sets max_positions
-    window: int  # sliding window of some layers in positions; 0 without windows
-    states: bool  # whether layers have running states, beside keys or instead of them
-    stop_ids: frozenset[int]  # llama.cpp's list: ends of text, turn and message, and more
+    limited_by: str  # the metadata key that determines max_positions
+    window: int  # size of the sliding window of some layers in positions; 0 without windows
+    states: bool  # whether some layers have running states, with or without keys
+    stop_ids: frozenset[int]  # llama.cpp's list: end of text, of turn, of message, and others
     float32: bool  # whether all weights are in float32
 
     def needs_shadows(self, capacity: int) -> bool:
         """Whether the sliding window is shorter than a row of `capacity` positions.
 
-        llama.cpp reuses a cell of a single sequence once it leaves the window of the next position.
-        But a text may be cut, and then need the cell again.
+        llama.cpp reuses a cell that belongs to one sequence once it is outside the window of the
+        next position. But a sequence may be cut, and then need the cell again.
         """
         return 0 < self.window <= capacity
 
@@ -119,7 +119,7 @@ def check_gpu() -> None:
 
 
 def fingerprint(path: Path) -> str:
-    """A hash of a file's size, head and tail, which avoids reading all of it."""
+    """Return a hash of a file's size, head and tail, which avoids reading the whole file."""
     return hashlib.sha256(b"".join(sample(path))).hexdigest()[:32]
 
 
@@ -193,7 +193,7 @@ class TokenBatch(NamedTuple):
 
 
 class ContextSizes(NamedTuple):
-    """Sizes of a context: maximum keys, tokens per decode, and sequences."""
+    """The maximum keys, tokens per decode, and sequences of a context."""
 
     cells: int
     batch: int
@@ -201,9 +201,9 @@ class ContextSizes(NamedTuple):
 
 
 class GgufContext:
-    """A model and its cells, not thread-safe. Implements LlamaContext.
+    """A model and its cells. Not thread-safe. Implements LlamaContext.
 
-    shadows: whether each sequence has a shadow with the same cells, which protects them from reuse
+    shadows: whether a second sequence shares the cells of each one, which protects them from reuse
     gpu: index of the GPU that computes all layers; None for the CPU
     """
 

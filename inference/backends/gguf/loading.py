@@ -37,10 +37,10 @@ def load_gguf(
     """Load a GGUF file's model.
 
     vocabulary: number of token ids of the tokenizer
-    gpu: index of the GPU that computes all layers, not yet run on hardware; None for the CPU
+    gpu: index of the GPU that computes all layers (not yet run on hardware); None for the CPU
 
-    Raises MissingExtra, Mismatch, LimitExceeded, Unavailable, and UnsupportedModel if the results
-    of a tree differ from those of its paths.
+    Raises MissingExtra, Mismatch, LimitExceeded, Unavailable, and UnsupportedModel if the logits of
+    a tree differ from those of its paths.
     """
     if vocabulary > len(facts.tokens):
         raise Mismatch(f"{path} has {len(facts.tokens)} token ids, but the tokenizer {vocabulary}")
@@ -70,7 +70,7 @@ def check_trees(
 ) -> None:
     """Raise ValueError unless the logits of a tree equal those of its paths.
 
-    context: without keys before and after
+    context: must have no keys, and has none afterwards
     """
     trial = TreeTrial.of(vocabulary)
     paths = np.stack([_path_logits(context, path)[:, :vocabulary] for path in trial.paths])

@@ -1,10 +1,10 @@
-"""A GGUF file's model as a Model, computed by llama.cpp.
+"""A GGUF file's model as a Model, run by llama.cpp.
 
-llama.cpp computes logits; host_choice samples from them with the noise of all backends. trees.py
-maps slots to llama.cpp's sequences if the model only has keys, states.py if it has running states.
+llama.cpp computes logits; host_choice samples from them with the same noise as all backends. If the
+model has only keys, trees.py maps slots to llama.cpp's sequences; with running states, states.py.
 
-llama.cpp's results depend on the batch and on the order of cells. So a text is the target's own up
-to near-ties of the scores.
+llama.cpp's results depend on the batch and on the order of cells. So the output equals that of the
+target alone except at near-ties of scores.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Computation(Protocol):
     batch: int
 
     def check(self, segment: Segment) -> None:
-        """Raise LimitExceeded for a segment that is too large even alone."""
+        """Raise LimitExceeded for a segment that is too large even on its own."""
         ...
 
     def logits(self, segments: Sequence[Segment]) -> Iterator[tuple[Segment, Floats]]:
-        """Yield each segment with the logits [p, V] at its picked nodes, which the next step
-        overwrites.
+        """Yield each segment with the logits [p, V] at its picked nodes. The next iteration
+        overwrites them.
 
-        Raises Unavailable; then the slots of new nodes are empty, and other slots unchanged.
+        If this raises Unavailable, the slots of new nodes are empty, and other slots unchanged.
         """
         ...
 
@@ -59,7 +59,7 @@ class GgufModel:
     """The model of a GGUF file.
 
     vocabulary: number of token ids of the tokenizer; higher ids are never chosen
-    kind: the file's description of its weights
+    kind: llama.cpp's description of the weights
     device: cpu, or cuda:N for the N-th GPU
     """
 
@@ -94,13 +94,13 @@ class GgufModel:
         self._computation.copy_row(source, target, slots)
 
     def logits_of(self, prompt: Sequence[int], tree: TokenTree) -> NDArray[np.float32]:  # [n, V]
-        """Return logits at every node of a tree after a prompt, on row 0."""
+        """Return the logits at every node of a tree after a prompt, using row 0."""
         sequence = ModelSequence(self, 0, SamplingParams())
         sequence.extend(prompt)
         return self._each([sequence.prepare(tree)], lambda segment, logits: logits.copy())[0]
 
     def _each(self, segments: Sequence[Segment], use: Callable[[Segment, Floats], T]) -> list[T]:
-        """Compute segments, and return the result of `use` for each and its logits [p, V]."""
+        """Compute segments, and return the result of `use(segment, logits [p, V])` for each."""
         check_rows(segments)
         for segment in segments:
             self._check(segment)

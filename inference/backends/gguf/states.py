@@ -1,8 +1,8 @@
 """Trees of a llama.cpp model with running states: Mamba, linear attention, convolutions.
 
-llama.cpp only has the state after a sequence's last token. So each row stores a few sequences with
-prefixes of its text. Each line of a tree is computed in a copy of the longest matching prefix, and
-recomputes the tokens after it.
+llama.cpp has only the state after a sequence's last token. So each row stores several sequences
+with prefixes of its tokens. Each line of a tree is computed in a copy of the longest matching
+prefix, after recomputing the tokens between the prefix and the line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LINES = 4
 
 
 class _Prefix(NamedTuple):
-    """A sequence with the first tokens [n] of a text."""
+    """A llama.cpp sequence with the first tokens [n] of a row."""
 
     sequence: int
     tokens: IntArray
@@ -40,7 +40,7 @@ class _TextLine(NamedTuple):
 
     nodes: [d] row and node number, from the top down
     text: [n + d] all tokens that its last node sees
-    alone: whether it is the only line of its row, whose state is then stored
+    alone: whether it is the only line of its row; the state after it is then stored
     """
 
     row: int
@@ -66,23 +66,23 @@ class GgufStates:
     def __init__(self, context: LlamaContext, *, rows: int, capacity: int, batch: int) -> None:
         self.rows, self.capacity, self.batch = rows, capacity, batch
         self._context = context
-        # Unwritten slots have the slot's number as position.
+        # The position of an unwritten slot is the slot's number.
         self._positions: IntArray = np.tile(np.arange(capacity, dtype=np.int32), (rows, 1))
         self._tokens: IntArray = np.zeros((rows, capacity), dtype=np.int32)
-        self._kept = [list[_Prefix]() for _ in range(rows)]  # of each row, shortest first
+        self._kept = [list[_Prefix]() for _ in range(rows)]  # by row, shortest prefix first
         self._forks: list[_Prefix | None] = [None] * rows  # where a row's last tree branched
         self._free = list(range(context.sequences))
 
     @staticmethod
     def max_rows(sequences: int) -> int:
-        """Return the maximum rows for a number of sequences, including those for lines."""
+        """Return the maximum rows if there are so many sequences, including those for lines."""
         return (sequences - LINES) // (KEPT + 1)
 
     @staticmethod
     def sizes(rows: int, capacity: int, max_nodes: int, sequences: int) -> ContextSizes:
         """Return the sizes of a context with up to `sequences` sequences, each with a state."""
         needed = min(rows * (KEPT + 1) + LINES, sequences)
-        # Recomputed tokens have keys of their own in each sequence.
+        # Each sequence has separate keys for recomputed tokens.
         cells = rows * capacity + needed * (max_nodes + BEHIND)
         return ContextSizes(cells, max(MIN_BATCH, max_nodes) + BEHIND, needed)
 
@@ -96,7 +96,7 @@ class GgufStates:
         self._keep(target, [self._copied(prefix) for prefix in self._kept[source]])
 
     def logits(self, segments: Sequence[Segment]) -> Iterator[tuple[Segment, Floats]]:
-        """Compute segments in as few decodes as their lines need."""
+        """Compute segments in as few decodes as possible. See Computation.logits()."""
         waiting = deque(chain.from_iterable(map(self._lines, segments)))
         results = dict[tuple[int, int], Floats]()
         pending = {(segment.row, node) for segment in segments for node in segment.pick.tolist()}
@@ -107,8 +107,8 @@ class GgufStates:
             yield segment, np.stack([results[segment.row, node] for node in nodes])
 
     def _lines(self, segment: Segment) -> list[_TextLine]:
-        """Return the lines of a segment. Its row only keeps prefixes of these lines, and gets one
-        that ends at most a few tokens above the new nodes. Raises Unavailable.
+        """Return the lines of a segment. Its row keeps only prefixes of these lines, and gets a
+        prefix that ends at most a few tokens above the new nodes. Raises Unavailable.
         """
         row, ids, positions = segment.row, self._tokens[segment.row], self._positions[segment.row]
         positions[segment.slots], ids[segment.slots] = segment.positions, segment.tokens
@@ -121,7 +121,7 @@ class GgufStates:
         common = ids[path_of(positions, np.logical_and.reduce(segment.context))]
         if len(common) - self._known(row, common, len(common)) > BEHIND:
             sequence, _ = self._begin(row, common, len(common), rest=0)
-            # Longer prefixes have keys of their own for the same tokens.
+            # Longer prefixes have separate keys for the same tokens.
             shorter = [prefix for prefix in self._kept[row] if len(prefix.tokens) < len(common)]
             self._keep(row, [*shorter, _Prefix(sequence, common)])
         if len(lines) > 1:
@@ -132,7 +132,7 @@ class GgufStates:
         ]
 
     def _group(self, waiting: deque[_TextLine]) -> list[_TextLine]:
-        """Take lines that fit into a decode, or a single line that needs several."""
+        """Take as many lines as fit into a decode, or a single line that needs several decodes."""
         group, tokens = list[_TextLine](), 0
         while waiting and len(group) < len(self._free):
             line = waiting[0]
@@ -171,11 +171,11 @@ class GgufStates:
                 self._release([sequence])
 
     def _begin(self, row: int, text: IntArray, limit: int, rest: int) -> tuple[int, int]:
-        """Fill a free sequence with the first tokens of a row's text. Returns the sequence and the
-        number of tokens.
+        """Fill a free sequence with the first tokens of a row. Returns the sequence and the number
+        of tokens.
 
-        Copies the longest prefix of up to `limit` tokens, and computes the following tokens except
-        the last `rest`. Raises Unavailable.
+        Copies the longest prefix of up to `limit` tokens, and computes the tokens that follow,
+        except the last `rest`. Raises Unavailable.
         """
         start = self._longest(row, text, limit)
         sequence = self._free.pop() if start is None else self._copied(start).sequence
@@ -197,10 +197,10 @@ class GgufStates:
         return prefix._replace(sequence=sequence)
 
     def _longest(self, row: int, text: IntArray, limit: int) -> _Prefix | None:
-        """Return the longest prefix of a text that the row has, of up to `limit` tokens.
+        """Return the row's longest stored prefix of the text, of up to `limit` tokens.
 
-        Prefixes of other rows are not used: otherwise a row could have keys of several texts, and
-        timing would reveal other tenants' texts.
+        Prefixes of other rows are not used: a row could then have keys of several sessions, and
+        timing would reveal the tokens of other tenants.
         """
         usable = [
             prefix
@@ -214,7 +214,7 @@ class GgufStates:
         return 0 if start is None else len(start.tokens)
 
     def _keep(self, row: int, texts: Sequence[_Prefix]) -> None:
-        """Store the most useful of these prefixes for a row, and release other sequences."""
+        """Store the most useful of these prefixes for a row, and release the row's others."""
         before = {prefix.sequence for prefix in (*self._kept[row], *texts)}
         ordered = sorted(texts, key=lambda prefix: len(prefix.tokens))
         self._kept[row] = thinned(ordered, self._forks[row])

@@ -32,7 +32,7 @@ class GgufTrees:
 
     @staticmethod
     def max_rows(sequences: int) -> int:
-        """Return the maximum rows for a number of sequences: each row may need two."""
+        """Return the maximum rows for a number of sequences: a row may need two sequences."""
         return sequences // 2 - 1
 
     @staticmethod
@@ -69,7 +69,7 @@ class GgufTrees:
         yield group
 
     def _decode(self, group: Sequence[Segment]) -> list[NDArray[np.float32]]:  # of [p, V] each
-        """Compute a group's new nodes and return the logits at the picked ones. On failure, the
+        """Compute a group's new nodes and return the logits at the picked nodes. On failure, the
         slots of new nodes are empty, and other slots unchanged.
         """
         for segment in group:
@@ -103,7 +103,7 @@ class GgufTrees:
         return _dealt(logits, group, picked)
 
     def _recall(self, row: int, path: IntArray) -> None:
-        """Recompute keys of a path that no sequence has any more."""
+        """Recompute the keys of a path that are no longer in any sequence."""
         length = self._branches.known(row, path)
         while length < len(path):
             slots = path[length : length + self.batch]
@@ -128,7 +128,7 @@ class GgufTrees:
 
 
 def _sequences(segment: Segment) -> int:
-    """The number of sequences that a segment needs, for branches and the paths above them."""
+    """Return the number of sequences that a segment needs, for branches and paths above them."""
     ends, context = tips(segment), segment.context
     return len(ends) + (1 if len(context) == 1 else len({context[end].tobytes() for end in ends}))
 
@@ -136,7 +136,7 @@ def _sequences(segment: Segment) -> int:
 def _dealt(
     logits: NDArray[np.float32], group: Sequence[Segment], picked: Sequence[NDArray[np.bool_]]
 ) -> list[NDArray[np.float32]]:
-    """Split the logits of a decode by segment, in the order of its picked nodes."""
+    """Split the logits of a decode by segment, in the order of each segment's picked nodes."""
     dealt, first = list[NDArray[np.float32]](), 0
     for segment, chosen in zip(group, picked, strict=True):
         dealt.append(logits[first + chosen.cumsum()[segment.pick] - 1])

@@ -1,7 +1,7 @@
-"""A target that was compiled for this machine's CPU, as a Model over an artefact's packages.
+"""A target compiled for this machine's CPU: a Model that runs the packages of an artefact.
 
-All graphs share weights and KV caches. A batch is padded to the cheapest graph that fits, and split
-if none does. The packages are machine code: no tracing and no model source is needed.
+All graphs share weights and KV caches. A batch is padded to the cheapest graph that fits, or split
+if no graph fits. The packages are machine code, so neither tracing nor model source is needed.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from inference.tree.token_tree import IntArray
 
 WEIGHTS = "weights/model.safetensors"
 REBUILD = "build it again here with outrider compile --target cpu"
-_INSTRUCTIONS = ("avx2", "avx512", "avx512_bf16", "vnni", "amx_tile")  # a package may hold them
+_INSTRUCTIONS = ("avx2", "avx512", "avx512_bf16", "vnni", "amx_tile")  # packages may contain them
 
 AnyBucket = TypeVar("AnyBucket", bound=Bucket)
 
 Graph = Callable[..., tuple[Tensor, ...]]
-"""Takes inputs by name; returns chosen tokens [B, P], new keys and values, each [layers, B, T,
-width], and features [B, T, width] if it has any. A round returns more (fused.py).
+"""A function that takes inputs by name and returns chosen tokens [B, P], new keys and values, each
+[layers, B, T, width], and any features [B, T, width]. For the outputs of a round, see fused.py.
 """
 
 
 class CompiledModel:
     """Compiled graphs, one for each bucket, over shared KV caches. Implements FeatureModel.
 
-    graphs: by bucket, cheapest first
+    graphs: graphs by bucket, cheapest first
     returned: form of the features that the graphs return
     """
 
@@ -89,15 +89,15 @@ class CompiledModel:
         return self._in_turn(segments)
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        """Raise InvalidRequest: a compiled target only chooses."""
+        """Raise InvalidRequest: a compiled target cannot rank."""
         raise InvalidRequest(
             "this artefact is a target's: it chooses tokens and cannot draft; draft with a model "
             "directory"
         )
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        """Return the shape of the cheapest graph that fits. If `choose` would split the rows,
-        return the sum over its calls, so that such a batch has its own measured time.
+        """Return the shape of the cheapest graph that fits. If `choose` would split the rows into
+        several calls, return the sum of their rows, so that such batches are timed separately.
         """
         wide = [bucket for bucket in self.graphs if bucket.nodes >= nodes]
         if not wide:
@@ -110,7 +110,7 @@ class CompiledModel:
         return largest.rows + rest[0], max(largest.nodes, rest[1])
 
     def keep_features(self, layers: Sequence[int]) -> None:
-        """See FeatureModel. Features are stored in host memory; the graphs always return them."""
+        """See FeatureModel. The graphs always return features; store them in host memory."""
         slots, host_device = self.capacity + 1, torch.device("cpu")
         self._kept = FeatureStore(layers, self._returned, self.rows, slots, self.dtype, host_device)
 
@@ -146,8 +146,8 @@ class CompiledModel:
             self._kept.write(inputs["rows"], inputs["slots"], returned)
 
     def _in_turn(self, segments: Sequence[Segment]) -> list[Chosen]:
-        """Compute rows that do not fit into a single graph, in as few calls as possible. Prompt
-        chunks and trees are computed separately.
+        """Compute rows that do not fit into a single graph, in as few graph calls as possible.
+        Prompt chunks and trees are computed separately.
         """
         holding = [graph for graph in self.graphs if all(holds(graph, [row]) for row in segments)]
         if holding:
@@ -165,10 +165,10 @@ class CompiledModel:
         return self.choose(segments[:half]) + self.choose(segments[half:])
 
     def _in_parts(self, segment: Segment) -> Chosen:
-        """Compute a row in several calls.
+        """Compute a row in several graph calls.
 
-        A tree with more depths than graphs have noise for is computed again for the deeper nodes. A
-        long chain is computed in pieces.
+        If a tree has more depths than the graphs have noise for, it is computed again for the
+        deeper nodes. A long chain is computed in pieces.
         """
         levels = max((bucket.levels for bucket in self.graphs if fits(bucket, segment)), default=0)
         if levels:
@@ -196,9 +196,9 @@ class CompiledModel:
 
 
 def _cut(segment: Segment, size: int) -> tuple[Segment, Segment]:
-    """Split a chain into its first `size` nodes and the rest, which sees the first ones as context.
+    """Split a chain into its first `size` nodes, and the rest with these nodes as context.
 
-    Raises LimitExceeded unless the nodes are a chain, with no picks among the first ones.
+    Raises LimitExceeded unless the nodes are a chain without picks among its first nodes.
     """
     if (
         segment.pick.min() < size
@@ -227,7 +227,7 @@ def _cut(segment: Segment, size: int) -> tuple[Segment, Segment]:
 
 
 def read_compiled(directory: Path) -> Manifest:
-    """Read an artefact's manifest, and check that it fits this machine and its files are intact."""
+    """Read an artefact's manifest; check that it fits this machine and that files are intact."""
     manifest = read_manifest(directory)
     if manifest.target != "cpu":
         raise BadArtifact(
@@ -240,7 +240,7 @@ def read_compiled(directory: Path) -> Manifest:
 
 
 def host() -> dict[str, str]:
-    """Facts about this machine that packages depend on, such as the instructions of its CPU."""
+    """Return the properties of this machine on which packages depend, such as CPU instructions."""
     return {
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cpu_instructions": " ".join(
@@ -269,7 +269,7 @@ def load_compiled(directory: Path, manifest: Manifest) -> CompiledModel:
 
 
 def load_constants(weights: Path, config: ModelConfig, manifest: Manifest) -> dict[str, Tensor]:
-    """Return a model's weights and empty caches, by their names in its graphs."""
+    """Return a model's weights and empty caches, by their names in the graphs."""
     from safetensors.torch import load_file
 
     tensors = load_file(weights)
@@ -287,7 +287,7 @@ def cache_in(constants: Mapping[str, Tensor]) -> KeysValues:
 
 
 def graph_path(bucket: Bucket) -> str:
-    """The path of a bucket's graph in an artefact."""
+    """Return the path of a bucket's graph in an artefact."""
     return f"graphs/{bucket.name}.pt2"
 
 
@@ -301,8 +301,8 @@ def load_graphs(
 def load_graph(path: Path, constants: Mapping[str, Tensor]) -> Graph:
     """Load a package that uses these weights and caches without copying them. Raises BadArtifact.
 
-    torch's aoti_load_package is avoided, because it compiles test programs by g++ to warn of
-    another CPU, which check_machine() has already rejected.
+    Avoids torch's aoti_load_package, which compiles test programs with g++ to warn of a different
+    CPU: check_machine() has already rejected that.
     """
     from torch._C._aoti import AOTIModelPackageLoader
     from torch.export.pt2_archive._package import AOTICompiledModel

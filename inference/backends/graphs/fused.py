@@ -1,7 +1,7 @@
-"""A compiled target with a draft, where a single graph drafts, verifies and accepts (a round).
+"""A compiled target with a draft. A round is a single graph that drafts, verifies and accepts.
 
-A round reads and writes the caches of both models. The target's own graphs still serve prompts, and
-trees from other drafts.
+A round reads and writes the caches of both models. The target's own graphs still compute prompts,
+and trees from other drafts.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ DRAFT_WEIGHTS = "weights/draft.safetensors"
 
 
 class FusedModel(CompiledModel):
-    """The graphs of a target, its draft, and rounds of both.
+    """The graphs of a target, of its draft, and of rounds.
 
-    round_graphs: by bucket
+    round_graphs: graphs of rounds by bucket
     """
 
     def __init__(
@@ -72,7 +72,7 @@ def in_rounds(
     segments: Sequence[Segment],
     call: Callable[[RoundBucket, Sequence[Segment]], list[IntArray]],
 ) -> list[IntArray]:
-    """Compute all segments by the cheapest graph that fits, or split them in halves."""
+    """Compute all segments by the cheapest graph that fits; if none fits, split them in halves."""
     check_rows(segments)
     check_rows([draft_of(segment) for segment in segments])
     bucket = _round_bucket(sorted(buckets, key=cost), segments)
@@ -85,7 +85,7 @@ def in_rounds(
 def _round_bucket(
     buckets: Sequence[RoundBucket], segments: Sequence[Segment]
 ) -> RoundBucket | None:
-    """Return the first bucket that serves all rows in one call; None if they have to be split."""
+    """Return the first bucket that fits all segments in one call; None if they must be split."""
     slots = max(
         max(segment.context.shape[1], draft_of(segment).context.shape[1]) for segment in segments
     )
@@ -108,7 +108,7 @@ def fill_round(bucket: RoundBucket, segments: Sequence[Segment]) -> dict[str, Te
     entry = 1 + bucket.shape.inner
     for index, segment in enumerate(segments):
         draft = draft_of(segment)
-        first = entry - len(draft.tokens)  # 1 where nothing is pending
+        first = entry - len(draft.tokens)  # 1 if no token is pending
         _lay(inputs, "", index, segment, 0)
         _lay(inputs, DRAFT, index, draft, first)
         inputs["draft_tokens"][index, first:] = torch.tensor(draft.tokens[: 2 - first])
@@ -128,7 +128,7 @@ def draft_of(segment: Segment) -> Segment:
 def _lay(
     inputs: Mapping[str, Tensor], which: str, index: int, segment: Segment, first: int
 ) -> None:
-    """Write a model's segment into the inputs, its nodes from index `first` on."""
+    """Write a model's segment into the inputs, with its nodes from index `first` on."""
     last = first + len(segment.tokens)
     width = segment.context.shape[1]
     inputs[f"{which}rows"][index] = segment.row
@@ -139,7 +139,7 @@ def _lay(
 
 
 def fused_part(manifest: Manifest) -> FusedPart:
-    """Return the draft's part of a manifest. Raises BadArtifact if it has none."""
+    """Return the draft's part of a manifest. Raises BadArtifact if there is no draft."""
     if manifest.fused is None:
         raise BadArtifact(
             f"the artefact of {manifest.model} has no draft in its graphs: build one with python "
@@ -161,7 +161,7 @@ def load_fused(directory: Path, manifest: Manifest) -> FusedModel:
 
 
 def round_constants(beside: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a draft's weights and caches, by their names in the graph of a round."""
+    """Return a draft's weights and caches by their names in the graphs of rounds."""
     return {
         name.replace("decoder.", "draft.", 1)
         if name.startswith("decoder.")

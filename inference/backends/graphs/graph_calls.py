@@ -1,4 +1,4 @@
-"""Calls of compiled graphs: which graphs fit a batch, inputs by name, and outputs by segment."""
+"""Calls of compiled graphs: checks which graphs fit, builds inputs, and splits outputs."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def picked(bucket: Bucket, chosen: Tensor, segments: Sequence[Segment]) -> list[
 
 
 def cost(bucket: Bucket) -> tuple[int, int, int, bool, int]:
-    """Sort key for the cost of a call: nodes, slots, picks, noise, masks."""
+    """Return the sort key for the cost of a graph call: nodes, slots, picks, noise, masks."""
     return bucket.rows * bucket.nodes, bucket.slots, bucket.picks, bucket.sampled, bucket.words
 
 
 def holds(bucket: Bucket, segments: Sequence[Segment]) -> bool:
-    """Whether a single call of the bucket's graph serves all segments."""
+    """Return whether a single call of the bucket's graph can compute all segments."""
     return len(segments) <= bucket.rows and all(
         fits(bucket, segment)
         and (segment.params.greedy or np.ptp(segment.positions[segment.pick]) < bucket.levels)
@@ -58,7 +58,7 @@ def holds(bucket: Bucket, segments: Sequence[Segment]) -> bool:
 
 
 def check_sampled(buckets: Iterable[Bucket], segments: Sequence[Segment]) -> None:
-    """Raise InvalidRequest if a segment is sampled, but no graph is."""
+    """Raise InvalidRequest if a segment needs sampling, but no graph can sample."""
     greedy = all(segment.params.greedy for segment in segments)
     if not greedy and not any(bucket.sampled for bucket in buckets):
         raise InvalidRequest(
@@ -83,7 +83,7 @@ def inputs_of(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
 
 
 def _masks(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
-    """Return the mask inputs of a call, without effect for rows without a rule."""
+    """Return the mask inputs of a graph call. Rows without a rule get masks without effect."""
     inputs = idle_masks(bucket)
     for row, segment in enumerate(segments):
         arrays = {name: tensor[row].numpy() for name, tensor in inputs.items()}
@@ -97,14 +97,14 @@ def _masks(bucket: Bucket, segments: Sequence[Segment]) -> dict[str, Tensor]:
 def _lay(masks: Mapping[str, NDArray[Any]], pick: IntArray, rule: Adjustment) -> None:
     """Write a rule's adjustment at the picked nodes into a row's mask inputs.
 
-    The changes at the first picked node become the row's. Other nodes only list their differences:
-    tokens of their own path, and ids that are unchanged at the node but changed for the row.
+    The changes at the first picked node apply to the whole row. Other nodes list only their
+    differences: tokens of their path, and ids that are changed for the row but not at the node.
     """
     if rule.allowed is not None:
         masks["allowed"][pick] = 0
         masks["allowed"][pick, : rule.allowed.shape[1]] = rule.allowed
     changes = np.stack((rule.factors, rule.biases), -1)  # [p, m, 2]
-    changed = (changes != (1, 0)).any(-1)  # [p, m]; padding is not
+    changed = (changes != (1, 0)).any(-1)  # [p, m]; False for padding
     ids, count = rule.ids[0, changed[0]], int(changed[0].sum())
     masks["text_ids"][:count], masks["text_changes"][:count] = ids, changes[0, changed[0]]
     by_id = np.zeros((32 * masks["allowed"].shape[1], 2), dtype=np.float32)  # [ids, 2]
@@ -133,7 +133,7 @@ def picking(segment: Segment, places: IntArray) -> Segment:
 
 
 def joined(answers: Sequence[Chosen], places: Sequence[IntArray]) -> Chosen:
-    """Join the answers for subsets of a segment's picks, with the places given to picking()."""
+    """Join the results for subsets of a segment's picks. places: as passed to picking()"""
     order = np.argsort(np.concatenate(places))
     scored = [answer.logprobs for answer in answers if answer.logprobs is not None]
     logprobs = [np.concatenate(arrays)[order] for arrays in zip(*scored, strict=True)]
@@ -145,7 +145,7 @@ def _after(bucket: Bucket, segments: Sequence[Segment]) -> IntArray:  # [B, P]
     """Return the positions of the tokens to choose.
 
     Nodes without a pick or without noise get the lowest position of their row, since graphs compute
-    noise for few positions from there on.
+    noise only for a few positions from the lowest one on.
     """
     after = np.zeros((bucket.rows, bucket.picks), dtype=np.int32)
     for row, segment in enumerate(segments):
@@ -158,7 +158,7 @@ def _after(bucket: Bucket, segments: Sequence[Segment]) -> IntArray:  # [B, P]
 
 
 def fits(bucket: Bucket, segment: Segment) -> bool:
-    """Whether the graph fits the segment, regardless of the tree's depth."""
+    """Return whether the graph fits the segment, regardless of the tree's depth."""
     room = (
         len(segment.tokens) <= bucket.nodes
         and len(segment.pick) <= bucket.picks

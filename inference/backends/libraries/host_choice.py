@@ -1,6 +1,6 @@
 """Chooses and ranks tokens of a row on the host, from a library's logits.
 
-Ranking (for drafts) and temperature 0 only need numpy. Other choices need torch and are made by
+Ranking (for drafts) and choosing at temperature 0 need only numpy. Other choices need torch and use
 inference/backends/choices.py.
 """
 
@@ -20,7 +20,7 @@ _OUT_OF_REACH = np.float32(1e9)
 
 _OCTETS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _EXCLUDED = (_OCTETS - np.float32(1)) * _OUT_OF_REACH
-"""[256, 8] changes to the logits of eight ids, by the byte with their allowed bits."""
+"""[256, 8] changes to the logits of eight ids, by the byte whose bits allow or exclude them."""
 
 
 def choose_of_row(logits: Floats, segment: Segment) -> Chosen:
@@ -39,9 +39,9 @@ def choose_of_row(logits: Floats, segment: Segment) -> Chosen:
 
 
 def rank_of_row(logits: Floats, segment: Segment, k: int) -> Ranked:
-    """Return the k most likely children of each picked node. Arguments as in choose_of_row(). The
-    result equals that of rank() in inference/model/choice/sampler.py up to the last digits of
-    scores.
+    """Return the k most likely children of each picked node. Arguments: see choose_of_row(). The
+    result equals that of rank() in inference/model/choice/sampler.py except for the last digits of
+    the scores.
     """
     params, positions = segment.params, segment.positions[segment.pick] + 1
     scores = _by_rule(logits, segment) / np.float32(params.temperature or 1)
@@ -68,7 +68,7 @@ def rank_of_row(logits: Floats, segment: Segment, k: int) -> Ranked:
 
 
 def _by_rule(logits: Floats, segment: Segment) -> Floats:  # [p, V]
-    """Apply adjust() and exclude() of inference/model/choice/sampler.py to a copy."""
+    """Return a copy of the logits after adjust() and exclude(); see model/choice/sampler.py."""
     if segment.rule is None:
         return logits
     logits, rule = logits.copy(), segment.rule()
@@ -82,7 +82,7 @@ def _by_rule(logits: Floats, segment: Segment) -> Floats:  # [p, V]
 
 
 def _greatest(scores: Floats, count: int) -> tuple[IntArray, Floats]:  # -> [P, n], [P, n]
-    """The ids of the greatest scores [P, V] and the scores, in descending order, then by id."""
+    """Return ids and values of the `count` greatest scores [P, V], greatest first, then by id."""
     count = min(count, scores.shape[-1])
     ids = np.argpartition(scores, -count)[:, -count:].astype(np.int32)
     greatest = np.take_along_axis(scores, ids, -1)
@@ -91,7 +91,7 @@ def _greatest(scores: Floats, count: int) -> tuple[IntArray, Floats]:  # -> [P, 
 
 
 def _noise(seed: int, positions: IntArray, ids: IntArray) -> Floats:  # [P, n]
-    """Gumbel noise for the ids of each node, as defined in inference/model/choice/noise.py."""
+    """Return the Gumbel noise for the ids of each node; see inference/model/choice/noise.py."""
     words = np.array([seed & 0xFFFFFFFF, seed >> 32], dtype=np.uint32).view(np.int32)
     key, counter = (words[:1, None], words[1:, None]), (ids, positions[:, None].astype(np.int32))
     upper = (threefry2x32(key, counter, np.left_shift, np.right_shift)[0] >> 9) & 0x7FFFFF

@@ -1,4 +1,4 @@
-"""Stored states of a row's text, for models with running states."""
+"""Which states of a row's tokens are stored, for models with running states."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 from inference.tree.token_tree import IntArray
 
 BEHIND = 8
-"""Maximum tokens that a call recomputes after a stored state. If there are more, a state after them
-is stored first.
+"""Maximum tokens that a forward pass recomputes after a stored state. If there are more, the state
+after them is stored first.
 """
 
 KEPT = 4
-"""Maximum stored states of a row between calls."""
+"""Maximum stored states of a row between forward passes."""
 
 
 class KeptState(Protocol):
-    """A state after the first tokens [n] of a text."""
+    """The state after the first tokens [n] of a row."""
 
     @property
     def tokens(self) -> IntArray: ...
@@ -29,13 +29,13 @@ State = TypeVar("State", bound=KeptState)
 
 
 def begins(state: KeptState, text: IntArray) -> bool:
-    """Whether a state belongs to a prefix of a text [m]."""
+    """Return whether a state belongs to a prefix of the tokens `text` [m]."""
     return np.array_equal(state.tokens, text[: len(state.tokens)])
 
 
 def thinned(states: Sequence[State], spared: State | None = None) -> list[State]:
-    """Return KEPT of a text's states, shortest first: the last two, the spared one, and earlier
-    ones with large gaps.
+    """Return up to KEPT states to store, shortest prefix first: the last two, the spared state, and
+    earlier states with large gaps between them.
     """
     thin = list(states)
     while len(thin) > KEPT:

@@ -1,9 +1,9 @@
 """Layers of the transformers library with a running state instead of keys: linear attention, Mamba
 and short convolutions.
 
-The inputs of such layers are stored by slot, like keys. So their state after any node can be
-recomputed, and rows can be copied and cut as usual. A few states of each row's text are stored to
-limit recomputation. Each line of a tree begins with a copy of a stored state.
+The inputs of such layers are stored by slot, like keys. So the state after any node can be
+recomputed, and rows can be copied and cut as usual. A few states of each row are stored to limit
+recomputation. Each line of a tree begins with a copy of a stored state.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from inference.backends.libraries.tree_lines import lines_of, path_of
 from inference.tree.token_tree import IntArray
 
 States: TypeAlias = dict[tuple[str, int], Tensor]
-"""States of a layer [L, ...], by kind and number; empty at the beginning of a text."""
+"""States of a layer [L, ...], by kind and number; empty at the beginning of a sequence."""
 
 
 class LayerStates(Cache):
-    """The cache that the library reads and updates during a call, with the states of a layer."""
+    """The states of a layer, as a cache that the library reads and updates."""
 
     def __init__(self, states: States) -> None:
         super().__init__(layers=[])
@@ -50,7 +50,7 @@ class LayerStates(Cache):
         conv_kernel_size: int | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Store inputs of a convolution [L, width, M]; return them after the earlier inputs."""
+        """Store inputs of a convolution [L, width, M]; return earlier inputs followed by them."""
         size = conv_kernel_size or conv_states.shape[-1]
         before = self.states.get(("conv", state_idx))
         if before is None:
@@ -71,17 +71,17 @@ class LayerStates(Cache):
 
 
 class KeptStates(NamedTuple):
-    """The states of all layers after the first tokens [n] of a text."""
+    """The states of all layers after the first tokens [n] of a row."""
 
     tokens: IntArray
     states: dict[int, States]  # by layer, for a single row
 
 
 class _Span(NamedTuple):
-    """A span of a row's text between two states.
+    """A span of a row's tokens between two states.
 
-    segment, nodes: index of the segment, and [m] its new nodes at the end of the span
-    end: None if the state at the end is not stored
+    segment, nodes: index of the segment, and its new nodes [m] at the end of the span
+    end: the state at the end of the span; None if it is not stored
     """
 
     segment: int
@@ -93,19 +93,19 @@ class _Span(NamedTuple):
 
     @property
     def old(self) -> int:
-        """The number of tokens to recompute."""
+        """The number of tokens that the span recomputes."""
         return len(self.slots) - len(self.nodes)
 
     @property
     def form(self) -> tuple[int, bool]:
-        """Spans with equal forms are computed together."""
+        """The key by which spans are grouped: spans with equal forms are computed together."""
         return len(self.slots), not len(self.start.tokens)
 
 
 class _LayerCalls(NamedTuple):
     """The spans of a forward pass, grouped by form and ordered by dependency.
 
-    stored: the states that each row stores afterwards
+    stored: the states that each row stores after the forward pass
     """
 
     groups: list[list[_Span]]
@@ -115,8 +115,8 @@ class _LayerCalls(NamedTuple):
 class RunningStates:
     """The states of a model's rows.
 
-    mixers: modules of the library with a state, by layer
-    width: size of their inputs
+    mixers: the library's modules that have a state, by layer
+    width: size of the modules' inputs
     like: a tensor with the model's dtype and device
     """
 
@@ -175,7 +175,7 @@ class RunningStates:
                 last = behind if len(lines) == 1 else None
                 sections.append(_Span(place, nodes, row, slots, start, last))
                 states += [last] if last else []
-            stored[row] = [states[0], *thinned(states[1:])]  # the empty one, too
+            stored[row] = [states[0], *thinned(states[1:])]  # always keep the empty state
         sections.sort(key=lambda section: section.form)
         groups = [list(group) for _, group in groupby(sections, key=lambda section: section.form)]
         return _LayerCalls(first + groups, stored)
@@ -189,7 +189,7 @@ class RunningStates:
         for group in call.groups:
             for span in group:
                 inputs[span.row, span.slots[span.old :]] = hidden_states[span.segment, span.nodes]
-            # Float32 kernels for fewer than four rows of a matrix round differently.
+            # Float32 kernels round differently for matrices with fewer than four rows.
             lines = group * -(-4 // (len(group) * len(group[0].slots)))
             view = LayerStates(_stacked([span.start.states[layer] for span in lines]))
             stacked = torch.stack([inputs[span.row, span.slots] for span in lines])  # [L, M, width]

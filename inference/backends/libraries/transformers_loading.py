@@ -24,7 +24,7 @@ _ERRORS = (
     *(AttributeError, AssertionError, ImportError, IndexError, KeyError, NotImplementedError),
     *(OSError, RuntimeError, SafetensorError, TypeError, ValueError),
 )
-"""Errors that the library raises if it cannot load or compute a model."""
+"""Errors that the library raises if it cannot load or run a model."""
 
 _IN_FOURS = "outrider_in_fours"
 
@@ -42,10 +42,10 @@ def load_transformers(
 ) -> TransformersModel:
     """Load a checkpoint's causal model from safetensors, without running code of the checkpoint.
 
-    dtype: precision of all weights; None for stored_type()
+    dtype: precision of all weights; None: the result of stored_type()
 
-    Raises UnsupportedModel if the weights do not fit, or the results of a tree differ from those of
-    its paths.
+    Raises UnsupportedModel if the weights do not fit the model, or the logits of a tree differ from
+    those of its paths.
     """
     weight_files(directory)
     check_vocabulary(directory, vocabulary, config.vocab_size)
@@ -91,18 +91,18 @@ def _loaded(directory: Path, dtype: torch.dtype) -> Any:
 
 
 def _has_experts(library: nn.Module) -> bool:
-    """Whether a model has experts, so that shapes depend on the tokens. Checks class names: those
-    of experts in transformers 5, those of their layers in transformers 4.
+    """Return whether a model has experts, so that shapes depend on the tokens. Checks class names:
+    of experts in transformers 5, of the layers with experts in transformers 4.
     """
     names = (type(module).__name__ for module in library.modules())
     return any(name.endswith(("Experts", "MoE", "MoeBlock")) for name in names)
 
 
 def in_fours(library: Any) -> None:
-    """Let experts of a float32 model compute at least four tokens.
+    """Make experts of a float32 model compute at least four tokens at a time.
 
-    Kernels for few matrix rows round differently, and the tokens of an expert depend on the batch.
-    Raises ImportError for experts with transformers 4, where they cannot be replaced.
+    Kernels round differently for few matrix rows, and the number of an expert's tokens depends on
+    the batch. Raises ImportError with transformers 4, where experts cannot be replaced.
     """
     try:
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -117,7 +117,7 @@ def in_fours(library: Any) -> None:
 def _compute_in_fours(
     experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:
-    """Compute a layer's experts. Tokens of an expert with fewer than four are repeated.
+    """Compute a layer's experts. If an expert has fewer than four tokens, they are repeated.
 
     hidden_states: [N, hidden]
     top_k_index, top_k_weights: [N, k]
@@ -133,7 +133,7 @@ def _compute_in_fours(
 
 
 _REACH = 4
-"""Size of windows and chunks in the trial, less than the length of its paths."""
+"""Size of windows and chunks in the trial: less than the length of the trial's paths."""
 
 
 @contextmanager

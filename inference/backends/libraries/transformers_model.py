@@ -1,7 +1,7 @@
 """A causal model of the transformers library as a Model, with keys in slots and trees by masks.
 
-The library computes, with a cache class of ours. So dense models, experts, windows, sinks and
-latent attention need no code of their own.
+The library runs the model with Outrider's cache class. So dense models, experts, windows, sinks and
+latent attention need no separate code.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from inference.tree.token_tree import TokenTree
 
 
 class SlotCache(Cache):
-    """The cache that the library reads during a call: cached keys, followed by those of new nodes.
+    """The cache that the library uses in a forward pass: cached keys, then those of new nodes.
 
-    caches: caches of the layers with keys
+    caches: caches of the layers that have keys
     places: index in `caches`, by the library's layer number
     rows: [B] cache rows
     slots: number of leading slots to read
@@ -44,7 +44,7 @@ class SlotCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Store new keys and values of a layer [B, heads, T, size]; return all visible ones."""
+        """Store a layer's new keys and values [B, heads, T, size]; return cached and new ones."""
         self.new[layer_idx] = (_by_node(key_states), _by_node(value_states))
         place = self._places.get(layer_idx)
         if place is None:
@@ -53,7 +53,7 @@ class SlotCache(Cache):
         return self._behind(keys, key_states), self._behind(values, value_states)
 
     def written(self) -> KeysValues:
-        """Return keys and values of the new nodes in the order of the caches."""
+        """Return keys and values of the new nodes, in the order of `caches`."""
         pairs = [self.new[layer] for layer in self._places]
         return KeysValues(tuple(keys for keys, _ in pairs), tuple(values for _, values in pairs))
 
@@ -68,7 +68,7 @@ def _by_node(states: Tensor) -> Tensor:  # [B, heads, T, size] -> [B, T, heads *
 
 
 class TransformersModel(SlotModel):
-    """A causal model of the library with our KV caches.
+    """A causal model of the library with Outrider's KV caches.
 
     library: the model, with eager attention
     reaches: see LibraryConfig
@@ -95,12 +95,12 @@ class TransformersModel(SlotModel):
         super().__init__(cache, rows=rows, capacity=capacity, max_nodes=max_nodes)
         self.library, self.reaches, self.vocabulary = library, reaches, vocabulary
         self._places = {layer: place for place, layer in enumerate(layers)}
-        # Position and token of each slot: windows refer to positions, and slots are unordered.
+        # Position and token of each slot: windows need positions, since slots are unordered.
         self._known = torch.zeros((*slots, 2), dtype=torch.int32, device=self.device)
         self._known[..., 0] = torch.arange(slots[1])  # for unwritten slots
         config: Any = library.config
         width = config.get_text_config().hidden_size
-        self.branches = not trial.mixers  # each line of a tree computes its states by itself
+        self.branches = not trial.mixers  # with states, each line of a tree is computed separately
         self._states = RunningStates(trial.mixers, width, *slots, cache.keys[0])
 
     @property
@@ -112,11 +112,11 @@ class TransformersModel(SlotModel):
         self._states.copy_row(source, target)
 
     def logits_of(self, prompt: Sequence[int], tree: TokenTree) -> Tensor:  # [n, V]
-        """Return logits at every node of a tree after a prompt on row 1, in unordered slots. Row 0
-        has another prompt.
+        """Return the logits at every node of a tree after a prompt on row 1, in unordered slots.
+        Row 0 has a different prompt.
         """
         slots = Slots(self.capacity)
-        slots.take(np.zeros(2, dtype=np.int32))  # these will be taken by the tree
+        slots.take(np.zeros(2, dtype=np.int32))  # the tree will use these slots
         neighbour = ModelSequence(self, 0, SamplingParams())
         sequence = ModelSequence(self, 1, SamplingParams(), slots)
         neighbour.extend(prompt[:1])
@@ -153,8 +153,8 @@ class TransformersModel(SlotModel):
         return logits, torch.gather(positions, 1, pick.long()) + 1
 
     def _head_nodes(self, pick: Tensor) -> tuple[Tensor | int, Tensor | None]:
-        """Return the nodes whose logits are computed in every row, and the indices of the picks
-        [B, P] among them; None if there is a single row.
+        """Return the nodes whose logits are computed in every row, and the indices [B, P] of the
+        picks among them (None for a single row).
         """
         if len(pick) == 1:
             return pick[0], None
@@ -165,10 +165,10 @@ class TransformersModel(SlotModel):
 def _masks(
     reaches: Mapping[str, Reach], visible: Tensor, queries: Tensor, keys: Tensor, dtype: torch.dtype
 ) -> Tensor | dict[str, Tensor]:
-    """Return attention biases [B, 1, T, n], by type of layer if a model has several.
+    """Return attention biases [B, 1, T, n]; by type of layer if the model has several types.
 
-    visible: [B, T, n] 0/1, the mask without reaches
-    queries, keys: [B, T] and [B, n] positions
+    visible: [B, T, n] 0/1, the mask without limits of reach
+    queries, keys: positions [B, T] and [B, n]
     """
     masks = {}
     for kind, (window, chunk) in reaches.items():
@@ -183,9 +183,9 @@ def _masks(
 
 
 class _Trial(LayerStates):
-    """Finds the layers with keys and with states by a forward pass.
+    """Finds the layers with keys and the layers with states by a forward pass.
 
-    new: keys and values of two tokens by layer, without layers that share another's keys
+    new: keys and values of two tokens by layer, except layers that share another layer's keys
     mixers: modules with a state, by layer
     """
 

@@ -1,4 +1,4 @@
-"""Splits a segment's tree into lines, one for each leaf, for backends that compute sequences."""
+"""Splits a segment's tree into lines, one for each leaf, for backends without tree attention."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from inference.tree.token_tree import IntArray
 
 
 class TreeLine(NamedTuple):
-    """A chain of a segment's new nodes, and the context that they see."""
+    """A chain of a segment's new nodes, and the context that these nodes see."""
 
     nodes: NDArray[np.intp]  # [d] from the top down
-    path: IntArray  # [c] visible slots by position
+    path: IntArray  # [c] visible slots, ordered by position
 
 
 def tips(segment: Segment) -> NDArray[np.intp]:
@@ -26,7 +26,7 @@ def tips(segment: Segment) -> NDArray[np.intp]:
 
 
 def path_of(positions: IntArray, visible: NDArray[np.bool_]) -> IntArray:
-    """Return the visible slots by position.
+    """Return the visible slots, ordered by position.
 
     positions: [S or more] position of each slot
     visible: [S]
@@ -44,9 +44,9 @@ def path_of(positions: IntArray, visible: NDArray[np.bool_]) -> IntArray:
 
 
 def lines_of(segment: Segment, positions: IntArray) -> Iterator[TreeLine]:
-    """Yield the lines of a segment. positions: as in path_of().
+    """Yield the lines of a segment. positions: see path_of().
 
-    Raises InvalidRequest if a node's position is not the number of keys that it sees before it.
+    Raises InvalidRequest if a node's position is not the number of visible keys before the node.
     """
     shared = segment.context.shape[0] == 1
     path = path_of(positions, segment.context[0]) if shared else None

@@ -1,7 +1,7 @@
-"""Tests another library's model with a small tree at load time.
+"""Tests the model of another library with a small tree at load time.
 
-The logits show whether the model respects masks and positions, so no list of architectures is
-needed.
+The logits show whether the model respects masks and positions, so no list of supported
+architectures is needed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _PROMPT, _NODES = 3, 5
 _PARENTS, _PATHS = (-1, 0, 0, 1, 2), ((0, 1, 3), (0, 2, 4))
 
 _MAX_DIFFERENCE, _MAX_NARROW_DIFFERENCE = 1e-3, 0.2
-"""Maximum difference of logits relative to their spread: in float32, and in narrower types, whose
-rounding may select other experts.
+"""Maximum difference of logits relative to their spread: in float32, and in narrower types, where
+rounding may select different experts.
 """
 
 
@@ -41,14 +41,14 @@ class TreeTrial(NamedTuple):
 
     @property
     def paths(self) -> IntArray:  # [2, 6]
-        """The tokens of each path, from the prompt's first token to the leaf."""
+        """The tokens of each path, from the first token of the prompt to the leaf."""
         lists = [[*self.prompt, *self.tree.tokens[list(path)]] for path in _PATHS]
         return np.array(lists, dtype=np.int32)
 
     def check(
         self, nodes: NDArray[np.float32], paths: NDArray[np.float32], *, float32: bool
     ) -> None:
-        """Raise ValueError unless logits of the nodes [5, V] equal those of the paths [2, 6, V]."""
+        """Raise ValueError unless the logits of nodes [5, V] and of paths [2, 6, V] agree."""
         actual, expected = nodes[np.array(_PATHS)], paths[:, _PROMPT:]
         spread = np.linalg.norm(expected - expected.mean(-1, keepdims=True))
         off = float(np.linalg.norm(actual - expected) / spread)

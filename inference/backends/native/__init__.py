@@ -1,1 +1,1 @@
-"""Targets on trn2 and trn3, by native PyTorch: nothing else needs what is in here."""
+"""Targets on trn2 and trn3 by native PyTorch. No other backend uses this package."""

@@ -1,8 +1,8 @@
-"""The graphs of native PyTorch on Neuron: a StatefulGraph that writes its caches in place, and the
-layers by which ranks share a model.
+"""Graphs for native PyTorch on Neuron: a StatefulGraph that writes its caches in place, and layers
+that divide a model among ranks.
 
-All ranks run one program, so that one compilation serves them all. Nothing in it depends on the
-rank's number.
+All ranks run the same program, so that one compilation suffices. Nothing in the program depends on
+the number of its rank.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from inference.model.layers import Layers
 
 
 class _PlainArgmax(TorchFunctionMode):
-    """Computes argmax along the last axis by reductions of one tensor each.
+    """Computes argmax along the last axis by reductions that each have a single input tensor.
 
-    torch-mlir lowers argmax to a reduction of values together with their places, which neuronx-cc
-    rejects. The PyTorch/XLA packages replace argmax by a call of their own.
+    torch-mlir lowers argmax to a reduction of values and indices together, which neuronx-cc
+    rejects. The PyTorch/XLA packages replace argmax by their own implementation.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -42,26 +42,26 @@ class _PlainArgmax(TorchFunctionMode):
 
 
 class InPlaceGraph(StatefulGraph):
-    """A StatefulGraph whose caches stay where they lie: a call writes runs of them.
+    """A StatefulGraph that updates its caches in place, by writing contiguous runs.
 
-    index_copy_ is not used: TorchNeuron turns it into a scatter of single numbers.
+    index_copy_ is not used, because TorchNeuron turns it into a scatter of single numbers.
     """
 
     def forward(self, *args: Any, **inputs: Any) -> Tensor | tuple[Tensor, Tensor]:
-        """Make a call of StatefulGraph."""
+        """Run StatefulGraph.forward()."""
         with _PlainArgmax():
             return StatefulGraph.forward(self, *args, **inputs)
 
     def fill_noise(
         self, rows: Tensor, positions: Tensor, seed: Tensor, ids: Tensor, by: Arithmetic
     ) -> None:
-        """Write the noise of these places into the windows, in place."""
+        """Write the noise of these positions and ids into the windows, in place."""
         assert self.noise is not None, "a graph without noise windows cannot fill them"
         noise = by.noise(seed[:, None], positions, ids)
         self.noise.index_put_((window_places(rows, positions[:, 0]),), noise)
 
     def touch_noise(self) -> None:
-        """Do nothing: a graph that leaves the windows unchanged needs no reference to them."""
+        """Do nothing: a graph that does not change the windows needs no reference to them."""
 
     def write(self, rows: Tensor, slots: Tensor, new: KeysValues, which: str = "") -> None:
         """Write new keys and values at rows [B] and slots [B, T], in place."""
@@ -71,19 +71,19 @@ class InPlaceGraph(StatefulGraph):
             tensor.flatten(0, 1).index_put_((places,), update.flatten(0, 1))
 
     def copy_row(self, source: Tensor, target: Tensor, which: str = "") -> None:
-        """Copy row source [1] of a model's caches to row target [1], in place."""
+        """Copy a row of a model's caches to another row, in place. source, target: [1]"""
         for tensor in self.cache(which).tensors:
             tensor.index_put_((target,), tensor.index_select(0, source))
 
 
 class Collectives(NamedTuple):
-    """Operations by which ranks exchange results."""
+    """Operations with which ranks exchange results."""
 
     ranks: int
     total: Callable[[Tensor], Tensor]
-    """The sum over all ranks."""
+    """Returns the sum over all ranks."""
     joined: Callable[[Tensor], Tensor]
-    """All ranks' tensors, one after the other along the first axis."""
+    """Returns the tensors of all ranks, concatenated along the first axis."""
 
 
 def _same(x: Tensor) -> Tensor:
@@ -91,11 +91,11 @@ def _same(x: Tensor) -> Tensor:
 
 
 ALONE = Collectives(1, _same, _same)
-"""Operations of a rank that has no others."""
+"""The operations if there is a single rank."""
 
 
 def functional_collectives(ranks: int) -> Collectives:
-    """Collectives of torch.distributed's default group, as torch.compile can trace them."""
+    """Return collectives over torch.distributed's default group that torch.compile can trace."""
     group = torch.distributed.group.WORLD
     assert group is not None, "this process has joined its group"
     return Collectives(
@@ -106,10 +106,10 @@ def functional_collectives(ranks: int) -> Collectives:
 
 
 def rank_layers(among: Collectives) -> Layers:
-    """One rank's share of each layer, for a Decoder whose config is sharded evenly.
+    """Return the types of layers of one rank, for a Decoder whose config is sharded evenly.
 
-    All ranks run one program, which does not know its rank: embeddings are cut along their width,
-    and a weight numbers the ids that a rank's part of the head has. Sums are in float32.
+    All ranks run the same program, which does not know its rank: embeddings are split along their
+    width, and a weight contains the ids of the rank's part of the head. Sums are in float32.
     """
     ranks = among.ranks
 
@@ -125,7 +125,7 @@ def rank_layers(among: Collectives) -> Layers:
             return shares.permute(1, 2, 0, 3).flatten(2)
 
     class Head(nn.Linear):
-        """This rank's logits. Those of padding are left to the decoder."""
+        """Computes this rank's logits. The decoder handles the logits of padding."""
 
         def forward(self, states: Tensor, vocabulary: int) -> Tensor:  # type: ignore[override]
             return nn.functional.linear(states, self.weight)

@@ -1,5 +1,5 @@
-"""Loads a compiled target on the NeuronCores of trn2 and trn3 by native PyTorch, in a process for
-each rank. Not yet run on hardware: see docs/neuron-reference.md.
+"""Loads a compiled target on the NeuronCores of trn2 and trn3 by native PyTorch, with one process
+for each rank. Not yet run on hardware: see docs/neuron-reference.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from inference.files.artifact import Manifest
 
 
 def check_native_machine(manifest: Manifest) -> None:
-    """Raise, naming the remedy, unless this machine can run the artefact. Nothing is loaded yet."""
+    """Raise an error that names the remedy unless this machine can run the artefact."""
     if PACKAGE in manifest.files:
         raise BadArtifact(
             f"the artefact was built for {manifest.target} with PyTorch/XLA (Neuron SDK 2.31 or "
@@ -42,7 +42,7 @@ def load_native(
 ) -> NeuronModel:
     """Load an artefact whose files were checked. Takes minutes, and reports its progress to `say`.
 
-    lost: called with the reason when a rank ends
+    lost: called with the reason if a rank ends
     """
     graphs = directory / GRAPHS
     configure(graphs, manifest.compiler_flags.get(FLAGS, ""))
@@ -65,5 +65,5 @@ def load_native(
 
 
 def compiled_files(graphs: Path) -> set[Path]:
-    """The compiled graphs in an artefact."""
+    """Return the files of compiled graphs in an artefact."""
     return {path for path in graphs.rglob("*") if path.is_file()}

@@ -1,8 +1,8 @@
-"""One rank of a target on native PyTorch: its share of the weights and caches on a device, and a
-compiled callable for each graph.
+"""One rank of a target on native PyTorch: the rank's share of the weights and caches on a device,
+and a compiled callable for each graph.
 
-A callable is compiled by its first call and has one shape. A call of another shape is an error, not
-a compilation while clients wait. Not yet run on hardware: see docs/neuron-reference.md.
+The first call of a callable compiles it for one shape. A call with another shape is an error, so
+that clients never wait for a compilation. Not yet run on hardware: see docs/neuron-reference.md.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from inference.model.choice.noise_window import empty_window
 from inference.model.decoder import Decoder
 
 GRAPHS = "graphs/compiled"
-"""Directory of the compiled graphs in an artefact, in TorchNeuron's own layout."""
+"""Directory of the compiled graphs in an artefact, in TorchNeuron's layout."""
 
 SHARDED = "weights"
 """Directory with the weights of each rank, and the config.json of the sharded model."""
 
 MEETING = timedelta(minutes=10)
-"""Longest time that ranks wait for each other to join the group."""
+"""Maximum time for which ranks wait for each other to join the group."""
 
 
 def rank_weights(rank: int) -> str:
-    """The file of a rank's weights in an artefact."""
+    """Return the path of a rank's weights in an artefact."""
     return f"{SHARDED}/rank{rank}.safetensors"
 
 
 class RankPlan(NamedTuple):
-    """A plan by which every rank of a target makes its part of it. It can be sent to a process."""
+    """What a rank needs to load its part of a target. Can be sent to another process."""
 
     directory: Path  # of the artefact
     target: CompiledTarget
@@ -63,7 +63,7 @@ class RankPlan(NamedTuple):
 class RankProgram:
     """A Program (inference.backends.neuron.model) of one rank: calls a graph by name.
 
-    room: the host's memory that features are brought to; None if another rank brings them
+    room: host memory to which features are copied; None if another rank copies them
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class RankProgram:
 
     @torch.no_grad()
     def __call__(self, graph: str, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Return what a graph chose and, where there is room, its features, on the host. The next
-        call overwrites them.
+        """Return a graph's chosen tokens and, with `room`, its features, on the host. The next call
+        overwrites them.
         """
         on_device = {name: tensor.to(self._device) for name, tensor in inputs.items()}
         outputs: Tensor | tuple[Tensor, ...] = self._graphs[graph](**on_device)
@@ -88,8 +88,8 @@ class RankProgram:
 
 
 def room_for_features(plan: RankPlan) -> Tensor | None:
-    """Memory that processes can share, for the features of the largest call; None if the graphs
-    return none.
+    """Return shared memory for the features of the largest call; None if the graphs return no
+    features.
     """
     target = plan.target
     if not target.features:
@@ -102,12 +102,12 @@ def room_for_features(plan: RankPlan) -> Tensor | None:
 
 
 def load_rank(plan: RankPlan, rank: int, meeting: Path, room: Tensor | None) -> RankProgram:
-    """Join the group of ranks and load one rank's part. Nothing is compiled yet.
+    """Join the group of ranks, and load one rank's part without compiling anything.
 
-    meeting: a file by which the ranks find each other; it is not used where there is one rank
+    meeting: a file through which the ranks find each other; not used for a single rank
     room: see RankProgram
 
-    Raises BadArtifact if weights do not fit.
+    Raises BadArtifact if the weights do not fit.
     """
     among = ALONE
     if plan.ranks > 1:
@@ -128,25 +128,25 @@ def load_rank(plan: RankPlan, rank: int, meeting: Path, room: Tensor | None) -> 
 
 
 def draws(buckets: Iterable[Bucket]) -> bool:
-    """Whether any graph is sampled, so that windows of noise are kept."""
+    """Return whether any graph samples, so that windows of noise are needed."""
     return any(bucket.sampled for bucket in buckets)
 
 
 def own_config(sharded: ModelConfig, ranks: int) -> ModelConfig:
-    """The config of one rank's caches: a share of the key-value heads."""
+    """Return the config of one rank's caches, with the rank's share of the key-value heads."""
     return replace(sharded, kv_heads=sharded.kv_heads // ranks)
 
 
 def compiled_graphs(
     plan: RankPlan, decoder: Decoder, cache: KeysValues, window: Tensor | None
 ) -> dict[str, Any]:
-    """A callable for each bucket, one that copies rows and one that makes noise, over one set of
+    """Return callables for each bucket, for copying rows and for making noise, all over the same
     weights, caches and windows.
 
-    Each may compile once. Without limits of its own a callable would share the others' limit, since
-    they have one code object.
+    Each callable may compile once. The limit is set for each one: otherwise they would share a
+    limit, since they have the same code object.
     """
-    compile_: Any = torch.compile  # whose types lack the limits
+    compile_: Any = torch.compile  # its type stubs lack the limits
     names = [bucket.name for bucket in plan.target.buckets]
     names += [COPY] * (plan.target.rows > 1) + [FILL] * (window is not None)
     return {
@@ -163,7 +163,7 @@ def compiled_graphs(
 
 
 def _join(plan: RankPlan, rank: int, meeting: Path) -> None:
-    """Make this process a rank of the group. The device must not have been touched before."""
+    """Make this process a rank of the group. The device must not have been used before."""
     torch.distributed.init_process_group(
         plan.machine.collectives,
         store=torch.distributed.FileStore(str(meeting), plan.ranks),  # type: ignore[attr-defined]
@@ -174,7 +174,7 @@ def _join(plan: RankPlan, rank: int, meeting: Path) -> None:
 
 
 def _fill(decoder: Decoder, path: Path) -> None:
-    """Give a decoder on the meta device a rank's weights."""
+    """Load a rank's weights into a decoder on the meta device."""
     try:
         decoder.load_state_dict(load_file(path), strict=True, assign=True)
     except RuntimeError as error:

@@ -1,9 +1,9 @@
-"""The ranks of a target on native PyTorch, one process each. The process that serves is none of
-them: it sends each call's inputs to all, and takes what rank 0 answers. Features are megabytes
-where a call is large, so they lie in memory that both share and not in the answer.
+"""The ranks of a target on native PyTorch, each in its own process. The serving process is not a
+rank: it sends the inputs of each call to all ranks, and receives the answer of rank 0. Features of
+a large call are megabytes, so they are passed in shared memory, not in the answer.
 
-So it never waits inside a call of the device, and learns at once when a rank has ended. All ranks
-must make every call together, so a target cannot continue without one of them.
+So the serving process never blocks in a device call, and learns at once that a rank has ended. All
+ranks must make every call together, so a target cannot continue after losing a rank.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from inference.backends.native.sdk import cores_of, rank_environment
 from inference.errors import OutriderError, Unavailable
 
 _LEAVING = 5.0
-"""Seconds that a rank has to end by itself."""
+"""Seconds for which a rank may take to end by itself."""
 
 Lost = Callable[[str], None]
-"""Called with the reason when the target cannot continue, on a thread of its own."""
+"""A function called with the reason when the target cannot continue, on a separate thread."""
 
 _Outputs = tuple[NDArray[np.int32] | NDArray[np.float32], tuple[int, ...]]
-"""Choices of a call, and the shape of its features in shared memory; () without any."""
+"""Chosen tokens of a call, and the shape of its features in shared memory; () without features."""
 
 _Answer = _Outputs | OutriderError | RuntimeError | None
-"""A rank's message: None when it is loaded, a call's outputs, or the error that ends it."""
+"""A rank's message: None once it is loaded, the outputs of a call, or the error that ends it."""
 
 
 def end_process(why: str) -> NoReturn:
@@ -59,7 +59,7 @@ class _RankProcess(NamedTuple):
 class Ranks:
     """A Program (inference.backends.neuron.model) of one or more ranks. One call at a time.
 
-    lost: called when a rank ends, also between calls; None: the next call raises the error
+    lost: called if a rank ends, also between calls; None: the next call raises the error
     """
 
     def __init__(self, plan: RankPlan, lost: Lost | None = None) -> None:
@@ -72,7 +72,7 @@ class Ranks:
                 _started(plan, rank, meeting, cores, None if rank else self._room)
                 for rank in range(plan.ranks)
             ]
-            atexit.register(self.close)  # before multiprocessing ends them, which were a loss
+            atexit.register(self.close)  # first, or multiprocessing's exit would look like a loss
             try:
                 while waited:
                     waited.discard(self._next()[0])
@@ -83,11 +83,11 @@ class Ranks:
             threading.Thread(target=self._watch, args=(lost,), daemon=True).start()
 
     def __call__(self, graph: str, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Call a graph on every rank. Return what rank 0 chose, and its features, which the next
-        call overwrites.
+        """Call a graph on every rank. Return the chosen tokens and features of rank 0, which the
+        next call overwrites.
 
-        Raises Unavailable when a rank has ended, and RuntimeError for what a device reports. No
-        further call can be made after either.
+        Raises Unavailable if a rank has ended, and RuntimeError for an error of the device. After
+        either, no further call is possible.
         """
         arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
         for rank in self._ranks:
@@ -115,8 +115,8 @@ class Ranks:
             rank.process.kill()
 
     def _next(self) -> tuple[int, _Outputs | None]:
-        """Wait for an answer: of which rank, and what. Raise what a rank failed with, or
-        Unavailable where one has ended.
+        """Wait for an answer; return the rank's number and its answer. Raise the error with which a
+        rank failed, or Unavailable if a rank has ended.
         """
         readable = wait([rank.calls for rank in self._ranks])[0]
         number = next(n for n, rank in enumerate(self._ranks) if rank.calls is readable)
@@ -129,7 +129,7 @@ class Ranks:
         return number, answer
 
     def _watch(self, lost: Lost) -> None:
-        """Wait for the end of any rank, and end the others, which may wait for it forever."""
+        """Wait until any rank ends, then end the others, which might wait for it forever."""
         wait([rank.process.sentinel for rank in self._ranks])
         if self._closing.is_set():
             return
@@ -139,12 +139,12 @@ class Ranks:
         lost(why)
 
     def _why(self) -> str:
-        """Name the rank that ended first. One may be about to end: waits for _LEAVING s at most."""
+        """Return which rank ended and how. Waits up to _LEAVING seconds for a rank to end."""
         ended = wait([rank.process.sentinel for rank in self._ranks], _LEAVING)
         lost = [number for number, rank in enumerate(self._ranks) if rank.process.sentinel in ended]
         if lost and not self._ended:
             process = self._ranks[lost[0]].process
-            process.join(_LEAVING)  # its pipe may close before the system has its exit code
+            process.join(_LEAVING)  # the pipe may close before the exit code is available
             self._ended = (
                 f"rank {lost[0]} of the target ended (exit code {process.exitcode}), and the "
                 "others cannot continue without it; its own message is above"
@@ -162,17 +162,17 @@ def _started(
     )
     with _environment(rank_environment(rank, cores)):
         process.start()
-    theirs.close()  # so that the end of the process ends the wait
+    theirs.close()  # so that reading from `ours` fails once the process has ended
     return _RankProcess(process, ours)
 
 
 def _serve(
     calls: Connection, plan: RankPlan, rank: int, meeting: Path, room: Tensor | None
 ) -> None:
-    """Make the calls that are sent, until the pipe closes. The first failure ends it:
-    the ranks may not be at the same call any more.
+    """Run the received calls until the pipe closes. The first failure ends the rank, since
+    the ranks may no longer be at the same call.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that serves
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the serving process handles Ctrl-C
     torch.set_num_threads(max(1, torch.get_num_threads() // plan.ranks))
     try:
         program = load_rank(plan, rank, meeting, room)
@@ -187,18 +187,18 @@ def _serve(
         return
     except OutriderError as error:
         _tell(calls, error)
-    except RuntimeError as error:  # of a class that the other side may not have
+    except RuntimeError as error:  # the serving process may not have the class of the error
         _tell(calls, RuntimeError(_innermost(error)))
 
 
 def _tell(calls: Connection, why: OutriderError | RuntimeError) -> None:
-    """Send why this rank ends, if it was the first to fail: later reasons are not read."""
+    """Send the reason why this rank ends. If another rank failed first, nobody reads the reason."""
     with suppress(OSError):
         calls.send(why)
 
 
 def _innermost(error: BaseException) -> str:
-    """The message of the error that caused all others, which is the compiler's or the device's."""
+    """Return the message of the first cause, which is an error of the compiler or the device."""
     while error.__cause__ is not None:
         error = error.__cause__
     return str(error).strip() or type(error).__name__
@@ -206,7 +206,7 @@ def _innermost(error: BaseException) -> str:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for a process that is started meanwhile."""
+    """Set environment variables for a process that is started within this context."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

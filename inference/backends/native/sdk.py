@@ -1,10 +1,10 @@
-"""AWS's native PyTorch packages for trn2 and trn3 (TorchNeuron): which are installed, whether they
-work here, and how the environment configures them.
+"""AWS's native PyTorch packages for trn2 and trn3 (TorchNeuron): which versions are installed,
+whether they work on this machine, and their configuration by environment variables.
 
-TorchNeuron is torch-neuronx 2.13 and later, from Neuron SDK 2.33 on. It gives torch a device
-`neuron`, a backend `neuron` of torch.compile and one of torch.distributed, and is loaded by
-`import torch`. torch-neuronx up to 2.9 is another package of that name (neuron/sdk.py). Not yet run
-on hardware.
+TorchNeuron is torch-neuronx 2.13 and later, from Neuron SDK 2.33 on. It adds a device `neuron` to
+torch, and backends `neuron` to torch.compile and torch.distributed. `import torch` loads it.
+torch-neuronx up to 2.9 is a different package of the same name (neuron/sdk.py). Not yet run on
+hardware.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from inference.files.writing import cache_directory
 _NO_FALLBACK = "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION"
 _GRAPHS, _LOCKS = "TORCH_NEURONX_NEFF_CACHE_DIR", "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR"
 FLAGS = "NEURON_CC_FLAGS"
-"""Name of the compiler flags, also in a manifest: one line, as the variable holds them."""
+"""Environment variable and manifest key of the compiler flags: one line."""
 _INSTALL = (
     f"pip install --extra-index-url {INDEX} 'torch==2.14.*' 'torch-neuronx==2.14.*' "
     "'neuronx-cc==2.*' nki, with Python 3.12 to 3.14 (trn2 and trn3 need Neuron SDK 2.33 or later)"
@@ -40,7 +40,7 @@ _INSTALL = (
 
 
 class Machine(NamedTuple):
-    """Device and backends of a rank. Targets run on TRAINIUM; proofs on a CPU name others."""
+    """Device and backends of a rank. Targets run on TRAINIUM; tests use other values on a CPU."""
 
     device: str
     compiler: str | Callable[..., Any]  # backend of torch.compile
@@ -51,8 +51,8 @@ TRAINIUM = Machine("neuron", "neuron", "neuron")
 
 
 def native_versions() -> dict[str, str]:
-    """Return the versions of the packages. Raises MissingExtra, with the install line, if one is
-    absent or of another kind.
+    """Return the versions of the packages. Raises MissingExtra, with the install command, if a
+    package is missing or is the PyTorch/XLA package of the same name.
     """
     number = installed("torch-neuronx")
     if number is None:
@@ -82,8 +82,8 @@ def native_versions() -> dict[str, str]:
 
 
 def check_native(target: str) -> dict[str, str]:
-    """Return the versions of the packages. Raise, naming the remedy, unless this machine can
-    compile and run graphs for the target. Nothing of the device is touched.
+    """Return the versions of the packages, without using the device. Raise an error that names the
+    remedy unless this machine can compile and run graphs for the target.
     """
     if not has_device():
         raise InvalidRequest(
@@ -108,8 +108,8 @@ def check_native(target: str) -> dict[str, str]:
 
 
 def check_same_versions(built: Mapping[str, str], versions: Mapping[str, str]) -> None:
-    """Raise BadArtifact unless graphs were built with the versions here: another version would
-    compile them all again.
+    """Raise BadArtifact unless graphs were built with the installed versions: another version would
+    compile all graphs again.
     """
     for name, number in versions.items():
         if built.get(name) != number:
@@ -120,24 +120,24 @@ def check_same_versions(built: Mapping[str, str], versions: Mapping[str, str]) -
 
 
 def configure(graphs: Path, flags: str, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set TorchNeuron's directory of compiled graphs and its compiler flags. It reads them once,
-    before its first compilation.
+    """Set TorchNeuron's directory of compiled graphs and its compiler flags. TorchNeuron reads both
+    once, before its first compilation.
 
     graphs: directory of the compiled graphs of an artefact
-    flags: the compiler's; empty for TorchNeuron's own
+    flags: compiler flags; empty for TorchNeuron's defaults
     """
     environment[_GRAPHS] = str(graphs)
     environment.setdefault(_LOCKS, str(cache_directory("torch_neuron_locks")))
-    # an operation that the compiler refuses is an error, never a slow run without a graph
+    # if the compiler rejects an operation, raise an error instead of a slow run without a graph
     environment.setdefault(_NO_FALLBACK, "1")
     if flags:
         environment[FLAGS] = flags
 
 
 def cores_of(ranks: int, environment: Mapping[str, str] = os.environ) -> list[int]:
-    """Return a core for each rank: of those that NEURON_RT_VISIBLE_CORES names, else the first.
+    """Return a core for each rank, from NEURON_RT_VISIBLE_CORES if it is set, else from 0 on.
 
-    Raises InvalidRequest if it names too few.
+    Raises InvalidRequest if the variable names too few cores.
     """
     stated = environment.get(VISIBLE_CORES)
     if not stated:
@@ -151,7 +151,7 @@ def cores_of(ranks: int, environment: Mapping[str, str] = os.environ) -> list[in
 
 
 def rank_environment(rank: int, cores: list[int]) -> dict[str, str]:
-    """Return the variables by which a process is one rank of its group, on a core of its own."""
+    """Return the environment variables that make a process one rank of its group, on one core."""
     ranks = str(len(cores))
     return {
         VISIBLE_CORES: str(cores[rank]),

@@ -1,10 +1,10 @@
 """A target on transformers-neuronx, for images of Neuron SDK 2.23 to 2.26. Not yet run on hardware.
 
-It serves one sequence at a time, and chains only. In that package the cache slot of a token is its
-position, and a call writes consecutive slots. A chain fits: accepted tokens already lie in their
-slots, and the next call overwrites rejected ones. A branching tree is rejected: the package's tree
-decoder takes the cache slot as rotary position, so siblings would be computed at different
-positions. Logits come back to the host, and the choice is made here.
+It serves one sequence at a time, and chains only. In transformers-neuronx, the cache slot of a
+token is its position, and a call writes consecutive slots. So chains work: accepted tokens are
+already in their slots, and the next call overwrites rejected tokens. A branching tree is rejected:
+the package's tree decoder uses the cache slot as rotary position, so siblings would be computed at
+different positions. Logits are returned to the host, which chooses the tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from inference.model.checkpoints.weight_files import tensor_shapes
 from inference.tree.token_tree import IntArray
 
 PREFILL = 128
-"""Prompt tokens in one call."""
+"""Maximum prompt tokens in one call."""
 _AMP = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 _VERSIONS = {"transformers-neuronx": "0.13.", "torch-neuronx": "2.", "transformers": "4."}
 _WHICH = (
@@ -44,9 +44,9 @@ _WHICH = (
 class LegacyNeuronModel:
     """A Model for chains over a transformers-neuronx model.
 
-    lengths: tokens of a call that it was compiled for, ascending
-    positions: cache slots that it was compiled for
-    vocabulary: ids of the tokenizer
+    lengths: numbers of tokens per call for which it was compiled, ascending
+    positions: number of cache slots for which it was compiled
+    vocabulary: number of token ids of the tokenizer
     """
 
     rows = 1
@@ -57,11 +57,11 @@ class LegacyNeuronModel:
     ) -> None:
         self._model, self._lengths, self._vocabulary = model, tuple(lengths), vocabulary
         self.max_nodes = self._lengths[-1]
-        self.capacity = positions - self.max_nodes  # padding is written behind the last token
+        self.capacity = positions - self.max_nodes  # padding is written after the last token
         self.dtype, self.device = dtype, torch.device("xla")
 
     def padded(self, rows: int, nodes: int) -> tuple[int, int]:
-        """The padded (rows, nodes per row) that a call of this size computes."""
+        """Return the (rows, nodes per row) to which a call of this size is padded."""
         return rows, next((length for length in self._lengths if length >= nodes), self.max_nodes)
 
     def copy_row(self, source: int, target: int, slots: int) -> None:
@@ -73,7 +73,7 @@ class LegacyNeuronModel:
         return [self._choose(segment) for segment in segments]
 
     def rank(self, segments: Sequence[Segment], k: int) -> list[Ranked]:
-        """Raise InvalidRequest: this backend only chooses."""
+        """Raise InvalidRequest: this backend cannot rank."""
         raise InvalidRequest("--device neuron-legacy chooses tokens for a target: it cannot draft")
 
     def _choose(self, segment: Segment) -> Chosen:
@@ -83,7 +83,7 @@ class LegacyNeuronModel:
         return choose_at(picked, chosen_positions(segment), [segment])[0]
 
     def forward(self, tokens: IntArray, first: int) -> Tensor:  # [n] -> [1, n, vocabulary]
-        """Logits of tokens whose first position is `first`."""
+        """Return the logits of tokens at positions from `first` on."""
         n, (_, length) = len(tokens), self.padded(1, len(tokens))
         if n > length:
             raise LimitExceeded(f"{n} nodes in one call: this model takes {self.max_nodes}")
@@ -102,8 +102,8 @@ class LegacyNeuronModel:
 
 
 def check_chain(segment: Segment) -> None:
-    """Raise InvalidRequest unless the new nodes are a chain that continues the cache slot by
-    slot.
+    """Raise InvalidRequest unless the new nodes are a chain in the cache slots that follow the
+    context.
     """
     n, first = len(segment.tokens), int(segment.positions[0])
     if not np.array_equal(segment.tree_mask, np.tri(n, dtype=np.bool_)):
@@ -128,17 +128,17 @@ def load_legacy_neuron(
     dtype: torch.dtype,
     say: Callable[[str], None],
 ) -> LegacyNeuronModel:
-    """Load a checkpoint on this machine's NeuronCores. What the Neuron compile cache does not hold
-    is compiled, which takes minutes. Raises MissingExtra, InvalidRequest or UnsupportedModel.
+    """Load a checkpoint on this machine's NeuronCores. Graphs not in the Neuron compile cache are
+    compiled, which takes minutes. Raises MissingExtra, InvalidRequest or UnsupportedModel.
 
-    chain: tokens of the longest chain that can be verified, its root included
+    chain: maximum tokens of a chain that can be verified, root included
     """
     check_host(config)
     if read_raw_config(directory).get("tie_word_embeddings") is True and not config.tied:
         raise UnsupportedModel("config.json field tie_word_embeddings: the weights have a head")
     if not 1 <= chain <= PREFILL:
         raise InvalidRequest(f"--max_tree_nodes {chain}: neuron-legacy takes 1 to {PREFILL}")
-    # one length serves a node alone and a whole chain: the same program for both
+    # one length for a single node and for a whole chain, so that both use the same program
     lengths = sorted({max(2, chain), PREFILL})
     positions = -(-(sequence_length + PREFILL) // 128) * 128
     check_sizes(tensor_shapes(directory), config, directory)
@@ -152,19 +152,19 @@ def load_legacy_neuron(
         context_length_estimate=0,
     )
     check_read_alike(model.config, config)
-    model.enable_speculative_decoder(lengths)  # ascending: it looks a length up by bisection
+    model.enable_speculative_decoder(lengths)  # must be ascending: it finds a length by bisection
     try:
         model.to_neuron()
     except RuntimeError as error:
         raise runtime_error(error) from error
     legacy = LegacyNeuronModel(model, lengths, positions, vocabulary, dtype)
-    for length in lengths:  # the first call of a length initialises it
+    for length in lengths:  # the first call with a length initialises its program
         legacy.forward(np.zeros(length, dtype=np.int32), 0)
     return legacy
 
 
 def check_host(config: ModelConfig) -> None:
-    """Raise an error for packages, a machine or a model that cannot serve."""
+    """Raise an error if the packages, the machine or the model are unsuitable."""
     for name, start in _VERSIONS.items():
         try:
             installed = version(name)
@@ -185,8 +185,8 @@ def check_host(config: ModelConfig) -> None:
 
 
 def check_read_alike(theirs: Any, config: ModelConfig) -> None:
-    """Raise UnsupportedModel unless transformers-neuronx read config.json as we do: it has defaults
-    of its own for fields that it does not find.
+    """Raise UnsupportedModel unless transformers-neuronx read config.json as Outrider does: it has
+    its own defaults for missing fields.
     """
     scaling = (theirs.rope_scaling or {}).get("factor")
     ours = config.rope_scaling.factor if config.rope_scaling else scaling

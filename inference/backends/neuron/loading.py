@@ -39,7 +39,7 @@ _TARGETS = ("trn1", "inf2")
 
 
 def load_neuron(directory: Path, manifest: Manifest, say: Say) -> NeuronModel:
-    """Load an artefact whose files were checked on this machine's NeuronCores.
+    """Load an artefact, whose files were checked, on this machine's NeuronCores.
 
     Takes minutes, and reports its progress to `say`.
     """
@@ -57,7 +57,7 @@ def load_neuron(directory: Path, manifest: Manifest, say: Say) -> NeuronModel:
 
 
 def check_machine(manifest: Manifest) -> None:
-    """Reserve cores. Raise, naming the remedy, unless this machine can run the artefact.
+    """Reserve cores. Raise an error with a remedy unless this machine can run the artefact.
 
     Nothing is loaded yet.
     """
@@ -84,7 +84,7 @@ def check_machine(manifest: Manifest) -> None:
 
 
 def _check_versions(manifest: Manifest) -> None:
-    """Raise BadArtifact unless the packages have the versions that the artefact was built with.
+    """Raise BadArtifact unless the package versions are those with which the artefact was built.
 
     NxD is neither forward nor backward compatible. The compiler's version does not matter.
     """
@@ -99,12 +99,12 @@ def _check_versions(manifest: Manifest) -> None:
 
 
 def _load_package(directory: Path, manifest: Manifest) -> Program:
-    """Load an NxDModel: all graphs in one file, one weight file for each
+    """Load an NxDModel, which consists of one file with all graphs and one weight file for each
     rank.
     """
     sdk = load_sdk()
     model = sdk.nxd_model.load(str(directory / PACKAGE))
-    if not isinstance(model, sdk.nxd_model):  # what NxD returns for a package of another version
+    if not isinstance(model, sdk.nxd_model):  # NxD returns another type for other versions
         raise BadArtifact(
             "this neuronx-distributed does not understand the artefact's package: build it again "
             "with the version here"
@@ -129,7 +129,7 @@ def _load_package(directory: Path, manifest: Manifest) -> Program:
 
 
 def check_logical_cores(manifest: Manifest, built: str | None) -> None:
-    """Raise BadArtifact unless logical cores are here what the artefact was built for."""
+    """Raise BadArtifact unless this machine's logical cores are as the artefact was built for."""
     cores = str(logical_cores(manifest.target))
     if built != cores:
         raise BadArtifact(

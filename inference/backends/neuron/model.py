@@ -1,7 +1,7 @@
-"""A compiled target on NeuronCores, which serves one call at a time.
+"""A compiled target on NeuronCores. It runs one graph call at a time.
 
-The caches are the graphs' state on the device, and a graph writes the slots that a call names. The
-noise of the next positions is made there between calls. Not yet run on hardware: see
+The caches are the graphs' state on the device, and a graph writes the slots that its inputs name.
+Between calls, the device makes the noise of the next positions. Not yet run on hardware: see
 docs/trainium.md.
 """
 
@@ -35,25 +35,25 @@ from inference.model.graphs.verify_graph import copy_inputs
 from inference.tree.token_tree import IntArray
 
 PACKAGE = "graphs/nxd_model.pt"
-"""All graphs in one file, an NxDModel."""
+"""File with all graphs, an NxDModel."""
 
 COPY = "copy_rows"
-"""Name of the graph that copies rows of the caches. An artefact with several rows has it."""
+"""Name of the graph that copies rows of the caches. Artefacts with several rows have this graph."""
 
 FILL = "fill_noise"
-"""Name of the graph that makes noise. An artefact with sampled graphs has it."""
+"""Name of the graph that makes noise. Artefacts with graphs that sample have this graph."""
 
 FILL_RECORD = f"graphs/{FILL}.json"
-"""File with the inputs of that graph. The manifest lists it where the package has that graph."""
+"""File with the inputs of the noise graph. The manifest lists this file if the graph exists."""
 
 SHARD = "weights/tp{}_sharded_checkpoint.safetensors"
-"""Weights of one tensor-parallel rank, by NxD's file name."""
+"""File with the weights of one tensor-parallel rank, as NxD names it."""
 
 Say = Callable[[str], None]
 
 
 class _RuntimeFailure(NamedTuple):
-    """A failure of the runtime, recognised by what the runtime printed."""
+    """A failure of the Neuron runtime, recognised by the runtime's output."""
 
     printed: re.Pattern[str]
     what: str
@@ -104,23 +104,23 @@ _FAILURES = (
         "set NEURON_RT_EXEC_TIMEOUT=120, and look at neuron-top",
     ),
 )
-"""The first match is used. Wording: aws-neuron-sdk, neuron-runtime/nrt-troubleshoot.rst."""
+"""The first match is used. Messages: aws-neuron-sdk, neuron-runtime/nrt-troubleshoot.rst."""
 
 
 class Program(Protocol):
-    """The graphs on the device: calls one by name and returns its outputs on the host.
+    """Calls a graph on the device by name, and returns its outputs on the host.
 
-    They are what it chose, then features where it returns them.
+    The outputs are the chosen tokens, followed by any features.
     """
 
     def __call__(self, graph: str, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]: ...
 
 
 class NeuronModel(CompiledModel):
-    """A compiled target whose caches live on the device. The graphs write them, not this class.
+    """A compiled target whose caches are on the device, where only the graphs write them.
 
-    The filling graph makes the noise that a sampled call needs. It runs in advance, after the
-    previous call has returned; noise that is then still missing is made before the call.
+    The noise graph makes the noise that a call with sampling needs. It runs in advance, after the
+    previous call has returned. Noise that is still missing is made before the call.
     """
 
     def __init__(self, program: Program, manifest: Manifest, say: Say) -> None:
@@ -137,7 +137,7 @@ class NeuronModel(CompiledModel):
         self._warm(manifest.graphs, say)
 
     def _copy_cache(self, source: int, target: int, slots: int) -> None:
-        """Copy a whole row, junk slot included, by one call of the copying graph."""
+        """Copy a whole row, junk slot included, by one call of the graph that copies rows."""
         self.run(COPY, copy_inputs(source, target))
 
     def _call(self, bucket: Bucket, segments: Sequence[Segment]) -> list[Chosen]:
@@ -160,7 +160,7 @@ class NeuronModel(CompiledModel):
         self.run(FILL, fill_inputs(places))
 
     def run(self, graph: str, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        """Call a graph while no other call is in flight: all graphs share the device's state."""
+        """Call a graph while no other call is running: all graphs share the device's state."""
         with self._one_call:
             try:
                 return self._program(graph, inputs)
@@ -168,7 +168,7 @@ class NeuronModel(CompiledModel):
                 raise runtime_error(error) from error
 
     def _warm(self, buckets: Sequence[Bucket], say: Say) -> None:
-        """Call every graph once with idle inputs: the first call of a graph initialises it."""
+        """Call every graph once with idle inputs, which initialises the graph."""
         idle = {bucket.name: idle_inputs(bucket) for bucket in buckets}
         idle |= {COPY: copy_inputs()} if self.rows > 1 else {}
         idle |= {FILL: fill_inputs([NoisePlace(0, 0, 0)])} if self._fills else {}
@@ -182,9 +182,9 @@ class NeuronModel(CompiledModel):
 
 
 class NeuronFusedModel(NeuronModel):
-    """A RoundModel (inference/engine/colocated/graph_rounds.py) whose caches live on the device.
+    """A RoundModel (inference/engine/colocated/graph_rounds.py) with caches on the device.
 
-    The graphs of target, draft and rounds lie in one package, over one state.
+    The graphs of target, draft and rounds are in one package and share their state.
     """
 
     def __init__(self, program: Program, manifest: Manifest, say: Say) -> None:
@@ -194,7 +194,7 @@ class NeuronFusedModel(NeuronModel):
         super().__init__(program, manifest, say)
 
     def rounds(self, segments: Sequence[Segment]) -> list[IntArray]:
-        """Make one round for each segment; see RoundModel.rounds()."""
+        """Run a round for each segment; see RoundModel.rounds()."""
         return in_rounds(self._round_buckets, segments, self._round)
 
     def _round(self, bucket: RoundBucket, segments: Sequence[Segment]) -> list[IntArray]:
@@ -209,7 +209,7 @@ class NeuronFusedModel(NeuronModel):
 
 
 class _NeuronDraft(CompiledModel):
-    """The draft as a Model of its own, with its graphs in the target's package."""
+    """The draft as a separate Model, with its graphs in the target's package."""
 
     def __init__(self, beside: NeuronFusedModel, manifest: Manifest) -> None:
         draft = fused_part(manifest)
@@ -226,9 +226,9 @@ class _NeuronDraft(CompiledModel):
 
 
 def shape_of_cache(manifest: Manifest, config: Mapping[str, Any]) -> KeysValues:
-    """Return caches without memory: their shape is all that this side has of them.
+    """Return caches without memory, for their shapes only.
 
-    config: of the model whose caches they are
+    config: config of the model that owns the caches
     """
     return empty_cache(
         parse_config(config), manifest.rows, manifest.capacity, DTYPES[manifest.dtype], "meta"
@@ -246,7 +246,7 @@ def runtime_error(error: Exception) -> OutriderError:
 
 
 class Draw(NamedTuple):
-    """Noise that one row of a call needs, of positions `first` to `last`."""
+    """The noise that a row needs for a call, of positions `first` to `last`."""
 
     row: int
     seed: int
@@ -254,16 +254,16 @@ class Draw(NamedTuple):
     last: int
 
     def ahead(self) -> Draw:
-        """Noise that this row's next call can need: its root is one of the tokens chosen now."""
+        """Return the noise that the row's next call may need: its root is a token chosen now."""
         return self._replace(first=self.first + 1, last=self.last + FILLED)
 
     def whole(self) -> Draw:
-        """The whole window from here on."""
+        """Return the noise of a whole window from `first` on."""
         return self._replace(last=self.first + WINDOW - 1)
 
 
 def draws_of(segments: Iterable[Segment]) -> list[Draw]:
-    """Return what choosing at the picked nodes of these rows needs."""
+    """Return the noise that choosing at the picked nodes of these segments needs."""
     drawn = [segment for segment in segments if not segment.params.greedy]
     after = [segment.positions[segment.pick] + 1 for segment in drawn]
     return [
@@ -273,20 +273,20 @@ def draws_of(segments: Iterable[Segment]) -> list[Draw]:
 
 
 class NoiseAhead:
-    """Tracks which noise is in the windows, and fills in what is missing.
+    """Tracks which noise is in the windows, and adds missing noise.
 
     fill: makes the noise of 1 to FILLED places by one call on the device
     """
 
     def __init__(self, fill: Callable[[Sequence[NoisePlace]], None]) -> None:
         self._fill = fill
-        self._held: dict[tuple[int, int], NoisePlace] = {}  # by row and place in its window
+        self._held: dict[tuple[int, int], NoisePlace] = {}  # by row and index in the row's window
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="noise")
         self._later: Future[None] | None = None
 
     def before(self, draws: Sequence[Draw]) -> None:
-        """Return when the windows hold all of this, of at most WINDOW positions a row. Raises what
-        the device raised, also while it filled ahead.
+        """Wait until the windows contain this noise: at most WINDOW positions per row. Raises any
+        error of the device, also from filling in advance.
         """
         if draws and self._later is not None:
             later, self._later = self._later, None
@@ -294,7 +294,7 @@ class NoiseAhead:
         self._make([place for draw in draws for place in self._lacking(draw)])
 
     def after(self, draws: Sequence[Draw]) -> None:
-        """Begin to fill what the next call of these rows can need. Returns at once."""
+        """Start making the noise that the next call of these rows may need. Returns at once."""
         near = [draw.ahead() for draw in draws]
         short = [draw for draw in near if any(self._lacking(draw))]
         places = [place for draw in short for place in self._lacking(draw.whole())]

@@ -1,8 +1,8 @@
-"""AWS's Neuron packages: which are installed, whether they work, and what Outrider uses.
+"""AWS's Neuron packages: which versions are installed, whether they work, and what Outrider uses.
 
-No other module imports them, and nothing is imported before versions are checked. Two unrelated
-packages are called torch-neuronx. Up to 2.9 it is PyTorch/XLA, which is meant here. From 2.13 on it
-is a native device for trn2 and trn3 (native/sdk.py). Not yet run on hardware.
+Only this module imports the packages, after it has checked their versions. Two unrelated packages
+are called torch-neuronx: up to 2.9, PyTorch/XLA, which this module uses; from 2.13 on, a native
+device for trn2 and trn3 (native/sdk.py). Not yet run on hardware.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMPILER = "neuronx-cc"
 PACKAGES = ("torch", "torch-neuronx", COMPILER, "neuronx-distributed")
 DEVICE = Path("/dev/neuron0")
 PRODUCT = Path("/sys/devices/virtual/dmi/id/product_name")
-"""On EC2 this file holds the instance type."""
+"""File that contains the instance type on EC2."""
 
 VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 _OLDEST, _NEWEST = 28, 31
@@ -35,7 +35,7 @@ WHEELS = (
     _TRANSFORMERS,
     "protobuf<7",
 )
-"""Packages for pip in an environment without AWS's. Hosts and pages take them from here."""
+"""Packages to install by pip in an environment without AWS's packages. Hosts and docs use this."""
 _INSTALL = f"pip install --extra-index-url {INDEX} {shlex.join(WHEELS)}"
 _PLACEHOLDERS = (
     "without that index pip finds placeholders of the same names, which install and do not work"
@@ -47,8 +47,8 @@ _WHICH = (
 
 
 class Sdk(NamedTuple):
-    """The functions and classes of the Neuron packages that we call. Signatures:
-    tests/nxd/test_nxd.py.
+    """The functions and classes of the Neuron packages that Outrider calls. For their signatures,
+    see tests/nxd/test_nxd.py.
     """
 
     nxd_model: Any
@@ -63,8 +63,8 @@ class Sdk(NamedTuple):
 
 
 def load_sdk() -> Sdk:
-    """Import the packages. Raises MissingExtra, with the install line, when they are absent or
-    unsuitable. The compiler may be absent: a builder calls sdk_versions() before.
+    """Import the packages. Raises MissingExtra, with the install command, if they are missing or
+    unsuitable. The compiler may be missing: builders call sdk_versions() first.
     """
     sdk_versions(compiles=False)
     try:
@@ -92,7 +92,7 @@ def load_sdk() -> Sdk:
 
 
 class BuildUnits(NamedTuple):
-    """The functions and records with which graphs are traced and compiled one by one."""
+    """The functions and classes that trace and compile graphs one by one."""
 
     trace: Any
     compile: Any
@@ -106,7 +106,7 @@ class BuildUnits(NamedTuple):
 
 
 def load_build_units() -> BuildUnits:
-    """Import what builds graphs. Raises MissingExtra if the packages lack it."""
+    """Import the functions that build graphs. Raises MissingExtra if the packages lack them."""
     try:
         functions = import_module("neuronx_distributed.trace.functions")
         hlo = import_module("neuronx_distributed.trace.hlo_utils")
@@ -131,10 +131,10 @@ def load_build_units() -> BuildUnits:
 def sdk_versions(*, compiles: bool = True) -> dict[str, str]:
     """Return the version of each package and of their SDK, without importing them.
 
-    compiles: whether the compiler is among them; a finished artefact is served without it
+    compiles: whether to include the compiler, which serving an artefact does not need
 
-    Raises MissingExtra if a package is absent, its SDK is not supported, the compiler is of
-    another SDK, or transformers is too new for it.
+    Raises MissingExtra if a package is missing, the SDK is not supported, the compiler belongs to
+    another SDK, or transformers is too new.
     """
     versions = {name: installed(name) for name in PACKAGES if compiles or name != COMPILER}
     missing = [name for name, number in versions.items() if number is None]
@@ -154,7 +154,7 @@ def sdk_versions(*, compiles: bool = True) -> dict[str, str]:
 
 
 def _check_transformers() -> None:
-    """Raise MissingExtra for transformers 5: neuronx-distributed imports what only 4 has."""
+    """Raise MissingExtra for transformers 5: neuronx-distributed needs transformers 4."""
     number = installed("transformers")
     if number is not None and int(number.split(".")[0]) >= 5:
         raise MissingExtra(
@@ -164,9 +164,9 @@ def _check_transformers() -> None:
 
 
 def _sdk_of(number: str) -> str:
-    """Return the SDK release of a torch-neuronx version; raise MissingExtra for an unsupported one.
+    """Return the SDK release of a torch-neuronx version; raise MissingExtra if it is unsupported.
 
-    The build number 2.N came with SDK 2.(N + 16): version 2.9.0.2.15.32035 belongs to SDK 2.31.
+    The build number 2.N belongs to SDK 2.(N + 16): version 2.9.0.2.15.32035 is from SDK 2.31.
     """
     if number.startswith("1."):
         raise MissingExtra(
@@ -205,7 +205,7 @@ def has_device() -> bool:
 
 
 def instance_family() -> str | None:
-    """Return trn1, inf2, trn2 ... of an EC2 instance; None if unknown."""
+    """Return the family of an EC2 instance, such as trn1 or inf2; None if unknown."""
     try:
         family = PRODUCT.read_text(encoding="ascii").strip().split(".")[0].removesuffix("n")
     except (OSError, UnicodeDecodeError):
@@ -214,9 +214,9 @@ def instance_family() -> str | None:
 
 
 def logical_cores(target: str) -> int:
-    """Return the physical cores of one logical core: 1 before trn2, else 2 unless the user sets it.
+    """Return the physical cores per logical core: 1 before trn2, else the user's setting or 2.
 
-    Raises InvalidRequest for a setting that does not exist.
+    Raises InvalidRequest for an invalid setting.
     """
     if target not in ("trn2", "trn3"):
         return 1
@@ -231,7 +231,7 @@ def logical_cores(target: str) -> int:
 
 
 def core_numbers(ranges: str) -> list[int]:
-    """Return the cores of NEURON_RT_VISIBLE_CORES, such as 0-3,8. Raises InvalidRequest."""
+    """Parse NEURON_RT_VISIBLE_CORES, such as 0-3,8, into core numbers. Raises InvalidRequest."""
     try:
         ends = [run.split("-") for run in ranges.split(",")]
         return [core for run in ends for core in range(int(run[0]), int(run[-1]) + 1)]
@@ -242,14 +242,14 @@ def core_numbers(ranges: str) -> list[int]:
 
 
 _requested: set[str] = set()
-"""Numbers of cores that this process has requested of the runtime."""
+"""Numbers of cores that this process has requested from the runtime."""
 
 
 def reserve_cores(needed: int, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set how many cores the runtime reserves. Without a number it reserves every core; it holds
-    those of the first load until the process ends.
+    """Set the number of cores that the runtime reserves; its default is all cores. It keeps the
+    cores of the first load until the process ends.
 
-    What the user has set stays. Raises InvalidRequest if it leaves this process too few cores.
+    Keeps the user's settings. Raises InvalidRequest if they leave this process too few cores.
     """
     ranges = environment.get(VISIBLE_CORES)
     count = environment.get("NEURON_RT_NUM_CORES")
