@@ -110,7 +110,7 @@ class Connection:
         return content
 
     def check(self, timeout: float) -> None:
-        """Raise Unavailable unless a replica reports within `timeout` seconds to be serving."""
+        """Raise Unavailable unless a replica reports within `timeout` seconds that it serves."""
         self._replicas.order("")[0].check_health(timeout)
 
     def session(self, key: str = "") -> RemoteSession:

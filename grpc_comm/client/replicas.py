@@ -166,7 +166,7 @@ class Replicas:
             channel.close()
 
     def _is_target(self, description: Description | None) -> bool:
-        """Whether a replica with this description may be the target. None: it may."""
+        """Return whether a replica with this description may be the target; True for None."""
         return description is None or _identity(description) == _identity(self.description)
 
     def _check(self, channel: Channel, description: Description) -> None:
@@ -214,7 +214,7 @@ class Replicas:
         return channel, description
 
     def _look_again(self, seconds: float, given_up: threading.Event) -> tuple[Channel, Description]:
-        """Return a replica that answers within these seconds."""
+        """Wait up to `seconds` for a replica to answer, and return it."""
         if not self._watched:
             (replica,) = self._replicas.values()
             return replica.channel, replica.channel.reach(self._model, seconds, given_up)

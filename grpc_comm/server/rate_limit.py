@@ -9,7 +9,7 @@ NODES_PER_SECOND, BYTES_PER_SECOND, MESSAGES_PER_SECOND = 8_000, 2**18, 1_000
 """Limits per second and session of a key. A fast draft sends about 2,000 nodes per second."""
 
 BURST_SECONDS = 1.0
-"""Seconds of unused rate that may be sent at once."""
+"""Burst size: unused rate accumulates for up to this many seconds."""
 
 
 class Allowance:

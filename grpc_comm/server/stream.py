@@ -137,7 +137,7 @@ class Stream:
         self._set_limits(record)
         return record
 
-    # Serving a session.
+    # The following methods serve a session.
 
     async def _own(
         self, record: SessionRecord, length: int, opening: Future[Opened] | None
@@ -202,7 +202,7 @@ class Stream:
             opened=opened,
         )
 
-    # Reading the client's messages.
+    # The following methods read the client's messages.
 
     async def _read(self, record: SessionRecord, stream: ProposalStream) -> None:
         """Read and apply the client's messages until the last one."""

@@ -48,7 +48,7 @@ class Batch:
         self.pick: IntArray = np.zeros((rows, shape.picks), dtype=np.int32)
 
     def arrays(self) -> dict[str, IntArray]:
-        """All arrays by name."""
+        """Return all arrays by name."""
         return dict(vars(self))
 
 

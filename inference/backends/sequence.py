@@ -172,7 +172,7 @@ class ModelSequence:
         return visible
 
     def _line(self, parents: Sequence[int], node: int) -> list[int]:
-        """Return the slots of those of a node and its ancestors that were evaluated."""
+        """Return the slots of a node and its ancestors, except nodes that were not evaluated."""
         slots = list[int]()
         while node >= 0:
             if node in self._node_slots:

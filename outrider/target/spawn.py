@@ -89,7 +89,7 @@ def started(
 ) -> AbstractContextManager[Started]:
     """Start a role on a free port. See listening().
 
-    hear: receives each log line before the process listens
+    hear: called with each log line until the process listens
     """
     return listening("target", role_command(role, "--port", "0", *arguments), hear)
 

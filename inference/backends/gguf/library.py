@@ -82,7 +82,7 @@ class GgufFacts(NamedTuple):
     float32: bool  # whether all weights are in float32
 
     def needs_shadows(self, capacity: int) -> bool:
-        """Whether the sliding window is shorter than a row of `capacity` positions.
+        """Return whether the sliding window is shorter than a row of `capacity` positions.
 
         llama.cpp reuses a cell that belongs to one sequence once it is outside the window of the
         next position. But a sequence may be cut, and then need the cell again.
@@ -105,7 +105,7 @@ class GgufFacts(NamedTuple):
 
 
 def supports_gpu() -> bool:
-    """Whether llama.cpp was built with GPU support, such as CUDA or Metal."""
+    """Return whether llama.cpp was built with GPU support, such as CUDA or Metal."""
     return bool(import_llama_cpp().llama_supports_gpu_offload())
 
 

@@ -75,7 +75,7 @@ class GgufStates:
 
     @staticmethod
     def max_rows(sequences: int) -> int:
-        """Return the maximum rows if there are so many sequences, including those for lines."""
+        """Return the maximum rows for a number of sequences, of which lines need some."""
         return (sequences - LINES) // (KEPT + 1)
 
     @staticmethod
@@ -227,6 +227,6 @@ class GgufStates:
 
 
 def _part(sequence: int, text: IntArray, section: slice, picked: NDArray[np.bool_]) -> TokenBatch:
-    """Return a section of a text as a batch of one sequence. picked: [n] for the entire text"""
+    """Return a section of `text` as a batch of one sequence. picked: [n] for the whole `text`"""
     at = np.arange(len(text), dtype=np.int32)[section]
     return TokenBatch(text[section], at, [[sequence]] * len(at), picked[section])

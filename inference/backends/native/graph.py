@@ -91,7 +91,7 @@ def _same(x: Tensor) -> Tensor:
 
 
 ALONE = Collectives(1, _same, _same)
-"""The operations if there is a single rank."""
+"""The operations for a single rank."""
 
 
 def functional_collectives(ranks: int) -> Collectives:

@@ -200,7 +200,7 @@ def installed(name: str) -> str | None:
 
 
 def has_device() -> bool:
-    """Whether this machine has a Neuron device and its driver."""
+    """Return whether this machine has a Neuron device and its driver."""
     return DEVICE.exists()
 
 
