@@ -51,7 +51,7 @@ def end_with_input() -> None:
     """
 
     def wait() -> None:
-        while os.read(sys.stdin.fileno(), 1024):  # a buffer's lock would break a normal exit
+        while os.read(sys.stdin.fileno(), 1024):  # sys.stdin's lock would break a normal exit
             pass
         os.kill(os.getpid(), signal.SIGTERM)
 

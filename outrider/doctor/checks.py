@@ -59,7 +59,7 @@ def _check_draft_and_link(options: DoctorRole) -> Iterator[Finding]:
 
 
 def check_credentials() -> Finding:
-    """Check the AWS account. Without one this is a warning: only `outrider deploy` needs it."""
+    """Report the AWS account. A missing one is only a warning: `outrider deploy` alone needs it."""
     from compile.aws import Aws
 
     try:

@@ -65,7 +65,7 @@ def check_health(options: ConnectionOptions) -> Iterator[Finding]:
         from grpc_comm.certificate import certificate_hosts
 
         trusted = Path(options.tls_cert)
-        name = certificate_hosts(trusted)[0]  # this very certificate may have any name
+        name = certificate_hosts(trusted)[0]  # a trusted certificate may have any name
     try:
         channel = Channel(address, SecurityOptions(tls_ca=trusted, tls=options.tls), name)
         with closing(channel):

@@ -1,4 +1,4 @@
-"""A finding of `outrider doctor`."""
+"""What `outrider doctor` reports: findings."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from outrider.options.groups import DeviceOptions, DraftModelOptions
 
 @dataclass(frozen=True)
 class FoundDraft:
-    """A draft that is not loaded yet.
+    """A draft before loading.
 
     tokenizer: the model's own; after for_target(), the target's
     use: creates the draft from the loaded model

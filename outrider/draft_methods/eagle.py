@@ -37,7 +37,7 @@ from outrider.options.roles import FusedTargetRole
 class FoundHead(Checkpoint):
     """A head: the checkpoint of its target, under the head's name.
 
-    beside: name of the target
+    beside: the target's name
     head: directory of the head's files
     target: the loaded target, which stores features for the head
     inputs: what the head takes from the target as inputs
@@ -59,7 +59,7 @@ class FoundHead(Checkpoint):
         start = time.perf_counter()
         head = read_head(self.head, self.inputs, capacity.sequence_length)
         self.target.keep_features(head.config.feature_layers)
-        if isinstance(self.target, RecordingModel):  # recorded without features
+        if isinstance(self.target, RecordingModel):  # its recordings lack features
             record_calls(self.target, say)
         rows, slots, nodes = capacity.rows, capacity.slots, capacity.max_nodes
         model = EagleModel(head, rows=rows, capacity=slots, max_nodes=nodes)

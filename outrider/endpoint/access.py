@@ -82,7 +82,7 @@ class KeyCheck:
         scheme, _, credential = request.headers.get("authorization", "").partition(" ")
         bearer = credential.strip() if scheme.lower() == "bearer" else ""
         sent = (bearer or request.headers.get("x-api-key", "")).encode()
-        matches = [hmac.compare_digest(sent, key.encode()) for key in self._keys]  # all: even time
+        matches = [hmac.compare_digest(sent, key.encode()) for key in self._keys]  # constant time
         return self._keys[matches.index(True)] if any(matches) else ""
 
     async def admin(self, request: Request) -> None:

@@ -29,7 +29,7 @@ QUEUED = 512
 SPARE = 64
 """File descriptors reserved for models, logs and the target."""
 
-_ENOUGH = 10_240  # macOS allows no more
+_ENOUGH = 10_240  # the maximum on macOS
 _NOTE_SECONDS = 60.0
 
 HEAD_SECONDS, BODY_SECONDS = 10.0, 60.0
@@ -47,7 +47,7 @@ class BoundedConnection(H11Protocol):
     def __init__(self, maximum: int, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._maximum, self.waiting_since = maximum, 0.0
-        self._awaited: object = None  # the client's state, as h11 names it
+        self._awaited: object = None  # h11's name of the client's state
         self._clock: asyncio.TimerHandle | None = None
 
     @property
@@ -84,7 +84,7 @@ class BoundedConnection(H11Protocol):
 
     def end(self) -> None:
         """Close the connection at once."""
-        self.connections.discard(self)  # connection_lost() comes later
+        self.connections.discard(self)  # connection_lost() is called later
         self.transport.abort()
 
     def _watch(self) -> None:

@@ -22,7 +22,7 @@ MAX_CHECKED = 1000
 RETRY_SECONDS = 1.0
 
 EndTurn = Callable[[bool], None]
-"""Ends a turn; later calls do nothing. The argument: whether the target checked the grammar."""
+"""Ends a turn if it has not ended. The argument: whether the target has checked the grammar."""
 
 
 class GrammarTurns:

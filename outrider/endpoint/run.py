@@ -155,7 +155,7 @@ class _Server(uvicorn.Server):
         asyncio.get_running_loop().set_exception_handler(OutOfDescriptors(self.server_state))
         await super().startup(sockets)
         for bound in sockets or []:
-            bound.listen(QUEUED)  # uvicorn has set ACCEPTED
+            bound.listen(QUEUED)  # replaces ACCEPTED, which uvicorn has set
         say(self._line)
         self._when_ready()
 

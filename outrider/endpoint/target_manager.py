@@ -54,7 +54,7 @@ class TargetManager:
         self.texts: TextRunner | None = None
         self.reason = "no target was started"
         self.wanted = True  # whether requests may start the target again
-        self._opening: asyncio.Future[TextRunner] | None = None  # all requests wait for it
+        self._opening: asyncio.Future[TextRunner] | None = None  # shared by all waiting requests
         self._stack, self._secrets = ExitStack(), ExitStack()
         self._changing, self._given_up = threading.Lock(), threading.Event()
 

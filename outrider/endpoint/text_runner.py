@@ -58,8 +58,8 @@ class TextRunner:
         """Raise LimitExceeded for more tasks than may ever run at once, and Busy for more than may
         start now.
 
-        caller: empty if there is only one; several leave room for each other: a caller's maximum
-        depends on how many places are free (Choudhury and Hahne, 1998)
+        caller: empty if all share one key. Else each caller leaves room for others: its maximum
+        depends on the number of free places (Choudhury and Hahne, 1998)
         """
         limit = max(self.max_texts * SHARE // (SHARE + 1), 1) if caller else self.max_texts
         if count > limit:
@@ -93,7 +93,7 @@ class TextRunner:
 
         A task's last item is its Completion. Leaving the iteration ends all tasks at once. Raises
         LimitExceeded or Busy before any task starts, the error that ended a task, Unavailable for a
-        task that end_all() cut off, and LimitExceeded if the spending limit is reached.
+        task that end_all() cut off, and LimitExceeded if the budget was spent before a task began.
         """
         end_turn, run = await self._grammars.begin(caller, grammar), None
         try:
@@ -144,7 +144,7 @@ class TextRunner:
         return run, queue
 
     def _check(self, text: Completion) -> None:
-        """Raise Unavailable if the output was cut off, LimitExceeded if nothing could be spent."""
+        """Raise Unavailable if end_all() cut the output off, LimitExceeded if no budget is left."""
         if text.finish_reason == "cancelled":
             raise Unavailable(self._over)
         if text.finish_reason == "spent" and not text.token_ids:

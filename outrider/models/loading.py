@@ -113,7 +113,7 @@ class Checkpoint(FoundModel):
         return _on_device(decoder, capacity)
 
     def load_decoder(self, *, device: torch.device, **sizes: Any) -> Decoder:
-        """Load the decoder, quantized as set. sizes: further arguments of
+        """Load the decoder, quantized if set. sizes: further arguments of
         inference.model.checkpoints.checkpoint.load_decoder()
         """
         from inference.model.checkpoints.checkpoint import load_decoder

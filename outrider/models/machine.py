@@ -11,7 +11,7 @@ from typing import NamedTuple
 class Conditions(NamedTuple):
     """Conditions under which a model's times were measured."""
 
-    device: str  # description
+    device: str  # in words
     threads: int
 
 

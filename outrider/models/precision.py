@@ -16,7 +16,7 @@ from outrider.models.machine import BFLOAT16, instructions, memory_size
 from outrider.options.groups import DeviceOptions, Quantization, QuantizationOptions
 
 MIN_BYTES = 64_000_000
-"""Size from which on a checkpoint's precision may be changed: smaller models are fast in any."""
+"""Bytes from which on a checkpoint's precision may change; smaller models are fast anyway."""
 
 MEMORY_SHARE = 0.5
 """Share of the machine's memory that weights converted to float32 may take."""

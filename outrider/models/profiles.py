@@ -85,8 +85,8 @@ class TargetTimes(NamedTuple):
     """Measured times of a target's forward passes."""
 
     times: Times
-    table: Table  # for clients
-    when_idle: Callable[[Engine], bool] | None = None  # measures the rest
+    table: Table  # sent to clients
+    when_idle: Callable[[Engine], bool] | None = None  # measures more shapes
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Profiles:
 
     directory: Path
     tell: Tell  # prints lines of progress
-    upfront: bool = False  # measure all before anything else is done
+    upfront: bool = False  # measure all shapes before serving
 
     def draft(self, draft: FoundModel, model: LoadedModel, length: int) -> Table:
         """Return the seconds of a draft's forward pass, by shape.

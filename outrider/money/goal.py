@@ -41,7 +41,7 @@ SENT_BYTES = 20_000.0
 """Bytes per second that a busy draft sends to its target."""
 
 UNSTEERED = "--cs needs an adaptive draft on this machine"
-"""Why --cs is refused for a client whose draft is not adaptive, or that has none."""
+"""Why --cs is refused for a client without a draft, or whose draft is not adaptive."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Goal:
     min_tps: float | None = None  # minimum tokens per second, at minimum cost
     max_per_token: float | None = None  # maximum US dollars or joules, at maximum speed
     billing: Billing = field(default_factory=Billing)
-    # drafting has a small price of its own, since the price of its energy is unknown
+    # whether drafting gets a small price, for lack of a known price of its energy
     battery: bool = True
 
     @property
@@ -131,8 +131,8 @@ class SteeredPrices(Prices):
     """Prices that are adjusted to meet a goal."""
 
     goal: Goal = field(default_factory=Goal)
-    cost: UnitPrices = SPEED  # by the goal's objective
-    # the limit per token, until one was measured
+    cost: UnitPrices = SPEED  # unit prices of the goal's objective
+    # assumed usage per token, until measured
     expected: Usage = field(default_factory=lambda: Usage(wall=1.0))
 
     def __post_init__(self) -> None:
@@ -148,7 +148,7 @@ class SteeredPrices(Prices):
 
     def _steer(self, measured: Usage) -> None:
         """Adjust the weight by the measured usage per token."""
-        spare = 0.0  # above 0: more weight on cost
+        spare = 0.0  # positive: increase the weight of cost
         if self.goal.min_tps is not None:
             spare = _log(1.0, measured.wall * self.goal.min_tps)
         elif self.goal.max_per_token is not None:

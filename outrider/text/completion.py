@@ -109,7 +109,7 @@ class Completion:
 
     @property
     def drafted(self) -> bool:
-        """Whether any draft proposed tokens."""
+        """Whether a draft took part: it ran, or it proposed tokens."""
         return self.draft_calls > 0 or self.num_draft_tokens > 0
 
     @property
@@ -218,9 +218,9 @@ Complete = Callable[[Request, Show, Event], Completion]
 
 
 def new_completion(request: Request, failure: OutriderError | None = None) -> Completion:
-    """Return the record of a request that has not begun.
+    """Return the empty record of a request.
 
-    failure: error that prevents it from beginning
+    failure: error that prevents the request from starting
     """
     done = Completion(request.index, request.prompt, request.params.seed, len(request.ids))
     return done if failure is None else replace(done, finish_reason="error", failure=failure)

@@ -23,7 +23,7 @@ class TextDefaults(NamedTuple):
 
 
 DEFAULTS = {
-    # A model of Python that loops when greedy. The stop strings end a function or a class.
+    # This model continues Python, and loops when greedy. Stop strings end a function or a class.
     "outrider-embedded-target": TextDefaults(
         temperature=0.8,
         stop=("\n\n\n", "\n\n#", "\ndef ", "\nclass ", "\nif __name__"),

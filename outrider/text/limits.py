@@ -99,7 +99,7 @@ def limit_of(done: Completion, round_trip: float, reason: str = "") -> Limit:
         return Limit.ARITHMETIC
     if useless:
         return Limit.USELESS if done.draft_calls else Limit.NO_DRAFT
-    if not done.draft_calls:  # copied text needs no model calls
+    if not done.draft_calls:  # copied text needs no forward pass
         return Limit.TARGET
     call = done.draft_seconds / done.draft_calls
     if done.traffic.lone >= OFTEN_ALONE * done.traffic.forwards:

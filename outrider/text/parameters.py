@@ -113,7 +113,7 @@ class Parameters:
         )
 
     def sampling(self, seed: int) -> SamplingParams:
-        """Return the sampling parameters with this seed. Values too close to 0 become valid."""
+        """Return the sampling parameters with this seed. Out-of-range values are adjusted."""
         temperature, top_p = self.temperature or 0.0, self.top_p
         if 0 <= temperature < MIN_TEMPERATURE:
             temperature = 0.0 if temperature < GREEDY_TEMPERATURE else MIN_TEMPERATURE

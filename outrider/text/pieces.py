@@ -20,10 +20,10 @@ class Piece(NamedTuple):
     """A part of the output that the target has committed."""
 
     text: str
-    proposer: int = NOBODY  # what kind of proposer proposed the piece's last token
+    proposer: int = NOBODY  # kind of the last token's proposer
     call: CallPiece | None = None  # part of a function call instead of text
     tokens: tuple[int, ...] = ()  # committed since the last piece
-    logprobs: tuple[TokenLogProb, ...] = ()  # [tokens] if requested
+    logprobs: tuple[TokenLogProb, ...] = ()  # [token], if requested
 
     @property
     def accepted(self) -> bool:
@@ -58,7 +58,7 @@ class PieceMaker:
         return self._stop.match
 
     def count(self, token: int, logprob: TokenLogProb | None) -> None:
-        """Count a token in the next piece; push() adds its text, which a stop id does not have."""
+        """Count a token toward the next piece. push() adds its text, unless it is a stop id."""
         self._tokens.append(token)
         if logprob is not None:
             self._logprobs.append(logprob)

@@ -32,7 +32,7 @@ SLICE = 2**16
 
 
 class TextModel(NamedTuple):
-    """What is needed of a model to make requests: its tokenizer, limits and name.
+    """A model's facts needed to make requests: its tokenizer, limits and name.
 
     name: selects the model's defaults for what a request leaves open
     length: maximum tokens of prompt and output together
@@ -121,8 +121,7 @@ def _check_ids(model: TextModel, ids: Iterable[int]) -> None:
 def resume_request(
     model: TextModel, request: Request, token_ids: Sequence[int]
 ) -> tuple[Request, str, int]:
-    """Resume an interrupted output. Returns the request for its rest, its text so far, and the
-    number of tokens in it.
+    """Return a request for the rest of an interrupted output, the text so far, and its token count.
 
     With the same seed the rest is the same as without the interruption. Last tokens that are no
     whole character, or that may begin a stop string, are generated again. Raises InvalidRequest
@@ -172,7 +171,7 @@ def _check_size(model: TextModel, prompt: Prompt, tools: Sequence[Mapping[str, A
         fields = [message.items() for message in prompt if isinstance(message, Mapping)]
         texts = [str(value) for message in fields for name, value in message if name != "role"]
         texts += map(str, tools)
-        tokens = len(prompt)  # each id, or message, is one at least
+        tokens = len(prompt)  # an id is a token, a message at least one
     if sum(map(len, texts)) > 8 * model.length:
         for piece in (text[at : at + SLICE] for text in texts for at in range(0, len(text), SLICE)):
             if tokens > limit:

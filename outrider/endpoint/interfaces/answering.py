@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 Part = TypeVar("Part", contravariant=True)
-"""The parts of an output that an interface's tasks report, such as Piece."""
+"""A part of an output, as an interface's tasks report it: a Piece, for example."""
 
 TEMPERATURE = 1.0
 """Default temperature, unless the model has its own."""

@@ -134,7 +134,7 @@ def add_failures(app: FastAPI) -> None:
 
 
 def _invalid(error: RequestValidationError | ValidationError) -> ApiError:
-    # of a union's errors, the deepest location
+    # for a union the most specific error
     first = max(error.errors(), key=lambda item: (item["type"] == "too_long", len(item["loc"])))
     raised = first.get("ctx", {}).get("error")
     if isinstance(raised, UnservedField):

@@ -39,7 +39,7 @@ def _some(tokens: int) -> int:
 
 
 Length: TypeAlias = Annotated[int, Ge(-1), AfterValidator(_some)]
-TokenId: TypeAlias = Annotated[int, Field(strict=True)]  # not true or false
+TokenId: TypeAlias = Annotated[int, Field(strict=True)]  # refuses true and false
 Ids: TypeAlias = Annotated[list[TokenId], First]
 
 
@@ -105,7 +105,7 @@ class UnservedField(ValueError):
 
 
 class StreamOptions(BaseModel):
-    """What a stream has in addition to the output."""
+    """Options of a stream: what it contains in addition to the output."""
 
     include_usage: bool | None = None
 
@@ -274,7 +274,7 @@ class ChatRequest(TextRequest):
 
 
 class CompletionRequest(TextRequest):
-    """A request to continue prompts: text or token ids, one or several.
+    """A request to continue one or several prompts, each text or token ids.
 
     logprobs: false is also off
     echo: whether the answer includes the prompt; with max_tokens 0 it is only the prompt

@@ -13,7 +13,7 @@ from outrider.text.stop_strings import begun
 from outrider.text.tools.json_values import read_object
 
 MAX_HEAD = 256
-"""Maximum characters of a call before its arguments; longer ones are not streamed."""
+"""Maximum characters of a call before its arguments; beyond this, arguments are not streamed."""
 
 MAX_BUFFERED = 2**16
 """Maximum characters held back because they may be a call; beyond this they are text."""
@@ -83,7 +83,7 @@ class CallReader:
         self._form, self._names, self._several = form, names, several
         self._buffer, self._opened, self._calls = "", "", 0
         self._listed = self._unclosed = False  # in a list of calls; before a closing mark
-        self._end, self._scanned = _ObjectEnd(), 0  # of the object that is held
+        self._end, self._scanned = _ObjectEnd(), 0  # of the buffered object
         self._state: Callable[[], str | CallPiece | None] = self._begin if form.bare else self._say
 
     def push(self, text: str) -> list[str | CallPiece]:
@@ -153,7 +153,7 @@ class CallReader:
         return self._call(*call, listed, self._between)
 
     def _may_name(self, name: str, *, complete: bool) -> bool:
-        """Return whether this is a function's name, or unless `complete` the start of one."""
+        """Return whether this is a function's name; unless `complete`, its beginning suffices."""
         return (
             name in self._names
             if complete
