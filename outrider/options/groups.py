@@ -205,7 +205,7 @@ class TextOptions(SamplingOptions):
     """The prompts, the form of the output, and the reports on it."""
 
     prompt: str | None = None
-    """prompt, or - for stdin; the tokenizer's beginning-of-text token is prepended if it has one"""
+    """prompt, or - for stdin; the tokenizer's beginning-of-text token, if any, is prepended"""
     prompt_text: Annotated[File, Alias("prompt_file")] | None = None
     """file with one prompt per line, or - for stdin; up to --batch prompts run at a time"""
     chat: bool = False

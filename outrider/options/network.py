@@ -31,7 +31,7 @@ class TlsOptions(Group, title="security"):
     """private key of --tls_cert"""
     tls_ca: File | None = None
     """certificate of the authority that signed the other side's certificate; a target with --tls_ca
-    requires clients to have one"""
+    requires clients to present one"""
     token_file: File | None = None
     """file with the bearer token on its first line"""
     insecure: bool = False

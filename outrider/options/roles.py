@@ -111,7 +111,7 @@ class TargetRole(groups.BackendOptions, ServingRole, groups.LegacyOptions):
 
 
 class FusedTargetRole(draft_flags.SourceOptions, groups.QuantizationOptions, ServingRole):
-    """serve a target with a draft beside it, on one host"""
+    """serve a target together with a draft, on one host"""
 
     COMMON: ClassVar = ("model", "draft_model", "device", "batch", "draft", *SERVED_TO)
     role: Literal["fused_target"] = "fused_target"
@@ -270,7 +270,7 @@ class UpRole(EndpointRole):
 class FusedClientRole(
     groups.BaselineOptions, groups.BatchOptions, groups.TargetModelOptions, TextRole
 ):
-    """generate text with a fused target; loads no model here"""
+    """generate text with a fused target, without loading a model"""
 
     COMMON: ClassVar = (*PROMPTED, "baseline", "model", *TO_A_TARGET)
     role: Literal["fused_client"] = "fused_client"

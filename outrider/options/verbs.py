@@ -69,7 +69,7 @@ def verb_of(role: str) -> str:
 
 
 VERBS = {verb_of(role): role for role in ROLES}
-"""The role of each command that is one."""
+"""The role of each command that is a role."""
 
 
 def overview() -> Iterator[str]:

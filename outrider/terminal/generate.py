@@ -60,7 +60,7 @@ def draft(options: DraftRole) -> int:
         if options.baseline:
             client.wait()  # otherwise the comparison could miss the draft
         code = run(options, requests, make, workers=rows, more_lines=more_lines)
-        client.check()  # an error of the draft fails the command, not its texts
+        client.check()  # an error of the draft fails the command, not its requests
         return code
 
 

@@ -41,7 +41,7 @@ class LiveText:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._messages: list[str] = []  # to be printed after the text
+        self._messages: list[str] = []  # to be printed after the output
         self._begun, self._lock, self._stack = False, Lock(), ExitStack()
 
     def __call__(self, piece: Piece) -> None:
