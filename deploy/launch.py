@@ -28,7 +28,7 @@ _OTHER_WAYS = {
 
 
 class Launch:
-    """Starts one host."""
+    """The launch of one host."""
 
     def __init__(self, aws: Aws, host: Host) -> None:
         self._aws, self._host = aws, host
@@ -36,7 +36,7 @@ class Launch:
 
     def standing(self) -> StackState | None:
         """Return the stack of an earlier `up` if its instance runs; otherwise remove what is left
-        of it. Raises InvalidRequest if it has other settings.
+        of it. Raises InvalidRequest if the instance has other settings.
         """
         state = self._stack.state()
         if state is None:

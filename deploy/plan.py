@@ -50,7 +50,7 @@ def find_price(host: Host, *, live: bool = True) -> Price | NoPrice:
 
 
 def host_rows(host: Host, account: AccountView | None) -> dict[str, str]:
-    """Return rows of a plan: the instance and its image, disk and network."""
+    """Return rows of a plan: the instance, its zones, image and volume."""
     bundled = bundled_prices().types.get(host.instance.name)
     device = bundled.accelerators if bundled else host.instance.kind
     image = f" = {account.image_id}" if account else ""

@@ -7,8 +7,8 @@ from AWS Systems Manager. The script of a job runs all commands in turn, even af
 always powers the host off. A job writes to the bucket:
 
     REPORTS/status.json   {"state": "running" | "built" | "failed", "step", "digest"}
-        REPORTS/log.txt       all output
-        REPORTS/results/      the files that the commands wrote to RESULTS
+    REPORTS/log.txt       all output
+    REPORTS/results/      the files that the commands wrote to RESULTS
 
 All values are quoted for the shell; deploy/commands/options.py checks their formats.
 """
@@ -151,6 +151,7 @@ def _script(
     """Return a script for cloud-init: variables, functions, install.sh, then the main file.
 
     values: additional variables by name; None for an empty one
+    main: name of the file in this directory that ends the script
     """
     on_image = settings.venv is not None
     everywhere = {

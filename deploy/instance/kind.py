@@ -33,7 +33,7 @@ _QUOTAS = {
     "g": ("G and VT", "L-DB2E81BA", "L-3819A6DF"),
     "p": ("P", "L-417A185B", "L-7212CCBC"),
 }
-"""EC2's name of the quota by family, and the quota codes for on-demand and spot instances."""
+"""Quotas by family: EC2's name, and the codes for on-demand and for spot instances."""
 _NEURON = ("trn1", "trn1n", "trn2", "inf2")
 _CUDA_FAMILIES = ("g", "gr", "p")
 

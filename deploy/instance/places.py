@@ -110,7 +110,7 @@ def with_image(aws: Aws, host: Host) -> Host:
 
 def find_image(aws: Aws, parameter: str) -> str:
     """Return the id of the machine image in a public parameter. Raises InvalidRequest if the
-    parameter does not exist, with the existing ones.
+    parameter does not exist, listing those that do.
     """
     client = aws.client("ssm")
     with aws_refusals():

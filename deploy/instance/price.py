@@ -113,7 +113,7 @@ class InstancePrices:
             raise InvalidRequest(f"{instance_type!r} is no instance type, such as trn1.2xlarge")
         if market == "capacity-block":
             raise NoPrice(f"{instance_type}: a capacity block was paid beforehand")
-        if market == "on-demand" and instance_type.startswith("trn2"):  # whatever the rows are
+        if market == "on-demand" and instance_type.startswith("trn2"):  # whatever the list says
             raise NoPrice(f"{instance_type} is sold as capacity blocks and spot only")
         service = (market, region if market == "spot" else PRICE_LIST_REGION)
         why = self._refusals.get(service, "") if self._live else "AWS was not queried"
