@@ -39,7 +39,7 @@ class Reach(NamedTuple):
 class LibraryConfig:
     """Facts about a causal model that are needed before loading it.
 
-    reaches: by type of layer; under "" if all layers have the same type
+    reaches: by layer type; the key is "" if all layers have the same type
     keeps_states: whether layers keep a running state
     max_positions: the checkpoint's maximum
     limited_by: origin of max_positions: "config.json field NAME"
@@ -127,7 +127,7 @@ def _positive(raw: Json, text: Any, name: str) -> int:
 def _max_positions(raw: Json, text: Any) -> tuple[int, str]:
     """Return the maximum positions and the field that sets them.
 
-    Some scalings change frequencies for longer texts, so earlier keys would become wrong.
+    Some scalings change frequencies for longer sequences, so earlier keys would become wrong.
     """
     name, original = "max_position_embeddings", "original_max_position_embeddings"
     length = _positive(raw, text, name)

@@ -89,7 +89,7 @@ class _Fused(CachedGraph):
         return torch.cat((tokens[:, 1:], path, next_token[:, None]), 1), out.new, drafted
 
     def _table(self, sampling: Sampling, target: CacheRows) -> Tensor:  # [B, depth + 1, V]
-        """Return the noise at the positions below the root of each row, its first node."""
+        """Return the noise at the positions below each row's root, the first node of the row."""
         raise NotImplementedError
 
 
