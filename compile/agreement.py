@@ -62,7 +62,7 @@ class Agreement:
 
     def is_enough(self, share: float = 0.03) -> bool:
         """Return whether at most this share differs, or one choice. In bfloat16, about 1 in 100
-        choices of a text is a near-tie.
+        choices is a near-tie.
         """
         return self.total - self.equal <= max(1, share * self.total)
 

@@ -70,8 +70,8 @@ def neuron_artifact(
     spec: CompileSpec, checkpoint: Path, cache: Path, *, command: str, say: Say
 ) -> Path:
     """Return the directory of a complete artefact for the spec: from the cache, under a hash of all
-    its inputs, or built. A build takes long, so its cost is printed first; an interrupted build is
-    continued.
+    inputs, or newly built. A build takes long, so its cost is printed first. An interrupted build
+    is continued.
     """
     source, builder = read_source(checkpoint), builder_of(spec, checkpoint)
     tools = builder.made_with()

@@ -73,7 +73,7 @@ def layers_of(sdk: Sdk, spec: CompileSpec) -> Layers:
     rows["reduce_dtype"] = summing_type(dtype, ranks)
 
     class Head(sdk.column):  # type: ignore[misc, name-defined]
-        """Computes this rank's logits. The decoder handles those of padding."""
+        """A head for this rank's logits. The decoder handles the logits of padding ids."""
 
         def forward(self, states: Tensor, vocabulary: int) -> Tensor:
             logits: Tensor = super().forward(states)

@@ -85,7 +85,7 @@ class CpuBuilder:
                 target.decoder, draft.decoder, target.cache, draft.cache, bucket.shape
             )
             with self._compiled(graph, bucket, round_inputs(bucket), constants, directory):
-                return [graph_path(bucket)]  # check_rounds checks it, when all graphs are there
+                return [graph_path(bucket)]  # check_rounds checks it once all graphs are built
         model = self._draft if isinstance(bucket, DraftBucket) else self._target
         features, cache = self._spec.features, KeysValues.of(map(torch.clone, model.by_slot))
         graph = VerifyGraph(model.decoder, model.cache, bucket.levels, features)
@@ -117,7 +117,7 @@ class CpuBuilder:
             shutil.move(path, directory / graph_path(bucket))
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
-        """Do nothing: there is nothing that needs all graphs."""
+        """Do nothing: no file is built from all graphs."""
         return []
 
     def made_with(self) -> MadeWith:
@@ -146,7 +146,7 @@ def write_package(
     from torch._inductor import aoti_compile_and_package, config
     from torch._inductor.exc import InductorError
 
-    # Inductor's pool of processes is for many small kernels; here it would only cost its start.
+    # Inductor's pool of processes is for many small kernels; starting it would only take time.
     with config.patch(compile_threads=1), torch.no_grad():
         try:
             aoti_compile_and_package(

@@ -75,8 +75,8 @@ class GraphSizes:
         return (self.capacity,) if self.rows > 1 else _windows(self.capacity, 2)
 
     def required(self) -> tuple[CallShape, CallShape, CallShape]:
-        """Return the shapes without which some calls could not run, or the target alone would take
-        as long as a tree.
+        """Return the shapes without which some calls could not run, or a pass without a draft would
+        take as long as a tree.
         """
         return (
             CallShape(True, 1, self.chunk, self.capacity),
@@ -128,9 +128,9 @@ def _spare(buckets: Sequence[BucketKind]) -> set[BucketKind]:
 
 
 def first_graphs(spec: CompileSpec, sizes: GraphSizes) -> CompileSpec:
-    """Return the spec with the fewest graphs that support all calls, reading the whole cache: a
-    prompt chunk of one session, and for all rows the target alone and the largest tree. The cache
-    keeps its size, so the other graphs can be added to the same directory later.
+    """Return the spec with the fewest graphs that support all calls, reading the whole cache: for
+    one session a prompt chunk, and for all rows the largest tree and a pass without a draft. The
+    cache keeps its size, so the other graphs can be added to the same directory later.
     """
     required = set(sizes.required())
     buckets = [

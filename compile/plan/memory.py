@@ -176,9 +176,9 @@ def _activations(
 def worker_memory(target: str, weights: int) -> int:
     """Return the maximum bytes of a process that builds graphs.
 
-    weights: bytes of the model's. For a CPU a process holds them twice, since it compares the
-        compiled graph's results with those of the model, beside its libraries and C++ compiler.
-        Neuron's compiler takes up to 16 GiB whatever the model is.
+    weights: bytes of the model's weights. A process for a CPU holds them twice, since it compares
+        the compiled graph's results with the model's, and needs 2 GiB for libraries and compiler.
+        Neuron's compiler needs up to 16 GiB for any model.
     """
     return 2 * weights + 2 * GIB if target == "cpu" else 16 * GIB
 

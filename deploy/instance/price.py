@@ -84,7 +84,7 @@ class PriceTable(Record):
 
 
 def bundled_prices() -> PriceTable:
-    """The bundled price table."""
+    """Return the bundled price table."""
     return read_record(read_json(_BUNDLED, InvalidRequest), PriceTable)
 
 

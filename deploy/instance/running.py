@@ -41,7 +41,7 @@ class RunningInstance:
     address: str  # IPv4: public if there is one, otherwise private; empty once it has ended
     launched: datetime
     tags: Mapping[str, str]
-    ended_by: str  # why it ended, in EC2's words; empty while it runs
+    ended_by: str  # EC2's reason why it ended; empty while it runs
     ended: datetime | None = None  # if EC2 reports a time
 
     @property

@@ -76,7 +76,7 @@ def read_library_config(directory: Path) -> LibraryConfig:
 
 
 def _text_config(path: Path, raw: Json) -> Any:
-    """Return the library's configuration of the model, or of its text part if it has others."""
+    """Return the library's configuration of the model, or of its text model if it has several."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import (
         CONFIG_MAPPING,

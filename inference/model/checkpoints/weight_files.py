@@ -1,7 +1,7 @@
 """The weight files of a Hugging Face directory: selection, and headers.
 
-The selection is the transformers library's, so that every backend computes the same model. Reading
-headers needs neither torch nor safetensors.
+Files are selected as by the transformers library, so that every backend computes the same model.
+Reading headers needs neither torch nor safetensors.
 """
 
 from __future__ import annotations

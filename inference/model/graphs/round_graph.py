@@ -99,7 +99,7 @@ class RoundGraph(_Fused):
     def forward(
         self,
         rows: Tensor,  # [B] int32, cache rows of the target
-        slots: Tensor,  # [B, nodes] int32, where the target's new keys belong
+        slots: Tensor,  # [B, nodes] int32, slots for the target's new keys
         positions: Tensor,  # [B, nodes] int32
         context_mask: Tensor,  # [B, 1, S] int32 0/1
         tree_mask: Tensor,  # [B, nodes, nodes] int32 0/1
