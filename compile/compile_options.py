@@ -129,7 +129,7 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
 
     @model_validator(mode="after")
     def _can_be_built(self) -> Self:
-        """Check what needs no model."""
+        """Check the options as far as possible without a model."""
         for size in self.tree_sizes or ():
             if size > self.max_tree_nodes:
                 raise InvalidRequest(
@@ -144,7 +144,7 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
         return self
 
     def _check_fused(self) -> None:
-        """Check the flags of the draft beside the target."""
+        """Check the flags of a draft in the target's graphs."""
         if self.draft_model is None and self.model is not None:
             raise InvalidRequest(
                 f"--fused needs --draft_model: a draft for {self.model} with the same tokenizer"
@@ -161,12 +161,12 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
 
     @property
     def precision(self) -> str:
-        """The dtype; by default the device's."""
+        """The dtype: as requested, or the device's default."""
         return self.dtype or ("float32" if self.device == "cpu" else "bfloat16")
 
     @property
     def compiler_flags(self) -> Mapping[str, str]:
-        """The flags for the compiler: from NAME or NAME=VALUE to a mapping."""
+        """The compiler's flags: name -> value, empty for a flag without a value."""
         flags = {}
         for word in self.flag:
             name, _, value = word.partition("=")
@@ -204,7 +204,7 @@ class CompileCommand(CompileOptions):
 
     @model_validator(mode="after")
     def _says_what_to_do(self) -> Self:
-        """Build, print the plan, push or pull."""
+        """Check that a build, plan, push or pull is requested, with --out if needed."""
         if self.target is None and self.push is None and self.pull is None:
             raise ValueError(
                 "--target is needed: cpu, trn1, inf2, trn2 or trn3 (--help shows examples)"
@@ -229,5 +229,5 @@ EXAMPLES = """examples:
 
 
 def parse(arguments: Sequence[str] | None = None) -> CompileOptions:
-    """Options from a command line, checked. A mistake gets one line, and exit code 2."""
+    """Return the checked options. A mistake prints a one-line error and exits with code 2."""
     return parse_flags(CompileCommand, "outrider compile", arguments, EXAMPLES)
