@@ -56,7 +56,7 @@ class OwnRecord:
         self.factor = 1.0
 
     def observe(self, expected: float, accepted: int) -> None:
-        """Record how many of a forward pass's candidates were expected to be accepted, and were."""
+        """Record the expected and actual number of a forward pass's accepted candidates."""
         self._expected = TUNING.own_fading * self._expected + expected
         self._accepted = TUNING.own_fading * self._accepted + accepted
         weight = TUNING.own_weight

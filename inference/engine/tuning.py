@@ -19,7 +19,7 @@ class SchedulerTuning:
     max_behind: float = 16.0  # maximum recorded tokens of service deficit
     max_deficit: float = 1.0  # tokens of deficit after a wide forward pass (benchmarks.regret)
 
-    # The width of a forward pass, in factors of tokens a second by which a wider one must win.
+    # The width of a pass: factors in tokens per second by which a wider pass must win.
     min_gain: float = 1.02  # because measured times are noisy
     premium: float = 1.1  # if the wider pass's time was not measured
 

@@ -39,7 +39,7 @@ class DraftTuning:
     remembered_tokens: float = 100.0
     """Tokens after which an observation has faded to 1/e in the average cost of a token."""
     min_gain: float = 0.005
-    """Expected tokens below which no call is made, however cheap it is. Tuned cells."""
+    """Minimum expected tokens of a draft call, however cheap the call is. Tuned cells."""
     token_bytes: float = 1000.0
     """Bytes that may be sent for one expected token if bytes have no price. Sending all nodes takes
     two to three times the bytes and saves a few percent of the time. Tuned cells."""

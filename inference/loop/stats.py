@@ -16,8 +16,8 @@ class Traffic(Spent):
     queue_seconds: includes the wait for a row
     """
 
-    bytes_up: int = 0  # from client to target, with FRAMING_BYTES added per message
-    bytes_down: int = 0  # from target to client, with FRAMING_BYTES added per message
+    bytes_up: int = 0  # from client to target, including FRAMING_BYTES per message
+    bytes_down: int = 0  # from target to client, including FRAMING_BYTES per message
     messages_up: int = 0
     messages_down: int = 0
     prefill_seconds: float = 0.0  # time of the prompt's forward passes

@@ -159,7 +159,7 @@ class _Bytes:
 
 
 def byte_tokenizer() -> LLTokenizer:
-    """A tokenizer with a token per byte, for grammars without a model."""
+    """Return a tokenizer with a token per byte, to check grammars without a model."""
     from llguidance import TokenizerWrapper
 
     return LLTokenizer(TokenizerWrapper(_Bytes()))

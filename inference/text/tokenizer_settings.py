@@ -75,7 +75,7 @@ class TokenizerSettings:
 
     @property
     def ids(self) -> dict[int, str]:
-        """Return the added tokens by id."""
+        """The added tokens by id."""
         return {token["id"]: token["content"] for token in self.added}
 
     @classmethod

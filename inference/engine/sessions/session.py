@@ -38,7 +38,7 @@ from inference.tree.accept import Verdict
 from inference.tree.candidates import CandidateTree, Claims, ProposalStream
 from inference.tree.token_tree import TokenTree
 
-_RATE_WEIGHT = 0.1  # of the latest forward pass in the moving average of tokens a second
+_RATE_WEIGHT = 0.1  # weight of the latest pass in the moving average of tokens per second
 
 
 Callback: TypeAlias = Callable[[], None]
