@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Returns 0 on success."""
+    """Run the command and return its exit code, 0 for success."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     options = parse(words)
     return run_command(
@@ -96,7 +96,7 @@ def _pull(options: CompileOptions) -> None:
 
 
 def _request_of(options: CompileOptions, arguments: Sequence[str]) -> BuildRequest:
-    """Print the plan of a build and return its request, checked against the device's memory."""
+    """Print the plan of a build and return its request; check that it fits the device's memory."""
     from compile.plan.fit import check_fits
     from compile.plan.plan_report import describe, purposes, verdict
     from compile.request import find_checkpoint, make_request

@@ -1,10 +1,9 @@
-"""The check that two models agree: a compiled graph with its eager model, and a device with the
-host.
+"""Checks that two models agree: a compiled graph with its eager model, or a device with the host.
 
-Both models get the same calls: random trees above a random context, each row with other sampling
-parameters. Their choices may differ in the few near-ties that rounding decides. A graph's keys,
-values, features and log-probabilities are compared, too, and no bit of a root's results may depend
-on other nodes and rows: otherwise candidates would change the text.
+Both models compute the same calls: random trees after a random context, with different sampling
+parameters in each row. Their choices may differ in the few near-ties that rounding decides. A
+graph's keys, values, features and log-probabilities are compared, too. A root's results must not
+depend on other nodes and rows in any bit, otherwise candidates would change the output.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ from inference.files.artifact import Bucket, Manifest
 from inference.sampling import SamplingParams
 
 CALLS = 3
-"""Calls that are compared with each sampling."""
+"""Number of calls that are compared for each entry of WAYS."""
 WAYS = {"greedy": SamplingParams(), "temperature 1": SamplingParams(1.0, seed=7)}
-"""Samplings that are compared, by name."""
-_MIN_LOGPROB = -100.0  # log-probability below which numbers are not compared
+"""Sampling parameters that are compared, by name."""
+_MIN_LOGPROB = -100.0  # smaller log-probabilities are clamped
 
 
 class Tolerance(NamedTuple):
-    """The maximum change of a graph's results by rounding, above a context of noise.
+    """The maximum differences of a graph by rounding, with random numbers as context.
 
-    The median node's states count, because a few of the random inputs amplify any rounding.
+    The median node's states are compared, because a few of the random inputs amplify any rounding.
     """
 
-    states: float  # distance of a node's keys, values or features, as a part of their length
-    choices: float  # share of the choices under one sampling that may differ
+    states: float  # distance of a node's keys, values or features, relative to their norm
+    choices: float  # share of the choices that may differ, for each sampling
 
 
 ROUNDING = {
@@ -54,16 +53,16 @@ ROUNDING = {
 
 @dataclass(frozen=True)
 class Agreement:
-    """The count of a model's choices that equal another's after the same tokens."""
+    """Number of equal choices of two models after the same tokens."""
 
-    how: str  # what was compared, in words
+    how: str  # description of the comparison
     equal: int
     total: int
-    first: str = ""  # the first that differs; empty if none does
+    first: str = ""  # the first difference; empty if there is none
 
     def is_enough(self, share: float = 0.03) -> bool:
-        """Whether at most this share differs, or one choice: in bfloat16 about 1 in 100 choices
-        of a text is a near-tie.
+        """Return whether at most this share differs, or one choice. In bfloat16, about 1 in 100
+        choices is a near-tie.
         """
         return self.total - self.equal <= max(1, share * self.total)
 
@@ -79,11 +78,11 @@ def check_graph(
     length: int,
     features: Sequence[int] = (),
 ) -> None:
-    """Raise BadArtifact unless a graph computes what the eager model computes, and each root by
-    itself. The calls overwrite both models' caches.
+    """Raise BadArtifact unless a graph computes the same as the eager model, and each root
+    regardless of the other nodes. Overwrites both models' caches.
 
-    model: over the bucket's graph alone, with caches of the reference's shape
-    length: positions that both take
+    model: with the bucket's graph only, and caches of the same shape as the reference's
+    length: maximum positions of both models
     features: layers whose inputs the graph returns
     """
     for decoder in (model, reference) if features else ():
@@ -114,7 +113,7 @@ def check_graph(
     if wrong:
         raise BadArtifact(f"graph {bucket.name} is not the eager model's: {'; '.join(wrong)}")
     first, second = (random_segments(bucket, vocabulary, rows, length, seed) for seed in (0, 1))
-    if not bucket.everywhere:  # a prompt's graph chooses at one node
+    if not bucket.everywhere:  # a prompt graph chooses at a single node
         root = np.zeros(1, dtype=np.int32)
         first, second = ([row._replace(pick=root) for row in call] for call in (first, second))
     roots = []
@@ -131,8 +130,8 @@ def check_graph(
 
 
 def agreements(model: Model, reference: Model, manifest: Manifest) -> Iterator[Agreement]:
-    """Compare a model's choices with another's in row 0, after a random prompt. The manifest gives
-    the model's limits.
+    """Compare two models' choices in row 0 after a random prompt. Sizes are the limits in the
+    manifest.
     """
     vocabulary, length = manifest.vocabulary, manifest.sequence_length
     prompt = np.random.default_rng(5).integers(0, vocabulary, length // 2).tolist()
@@ -155,7 +154,7 @@ def _name(params: SamplingParams) -> str:
 
 
 def compare(how: str, calls: Sequence[tuple[Sequence[Chosen], ...]]) -> Agreement:
-    """Count the equal choices of two models in some calls."""
+    """Count the equal choices of two models over several calls."""
     equal, total, first = 0, 0, ""
     for number, answers in enumerate(calls):
         ours, theirs = (np.concatenate([answer.tokens for answer in chosen]) for chosen in answers)
@@ -173,8 +172,8 @@ def written_states(
     answers: Sequence[Chosen] = (),
     features: bool = False,
 ) -> dict[str, Tensor]:
-    """Return the keys and values that a call wrote, and its features and log-probabilities where
-    they were requested, by name: [layers, nodes, width].
+    """Return the keys and values that a call wrote, and its features and log-probabilities if
+    requested, by name: [layers, nodes, width].
     """
     at = [(segment.row, torch.from_numpy(segment.slots).long()) for segment in call]
     states = {
@@ -194,6 +193,6 @@ def written_states(
 
 
 def _distances(ours: Tensor, theirs: Tensor) -> Tensor:  # [layers, nodes, width] twice -> [nodes]
-    """The distance of each node's states, relative to their length."""
+    """Return the distance of each node's states, relative to their norm."""
     differences = (ours.float() - theirs.float()).square().sum((0, 2)).sqrt()
     return differences / theirs.float().square().sum((0, 2)).sqrt()

@@ -1,4 +1,4 @@
-"""AWS's services for this account, with AWS's errors translated to ours."""
+"""AWS services for this account, with errors converted to Outrider's exceptions."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _THROTTLED = {
 
 
 class AwsDown(Unavailable):
-    """AWS cannot be used: no credentials, rejected ones, or no connection."""
+    """AWS is not available: no credentials, rejected credentials, or no connection."""
 
 
 class Aws:
     """The services of one region, with boto3's credentials.
 
-    region: None takes that of boto3's configuration, else us-east-1
+    region: None for the one in boto3's configuration, by default us-east-1
 
-    Raises MissingExtra without boto3, AwsDown without credentials, and InvalidRequest for what can
-    be no region.
+    Raises MissingExtra without boto3, AwsDown without credentials, and InvalidRequest for a
+    malformed region.
     """
 
     def __init__(self, region: str | None = None) -> None:
@@ -64,12 +64,12 @@ class Aws:
 
     @functools.cached_property
     def account(self) -> str:
-        """Number of the account that pays."""
+        """The number of the account to which the credentials belong."""
         with aws_refusals():
             return str(self.client("sts").get_caller_identity()["Account"])
 
     def rows(self, service: str, operation: str, key: str, **parameters: Any) -> list[Any]:
-        """The rows under the key on all pages of a reply."""
+        """Return the rows under the key on all pages of a reply."""
         client = self.client(service)
         with aws_refusals():
             if not client.can_paginate(operation):
@@ -85,16 +85,16 @@ class Aws:
 
 
 def check_region(region: str) -> None:
-    """Raises InvalidRequest for what cannot be the name of a region."""
+    """Raise InvalidRequest for a malformed name of a region."""
     if not re.fullmatch(r"[a-z]{2}(-[a-z]+)+-[0-9]+", region):
         raise InvalidRequest(f"{region!r} is no region, such as us-east-1")
 
 
 @contextmanager
 def aws_refusals(place: str = "") -> Iterator[None]:
-    """Within this context an error of boto3 is one of ours.
+    """Convert boto3's exceptions in this context to Outrider's.
 
-    place: what the call is about, for messages, where its name does not say so
+    place: subject of the call, for messages, unless its name is sufficient
     """
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
@@ -106,14 +106,14 @@ def aws_refusals(place: str = "") -> Iterator[None]:
     except ClientError as error:
         raise _refusal(error, start) from error
     except (Boto3Error, BotoCoreError, ResponseParserError) as error:
-        if isinstance(error.__context__, ClientError):  # of an upload
+        if isinstance(error.__context__, ClientError):  # from an upload
             raise _refusal(error.__context__, start) from error
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise AwsDown(f"{start} cannot be reached: {first}") from error
 
 
 def _refusal(error: Any, start: str) -> OutriderError:
-    """Our error for a ClientError of botocore. Its line begins with `start`: AWS, or a place."""
+    """Convert a ClientError of botocore. The message begins with `start`: AWS, or a place."""
     code, message = error_code(error), error.response.get("Error", {}).get("Message", "")
     call = error.operation_name
     if code in _WRONG_CREDENTIALS:
@@ -134,6 +134,6 @@ def _refusal(error: Any, start: str) -> OutriderError:
 
 
 def error_code(error: Exception) -> str:
-    """AWS's own name of an error; empty if none came from there."""
+    """Return AWS's code of an error; empty if the error is not from AWS."""
     response: dict[str, Any] = getattr(error, "response", None) or {}
     return str(response.get("Error", {}).get("Code", ""))

@@ -1,5 +1,5 @@
-"""Chooses the builder of a spec, and builds what `--device neuron` serves without --artifact. Each
-builder is imported when it is chosen, because each needs its own compiler.
+"""Chooses the builder of a spec, and builds the artefact for `--device neuron` without --artifact.
+Builders are only imported when chosen, because each needs its own compiler.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def builder_of(
     graph_store: str | None = None,
     quiet: bool = True,
 ) -> Builder:
-    """The builder for the spec. For CPU it builds graphs in several processes where they fit.
+    """Return the builder for the spec; for CPU, with several processes if memory allows.
 
-    draft: the checkpoint of the draft in the graphs, where the spec has one
-    graph_store: where machines share compiled graphs, for trn1 and inf2
-    quiet: whether processes keep their libraries' notes to themselves
+    draft: the checkpoint of the draft in the graphs, if the spec has one
+    graph_store: store of compiled graphs that machines share, for trn1 and inf2
+    quiet: whether to hide the output of libraries in processes
     """
     if spec.target in NATIVE:
         if graph_store is not None:
@@ -69,9 +69,9 @@ def _cpu_builder(spec: CompileSpec, checkpoint: Path, draft: Path | None, quiet:
 def neuron_artifact(
     spec: CompileSpec, checkpoint: Path, cache: Path, *, command: str, say: Say
 ) -> Path:
-    """The directory of a complete artefact for the spec: in the cache, under a hash of everything
-    that it is made from, or built there. A build takes long, so its cost is printed first; an
-    interrupted build is continued.
+    """Return the directory of a complete artefact for the spec: from the cache, under a hash of all
+    inputs, or newly built. A build takes long, so its cost is printed first. An interrupted build
+    is continued.
     """
     source, builder = read_source(checkpoint), builder_of(spec, checkpoint)
     tools = builder.made_with()

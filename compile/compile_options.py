@@ -17,7 +17,7 @@ from inference.flags.values import Count, Counts, Directory, File, ModelName, Re
 from inference.tree.tree_shape import Branches
 
 CHAIN = 4
-"""Draft tokens of a round by default."""
+"""Default number of draft tokens per round."""
 
 _FUSED = "a draft in the target's graphs (outrider fused_target --artifact DIR serves it)"
 _SIZES = "sizes of graphs (comma-separated; every combination is built)"
@@ -28,7 +28,7 @@ Store = Annotated[str, Metavar("STORE")]
 
 
 class JobOptions(Group, title=_ON):
-    """The instance of a job."""
+    """The EC2 instance on which to build."""
 
     region: Region | None = None
     """AWS region (default: that of boto3's configuration, else us-east-1)"""
@@ -43,7 +43,7 @@ class JobOptions(Group, title=_ON):
 
 
 class InstanceOptions(JobOptions, title=_ON):
-    """The machine that builds the artefact: this one, unless `on` names an instance type."""
+    """The machine that builds the artefact: this machine, unless `on` names an instance type."""
 
     on: Annotated[str, Metavar("TYPE")] | None = None
     """instance type, such as r7i.4xlarge or trn1.32xlarge; with --dry_run only its price and memory
@@ -51,10 +51,10 @@ class InstanceOptions(JobOptions, title=_ON):
 
 
 class FusedOptions(Group, title=_FUSED):
-    """The draft in the target's graphs."""
+    """The draft model to build into the target's graphs."""
 
     fused: bool = False
-    """also build graphs of a whole round: the draft grows a tree and the target verifies it"""
+    """also build graphs of a whole round: the draft builds a tree and the target verifies it"""
     draft_model: ModelName | None = None
     """directory or hub name of the draft (default: the embedded draft)"""
     gamma: Annotated[Count, Alias("speculation_length")] | None = None
@@ -64,7 +64,7 @@ class FusedOptions(Group, title=_FUSED):
 
 
 class SizeOptions(Group, title=_SIZES):
-    """Sizes of graphs."""
+    """Sizes of the graphs to build."""
 
     tree_sizes: Sizes | None = None
     """nodes of a tree, root included (default: 1, 4, 16 and --max_tree_nodes)"""
@@ -74,14 +74,14 @@ class SizeOptions(Group, title=_SIZES):
 
 
 class StoreOptions(Group, title="stores"):
-    """Stores of artefacts and of compiled graphs."""
+    """Where to store artefacts and compiled graphs."""
 
     push: Store | None = None
-    """upload the artefact, built now or present in --out, to a directory or s3://BUCKET/PREFIX"""
+    """upload the artefact, just built or already in --out, to a directory or s3://BUCKET/PREFIX"""
     pull: Store | None = None
     """download an artefact from a store to --out"""
     digest: Annotated[str, Metavar("HEX")] | None = None
-    """digest of the artefact to pull, which --push printed; required, since an artefact is
+    """digest of the artefact to pull, as printed by --push; required, since an artefact is
     executable code"""
     graph_store: Store | None = None
     """Neuron: shared cache of compiled graphs, a directory or s3://BUCKET/PREFIX; graphs are
@@ -105,7 +105,7 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
     out: Directory | None = None
     """directory for the artefact"""
     batch: Annotated[Count, Alias("rows")] | None = None
-    """maximum concurrent texts (default: as many of 4, 2 or 1 as fit beside weights and graphs)"""
+    """maximum concurrent sequences (default: 4, 2 or 1, the most that memory has room for)"""
     sequence_length: Annotated[int, Ge(2)] | None = None
     """maximum length of prompt and output together (default: 2048, or the model's limit)"""
     max_tree_nodes: Count = 64
@@ -117,8 +117,8 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
     flag: Annotated[tuple[str, ...], Multiple(), Metavar("NAME[=VALUE]")] = ()
     """compiler flag, can be repeated: --flag=-O2 --flag=max_autotune=1"""
     features: Annotated[str, Metavar("N,..._OR_DIR_OR_NAME")] | None = None
-    """layers whose inputs the graphs return, such as 2,16,29; eagle3: the three that EAGLE-3 reads;
-    or the EAGLE-3 head that reads them (default: none)"""
+    """layers whose inputs the graphs return, such as 2,16,29; or eagle3 for the three that EAGLE-3
+    heads read; or such a head, to use its layers (default: none)"""
     masks: bool = False
     """also build graphs for grammars, penalties and log-probabilities"""
     quick: bool = False
@@ -129,7 +129,7 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
 
     @model_validator(mode="after")
     def _can_be_built(self) -> Self:
-        """Check what needs no model."""
+        """Check the flags, as far as this is possible without the model."""
         for size in self.tree_sizes or ():
             if size > self.max_tree_nodes:
                 raise InvalidRequest(
@@ -144,7 +144,7 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
         return self
 
     def _check_fused(self) -> None:
-        """Check the flags of the draft beside the target."""
+        """Check the flags of the draft model."""
         if self.draft_model is None and self.model is not None:
             raise InvalidRequest(
                 f"--fused needs --draft_model: a draft for {self.model} with the same tokenizer"
@@ -161,12 +161,12 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
 
     @property
     def precision(self) -> str:
-        """The dtype; by default the device's."""
+        """The value of --dtype; by default the device's usual precision."""
         return self.dtype or ("float32" if self.device == "cpu" else "bfloat16")
 
     @property
     def compiler_flags(self) -> Mapping[str, str]:
-        """The flags for the compiler: from NAME or NAME=VALUE to a mapping."""
+        """The compiler flags of --flag, by name; the value of a bare NAME is empty."""
         flags = {}
         for word in self.flag:
             name, _, value = word.partition("=")
@@ -177,7 +177,7 @@ class CompileOptions(StoreOptions, SizeOptions, FusedOptions, CommandOptions, ti
 
     @property
     def drafted(self) -> Branches:
-        """The tree of every round: --draft_tree, or a chain of --gamma tokens."""
+        """The draft tree of every round: --draft_tree, or a chain of --gamma tokens."""
         chain = (1,) * (self.gamma or CHAIN)
         return Branches(self.draft_tree or chain)
 
@@ -204,7 +204,7 @@ class CompileCommand(CompileOptions):
 
     @model_validator(mode="after")
     def _says_what_to_do(self) -> Self:
-        """Build, print the plan, push or pull."""
+        """Check that the flags ask for a build, a plan, a push or a pull."""
         if self.target is None and self.push is None and self.pull is None:
             raise ValueError(
                 "--target is needed: cpu, trn1, inf2, trn2 or trn3 (--help shows examples)"
@@ -229,5 +229,5 @@ EXAMPLES = """examples:
 
 
 def parse(arguments: Sequence[str] | None = None) -> CompileOptions:
-    """Options from a command line, checked. A mistake gets one line, and exit code 2."""
+    """Parse and check a command line. On a mistake, print one line and exit with code 2."""
     return parse_flags(CompileCommand, "outrider compile", arguments, EXAMPLES)

@@ -1,12 +1,12 @@
 """Divides a target among the ranks of a tensor-parallel group: its shapes, layers and weights, and
-the module of one rank, of which every graph is a call.
+the module of one rank, from which all graphs are traced.
 
-Query heads go to ranks in order. Each rank needs the key-value head of its own queries, so
-key-value heads are repeated where there are fewer of them than ranks. The head is divided by ids.
-It ends at the tokenizer's last id, padded to 32 ids of every rank, so that target and draft have
-the same ids on a rank, and a rank's share of a mask is whole words. All ranks run one program,
-which does not know its rank: a weight numbers the rank's ids, and embeddings are divided along
-their width. Norms are whole on every rank.
+Query heads are assigned to ranks in order. Each rank needs the key-value heads of its own queries,
+so key-value heads are repeated if there are fewer than ranks. The head is divided by ids. It ends
+at the tokenizer's last id, padded to a multiple of 32 ids per rank, so that target and draft have
+the same ids on a rank, and a rank's share of a mask consists of whole words. All ranks run the same
+program, which does not know its rank: a weight contains the rank's ids, and embeddings are divided
+along their width. Norms are whole on every rank.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from inference.model.graphs.verify_graph import StatefulGraph, copy_inputs
 from inference.model.layers import Layers
 
 IDS = "ids.weight"
-"""Name of the decoder's weight that numbers the ids of a rank's share."""
+"""Name of the decoder's weight with the ids of a rank's share."""
 
 
 def parallel_config(config: ModelConfig, ranks: int, vocabulary: int) -> ModelConfig:
-    """The config of the divided model. Key-value heads are repeated to one a rank at least. It has
-    a head of its own, for the tokenizer's ids, which is padded. Raises InvalidRequest where
-    something cannot be divided evenly.
+    """Return the config of the divided model: with at least one key-value head per rank, by
+    repetition, and an untied, padded head for the tokenizer's ids. Raises InvalidRequest if the
+    model cannot be divided evenly.
     """
     if not shards_evenly(config, ranks):
         raise InvalidRequest(
@@ -59,21 +59,21 @@ def parallel_config(config: ModelConfig, ranks: int, vocabulary: int) -> ModelCo
 
 
 def shards_evenly(config: ModelConfig, ranks: int) -> bool:
-    """Whether so many ranks get equal shares; key-value heads may be repeated."""
+    """Return whether all ranks get equal shares; key-value heads may be repeated."""
     sizes = config.heads, config.intermediate_size, config.hidden_size
     kv_heads = config.kv_heads
     return not any(size % ranks for size in sizes) and not (kv_heads % ranks and ranks % kv_heads)
 
 
 def layers_of(sdk: Sdk, spec: CompileSpec) -> Layers:
-    """The layers of one of the spec's ranks, to be used within the SDK's parallel state."""
+    """Return the layers of one of the spec's ranks, for use within the SDK's parallel state."""
     dtype, ranks = DTYPES[spec.dtype], spec.tensor_parallel
     columns: dict[str, Any] = {"gather_output": False, "init_method": leave}
     rows: dict[str, Any] = {"input_is_parallel": True, "dtype": dtype, "init_method": leave}
     rows["reduce_dtype"] = summing_type(dtype, ranks)
 
     class Head(sdk.column):  # type: ignore[misc, name-defined]
-        """This rank's logits. Those of padding are left to the decoder."""
+        """A head for this rank's logits. The decoder handles the logits of padding ids."""
 
         def forward(self, states: Tensor, vocabulary: int) -> Tensor:
             logits: Tensor = super().forward(states)
@@ -82,7 +82,7 @@ def layers_of(sdk: Sdk, spec: CompileSpec) -> Layers:
     def ids(outputs: int) -> Any:
         return sdk.column(1, outputs, bias=False, dtype=torch.float32, **columns)
 
-    group = sdk.group()  # of the state in force, as the layers keep theirs
+    group = sdk.group()  # of the current state, as used by the layers
     return Layers(
         partial(sdk.column, dtype=dtype, **columns),
         partial(sdk.row, **rows),
@@ -97,8 +97,8 @@ def layers_of(sdk: Sdk, spec: CompileSpec) -> Layers:
 def attend_in_turn(
     q: Tensor, past_keys: Tensor, past_values: Tensor, k: Tensor, v: Tensor, sight: Sight
 ) -> Tensor:
-    """Compute attend() row by row: a product of one row takes the heads as they lie in its keys
-    and values, one of several rows needs them copied.
+    """Compute attend() row by row: with a single row, products use keys and values in place; with
+    several rows, they would need copies.
     """
     rows = [
         attend(q[at], past_keys[at], past_values[at], k[at], v[at], Sight(*(t[at] for t in sight)))
@@ -108,8 +108,8 @@ def attend_in_turn(
 
 
 def calls_between(spec: CompileSpec) -> dict[str, dict[str, Tensor]]:
-    """The inputs of an idle call of each small graph that is called between those of the spec, by
-    name: one copies a row, where there are several, and one makes noise, where a graph is sampled.
+    """Return the idle inputs, by name, of the small graphs that are called between the spec's: one
+    copies rows, if there are several, and one computes noise, if any graph is sampled.
     """
     calls = {COPY: copy_inputs()} if spec.rows > 1 else {}
     if any(bucket.sampled for bucket in spec.graphs):
@@ -118,7 +118,7 @@ def calls_between(spec: CompileSpec) -> dict[str, dict[str, Tensor]]:
 
 
 def described(inputs: Mapping[str, Tensor]) -> dict[str, list[Any]]:
-    """The type and the sizes of each input of a graph, by name, as artefacts record them."""
+    """Return the type and sizes of each input of a graph, by name, in the format of artefacts."""
     return {
         name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
         for name, tensor in inputs.items()
@@ -128,7 +128,7 @@ def described(inputs: Mapping[str, Tensor]) -> dict[str, list[Any]]:
 def rank_module(
     spec: CompileSpec, config: ModelConfig, draft: ModelConfig | None, layers: Layers, device: str
 ) -> nn.Module:
-    """The module of which every graph of one rank is a call, its weights not filled in.
+    """Return the module from which all graphs of a rank are traced, with uninitialised weights.
 
     config, draft: of the whole models
     """
@@ -137,7 +137,7 @@ def rank_module(
         sharded = parallel_config(model, ranks, spec.vocabulary)
         decoder = Decoder(sharded, spec.sequence_length, spec.vocabulary, layers)
         cast_weights(decoder, spec.dtype)
-        for name in ("cos", "sin"):  # constants that travel with the weights: state changes
+        for name in ("cos", "sin"):  # constants stored with the weights; state changes
             decoder.register_buffer(name, decoder.get_buffer(name), persistent=True)
         rank_config = replace(sharded, kv_heads=sharded.kv_heads // ranks)
         models.append((decoder, empty_cache(rank_config, spec.rows, spec.capacity, dtype, device)))
@@ -159,14 +159,14 @@ def rank_module(
 
 
 def summing_type(dtype: torch.dtype, ranks: int) -> torch.dtype:
-    """The type for adding the ranks' partial results of this type. For two ranks, adding in their
+    """Return the type in which to add the ranks' partial results. For two ranks, adding in their
     own type equals adding in float32 and rounding.
     """
     return dtype if ranks <= 2 else torch.float32
 
 
 def cast_weights(decoder: Decoder, dtype: str) -> None:
-    """Give a rank's weights, not filled in yet, this type; the numbers of its ids stay exact."""
+    """Convert a rank's uninitialised weights to this type, except the exact table of its ids."""
     for name, parameter in decoder.named_parameters():
         if name != IDS:
             parameter.data = parameter.data.to(DTYPES[dtype])
@@ -175,7 +175,7 @@ def cast_weights(decoder: Decoder, dtype: str) -> None:
 def parallel_tensors(
     parameters: Iterable[tuple[str, Tensor]], config: ModelConfig, ranks: int, vocabulary: int
 ) -> dict[str, Tensor]:
-    """A whole decoder's parameters in the shapes of parallel_config, not yet divided."""
+    """Return a whole decoder's parameters in the shapes of parallel_config, not yet divided."""
     sharded = parallel_config(config, ranks, vocabulary)
     tensors = dict(parameters)
     if config.tied:
@@ -190,7 +190,7 @@ def parallel_tensors(
 
 
 def _padded(table: Tensor, rows: int) -> Tensor:
-    """The table with rows of zeros at the end, for ids that no tokenizer has."""
+    """Return the table with rows of zeros appended, for ids that no tokenizer has."""
     if len(table) == rows:
         return table
     return torch.cat((table, table.new_zeros(rows - len(table), *table.shape[1:])))
@@ -199,13 +199,13 @@ def _padded(table: Tensor, rows: int) -> Tensor:
 def _repeated(
     tensor: Tensor, heads: int, times: int
 ) -> Tensor:  # [heads * head dim, ...] -> [heads * times * head dim, ...]
-    """Each head repeated `times` in a row, so that copies lie with the ranks whose queries use
-    them.
+    """Repeat each head `times` in a row, so that copies are on the same rank as the queries that
+    use them.
     """
     rest = tensor.shape[1:]
     return tensor.view(heads, -1, *rest).repeat_interleave(times, 0).reshape(-1, *rest)
 
 
 def leave(weight: Tensor) -> Tensor:
-    """Initialisation that does nothing: the weights come from the checkpoint."""
+    """Do nothing: an initialisation for weights that come from the checkpoint."""
     return weight

@@ -1,5 +1,5 @@
-"""Random calls, to compare two models: trees of any shape above a scattered context, each row
-sampled in another way.
+"""Random calls for comparing two models: trees of any shape after a scattered context, with
+different sampling parameters in each row.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def random_segments(
     seed: int,
     samplings: Sequence[SamplingParams] = SAMPLINGS,
 ) -> list[Segment]:
-    """A call that fills the bucket's graph: trees, or chunks of prompts.
+    """Return a random call that fills the bucket's graph: trees, or chunks of prompts.
 
-    length: positions lie below it
-    samplings: of the rows, in turn; a greedy graph's rows are greedy
+    length: exclusive maximum of the positions
+    samplings: used by the rows in turn; the rows of a greedy graph are greedy
     """
     rng = np.random.default_rng(seed)
     segments = []
@@ -48,7 +48,7 @@ def random_segments(
 
 
 def beside(segments: Sequence[Segment], neighbours: Sequence[Segment]) -> list[Segment]:
-    """The neighbours in the rows of a call, with its root and its context in row 0."""
+    """Return a call's neighbours in its rows, but with the call's own root and context in row 0."""
     moved = [new._replace(row=old.row) for old, new in zip(segments, neighbours, strict=True)]
     first, second = segments[0], moved[0]
     slots = np.where(second.slots == first.slots[0], second.slots[0], second.slots)
@@ -82,8 +82,8 @@ def _segment(
     length: int,
     params: SamplingParams,
 ) -> Segment:
-    """One row's nodes, at random slots. They see a random part of the context, and none of the
-    slots that are written.
+    """Return a row's nodes at random slots, which see a random part of the context except these
+    slots.
 
     base: position of the root
     """
@@ -97,7 +97,7 @@ def _segment(
 
 
 def _random_parents(bucket: Bucket, rng: np.random.Generator) -> IntArray:
-    """A random tree, within the depths that the graph makes noise for; a chain for prompts."""
+    """Return a random tree within the graph's depths of noise; for prompts, a chain."""
     if not bucket.everywhere:
         return np.arange(-1, bucket.nodes - 1, dtype=np.int32)
     parents, depths = [-1], [0]
@@ -110,8 +110,8 @@ def _random_parents(bucket: Bucket, rng: np.random.Generator) -> IntArray:
 
 
 def _ruled(segment: Segment, bucket: Bucket, vocabulary: int, rng: np.random.Generator) -> Segment:
-    """The segment with log-probabilities to report, and a rule that allows many ids or few and
-    changes some: as many as the graph takes, one of them otherwise at each node.
+    """Return the segment with log-probabilities requested, and with random allowed ids and changes
+    of logits: as many as the graph supports, one of them different at each node.
     """
     nodes, count = len(segment.pick), min(bucket.changes, vocabulary // 2)
     bits = rng.random((nodes, 32 * bucket.words)) < rng.random((nodes, 1))

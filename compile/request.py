@@ -1,4 +1,4 @@
-"""Makes a spec from options: the checkpoint, default values, and the graphs."""
+"""Creates a spec from options: the checkpoint, default values, and the graphs."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _EMBEDDED = Path(inference.__file__).parent / "data"
 _NUMBERS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
 _CHUNK = 256
 _NEURON_CHUNK = 512
-"""Prompt tokens in one call: a call of a Neuron target reads all weights, however few they are."""
+"""Prompt tokens per call. On a Neuron target, each call reads all weights, even for few tokens."""
 _SMALL_VOCABULARY = 4096
-"""With so few ids, the noise that a sampled graph makes even at temperature 0 takes little time.
-Such a model is small: its calls are short compared with building another graph.
+"""Up to this number of ids, a sampled graph's noise takes little time even at temperature 0. Such a
+model is small: its calls are short compared with building another graph.
 """
 _WINDOWS = 4
-"""Parts of a Neuron target's cache that prompts read: a call takes long by the slots it reads."""
+"""Number of a Neuron target's prompt graphs, which read different parts of the cache."""
 _ROWS = (4, 2, 1)
 """Row counts that are tried if none is requested."""
 
 
 @dataclass(frozen=True)
 class BuildCheckpoint:
-    """The model to build, and the draft that is built into its graphs."""
+    """The model to build, and the draft to build into its graphs."""
 
     name: str  # for messages and the manifest
     directory: Path
@@ -56,12 +56,12 @@ class BuildRequest:
 
     spec: CompileSpec
     checkpoint: BuildCheckpoint
-    lacking: tuple[Bucket, ...] = ()  # graphs that --quick left out
+    lacking: tuple[Bucket, ...] = ()  # graphs that --quick omitted
 
 
 def find_checkpoint(options: CompileOptions) -> BuildCheckpoint:
-    """The checkpoints of --model and --draft_model. A dry run reads their config.json alone, so it
-    counts ids that pad the vocabulary, too.
+    """Return the checkpoints of --model and --draft_model. A dry run only reads their config.json,
+    so it also counts ids that pad the vocabulary.
     """
     directory = _directory(options.model, options, "target")
     config = read_config(directory)
@@ -89,10 +89,10 @@ def _directory(model: str | None, options: CompileOptions, embedded: str) -> Pat
 
 
 def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildRequest:
-    """Make the request of a build. Its graphs are those of the given sizes; with --quick, the
-    first of them.
+    """Return the request of a build, with graphs of the given sizes; with --quick, only the first
+    ones.
 
-    Where --batch was not given, the most of a few row counts that fit are taken.
+    Without --batch, the greatest of a few row counts that fits is used.
     """
     ranks = _ranks(options, checkpoint)
     for rows in _ROWS if options.batch is None else (options.batch,):
@@ -108,7 +108,7 @@ def make_request(options: CompileOptions, checkpoint: BuildCheckpoint) -> BuildR
 
 
 def _ranks(options: CompileOptions, checkpoint: BuildCheckpoint) -> int:
-    """Ranks that share the models: the requested number, or those of the smallest instance."""
+    """Return the number of ranks: as requested, or the most that the smallest instance allows."""
     drafts = [] if checkpoint.draft is None else [read_config(checkpoint.draft)]
     return options.tensor_parallel or usual_ranks([checkpoint.config, *drafts], options.device)
 
@@ -116,15 +116,15 @@ def _ranks(options: CompileOptions, checkpoint: BuildCheckpoint) -> int:
 def _sizes(
     options: CompileOptions, checkpoint: BuildCheckpoint, ranks: int, rows: int
 ) -> GraphSizes:
-    """The sizes of the graphs. A Neuron target calls two more between them: one copies rows, one
-    makes noise.
+    """Return the sizes of the graphs. A Neuron target has two more graphs: for copying rows and for
+    noise.
     """
     config, cpu = checkpoint.config, options.device == "cpu"
     length = allowed_length(
         options.sequence_length, checkpoint.name, config.max_positions, config.limited_by
     )
     small = checkpoint.vocabulary <= _SMALL_VOCABULARY
-    few = small or options.fused  # rounds are graphs, too
+    few = small or options.fused  # rounds also need graphs
     return GraphSizes(
         rows,
         min(_CHUNK if cpu else _NEURON_CHUNK, length),
@@ -163,11 +163,11 @@ def _spec(
 
 
 def _fused_part(options: CompileOptions, sizes: GraphSizes, target: Path, draft: Path) -> FusedPart:
-    """The part of the spec about the draft, by the checkpoints of both. Raises Mismatch when the
-    tokenizers differ.
+    """Return the draft's part of the spec, from both checkpoints. Raises Mismatch if the tokenizers
+    differ.
 
-    Rounds of one text read as much of the caches as the target's own trees do, rounds of all rows
-    the whole. A dry run reads the draft's config.json alone.
+    Rounds of one session read as much of the caches as the target's own trees do; rounds of all
+    rows read all of them. A dry run only reads the draft's config.json.
     """
     shape, capacity = options.drafted, sizes.capacity
     if options.device != "cpu" and shape.depth >= WINDOW:
@@ -196,7 +196,7 @@ def _fused_part(options: CompileOptions, sizes: GraphSizes, target: Path, draft:
 
 
 def _fingerprint(draft: Path, target: Path) -> str:
-    """The draft's fingerprint. Raises Mismatch if its token ids are not the target's."""
+    """Return the draft's fingerprint. Raises Mismatch if its token ids differ from the target's."""
     from inference.model.checkpoints.weight_files import fingerprint
     from inference.text.tokenizer import Tokenizer
 
@@ -209,12 +209,12 @@ def _fingerprint(draft: Path, target: Path) -> str:
 
 
 def names_layers(features: str) -> bool:
-    """Whether --features names layers itself, and no head that reads them."""
+    """Return whether --features selects layers itself instead of naming a head."""
     return features == EAGLE3 or _NUMBERS.fullmatch(features) is not None
 
 
 def _feature_layers(features: str | None, config: ModelConfig) -> tuple[int, ...]:
-    """The layers of --features, ascending; none without it.
+    """Return the layers that --features selects, ascending; none without it.
 
     Raises InvalidRequest for a layer that the target does not have, and UnsupportedModel for a head
     that does not fit it.

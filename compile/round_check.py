@@ -1,5 +1,5 @@
-"""The check of an artefact's rounds: they write its target's own text, and no bit of a session's
-round depends on the sessions beside it, or of its root on what the draft has read.
+"""Checks an artefact's rounds: their output equals the target's own, and no bit of a session's
+round depends on other sessions, nor of its root on what the draft has read.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from inference.sampling import SamplingParams
 from inference.tree.token_tree import TokenTree
 
 _TOKENS = 32
-"""Tokens of a text that rounds write with each sampling."""
+"""Number of tokens that rounds generate for each entry of WAYS."""
 
 Prompts = Sequence[list[int]]
 
 
 def check_rounds(directory: Path, manifest: Manifest, say: Say) -> None:
-    """Check the rounds of an artefact that is not finished yet, and report what was compared. A
-    machine without its device reports that instead. Raises BadArtifact if they are wrong.
+    """Check the rounds of an unfinished artefact, and report each comparison. On a machine without
+    the device, report that instead. Raises BadArtifact if the rounds are wrong.
     """
     if manifest.target == "cpu":
         model: RoundModel = load_fused(directory, manifest)
@@ -59,8 +59,8 @@ def check_rounds(directory: Path, manifest: Manifest, say: Say) -> None:
 
 
 def round_agreements(model: RoundModel, manifest: Manifest) -> Iterator[Agreement]:
-    """Compare texts that rounds write after a random prompt with what the target chooses at each of
-    their positions. Row 0 is free.
+    """Compare the tokens that rounds generate after a random prompt with the target's choices at
+    the same positions. Uses row 0.
     """
     assert manifest.fused is not None, "a manifest with a draft"
     tokens = min(_TOKENS, manifest.sequence_length // 2)
@@ -80,7 +80,7 @@ def round_agreements(model: RoundModel, manifest: Manifest) -> Iterator[Agreemen
 
 
 def _prompts(manifest: Manifest, count: int, seed: int) -> list[list[int]]:
-    """Random prompts of an eighth of the sequence length."""
+    """Return random prompts with an eighth of the sequence length."""
     shape = (count, max(1, manifest.sequence_length // 8))
     prompts: list[list[int]]
     prompts = np.random.default_rng(seed).integers(0, manifest.vocabulary, shape).tolist()
@@ -104,9 +104,9 @@ def _text_of_rounds(
 
 
 def check_independence(model: RoundModel, bucket: RoundBucket, manifest: Manifest) -> None:
-    """Raise BadArtifact if a bit of row 0's round changes with the rows beside it, or a bit of
-    its root with what the draft has read: candidates would change the text. On a device the
-    answers alone are compared. All rows are free.
+    """Raise BadArtifact if row 0's round depends on other rows in any bit, or the result at its
+    root on what the draft has read, since candidates would then change the output. On a device only
+    the returned answers are compared. Uses all rows.
     """
     prompts, neighbours = (_prompts(manifest, bucket.rows, seed) for seed in (1, 2))
     first, *rest = prompts
@@ -139,10 +139,10 @@ def check_independence(model: RoundModel, bucket: RoundBucket, manifest: Manifes
 def _round_of(
     model: RoundModel, bucket: RoundBucket, prompts: Prompts, drafted: Prompts
 ) -> tuple[np.ndarray, dict[str, Tensor]]:
-    """Row 0's answer to a round that fills the bucket's graph and, where they are in this process's
-    memory, the keys and values that it wrote.
+    """Return row 0's answer to a round that fills the bucket's graph and, if they are in this
+    process's memory, the keys and values that it wrote.
 
-    drafted: what the draft has read in place of each prompt
+    drafted: what the draft reads instead of each prompt
     """
     segments = list[Segment]()
     for row, (prompt, drafted_prompt) in enumerate(zip(prompts, drafted, strict=True)):
@@ -152,7 +152,7 @@ def _round_of(
         draft.extend(drafted_prompt[:-1])
         tree = blank_tree(model.shape, prompt[-1])
         drafting, segment = draft.prepare(tree.prefix(model.shape.inner)), target.prepare(tree)
-        wide = np.zeros((1, bucket.slots), dtype=np.bool_)  # so that no smaller graph serves
+        wide = np.zeros((1, bucket.slots), dtype=np.bool_)  # to rule out smaller graphs
         wide[:, : segment.context.shape[1]] = segment.context
         segments.append(segment._replace(context=wide, beside=drafting))
     answer = model.rounds(segments)[0]
@@ -164,6 +164,6 @@ def _round_of(
 
 
 def _choice_at_root(model: RoundModel, answer: np.ndarray) -> int:
-    """The token that the target chose at the root of a round's tree."""
+    """Return the token that the target chose at the root of a round's tree."""
     tree, verdict = read_answer(blank_tree(model.shape), answer, model.shape.depth)
     return int(tree.tokens[verdict.path[0]]) if verdict.path else verdict.next_token

@@ -1,4 +1,4 @@
-"""The spec of a build: one flat record, validated when it is created. It has shapes, and nothing
+"""The spec of a build: a flat record of shapes, validated when it is created, without anything
 about devices or compilers.
 """
 
@@ -15,16 +15,16 @@ TARGETS = ("cpu", "trn1", "inf2", "trn2", "trn3")
 DTYPES = ("float32", "bfloat16", "float16")
 
 _MAX_PLACES = 1 << 24
-"""Slots of all rows, at most: accelerators may compute an index in float32."""
+"""Maximum slots of all rows: accelerators may compute an index in float32."""
 MAX_LEVELS = 16
-"""Depths that a verify graph makes noise for; fewer where its trees have fewer nodes."""
+"""Depths for which a verify graph computes noise; fewer if its trees have fewer nodes."""
 
 
 @dataclass(frozen=True)
 class CompileSpec(CompiledTarget):
-    """The spec of a target to build. Its compiler flags are those beside the builder's own.
+    """The spec of a target to build. Its compiler flags are added to the builder's own.
 
-    Raises InvalidRequest for values that do not fit together.
+    Raises InvalidRequest for inconsistent values.
     """
 
     dtype: str = "float32"
@@ -52,26 +52,26 @@ class CompileSpec(CompiledTarget):
 
     @classmethod
     def of(cls, manifest: Manifest) -> CompileSpec:
-        """The spec of an artefact's own graphs, without a draft beside them."""
+        """Return the spec of an artefact's own graphs, without a draft."""
         names = {column.name for column in fields(cls)} - {"fused"}
         return cls(**{name: getattr(manifest, name) for name in names})
 
     @property
     def capacity(self) -> int:
-        """Usable slots of a row, for the sequence and one tree. The next one, the junk slot, takes
-        padding.
+        """Usable slots of a row, for the sequence and one tree. They are followed by the junk slot,
+        to which padding is written.
         """
         return self.sequence_length + self.max_tree_nodes
 
     @property
     def cache_slots(self) -> int:
-        """Slots of a row, the junk slot included."""
+        """Slots of a row, including the junk slot."""
         return self.capacity + 1
 
 
 def least_nodes(dtype: str) -> int:
-    """The fewest nodes of a graph. In float32 one node runs as two, because kernels for a single
-    row round differently from those for several.
+    """Return the minimum number of nodes of a graph. In float32 it is two, because kernels for a
+    single row round differently from those for several.
     """
     return 2 if dtype == "float32" else 1
 
@@ -79,27 +79,27 @@ def least_nodes(dtype: str) -> int:
 def verify_bucket(
     rows: int, nodes: int, slots: int, junk: int, *, sampled: bool, words: int = 0
 ) -> Bucket:
-    """The bucket of a graph for trees, which chooses at every node."""
+    """Return the bucket of a graph for trees, which chooses at every node."""
     levels = min(nodes, MAX_LEVELS)
     return Bucket(rows, nodes, slots, nodes, levels, sampled, junk, words=words)
 
 
 def prefill_bucket(rows: int, nodes: int, slots: int, junk: int) -> Bucket:
-    """The bucket of a graph for prompt chunks. It is greedy, since what a chunk chooses is not
-    used.
+    """Return the bucket of a graph for prompt chunks. It is greedy, since the tokens chosen for a
+    chunk are not used.
     """
     return Bucket(rows, nodes, slots, 1, 1, False, junk)
 
 
 def mask_words(vocabulary: int, ranks: int) -> int:
-    """Number of 32-bit words of a mask with a bit for each id. Each rank's part is padded to whole
-    words, so the last bits may be unused.
+    """Return the number of 32-bit words of a mask with a bit for each id. Each rank's share is
+    padded to whole words, so the last bits may be unused.
     """
     return ranks * -(-vocabulary // (32 * ranks))
 
 
 def check_target(target: str, tensor_parallel: int) -> None:
-    """Raise InvalidRequest for a number of ranks that the target does not take."""
+    """Raise InvalidRequest for a number of ranks that the target does not support."""
     if target == "cpu" and tensor_parallel != 1:
         raise InvalidRequest(
             f"--tensor_parallel {tensor_parallel}: the cpu target is not sharded, leave it at 1"
@@ -107,7 +107,7 @@ def check_target(target: str, tensor_parallel: int) -> None:
 
 
 def _check_buckets(spec: CompileSpec) -> None:
-    """Check that the graphs agree with the cache and serve everything that the spec promises."""
+    """Check that the graphs agree with the cache and support all calls within the limits."""
     names = [bucket.name for bucket in spec.graphs]
     if len(set(names)) < len(names):
         raise InvalidRequest(
@@ -138,8 +138,8 @@ def _check_buckets(spec: CompileSpec) -> None:
 
 
 def _check_fused(spec: CompileSpec, fused: FusedPart) -> None:
-    """Check that the rounds fit the cache and the target, and that every promised session finds
-    one.
+    """Check that the rounds agree with the cache and the target, and that there is one for every
+    supported session.
     """
     shape = fused.shape
     if shape.nodes > spec.max_tree_nodes:

@@ -3,8 +3,8 @@
     files/<SHA-256>            a file, stored once for all artefacts that have it
     manifests/<digest>.json    an artefact, written after its files
 
-An artefact is executable code. Pulling needs the digest of its manifest, which covers every file,
-from another place than the store. Nothing is put in place before all of it is checked.
+An artefact is executable code. To pull it, the digest of its manifest, which covers every file,
+must be known from elsewhere. The artefact only appears after all files have been checked.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ Say = Callable[[str], None]
 
 
 class Objects(Protocol):
-    """Named objects, each written whole or not at all."""
+    """A store of named objects, which are written completely or not at all."""
 
     def has(self, name: str) -> bool: ...
 
     def put(self, name: str, path: Path) -> None:
-        """Upload a file. The name depends on the content, so writing it twice does no harm."""
+        """Upload a file. The name depends on the content, so repeating this is harmless."""
         ...
 
     def get(self, name: str, path: Path) -> None:
-        """Download an object. Raises BadArtifact when there is none."""
+        """Download an object. Raises BadArtifact if it does not exist."""
         ...
 
 
@@ -54,7 +54,7 @@ def open_store(url: str) -> Objects:
 
 
 def push(directory: Path, store: Objects, say: Say) -> str:
-    """Put an artefact into a store: its files, then the manifest. Returns its digest."""
+    """Store an artefact's files, then its manifest, and return its digest."""
     manifest = read_manifest(directory)
     check_files(directory, manifest)
     for index, (name, sha256) in enumerate(sorted(manifest.files.items()), 1):
@@ -67,8 +67,8 @@ def push(directory: Path, store: Objects, say: Say) -> str:
 
 
 def pull(store: Objects, digest: str, directory: Path, say: Say) -> Manifest:
-    """Fetch the artefact whose manifest has this digest. `directory` appears only when every file
-    was checked.
+    """Download the artefact whose manifest has this digest. `directory` only appears after all
+    files have been checked.
     """
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise InvalidRequest(
@@ -118,8 +118,8 @@ class DiskObjects:
 
 
 class S3Objects:
-    """Objects under s3://BUCKET/PREFIX, with credentials and region as boto3 finds them. Every
-    upload carries SHA-256 checksums, which S3 compares with what arrives.
+    """A store at s3://BUCKET/PREFIX, with credentials and region from boto3. Every upload has
+    SHA-256 checksums, which S3 verifies.
     """
 
     def __init__(self, url: str) -> None:
@@ -149,7 +149,7 @@ class S3Objects:
         return self._prefix + name
 
     def _found(self, call: Callable[[], object]) -> bool:
-        """Make a call about an object. Returns whether the store has it."""
+        """Make a call about an object, and return whether the object exists."""
         with aws_refusals(self._url):
             try:
                 call()
@@ -161,7 +161,7 @@ class S3Objects:
 
 
 def _present(directory: Path, digest: str) -> Manifest:
-    """The artefact that is in the directory already, if it is the requested one."""
+    """Return the manifest of the artefact in the directory, if it has this digest."""
     manifest = read_manifest(directory)
     if manifest.digest() != digest:
         raise InvalidRequest(
@@ -173,7 +173,7 @@ def _present(directory: Path, digest: str) -> Manifest:
 
 
 def fetch_manifest(store: Objects, digest: str, directory: Path) -> Manifest:
-    """Fetch the manifest of this digest into a directory. Raises BadArtifact for another one."""
+    """Download the manifest with this digest. Raises BadArtifact if its digest differs."""
     with replacing(directory / MANIFEST) as partial:
         store.get(f"manifests/{digest}.json", partial)
         manifest = read_manifest_file(partial)
@@ -186,7 +186,7 @@ def fetch_manifest(store: Objects, digest: str, directory: Path) -> Manifest:
 
 
 def fetch_file(store: Objects, sha256: str, path: Path) -> None:
-    """Fetch one file, unless an earlier, interrupted pull has it."""
+    """Download a file, unless an earlier, interrupted pull already has."""
     if path.is_file() and hash_file(path) == sha256:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,1 +1,1 @@
-"""Targets of Outrider on AWS EC2: prices, start, status and removal of instances."""
+"""Targets of Outrider on AWS EC2: prices of instances, start, status and removal."""

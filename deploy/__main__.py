@@ -13,7 +13,7 @@ from inference.flags.command_line import CommandOptions, parse_flags
 
 
 class Verb(NamedTuple):
-    """A verb: its help, and its module, which has EXAMPLES and run(options)."""
+    """A verb: its help text, and its module with EXAMPLES and run(options)."""
 
     help: str
     module: str
@@ -31,7 +31,7 @@ _COMMAND = "outrider deploy"
 
 
 def main(arguments: Sequence[str] | None = None, verbs: Mapping[str, Verb] = VERBS) -> int:
-    """Run a command. Returns its exit code, 0 for success."""
+    """Run a verb and return its exit code, 0 for success."""
     verb, options = parse(sys.argv[1:] if arguments is None else arguments, verbs)
     return run_command(lambda: int(verb.run(options)), debug=options.debug)
 
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None, verbs: Mapping[str, Verb] = VER
 def parse(
     arguments: Sequence[str], verbs: Mapping[str, Verb] = VERBS
 ) -> tuple[ModuleType, CommandOptions]:
-    """The verb's module, and its options. Prints help or an error in one line, and exits."""
+    """Return the verb's module and its options. Prints help or a one-line error, and exits."""
     name, *rest = arguments or [""]
     if name in ("-h", "--help"):
         print(_help(verbs))

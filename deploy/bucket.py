@@ -1,4 +1,4 @@
-"""The bucket from which hosts read artefacts and Outrider's wheel. It outlives its targets."""
+"""The bucket from which hosts download artefacts and Outrider's wheel. It outlives the targets."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class HostBucket:
 
     @property
     def exists(self) -> bool:
-        """Raises InvalidRequest for a bucket of this name that another account created: bucket
-        names are global, and this one can be guessed.
+        """Whether it exists. Raises InvalidRequest if it belongs to another account: names of
+        buckets are global, and the default name can be guessed.
         """
         is_ours = self.name == own_bucket(self._aws.account, self._region)
         owner = {"ExpectedBucketOwner": self._aws.account} if is_ours else {}
@@ -43,7 +43,7 @@ class HostBucket:
         return True
 
     def make(self) -> None:
-        """Create it where it does not exist, closed to the public. S3 encrypts what it holds."""
+        """Create the bucket, without public access, unless it exists. S3 encrypts its objects."""
         if self.exists:
             return
         where = {"LocationConstraint": self._region}
@@ -61,7 +61,7 @@ class HostBucket:
             )
 
     def put(self, key: str, path: Path) -> str:
-        """Upload a file; returns its URL, s3://BUCKET/KEY."""
+        """Upload a file and return its URL, s3://BUCKET/KEY."""
         with aws_refusals():
             self._client.upload_file(
                 str(path), self.name, key, ExtraArgs={"ChecksumAlgorithm": "SHA256"}
@@ -69,7 +69,7 @@ class HostBucket:
         return f"s3://{self.name}/{key}"
 
     def read(self, key: str) -> bytes | None:
-        """A small object; None if it does not exist."""
+        """Return the content of a small object; None if it does not exist."""
         with aws_refusals():
             try:
                 content: bytes = self._client.get_object(Bucket=self.name, Key=key)["Body"].read()
@@ -78,15 +78,15 @@ class HostBucket:
         return content
 
     def keys(self, prefix: str = "") -> list[str]:
-        """The keys of its objects that begin with this prefix."""
+        """Return the keys of all objects with this prefix."""
         return [row["Key"] for row in self._rows() if row["Key"].startswith(prefix)]
 
     def sizes(self) -> list[int]:
-        """Bytes of each of its objects."""
+        """Return the sizes of all objects in bytes."""
         return [row["Size"] for row in self._rows()]
 
     def remove(self) -> None:
-        """Delete it with all that it holds."""
+        """Delete the bucket with all its objects."""
         keys = self.keys()
         with aws_refusals():
             for start in range(0, len(keys), 1000):
@@ -102,8 +102,8 @@ _SOURCE = Path(__file__).parents[1]
 
 
 def build_wheel(directory: Path) -> Path:
-    """Build the wheel of the checkout that this runs from, by pip. Raises InvalidRequest if this
-    is no checkout, or pip fails.
+    """Build a wheel of the checkout that contains this file. Raises InvalidRequest if it is not a
+    checkout, or if pip fails.
     """
     if not (_SOURCE / "pyproject.toml").is_file():
         raise InvalidRequest(
@@ -124,10 +124,10 @@ def build_wheel(directory: Path) -> Path:
 
 
 def put_wheel(bucket: HostBucket, file: str | None) -> tuple[str, str]:
-    """Upload Outrider's wheel under its digest; returns its URL and SHA-256. Raises InvalidRequest
-    for what is no wheel.
+    """Upload Outrider's wheel under its digest, and return its URL and SHA-256. Raises
+    InvalidRequest for a file that is not a wheel.
 
-    file: the wheel; None builds one
+    file: the wheel; None to build one
     """
     with tempfile.TemporaryDirectory(prefix="outrider-") as directory:
         wheel = build_wheel(Path(directory)) if file is None else Path(file)

@@ -1,6 +1,6 @@
-"""Builds an artefact on an instance of EC2: `outrider compile --on TYPE`.
+"""Builds an artefact on an EC2 instance: `outrider compile --on TYPE`.
 
-It is a job of an instance (deploy/job.py), which pushes artefact and graphs to the bucket.
+The build is a job (deploy/job.py), which uploads the artefact and its graphs to the bucket.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _NOT_FOR_THE_HOST = {
 }
 _NEURON_DISK_GIB, _CPU_DISK_GIB = 250, 100
 _LARGER = {"r7i.xlarge": 32, "r7i.2xlarge": 64, "r7i.4xlarge": 128, "r7i.8xlarge": 256}
-"""Types that are named where another has too little memory, with their GiB."""
+"""Types to suggest if an instance has too little memory, with their memory in GiB."""
 
 
 def build_on(options: CompileOptions) -> int:
-    """Build on an instance; with --dry_run, say how. Returns 0."""
+    """Build on an instance; with --dry_run, only print the plan. Returns 0."""
     check(options)
     aws = Aws(options.where.region)
     job, store = plan(aws, options)
@@ -52,7 +52,7 @@ def build_on(options: CompileOptions) -> int:
 
 
 def up_command(options: CompileOptions, store: str, digest: str) -> str:
-    """The command that serves what was built, on the smallest instance that can."""
+    """Return the command that serves the artefact on the smallest suitable instance."""
     instance: str | None = "c7i.2xlarge"
     if options.device != "cpu":
         instance = device_of(options.device).instance(options.tensor_parallel or 1)
@@ -63,7 +63,7 @@ def up_command(options: CompileOptions, store: str, digest: str) -> str:
 
 
 def check(options: CompileOptions) -> None:
-    """Raise InvalidRequest for options that no instance can build with."""
+    """Raise InvalidRequest for options that do not work with a build on an instance."""
     if options.pull is not None or options.target is None:
         raise InvalidRequest("--on builds: it needs --target, and no --pull")
     if options.push is not None and not options.push.startswith("s3://"):
@@ -72,9 +72,9 @@ def check(options: CompileOptions) -> None:
 
 
 def pinned(options: CompileOptions) -> tuple[CompileOptions, bool]:
-    """The options with each model of the hub at its commit, and whether one needs a token.
+    """Return the options with all hub models pinned to commits, and whether any needs a token.
 
-    Raises InvalidRequest for a model that an instance could not read.
+    Raises InvalidRequest for a model that an instance could not download.
     """
     sources = {name: getattr(options, name) for name in ("model", "draft_model", "features")}
     if options.features is not None and names_layers(options.features):
@@ -85,8 +85,8 @@ def pinned(options: CompileOptions) -> tuple[CompileOptions, bool]:
 
 
 def plan(aws: Aws, options: CompileOptions) -> tuple[HostJob, str]:
-    """The build, and the store that it pushes to. Raises InvalidRequest if the instance has too
-    little memory for it.
+    """Return the job of a build, and the store for its artefact. Raises InvalidRequest if the
+    instance has too little memory.
     """
     options, needs_token = pinned(options)
     need, neuron, on = _memory(aws, options), options.device != "cpu", options.where
@@ -121,7 +121,7 @@ def plan(aws: Aws, options: CompileOptions) -> tuple[HostJob, str]:
 
 
 def _memory(aws: Aws, options: CompileOptions) -> int:
-    """Bytes that the build needs. Raises InvalidRequest if the instance has less."""
+    """Return the bytes of memory for the build. Raises InvalidRequest if the instance has less."""
     checkpoint = find_checkpoint(options.replace(dry_run=True))
     need = build_memory(checkpoint.config, make_request(options, checkpoint).spec)
     on = options.where.on or ""
@@ -136,7 +136,7 @@ def _memory(aws: Aws, options: CompileOptions) -> int:
 
 
 def _prefix(bucket: str, store: str) -> str:
-    """The prefix of a store in the build's bucket, which is all that its instance may write to."""
+    """Return the prefix of a store in the build's bucket. The instance may only write there."""
     name, _, key = store.removeprefix("s3://").partition("/")
     if name != bucket or not store.startswith("s3://"):
         raise InvalidRequest(f"--graph_store {store}: with --on it is s3://{bucket}/PREFIX")
@@ -144,7 +144,7 @@ def _prefix(bucket: str, store: str) -> str:
 
 
 def host_arguments(options: CompileOptions, store: str, graphs: str) -> tuple[str, ...]:
-    """The words after `python -m compile` on the instance: the user's own, and where to."""
+    """Return the arguments of `python -m compile` on the instance: the user's, and the outputs."""
     words = list[str]()
     for name, flag in flags_of(CompileOptions).items():
         if name in _NOT_FOR_THE_HOST or (value := options.values()[name]) == flag.field.default:

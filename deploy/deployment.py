@@ -1,4 +1,4 @@
-"""The host of a target or a job, and the names of what a target has in an AWS account."""
+"""The host of a target or a job, and the names of a target's resources in an AWS account."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from deploy.instance.kind import InstanceKind, Market
 
 @dataclass(frozen=True)
 class Host:
-    """An instance to start, with a stack of its own."""
+    """An instance to start, in a CloudFormation stack of its own."""
 
-    name: str  # of the target or job
+    name: str  # of the target or the job
     region: str
     instance: InstanceKind
     market: Market = "on-demand"
-    image: str | None = None  # public SSM parameter; None: that of the instance's kind
-    disk_gib: int | None = None  # None: what the instance's kind needs
+    image: str | None = None  # public SSM parameter; None: the default of the instance's kind
+    disk_gib: int | None = None  # None: the default of the instance's kind
     lifetime_hours: float = 8.0
-    parameters: Mapping[str, str] = field(default_factory=dict)  # further ones of the template
+    parameters: Mapping[str, str] = field(default_factory=dict)  # additional template parameters
 
     @property
     def stack(self) -> str:
@@ -35,17 +35,17 @@ class Host:
 
 
 def stack_name(target: str) -> str:
-    """The CloudFormation stack of a target."""
+    """Return the name of a target's CloudFormation stack."""
     return f"outrider-{target}"
 
 
 def own_bucket(account: str, region: str) -> str:
-    """The bucket that all targets of an account and region share."""
+    """Return the name of the bucket that all targets of an account and region share."""
     return f"outrider-{account}-{region}"
 
 
 def secret_parameters(target: str) -> tuple[str, str, str]:
-    """The parameters that carry a target's certificate, key and keys file to its host."""
+    """Return the SSM parameters for a target's certificate, its key and its keys file."""
     return (
         f"/outrider/{target}/certificate",
         f"/outrider/{target}/key",
@@ -54,5 +54,5 @@ def secret_parameters(target: str) -> tuple[str, str, str]:
 
 
 def hub_token_parameter(target: str) -> str:
-    """The parameter that carries this machine's token of the hub to a host whose model needs it."""
+    """Return the SSM parameter for the Hugging Face token, used if a host's model needs one."""
     return f"/outrider/{target}/hub_token"

@@ -1,8 +1,8 @@
-"""Hands a target its certificate, key and keys file.
+"""Passes a certificate, its key and a keys file to a target's host.
 
-All three are made here. They go through SecureString parameters that the host's role alone may read
-besides this account's administrators; the host deletes them when it has them. Of the client's token
-the host gets the SHA-256. A token of the hub goes the same way, where a model needs one.
+All three are created on this machine. They are passed in SecureString parameters, which only the
+host's role and the account's administrators may read; the host deletes them once read. The keys
+file has the SHA-256 of the client's token. A Hugging Face token is passed likewise, if needed.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from inference.files.writing import replacing
 
 
 class Credentials(NamedTuple):
-    """Credentials that the client keeps: the authority that it trusts, and its token."""
+    """The client's credentials: the certificate of the authority that it trusts, and its token."""
 
     ca: bytes
     token: bytes
 
 
 class Handover:
-    """Credentials that are on their way to a host, in a directory for their owner alone. It lasts
-    until the host has them, so that an interrupted `up` hands over the same ones.
+    """The credentials for a host, in a directory that only its owner can read. The directory is
+    kept until the host has the credentials, so an interrupted `up` continues with the same ones.
     """
 
     def __init__(self, target: str, directory: Path) -> None:
         self._target, self._directory = target, directory
 
     def begin(self, hosts: Sequence[str]) -> Credentials:
-        """Make the credentials for these host names and addresses, unless they are there."""
+        """Make credentials for these host names and addresses, unless they exist already."""
         token = self._directory / "token"
         try:
-            if not token.is_file():  # it is written last
+            if not token.is_file():  # the token is written last
                 shutil.rmtree(self._directory, ignore_errors=True)
                 self._directory.mkdir(parents=True, mode=0o700)
                 make_certificate(self._directory, list(hosts))
@@ -54,18 +54,18 @@ class Handover:
             ) from error
 
     def put(self, aws: Aws) -> None:
-        """Put the host's part where the host reads it."""
+        """Upload the host's secrets to the parameters that the host reads."""
         files = ("cert.pem", "key.pem", "keys.json")
         for name, file in zip(secret_parameters(self._target), files, strict=True):
             _put(aws, name, (self._directory / file).read_text(encoding="utf-8"))
 
     def end(self) -> None:
-        """Forget the host's part here."""
+        """Delete the local copy of the credentials."""
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def put_hub_token(aws: Aws, target: str) -> None:
-    """Put this machine's token of the hub where the host reads it."""
+    """Upload this machine's Hugging Face token to the parameter that the host reads."""
     from huggingface_hub import get_token
 
     _put(aws, hub_token_parameter(target), get_token() or "")
@@ -83,13 +83,13 @@ def _all_parameters(target: str) -> list[str]:
 
 
 def secrets_waiting(aws: Aws, target: str) -> list[str]:
-    """Parameters with secrets that the target's host has not taken."""
+    """Return the names of the parameters with secrets that the host has not read yet."""
     with aws_refusals():
         reply = aws.client("ssm").get_parameters(Names=_all_parameters(target))
     return sorted(row["Name"] for row in reply["Parameters"])
 
 
 def withdraw_secrets(aws: Aws, target: str) -> None:
-    """Delete the parameters, where they are still there."""
+    """Delete the parameters that still exist."""
     with aws_refusals():
         aws.client("ssm").delete_parameters(Names=_all_parameters(target))

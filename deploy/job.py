@@ -1,9 +1,9 @@
-"""A job: commands that an instance of EC2 runs once. The instance is started, followed, and
-removed, also after a failure.
+"""A job: commands that run once on an EC2 instance. The instance is started, watched, and finally
+removed, even after a failure.
 
-It has a stack of its own, as a target has, and writes its log, its state and its results to the
-bucket (deploy/host/user_data.py). If this machine is lost, the instance ends itself when its
-commands or its lifetime end.
+Like a target, a job has its own stack. It writes log, state and results to the bucket
+(deploy/host/user_data.py). If the connection to this machine is lost, the instance powers itself
+off after its commands or at the end of its lifetime.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ POLL_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class HostJob:
-    """A job of an instance, and where its reports go."""
+    """A job on an instance, with the location of its reports."""
 
-    what: str  # build or proof, for messages
+    what: str  # "build" or "proof", for messages
     host: Host
     bucket: str
-    commands: tuple[tuple[str, ...], ...]  # words behind `python -m`
-    wheel: str | None = None  # file of Outrider for the instance; None builds one
+    commands: tuple[tuple[str, ...], ...]  # arguments of `python -m`
+    wheel: str | None = None  # Outrider's wheel for the instance; None builds one
     venv: str | None = None  # of the machine image
-    needs_token: bool = False  # of the hub, for one of its models
-    notes: Mapping[str, str] = field(default_factory=dict)  # rows of this job's plan alone
+    needs_token: bool = False  # whether one of its models needs a Hugging Face token
+    notes: Mapping[str, str] = field(default_factory=dict)  # additional rows of the plan
 
     @property
     def reports(self) -> str:
-        """The prefix of the bucket that the instance writes to."""
+        """The prefix in the bucket to which the instance writes."""
         return f"builds-of/{self.host.name}"
 
     def read(self, aws: Aws, name: str) -> bytes | None:
-        """A file that the instance has reported; None if there is none."""
+        """Return a file that the instance has written; None if it does not exist."""
         return HostBucket(aws, self.bucket).read(f"{self.reports}/{name}")
 
     def results(self, aws: Aws) -> dict[str, bytes]:
-        """The files that the commands left, by their relative paths."""
+        """Return the result files of the commands, by relative path."""
         prefix, bucket = f"{self.reports}/results/", HostBucket(aws, self.bucket)
         names = [key.removeprefix(prefix) for key in bucket.keys(prefix)]
         inside = [name for name in names if name and not {"/", ".."} & {*PurePosixPath(name).parts}]
@@ -76,9 +76,9 @@ def job_host(
     image: str | None = None,
     disk_gib: int | None = None,
 ) -> Host:
-    """The host of a job on this instance type, which may write to the account's bucket.
+    """Return the host of a job on this instance type, which may write to the account's bucket.
 
-    image, disk_gib: where neither options nor the instance's kind decide
+    image, disk_gib: used instead of the defaults of the instance's kind; options take precedence
     """
     host = Host(
         f"{what}-{secrets.token_hex(4)}",
@@ -94,14 +94,14 @@ def job_host(
 
 
 class Start(NamedTuple):
-    """The subnets that offer a job's instance type, and the user data of the instance."""
+    """Subnets in zones that offer a job's instance type, and the instance's user data."""
 
     places: Sequence[SubnetInZone]
     user_data: str
 
 
 def prepare(aws: Aws, job: HostJob, *, dry_run: bool, confirmed: bool) -> Start | None:
-    """Print the plan, ask unless it is confirmed, and put into the bucket what the instance needs.
+    """Print the plan, ask for confirmation if needed, and upload the files for the instance.
     Returns None if nothing is to be started.
     """
     host = job.host
@@ -135,8 +135,8 @@ def prepare(aws: Aws, job: HostJob, *, dry_run: bool, confirmed: bool) -> Start 
 
 
 def run_job(aws: Aws, job: HostJob, start: Start) -> str:
-    """Start the instance, wait for the end of its commands, and remove it. Returns the digest of
-    what it built; empty where it built nothing. Raises Unavailable where it failed.
+    """Start the instance, wait until its commands have ended, and remove it. Returns the digest of
+    the artefact; empty if none was built. Raises Unavailable if the job failed.
     """
     try:
         if job.needs_token:
@@ -148,7 +148,7 @@ def run_job(aws: Aws, job: HostJob, start: Start) -> str:
 
 
 def ask() -> bool:
-    """Whether the user agrees to pay. Raises InvalidRequest if stdin is not a terminal."""
+    """Ask whether to start and pay. Raises InvalidRequest if stdin is not a terminal."""
     if not sys.stdin.isatty():
         raise InvalidRequest(
             "nothing was started: cannot ask, stdin is not a terminal; --yes starts"
@@ -157,7 +157,7 @@ def ask() -> bool:
 
 
 def _remove(aws: Aws, job: HostJob) -> None:
-    """Remove the job's stack and secrets, and print what the instance has cost."""
+    """Remove the job's stack and secrets, and print the cost of the instance."""
     stack = TargetStack(aws, job.host.stack)
     try:
         state = stack.state()
@@ -177,16 +177,16 @@ def _remove(aws: Aws, job: HostJob) -> None:
 
 
 def cost(aws: Aws, state: StackState) -> str:
-    """The job's cost, or the reason why it is not known."""
+    """Return the job's cost, or the reason why it is not known."""
     try:
         instance = describe_instance(aws, state.instance_id) if state.instance_id else None
-    except OutriderError as error:  # it must not hide the job's result
+    except OutriderError as error:  # an error here must not hide the job's result
         return f"not known: {error}"
     return cost_so_far(instance, aws.region) if instance else "nothing, it had no instance"
 
 
 def _wait(aws: Aws, job: HostJob, state: StackState) -> str:
-    """Wait for the end. Returns the digest that is reported. Raises Unavailable for a failure."""
+    """Wait for the job's end; return the reported digest. Raises Unavailable if the job failed."""
     wait = Wait(state.instance_id or job.what)
     while True:
         status = {"state": "running", "step": "starting", "digest": ""}

@@ -1,4 +1,4 @@
-"""Starts a host's stack in the first zone with such an instance, or continues an earlier start."""
+"""Starts a host's stack in the first zone with capacity, or continues an earlier start."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _OTHER_WAYS = {
     "spot": "without --spot",
     "capacity-block": "the zone of the block (--subnet)",
 }
-"""Advice if no zone has capacity for the instance in a market."""
+"""What to try if no zone has capacity, by how the instance is bought."""
 
 
 class Launch:
-    """The start of one host."""
+    """The launch of one host."""
 
     def __init__(self, aws: Aws, host: Host) -> None:
         self._aws, self._host = aws, host
         self._stack = TargetStack(aws, host.stack)
 
     def standing(self) -> StackState | None:
-        """The stack of an earlier `up`, if its instance runs; the rest of any other stack is
-        removed. Raises InvalidRequest if it runs something else.
+        """Return the stack of an earlier `up` if its instance runs; otherwise remove what is left
+        of it. Raises InvalidRequest if the instance has other settings.
         """
         state = self._stack.state()
         if state is None:
@@ -53,14 +53,14 @@ class Launch:
         return None
 
     def may_stand(self) -> bool:
-        """Whether a stack of this host may exist; true if AWS does not answer."""
+        """Return whether a stack of this host may exist; True if AWS does not answer."""
         try:
             return self._stack.state() is not None
         except OutriderError:
             return True
 
     def start(self, places: Sequence[SubnetInZone], user_data: str, bucket: str) -> StackState:
-        """Start the stack in the first of these places that takes it."""
+        """Start the stack in the first of these subnets whose zone has capacity."""
         body, instance = template_body(user_data), self._host.instance.name
         for place in places:
             say(f"starting {instance} in {place.zone}")
@@ -86,7 +86,7 @@ class Launch:
         )
 
     def _refusal(self, failure: LaunchFailure) -> InvalidRequest | Unavailable:
-        """Return an error with the reason why the stack was not created, and the remedy."""
+        """Return the exception for a stack that could not be created: the reason and the remedy."""
         host, reason = self._host, failure.reason
         if failure.cause == "quota":
             instance, region = host.instance, host.region
@@ -111,7 +111,7 @@ class Launch:
         return Unavailable(f"{host.stack} could not be created: {failure.resource}: {reason}")
 
     def _check_same(self, state: StackState) -> None:
-        """Raise InvalidRequest if the stack was made for another host."""
+        """Raise InvalidRequest if the stack was created with other settings."""
         requested = stack_parameters(self._host)
         for key in ("InstanceType", "AllowCidr", "Private", "Market", "Served"):
             present, value = state.parameters.get(key), requested.get(key, "")

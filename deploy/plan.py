@@ -1,5 +1,5 @@
-"""Plans of targets and jobs: what is created and served, checked against the account and the
-instance, and what that costs. Nothing is created here.
+"""Plans of targets and jobs: what is started and served, checked against the account and the
+instance, and the cost. Nothing is created by this module.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ROLE = "what AWS's AmazonSSMManagedInstanceCore allows (Session Manager)"
 
 
 class AccountView(NamedTuple):
-    """The account's answer to a plan: its number, places to start in, and the image's id."""
+    """What a plan needs from the account: its number, subnets to start in, and the image's id."""
 
     number: str
     places: Sequence[SubnetInZone]
@@ -36,13 +36,13 @@ class AccountView(NamedTuple):
 
 
 def ask_account(aws: Aws, host: Host, subnet: str | None = None) -> AccountView:
-    """Ask the account where the host can start. Raises InvalidRequest if it cannot."""
+    """Query where the host can be started. Raises InvalidRequest if it cannot."""
     places = places_for(aws, host.instance, subnet)
     return AccountView(aws.account, places, find_image(aws, host.image_parameter))
 
 
 def find_price(host: Host, *, live: bool = True) -> Price | NoPrice:
-    """The price of the host's hour, or the reason why it is not known."""
+    """Return the host's hourly price, or the reason why it is not known."""
     try:
         return InstancePrices(live=live).find(host.instance.name, host.region, host.market)
     except NoPrice as error:
@@ -50,7 +50,7 @@ def find_price(host: Host, *, live: bool = True) -> Price | NoPrice:
 
 
 def host_rows(host: Host, account: AccountView | None) -> dict[str, str]:
-    """Rows of a plan: the instance that is started, and what it starts with."""
+    """Return rows of a plan: the instance, its zones, image and volume."""
     bundled = bundled_prices().types.get(host.instance.name)
     device = bundled.accelerators if bundled else host.instance.kind
     image = f" = {account.image_id}" if account else ""
@@ -63,7 +63,7 @@ def host_rows(host: Host, account: AccountView | None) -> dict[str, str]:
 
 
 def cost_rows(host: Host, price: Price | NoPrice) -> dict[str, str]:
-    """Rows of a plan: the price of an hour, and the maximum cost."""
+    """Return rows of a plan: the hourly price, and the maximum cost."""
     if isinstance(price, NoPrice):
         return {"$/h": str(price)}
     maximum = price.usd_per_hour * host.lifetime_hours
@@ -74,18 +74,18 @@ def cost_rows(host: Host, price: Price | NoPrice) -> dict[str, str]:
 
 
 def plan_text(rows: Mapping[str, str]) -> str:
-    """The plan of these rows; empty ones are left out."""
+    """Format the rows of a plan, without empty ones."""
     return "\n".join(f"{label:<12}{text}" for label, text in rows.items() if text)
 
 
 class Plan(NamedTuple):
-    """A target and its host, with what AWS says of them."""
+    """A target and its host, with the answers from AWS."""
 
     options: UpOptions
     host: Host
-    manifest: Manifest | None  # of the artefact; None for a model, and for one on S3 without AWS
+    manifest: Manifest | None  # None for a model, and for an artefact on S3 without credentials
     account: AccountView | None  # None if there are no credentials
-    price: Price | NoPrice  # of an hour, or the reason why it is not known
+    price: Price | NoPrice  # hourly, or the reason why it is not known
 
     def __str__(self) -> str:
         options, host, account = self.options, self.host, self.account
@@ -114,8 +114,8 @@ class Plan(NamedTuple):
 
 
 def make_plan(options: UpOptions, host: Host, aws: Aws | None) -> Plan:
-    """Ask the account about a target, where there are credentials. Without, the price is the
-    bundled one. Raises InvalidRequest for what cannot be started or served.
+    """Make the plan of a target; without credentials, with bundled prices and no checks by AWS.
+    Raises InvalidRequest if the target cannot be started or served.
     """
     account = None if aws is None else ask_account(aws, host, options.subnet)
     manifest = read_served(options) if account or options.own_artifact else None
@@ -146,15 +146,15 @@ def _token_cost(plan: Plan) -> str:
 
 
 class Speed(NamedTuple):
-    """Tokens a second of all rows together, and where the figure is from."""
+    """Tokens per second of all rows together, and the source of the figure."""
 
     tokens_per_second: float
     source: str
 
 
 def read_served(options: UpOptions) -> Manifest | None:
-    """The manifest of the target's artefact; None if it serves a model. Of an artefact on S3
-    no other file is fetched.
+    """Return the manifest of the target's artefact; None if it serves a model. On S3, no other file
+    of the artefact is downloaded.
 
     Raises InvalidRequest if the instance cannot serve it.
     """
@@ -182,8 +182,8 @@ def read_served(options: UpOptions) -> Manifest | None:
 
 
 def computed_speed(manifest: Manifest) -> Speed | None:
-    """Tokens a second without any candidate taken, from the artefact's widest graph of root-only
-    forward passes. None for a CPU, and where published passes allow a range of times alone.
+    """Return tokens per second if no candidate is accepted, for the artefact's root-only graph with
+    the most rows. None for a CPU, and if the published figures only allow a range.
     """
     from compile.plan.pass_seconds import pass_seconds
     from compile.plan.plan_report import basis

@@ -1,4 +1,4 @@
-"""A CloudFormation stack: its template, state and creation, why that failed, and its removal."""
+"""A CloudFormation stack: template, state, creation, reasons of failures, and removal."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from inference.errors import InvalidRequest, Unavailable
 POLL_SECONDS = 3.0
 GONE = "DELETE_COMPLETE"
 TAG = "outrider:target"
-"""Key of a tag on everything that was made for a target; its value is the target's name."""
+"""Key of the tag on all resources of a target; its value is the target's name."""
 
 
 Cause = Literal["capacity", "quota", "denied", "image", "other"]
-"""The cause of a failed launch."""
+"""The category of a failed launch."""
 
 _SIGNS: Mapping[Cause, str] = {
     "quota": "VcpuLimit|vCPU limit|InstanceLimitExceeded|MaxSpotInstanceCount|Max spot instance",
@@ -36,11 +36,11 @@ _SIGNS: Mapping[Cause, str] = {
     "denied": "not authorized|AccessDenied|UnauthorizedOperation",
     "image": "InvalidAMIID|The image id|Unable to fetch parameters",
 }
-"""Codes of EC2 and parts of its messages; events of CloudFormation hold either."""
+"""EC2 error codes and parts of messages; CloudFormation events contain either."""
 
 
 class LaunchFailure(NamedTuple):
-    """The resource that failed, and why."""
+    """The resource that failed, and the reason."""
 
     resource: str
     reason: str
@@ -67,7 +67,7 @@ class StackState:
 
     @property
     def whole(self) -> bool:
-        """Whether all its resources are there."""
+        """Whether all resources were created."""
         return self.status in ("CREATE_COMPLETE", "UPDATE_COMPLETE")
 
     @property
@@ -76,18 +76,18 @@ class StackState:
 
 
 class TargetStack:
-    """The stack of this name, which may not exist."""
+    """The stack with this name, which may not exist."""
 
     def __init__(self, aws: Aws, name: str) -> None:
         self.name, self._aws = name, aws
         self._client = aws.client("cloudformation")
 
     def state(self, stack_id: str | None = None) -> StackState | None:
-        """The stack's state; None if there is none.
+        """Return the stack's state; None if there is no stack.
 
-        stack_id: of one that may have been removed; its last state is kept for months
+        stack_id: of a stack that may have been removed; its last state is kept for months
 
-        Raises InvalidRequest for a stack of this name that Outrider did not make.
+        Raises InvalidRequest for a stack with this name that Outrider did not create.
         """
         with aws_refusals():
             try:
@@ -105,7 +105,7 @@ class TargetStack:
         return _read(row)
 
     def create(self, body: str, parameters: Mapping[str, str]) -> StackState:
-        """Begin to create it. CloudFormation itself removes a stack that it cannot complete."""
+        """Start to create the stack. CloudFormation itself removes a stack that fails."""
         with aws_refusals():
             reply = self._client.create_stack(
                 StackName=self.name,
@@ -121,7 +121,7 @@ class TargetStack:
         return self._present(reply["StackId"])
 
     def settled(self, state: StackState) -> StackState:
-        """Wait for the stack's final state, and return it."""
+        """Wait until the stack's state is final, and return it."""
         wait = Wait(self.name)
         while state.moving:
             wait.report(state.status.lower().replace("_", " "))
@@ -130,9 +130,9 @@ class TargetStack:
         return state
 
     def failure(self, state: StackState) -> LaunchFailure:
-        """The first failure among the stack's events; the stack's status where none failed."""
+        """Return the first failure among the stack's events; if none failed, the stack's status."""
         events = self._rows("describe_stack_events", "StackEvents", state)
-        for event in reversed(events):  # the newest comes first
+        for event in reversed(events):  # newest first
             reason = event.get("ResourceStatusReason", "")
             failed = event["ResourceStatus"].endswith("_FAILED")
             if failed and "cancelled" not in reason:
@@ -140,7 +140,7 @@ class TargetStack:
         return LaunchFailure(self.name, f"CloudFormation says {state.status}, without a reason")
 
     def remove(self, state: StackState) -> None:
-        """Remove it with all its resources. Raises Unavailable if something remains."""
+        """Remove the stack with all its resources. Raises Unavailable if some remain."""
         if state.status != "DELETE_IN_PROGRESS":
             with aws_refusals():
                 self._client.delete_stack(StackName=self.name)
@@ -154,7 +154,7 @@ class TargetStack:
             )
 
     def resources(self, state: StackState) -> list[str]:
-        """Names of the resources that the stack has."""
+        """Return the names of the stack's resources."""
         rows = self._rows("list_stack_resources", "StackResourceSummaries", state)
         return [row["LogicalResourceId"] for row in rows]
 
@@ -169,7 +169,7 @@ class TargetStack:
 
 
 def stack_names(aws: Aws) -> set[str]:
-    """The stacks of all targets and builds of the region."""
+    """Return the names of all stacks of targets and jobs in the region."""
     rows = aws.rows("cloudformation", "describe_stacks", "Stacks")
     return {row["StackName"] for row in rows if TAG in (tag["Key"] for tag in row.get("Tags", ()))}
 
@@ -188,13 +188,13 @@ TEMPLATE = Path(__file__).parent / "cfn" / "target.yaml"
 
 
 def read_template() -> dict[str, Any]:
-    """The template without user data."""
+    """Return the template without user data."""
     template: dict[str, Any] = yaml.safe_load(TEMPLATE.read_text(encoding="utf-8"))
     return template
 
 
 def template_body(user_data: str) -> str:
-    """The template with user data, as JSON."""
+    """Return the template with user data, as JSON."""
     template = read_template()
     launch = template["Resources"]["Launch"]["Properties"]["LaunchTemplateData"]
     launch["UserData"] = {"Fn::Base64": user_data}
@@ -202,7 +202,7 @@ def template_body(user_data: str) -> str:
 
 
 def stack_parameters(host: Host) -> dict[str, str]:
-    """The template's parameters, but for place, bucket and end."""
+    """Return the template's parameters except network, bucket and end time."""
     return {
         "TargetName": host.name,
         "InstanceType": host.instance.name,
@@ -214,6 +214,6 @@ def stack_parameters(host: Host) -> dict[str, str]:
 
 
 def created_resources() -> list[str]:
-    """Resources that a stack creates: their names and types."""
+    """Return the resources that a stack creates, as names with types."""
     resources = read_template()["Resources"]
     return [f"{name} ({resource['Type']})" for name, resource in resources.items()]

@@ -1,4 +1,4 @@
-"""Progress of a wait for AWS: prints each new state, and an unchanged one once a minute."""
+"""Progress while waiting for AWS: prints each new state, and an unchanged one once a minute."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MINUTE = 60.0
 
 
 class Wait:
-    """A wait with its seconds so far. name: of the resource"""
+    """Progress of a wait, with the seconds so far. name: of the resource"""
 
     def __init__(self, name: str) -> None:
         self._name, self._began = name, time.monotonic()
@@ -21,7 +21,7 @@ class Wait:
         return time.monotonic() - self._began
 
     def report(self, words: str) -> None:
-        """Print the present state, if it is new or was last printed a minute ago."""
+        """Print the current state if it is new or was last printed a minute ago."""
         if words != self._words or self.seconds >= self._due:
             say(f"{self._name}: {words}, {self.seconds:.0f} s")
             self._words, self._due = words, self.seconds + MINUTE

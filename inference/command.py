@@ -1,4 +1,4 @@
-"""Exit codes, errors in one line, and lines for the user: shared by all commands.
+"""What all commands share: exit codes, one-line errors, and messages for the user.
 
 An error ends a command with one line on stderr and an exit code.
 """
@@ -21,8 +21,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The end of an error about an unknown name: a name a few typing errors away, or one with all
-    of its words, such as max_new_tokens for max_tokens. Empty where no name is that close.
+    """Return a suggestion to append to an error about an unknown name: a name a few typing errors
+    away, or one with all of its words, such as max_new_tokens for max_tokens. Empty for none.
     """
     words = set(re.findall(r"[^\W_]+", name))
     slips = {entry: _edits(name.lower(), entry.lower()) for entry in names}
@@ -34,9 +34,10 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def check_names(names: Iterable[str], keywords: type, call: str) -> None:
-    """Raise InvalidRequest for an unknown keyword argument of a call.
+    """Raise InvalidRequest for an unknown keyword argument of a function.
 
-    keywords: of the call, a TypedDict
+    keywords: the function's keyword arguments, as a TypedDict
+    call: the function's name in the error
     """
     for name in names:
         if name not in keywords.__annotations__:
@@ -45,7 +46,7 @@ def check_names(names: Iterable[str], keywords: type, call: str) -> None:
 
 
 def _edits(name: str, candidate: str) -> int:
-    """Edit distance: letters to insert, delete, replace or swap with their neighbour."""
+    """Return the edit distance: insertions, deletions, replacements and swaps of neighbours."""
     before: list[int] = []
     last = list(range(len(candidate) + 1))
     for row, letter in enumerate(name):
@@ -61,10 +62,10 @@ def _edits(name: str, candidate: str) -> int:
 
 
 def run_command(work: Callable[[], int], *, debug: bool, interrupted: str = "interrupted") -> int:
-    """Run `work`; returns the command's exit code.
+    """Run `work`, and return the command's exit code.
 
-    An OutriderError or a full disk becomes one line on stderr, and is raised with `debug`. A closed
-    stdout, as behind `| head`, ends the command silently. Other errors are raised.
+    An OutriderError or a full disk is reported as one line on stderr, or raised with `debug`. A
+    closed stdout, as with `| head`, ends the command silently. Other errors are raised.
     """
     try:
         with messages_to(_print):
@@ -88,7 +89,7 @@ def say(line: str) -> None:
 
 
 def has_display() -> bool:
-    """Whether messages are shown by a display, such as that of a streamed text, not as lines."""
+    """Whether a display, such as the one that streams the output, shows the messages."""
     return _displays[-1] is not _print
 
 
@@ -103,7 +104,7 @@ _displays: list[Display] = [_print]
 
 @contextmanager
 def messages_to(display: Display) -> Iterator[None]:
-    """Within this context, messages of all threads go to `display`."""
+    """Send the messages of all threads to `display` within this context."""
     _displays.append(display)
     try:
         yield
@@ -113,10 +114,10 @@ def messages_to(display: Display) -> Iterator[None]:
 
 
 def logged(line: str) -> None:
-    """Log a message, for programs that import Outrider: their stderr is their own."""
+    """Log a message: a program that imports Outrider keeps its stderr to itself."""
     logging.getLogger("outrider").info(line)
 
 
 def printable(text: str) -> str:
-    """The text on one line without control characters, since it may quote a remote peer."""
+    """Return the text on one line without control characters: it may quote a remote peer."""
     return "".join(letter if letter.isprintable() else " " for letter in text)

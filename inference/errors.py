@@ -2,15 +2,15 @@
 
 OutriderError
 ├── InvalidRequest      the request itself is wrong; retrying does not help
-│   └── LimitExceeded   it exceeds a limit of this model, artefact or server
+│   └── LimitExceeded   the request exceeds a limit of this model, artefact or server
 ├── Mismatch            two sides that must agree do not (tokenizers, models, positions)
 ├── UnsupportedModel    a checkpoint that would be computed wrongly; the message names the field
-│   └── UnknownArchitecture  our own decoder does not support it; a library may
+│   └── UnknownArchitecture  our own decoder does not support the model; a library may
 ├── BadArtifact         a compiled artefact that is incomplete, changed, or made for something else
 ├── MissingExtra        an optional package is needed, with its install line
 └── Unavailable         the other side cannot be reached, or disconnected
-    ├── Busy            it is full: retrying later helps
-    └── Gone            it no longer has this session: open the session again to continue
+    ├── Busy            the other side is full: retrying later helps
+    └── Gone            the other side no longer has this session: open it again to continue
 """
 
 from __future__ import annotations
@@ -63,5 +63,5 @@ class Busy(Unavailable):
 class Gone(Unavailable):
     """The other side no longer has this session.
 
-    A new session that starts with the tokens so far continues the text.
+    To continue the output, open a new session with all tokens so far as its prompt.
     """

@@ -1,4 +1,4 @@
-"""Packages of extras. They are checked before work begins, so that it does not fail late."""
+"""Optional packages (extras), checked before work begins so that it does not fail late."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ PACKAGES = {
     "ray": "ray",
     "xml": "defusedxml",
 }
-"""The package of each extra that is checked."""
+"""Extra -> the package whose presence shows that the extra is installed."""
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported; does not import it."""
+    """Whether a package can be imported. The package is not imported."""
     return find_spec(package) is not None
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra, in a checkout: Outrider is on no package index."""
+    """Return the command that installs an extra from a checkout (no package index has Outrider)."""
     return f"pip install '.[{extra}]'"
 
 
 def require(extra: str, what: str, package: str | None = None, *, otherwise: str = "") -> None:
     """Raise MissingExtra, with the install line, unless an extra is installed.
 
-    what: what needs it
-    package: the package to check instead of that of PACKAGES
-    otherwise: end of the line
+    what: the feature that needs the extra
+    package: the package to check instead of the one in PACKAGES
+    otherwise: text to append to the error
     """
     name = package or PACKAGES[extra]
     if not is_installed(name):

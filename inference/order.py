@@ -1,4 +1,4 @@
-"""A client's order for its session, the session's progress, and why a text ends. Pure."""
+"""What a client orders for its session, the session's progress, and why an output ends. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import NamedTuple
 from inference.errors import InvalidRequest
 
 MIN_CREDIT, MAX_CREDIT, CREDIT_SECONDS = 64, 512, 2.0
-"""The default credit: the tokens that the target generates in CREDIT_SECONDS, within two bounds.
-
-It applies where the client's order has no credit of its own.
+"""The default credit: the tokens that the target generates in CREDIT_SECONDS, from MIN_CREDIT to
+MAX_CREDIT. It applies if the client's order sets no credit.
 """
 
 
@@ -23,29 +22,29 @@ class Pace(Enum):
 
 
 class End(Enum):
-    """Reason why a session's text ends, or does not continue here."""
+    """Reason why a session's output ends, or does not continue at this target."""
 
-    NOT = 0  # the text continues
+    NOT = 0  # the output continues
     STOP_ID = 1  # the target chose a stop id
     MAX_TOKENS = 2  # the length that the client ordered
     LIMIT = 4  # the session's maximum length
-    DRAINED = 5  # the target stops; the client continues elsewhere
-    CREDIT = 6  # no end: the target waits for the client to acknowledge tokens
-    EVICTED = 7  # no end: the session lost its row and waits for another
+    DRAINED = 5  # the target shuts down; the client continues at another target
+    CREDIT = 6  # only paused: the target waits for the client to acknowledge tokens
+    EVICTED = 7  # only paused: the session lost its row and waits for another
 
 
 @dataclass(frozen=True)
 class Decode:
-    """A client's order: decode up to a length. Raises InvalidRequest for impossible bounds.
+    """A client's order to decode up to a length. Raises InvalidRequest for impossible bounds.
 
-    All bounds are absolute, so repeating an order repeats no work.
+    All bounds are absolute, so an order that is sent twice has no further effect.
     """
 
-    end: int  # length in tokens, prompt included, at which the text ends
-    stop_ids: frozenset[int] = frozenset()  # the text ends after the first of these
+    end: int  # maximum length in tokens, prompt included
+    stop_ids: frozenset[int] = frozenset()  # the output ends after the first of these
     pace: Pace = Pace.GO_ON
     credit: int = 0  # tokens the target may be ahead of the acknowledged length; 0: the default
-    beside: bool = False  # the draft beside the target also appends candidates
+    beside: bool = False  # the draft on the target's device also adds candidates
 
     def __post_init__(self) -> None:
         if self.end < 1:
@@ -53,11 +52,11 @@ class Decode:
 
 
 MIN_LOGPROB = -9999.0
-"""Log-probability of a token that a rule excludes, and of any that is less likely."""
+"""Log-probability reported for an excluded token, and for any token less likely than this."""
 
 
 class TokenLogProb(NamedTuple):
-    """A token's log-probability, and those of the most likely tokens in its place, best first."""
+    """Log-probabilities of a token and of the most likely tokens at its position, best first."""
 
     value: float
     ids: tuple[int, ...]  # [likeliest]
@@ -66,7 +65,7 @@ class TokenLogProb(NamedTuple):
 
 @dataclass
 class Spent:
-    """Costs of a session, or of a part of its text."""
+    """Costs of a session, or of some of its tokens."""
 
     nodes: int = 0  # nodes computed for the session, roots included
     forwards: int = 0  # forward passes in which the session took part
@@ -82,12 +81,12 @@ class Spent:
 
     @property
     def candidates(self) -> int:
-        """Candidates that were computed."""
+        """Candidates computed for the session."""
         return self.nodes - self.forwards
 
     @property
     def pass_seconds(self) -> float:
-        """Average time of a forward pass and of waiting for it."""
+        """Average seconds of a forward pass, including the wait for it."""
         return (self.model_seconds + self.queue_seconds) / max(self.forwards, 1)
 
     def add(self, costs: Spent) -> None:
@@ -99,7 +98,7 @@ class Spent:
         self.share_seconds += costs.share_seconds
 
     def beyond(self, before: Spent) -> Spent:
-        """The costs since `before`, an earlier state of them."""
+        """Return the costs since `before`, an earlier value of these costs."""
         return Spent(
             self.nodes - before.nodes,
             self.forwards - before.forwards,
@@ -112,20 +111,20 @@ class Spent:
 
 @dataclass(kw_only=True)
 class Progress(Spent):
-    """The text beyond a reader's cursor, its costs, and the state of the target."""
+    """The tokens after a reader's cursor, their costs, and the state of the target."""
 
-    position: int = 0  # position of the first of `tokens` in the text
+    position: int = 0  # position of the first of `tokens` in the sequence, prompt included
     tokens: tuple[int, ...] = ()
     proposers: tuple[int, ...] = ()  # [tokens] kind of the proposer of each, or NOBODY
     logprobs: tuple[TokenLogProb, ...] = ()  # [tokens] if requested
     end: End = End.NOT
     known: int = 0  # nodes of the reader's stream that had arrived when the last pass began
-    held: int = 0  # candidates below the root now
-    room: int = 0  # candidates of this session that fit into a forward pass at present
+    held: int = 0  # number of candidates below the root
+    room: int = 0  # maximum candidates of this session in a forward pass at present
 
 
 class Opened(NamedTuple):
-    """The prompt is prefilled and the session may decode."""
+    """Reply to the opening of a session: the prompt is prefilled, and decoding may begin."""
 
     reused_tokens: int = 0  # prompt tokens whose keys were in the prefix cache
     queue_seconds: float = 0.0  # time spent waiting for a row and for forward passes

@@ -1,8 +1,8 @@
-"""The interface of all proposers: a local model, copied text, a draft beside the target.
+"""The interface of all proposers: a local model, copied text, a draft on the target's device.
 
-Any number of proposers serve a text. None of them waits for another or for the target. Each gets
-the committed tokens, works while that is worth its time, and returns candidates that are worth
-sending. Pure: no model, no network.
+A request may have any number of proposers. None waits for another proposer or for the target. Each
+gets the committed tokens, drafts while its time is worth the expected tokens, and returns the
+candidates that are worth sending. Pure: no model, no network.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from inference.order import Progress
 from inference.sampling import SamplingParams
 
 MODEL, COPY, COLOCATED = range(3)
-"""Kinds of proposers: a local model, copied text, a draft beside the target."""
+"""Kinds of proposers: a local model, copied text, a draft on the target's device."""
 
 NOBODY = 255
-"""Kind of a token that no proposer had proposed: the target generated it alone."""
+"""Kind recorded for a token that no proposer had proposed."""
 
 
 MAX_CANDIDATES = 1024
-"""Maximum candidates of a session; the least valuable are dropped first."""
+"""Maximum candidates of a session; beyond it the least valuable are dropped."""
 
 FRAMING_BYTES = 88
 """Estimated bytes of framing per message: gRPC prefix 5, HTTP/2 frame 9, TLS 1.3 record 22, and
@@ -30,33 +30,33 @@ acknowledgements are not counted.
 """
 
 NODE_BYTES, MESSAGE_BYTES = 5.0, 15.0 + FRAMING_BYTES
-"""Bytes on the way to the target: of a node, and of a message that carries nodes."""
+"""Bytes sent to the target for each node, and for each message that carries nodes."""
 
 
 class Nodes(NamedTuple):
-    """A proposer's message, in columns. It is a hint: losing it costs speed and never changes the
-    text. Numbers of a stream grow by one and are never reused.
+    """A proposer's message with candidates, in columns. Losing it costs speed and never changes the
+    output. Nodes of a stream are numbered consecutively; numbers are never reused.
     """
 
     base: int  # position of a committed token
-    first: int  # number of the first node; the next ones follow
-    parents: Sequence[int]  # [n] how many numbers before its child's; 0: the token at `base`
+    first: int  # number of the first node; the others are numbered consecutively
+    parents: Sequence[int]  # [n] node's number minus its parent's; 0: child of the token at `base`
     tokens: Sequence[int]  # [n]
     chances: Sequence[float]  # [n] claimed probability of the edge, given the parent
     proposer: int = 0  # kind of the proposer
 
     @property
     def end(self) -> int:
-        """The number after the last node's."""
+        """The number of the last node plus one."""
         return self.first + len(self.tokens)
 
 
 class DraftUsage(NamedTuple):
     """Work of a proposer's model."""
 
-    calls: int = 0  # parts of the prompt not counted
-    nodes: int = 0  # in these calls
-    seconds: float = 0.0  # of these calls
+    calls: int = 0  # forward passes of the draft, without those that prefill the prompt
+    nodes: int = 0  # nodes computed in these passes
+    seconds: float = 0.0  # duration of these passes
 
     def plus(self, usage: DraftUsage) -> DraftUsage:
         return DraftUsage(
@@ -65,20 +65,20 @@ class DraftUsage(NamedTuple):
 
 
 class Proposer(Protocol):
-    """A source of candidates for one text at a time."""
+    """A source of candidates for one request at a time."""
 
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
-        """Begin a text; makes no call. end: maximum length in tokens."""
+        """Begin a request, without running the draft. end: maximum length, prompt included."""
         ...
 
     def on_progress(self, progress: Progress, now: float) -> None:
-        """Process committed tokens, which arrived at `now`, in seconds. Raises ValueError for a
-        gap.
+        """Process committed tokens that arrived at `now` (seconds). Raises ValueError if tokens
+        are missing.
         """
         ...
 
     def on_new_stream(self) -> None:
-        """Send candidates again: the target has lost all that were sent."""
+        """Mark all candidates as unsent, because the target has lost them."""
         ...
 
     def work(self, now: float) -> DraftUsage | None:
@@ -95,5 +95,5 @@ class Proposer(Protocol):
         ...
 
     def close(self) -> None:
-        """End the text, and free its resources."""
+        """End the request, and free its resources."""
         ...

@@ -1,4 +1,4 @@
-"""A user's sampling parameters, and the constants of the sampling contract.
+"""The sampling parameters of a request, and the constants of the sampling contract.
 
 The contract (docs/architecture.md, "Sampling"): at temperature T > 0 the token at absolute position
 i is the v with the greatest logit_v / T + G(seed, i, v), ties to the lowest id; at T = 0 it is the
@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from inference.errors import InvalidRequest
 
 CANDIDATES = 256
-"""Number of most likely tokens that top-k and top-p act on, on every backend."""
+"""Number of most likely tokens to which top-k and top-p apply, on every backend."""
 
 SEED_BITS = 63
 
@@ -28,7 +28,7 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
 """Bounds of T > 0. Beyond them, logits / T is too large or too small for float32 to compare."""
 
 MIN_TOP_P = 1e-6
-"""Value that stands for top_p 0 in requests and flags: only the most likely token remains."""
+"""Value used for a requested top_p of 0: only the most likely token remains."""
 
 MIN_REPETITION, MAX_REPETITION = 0.01, 100.0
 MAX_PENALTY = 2.0
@@ -36,8 +36,8 @@ MAX_BIAS, MAX_BIASES = 100.0, 300
 MAX_LOGPROBS = 20
 MAX_END_IDS = 1024
 ID_BOUND = 2**32
-"""Bounds of the parameters that change logits and report log-probabilities, as OpenAI has them. The
-wire carries ids of 32 bits.
+"""Bounds of the parameters that change logits and report log-probabilities, as in OpenAI's API.
+Token ids are sent as 32 bits.
 """
 
 MAX_GRAMMAR = 64 * 1024
@@ -55,9 +55,9 @@ class GrammarKind(Enum):
 
 @dataclass(frozen=True)
 class Grammar:
-    """The required form of an output. Raises InvalidRequest for an empty or too long text.
+    """A grammar that the output must match. Raises InvalidRequest if it is empty or too long.
 
-    Whether it can be compiled is checked by `Grammars` (inference/text/grammar.py).
+    `Grammars` (inference/text/grammar.py) checks whether it can be compiled.
     """
 
     kind: GrammarKind
@@ -75,29 +75,29 @@ class Grammar:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of kind and text, the key of compiled grammars."""
+        """SHA-256 of kind and text, by which check results are cached."""
         return sha256(f"{self.kind.value}\n{self.text}".encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Parameters by which tokens are sampled. Raises InvalidRequest for a value out of bounds."""
+    """Sampling parameters of a request. Raises InvalidRequest for a value out of bounds."""
 
     temperature: float = 0.0  # 0: greedy
     top_k: int = 0  # 0: off
     top_p: float = 1.0  # 1: off
     seed: int = 0  # seed of the noise: 0 to 2**63 - 1
-    min_p: float = 0.0  # 0: off; the minimum chance, as a share of the most likely token's
-    repetition_penalty: float = 1.0  # 1: off; of tokens in prompt and output
+    min_p: float = 0.0  # 0: off; minimum probability, as a share of the most likely token's
+    repetition_penalty: float = 1.0  # 1: off; applies to tokens in prompt and output
     presence_penalty: float = 0.0  # subtracted once from the logits of the output's tokens
     frequency_penalty: float = 0.0  # subtracted for each time that a token is in the output
-    logit_bias: tuple[tuple[int, float], ...] = ()  # ids, and the bias of their logits
-    grammar: Grammar | None = None  # the output's form
-    logprobs: int | None = None  # most likely tokens to report beside the chosen token
-    prompt_logprobs: bool = False  # the prompt's own tokens are reported, too
-    min_tokens: int = 0  # none of end_ids is chosen before the output has so many tokens
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, number to add to its logit)
+    grammar: Grammar | None = None  # the output must match it
+    logprobs: int | None = None  # most likely tokens to report in addition to the chosen token
+    prompt_logprobs: bool = False  # report log-probabilities of the prompt's tokens, too
+    min_tokens: int = 0  # minimum tokens of the output before any of end_ids can be chosen
     end_ids: tuple[int, ...] = ()
-    made: int = 0  # tokens at the end of the prompt that are output, of a continued text
+    made: int = 0  # last tokens of the prompt that are output of an earlier, continued session
 
     def __post_init__(self) -> None:
         within = MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE
@@ -165,9 +165,9 @@ class SamplingParams:
             raise InvalidRequest(f"made must be 0 or more tokens: got {self.made}")
 
     def on_the_wire(self) -> SamplingParams:
-        """The parameters with fractions rounded to float32.
+        """Return the parameters with fractions rounded to float32.
 
-        Graphs and the wire carry float32, and both sides must use the same value.
+        Graphs and messages carry float32, and client and target must use the same values.
         """
         rounded: dict[str, Any] = {name: _rounded(getattr(self, name)) for name in _FRACTIONS}
         biases = tuple((token, _rounded(bias)) for token, bias in self.logit_bias)
@@ -204,18 +204,18 @@ _FRACTIONS = (
 
 
 def _rounded(value: float) -> float:
-    """The nearest float32."""
+    """Return the nearest float32."""
     rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
     return rounded
 
 
 def random_seed() -> int:
-    """A random seed, where the user gave none."""
+    """Return a random seed, for a request without one."""
     return secrets.randbits(SEED_BITS)
 
 
 ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
-"""Bits by which Threefry rotates a word, in the order of its rounds, repeated."""
+"""Bits by which Threefry rotates a word in each round; the sequence is repeated."""
 
 ROUNDS = 13
 PARITY = 0x1BD11BDA
@@ -229,9 +229,9 @@ Shift: TypeAlias = Callable[[UInts, int], UInts]
 def threefry2x32(
     key: tuple[UInts, UInts], counter: tuple[UInts, UInts], left: Shift, right: Shift
 ) -> tuple[UInts, UInts]:
-    """13 rounds of Threefry-2x32 (Salmon et al. 2011) on words that broadcast. Sums wrap.
+    """Run 13 rounds of Threefry-2x32 (Salmon et al. 2011) on words that broadcast. Sums wrap.
 
-    left, right: shift words of that library; right is arithmetic
+    left, right: the array library's shifts of words; the right shift is arithmetic
     """
     keys = (key[0], key[1], key[0] ^ key[1] ^ PARITY)
     x, y = counter[0] + keys[0], counter[1] + keys[1]

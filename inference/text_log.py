@@ -1,6 +1,6 @@
-"""A text as a log: tokens are appended and never change, and each reader has a cursor in it.
+"""A log of tokens, which are appended and never change. Each reader has a cursor.
 
-The target's session is such a log, and a client has a copy (inference/loop/text_copy.py). Pure.
+The target's session is such a log; its client has a copy (inference/loop/text_copy.py). Pure.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from inference.order import End, Progress, TokenLogProb
 
 
 class TextLog:
-    """The tokens of a text, with proposers and log-probabilities of those beyond its prompt.
+    """The tokens of prompt and output, with proposers and log-probabilities of the output.
 
-    tokens: all of them, prompt included
-    proposers: [tokens beyond the prompt] kind of the proposer of each, or NOBODY
-    logprobs: [tokens beyond the prompt] if requested
-    end: why the text ends
+    tokens: prompt and output
+    proposers: [output tokens] kind of the proposer of each, or NOBODY
+    logprobs: [output tokens] if requested
+    end: why the output ends
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:
@@ -26,12 +26,12 @@ class TextLog:
 
     @property
     def length(self) -> int:
-        """Tokens of the text, prompt included."""
+        """Number of tokens, prompt included."""
         return len(self.tokens)
 
     @property
     def made(self) -> int:
-        """Tokens beyond the prompt."""
+        """Number of output tokens."""
         return len(self.tokens) - self.prompt_length
 
     def extend(
@@ -39,7 +39,7 @@ class TextLog:
     ) -> None:
         """Append tokens.
 
-        proposers: [tokens] as in the log
+        proposers: [tokens] kind of the proposer of each, or NOBODY
         logprobs: [tokens] if requested
         """
         self.tokens += tokens
@@ -49,7 +49,7 @@ class TextLog:
         assert len(self.logprobs) in (0, self.made), "all tokens have log-probabilities, or none"
 
     def since(self, cursor: int) -> Progress:
-        """Progress beyond the first `cursor` tokens. Costs and the state of the target are 0."""
+        """Return progress after the first `cursor` tokens. Costs and the target's state are 0."""
         output = slice(max(cursor - self.prompt_length, 0), None)
         return Progress(
             position=cursor,

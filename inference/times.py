@@ -1,7 +1,7 @@
-"""Seconds of a model's calls by shape: measured samples, and a prior where there are none.
+"""Durations of a model's forward passes by shape: measured, or else estimated from a prior.
 
-The engine has a Times of the target's forward passes, a client has one of its target and one of its
-draft. Pure: no clock is read.
+The engine has a Times for the target's forward passes; a client has one for its target and one for
+its draft. Pure: no clock is read.
 """
 
 from __future__ import annotations
@@ -13,45 +13,45 @@ from statistics import fmean
 from typing import NamedTuple, TypeAlias
 
 MIN_SECONDS = 1e-9
-"""Shortest time of a call: a clock may not have moved meanwhile."""
+"""Minimum recorded seconds of a call, since a coarse clock may not have advanced."""
 
 TRUSTED = 3
-"""Samples from which a shape counts as measured. With fewer, one disturbed call could decide."""
+"""Samples after which a shape counts as measured. With fewer, one disturbed call could decide."""
 
 STALE, CHANGED = 16, 1.2
-"""Calls after which samples of a shape may be out of date, and the factor by which the next sample
-shows that they are.
+"""Calls after which samples of a shape may be out of date. A next sample that differs from them by
+this factor shows that they are.
 """
 
 LATEST = 7
-"""Latest samples of a shape that count."""
+"""Number of latest samples of a shape that count."""
 
 REMEMBERED = 2048
 """Calls after which a shape without new samples counts as never measured."""
 
 STEP = 2.0
-"""Factor in nodes beyond the measured shapes within which a time can be bounded."""
+"""Maximum ratio of a shape's nodes to a measured shape's, at which that bounds the shape's time."""
 
 RIGHT = 0.25
-"""A prior is right about two shapes if it errs less in the logarithm of their ratio."""
+"""Maximum error of a prior in the logarithm of two shapes' time ratio, to count as right."""
 
 Shape: TypeAlias = tuple[int, int]
-"""Rows of a call, and nodes of each row."""
+"""Number of rows of a call, and of nodes in each row."""
 
 Table: TypeAlias = Mapping[Shape, float]
 """Seconds (above 0) by shape."""
 
 
 def typical(samples: Collection[float]) -> float:
-    """The mean of all samples but the slowest, which may be a pause of the machine.
+    """Return the mean of all samples but the slowest, which may be a pause of the machine.
 
-    A median would jump between the two speeds of a machine with a neighbour.
+    A median would jump between the two speeds of a machine that another process uses at times.
     """
     return fmean(sorted(samples)[:-1] or samples)
 
 
 class Cost(NamedTuple):
-    """Seconds of a call: expected, and the upper bound. Equal if it was measured."""
+    """Seconds of a call: expected, and an upper bound. Both are equal if the shape was measured."""
 
     expected: float
     maximum: float
@@ -60,15 +60,15 @@ class Cost(NamedTuple):
 class Times:
     """Expected seconds of a model's calls by shape.
 
-    A shape with TRUSTED samples takes their typical() seconds. Fewer count only as a lower
-    bound: a shape takes at least as long as the slowest one of fewer nodes, until it, or one of
-    more nodes, is measured faster. Other shapes are interpolated between the nearest measured ones
-    by the nodes of all rows: by the prior while it is right about these two, else linearly. Beyond
-    the widest measured shape, the prior or the slope of the widest two is continued.
+    A shape with TRUSTED samples takes their typical() seconds. With fewer samples, it is assumed to
+    take at least as long as the slowest shape of fewer nodes, until it or a shape of more nodes is
+    measured faster. Other shapes are interpolated between the nearest two measured ones by the
+    nodes of all rows: by the prior while it is right about these two, else linearly. Beyond the
+    widest measured shape, the prior or the slope of the widest two is continued.
 
-    prior: table without samples. A call takes the time of the cheapest shape that holds it, or of
-        several of the largest.
-    measured: whether the prior was measured in this process: it counts as TRUSTED samples.
+    prior: seconds by shape, used without samples. A call takes the time of the cheapest shape that
+        holds it, or of several calls of the largest.
+    measured: whether the prior was measured in this process, so it counts as TRUSTED samples.
     """
 
     def __init__(self, prior: Table | None = None, *, measured: bool = False) -> None:
@@ -82,40 +82,40 @@ class Times:
 
     @property
     def widest(self) -> int:
-        """Nodes, of all rows, of the widest shape with a prior or a sample."""
+        """Nodes, over all rows, of the widest shape with a prior or a sample."""
         return max(map(math.prod, (*self.prior, *self._samples)), default=0)
 
     def observe(self, rows: int, nodes: int, seconds: float) -> None:
-        """Record that a call of this padded shape took so many seconds."""
+        """Record the seconds that a call of this padded shape took."""
         self._calls += 1
         self._add((rows, nodes), seconds)
 
     def trust(self, measured: Table) -> None:
-        """Record times that were measured elsewhere in this process. They may be out of date."""
+        """Record times that other code of this process measured; they may be out of date."""
         for shape, seconds in measured.items():
             for _ in range(TRUSTED):
                 self._add(shape, seconds)
         self._calls += STALE  # however many shapes, so that a large table does not age its own
 
     def samples(self, rows: int, nodes: int) -> Sequence[float]:
-        """The samples of a shape that count at present, the latest last."""
+        """Return the samples of a shape that count at present, the latest last."""
         samples = self._samples.get((rows, nodes))
         return tuple(samples.latest) if samples else ()
 
     def seconds(self, rows: int, nodes: int) -> float:
-        """Expected seconds of a call; 0 without a prior and samples."""
+        """Return the expected seconds of a call; 0 without prior and samples."""
         return self.cost(rows, nodes).expected
 
     def cost(self, rows: int, nodes: int) -> Cost:
-        """Seconds of a call. The bound is infinite if no shape of at least half as many nodes was
-        measured.
+        """Return the seconds of a call. The upper bound is infinite if no shape of at least half
+        as many nodes was measured.
         """
         return self._both((rows, nodes))[0]
 
     def hope(self, rows: int, nodes: int) -> Cost:
-        """Seconds of a call for a trial, optimistically. Without samples: those of the slowest
-        shape of fewer nodes, bounded by growth in proportion to nodes. With a correct prior: as
-        cost().
+        """Return an optimistic estimate of a call's seconds, to decide on a trial. Without samples:
+        the time of the slowest shape of fewer nodes, with time proportional to nodes as the bound.
+        With a correct prior: as cost().
         """
         return self._both((rows, nodes))[1]
 
@@ -152,7 +152,7 @@ class Times:
         return cost, cost if near.by_prior else Cost(near.lower, grown)
 
     def _near(self, shape: Shape) -> _Near:
-        """Bounds and an estimate by the other measured shapes."""
+        """Return bounds and an estimate from the other measured shapes."""
         nodes = math.prod(shape)
         points = sorted(
             _Point(math.prod(key), key, samples.now, samples.trusted)
@@ -192,7 +192,7 @@ class Times:
         return self._by_prior(shape) / self._by_prior(base)
 
     def _by_prior(self, shape: Shape) -> float:
-        """Seconds by the prior of the cheapest shape that holds this one; 0 without a prior."""
+        """Return the prior's seconds of the cheapest shape that holds this one; 0 without prior."""
         if not self.prior:
             return 0.0
         if shape not in self._held:
@@ -207,11 +207,11 @@ class Times:
 
 
 class _Near(NamedTuple):
-    """Bounds and an estimate of a shape by measured shapes of fewer and more nodes, in seconds."""
+    """Bounds and an estimate, in seconds, for a shape between measured ones."""
 
-    lower: float  # the slowest of fewer nodes
-    upper: float  # the fastest of more nodes
-    grown: float  # if time grows with nodes from the next of fewer nodes; infinite beyond STEP
+    lower: float  # of the slowest shape with fewer nodes
+    upper: float  # of the fastest shape with more nodes
+    grown: float  # in proportion to nodes, from the next narrower shape; infinite beyond STEP
     expected: float
     by_prior: bool  # whether the prior is used here
 
@@ -219,17 +219,17 @@ class _Near(NamedTuple):
 class _Point(NamedTuple):
     """A measured shape."""
 
-    nodes: int  # of all rows
+    nodes: int  # sum over all rows
     shape: Shape
     seconds: float
     trusted: bool
 
 
 class _Samples:
-    """Latest samples of one shape.
+    """The latest samples of one shape.
 
-    at: the serial number of the last
-    trusted: whether there are enough
+    at: serial number of the latest sample
+    trusted: whether there are enough samples
     pace: the narrowest shape of as many rows, and its seconds when the last sample was taken
     """
 
@@ -240,7 +240,7 @@ class _Samples:
 
     @property
     def now(self) -> float:
-        """Seconds under the present load, which is assumed to slow all shapes by one factor."""
+        """Return the seconds under the present load, assumed to slow all shapes by one factor."""
         narrowest, before = self.pace
         return self.mean * (narrowest.mean / before) if before else self.mean
 

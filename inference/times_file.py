@@ -1,5 +1,5 @@
-"""Seconds of a model's calls in files: profiles of devices, bundled or a user's own, and
-measurements of this machine, which are not repeated.
+"""Files with durations of forward passes: device profiles, bundled or from the user, and cached
+measurements of this machine.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ PROFILES = Path(__file__).parent / "data" / "profiles"
 
 @dataclass(frozen=True)
 class Profile(Record):
-    """Seconds of a call by rows and by nodes of each row, which calls are padded to. A pair of
-    sizes without seconds lies between the others by the nodes of all rows.
+    """Seconds of a forward pass by padded rows, and nodes of each row. A missing pair of sizes is
+    interpolated by the nodes of all rows.
     """
 
     name: Line
-    source: Line  # where the seconds come from
-    assumes: Line  # the assumptions in them
+    source: Line  # origin of the numbers
+    assumes: Line  # assumptions behind the numbers
     times: Annotated[tuple[tuple[Count, Count, Positive], ...], Field(min_length=1)]
     slot_seconds: Annotated[float, Field(ge=0, le=GREATEST)] = 0.0  # for each row and slot it reads
 
@@ -50,12 +50,12 @@ class Profile(Record):
         return sorted({nodes for _, nodes, _ in self.times})
 
     def padded(self, rows: int, nodes: int) -> Shape:
-        """The rows, and nodes of each, that a call computes."""
+        """Return the padded rows, and nodes of each, that a forward pass computes."""
         return _padded(rows, self.rows), _padded(nodes, self.nodes)
 
     def seconds(self, rows: int, nodes: int, context: int) -> float:
-        """Seconds of a call of up to `nodes` new nodes in each of `rows` rows, padding included. A
-        call beyond the largest sizes takes several, as on a compiled target.
+        """Return the seconds to compute up to `nodes` new nodes in each of `rows` rows, padding
+        included. Beyond the largest sizes this takes several calls, as on a compiled target.
 
         context: cache slots that each row reads
         """
@@ -65,16 +65,16 @@ class Profile(Record):
         return calls * self._times.seconds(*shape) + rows * context * self.slot_seconds
 
     def table(self, context: int) -> dict[Shape, float]:
-        """Seconds by shape beside so many cache slots of each row, for all pairs of sizes."""
+        """Return the seconds of all shapes. context: cache slots that each row reads"""
         return {shape: self.seconds(*shape, context) for shape in product(self.rows, self.nodes)}
 
     def slower(self, factor: float) -> Profile:
-        """The profile of a device that takes so many times as long."""
+        """Return the profile of a device that takes `factor` times as long."""
         times = tuple((rows, nodes, factor * seconds) for rows, nodes, seconds in self.times)
         return replace(self, times=times, slot_seconds=factor * self.slot_seconds)
 
     def label(self, choices_by: str) -> str:
-        """A description of the device, for every report of a time."""
+        """Return a description of the device, which is shown with its times."""
         return f"emulated: {self.name} (choices by {choices_by})"
 
     @cached_property
@@ -85,7 +85,7 @@ class Profile(Record):
 
 
 def _padded(count: int, sizes: Sequence[int]) -> int:
-    """The smallest size, or multiple of the largest, that holds `count`."""
+    """Return the smallest size, or multiple of the largest, that holds `count`."""
     return next((size for size in sizes if size >= count), -(-count // sizes[-1]) * sizes[-1])
 
 
@@ -112,11 +112,11 @@ def profile_names() -> list[str]:
 
 
 class StoredTimes(NamedTuple):
-    """The file of the measured times of a model on this machine.
+    """The file with a model's measured times on this machine.
 
-    kind: of the model, which begins the file's name
-    name: the model, in words
-    conditions: all that the seconds depend on
+    kind: kind of model; the file's name begins with it
+    name: description of the model
+    conditions: everything that the times depend on
     """
 
     directory: Path
@@ -126,7 +126,7 @@ class StoredTimes(NamedTuple):
 
     @property
     def source(self) -> str:
-        """The conditions in words."""
+        """The conditions as text."""
         return f"Measured: {', '.join(f'{key} {value}' for key, value in self.conditions.items())}."
 
     @property
@@ -135,8 +135,8 @@ class StoredTimes(NamedTuple):
         return self.directory / f"{self.kind}-{digest[:16]}.json"
 
     def load(self, tell: Callable[[str], None]) -> dict[Shape, float] | None:
-        """Return the stored seconds; None if there are none. A corrupt file is reported to `tell`,
-        and counts as none.
+        """Return the stored seconds, or None. A corrupt file counts as missing, and is reported to
+        `tell`.
         """
         if not os.path.exists(self.path):  # or it is not accessible
             return None
@@ -150,7 +150,7 @@ class StoredTimes(NamedTuple):
         return {(rows, nodes): seconds for rows, nodes, seconds in profile.times}
 
     def store(self, table: Table) -> bool:
-        """Write the seconds; False if the directory cannot be written to."""
+        """Write the seconds. Return False if the directory is not writable."""
         times = tuple((*shape, seconds) for shape, seconds in table.items())
         profile = Profile(self.name, self.source, "That context costs nothing.", times)
         try:

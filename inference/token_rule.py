@@ -1,7 +1,7 @@
-"""The rule for the choice of a text's tokens: penalties, biases, and a grammar or minimum length.
+"""How a request adjusts logits: by penalties, biases, and a grammar or minimum length.
 
-It is a function of the text's prefix: its result at a node of a tree depends only on the committed
-tokens and the path to the node, so candidates cannot affect the output.
+The adjustment at a tree's node depends only on the committed tokens and the path to the node, so
+candidates cannot affect the output.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from inference.tree.token_tree import IntArray, TreeNodes
 FloatArray = NDArray[np.float32]
 
 TokenPath = Sequence[int]
-"""Tokens from below a tree's root down to a node."""
+"""Tokens on the path from a tree's root (excluded) to a node (included)."""
 
 
 class Adjustment(NamedTuple):
-    """Changes of the logits at p picked nodes.
+    """Adjustments of the logits at p picked nodes.
 
-    A row of ids is padded with id 0, factor 1 and bias 0, which change nothing.
+    A row of ids is padded with id 0, factor 1 and bias 0, which have no effect.
     """
 
     allowed: IntArray | None  # [p, ceil(V / 32)] a bit for each id, lowest first; None: all are
     ids: IntArray  # [p, m] distinct within a row but for the padding
-    factors: FloatArray  # [p, m] divide a logit above 0, and multiply one below
-    biases: FloatArray  # [p, m] added after that
+    factors: FloatArray  # [p, m] a positive logit is divided, a negative one multiplied
+    biases: FloatArray  # [p, m] added afterwards
 
     @classmethod
     def none(cls, nodes: int) -> Adjustment:
-        """Return an adjustment that changes no logits at so many nodes."""
+        """Return an adjustment without effect, for this number of nodes."""
         nothing = np.zeros((nodes, 0), dtype=np.float32)
         return cls(None, nothing.astype(np.int32), nothing, nothing)
 
     def changes(self, vocabulary: int) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
-        """Return node, id, factor and bias of each change, [n] each. An id beyond the vocabulary,
-        which a draft's head may lack, has none.
+        """Return node, id, factor and bias of each change, [n] each. Ids beyond the vocabulary,
+        which a draft's head may lack, are omitted.
         """
         changed = (self.factors != 1) | (self.biases != 0)
         changed &= self.ids < vocabulary
@@ -53,18 +53,18 @@ class Adjustment(NamedTuple):
 class Matcher(Protocol):
     """The state of a grammar after some tokens.
 
-    Any call may raise InvalidRequest, and then every later call does: the grammar exceeds its
-    work limit.
+    Any method may raise InvalidRequest if the grammar exceeds its work limit; then every later call
+    raises it, too.
     """
 
-    words: int  # 32-bit words of a set of ids
+    words: int  # number of 32-bit words in a bit set of ids
 
     def consume(self, token: int) -> bool:
-        """Advance by a token; False, without a change, where the grammar excludes it."""
+        """Advance by a token. Return False, without advancing, if the grammar excludes it."""
         ...
 
     def rollback(self, count: int) -> None:
-        """Take back the last `count` tokens."""
+        """Undo the last `count` tokens."""
         ...
 
     def fill(self, allowed: IntArray) -> None:  # [words]
@@ -77,10 +77,10 @@ class Matcher(Protocol):
 
 
 class LeastLength:
-    """A Matcher of texts that do not end before they have `minimum` tokens.
+    """A Matcher that allows no end before the output has `minimum` tokens.
 
-    end_ids: would end a text
-    vocabulary: ids of the tokenizer
+    end_ids: ids that end an output
+    vocabulary: number of ids of the tokenizer
     """
 
     def __init__(self, minimum: int, end_ids: Sequence[int], vocabulary: int) -> None:
@@ -107,16 +107,16 @@ class LeastLength:
 
 
 class TokenRule:
-    """The rule of a text, up to its last committed token. One thread at a time.
+    """The token rule of a request, advanced by committed tokens. Not thread-safe.
 
-    Committed tokens are processed by the next question, so that commit() can neither fail nor
-    take long. A question may raise what the matcher raises.
+    commit() only stores tokens, so it is fast and cannot fail. The next query processes them, and
+    may raise the matcher's errors.
     """
 
     def __init__(
         self, prompt: Sequence[int], params: SamplingParams, matcher: Matcher | None
     ) -> None:
-        """Raises InvalidRequest where the prompt's last `made` tokens break the grammar."""
+        """Raises InvalidRequest if the prompt's last `made` tokens violate the grammar."""
         begin = len(prompt) - params.made
         self._changes = _Changes(prompt[:begin], params)
         self._matcher, self._position = matcher, begin
@@ -138,7 +138,7 @@ class TokenRule:
         return Adjustment(self._allowed(paths), *self._changes.behind(paths))
 
     def forced(self, path: TokenPath) -> Sequence[int]:
-        """Return tokens that the grammar forces after the committed text and this path."""
+        """Return the tokens that the grammar forces after the committed tokens and this path."""
         self._catch_up()
         if self._matcher is None:
             return ()
@@ -148,7 +148,7 @@ class TokenRule:
         return tokens
 
     def allows(self, path: TokenPath, tokens: Sequence[int]) -> list[bool]:
-        """Return for each token whether it may follow the committed text and this path."""
+        """Return for each token whether it may follow the committed tokens and this path."""
         self._catch_up()
         allowed = self._allowed([path])
         if allowed is None:
@@ -157,8 +157,8 @@ class TokenRule:
         return [token < last and bool(words[token >> 5] >> (token & 31) & 1) for token in tokens]
 
     def _catch_up(self) -> None:
-        """Process committed tokens. Raises InvalidRequest, now and ever after, where that breaks
-        the grammar.
+        """Process committed tokens. Raises InvalidRequest, now and in all later calls, if they
+        violate the grammar.
         """
         tokens, self._behind = self._behind, []
         self._changes.commit(tokens)
@@ -192,16 +192,16 @@ class TokenRule:
 
 
 def plain_rule(prompt: Sequence[int], params: SamplingParams, vocabulary: int) -> TokenRule:
-    """Return the rule of a text without a grammar. vocabulary: ids of the tokenizer"""
+    """Return the rule of a request without grammar. vocabulary: number of the tokenizer's ids"""
     has_minimum = bool(params.min_tokens and params.end_ids)
     matcher = LeastLength(params.min_tokens, params.end_ids, vocabulary) if has_minimum else None
     return TokenRule(prompt, params, matcher)
 
 
 class _Changes:
-    """Factors and biases of logits, of the ids for which they are not 1 and 0.
+    """Factors and biases of logits, for the ids whose logits they change.
 
-    prompt: its tokens count for the repetition penalty only
+    prompt: tokens that only the repetition penalty applies to
     """
 
     def __init__(self, prompt: Sequence[int], params: SamplingParams) -> None:
@@ -209,7 +209,7 @@ class _Changes:
         self._repetition = params.repetition_penalty
         self._penalised = bool(params.presence_penalty or params.frequency_penalty)
         self._named = dict(params.logit_bias)
-        self._counts = Counter[int]()  # of the output's tokens
+        self._counts = Counter[int]()  # how often each token is in the output
         self._places = dict[int, int]()  # id -> its index in the arrays
         self._ids: IntArray = np.zeros(0, dtype=np.int32)
         self._pairs: FloatArray = np.zeros((0, 2), dtype=np.float32)  # factors and biases
@@ -221,7 +221,7 @@ class _Changes:
             self._set(set(tokens))
 
     def behind(self, paths: Sequence[TokenPath]) -> tuple[IntArray, FloatArray, FloatArray]:
-        """Return ids, factors and biases after each path, [paths, m] each."""
+        """Return the ids, factors and biases that apply after each path, [paths, m] each."""
         if self._repetition == 1 and not self._penalised:
             paths = [()] * len(paths)
         path_counts = [Counter(path) for path in paths]
@@ -240,7 +240,7 @@ class _Changes:
         return ids, pairs[..., 0], pairs[..., 1]
 
     def _set(self, tokens: Iterable[int]) -> None:
-        """Set the pairs of these tokens as they are now."""
+        """Update the factors and biases of these tokens."""
         new = [token for token in tokens if token not in self._places]
         self._places |= {token: len(self._ids) + index for index, token in enumerate(new)}
         self._ids = np.append(self._ids, np.array(new, dtype=np.int32))
@@ -265,7 +265,7 @@ def _path_to(tree: TreeNodes, node: int) -> TokenPath:
 
 
 def _consumed(matcher: Matcher, path: TokenPath) -> int:
-    """Consume the path up to the first token that is excluded; return how many tokens those are."""
+    """Consume the path up to its first excluded token. Return the number of consumed tokens."""
     return next((i for i, token in enumerate(path) if not matcher.consume(token)), len(path))
 
 

@@ -1,4 +1,4 @@
-"""Outrider: a small draft model here runs ahead of a large target model elsewhere, losslessly.
+"""Outrider: lossless speculative decoding with a local draft model and a remote target model.
 
     import outrider
 
@@ -73,7 +73,7 @@ _HOMES = {
     "Parameters": "outrider.text.parameters",
     "CompletionStream": "outrider.text.runner",
 }
-"""Modules of the public types. They are imported on first use: a target needs torch."""
+"""Module of each public type, imported on first use, since a target's modules need torch."""
 
 
 def __getattr__(name: str) -> Any:
@@ -94,15 +94,15 @@ def connect(
     draft: str | Literal[False] | None = None,
     **options: Unpack[ConnectKeywords],
 ) -> Engine:
-    """Connect to a target and load a draft. The result is a context manager.
+    """Connect to a target and load a draft. The engine returned is a context manager.
 
-    target: HOST:PORT; several replicas: A,B; dns:///HOST:PORT for one at each address of HOST; or
-        the name of a target that `outrider deploy up` created
-    draft: directory or hub name of the draft model; None for the embedded one, or copied text where
-        torch is not installed; False for none
+    target: HOST:PORT; A,B for several replicas; dns:///HOST:PORT for a replica at each address of
+        HOST; or the name of a target that `outrider deploy up` created
+    draft: directory or hub name of the draft model; None for the embedded model, or for copying
+        from the context if torch is not installed; False for no draft
     options: flags of `outrider serve` by name (docs/flags.md), such as tls_ca, token_file, cs
 
-    Without a draft, `model` names the target's tokenizer (directory or hub name).
+    Without a draft, the option `model` names the target's tokenizer (directory or hub name).
 
     Raises MissingExtra if the draft's package is not installed, InvalidRequest for an option that
     is not allowed, Unavailable if no target answers, and Mismatch if the two models' tokenizers
@@ -125,14 +125,14 @@ def connect(
 
 
 def serve(model: str | None = None, **options: Unpack[ServeKeywords]) -> RunningTarget:
-    """Load a target model and serve it on threads of this process.
+    """Load a target model and serve it on background threads of this process.
 
-    model: directory or hub name; None for the embedded one
+    model: directory or hub name; None for the embedded model
     options: flags of `outrider target` by name (docs/flags.md), such as port, device, artifact
 
-    The result is a context manager with the bound `address`. Raises InvalidRequest for an option
-    that is not allowed, UnsupportedModel for a model that would be computed wrongly, and
-    MissingExtra without torch.
+    The target returned is a context manager; its `address` is the bound one. Raises InvalidRequest
+    for an option that is not allowed, UnsupportedModel for a model that would be computed wrongly,
+    and MissingExtra if torch is not installed.
     """
     from inference.command import check_names
     from outrider.keywords import ServeKeywords

@@ -1,5 +1,5 @@
-"""The command `outrider`, also `python -m outrider` and main.py. Ctrl-C gets one line, even while
-packages are imported, which takes a second or more.
+"""The command `outrider`, also `python -m outrider` and main.py. Ctrl-C prints one line and no
+traceback, even during imports, which take a second or more.
 """
 
 import os
@@ -9,13 +9,13 @@ INTERRUPTED, UNREAD = 130, 141
 
 
 def main() -> int:
-    """Run the command line of this process. Returns its exit code."""
+    """Run this process's command line. Returns the exit code."""
     try:
         from outrider.cli import main as run
 
         return run()
-    except BrokenPipeError:  # as behind `outrider help | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for buffered output
+    except BrokenPipeError:  # as in `outrider help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards buffered output
         return UNREAD
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

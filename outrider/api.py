@@ -1,4 +1,4 @@
-"""The Python interface: `outrider.connect()`, and what it returns."""
+"""The Python interface: the engine that `outrider.connect()` returns."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from outrider.text.tools.tool_calls import Message
 
 
 class Engine:
-    """A connection to a target, with a draft that stays loaded. A context manager.
+    """A context manager: a connection to a target, with a draft that stays loaded.
 
-    Any number of threads may call it. Concurrent texts share the draft. Messages go to the logger
-    `outrider`.
+    Any number of threads may use it. Concurrent requests share the draft. Messages go to the
+    logger `outrider`.
     """
 
     def __init__(self, options: SharedClientRole) -> None:
@@ -62,12 +62,12 @@ class Engine:
     def generate(
         self, prompt: Prompt | list[str] | tuple[str, ...], **parameters: Unpack[TextKeywords]
     ) -> Completion | list[Completion]:
-        """Generate a text, or a list of texts.
+        """Generate a completion of a prompt, or of each prompt in a list.
 
-        prompt: text to continue, messages of a chat, or token ids; or a list of texts, whose
+        prompt: text to continue, messages of a chat, or token ids; or a list of strings, whose
             completions are generated concurrently and returned in the same order
-        parameters: fields of outrider.Parameters, such as max_tokens, temperature, seed, stop; of a
-            list, prompt i uses seed + i
+        parameters: fields of outrider.Parameters, such as max_tokens, temperature, seed, stop; in
+            a list, prompt i uses seed + i
 
         Raises InvalidRequest for a prompt or a parameter that is not allowed, and Unavailable if
         the target is gone for good.
@@ -80,20 +80,20 @@ class Engine:
         return self._client.complete(request, silent, Event()).raise_failure()
 
     def stream(self, prompt: Prompt, **parameters: Unpack[TextKeywords]) -> CompletionStream:
-        """Generate a text, and iterate over its pieces meanwhile.
+        """Generate a completion, and iterate over its pieces as they arrive.
 
-        Arguments and errors are those of generate() for one text. To end early, close() the stream
-        or leave its context: generation stops at once.
+        Arguments and errors are those of generate() for a single prompt. To end early, close() the
+        stream or leave its context: generation stops at once.
         """
         request = self._request(prompt, _parameters(parameters))
         return CompletionStream(partial(self._client.complete, request))
 
     def chat(self, messages: Sequence[Message], **parameters: Unpack[TextKeywords]) -> Completion:
-        """Answer a chat with the model's own template. Otherwise like generate()."""
+        """Answer a chat, using the model's own template. Otherwise like generate()."""
         return self.generate(messages, **parameters)
 
     def close(self) -> None:
-        """Close the connection and release the draft. Idempotent. No text may be running."""
+        """Close the connection and release the draft. Idempotent. No request may be running."""
         self._stack.close()
 
     def __enter__(self) -> Engine:
@@ -103,19 +103,19 @@ class Engine:
         self.close()
 
     def _request(self, prompt: Any, parameters: Parameters, index: int = 0) -> Request:
-        """The request for a text; `index` is added to the seed, if there is one."""
+        """Return the request for a prompt; `index` is added to the seed, if one is set."""
         if parameters.seed is not None:
             parameters = replace(parameters, seed=parameters.seed + index)
         return make_request(self._client.text_model, prompt, parameters, index)
 
     def _generate_all(self, requests: Sequence[Request]) -> list[Completion]:
-        """Generate the texts, as many at a time as the draft has rows."""
+        """Run the requests, as many at a time as the draft has rows."""
         tasks = [partial(self._client.complete, request) for request in requests]
         with TextRun(tasks, min(self._rows, len(tasks))) as run:
             return [done.raise_failure() for done in run.completions()]
 
 
 def _parameters(keywords: Mapping[str, Any]) -> Parameters:
-    """The parameters of texts. Raises InvalidRequest for an unknown name or a bad value."""
+    """Return the parameters. Raises InvalidRequest for an unknown name or a bad value."""
     check_names(keywords, TextKeywords, "generate()")
     return Parameters(**keywords)

@@ -15,11 +15,11 @@ from inference.extras import require
 _RAY = Verb("serve from several replicas behind one address", "outrider.target.ray_fleet")
 
 DEPLOY_VERBS = VERBS | {"ray": _RAY}
-"""Verbs of `outrider deploy`: those of deploy/, and `ray`."""
+"""Verbs of `outrider deploy`: the verbs in deploy/, and `ray`."""
 
 
 def compile_target(arguments: Sequence[str] | None = None) -> int:
-    """Build here, or with --on on an instance. Returns 0 on success."""
+    """Compile a target on this machine, or on an instance with --on. Returns 0 on success."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     if not any(word.partition("=")[0] == "--on" for word in words):
         return build_here(words)
@@ -35,5 +35,5 @@ def compile_target(arguments: Sequence[str] | None = None) -> int:
 
 
 def deploy(arguments: Sequence[str] | None = None) -> int:
-    """Run a verb of deploy, or `ray`. Returns 0 on success."""
+    """Run a verb of `outrider deploy`. Returns 0 on success."""
     return run_verb(arguments, DEPLOY_VERBS)

@@ -1,4 +1,4 @@
-"""Runs the role or verb of a command line. Errors are reported in one line each."""
+"""Runs the role or verb that a command line names. Each error is reported in one line."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ PROGRAMS = {
     "runs": "outrider.measure.commands:runs",
     "deploy": "outrider.aws_verbs:deploy",
 }
-"""The function of each role, which takes the role's options, and of each other verb, which takes
-words. It is imported when called: help needs no torch, a client no server.
+"""The function of each role (called with its options) and of each other verb (called with the
+command-line words). Imported when called, so help needs no torch, and a client no server.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a role or a verb. Returns 0 on success."""
+    """Run the role or verb that the arguments name. Returns 0 on success."""
     if arguments is None:
         if os.environ.pop(CHILD, ""):
             end_with_input()
@@ -63,12 +63,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_role(options: Role) -> int:
-    """Run the options' role. Raises MissingExtra before anything else is done."""
+    """Run the role of these options. Raises MissingExtra before doing anything else."""
     options.check_extra()
     if isinstance(options, DraftRole | ChatRole | FusedClientRole):
         from outrider.client.connecting import check_listening
 
-        check_listening(options.connection)  # before a draft is loaded
+        check_listening(options.connection)  # fail before a draft is loaded
     return int(_function(options.role)(options))
 
 

@@ -11,7 +11,7 @@ from outrider.options.tool_roles import MakeCertRole, MakeKeyRole
 
 
 def make_cert(options: MakeCertRole) -> int:
-    """Write a self-signed authority and a certificate for --host."""
+    """Write a self-signed authority, and a certificate for --host signed by it."""
     hosts = list(dict.fromkeys([options.host, "localhost", "127.0.0.1"]))
     files = make_certificate(Path(options.out), hosts)
     say(

@@ -1,4 +1,4 @@
-"""Ends child processes, and this process when its parent is gone."""
+"""Ends child processes, and ends this process when its parent exits."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import threading
 STOP_SECONDS = 10.0
 
 READY = "listening on "
-"""Start of the line with a server's bound address. It is printed once connections are accepted."""
+"""Prefix of the line with a server's bound address, printed once it accepts connections."""
 
 BACKGROUND = "outrider load"
 """Name of threads whose work is discarded when the command ends."""
 
 
 def leave(code: int) -> int:
-    """Return the exit code of this process. If a BACKGROUND thread still runs, end the process at
-    once instead: Python cannot stop such a thread, and may crash with it.
+    """Return `code`. If a BACKGROUND thread is still running, exit at once with that code instead:
+    Python cannot stop such a thread, and may crash if it exits normally.
     """
     if any(thread.name == BACKGROUND for thread in threading.enumerate()):
         sys.stdout.flush()
@@ -29,7 +29,7 @@ def leave(code: int) -> int:
 
 
 def end(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
-    """Terminate the process, kill it after STOP_SECONDS, and wait for its end."""
+    """Terminate the process, kill it after STOP_SECONDS, and wait until it has ended."""
     process.terminate()
     try:
         process.wait(STOP_SECONDS)
@@ -41,17 +41,17 @@ def end(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
 
 
 CHILD = "OUTRIDER_CHILD"
-"""Environment variable of a command that ends with its standard input."""
+"""Environment variable that tells a command to end when its standard input is closed."""
 
 
 def end_with_input() -> None:
-    """From now on, end this process as SIGTERM does when its standard input is closed.
+    """Start a thread that sends this process SIGTERM when its standard input is closed.
 
-    The system closes it when the parent process is killed.
+    The system closes standard input when the parent process is killed.
     """
 
     def wait() -> None:
-        while os.read(sys.stdin.fileno(), 1024):  # a buffer's lock would break a normal exit
+        while os.read(sys.stdin.fileno(), 1024):  # sys.stdin's lock would break a normal exit
             pass
         os.kill(os.getpid(), signal.SIGTERM)
 

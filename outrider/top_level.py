@@ -1,7 +1,7 @@
-"""Checks that the top-level packages that Outrider installs are its own.
+"""Checks that no other package has replaced Outrider's top-level packages.
 
-`inference`, `compile` and `deploy` are names that other packages install, too. Of two packages in
-one environment, pip lets the later one overwrite the files of the earlier one.
+Other packages, too, install `inference`, `compile` or `deploy`. pip lets the package installed
+later overwrite the files of the earlier one.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 MARK = b"Outrider"
-"""A word in the `__init__.py` of each package of ours."""
+"""A word that the `__init__.py` of each of Outrider's packages contains."""
 
 
 def check_top_level(*names: str) -> None:
-    """Raise ImportError, which names the other package, unless top-level packages are ours."""
+    """Raise ImportError, naming the other package, unless these packages are Outrider's."""
     for name in names:
         if not _is_ours(name):
             owners = {*packages_distributions().get(name, ())} - {"outrider"}

@@ -1,10 +1,10 @@
-"""The version of Outrider."""
+"""Outrider's version."""
 
 from importlib.metadata import PackageNotFoundError, version
 
 
 def outrider_version() -> str:
-    """The version of the installed package."""
+    """Return the version of the installed package, or `checkout`."""
     try:
         return version("outrider")
     except PackageNotFoundError:  # run from a checkout that was not installed

@@ -2,8 +2,8 @@
 built again.
 
 Stages are the weights, each graph, and what needs all graphs. `.build/` in the artefact's directory
-remembers what each was made from, and the hashes of its files. The manifest is written last, when
-the rounds of a draft in the graphs were checked. It is removed before anything that it covers is
+records the inputs of each stage and the hashes of its files. The manifest is written last, after
+the rounds of a draft in the graphs have been checked. It is removed before any of its files is
 changed.
 """
 
@@ -51,44 +51,44 @@ _COPIED = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 
 @dataclass(frozen=True)
 class MadeWith:
-    """The compiler of an artefact and its machine, recorded before anything is built: compilers
-    may change their settings later.
+    """The compiler of an artefact and its machine, recorded before the build, since compilers may
+    change their settings later.
     """
 
-    versions: Mapping[str, str]  # of what decides the files: package or SDK -> version
-    host: Mapping[str, str]  # needs that the files have of the machine that loads them
-    flags: Mapping[str, str]  # of the compiler, the spec's included
+    versions: Mapping[str, str]  # packages that determine the files -> version
+    host: Mapping[str, str]  # what the files require of the machine that loads them
+    flags: Mapping[str, str]  # of the compiler, including the spec's
 
 
 class Builder(Protocol):
-    """Turns buckets into files of an artefact directory. Returned paths are relative to it.
+    """Builds the files of an artefact directory from buckets. Returned paths are relative to it.
 
-    Weights go under weights/, graphs under graphs/, named by bucket.name. A method is not called
-    while its earlier files are unchanged. If called again it rewrites them.
+    Weights are written to weights/, graphs to graphs/, named by bucket.name. A method is not called
+    while its earlier files are unchanged. If it is called again, it replaces them.
     """
 
-    workers: int  # graphs that are built at once
+    workers: int  # number of graphs to build at once
 
     def prepare(self, directory: Path) -> list[str]:
         """Write what all graphs share (the weights), once, before the first graph."""
         ...
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
-        """Build one of spec.graphs. It is called from as many threads as there are `workers`."""
+        """Build one of spec.graphs. Called from `workers` threads."""
         ...
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
-        """Build what needs all graphs. There may be nothing."""
+        """Build what needs all graphs, if anything."""
         ...
 
     def made_with(self) -> MadeWith:
-        """Return what decides the files beside the spec."""
+        """Return everything besides the spec that determines the files."""
         ...
 
 
 @dataclass(frozen=True)
 class Source:
-    """The checkpoint that is built from."""
+    """The checkpoint to build from."""
 
     directory: Path
     model_fingerprint: str
@@ -98,7 +98,7 @@ class Source:
 
 
 def read_source(directory: Path) -> Source:
-    """A Hugging Face directory as a source. Raises UnsupportedModel for what cannot be computed."""
+    """Read a Hugging Face directory. Raises UnsupportedModel for a model that is not supported."""
     config, tokenizer = read_config_for_graphs(directory), Tokenizer(directory)
     return Source(
         directory,
@@ -110,7 +110,7 @@ def read_source(directory: Path) -> Source:
 
 
 def load_whole(spec: CompileSpec, checkpoint: Path) -> Decoder:
-    """A checkpoint's decoder on the CPU, not divided, in the type of the spec's states."""
+    """Load a checkpoint's whole decoder on the CPU, in the precision of the spec."""
     return load_decoder(
         checkpoint,
         positions=spec.sequence_length,
@@ -129,8 +129,8 @@ def build_artifact(
     command: str,
     progress: BuildProgress,
 ) -> Manifest:
-    """Build what is not built yet. A complete artefact stays as it is. Raises InvalidRequest,
-    naming the process, while another one builds in the directory.
+    """Build what is missing. A complete artefact stays unchanged. Raises InvalidRequest with the
+    process id while another process builds in the directory.
     """
     _make_room(directory)
     tools = builder.made_with()
@@ -158,7 +158,7 @@ def build_artifact(
 def _build_graphs(
     buckets: Sequence[Bucket], builder: Builder, stages: Stages
 ) -> list[dict[str, str]]:
-    """The files of every graph. After a failure no further graph is started."""
+    """Return the files of every graph. After a failure, start no further graph."""
 
     def run(bucket: Bucket) -> dict[str, str]:
         return stages.run(
@@ -178,24 +178,24 @@ def _build_graphs(
 
 @dataclass(frozen=True)
 class Stage(Record):
-    """The record of a finished stage. It lies beside the artefact."""
+    """The record of a finished stage, stored in the artefact's directory."""
 
-    key: Text  # hash of what it was made from
+    key: Text  # hash of the stage's inputs
     files: Mapping[Text, Text]  # path -> SHA-256
 
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages of one build. Several may run at the same time, from several threads."""
+    """The stages of one build. Several threads may run stages at the same time."""
 
     directory: Path
-    base: str  # hash of what every stage is made from
+    base: str  # hash of the inputs of all stages
     progress: BuildProgress
 
     def run(
         self, name: str, made_from: Mapping[str, Any], make: Callable[[], Iterable[str]]
     ) -> dict[str, str]:
-        """Run the stage if needed. Returns its files: path -> SHA-256."""
+        """Run the stage if needed, and return its files: path -> SHA-256."""
         key = hash_of({"base": self.base, **made_from})
         path = self.directory / STATE / f"{name}.json"
         files = _finished(self.directory, path, key)
@@ -203,7 +203,7 @@ class Stages:
             self.progress.skip(name)
             return files
         self.progress.start(name)
-        if path.is_file() or name == WEIGHTS:  # a manifest does not cover a graph that is new
+        if path.is_file() or name == WEIGHTS:  # the manifest does not cover a new graph
             (self.directory / MANIFEST).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         start = time.perf_counter()
@@ -216,13 +216,13 @@ class Stages:
 
 
 def hash_of(value: Mapping[str, Any]) -> str:
-    """SHA-256 of a value's JSON, in hexadecimal digits."""
+    """Return the SHA-256 of a value's JSON, in hexadecimal digits."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _finished(directory: Path, path: Path, key: str) -> dict[str, str] | None:
-    """Files of a stage that was made from the same inputs and is unchanged. None: it has to be
-    run.
+    """Return the files of a finished stage with the same inputs and unchanged files; None if the
+    stage has to be run.
     """
     try:
         stage = read_record(read_json(path, BadArtifact), Stage)
@@ -249,8 +249,8 @@ def _make_room(directory: Path) -> None:
 
 
 def _base_key(spec: CompileSpec, source: Source, tools: MadeWith) -> str:
-    """Hash of everything that any stage is made from. The list of graphs is left out, so that a
-    graph may be added.
+    """Return the hash of the inputs that all stages share. It does not include the list of graphs,
+    so that a graph can be added.
     """
     settings = {
         name: value
@@ -272,7 +272,7 @@ def _base_key(spec: CompileSpec, source: Source, tools: MadeWith) -> str:
 def make_manifest(
     spec: CompileSpec, source: Source, tools: MadeWith, files: Mapping[str, str], command: str
 ) -> Manifest:
-    """The manifest of what was built. files: path -> SHA-256; command: that built it"""
+    """Return the manifest of a build. files: path -> SHA-256; command: used for the build"""
     return Manifest(
         **vars(spec) | {"compiler_flags": tools.flags},
         model_fingerprint=source.model_fingerprint,
@@ -289,7 +289,7 @@ def make_manifest(
 
 
 def _finish(directory: Path, manifest: Manifest, progress: BuildProgress) -> Manifest:
-    """Check the rounds and write the manifest. If an identical one exists, it keeps its date and
+    """Check the rounds and write the manifest. An identical existing one keeps its date and
     command, so that its digest does not change.
     """
     if (directory / MANIFEST).is_file():

@@ -1,7 +1,7 @@
 """The CPU builder: one ahead-of-time inductor package per bucket, checked against the eager graph.
 
-Packages hold machine code for the CPU that builds them. Weights lie beside them, once for all
-buckets.
+Packages contain machine code for the CPU that builds them. Weights are stored separately, once for
+all buckets.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from inference.model.graphs.round_graph import RoundGraph, round_inputs
 from inference.model.graphs.verify_graph import VerifyGraph, example_inputs
 
 ALWAYS: Mapping[str, object] = {
-    "aot_inductor.package_constants_in_so": False,  # one set of weights for all graphs
-    # as many threads as torch has when it serves, not when it was compiled
+    "aot_inductor.package_constants_in_so": False,  # all graphs share one set of weights
+    # use torch's number of threads at run time, not that at compile time
     "cpp.dynamic_threads": True,
-    # headers are compiled ahead for many graphs; for a few it takes longer than it saves
+    # precompiling headers only pays off for many graphs
     "cpp_cache_precompile_headers": False,
     "aot_inductor.precompile_headers": False,
 }
@@ -53,7 +53,7 @@ ALWAYS: Mapping[str, object] = {
 class CpuBuilder:
     """A Builder (compile/build/build.py) for the CPU of this machine.
 
-    draft: the checkpoint of the draft in the graphs, where the spec has one
+    draft: the checkpoint of the draft in the graphs, if the spec has one
     """
 
     workers = 1  # inductor compiles one graph at a time
@@ -63,7 +63,7 @@ class CpuBuilder:
         self._config = {**ALWAYS, **_inductor_settings(spec.compiler_flags)}
 
     def prepare(self, directory: Path) -> list[str]:
-        """Write the weights and the rotary tables, by their names in the graphs."""
+        """Write the weights and the rotary tables under their names in the graphs."""
         check_compiler()
         written = {WEIGHTS: self._target}
         if self._spec.fused is not None:
@@ -76,9 +76,7 @@ class CpuBuilder:
         return list(written)
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
-        """Build one graph. Raises BadArtifact when it does not compute what the eager graph
-        computes.
-        """
+        """Build one graph. Raises BadArtifact unless it computes the same as the eager graph."""
         if isinstance(bucket, RoundBucket):
             target, draft = self._target, self._draft
             constants = constants_of(target.decoder, target.cache)
@@ -87,7 +85,7 @@ class CpuBuilder:
                 target.decoder, draft.decoder, target.cache, draft.cache, bucket.shape
             )
             with self._compiled(graph, bucket, round_inputs(bucket), constants, directory):
-                return [graph_path(bucket)]  # check_rounds checks it, when all graphs are there
+                return [graph_path(bucket)]  # check_rounds checks it once all graphs are built
         model = self._draft if isinstance(bucket, DraftBucket) else self._target
         features, cache = self._spec.features, KeysValues.of(map(torch.clone, model.by_slot))
         graph = VerifyGraph(model.decoder, model.cache, bucket.levels, features)
@@ -107,8 +105,8 @@ class CpuBuilder:
         constants: Mapping[str, Tensor],
         directory: Path,
     ) -> Iterator[Graph]:
-        """The graph's package, loaded to be checked. It is moved to its place when the context ends
-        without an error.
+        """Yield the loaded package of the graph to be checked. If the context ends without an
+        error, the package is moved to its final path.
         """
         check_compiler()
         with tempfile.TemporaryDirectory(dir=directory) as scratch:
@@ -119,7 +117,7 @@ class CpuBuilder:
             shutil.move(path, directory / graph_path(bucket))
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
-        """Do nothing: each graph stands alone."""
+        """Do nothing: no file is built from all graphs."""
         return []
 
     def made_with(self) -> MadeWith:
@@ -144,11 +142,11 @@ class CpuBuilder:
 def write_package(
     program: ExportedProgram, name: str, path: Path, settings: Mapping[str, object]
 ) -> None:
-    """Compile an exported graph. Raises BadArtifact with the compiler's last words."""
+    """Compile an exported graph. Raises BadArtifact with the end of the compiler's output."""
     from torch._inductor import aoti_compile_and_package, config
     from torch._inductor.exc import InductorError
 
-    # Inductor's pool of processes is for many small kernels; here it would only cost its start.
+    # Inductor's pool of processes is for many small kernels; starting it would only take time.
     with config.patch(compile_threads=1), torch.no_grad():
         try:
             aoti_compile_and_package(
@@ -182,21 +180,21 @@ def check_compiler() -> None:
 
 
 def weights_of(decoder: Decoder) -> dict[str, Tensor]:
-    """The weights and the rotary tables, not copied: a graph that is loaded over them needs them
-    alive.
+    """Return the weights and the rotary tables without copying. They must outlive a graph that is
+    loaded with them.
     """
     return {**dict(decoder.named_parameters()), "cos": decoder.cos, "sin": decoder.sin}
 
 
 def constants_of(decoder: Decoder, cache: KeysValues) -> dict[str, Tensor]:
-    """The tensors that a model's graphs take from outside, by their names in the graphs."""
+    """Return the tensors that a model's graphs need from outside, by their names in the graphs."""
     weights = {f"decoder.{name}": tensor for name, tensor in weights_of(decoder).items()}
     return weights | dict(zip(cache_names(len(cache.keys)), cache.tensors, strict=True))
 
 
 def _inductor_settings(flags: Mapping[str, str]) -> dict[str, object]:
-    """Settings of torch._inductor.config in their own types. Raises InvalidRequest for one that it
-    does not have.
+    """Return settings of torch._inductor.config, converted to their types. Raises InvalidRequest
+    for an unknown setting.
     """
     from torch._inductor import config
 

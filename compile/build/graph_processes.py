@@ -23,10 +23,10 @@ MakeBuilder = Callable[[], Builder]
 
 
 class InProcesses:
-    """A Builder (compile/build/build.py) that passes each graph to a process of its own. The rest
-    is done by one builder in this process.
+    """A Builder (compile/build/build.py) that passes each graph to a separate process. A builder in
+    this process does the rest.
 
-    make: makes the builder of a process; it is sent there, so it must be picklable.
+    make: creates the builder of a process; must be picklable, since it is sent to the process
     """
 
     def __init__(self, make: MakeBuilder, workers: int, *, quiet: bool) -> None:
@@ -39,7 +39,7 @@ class InProcesses:
         return self._here.prepare(directory)
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
-        """Build one graph in another process. Raises what its builder raised."""
+        """Build one graph in another process. Raises the exceptions of its builder."""
         try:
             return self._pool.submit(_build, bucket, directory).result()
         except BrokenProcessPool as error:
@@ -49,7 +49,7 @@ class InProcesses:
             ) from error
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
-        """Let the processes end."""
+        """Shut down the processes, and let this process's builder finish."""
         self._pool.shutdown()
         return self._here.finish(directory, buckets)
 
@@ -58,11 +58,11 @@ class InProcesses:
 
 
 _BUILDERS: list[Builder] = []
-"""The builder of a process that builds graphs."""
+"""The builder of a worker process."""
 
 
 def _begin(make: MakeBuilder, threads: int, quiet: bool) -> None:
-    """Prepare a process for graphs. Ctrl-C ends it silently."""
+    """Initialise a worker process. Ctrl-C ends it silently."""
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -77,8 +77,8 @@ def _build(bucket: Bucket, directory: Path) -> list[str]:
 
 
 def quiet_libraries() -> None:
-    """Hide warnings, and log messages below errors, of this process and of those it starts, so that
-    libraries write no notes between the lines of a build.
+    """Hide warnings, and log messages below errors, of this process and those it starts, to keep
+    the output of libraries out of the build's.
     """
     warnings.simplefilter("ignore")
     os.environ.setdefault("PYTHONWARNINGS", "ignore")

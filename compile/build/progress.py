@@ -10,14 +10,14 @@ from rich.progress import Progress, TimeElapsedColumn
 
 Say = Callable[[str], None]
 WEIGHTS, JOINT = "weights", "joint"
-"""The stages that are no graph: what all graphs share, and what needs all graphs."""
+"""The stages other than graphs: files for all graphs, and what is built from all graphs."""
 
 
 class BuildProgress:
-    """Reports a build's stages, which may run at the same time in threads of their own.
+    """Reports a build's stages, which may run at the same time in several threads.
 
     say: prints a line
-    bar: shows the stages that are left; without it, a line says when a stage starts
+    bar: shows the number of finished stages; without it, a line is printed when a stage starts
     """
 
     def __init__(self, say: Say, bar: Progress | None = None) -> None:
@@ -26,7 +26,7 @@ class BuildProgress:
         self._task = self._bar.add_task("planning", total=None)
 
     def plan(self, stages: Sequence[str]) -> None:
-        """Set the names of all stages, in their order."""
+        """Set the names of all stages, in order."""
         self._labels = {
             name: f"[{index}/{len(stages)}] {name}" for index, name in enumerate(stages, 1)
         }
@@ -39,11 +39,11 @@ class BuildProgress:
             self.say(f"{self._labels[stage]} ...")
 
     def finish(self, stage: str, seconds: float, size: int) -> None:
-        """Report that a stage has run. size: bytes of its files"""
+        """Report that a stage has finished. size: bytes of its files"""
         self._end(f"{self._labels[stage]}: {seconds:.1f} s, {size / 1e6:.2f} MB")
 
     def skip(self, stage: str) -> None:
-        """Report that an earlier build ran the stage."""
+        """Report that a stage is unchanged since an earlier build."""
         self._end(f"{self._labels[stage]}: already built")
 
     def _end(self, line: str) -> None:
@@ -53,7 +53,7 @@ class BuildProgress:
 
 @contextmanager
 def live_progress() -> Iterator[BuildProgress]:
-    """Progress on a terminal: a line for each stage above a bar with the time left."""
+    """Yield progress for a terminal: lines for stages above a bar with the remaining time."""
     console = Console(stderr=True)
     columns = (*Progress.get_default_columns(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:

@@ -1,8 +1,8 @@
 """Builds a target for trn2 or trn3 by native PyTorch: weights divided among ranks, and graphs that
 TorchNeuron compiles when the ranks first call them.
 
-It runs on an instance of the type that it builds for. The artefact contains TorchNeuron's cache of
-compiled graphs, which loading reads again.
+The build runs on an instance of the type that it is for. The artefact contains TorchNeuron's cache
+of compiled graphs, from which they are loaded later.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WHOLE = ("norm.weight", "layernorm.weight", ".o_proj.bias", ".down_proj.bias")
 class TorchNeuronBuilder:
     """A Builder (compile/build/build.py) for trn2 and trn3.
 
-    versions: of the packages here, as check_native() found them
+    versions: of the installed packages, as returned by check_native()
     """
 
     workers = 1  # all ranks compile one graph at a time
@@ -65,7 +65,7 @@ class TorchNeuronBuilder:
         tensors = parallel_tensors(
             decoder.named_parameters(), self._config, ranks, self._spec.vocabulary
         )
-        for rank in range(ranks):  # one at a time: a rank's share is freed before the next is cut
+        for rank in range(ranks):  # one at a time, to free each share before the next
             share = {name: cut(name, tensor, rank, ranks) for name, tensor in tensors.items()}
             save_file(share, directory / rank_weights(rank))
         sharded = read_raw_config(self._checkpoint) | sharded_fields(self._sharded)
@@ -73,13 +73,13 @@ class TorchNeuronBuilder:
         return [f"{SHARDED}/config.json", *(rank_weights(rank) for rank in range(ranks))]
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
-        """Compile one graph by an idle call of it, and write what it takes."""
+        """Compile one graph by an idle call, and write a record of its inputs."""
         return self._compiled(bucket.name, example_inputs(bucket), directory)
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
-        """Compile the graph that copies a row, where there are several, and the one that makes
-        noise, where a graph is sampled. Ends the ranks. Returns every compiled graph, those of an
-        interrupted build included.
+        """Compile the graph that copies a row, if there are several, and the one that computes
+        noise, if any graph is sampled. Shuts down the ranks. Returns all compiled graphs, including
+        those of an interrupted build.
         """
         records = list[str]()
         for name, inputs in calls_between(self._spec).items():
@@ -101,7 +101,7 @@ class TorchNeuronBuilder:
         return shlex.join(f"{name}={value}" if value else name for name, value in flags)
 
     def _compiled(self, name: str, inputs: dict[str, Tensor], directory: Path) -> list[str]:
-        """Make the first call of a graph. Returns the files that it left, and its record."""
+        """Call a graph for the first time. Return its new files, preceded by its record."""
         graphs, record = directory / GRAPHS, f"graphs/{name}.json"
         before = compiled_files(graphs)
         once_more(lambda: self._call(name, inputs, directory))
@@ -109,7 +109,7 @@ class TorchNeuronBuilder:
         return [record, *_named(compiled_files(graphs) - before, directory)]
 
     def _call(self, name: str, inputs: dict[str, Tensor], directory: Path) -> None:
-        """Call a graph. Ranks whose call failed are stopped, since they accept no further call."""
+        """Call a graph. If the call fails, stop the ranks, since they accept no further call."""
         try:
             self._program(directory)(name, inputs)
         except OutriderError:
@@ -119,13 +119,13 @@ class TorchNeuronBuilder:
             raise _failed(name, error) from error
 
     def _let_go(self) -> None:
-        """Let the ranks end, if there are some."""
+        """Shut down the ranks, if they were started."""
         if self._ranks is not None:
             self._ranks.close()
             self._ranks = None
 
     def _program(self, directory: Path) -> Program:
-        """The ranks, which are started for the first graph that is built."""
+        """Return the ranks; start them for the first graph to be built."""
         if self._ranks is None:
             spec = self._spec
             configure(directory / GRAPHS, self._flags())
@@ -138,7 +138,7 @@ class TorchNeuronBuilder:
 
 
 def sharded_fields(sharded: ModelConfig) -> dict[str, Any]:
-    """The fields of config.json that differ for a sharded model."""
+    """Return the fields of config.json that differ in the sharded model."""
     return {
         "num_key_value_heads": sharded.kv_heads,
         "vocab_size": sharded.vocab_size,
@@ -148,8 +148,9 @@ def sharded_fields(sharded: ModelConfig) -> dict[str, Any]:
 
 
 def cut(name: str, tensor: Tensor, rank: int, ranks: int) -> Tensor:
-    """One rank's share of a parameter, as inference/backends/native/graph.py shards layers: norms
-    are whole, layers whose results are summed over ranks are cut by inputs, others by outputs.
+    """Return one rank's share of a parameter, as sharded by inference/backends/native/graph.py:
+    norms are whole, layers whose results are summed over ranks are cut by inputs, others by
+    outputs.
     """
     if name.endswith(_WHOLE) or ".q_norm." in name or ".k_norm." in name:
         return tensor.detach().contiguous()

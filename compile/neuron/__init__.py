@@ -1,3 +1,3 @@
-"""Builds targets for trn1 and inf2: NxD Core, and one NEFF a graph by neuronx-cc. Tested on the
-real source of NxD Core (tests/nxd) and on strict stand-ins; not yet run on hardware.
+"""Builds targets for trn1 and inf2: NxD Core, and one NEFF per graph by neuronx-cc. Tested with the
+real source of NxD Core (tests/nxd) and with strict stubs; not yet run on hardware.
 """

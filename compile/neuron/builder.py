@@ -1,8 +1,8 @@
-"""Builds a target for trn1 or inf2 with NxD Core: weights divided by rank, graphs compiled
-one by one, all graphs in one file.
+"""Builds a target for trn1 or inf2 with NxD Core: weights divided among ranks, graphs compiled
+separately, all graphs in one file.
 
-It needs AWS's packages and no device. The graphs keep their caches as state, which is reassigned
-out of place.
+The build needs AWS's packages but no device. The graphs have their caches as state, which is
+reassigned out of place.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class NeuronBuilder:
     """A Builder (compile/build/build.py) for trn1 and inf2. Raises InvalidRequest if a model
     cannot be divided among the ranks.
 
-    draft: the checkpoint of the draft in the graphs, where the spec has one
-    cache: compiled graphs of earlier builds (default: those in the user's cache directory)
-    workers: compilers at once (default: half the processors, as far as their memory is free)
+    draft: the checkpoint of the draft in the graphs, if the spec has one
+    cache: compiled graphs of earlier builds (default: in the user's cache directory)
+    workers: number of compilers at once (default: half the processors, if there is enough memory)
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class NeuronBuilder:
         self.workers = workers or compilers_at_once(spec.target)
 
     def prepare(self, directory: Path) -> list[str]:
-        """Write the weights, one file a rank."""
+        """Write the weights, one file per rank."""
         spec, sdk, weights = self._spec, self._tools.sdk, self._weights()
         with self._ranks(), sdk.init_on_device(torch.device("meta")):
             graph = self._module("meta")
@@ -83,8 +83,8 @@ class NeuronBuilder:
         return [SHARD.format(rank) for rank in range(spec.tensor_parallel)]
 
     def build(self, bucket: Bucket, directory: Path) -> list[str]:
-        """Compile one graph, unless an earlier build did. Write what it takes and consists of, and
-        the compiler's log; the graph itself is kept in the cache for `finish`.
+        """Compile one graph, unless an earlier build did. Writes its inputs and flags, and the
+        compiler's log; the graph itself stays in the cache for `finish`.
         """
         call = self._call(bucket)
         graph = self._graphs.compiled(call)
@@ -95,8 +95,8 @@ class NeuronBuilder:
         return files
 
     def finish(self, directory: Path, buckets: Sequence[Bucket]) -> list[str]:
-        """Put every graph into one package, without weights. With several rows there is also a
-        graph that copies a row, and with sampling one that makes noise.
+        """Combine all graphs in one package, without weights. With several rows, it includes a
+        graph that copies a row, and with sampling one that computes noise.
         """
         calls = [*(self._call(bucket) for bucket in buckets), *self._between]
         records = [self._record(directory, call) for call in self._between]
@@ -127,7 +127,7 @@ class NeuronBuilder:
         return GraphCall(bucket.name, idle_inputs(bucket), flags)
 
     def _record(self, directory: Path, call: GraphCall) -> str:
-        """Write the inputs and the flags of a graph. Returns the file's name."""
+        """Write the inputs and flags of a graph. Returns the file's name."""
         name = f"graphs/{call.name}.json"
         record = {"inputs": described(call.inputs), "flags": render(call.flags)}
         write_whole(directory / name, json.dumps(record, indent=1) + "\n")
@@ -138,7 +138,7 @@ class NeuronBuilder:
 
     @contextmanager
     def _ranks(self) -> Iterator[None]:
-        """The parallel state in which one process lays out the program of all ranks."""
+        """Create the parallel state in which one process traces the program of all ranks."""
         ranks = self._spec.tensor_parallel
         with self._tools.sdk.parallel_state(
             world_size=ranks, tensor_model_parallel_size=ranks, lnc_size=self._tools.logical
@@ -146,7 +146,7 @@ class NeuronBuilder:
             yield
 
     def _weights(self) -> dict[str, Tensor]:
-        """All weights of all models, not yet divided, by their names in the graph."""
+        """Return all weights of all models, not yet divided, by their names in the graph."""
         return {
             f"{name}.{key}": tensor.detach()
             for name in self._checkpoints
@@ -162,14 +162,14 @@ class NeuronBuilder:
         return tensors | {"cos": decoder.cos, "sin": decoder.sin}
 
     def _module(self, device: str) -> nn.Module:
-        """One rank's module, its weights not filled in."""
+        """Return one rank's module with uninitialised weights."""
         layers, configs = layers_of(self._tools.sdk, self._spec), self._configs
         return rank_module(self._spec, configs["decoder"], configs.get("draft"), layers, device)
 
 
 def graph_flags(flags: Mapping[str, str], spec: CompileSpec, bucket: Bucket) -> dict[str, str]:
-    """The compiler's flags for one graph. Prompts are compiled at -O1 unless the spec says
-    otherwise: their calls are large, and the compiler's further passes take long on them.
+    """Return the compiler's flags for one graph. Prompt graphs are compiled at -O1 unless the spec
+    has another level: they are large, and the compiler's further passes would take long.
     """
     stated = any(flag.startswith(_OPTIMISATION) for flag in spec.compiler_flags)
     if stated or bucket.everywhere:
@@ -178,11 +178,11 @@ def graph_flags(flags: Mapping[str, str], spec: CompileSpec, bucket: Bucket) -> 
 
 
 def hot_graph(spec: CompileSpec) -> Bucket | None:
-    """The graph for which the weights are laid out: the largest tree of all rows over the whole
-    cache, with sampling where there is. A plan of these rows always has it, so a graph added later
-    leaves the layout as it is.
+    """Return the graph that determines the layout of the weights: the largest tree of all rows over
+    the whole cache, sampled if possible. A plan with these rows always includes it, so adding a
+    graph later does not change the layout.
 
-    None if weights stay as they are: beside a draft, whose weights this graph does not read.
+    None if there is a draft, whose weights this graph does not read: the layout is then unchanged.
     """
     if spec.fused is not None:
         return None

@@ -1,12 +1,12 @@
-"""The first test on a Neuron instance, which `outrider prove` runs in a process of its own.
+"""The first test on a Neuron instance, which `outrider prove` runs in a separate process.
 
-It compares the device's noise with the contract, builds a few graphs whose times tell the parts of
-a call apart, and compares choices with those of the eager model. It needs no other machine and
-leaves its artefact in --out.
+It compares the device's noise with the sampling contract, builds a few graphs whose times reveal
+the parts of a call, and compares choices with those of the eager model. It needs no other machine
+and leaves its artefact in --out.
 
-A graph makes noise for as many rows and tokens as a target's graph does, with the least and the
-greatest noise that occurs: the greatest decides texts. Wrong random words are wrong noise, too. A
-device that fails must not serve sampled graphs.
+A graph computes noise for as many rows and tokens as a target's graph, including the least and the
+greatest possible values; the greatest decide which tokens are chosen. Wrong random words show up as
+wrong noise. A device that fails must not serve sampled graphs.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from inference.files.artifact import Manifest, check_files
 from inference.model.choice.noise import noise, noise_in_limbs
 
 _SMALL = ("--sequence_length", "512", "--max_tree_nodes", "16")
-"""Default sizes."""
+"""Default sizes, as flags."""
 ROWS_TIMED = 4
-"""Rows of the largest graph; the others have one."""
+"""Number of rows of the largest graph; the others have one."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the test with the flags of `outrider compile`. Returns UNEQUAL_DEVICE where the device
-    computes something else, and another code where it could not be tested.
+    """Run the test with the flags of `outrider compile`. Returns UNEQUAL_DEVICE if the device's
+    results differ, and another code if it could not be tested.
     """
     options = parse([*_SMALL, *(sys.argv[1:] if arguments is None else arguments)])
     return run_command(lambda: _check(options), debug=options.debug)
@@ -72,7 +72,7 @@ def _check(options: CompileOptions) -> int:
     spec = _spec(options, checkpoint)
     reserve_cores(spec.tensor_parallel)
     try:
-        check_noise(spec, out / "noise")  # where it is wrong, no model need be compiled
+        check_noise(spec, out / "noise")  # if it is wrong, no model needs to be compiled
     except BadArtifact as error:
         print(f"check: FAILED: {error}")
         return UNEQUAL_DEVICE
@@ -91,7 +91,7 @@ def _check(options: CompileOptions) -> int:
 
 
 def _build(spec: CompileSpec, directory: Path, out: Path) -> Manifest:
-    """Build the graphs, or the one that serves everything where the others cannot be built."""
+    """Build all graphs; if that fails, only the first, which can run every call."""
     try:
         return _built(spec, directory, out)
     except OutriderError as error:
@@ -115,8 +115,8 @@ def _built(spec: CompileSpec, directory: Path, out: Path) -> Manifest:
 
 
 def _spec(options: CompileOptions, checkpoint: BuildCheckpoint) -> CompileSpec:
-    """The spec of the test: sampled graphs, the first of which serves every row and prompts as
-    well, and others that differ from it in rows or nodes alone.
+    """Return the spec of the test: sampled graphs, the first of which can run every call, including
+    prompts, and others that only differ from it in rows or nodes.
     """
     nodes = max(options.max_tree_nodes, least_nodes(options.precision))
     length = min(options.sequence_length or 512, checkpoint.config.max_positions)
@@ -141,29 +141,29 @@ def _spec(options: CompileOptions, checkpoint: BuildCheckpoint) -> CompileSpec:
 
 
 def _eager(spec: CompileSpec, directory: Path, nodes: int) -> EagerModel:
-    """The model that the device's choices are compared with, on the CPU."""
+    """Return the eager model for the comparison, on the CPU."""
     return EagerModel(load_whole(spec, directory), rows=1, capacity=spec.capacity, max_nodes=nodes)
 
 
 TOLERANCE = 2e-5
-"""Largest allowed difference of the noise, which lies in -2.82 to 16.64."""
+"""Maximum allowed difference of the noise, which is between -2.82 and 16.64."""
 
 TOKENS = 151_936
-"""Columns of the table: the ids of a large vocabulary."""
+"""Number of columns of the table: the ids of a large vocabulary."""
 
 ROWS = (
     *((0, 0), (0, 1), (1, 0), (42, 7), (2**32, 7)),
     *((0xDEADBEEF, 2048), (123456789012345678, 511), (2**63 - 1, 131071)),
-    # with the greatest noise there is, the next four values, and the four least
+    # with the greatest possible noise, the next four values, and the four least
     *((26, 0), (15, 0), (161, 0), (140, 0), (14, 0), (81, 0), (30, 0), (25, 0)),
 )
 """Seed and position of each row of the table."""
 
 
 class NoiseProbe(nn.Module):
-    """A graph of the noise of the whole table.
+    """A graph that computes the noise of the whole table.
 
-    Its weight is 0 and changes nothing: a package without any weight is not a documented case.
+    Its weight is 0 and has no effect: packages without any weight are not documented.
     """
 
     def __init__(self) -> None:
@@ -171,27 +171,27 @@ class NoiseProbe(nn.Module):
         self.zero = nn.Parameter(torch.zeros(1), requires_grad=False)
 
     def forward(self, seed: Tensor, position: Tensor) -> Tensor:
-        """Fill the table: seed [R, 2], position [R, 1] int32 -> [R, TOKENS] float32."""
+        """Compute the table: seed [R, 2], position [R, 1] int32 -> [R, TOKENS] float32."""
         ids = torch.arange(TOKENS, dtype=torch.int32, device=seed.device)
         return noise_in_limbs(seed[:, None], position, ids) + self.zero
 
 
 def probe_inputs() -> dict[str, Tensor]:
-    """Seeds and positions of the table's rows."""
+    """Return seeds and positions of the table's rows."""
     seeds = torch.tensor([[seed % 2**32, seed >> 32] for seed, _ in ROWS]).to(torch.int32)
     positions = torch.tensor([[position] for _, position in ROWS], dtype=torch.int32)
     return {"seed": seeds, "position": positions}
 
 
 def host_noise() -> Tensor:  # [R, TOKENS]
-    """The host's noise of the whole table."""
+    """Compute the whole table on the host."""
     ids, inputs = torch.arange(TOKENS, dtype=torch.int32), probe_inputs()
     return noise(inputs["seed"][:, None], inputs["position"], ids)
 
 
 def check_noise(spec: CompileSpec, work: Path) -> None:
-    """Compile the probe as the spec's graphs are, and run it on the device. Raises BadArtifact,
-    naming the value that differs most.
+    """Compile the probe with the settings of the spec's graphs, and run it on the device. Raises
+    BadArtifact with the value that differs most.
 
     work: the compiler's directory
     """

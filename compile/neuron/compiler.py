@@ -1,7 +1,7 @@
-"""AWS's compiler: its platform, its flags, where its files go, and why it failed on a graph.
+"""AWS's compiler: its platform, its flags, its files, and the reasons of failures.
 
 A host without a device gets the platform from NEURON_PLATFORM_TARGET_OVERRIDE. The format of the
-compiler's output is not documented: it is read as neuronx-cc 2.22 wrote it in published logs.
+compiler's output is not documented; it is parsed as neuronx-cc 2.22 wrote it in published logs.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ T = TypeVar("T")
 
 OVERRIDE = "NEURON_PLATFORM_TARGET_OVERRIDE"
 PLATFORMS = {"trn1": "trn1", "inf2": "trn1"}
-"""The platform that each target is compiled for."""
+"""The platform for which each target is compiled."""
 
 _OURS = ("--target", "--lnc")
 
 
 _ERRORS = (r"\[NCC_\w+\].*", r"ERROR.*", r".*[Ee]rror:.*", r".*Too many instructions.*")
-"""The lines that say most about why a compiler failed, the best first."""
+"""Patterns of lines with the reason of a failed compilation, most specific first."""
 _REASON = re.compile(r"NCC_\w+|Too many instructions")
-_LONGEST = 300  # characters of an error
+_LONGEST = 300  # maximum characters of an error
 
 
 class Toolchain:
-    """Flags and host of a spec's artefact, and AWS's packages. The packages are set to the spec's
-    target when they are first used.
+    """The compiler's flags and host requirements for a spec's artefact, and AWS's packages, which
+    are set to the spec's target when first used.
     """
 
     def __init__(self, spec: CompileSpec) -> None:
@@ -71,8 +71,8 @@ class Toolchain:
 
     @contextmanager
     def working(self) -> Iterator[Path]:
-        """The compiler's directory. If the compiler fails, it is kept and the BadArtifact
-        names it: a CompilerDied where neither error nor logs have a reason.
+        """Yield the compiler's directory. If the compiler fails, keep it and raise BadArtifact with
+        its path: CompilerDied if neither the error nor the logs give a reason.
         """
         work = Path(tempfile.mkdtemp(prefix="outrider-neuron-"))
         try:
@@ -87,8 +87,8 @@ class Toolchain:
 
 
 def compiler_flags(spec: CompileSpec, logical: int) -> dict[str, str]:
-    """neuronx-cc's flags: ours, then the spec's. The spec may replace all but the target and its
-    cores.
+    """Return neuronx-cc's flags: Outrider's, then the spec's. The spec may override all but the
+    target and its cores.
     """
     flags = {
         "--target": spec.target,
@@ -113,7 +113,7 @@ def compiler_flags(spec: CompileSpec, logical: int) -> dict[str, str]:
 
 
 def render(flags: Mapping[str, str]) -> str:
-    """The flags as the compiler's command line has them, quoted where a value has blanks."""
+    """Format the flags for the compiler's command line, quoted if a value contains blanks."""
     words = {
         flag: f"{flag} {value}" if flag == "--target" else f"{flag}={shlex.quote(value)}"
         for flag, value in flags.items()
@@ -123,9 +123,7 @@ def render(flags: Mapping[str, str]) -> str:
 
 
 def aim(target: str) -> None:
-    """Tell the SDK the platform on a host without a device. What the user has set is never
-    changed.
-    """
+    """Set the SDK's platform on a host without a device. Settings by the user are never changed."""
     platform, stated = PLATFORMS[target], os.environ.get(OVERRIDE)
     if stated:
         if PLATFORMS.get(stated, stated) != platform:
@@ -158,23 +156,23 @@ def aim(target: str) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """The message of the innermost error, which is the compiler's own."""
+    """Return the message of the innermost error, which is the compiler's own."""
     while error.__cause__ is not None:
         error = error.__cause__
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 class CompilerDied(BadArtifact):
-    """A compiler that ended and gave no reason: it was killed, or crashed."""
+    """The compiler ended without a reason: it was killed, or crashed."""
 
 
 def gave_reason(text: str) -> bool:
-    """Whether a failed compiler's output names a reason, for which it would fail again."""
+    """Return whether a failed compiler's output has a reason, so that it would fail again."""
     return _REASON.search(text) is not None
 
 
 def once_more(compile_graph: Callable[[], T]) -> T:
-    """Compile a graph. Where the compiler dies without a reason, try it a second time."""
+    """Compile a graph. If the compiler dies without a reason, try again once."""
     try:
         return compile_graph()
     except CompilerDied as died:
@@ -183,7 +181,7 @@ def once_more(compile_graph: Callable[[], T]) -> T:
 
 
 def first_error(text: str) -> str:
-    """The line of a failed compiler's output that says most about why."""
+    """Return the most informative line of a failed compiler's output."""
     for pattern in _ERRORS:
         if match := re.search(pattern, text):
             return match[0].strip()[:_LONGEST]

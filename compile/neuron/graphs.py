@@ -1,9 +1,9 @@
-"""Traces and compiles the Neuron graphs of one module, each by itself and through a cache, and puts
-them together to a package.
+"""Traces and compiles the Neuron graphs of one module, each separately and with a cache, and
+combines them in a package.
 
-A graph is traced in every build, which takes seconds, and compiled only where the cache lacks it.
-Weights are laid out as one graph reads them best (the priority graph). All other graphs are
-compiled for that layout, and loading brings the weights into it.
+A graph is traced in every build, which takes seconds, but only compiled if it is not in the cache.
+Weights are stored in the best layout for one graph (the priority graph). All other graphs are
+compiled for that layout, and loading converts the weights to it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from compile.neuron.neff_cache import NeffCache, unit_key
 from inference.backends.neuron.sdk import BuildUnits, load_build_units
 
 LOG = "log-neuron-cc.txt"
-"""The compiler's log of a graph, as it names it."""
+"""The compiler's log file of a graph."""
 
 _NEFF, _WRAPPED, _HLO, _METANEFF = "graph.neff", "wrapped_neff.hlo", "graph.hlo", "metaneff.pb"
 
 
 @dataclass(frozen=True)
 class GraphCall:
-    """A graph to compile, by an idle call of the module."""
+    """A graph to compile, given by an idle call of the module."""
 
     name: str
     inputs: Mapping[str, Tensor]
-    flags: Mapping[str, str]  # the compiler's
+    flags: Mapping[str, str]  # of the compiler
 
 
 @dataclass(frozen=True)
@@ -43,24 +43,24 @@ class CompiledCall:
 
     trace: Any  # TraceArtifacts
     artifacts: Any  # CompilationArtifacts
-    log: Path | None  # the compiler's
+    log: Path | None  # of the compiler
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """The layout of weights that all graphs are compiled for."""
+    """The layout of weights for which all graphs are compiled."""
 
-    graph: CompiledCall  # the one that reads them best so
-    transformer: Any  # LayoutTransformerArtifacts; None if weights are best as they are
+    graph: CompiledCall  # the priority graph
+    transformer: Any  # LayoutTransformerArtifacts; None if the weights stay unchanged
 
 
 class NeuronGraphs:
-    """The graphs of one module. `compiled` may be called from several threads: tracing is done by
-    one at a time, compilers run beside each other.
+    """The graphs of one module. `compiled` may be called from several threads: only one traces at a
+    time, but compilers run in parallel.
 
-    ranks: the parallel state in which a module is made and traced. Layers belong to the state that
-    they were made in, so each trace has a module of its own.
-    priority: the graph whose layout of weights all take; None: weights stay as they are
+    ranks: the parallel state in which a module is created and traced. Layers belong to the state in
+    which they were created, so each trace has its own module.
+    priority: the graph whose layout of weights all graphs use; None to leave weights unchanged
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class NeuronGraphs:
         self._layout: _Layout | None = None
 
     def compiled(self, call: GraphCall) -> CompiledCall:
-        """The graph, from the cache where it was compiled before."""
+        """Return the compiled graph, from the cache if possible."""
         layout = self._laid_out()
         if layout is None:
             return self._compiled_for(call, self._traced(call, None))
@@ -89,7 +89,7 @@ class NeuronGraphs:
         return self._compiled_for(call, self._traced(call, layout))
 
     def package(self, calls: Iterable[GraphCall], ranks: int) -> Any:
-        """An NxDModel of the graphs, which share one set of weights and one state."""
+        """Return an NxDModel of the graphs, which share one set of weights and one state."""
         layout = self._laid_out()
         model = self._tools.sdk.nxd_model(
             world_size=ranks, layout_transformer=layout.transformer if layout else None
@@ -102,7 +102,7 @@ class NeuronGraphs:
         return model
 
     def _sdk(self) -> BuildUnits:
-        """The SDK's functions; the platform is set before they are imported."""
+        """Return the SDK's functions; set the platform before importing them."""
         with self._tracing:
             if self._units is None:
                 _ = self._tools.sdk
@@ -110,13 +110,13 @@ class NeuronGraphs:
             return self._units
 
     def _traced(self, call: GraphCall, layout: _Layout | None) -> Any:
-        """The graph's TraceArtifacts, for weights in the given layout. Traced once."""
+        """Return the graph's TraceArtifacts for weights in this layout. Traces it only once."""
         with self._tracing:
             if call.name not in self._traces:
                 units = self._sdk()
                 with self._ranks(), torch.no_grad():
                     trace = units.trace(model=self._make(), kwargs=dict(call.inputs))
-                # a graph that reads no weights (copy_rows) has none to lay out
+                # a graph that reads no weights (copy_rows) has no layout
                 if layout is not None and trace.weight_name_to_idx:
                     units.apply_layout_transformation(
                         trace_artifacts=trace,
@@ -145,7 +145,7 @@ class NeuronGraphs:
         return CompiledCall(trace, artifacts, _log_of(unit))
 
     def _laid_out(self) -> _Layout | None:
-        """The layout of the weights, found when the first graph is compiled."""
+        """Return the layout of the weights, determined when the first graph is compiled."""
         if self._priority is None:
             return None
         with self._laying_out:
@@ -182,7 +182,7 @@ class NeuronGraphs:
         return _Layout(graph, self._transformer(call, graph))
 
     def _transformer(self, call: GraphCall, graph: CompiledCall) -> Any:
-        """The program that brings weights into the priority graph's layout; None if they are."""
+        """Return the program that converts weights to the common layout; None if not needed."""
         if graph.artifacts.wrapped_neff_hlo_filepath is None:
             return None
         units = self._sdk()
@@ -206,8 +206,8 @@ class NeuronGraphs:
         )
 
     def _unit(self, key: str, make: Callable[[Path], dict[str, Path]]) -> Path:
-        """The directory of a unit, compiled if the cache lacks it. A compiler that dies without a
-        reason is run once more.
+        """Return the directory of a unit; compile it if it is not in the cache. A compiler that
+        dies without a reason is run once more.
         """
         cached = self._cache.find(key)
         if cached is not None:

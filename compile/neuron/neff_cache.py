@@ -1,8 +1,8 @@
 """Stores compiled Neuron graphs under the hash of their inputs, so that none is compiled twice: on
-this disk, and in a store that machines share.
+the local disk, and in a store that machines share.
 
-These inputs are its HLO, the compiler's flags and the compiler's version. The hash ignores what
-changes from one trace to the next without changing the results: names, numbers and source lines.
+The inputs are the HLO, the compiler's flags and the compiler's version. The hash ignores changes
+between traces that do not affect the results: names, numbers and source lines.
 
     <key>/unit.json    the unit's files with their SHA-256; written last
     <key>/...          the files
@@ -38,18 +38,18 @@ class Unit(Record):
 
 
 def unit_key(kind: str, hlo: Any, flags: str, compiler: str) -> str:
-    """The key of a unit that is compiled from a graph.
+    """Return the key of a unit that is compiled from a graph.
 
-    kind: of unit; hlo: an HloModuleProto; flags: the compiler's; compiler: its version
+    kind: of the unit; hlo: an HloModuleProto; flags: of the compiler; compiler: its version
     """
     return hash_of({"kind": kind, "hlo": hlo_digest(hlo), "flags": flags, "compiler": compiler})
 
 
 def hlo_digest(hlo: Any) -> str:
-    """SHA-256 of what an HloModuleProto computes.
+    """Return the SHA-256 of what an HloModuleProto computes.
 
-    Numbers of computations and instructions are replaced by their places, because a tracer does not
-    restart its counts for each graph.
+    Ids of computations and instructions are replaced by their order, because a tracer does not
+    restart its counters for each graph.
     """
     plain = type(hlo)()
     plain.CopyFrom(hlo)
@@ -82,7 +82,7 @@ def _renumber(computation: Any, places: Mapping[int, int]) -> None:
 
 
 class NeffCache:
-    """Compiled units by their keys.
+    """Compiled units by key.
 
     store: shared with other machines. Units are executable code and are used without a further
     check, so anyone who can write to the store decides what this machine runs.
@@ -92,7 +92,7 @@ class NeffCache:
         self._directory, self._store = directory, store
 
     def find(self, key: str) -> Path | None:
-        """The directory of a unit's files, each as it was made; None if there is none."""
+        """Return the directory of a unit with all of its files unchanged; None if there is none."""
         unit = self._directory / key
         if _whole(unit):
             return unit
@@ -105,7 +105,7 @@ class NeffCache:
         return unit
 
     def keep(self, key: str, files: Mapping[str, Path]) -> Path:
-        """Store a unit's files, by their names in it. Returns their directory."""
+        """Store a unit's files under these names, and return their directory."""
         unit = self._directory / key
         with _replacing(unit) as partial:
             for name, path in files.items():
@@ -121,7 +121,7 @@ class NeffCache:
 
 @contextmanager
 def _replacing(unit: Path) -> Iterator[Path]:
-    """A new directory beside the unit's, which takes its place when the context ends well."""
+    """Yield a new directory, which replaces the unit's if the context ends without an error."""
     unit.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=unit.parent, prefix=".") as name:
         partial = Path(name) / "unit"
@@ -133,7 +133,7 @@ def _replacing(unit: Path) -> Iterator[Path]:
 
 
 def _whole(unit: Path) -> bool:
-    """Whether the unit is there with every file as it was made."""
+    """Return whether the unit exists with all of its files unchanged."""
     try:
         return all(hash_file(unit / name) == sha256 for name, sha256 in _read(unit).items())
     except (BadArtifact, OSError):
@@ -141,7 +141,7 @@ def _whole(unit: Path) -> bool:
 
 
 def _read(unit: Path) -> Mapping[str, str]:
-    """The unit's files. Raises BadArtifact, also for a name that leads out of its directory."""
+    """Return the unit's files. Raises BadArtifact, also for a name outside its directory."""
     files = read_record(read_json(unit / _RECORD, BadArtifact), Unit).files
     for name in files:
         if Path(name).name != name:

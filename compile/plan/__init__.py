@@ -1,1 +1,1 @@
-"""The plan of a build: a target's graphs, their needs of a device, and the report on both."""
+"""The plan of a build: a target's graphs, the memory and time that they need, and a report."""

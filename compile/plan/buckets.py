@@ -1,4 +1,4 @@
-"""Chooses the graphs that are built: those of the given sizes, or a default few."""
+"""Chooses the graphs to build: for requested sizes, or a small default selection."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from inference.files.artifact import Bucket
 BucketKind = TypeVar("BucketKind", bound=Bucket)
 
 MAX_GRAPHS = 20
-"""Graphs of a target, by default: their programs take memory beside the weights."""
+"""Default limit of a target's graphs, since their programs need memory besides the weights."""
 _TREES = (1, 4, 16)
-"""Nodes of trees, by default, below the maximum."""
+"""Default numbers of nodes for trees, besides the maximum."""
 _FEW_TREES = (1, 16)
 _STEP = 64
 _SHORT_CACHE = 1536
-"""Caches of up to this number of slots are always read whole: reading half saves little."""
+"""Caches of up to this number of slots are always read whole: reading half saves little time."""
 SAMPLED = {"both": (False, True), "greedy": (False,), "sampled": (True,)}
-"""Whether the graphs of a tree's shape are sampled, by --sampling."""
+"""By value of --sampling: whether to build greedy (False) and sampled (True) graphs for trees."""
 
 
 class CallShape(NamedTuple):
-    """The shape of a graph: it serves every call of its kind that is larger in no dimension."""
+    """The shape of a graph. It can run any call of its kind that is not larger in any dimension."""
 
     prefill: bool
     rows: int
@@ -32,7 +32,7 @@ class CallShape(NamedTuple):
     slots: int  # cache slots that are read
 
     def bucket(self, junk: int, *, sampled: bool, words: int = 0) -> Bucket:
-        """The bucket of a graph of this shape. A prompt's is greedy in any case."""
+        """Return the bucket of a graph of this shape. Prompt graphs are always greedy."""
         if self.prefill:
             return prefill_bucket(self.rows, self.nodes, self.slots, junk)
         return verify_bucket(self.rows, self.nodes, self.slots, junk, sampled=sampled, words=words)
@@ -40,19 +40,19 @@ class CallShape(NamedTuple):
 
 @dataclass(frozen=True)
 class GraphSizes:
-    """Sizes of what the artefact promises to serve and, where they were given, of its graphs."""
+    """The sizes that the artefact supports, and the sizes of its graphs if they were requested."""
 
     rows: int  # rows of the cache
-    chunk: int  # prompt tokens in one call
+    chunk: int  # maximum prompt tokens per call
     tree_nodes: int
     least_nodes: int
     sequence_length: int
     trees: tuple[int, ...] | None = None  # nodes
     sampling: str = "both"  # a key of SAMPLED
-    words: int = 0  # of masks that graphs for trees take, too; 0: none takes masks
-    few: bool = False  # fewer sizes of trees, where they were not given
-    windows: int = 2  # parts of the cache that prompts read
-    max_graphs: int = MAX_GRAPHS  # where no sizes of trees were given
+    words: int = 0  # words per mask, for additional tree graphs with masks; 0: no such graphs
+    few: bool = False  # fewer tree sizes, unless they were requested
+    windows: int = 2  # number of prompt graphs that read different parts of the cache
+    max_graphs: int = MAX_GRAPHS  # unless tree sizes were requested
 
     @property
     def capacity(self) -> int:
@@ -60,23 +60,23 @@ class GraphSizes:
 
     @property
     def largest(self) -> int:
-        """Nodes of the largest tree's graph."""
+        """Nodes of the graph for the largest tree."""
         return max(self.least_nodes, self.tree_nodes)
 
     @property
     def ways(self) -> tuple[tuple[bool, int], ...]:
-        """Graphs of a tree's shape: whether each is sampled, and the words of its masks."""
+        """The variants of tree graphs: whether they are sampled, and words per mask."""
         masked = ((True, self.words),) if self.words else ()
         return (*((sampled, 0) for sampled in SAMPLED[self.sampling]), *masked)
 
     @property
     def tree_slots(self) -> tuple[int, ...]:
-        """The numbers of cache slots that graphs for trees of one session read."""
+        """The numbers of cache slots that tree graphs for one session read."""
         return (self.capacity,) if self.rows > 1 else _windows(self.capacity, 2)
 
     def required(self) -> tuple[CallShape, CallShape, CallShape]:
-        """Shapes without which some call could not be served, or the target alone only at the cost
-        of a tree.
+        """Return the shapes without which some calls could not run, or a pass without a draft would
+        take as long as a tree.
         """
         return (
             CallShape(True, 1, self.chunk, self.capacity),
@@ -86,10 +86,10 @@ class GraphSizes:
 
 
 def graphs_of(sizes: GraphSizes) -> tuple[Bucket, ...]:
-    """Graphs for a prompt's chunk and for trees of each size, of one session and of all rows.
+    """Return the graphs for prompt chunks and for trees of each size, for one session and all rows.
 
-    By default trees have 1, 4, 16 or the maximum of nodes. A target of one row also gets graphs
-    that read half the cache. `few` leaves out trees of 4 nodes, and for all rows every size that
+    By default trees have 1, 4, 16 or the maximum number of nodes. A target with one row also gets
+    graphs that read half the cache. `few` omits trees of 4 nodes, and for all rows every size that
     is not required.
     """
     usual = _FEW_TREES if sizes.few else _TREES
@@ -110,7 +110,7 @@ def graphs_of(sizes: GraphSizes) -> tuple[Bucket, ...]:
 
 
 def _within(limit: int, buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
-    """Leave out spare graphs until `limit` remain: greedy ones first, and those of the largest
+    """Drop replaceable graphs until `limit` remain: greedy graphs first, and those of the largest
     trees, which lose the smallest share of their time.
     """
     spare = sorted(_spare(buckets), key=lambda graph: (not graph.sampled, graph.nodes, graph.rows))
@@ -119,8 +119,8 @@ def _within(limit: int, buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
 
 
 def _spare(buckets: Sequence[BucketKind]) -> set[BucketKind]:
-    """The graphs in whose place another one of the same shape serves: a sampled graph takes
-    temperature 0, too, and one with masks takes texts that have none.
+    """Return the graphs that another one of the same shape can replace: sampled graphs also support
+    temperature 0, and graphs with masks also sessions without masks.
     """
     replaced = {replace(bucket, words=0, sampled=False) for bucket in buckets if bucket.sampled}
     replaced |= {replace(bucket, words=0) for bucket in buckets if bucket.masked}
@@ -128,9 +128,9 @@ def _spare(buckets: Sequence[BucketKind]) -> set[BucketKind]:
 
 
 def first_graphs(spec: CompileSpec, sizes: GraphSizes) -> CompileSpec:
-    """The spec with as few of its graphs as serve everything that it promises, over the whole
-    cache: a prompt chunk of one session, and with all rows the target alone and the largest tree.
-    Their cache is the whole plan's, so the same directory takes the other graphs later.
+    """Return the spec with the fewest graphs that support all calls, reading the whole cache: for
+    one session a prompt chunk, and for all rows the largest tree and a pass without a draft. The
+    cache keeps its size, so the other graphs can be added to the same directory later.
     """
     required = set(sizes.required())
     buckets = [
@@ -158,7 +158,7 @@ def _without_spare(buckets: Sequence[BucketKind]) -> tuple[BucketKind, ...]:
 
 
 def _windows(capacity: int, count: int) -> tuple[int, ...]:
-    """One part of a cache's slots, two, and so on to all: multiples of _STEP, but for the last."""
+    """Return the slots of one part of a cache, of two, up to all, in multiples of _STEP."""
     if capacity <= _SHORT_CACHE:
         return (capacity,)
     sizes = (-(-capacity * number // (count * _STEP)) * _STEP for number in range(1, count))

@@ -1,5 +1,5 @@
-"""Whether a spec fits a rank's memory, and which changes would make it fit: smaller caches,
-narrower numbers, larger devices. The memory that a Neuron device needs besides the tensors is
+"""Checks whether a spec fits a rank's memory, and finds changes that make it fit: smaller caches,
+lower precision, larger devices. On a Neuron device, the memory for everything but tensors is
 estimated, not measured.
 """
 
@@ -20,32 +20,31 @@ from inference.model.checkpoints.config import ModelConfig
 
 AnyBucket = TypeVar("AnyBucket", bound=Bucket)
 
-_STEP = 64  # sequence lengths that are advised are multiples of this
+_STEP = 64  # suggested sequence lengths are multiples of this
 _RESERVE = 0.1
-"""Share of a rank's memory for what AWS lists besides (neuron-runtime/explore/device-memory): the
-scratchpad in pages of 512 MiB, constants, and collectives (up to 518 MiB in the tables of
-transformers-neuronx, issues 49 and 92).
+"""Share of a rank's memory reserved for other uses that AWS lists
+(neuron-runtime/explore/device-memory): the scratchpad in pages of 512 MiB, constants, and
+collectives (up to 518 MiB in the tables of transformers-neuronx, issues 49 and 92).
 """
 
 
 _CODE = 0.01
-"""Bytes of a program for each weight that it multiplies with: two instructions of 64 bytes for a
-tile of 128 by 128 weights and up to 512 nodes, and a quarter for everything else. A published log
-of neuronx-cc 2.22 reports 317 KB of code for 5,067 instructions.
+"""Program size in bytes per weight of its matrices: two instructions of 64 bytes for a tile of 128
+by 128 weights and up to 512 nodes, and a quarter for everything else. A published log of neuronx-cc
+2.22 reports 317 KB of code for 5,067 instructions.
 """
-_TILE = 512  # nodes of all rows together that one pass over the tiles computes
+_TILE = 512  # maximum nodes of all rows for one pass over the tiles
 _MICROCODE = 96 << 20
-"""Bytes that the runtime takes of each physical core (AWS, neuron-runtime/explore/device-memory).
-"""
+"""Bytes per physical core that the runtime uses (AWS, neuron-runtime/explore/device-memory)."""
 _RUN, _DESCRIPTORS = 2048, 32
-"""Bytes that are moved at once, and those of the two descriptors that say from where to where. The
-first is assumed: tables in transformers-neuronx, issues 49 and 92, have 6.5 and 1.5 GiB of rings.
+"""Bytes per transfer, and the size of its two descriptors (source and destination). The first
+number is assumed: tables in transformers-neuronx, issues 49 and 92, have 6.5 and 1.5 GiB of rings.
 """
 
 
 def rank_memory(config: ModelConfig, spec: CompileSpec) -> Footprint:
-    """The bytes that a rank's memory has to hold: the tensors and, on a Neuron device, programs,
-    rings of descriptors and a reserve.
+    """Return the bytes that a rank's memory must hold: tensors and, on a Neuron device, programs,
+    descriptor rings and a reserve.
     """
     need = footprint(config, spec)
     if spec.target == "cpu":
@@ -63,13 +62,13 @@ def rank_memory(config: ModelConfig, spec: CompileSpec) -> Footprint:
 
 
 def fits(config: ModelConfig, spec: CompileSpec) -> bool:
-    """Whether a rank's memory holds the spec."""
+    """Return whether the spec fits a rank's memory."""
     return rank_memory(config, spec).total <= device_of(spec.target).memory
 
 
 def check_fits(config: ModelConfig, spec: CompileSpec) -> Footprint:
-    """The rank's memory. Raises LimitExceeded, saying what would fit, when it cannot hold the
-    spec.
+    """Return the memory that a rank needs. Raises LimitExceeded, with changes that would make the
+    spec fit, if it is too much.
     """
     for model, _ in models_of(config, spec):
         check_sharding(model, spec)
@@ -85,7 +84,7 @@ def check_fits(config: ModelConfig, spec: CompileSpec) -> Footprint:
 
 
 def usual_ranks(models: Sequence[ModelConfig], target: str) -> int:
-    """The largest number of ranks of a target's smallest instance that can share the models."""
+    """Return the most ranks, within a target's smallest instance, that can share all models."""
     device = device_of(target)
     smallest = min(device.instances.values())
     shared = [set(_rank_counts(model, device)) for model in models]
@@ -110,8 +109,8 @@ def check_sharding(config: ModelConfig, spec: CompileSpec) -> None:
 
 
 def resized(spec: CompileSpec, rows: int, sequence_length: int) -> CompileSpec:
-    """The spec with its graphs on a smaller cache, of which they read the same share. Graphs that
-    become equal are merged.
+    """Return the spec with a smaller cache. Each graph reads the same share of the cache as before.
+    Graphs that become equal are merged.
     """
     capacity, fused = sequence_length + spec.max_tree_nodes, spec.fused
     if fused is not None:
@@ -143,7 +142,7 @@ def _on(buckets: Sequence[AnyBucket], rows: int, capacity: int) -> tuple[AnyBuck
 
 
 def _what_fits(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
-    """Changes each of which would make the spec fit. The length is halved."""
+    """Yield changes that would each make the spec fit. The sequence length is halved repeatedly."""
     halves = (
         spec.sequence_length >> times for times in range(1, spec.sequence_length.bit_length())
     )
@@ -162,7 +161,7 @@ def _what_fits(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
 
 
 def _larger_devices(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
-    """Devices that are large enough: more ranks of this target, or the fewest of another."""
+    """Yield devices with enough memory: more ranks of this target, or the fewest of another."""
     for target in (spec.target, *(name for name in neuron_targets() if name != spec.target)):
         device = device_of(target)
         for ranks in _rank_counts(config, device):
@@ -173,6 +172,6 @@ def _larger_devices(config: ModelConfig, spec: CompileSpec) -> Iterator[str]:
 
 
 def _rank_counts(config: ModelConfig, device: Device) -> list[int]:
-    """Numbers of ranks that can share the model: powers of two, as NeuronCores are grouped."""
+    """Return rank counts that can share the model: powers of two, as NeuronCores are grouped."""
     powers = (1 << exponent for exponent in range(device.ranks.bit_length()))
     return [ranks for ranks in powers if ranks <= device.ranks and shards_evenly(config, ranks)]

@@ -1,10 +1,10 @@
-"""Counts what a spec needs of each rank: weights, KV cache, the largest activation and the bytes
-that a call moves; and what the machine needs that builds it. What a device holds besides, and what
-fits, is in compile/plan/fit.py.
+"""Counts the memory that a spec needs on each rank (weights, KV cache, the largest activation), the
+bytes that a call moves, and the memory to build it. compile/plan/fit.py adds what else a device
+needs, and checks the limit.
 
-Sharding is that of compile/parallel.py. Matrices, embeddings and head are cut into
-`tensor_parallel` parts. So are key-value heads, which are repeated where there are fewer heads than
-ranks. On Neuron the head is a table of its own. Small vectors are counted whole.
+Sharding is as in compile/parallel.py. Matrices, embeddings and head are divided into
+`tensor_parallel` parts. So are key-value heads, which are repeated if there are fewer heads than
+ranks. On Neuron the head is a separate table. Small vectors are counted whole.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from inference.model.checkpoints.config import ModelConfig, parse_config
 from inference.model.choice.noise_window import WINDOW
 
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of a number."""
+"""Bytes per number."""
 _SYSTEM = 2 * GIB
 _MEMORY = Path("/proc/meminfo")
-_WIDE = 4  # scores, logits and noise are float32 whatever the weights are
+_WIDE = 4  # scores, logits and noise are always float32
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes that one rank needs. Those beside the tensors are a Neuron device's."""
+    """Bytes that one rank needs. On a CPU, only the tensors are counted."""
 
     weights: int
     cache: int
-    noise: int  # windows of noise that sampled graphs read; a CPU's graphs make their own
+    noise: int  # noise windows of sampled graphs; a CPU's graphs compute noise themselves
     activation: int  # the largest single tensor of any graph
-    largest: str  # which that is
+    largest: str  # name of that tensor
     programs: int = 0
-    rings: int = 0  # descriptors of what the programs move
-    reserve: int = 0  # left for what cannot be counted
+    rings: int = 0  # descriptors of all transfers
+    reserve: int = 0  # for needs that cannot be counted
 
     @property
     def total(self) -> int:
@@ -47,34 +47,34 @@ class Footprint:
 
     @property
     def parts(self) -> dict[str, int]:
-        """The parts of the sum, by name."""
+        """The parts of the total, by name."""
         tensors = {"weights": self.weights, "KV cache": self.cache, "noise made ahead": self.noise}
         beside = {"programs": self.programs, "rings": self.rings, "reserve": self.reserve}
         return tensors | {"largest activation": self.activation} | beside
 
 
 class ModelCall(NamedTuple):
-    """A forward pass of one model within a call of a graph."""
+    """A forward pass of one model, as a part of a graph call."""
 
     config: ModelConfig
     rows: int
-    nodes: int  # of each row
-    slots: int  # cache slots of each row that are read
+    nodes: int  # for each row
+    slots: int  # cache slots that are read for each row
 
     def weights(self, spec: CompileSpec) -> int:
-        """Weights of a rank that the pass multiplies with: matrices and head."""
+        """Return the number of weights in a rank's matrices and head."""
         config, ranks = self.config, spec.tensor_parallel
         head = config.hidden_size * spec.vocabulary // ranks
         return config.layers * _layer_matrices(config, ranks) + head
 
     def moved(self, spec: CompileSpec) -> int:
-        """Bytes that a rank reads or writes: weights once, keys and values of every slot."""
+        """Return the bytes that a rank transfers: weights once, keys and values of every slot."""
         cache = _cache_bytes(self.config, spec, self.rows, self.slots + 2 * self.nodes)
         return self.weights(spec) * ITEM[spec.dtype] + cache
 
 
 def footprint(config: ModelConfig, spec: CompileSpec) -> Footprint:
-    """Bytes of tensors on each rank, those of the spec's draft included."""
+    """Count the bytes of tensors on each rank, including the spec's draft."""
     models = models_of(config, spec)
     activation, largest = max(
         (size, f"{name} of {bucket.name}")
@@ -90,13 +90,13 @@ def footprint(config: ModelConfig, spec: CompileSpec) -> Footprint:
 
 
 def _ids(spec: CompileSpec) -> int:
-    """Ids of one rank's part of the vocabulary."""
+    """Return the number of token ids in one rank's share of the vocabulary."""
     return -(-spec.vocabulary // spec.tensor_parallel)
 
 
 def passes_of(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> list[ModelCall]:
-    """The forward passes of a call of one of the spec's graphs. In a round the draft computes one
-    level after another, and then the target all nodes.
+    """Return the forward passes in a call of one of the spec's graphs. In a round, the draft
+    computes the tree level by level, then the target computes all nodes.
     """
     rows, nodes, slots = bucket.rows, bucket.nodes, bucket.slots
     if spec.fused is None or not isinstance(bucket, DraftBucket | RoundBucket):
@@ -110,8 +110,8 @@ def passes_of(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> list[Mo
 
 
 def models_of(config: ModelConfig, spec: CompileSpec) -> list[tuple[ModelConfig, Sequence[Bucket]]]:
-    """Each model of the spec, with the graphs whose largest tensors are its own. A round's largest
-    tensors are the target's.
+    """Return each model of the spec, with the graphs whose largest tensors belong to it. A round's
+    largest tensors are the target's.
     """
     if spec.fused is None:
         return [(config, spec.buckets)]
@@ -122,23 +122,23 @@ def models_of(config: ModelConfig, spec: CompileSpec) -> list[tuple[ModelConfig,
 
 
 def gib(size: float) -> str:
-    """Return bytes as text, in GiB."""
+    """Format a number of bytes in GiB."""
     return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):.2f} MiB"
 
 
 def _kv_heads(config: ModelConfig, ranks: int) -> int:
-    """Key-value heads of one rank."""
+    """Return the number of key-value heads on one rank."""
     return max(1, config.kv_heads // ranks)
 
 
 def _cache_bytes(config: ModelConfig, spec: CompileSpec, rows: int, slots: int) -> int:
-    """Keys and values of all layers for so many slots a row."""
+    """Return the bytes of keys and values in all layers, with this number of slots per row."""
     slot = _kv_heads(config, spec.tensor_parallel) * config.head_dim * ITEM[spec.dtype]
     return 2 * config.layers * rows * slots * slot
 
 
 def _layer_matrices(config: ModelConfig, ranks: int) -> int:
-    """Weights of one layer's matrices on one rank."""
+    """Return the number of weights in one layer's matrices on one rank."""
     hidden, size = config.hidden_size, config.head_dim
     queries = 2 * hidden * config.heads * size // ranks
     keys = 2 * hidden * _kv_heads(config, ranks) * size
@@ -146,7 +146,7 @@ def _layer_matrices(config: ModelConfig, ranks: int) -> int:
 
 
 def _weight_bytes(config: ModelConfig, spec: CompileSpec) -> int:
-    """Bytes of one rank's parameters."""
+    """Return the bytes of one rank's parameters."""
     hidden, size, ranks = config.hidden_size, config.head_dim, spec.tensor_parallel
     shared = config.tied and spec.target == "cpu"
     tables = config.vocab_size * hidden // ranks * (1 if shared else 2)
@@ -161,7 +161,7 @@ def _weight_bytes(config: ModelConfig, spec: CompileSpec) -> int:
 def _activations(
     config: ModelConfig, spec: CompileSpec, bucket: Bucket
 ) -> Iterator[tuple[str, int]]:
-    """The tensors that grow with the shapes: name and bytes on one rank."""
+    """Yield the name and the bytes on one rank of each tensor that grows with the graph's shape."""
     rows, nodes, slots, ranks = bucket.rows, bucket.nodes, bucket.slots, spec.tensor_parallel
     yield "attention scores", rows * config.heads // ranks * nodes * slots * _WIDE
     yield "keys of a layer", _cache_bytes(config, spec, rows, slots) // (2 * config.layers)
@@ -174,18 +174,18 @@ def _activations(
 
 
 def worker_memory(target: str, weights: int) -> int:
-    """Bytes that one process which builds graphs may take.
+    """Return the maximum bytes of a process that builds graphs.
 
-    weights: bytes of the model's. For a CPU a process holds them twice, since it compares the
-        compiled graph's results with those of the model, beside its libraries and C++ compiler.
-        Neuron's compiler takes up to 16 GiB whatever the model is.
+    weights: bytes of the model's weights. A process for a CPU holds them twice, since it compares
+        the compiled graph's results with the model's, and needs 2 GiB for libraries and compiler.
+        Neuron's compiler needs up to 16 GiB for any model.
     """
     return 2 * weights + 2 * GIB if target == "cpu" else 16 * GIB
 
 
 def build_memory(config: ModelConfig, spec: CompileSpec) -> int:
-    """Bytes that a machine needs to build the spec with one process: the system, that process, and
-    for Neuron the weights of all ranks, which this process shards.
+    """Return the bytes that a machine needs to build the spec with one process: for the system,
+    that process, and for Neuron the weights of all ranks, which this process shards.
     """
     weights = footprint(config, spec).weights
     sharded = 0 if spec.target == "cpu" else weights * spec.tensor_parallel
@@ -193,8 +193,8 @@ def build_memory(config: ModelConfig, spec: CompileSpec) -> int:
 
 
 def compilers_at_once(target: str) -> int:
-    """The number of graphs that a build for a Neuron target compiles at once here: half the
-    processors, as far as memory allows; one by native PyTorch.
+    """Return the number of graphs to compile at once for a Neuron target: half the processors if
+    memory allows; one with native PyTorch.
     """
     if target in NATIVE:
         return 1
@@ -202,12 +202,12 @@ def compilers_at_once(target: str) -> int:
 
 
 def workers_within(limit: int, need: int) -> int:
-    """The number of workers of `need` bytes each that fit the free memory, from one to `limit`."""
+    """Return how many workers of `need` bytes each fit the free memory, from 1 to `limit`."""
     return max(1, min(limit, free_memory() // need))
 
 
 def free_memory() -> int:
-    """Bytes that programs can still have, without what the system would give up for them."""
+    """Return the bytes available to programs: MemAvailable if known, otherwise the free pages."""
     try:
         for line in _MEMORY.read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -218,5 +218,5 @@ def free_memory() -> int:
 
 
 def processors() -> int:
-    """Processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0))

@@ -1,12 +1,12 @@
-"""Estimates the seconds of one call of a graph on a Neuron device, from published passes.
+"""Estimates the time of a graph call on a Neuron device, from published forward passes.
 
-A graph takes
+A call takes
 
     (weights + keys and values) / stream + layers x layer + call + nodes x node
 
-with constants of its target. The streams are published measurements; the other constants are fitted
-to published passes. tests/compile/plan/test_pass_seconds.py lists these passes, and others that
-were held out: the estimates of all are within BAND.
+with constants for each target. `stream` is from published measurements; the other constants are
+fitted to published passes. tests/compile/plan/test_pass_seconds.py lists these passes and others
+that were held out. All estimates are within BAND.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from inference.files.artifact import Bucket
 from inference.model.checkpoints.config import ModelConfig
 
 BAND = 0.2
-"""The largest relative error of a time."""
+"""The maximum relative error of an estimate."""
 
 
 class Rates(NamedTuple):
-    """Constants of one rank: bytes a second, else seconds."""
+    """Constants of one rank: `stream` in bytes per second, the others in seconds."""
 
-    stream: float  # of weights, keys and values, all of which a pass reads once
-    layer: float  # ranks exchange their parts, and what is too short to hide
+    stream: float  # of weights, keys and values, each read once per pass
+    layer: float  # exchange between ranks, and operations too short to overlap
     call: float  # the host: launch, inputs, results
-    node: float  # of each row
+    node: float  # for each row
 
 
 RATES = {
     "trn1": Rates(256e9, 45e-6, 3.9e-3, 0.1e-3),
     "inf2": Rates(237e9, 45e-6, 3.9e-3, 0.1e-3),
-    "trn2": Rates(693e9, 420e-6, 6.4e-3, 0.2e-3),  # as AWS's vLLM-Neuron publishes for TP4
+    "trn2": Rates(693e9, 420e-6, 6.4e-3, 0.2e-3),  # published by AWS's vLLM-Neuron for TP4
     "trn3": Rates(1153e9, 420e-6, 6.4e-3, 0.2e-3),
 }
 _FITTED_RANKS = {"trn2": 4}
-"""The only number of ranks that a target's constants hold for. Its other published pass (8B on 8
-ranks, 5.4 ms) is a quarter of their estimate, so other numbers of ranks get a range.
+"""The only number of ranks for which a target's constants hold. Another published pass (8B on 8
+ranks, 5.4 ms) takes a quarter of the estimate, so other numbers of ranks get a range.
 """
 
 
 class PassSeconds(NamedTuple):
-    """Seconds of a call, and the band in which they lie."""
+    """The seconds of a call, and the range around them."""
 
     seconds: float | None  # None if published passes allow no single figure
     low: float
@@ -57,7 +57,7 @@ class PassSeconds(NamedTuple):
 
 
 def pass_seconds(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> PassSeconds | None:
-    """The time of a call of one of the spec's graphs. None for a CPU, which has no formula."""
+    """Estimate the time of a call of one of the spec's graphs; None for a CPU."""
     if spec.target == "cpu":
         return None
     rates, ranks = RATES[spec.target], spec.tensor_parallel
@@ -70,7 +70,7 @@ def pass_seconds(config: ModelConfig, spec: CompileSpec, bucket: Bucket) -> Pass
 
 
 def _formula(config: ModelConfig, spec: CompileSpec, bucket: Bucket, rates: Rates) -> float:
-    """In a round every pass of the draft counts, but the host is called once."""
+    """Compute the formula. A round has all passes of the draft, but a single call by the host."""
     passes = passes_of(config, spec, bucket)
     moved = sum(run.moved(spec) for run in passes)
     layers = sum(run.config.layers for run in passes)

@@ -1,4 +1,4 @@
-"""A plan as text: the verdict, its graphs with their times, and a core's memory."""
+"""A plan as text: a one-line summary, the graphs with their times, and the memory of a core."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _ESTIMATED = {
     "reserve": "a tenth, for scratchpad, collectives and constants",
 }
 _WEIGHTS_A_SECOND = 27_000_000
-"""Weights of a graph that one compiler gets through. A published build of Llama-3.2-1B for one core
-of trn1 took 45 s for the graph of one token.
+"""Weights that a compiler processes per second. A published build of Llama-3.2-1B for one core of
+trn1 took 45 s for the one-token graph.
 """
 _GUESSES = 16
-"""Nodes of the tree whose time is in the verdict, if there is one of this size."""
+"""Tree size whose time is in the summary; if there is none, the nearest size."""
 
 
 def verdict(spec: CompileSpec, config: ModelConfig, need: Footprint) -> str:
-    """The plan in one line: whether it fits, the time of a call, the time of compiling."""
+    """Return the summary: whether the plan fits, the time of a call, the time to compile."""
     device = device_of(spec.target)
     memory = f"{need.total / GIB:.1f} of {device.memory / GIB:.3g} GiB"
     clauses = [f"fits {device.instance(spec.tensor_parallel)}: {memory}"]
@@ -43,7 +43,7 @@ def verdict(spec: CompileSpec, config: ModelConfig, need: Footprint) -> str:
 
 
 def _compile_minutes(config: ModelConfig, spec: CompileSpec) -> float:
-    """Minutes to compile all graphs here, as far as one published build of another model tells."""
+    """Estimate the minutes to compile all graphs locally, from one published build."""
     minutes = [
         sum(run.weights(spec) for run in passes_of(config, spec, bucket)) / _WEIGHTS_A_SECOND / 60
         for bucket in spec.graphs
@@ -52,7 +52,7 @@ def _compile_minutes(config: ModelConfig, spec: CompileSpec) -> float:
 
 
 def describe(spec: CompileSpec, config: ModelConfig, need: Footprint) -> Iterator[str]:
-    """The whole plan of the spec, line by line."""
+    """Yield the lines of the complete plan."""
     device = device_of(spec.target)
     shared = f", {spec.tensor_parallel} cores" if spec.tensor_parallel > 1 else ""
     yield (
@@ -81,7 +81,7 @@ def describe(spec: CompileSpec, config: ModelConfig, need: Footprint) -> Iterato
 
 
 def _graphs(spec: CompileSpec, config: ModelConfig) -> Iterator[str]:
-    """A line for each graph: its name, the time of a call, and what it is for."""
+    """Yield a line for each graph: its name, the time of a call, and its purpose."""
     yield f"{len(spec.graphs)} graphs"
     for bucket in spec.graphs:
         time = pass_seconds(config, spec, bucket)
@@ -91,7 +91,7 @@ def _graphs(spec: CompileSpec, config: ModelConfig) -> Iterator[str]:
 
 
 def basis(spec: CompileSpec) -> str:
-    """Lines on the source of a target's times, and their error."""
+    """Return lines about the source and the error of a target's times."""
     if spec.target == "trn3" or (spec.target == "trn2" and spec.tensor_parallel != 4):
         return (
             "times: a range, since nothing published fits it (docs/neuron-pass.md); not yet run "
@@ -117,13 +117,13 @@ def _memory(need: Footprint, device: Device) -> Iterator[str]:
 
 
 def purposes(spec: CompileSpec, graphs: Sequence[Bucket]) -> Iterator[str]:
-    """A line for each of the spec's graphs that are given: its name, and what it is for."""
+    """Yield a line for each of the given graphs: its name and purpose."""
     for bucket in graphs:
         yield f"  {bucket.name:<34}{purpose(spec, bucket)}"
 
 
 def purpose(spec: CompileSpec, bucket: Bucket) -> str:
-    """The purpose of one of the spec's graphs, in words."""
+    """Return the purpose of a graph in words."""
     if isinstance(bucket, RoundBucket):
         what = f"rounds in one graph: a {bucket.shape} is drafted, verified and accepted"
     elif not bucket.everywhere:

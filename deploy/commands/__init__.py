@@ -1,3 +1,3 @@
-"""One file for each verb of `outrider deploy`. Each has EXAMPLES, which end its help, and
-run(options), which returns the exit code. The type of options has the verb's flags.
+"""One file for each verb of `outrider deploy`, with EXAMPLES for the end of its help and
+run(options), which returns the exit code. The type of options defines the flags.
 """

@@ -26,8 +26,8 @@ class DownOptions(NamedOptions, title="target"):
 
 
 def run(options: DownOptions) -> int:
-    """Remove the target. Returns 1 if some of it remains, or there was nothing to remove. Raises
-    InvalidRequest if it runs in another region, or if other targets need the bucket.
+    """Remove the target. Returns 1 if resources remain or there was nothing to remove. Raises
+    InvalidRequest if the target runs in another region, or other targets use the bucket.
     """
     aws = options.aws()
     stack = TargetStack(aws, stack_name(options.name))
@@ -60,7 +60,7 @@ def run(options: DownOptions) -> int:
 
 
 def _check_elsewhere(aws: Aws, name: str) -> None:
-    """Raise InvalidRequest if the target is in another region that has Outrider's bucket."""
+    """Raise InvalidRequest if the target runs in another region where Outrider has a bucket."""
     prefix = own_bucket(aws.account, "")
     for bucket in aws.rows("s3", "list_buckets", "Buckets"):
         region = bucket["Name"].removeprefix(prefix)
@@ -91,7 +91,7 @@ _ALIVE = ["pending", "running", "shutting-down", "stopping", "stopped"]
 
 
 def leftovers(aws: Aws, target: str) -> list[str]:
-    """Instances, volumes, security groups and parameters that belong to the target."""
+    """Return the target's remaining instances, volumes, security groups and parameters."""
     tagged = {"Name": f"tag:{TAG}", "Values": [target]}
     alive = {"Name": "instance-state-name", "Values": _ALIVE}
     reservations = aws.rows("ec2", "describe_instances", "Reservations", Filters=[tagged, alive])

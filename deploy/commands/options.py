@@ -22,7 +22,7 @@ from inference.flags.group import FlagRule, Metavar
 from inference.flags.values import Count, File, ModelName, Name
 
 BUILDER = "r7i.4xlarge"
-"""Instance type with the memory that a compiler of a model of some billion parameters needs."""
+"""Instance type with enough memory to compile a model of a few billion parameters."""
 
 _PREFIX = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()/-]*)?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -34,7 +34,7 @@ class NamedOptions(CommandOptions, title="target"):
     BARE: ClassVar = "name"
 
     name: Name = "target"
-    """name of the target, here and in the AWS account"""
+    """name of the target, on this machine and in the AWS account"""
     region: Annotated[str, Metavar("REGION")] | None = None
     """AWS region (default: the existing target's, else boto3's, else us-east-1)"""
 
@@ -44,8 +44,8 @@ class NamedOptions(CommandOptions, title="target"):
         return self
 
     def aws(self) -> Aws:
-        """The account, in the target's region. Raises InvalidRequest for another region: the files
-        on this machine belong to the target that runs.
+        """Return the AWS account in the target's region. Raises InvalidRequest if --region differs
+        from the region of a running target with this name.
         """
         registered = find_target(self.name)
         if registered is None:
@@ -74,22 +74,22 @@ class UpOptions(NamedOptions, title="start"):
     )
 
     instance: Annotated[str, Metavar("TYPE")] = "trn1.2xlarge"
-    """EC2 type: trn1, trn2, inf2, with NVIDIA GPUs, or with CPUs only"""
+    """EC2 instance type: trn1, trn2, inf2, or a type with NVIDIA GPUs or only CPUs"""
     artifact: Annotated[str, Metavar("STORE")] | None = None
     """compiled target: s3://BUCKET/PREFIX with --digest, or a directory to upload to --bucket"""
     digest: Annotated[str, Metavar("HEX")] | None = None
-    """digest of the artefact on S3, which --push printed; for a model on S3 see docs/deploy.md"""
+    """digest of the artefact on S3, as printed by --push; for a model on S3 see docs/deploy.md"""
     model: ModelName | None = None
     """model on a CPU or CUDA instance: hub NAME or NAME@REVISION, or s3://BUCKET/PREFIX with
     --digest (default: the embedded target)"""
     spot: bool = False
     """use a spot instance: cheaper, and AWS may end it at any time"""
     capacity_block: Annotated[str, Metavar("CR_ID")] | None = None
-    """start in this purchased capacity block"""
+    """purchased capacity block to start the instance in"""
     subnet: Annotated[str, Metavar("SUBNET")] | None = None
     """subnet of the instance (default: the default subnet of each zone in turn)"""
     private: bool = False
-    """no public address; --subnet must have a NAT gateway"""
+    """give the instance no public address; --subnet must have a NAT gateway"""
     bucket: Annotated[str, Metavar("BUCKET")] | None = None
     """bucket for Outrider's wheel and artefacts (default: that of --artifact, else
     outrider-ACCOUNT-REGION)"""
@@ -98,7 +98,7 @@ class UpOptions(NamedOptions, title="start"):
     disk_gib: Annotated[int, Ge(8), Le(16384)] | None = None
     """volume size in GiB (default: 250 for Neuron, 200 for CUDA, 60 for CPU)"""
     allow_cidr: Annotated[str, Metavar("CIDR")] | None = None
-    """allow connections from this network, with TLS and token, in place of a tunnel"""
+    """network that may connect directly, with TLS and token, instead of through a tunnel"""
     idle_minutes: Count = 30
     """shut the instance down after this many minutes without a session"""
     lifetime_hours: Annotated[float, Gt(0), Le(24 * 365)] = 8.0
@@ -108,7 +108,7 @@ class UpOptions(NamedOptions, title="start"):
     yes: bool = False
     """do not ask for confirmation; required if stdin is not a terminal"""
     no_wait: bool = False
-    """do not wait until the target serves"""
+    """do not wait until the target is ready"""
     dry_run: bool = False
     """print the resources and their cost, and start nothing"""
 
@@ -151,13 +151,13 @@ class UpOptions(NamedOptions, title="start"):
 
     @property
     def on_s3(self) -> str | None:
-        """The artefact or model on S3 that is served."""
+        """URL of the artefact or model on S3 to serve; None if it is not on S3."""
         sources = (self.artifact, self.model)
         return next((url for url in sources if url is not None and url.startswith("s3://")), None)
 
     @property
     def own_artifact(self) -> Path | None:
-        """The local directory of an artefact that has to be pushed."""
+        """Local directory of the artefact to upload; None if it is on S3 or absent."""
         if self.artifact is None or self.artifact.startswith("s3://"):
             return None
         return Path(self.artifact)
@@ -172,13 +172,13 @@ class UpOptions(NamedOptions, title="start"):
         return self.digest or self.model or "embedded target"
 
     def bucket_name(self, account: str, region: str) -> str:
-        """The bucket that the host may read: --bucket, else the artefact's, else the account's."""
+        """Return the bucket that the host may read: --bucket, the artefact's, or the account's."""
         if self.bucket is None and self.on_s3 is not None:
             return self.on_s3.removeprefix("s3://").partition("/")[0]
         return self.bucket or own_bucket(account, region)
 
     def host(self, region: str) -> Host:
-        """The host to start. Raises BadArtifact for a directory without an artefact."""
+        """Return the host to start. Raises BadArtifact for a directory without an artefact."""
         parameters = {
             "AllowCidr": self.allow_cidr or "",
             "Private": str(self.private).lower(),
@@ -198,7 +198,7 @@ class UpOptions(NamedOptions, title="start"):
 
 
 def build_command(instance: InstanceKind, model: str | None) -> str:
-    """The command that builds an artefact for all cores of the instance, on AWS."""
+    """Return the command that builds, on AWS, an artefact for all cores of the instance."""
     cores = device_of(instance.compile_target).instances.get(instance.name, 1)
     return (
         f"outrider compile --on {BUILDER} --model {model or 'HUB_NAME'} "
@@ -207,7 +207,7 @@ def build_command(instance: InstanceKind, model: str | None) -> str:
 
 
 def _check_cidr(cidr: str | None) -> None:
-    """Raise InvalidRequest for an invalid network, and for the whole Internet."""
+    """Raise InvalidRequest for an invalid network, or for one that is the whole Internet."""
     if cidr is None:
         return
     try:

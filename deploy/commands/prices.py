@@ -42,8 +42,8 @@ class PricesOptions(CommandOptions, title="prices"):
 
 
 def run(options: PricesOptions) -> int:
-    """Print the prices. Returns 1 without a price of the region: people then get the bundled ones
-    of another region, labelled as such, and programs (--json) nothing.
+    """Print the prices. Returns 1 if the region has none; the bundled ones of another region are
+    then printed, labelled as such, but nothing with --json.
     """
     prices, priced, refusals = InstancePrices(live=not options.no_live), list[Price](), list[str]()
     names = options.instance.split(",") if options.instance else list(bundled_prices().types)
@@ -70,7 +70,7 @@ def run(options: PricesOptions) -> int:
 
 
 def bundled_elsewhere(names: Sequence[str], options: PricesOptions) -> list[Price]:
-    """The bundled on-demand prices of these types, where another region's were requested."""
+    """Return the bundled on-demand prices of these types, if another region was requested."""
     table = bundled_prices()
     if options.region == table.region or options.spot:
         return []
@@ -79,7 +79,7 @@ def bundled_elsewhere(names: Sequence[str], options: PricesOptions) -> list[Pric
 
 
 def _print_table(prices: list[Price]) -> None:
-    """A table of up to 80 columns, and below it each source once."""
+    """Print a table of at most 80 columns, followed by each source once."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

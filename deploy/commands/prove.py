@@ -1,6 +1,6 @@
-"""`outrider deploy prove`: proves a target on an instance of EC2, which is removed afterwards.
+"""`outrider deploy prove`: proves a target on a temporary EC2 instance.
 
-Not yet run on AWS: what runs on the instance is `outrider prove`, by the script of every job.
+Not yet run on AWS. The instance runs `outrider prove`, by the script that all jobs use.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ EXAMPLES = """examples:
   outrider deploy prove --instance g6.xlarge --model Qwen/Qwen2.5-1.5B-Instruct \\
     --draft_model Qwen/Qwen2.5-0.5B-Instruct
 """
-"""Commands that users type."""
+"""The commands as typed by users."""
 
 PRECISIONS = ("bfloat16", "float32")
-"""Precisions that are proved, one after the other. A failure of one does not end the next."""
+"""Precisions that are proved in turn, even if an earlier one fails."""
 
 
 class ProofOptions(JobOptions, CommandOptions, title="proof"):
@@ -56,7 +56,7 @@ class ProofOptions(JobOptions, CommandOptions, title="proof"):
 
 
 def run(options: ProofOptions) -> int:
-    """Prove, and bring the reports here. Returns 1 unless all texts are equal in each precision."""
+    """Prove, and download the reports. Returns 1 unless outputs are equal in each precision."""
     aws = Aws(options.region)
     pinned = None if options.model is None else pin_model(options.model)
     host = job_host(aws, "proof", options.instance, options)
@@ -86,9 +86,9 @@ def run(options: ProofOptions) -> int:
 def words_on_host(
     options: ProofOptions, instance: InstanceKind, model: str | None, precision: str
 ) -> tuple[str, ...]:
-    """Words behind `python -m` on the instance.
+    """Return the arguments of `python -m` on the instance.
 
-    model: at its commit; None for the embedded pair
+    model: NAME@COMMIT; None for the embedded pair
     """
     words = ["outrider", "prove"]
     words += [f"--target_model={model}"] if model else []
@@ -99,8 +99,8 @@ def words_on_host(
 
 
 def _bring(aws: Aws, job: HostJob, out: Path) -> bool:
-    """Copy the files of all proofs here, and print their reports. Returns whether every precision
-    has one, and all of its texts are equal.
+    """Download the files of all proofs, and print their reports. Returns whether there is a report
+    for each precision, with all outputs equal.
     """
     files = job.results(aws)
     for name, content in files.items():

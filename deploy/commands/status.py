@@ -36,7 +36,7 @@ class StatusOptions(NamedOptions, title="target"):
 
 
 def run(options: StatusOptions) -> int:
-    """Print the target's state. Returns 1 if it does not run."""
+    """Print the target's state. Returns 1 if it is not running."""
     aws = options.aws()
     state = TargetStack(aws, stack_name(options.name)).state()
     if state is None:
@@ -72,12 +72,12 @@ def _instance_lines(aws: Aws, name: str, instance: RunningInstance) -> Iterator[
 
 
 def host_commands(name: str, region: str, instance: RunningInstance) -> dict[str, str]:
-    """Commands of AWS's own CLI for the instance, by what they are for. A session needs its
-    Session Manager plugin, and no open port.
+    """Return commands of the AWS CLI for the instance, by purpose. A session needs the Session
+    Manager plugin, and no open port.
     """
     place = f"--region {region} --target {instance.instance_id}"
     session = f"aws ssm start-session {place} --document-name AWS-Start"
-    if not instance.alive:  # EC2 keeps the console for an hour
+    if not instance.alive:  # EC2 keeps the console output for an hour
         flags = f"--region {region} --instance-id {instance.instance_id} --output text"
         return {"console": f"aws ec2 get-console-output {flags}"}
     commands = {
@@ -92,7 +92,7 @@ def host_commands(name: str, region: str, instance: RunningInstance) -> dict[str
 
 
 def _reached(name: str) -> str:
-    """Whether the target answers from here."""
+    """Return whether the target can be reached from this machine."""
     target = find_target(name)
     if target is None or not target.complete:
         return "this machine has no credentials for it"

@@ -1,4 +1,4 @@
-"""`outrider deploy up`: starts a target on AWS, and stores its address and credentials here."""
+"""`outrider deploy up`: starts a target on AWS, and stores its address and credentials locally."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ EXAMPLES = """examples:
   outrider deploy up demo --instance g6.xlarge --model Qwen/Qwen2.5-7B --spot
   outrider deploy up demo --instance c7i.2xlarge --allow_cidr 203.0.113.7/32
 """
-"""The end of the help."""
+"""The last lines of the help."""
 
 _FIRST_LOCAL_PORT = 50151
 _POLL_SECONDS = 5.0
@@ -54,7 +54,7 @@ _START_MINUTES = 45
 
 
 def run(options: UpOptions) -> int:
-    """Start the target, wait until it serves, and print how to reach it. Returns 0."""
+    """Start the target, wait until it serves, and print how to connect. Returns 0."""
     if options.dry_run:
         return _dry_run(options)
     try:
@@ -68,7 +68,7 @@ def run(options: UpOptions) -> int:
 
 
 def _dry_run(options: UpOptions) -> int:
-    """Print the plan, also without credentials."""
+    """Print the plan, even without credentials."""
     aws = None
     try:
         aws = options.aws()
@@ -106,7 +106,7 @@ def _say_that_it_is_paid(name: str) -> None:
 
 
 def _serve(options: UpOptions, aws: Aws, host: Host, state: StackState) -> RunningInstance:
-    """Return the stack's instance, which has its credentials and, without --no_wait, serves."""
+    """Return the stack's instance once it has its credentials and, without --no_wait, serves."""
     if find_target(options.name) is None:
         raise InvalidRequest(
             f"{host.stack} was started from another machine, which has its credentials: "
@@ -125,15 +125,15 @@ def _serve(options: UpOptions, aws: Aws, host: Host, state: StackState) -> Runni
 
 
 def _remember(host: Host) -> None:
-    """Store the target's name and region here, before anything is created on AWS."""
-    forget_target(host.name)  # an earlier one, whose instance ended
+    """Store the target's name and region locally, before anything is created on AWS."""
+    forget_target(host.name)  # an earlier target, whose instance has ended
     used_ports = {read_target(name).reached.port for name in named_targets()}
     port = next(port for port in range(_FIRST_LOCAL_PORT, 65536) if port not in used_ports)
     NamedTarget(host.name, f"127.0.0.1:{port}", host.region).write()
 
 
 def _start(options: UpOptions, aws: Aws, host: Host, launch: Launch) -> StackState | None:
-    """Start the stack; None if the user declines."""
+    """Start the stack; return None if the user declines."""
     plan, model = make_plan(options, host, aws), pinned_model(options)
     print(plan, flush=True)
     if plan.account is None or not (options.yes or ask()):
@@ -158,9 +158,9 @@ def _start(options: UpOptions, aws: Aws, host: Host, launch: Launch) -> StackSta
 
 
 def pinned_model(options: UpOptions) -> PinnedModel | None:
-    """The commit of the hub's model to serve; None if there is no such model.
+    """Return the hub model to serve, pinned to a commit; None if no such model is served.
 
-    Raises InvalidRequest for one that this machine may not read.
+    Raises InvalidRequest for a model that this machine cannot access.
     """
     if options.model is None or options.model.startswith("s3://"):
         return None
@@ -174,7 +174,7 @@ def _settings(
     price: Price | NoPrice,
     model: PinnedModel | None,
 ) -> HostSettings:
-    """Upload Outrider's wheel and a local artefact; return the settings of the host."""
+    """Upload Outrider's wheel and a local artefact, and return the host's settings."""
     url, sha256 = put_wheel(bucket, options.wheel)
     store, digest = options.artifact, options.digest
     if options.own_artifact is not None:
@@ -209,7 +209,7 @@ def _hand_over(
     instance: RunningInstance,
     handover: Handover,
 ) -> None:
-    """Send the host its credentials, and store the address and token here."""
+    """Pass the credentials to the host, and store address and token locally."""
     hosts = ["localhost", "127.0.0.1"]
     if options.allow_cidr is not None:
         hosts.append(instance.address)
@@ -226,7 +226,7 @@ def _hand_over(
 
 
 def _wait_until_serving(aws: Aws, instance: RunningInstance) -> None:
-    """Wait for the host. Raises Unavailable if it fails, ends, or takes too long."""
+    """Wait until the host serves. Raises Unavailable if it fails, ends, or takes too long."""
     wait = Wait(instance.instance_id)
     while wait.seconds < _START_MINUTES * 60:
         try:
@@ -253,7 +253,7 @@ def _wait_until_serving(aws: Aws, instance: RunningInstance) -> None:
 
 
 def _words(options: UpOptions, region: str, instance: RunningInstance) -> Iterator[str]:
-    """Return lines about the next commands, and about when the target ends."""
+    """Yield lines about the next commands, and about when the target ends."""
     name = options.name
     yield f"{name} runs on {instance.type} in {instance.zone} ({instance.instance_id})"
     commands = host_commands(name, region, instance)

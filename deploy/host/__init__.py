@@ -1,1 +1,1 @@
-"""Programs that run on a target's host: its user data, and the check that ends an idle host."""
+"""Programs for a target's host: its user data, and the check that powers off an idle host."""

@@ -1,7 +1,7 @@
-"""Asks a target on this host whether it is idle: `python -m deploy.host.idle MINUTES PORT FILE`.
+"""Checks whether a target on this host is idle: `python -m deploy.host.idle MINUTES PORT FILE`.
 
-Exit code 0 means that no session was open for long enough, 1 that there was one. A target that does
-not answer has no sessions: it is loading, or it failed. The last observation is stored in a file.
+Exit code 0 means that there was no session for MINUTES, 1 that there was one. A target that does
+not answer (loading, or failed) has no sessions. The last state is stored in FILE.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _ANSWER_SECONDS = 10.0
 
 
 class Activity(NamedTuple):
-    """Counts of a target's sessions at a moment."""
+    """The number of a target's sessions at a point in time."""
 
     open: int  # sessions
     ended: int  # sessions, since the target started
 
 
 class Idleness(NamedTuple):
-    """Since when no session is open, and how many had ended by then."""
+    """The time since which no session is open, and the number that had ended by then."""
 
-    since: float  # seconds, of a clock that starts with the host
+    since: float  # seconds of a clock that starts at boot
     ended: int
 
 
 def idleness(before: Idleness | None, activity: Activity | None, now: float) -> Idleness:
-    """Since when the target is idle. activity: now; None if the target does not answer"""
+    """Return since when the target is idle. activity: now; None if the target does not answer"""
     if before is None:
         return Idleness(now, activity.ended if activity else 0)
     if activity is None:
@@ -47,7 +47,7 @@ def idleness(before: Idleness | None, activity: Activity | None, now: float) -> 
 
 
 def read_activity(metrics: str) -> Activity:
-    """Return the sessions that a target's metrics report."""
+    """Return the numbers of sessions in a target's metrics."""
     values = {
         family.name: sum(sample.value for sample in family.samples)
         for family in text_string_to_metric_families(metrics)
@@ -57,9 +57,9 @@ def read_activity(metrics: str) -> Activity:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Return 0 when the target was idle for long enough.
+    """Return 0 if the target was idle for long enough.
 
-    arguments: minutes without a session, port of the target's metrics, file of what was seen last
+    arguments: minutes without a session, port of the target's metrics, file of the last state
     """
     minutes, port, state = arguments
     return run_command(lambda: _check(float(minutes), Path(state), int(port)), debug=False)
@@ -75,7 +75,7 @@ def _check(minutes: float, state: Path, port: int) -> int:
 
 
 def _stored(state: Path) -> Idleness | None:
-    """The idleness that was seen last; None at first, and where the file is corrupt."""
+    """Return the stored idleness; None at first, and if the file is corrupt."""
     try:
         since, ended = state.read_text(encoding="ascii").split()
         return Idleness(float(since), int(ended))

@@ -1,6 +1,6 @@
 
-# Installs Outrider from a wheel of known digest: into the image's environment, or a new one. Where
-# the image lacks the environment that it is known for, a new one gets AWS's wheels as well.
+# Installs Outrider from a wheel of known digest: into the image's environment, or a new one. If
+# the image lacks its expected environment, AWS's wheels are installed in the new one, too.
 install_tools() {
     if ! command -v aws > /dev/null; then snap install aws-cli --classic; fi
     if [ -e "${image_venv:-/none}/bin/python" ]; then return; fi
@@ -23,7 +23,7 @@ install_outrider() {
     install_beside "$venv/bin/python" "${local_wheel}[$extras]" --requirement "$wheels"
 }
 
-# The hub's token for a model that needs one: kept in a variable, and deleted where it came from.
+# The Hugging Face token, if a model needs one: stored in a variable, and deleted from AWS.
 take_hub_token() {
     hub_token=''
     if [ -z "$hub_token_parameter" ]; then return; fi
@@ -33,8 +33,8 @@ take_hub_token() {
 }
 
 # install_beside PYTHON WHEEL[EXTRAS] [PIP_FLAG ...]
-# pip is asked for the packages that the environment brings, in their very versions, beside Outrider.
-# It then keeps them and what they need, or fails. AWS's packages were never seen with transformers 5
+# Installs Outrider together with the environment's own packages, pinned to their versions. So pip
+# keeps them and their dependencies, or fails. AWS's packages are untested with transformers 5
 # or protobuf 7. Dockerfile.neuron calls this from sh, docs/trainium.md from a terminal.
 install_beside() (
     python=$1

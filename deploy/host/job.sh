@@ -1,5 +1,5 @@
 
-# Everything above was made for one job: its settings, and how Outrider is installed.
+# Everything above is generated for one job: its settings, and how Outrider is installed.
 set -euo pipefail
 umask 022
 step='start' digest='' reporter='' python=/opt/outrider/venv/bin/python
@@ -7,7 +7,7 @@ work=/var/lib/outrider-job
 export DEBIAN_FRONTEND=noninteractive AWS_DEFAULT_REGION="$region" HOME="$work"
 export XDG_CACHE_HOME="$work/cache" HF_HOME="$work/huggingface"
 
-# Armed first, so that nobody pays for a job whose caller is gone.
+# Scheduled first, so that the job ends even if its caller is gone.
 shutdown -P "+$lifetime_minutes" 'the end of the lifetime of this job'
 install -d -m 0755 /opt/outrider "$work"
 touch "$work/log.txt"  # tee makes it later, and a report may come before
@@ -44,7 +44,7 @@ ended() {
 }
 trap ended EXIT
 
-# The log is brought to the bucket while it grows.
+# The log is uploaded to the bucket while it grows.
 report_meanwhile() {
     while [ -e "$work/running" ]; do
         aws s3 cp --only-show-errors "$work/log.txt" "$reports/log.txt"

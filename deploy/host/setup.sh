@@ -1,5 +1,5 @@
 
-# Everything above was made for one host: its settings, and functions that print files.
+# Everything above is generated for one host: its settings, and functions that print files.
 set -euo pipefail
 umask 022
 step='start'
@@ -41,7 +41,7 @@ make_user() {
     install -d -m 0750 -o outrider -g outrider /var/lib/outrider /var/cache/outrider
 }
 
-# The secrets come when `outrider deploy up` has seen the host start, or is called again within an
+# `outrider deploy up` uploads the secrets after the host has started, or when repeated within an
 # hour.
 fetch_secret() {
     local tries=0

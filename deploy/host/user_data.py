@@ -1,16 +1,16 @@
 """User data of hosts: shell scripts that cloud-init runs once, as root.
 
-Each arms the end of its host's lifetime and installs Outrider from a wheel of known digest. The
-script of a target's host then fetches what is served and the secrets, and starts the systemd unit.
-It holds no secret: certificate, key and keys file are read from parameters of AWS Systems Manager
-on the host. That of a job's host runs all commands one after the other, also after one that
-fails, and always powers the host off. In the bucket of a job lie:
+Each script schedules the end of its host's lifetime and installs Outrider from a wheel with a known
+digest. The script of a target then downloads the model or artefact and the secrets, and starts the
+systemd unit. It has no secrets itself: the host reads the certificate, its key and the keys file
+from AWS Systems Manager. The script of a job runs all commands in turn, even after one fails, and
+always powers the host off. A job writes to the bucket:
 
     REPORTS/status.json   {"state": "running" | "built" | "failed", "step", "digest"}
-    REPORTS/log.txt       all that was printed
-    REPORTS/results/      the files that the commands left in RESULTS
+    REPORTS/log.txt       all output
+    REPORTS/results/      the files that the commands wrote to RESULTS
 
-Every value is quoted for the shell. Flags check their forms (deploy/commands/options.py).
+All values are quoted for the shell; deploy/commands/options.py checks their formats.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from inference.backends.neuron.sdk import INDEX, WHEELS
 from inference.errors import InvalidRequest
 
 MAX_BYTES = 16_384
-"""EC2 takes no longer user data."""
+"""EC2's limit for user data."""
 PORT = 50051
 """Port of the target."""
 METRICS_PORT = 9100
-"""Port of the target's metrics, on the host alone. The idle timer reads it."""
+"""Port of the target's metrics, which only the host can reach. The idle timer reads them."""
 
 WORK = "/var/lib/outrider-job"
 ARTEFACT = f"{WORK}/artefact"
@@ -38,8 +38,8 @@ RESULTS = f"{WORK}/results"
 _HERE = Path(__file__).parent
 _UNITS = _HERE.parent / "systemd"
 _LIBRARIES = "aws-neuronx-runtime-lib=2.33.* aws-neuronx-collectives=2.33.* g++"
-"""apt's packages that AWS's base image lacks beside its driver and tools: those of SDK 2.31. From
-2.34 on the runtime lacks symbols of its earlier interface, which imports fail on.
+"""Packages of apt that the AWS base image lacks, in the versions of SDK 2.31. From 2.34 on, the
+runtime lacks symbols of its earlier interface, and imports fail.
 """
 
 FlagValue = str | int | float | bool
@@ -47,36 +47,36 @@ FlagValue = str | int | float | bool
 
 @dataclass(frozen=True, kw_only=True)
 class Installation:
-    """Outrider on a host that ends itself."""
+    """The settings of Outrider on a host that powers itself off."""
 
     region: str
     wheel: str  # s3://BUCKET/.../outrider-VERSION-py3-none-any.whl
     wheel_sha256: str
-    hub_token: str | None = None  # SecureString with the token that the model's hub asks for
+    hub_token: str | None = None  # SecureString with the Hugging Face token, if the model needs one
     venv: str | None = None  # of AWS's machine image for Neuron; None: a new one
-    lifetime_hours: float  # since boot until the host is powered off
+    lifetime_hours: float  # from boot until the host powers itself off
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSettings(Installation):
     """The settings of a host that runs a job."""
 
-    commands: tuple[tuple[str, ...], ...]  # words behind `python -m`; an artefact is in ARTEFACT
+    commands: tuple[tuple[str, ...], ...]  # arguments of `python -m`; an artefact is in ARTEFACT
     reports: str  # s3://BUCKET/PREFIX
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostSettings(Installation):
-    """The settings of a host that serves an artefact, or a checkpoint, or the embedded target
-    where neither is named.
+    """The settings of a host that serves an artefact or a checkpoint; without either, the embedded
+    target.
     """
 
-    secrets: tuple[str, str, str]  # SecureStrings: certificate, its key, the clients' keys file
-    artifact_store: str | None = None  # s3://BUCKET/PREFIX that the artefact was pushed to
+    secrets: tuple[str, str, str]  # SecureStrings: certificate, its key, keys file
+    artifact_store: str | None = None  # s3://BUCKET/PREFIX of the artefact
     digest: str | None = None  # of the artefact's manifest, or of the model's files on S3
-    model: str | None = None  # NAME@COMMIT of the hub, or s3://BUCKET/PREFIX
+    model: str | None = None  # NAME@COMMIT on the hub, or s3://BUCKET/PREFIX
     flags: Mapping[str, FlagValue] = field(default_factory=dict)  # of the target, by name
-    host: str = "127.0.0.1"  # address to listen on; a tunnel needs no other
+    host: str = "127.0.0.1"  # address to listen on; the default suffices for a tunnel
     port: int = PORT
     metrics_port: int = METRICS_PORT
     idle_minutes: int  # without a session until the host is powered off
@@ -104,7 +104,7 @@ class HostSettings(Installation):
 
 
 def user_data(settings: HostSettings) -> str:
-    """The script of a target's host. Raises InvalidRequest if it is longer than EC2 takes."""
+    """Return the script of a target's host. Raises InvalidRequest if it exceeds EC2's limit."""
     certificate, key, keys_file = settings.secrets
     values = {
         "artifact_store": settings.artifact_store,
@@ -116,7 +116,7 @@ def user_data(settings: HostSettings) -> str:
         "metrics_port": settings.metrics_port,
         "idle_minutes": settings.idle_minutes,
     }
-    # one option a line; a JSON scalar is one of YAML's
+    # one option per line; JSON scalars are valid YAML
     options = "".join(f"{k}: {json.dumps(value)}\n" for k, value in settings.target_options.items())
     files = {"target_options": options}
     files |= {unit.name: unit.read_text() for unit in sorted(_UNITS.iterdir())}
@@ -134,7 +134,7 @@ def user_data(settings: HostSettings) -> str:
 
 
 def job_script(settings: JobSettings) -> str:
-    """The script of a job's host."""
+    """Return the script of a job's host."""
     lines = "".join(
         f'    "$python" -m {shlex.join(words)} || failed=$?\n' for words in settings.commands
     )
@@ -148,10 +148,10 @@ def _script(
     functions: str,
     main: str,
 ) -> str:
-    """A script for cloud-init: variables, functions, install.sh, then the file that acts.
+    """Return a script for cloud-init: variables, functions, install.sh, then the main file.
 
-    values: by the name of their variable, beside those of every host; None gives an empty one
-    main: name of the file beside this one that ends the script
+    values: additional variables by name; None for an empty one
+    main: name of the file in this directory that ends the script
     """
     on_image = settings.venv is not None
     everywhere = {

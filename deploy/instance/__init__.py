@@ -1,1 +1,1 @@
-"""Instances of Outrider on EC2: kinds, prices, places, and those that run."""
+"""EC2 instances for Outrider: kinds, prices, subnets, and running instances."""

@@ -1,4 +1,4 @@
-"""The properties of an instance type: its kind of device, machine image, volume and quota."""
+"""The properties of an instance type: its device, machine image, volume and quota."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Kind = Literal["neuron", "cuda", "cpu"]
 Market = Literal["on-demand", "spot", "capacity-block"]
 
 NEURON_IMAGE = "/aws/service/neuron/dlami/pytorch-2.9/ubuntu-24.04/latest/image_id"
-"""The family of AWS's images with torch 2.9 and torch_neuronx on XLA, which ends with SDK 2.31. Its
-newest image is compatible; the families of later SDKs are not. AWS lists it no longer.
+"""The AWS image family with torch 2.9 and torch_neuronx on XLA, which ends with SDK 2.31. Its
+newest image is compatible; those of later SDKs are not. AWS no longer lists this family.
 """
 NEURON_BASE_IMAGE = "/aws/service/neuron/dlami/base/ubuntu-24.04/latest/image_id"
-"""Driver and tools alone: a host installs AWS's wheels in their pinned versions beside them."""
+"""An image with only the driver and tools; the host installs pinned versions of AWS's packages."""
 NEURON_VENV = "/opt/aws_neuronx_venv_pytorch_2_9"
-"""The Python environment of that image. One that --image names has the device's packages there."""
+"""The Python environment of that image. An image from --image needs the packages there, too."""
 _CUDA_IMAGE = (
     "/aws/service/deeplearning/ami/{}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 )
@@ -33,14 +33,14 @@ _QUOTAS = {
     "g": ("G and VT", "L-DB2E81BA", "L-3819A6DF"),
     "p": ("P", "L-417A185B", "L-7212CCBC"),
 }
-"""By family: what EC2 calls its quota, and the codes of that on demand and on spot."""
+"""Quotas by family: EC2's name, and the codes for on-demand and for spot instances."""
 _NEURON = ("trn1", "trn1n", "trn2", "inf2")
 _CUDA_FAMILIES = ("g", "gr", "p")
 
 
 def check_image(compile_target: str, image: str | None) -> None:
-    """Raise InvalidRequest for a device that the image known here cannot run, unless another one is
-    named.
+    """Raise InvalidRequest if the default image does not support the device and no other image is
+    given.
     """
     if compile_target in NATIVE and image is None:
         raise InvalidRequest(
@@ -54,13 +54,13 @@ def check_image(compile_target: str, image: str | None) -> None:
 class Quota(NamedTuple):
     """A limit of an account in a region."""
 
-    name: str  # as the Service Quotas console has it
+    name: str  # as in the Service Quotas console
     code: str
 
 
 @dataclass(frozen=True)
 class InstanceKind:
-    """An instance type of EC2. Raises InvalidRequest for one that cannot serve a target."""
+    """An EC2 instance type. Raises InvalidRequest if it cannot serve a target."""
 
     name: str  # such as trn1.2xlarge
 
@@ -88,17 +88,17 @@ class InstanceKind:
 
     @property
     def compile_target(self) -> str:
-        """The value of `outrider compile --target` that builds for it."""
+        """The value of `outrider compile --target` for this instance."""
         return self.generation.removesuffix("n") if self.kind == "neuron" else "cpu"
 
     @property
     def arm(self) -> bool:
-        """Whether its processors are AWS's own, such as m7g's and g5g's."""
+        """Whether it has AWS's Arm processors, as m7g and g5g do."""
         return "g" in self._part(3)
 
     @property
     def image(self) -> str:
-        """Public SSM parameter that holds the id of its machine image."""
+        """The public SSM parameter with the id of the default machine image."""
         if self.kind == "neuron":
             return NEURON_IMAGE
         if self.kind == "cuda":
@@ -107,16 +107,16 @@ class InstanceKind:
 
     @property
     def venv(self) -> str | None:
-        """The Python environment of the image that has the device's packages."""
+        """The image's Python environment with the device's packages; None if it has none."""
         return NEURON_VENV if self.kind == "neuron" else None
 
     @property
     def disk_gib(self) -> int:
-        """Size of the volume: the image, the environment, a model or artefact, and some air."""
+        """Size of the volume: the image, the environment, a model or artefact, and spare room."""
         return {"neuron": 250, "cuda": 200, "cpu": 60}[self.kind]
 
     def quota(self, market: Market) -> Quota:
-        """EC2's quota that limits it, in virtual CPUs."""
+        """Return the EC2 quota that applies, in virtual CPUs."""
         name, on_demand, spot = _QUOTAS.get(self.family, (_STANDARD, "L-1216C47A", "L-34B43A08"))
         if market == "spot":
             return Quota(f"All {name} Spot Instance Requests", spot)

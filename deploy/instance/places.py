@@ -1,4 +1,4 @@
-"""Places where an instance can be started: zones that offer its type and have a subnet for it."""
+"""Subnets in which an instance can be started, in zones that offer its type."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class SubnetInZone(NamedTuple):
 
 
 class HostSize(NamedTuple):
-    """The processors and memory of an instance type."""
+    """The number of processors and the memory of an instance type."""
 
     vcpus: int
     memory_gib: float
 
 
 def host_size(aws: Aws, name: str) -> HostSize:
-    """The size of an instance type, as EC2 describes it. Raises InvalidRequest for a type that EC2
-    does not know.
+    """Return the size of an instance type as EC2 describes it. Raises InvalidRequest for an unknown
+    type.
     """
     client = aws.client("ec2")
     with aws_refusals():
@@ -43,11 +43,11 @@ def host_size(aws: Aws, name: str) -> HostSize:
 
 
 def places_for(aws: Aws, instance: InstanceKind, subnet: str | None) -> list[SubnetInZone]:
-    """The places where the instance can be tried, in the order of the zones' names.
+    """Return the subnets in which to try to start the instance, ordered by zone.
 
-    subnet: the only one to try; None takes the default subnets of the region's zones
+    subnet: the only one to try; None for the default subnets of the region's zones
 
-    Raises InvalidRequest if there is none.
+    Raises InvalidRequest if no subnet is suitable.
     """
     offered = _offered_zones(aws, instance)
     query: dict[str, object] = {"Filters": [{"Name": "default-for-az", "Values": ["true"]}]}
@@ -73,8 +73,8 @@ def places_for(aws: Aws, instance: InstanceKind, subnet: str | None) -> list[Sub
 
 
 def _offered_zones(aws: Aws, instance: InstanceKind) -> list[str]:
-    """The zones that offer the instance, by name. Raises InvalidRequest if none does, or EC2
-    does not know it.
+    """Return the zones that offer the instance, sorted. Raises InvalidRequest if no zone does or
+    EC2 does not know the type.
     """
     rows = aws.rows(
         "ec2",
@@ -95,8 +95,8 @@ def _offered_zones(aws: Aws, instance: InstanceKind) -> list[str]:
 
 
 def with_image(aws: Aws, host: Host) -> Host:
-    """The host; where AWS's image for Neuron is gone, with the base image, on which a host installs
-    AWS's wheels itself.
+    """Return the host. If AWS's Neuron image no longer exists, use the base image, on which the
+    host installs AWS's packages itself.
     """
     if host.image_parameter != NEURON_IMAGE:
         return host
@@ -109,8 +109,8 @@ def with_image(aws: Aws, host: Host) -> Host:
 
 
 def find_image(aws: Aws, parameter: str) -> str:
-    """The id of the machine image that a public parameter holds. Raises InvalidRequest if the
-    parameter is gone, with those that there are.
+    """Return the id of the machine image in a public parameter. Raises InvalidRequest if the
+    parameter does not exist, listing those that do.
     """
     client = aws.client("ssm")
     with aws_refusals():

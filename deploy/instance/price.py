@@ -1,5 +1,5 @@
-"""The hourly price of an EC2 instance with its source and day: AWS's by boto3, else the bundled
-one. Nothing here can buy, start or change anything.
+"""The hourly price of an EC2 instance with its source and date: from AWS by boto3, otherwise from
+the bundled table. Nothing in this module buys, starts or changes anything.
 
 Written against botocore's models and public replies; not yet run against AWS.
 """
@@ -25,7 +25,7 @@ from inference.files.json_file import read_json
 from inference.files.records import Positive, Record, Text, read_record
 
 PRICE_LIST_REGION = "us-east-1"
-"""Region whose price list is queried. Three regions serve it, for the prices of every region."""
+"""Region of the price list service. Three regions have it, each with the prices of all regions."""
 
 ON_DEMAND_TERMS = {
     "operatingSystem": "Linux",
@@ -36,7 +36,7 @@ ON_DEMAND_TERMS = {
     "licenseModel": "No License required",
     "operation": "RunInstances",
 }
-"""Attributes that select one row of the list. Without marketoption, an instance that is sold as
+"""Attributes that select one row of the price list. Without marketoption, an instance sold as
 capacity blocks also has a row at $0.00.
 """
 
@@ -46,19 +46,19 @@ _BUNDLED = Path(__file__).parents[1] / "data" / "ec2_prices.json"
 
 
 class NoPrice(Unavailable):
-    """No source has this price. The message gives the reason."""
+    """The price is not known. The message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Price:
-    """The price of an hour of an instance, which runs Linux in shared tenancy."""
+    """The price of one hour of an instance with Linux and shared tenancy."""
 
     instance_type: str
     region: str
     market: Market
     usd_per_hour: float
-    as_of: date  # the day on which it held
-    source: str  # the source, as text
+    as_of: date  # date of the price
+    source: str  # description of the source
 
     def __str__(self) -> str:
         of = f"{self.instance_type} in {self.region}, {self.market}"
@@ -69,13 +69,13 @@ class Price:
 class BundledType(Record):
     """An instance type that a target may run on."""
 
-    accelerators: Text  # EC2 says 512 GiB for a Trainium2; Neuron's own documentation says 96
+    accelerators: Text  # Trainium2: EC2 reports 512 GiB, the Neuron documentation 96
     usd_per_hour: Positive | None = None  # on demand; None: capacity blocks and spot only
 
 
 @dataclass(frozen=True)
 class PriceTable(Record):
-    """On-demand prices of one region on one day."""
+    """On-demand prices of one region on one date."""
 
     region: Text
     as_of: date
@@ -84,36 +84,36 @@ class PriceTable(Record):
 
 
 def bundled_prices() -> PriceTable:
-    """The bundled price table."""
+    """Return the bundled price table."""
     return read_record(read_json(_BUNDLED, InvalidRequest), PriceTable)
 
 
 class InstancePrices:
-    """Prices of AWS, else of the bundled table.
+    """Prices from AWS, otherwise from the bundled table.
 
-    A service that refuses the credentials or cannot be reached is queried once in each region.
+    A service that rejects the credentials or cannot be reached is queried once per region.
 
-    live: false uses the bundled table alone
-    account: what this account sees of a region
+    live: False to use only the bundled table
+    account: returns AWS's services for a region
     """
 
     def __init__(self, *, live: bool = True, account: Callable[[str], Aws] = Aws) -> None:
         self._account = functools.cache(account)
         self._live = live
-        self._refusals = dict[tuple[Market, str], str]()  # by market and the region that answered
+        self._refusals = dict[tuple[Market, str], str]()  # by market and queried region
         self._bundled = bundled_prices()
 
     def find(self, instance_type: str, region: str, market: Market = "on-demand") -> Price:
-        """The price of an instance. A price of the bundled table in place of AWS's is noted.
+        """Return the price of an instance. Logs if the bundled table is used instead of AWS.
 
-        Raises NoPrice, and InvalidRequest for what can be no type or region.
+        Raises NoPrice, and InvalidRequest for a malformed type or region.
         """
         check_region(region)
         if not re.fullmatch(r"[a-z][a-z0-9-]*\.[a-z0-9-]+", instance_type):
             raise InvalidRequest(f"{instance_type!r} is no instance type, such as trn1.2xlarge")
         if market == "capacity-block":
             raise NoPrice(f"{instance_type}: a capacity block was paid beforehand")
-        if market == "on-demand" and instance_type.startswith("trn2"):  # whatever a row says
+        if market == "on-demand" and instance_type.startswith("trn2"):  # whatever the list says
             raise NoPrice(f"{instance_type} is sold as capacity blocks and spot only")
         service = (market, region if market == "spot" else PRICE_LIST_REGION)
         why = self._refusals.get(service, "") if self._live else "AWS was not queried"
@@ -142,8 +142,8 @@ class InstancePrices:
         return Price(instance_type, region, market, usd, table.as_of, table.source)
 
     def _on_demand(self, instance_type: str, region: str) -> tuple[float, str]:
-        """The one price among the rows. Raises NoPrice if there are several, since it cannot
-        be known which is paid. Rows at $0, for other systems or in other units are passed over.
+        """Return the only price in the rows, ignoring $0, other systems and other units. Raises
+        NoPrice if there are several, since the one to be charged is unknown.
         """
         terms = {"instanceType": instance_type, "regionCode": region} | ON_DEMAND_TERMS
         rows = self._account(PRICE_LIST_REGION).rows(
@@ -172,7 +172,7 @@ class InstancePrices:
         return rates.pop(), "AWS price list"
 
     def _spot(self, instance_type: str, region: str) -> tuple[float, str]:
-        """The cheapest zone's current price; its note names the zone and the others' median."""
+        """Return the lowest current price of all zones, with a note on the zone and the median."""
         rows = self._account(region).rows(
             "ec2",
             "describe_spot_price_history",
@@ -195,7 +195,7 @@ class InstancePrices:
 
 
 def cost_so_far(instance: RunningInstance, region: str) -> str:
-    """The cost of an instance's hours at the price of today, or the reason why it is not known."""
+    """Return the cost of an instance so far at today's price, or why it is not known."""
     seconds = ((None if instance.alive else instance.ended) or _now()) - instance.launched
     try:
         price = InstancePrices().find(instance.type, region, instance.market)

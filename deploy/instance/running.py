@@ -1,5 +1,5 @@
-"""A target's instance as EC2 describes it, and commands on it through AWS Systems Manager, which
-needs no open port.
+"""A target's instance as EC2 describes it, and commands on it by AWS Systems Manager, which needs
+no open port.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ PROGRESS = (
     "systemctl is-active outrider-target.service; "
     "grep '^outrider setup:' /var/log/cloud-init-output.log | tail -n 1; true"
 )
-"""Prints two lines: the unit's state, and the last step of the host's setup."""
+"""Prints two lines: the state of the systemd unit, and the last step of the host's setup."""
 
 
 @dataclass(frozen=True)
 class RunningInstance:
-    """An instance, which may have ended."""
+    """An instance, running or ended."""
 
     instance_id: str
     type: str
     state: str
     zone: str
-    address: str  # IPv4: the public one, else that of its network; empty once it has ended
+    address: str  # IPv4: public if there is one, otherwise private; empty once it has ended
     launched: datetime
     tags: Mapping[str, str]
-    ended_by: str  # why it ended, in EC2's words; empty while it runs
-    ended: datetime | None = None  # where EC2 says when
+    ended_by: str  # EC2's reason why it ended; empty while it runs
+    ended: datetime | None = None  # if EC2 reports a time
 
     @property
     def alive(self) -> bool:
@@ -55,12 +55,12 @@ class RunningInstance:
 
     @property
     def ends_at(self) -> str | None:
-        """The time at which the host powers itself off (UTC); None if its tags do not say."""
+        """The time (UTC) at which the host powers itself off; None if it has no such tag."""
         return self.tags.get("outrider:ends")
 
 
 def describe_instance(aws: Aws, instance_id: str) -> RunningInstance | None:
-    """The instance; None if EC2 has forgotten it."""
+    """Return a description of the instance; None if EC2 no longer knows it."""
     client = aws.client("ec2")
     with aws_refusals():
         try:
@@ -84,11 +84,11 @@ def describe_instance(aws: Aws, instance_id: str) -> RunningInstance | None:
 
 
 class InstanceEnded(Unavailable):
-    """An instance runs no more."""
+    """The instance is no longer running."""
 
 
 def living_instance(aws: Aws, instance_id: str) -> RunningInstance:
-    """The instance, which must not have ended. Raises InstanceEnded, which says why it did."""
+    """Return a running instance. Raises InstanceEnded with the reason if it has ended."""
     instance = describe_instance(aws, instance_id)
     if instance is None or not instance.alive:
         why = instance.ended_by if instance else "EC2 has forgotten it"
@@ -97,7 +97,7 @@ def living_instance(aws: Aws, instance_id: str) -> RunningInstance:
 
 
 def _time_in(reason: str) -> datetime | None:
-    """The time in a reason such as "User initiated (2026-11-22 14:00:00 GMT)"."""
+    """Return the time in a text such as "User initiated (2026-11-22 14:00:00 GMT)"."""
     match = _WHEN.search(reason)
     if match is None:
         return None
@@ -105,7 +105,7 @@ def _time_in(reason: str) -> datetime | None:
 
 
 class HostProgress(NamedTuple):
-    """The progress of a host: whether it serves or has failed, and its state and step in words."""
+    """Progress of a host: whether it serves or has failed, and descriptions of state and step."""
 
     serving: bool
     failed: bool
@@ -113,8 +113,8 @@ class HostProgress(NamedTuple):
 
 
 def run_on_host(aws: Aws, instance_id: str, command: str) -> str:
-    """Run the command on the host and return what it prints. Raises Unavailable if the host does
-    not answer (its agent needs a minute or two after the start), or the command fails.
+    """Run a command on the host and return its output. Raises Unavailable if the host does not
+    answer (the SSM agent needs a minute or two to start), or if the command fails.
     """
     from botocore.exceptions import WaiterError
 
@@ -133,7 +133,7 @@ def run_on_host(aws: Aws, instance_id: str, command: str) -> str:
     sent_to = {"CommandId": sent["Command"]["CommandId"], "InstanceId": instance_id}
     polling = {"Delay": _POLL_SECONDS, "MaxAttempts": _MAX_SECONDS // _POLL_SECONDS}
     with aws_refusals():
-        with suppress(WaiterError):  # also of a command that failed: its status says so
+        with suppress(WaiterError):  # a failed command, too: see its status
             client.get_waiter("command_executed").wait(**sent_to, WaiterConfig=polling)
         invocation = client.get_command_invocation(**sent_to)
     if invocation["Status"] in _UNDER_WAY:
@@ -145,7 +145,7 @@ def run_on_host(aws: Aws, instance_id: str, command: str) -> str:
 
 
 def progress(aws: Aws, instance_id: str) -> HostProgress:
-    """The progress of the host. Raises Unavailable if it does not answer."""
+    """Return the host's progress. Raises Unavailable if the host does not answer."""
     state, _, setup = run_on_host(aws, instance_id, PROGRESS).strip().partition("\n")
     step = setup.removeprefix("outrider setup:").strip()
     failed = "FAILED" in step or state == "failed"

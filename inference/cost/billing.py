@@ -1,11 +1,11 @@
-"""Dollars and joules per token, computed alike for all architectures (docs/cost.md). Pure.
+"""Dollars and joules per token, computed the same for all architectures (docs/cost.md). Pure.
 
 The target is billed by wall-clock time while it is in use, whether it computes or waits. The
 draft's machine belongs to the user and costs electricity. Traffic is billed in both directions. A
 dollar figure inherits the quality of its inputs: measured, estimated or unavailable.
 
-Every objective is linear in the seconds billed, the seconds drafted and the bytes sent. So it is
-equivalent to four unit prices, one for each of these quantities.
+Every objective is linear in the seconds billed, the seconds drafted, and the bytes sent in each
+direction. So four unit prices, one for each of these quantities, define an objective.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ JOULES_PER_KWH = 3.6e6
 BYTES_PER_GB = 1e9
 
 PER_MILLION = 1e6
-"""Number of tokens that displayed prices refer to."""
+"""Number of tokens for which prices are displayed."""
 
 COSTS = ("total_cost", "api_cost")
 """Objectives in US dollars."""
@@ -34,7 +34,7 @@ OBJECTIVES = (*COSTS, *ENERGIES, "latency")
 """Objectives that a plan may minimise, by flag value. All are per token."""
 
 UNITS = tuple(Usage(*(float(index == unit) for index in range(4))) for unit in range(4))
-"""For each field of a Usage, one unit of that field alone."""
+"""For each field of Usage, a Usage with one unit of this field and 0 otherwise."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class Billing:
         return self.usd_per_hour is not None
 
     def described(self, usd_per_hour: float) -> Billing:
-        """These prices; if none is set for the target, with the price that it reports.
+        """Return these prices. If the target's price is not set, use the price that it reports.
 
-        usd_per_hour: the reported price, 0 if there is none
+        usd_per_hour: the reported price; 0 if there is none
         """
         if self.priced or not usd_per_hour:
             return self

@@ -1,4 +1,4 @@
-"""Measures this machine's energy with the counters of NVIDIA boards, CPU packages (RAPL), Apple and
+"""Measures this machine's energy by the counters of NVIDIA boards, CPU packages (RAPL), Apple and
 Neuron devices.
 
 A counter that cannot be read is reported as unavailable with the reason, never as 0. Readers
@@ -35,7 +35,7 @@ class EnergyMeter:
     readings: joules of each reader, set when the context ends
     sample_seconds: interval between readings, for counters that wrap and readers that integrate
 
-    The meter reads them on its own thread, so they must not be shared.
+    The meter reads its readers on its own thread, so they must not be shared.
     """
 
     readings: tuple[Figure, ...]
@@ -98,8 +98,8 @@ _INSTALL = install("energy")
 
 
 def find_readers() -> list[EnergyReader]:
-    """Return a reader for each device of this machine, and for devices without access an
-    Unreadable with the reason.
+    """Return a reader for each device of this machine. For a device without access, the reader is
+    an Unreadable with the reason.
     """
     if sys.platform == "darwin":
         return apple_readers()

@@ -1,5 +1,5 @@
 """Figures: numbers that are measured, estimated, or unavailable with a reason. An unknown value is
-never 0.
+never reported as 0.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import IntEnum
 
 
 class Quality(IntEnum):
-    """Origin of a figure; greater is worse. A sum has the quality of its worst summand."""
+    """Origin of a figure; a greater value is worse. A sum has the quality of its worst summand."""
 
     MEASURED = 0
     ESTIMATED = 1
@@ -20,16 +20,16 @@ class Quality(IntEnum):
 
 @dataclass(frozen=True)
 class Figure:
-    """A value with its quality and source. Its user defines the unit.
+    """A value with its quality and source. The code that uses it defines the unit.
 
-    An unavailable figure has no value, and the reason as its source. Raises ValueError for a
+    An unavailable figure has no value; its source is the reason. Raises ValueError for a
     non-finite value.
     """
 
     value: float | None
     quality: Quality
     source: str
-    lower_bound: bool = False  # a sum without its unknown summands
+    lower_bound: bool = False  # whether it is a sum that lacks unknown summands
 
     def __post_init__(self) -> None:
         if (self.value is None) != (self.quality is Quality.UNAVAILABLE):
@@ -62,7 +62,7 @@ class Figure:
 
 
 def total(figures: Sequence[Figure]) -> Figure:
-    """Return the sum; if any figure is unavailable, so is the sum, with the reasons."""
+    """Return the sum. It is unavailable, with the reasons, if any figure is unavailable."""
     missing = [figure.source for figure in figures if figure.value is None]
     if missing or not figures:
         return Figure.unavailable(_joined(missing) or "there is nothing to add up")

@@ -1,8 +1,8 @@
-"""Prompt lookup: tokens that followed the same words earlier in the text are proposed again.
+"""Prompt lookup: proposes the tokens that followed the same context earlier in prompt or output.
 
-A suffix automaton of the text finds them. It is the smallest automaton that accepts every suffix
+A suffix automaton of the tokens finds them. It is the smallest automaton that accepts every suffix
 (Blumer et al., 1985). Each state represents a set of substrings that end at the same positions. So
-for a context of any length it has the tokens that followed, and how often. Appending a token takes
+for a context of any length it knows which tokens followed, and how often. Appending a token takes
 amortized constant time. Pure.
 """
 
@@ -23,14 +23,14 @@ ROOT = 0
 """The state of the empty context."""
 
 COUNTED = 64
-"""Maximum states in which a new token is counted, those of the longest contexts first.
+"""Maximum states in which a new token is counted, beginning with the longest contexts.
 
-A text that repeats a single token has as many such states as tokens.
+Without a maximum, a sequence that repeats a single token has as many such states as tokens.
 """
 
 
 class Match(NamedTuple):
-    """The longest suffix of a context that occurred before: its state and its length in tokens."""
+    """State and length in tokens of the longest suffix of a context that occurred before."""
 
     state: int = ROOT
     length: int = 0
@@ -40,8 +40,8 @@ class SuffixAutomaton:
     """The suffix automaton of a sequence of tokens.
 
     next: [state] token -> state of the context with that token appended
-    counts: [state] number of occurrences of its substrings
-    latest: [state] position at which they ended last
+    counts: [state] how often the state's substrings occurred
+    latest: [state] position at which they last ended
     """
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
@@ -53,12 +53,12 @@ class SuffixAutomaton:
             self.extend(token)
 
     def __len__(self) -> int:
-        """Tokens of the sequence."""
+        """Return the number of tokens in the sequence."""
         return self._size
 
     @property
     def end(self) -> Match:
-        """The longest suffix of the sequence that occurred in it before."""
+        """The longest suffix of the sequence that occurred earlier in the sequence."""
         state = self._links[self._last] if self._size else ROOT
         return Match(state, self._lengths[state])
 
@@ -102,8 +102,8 @@ class SuffixAutomaton:
         return following
 
     def _behind(self, state: int, token: int) -> int:
-        """The state of exactly this context and the token. A state that also represents longer
-        substrings is split.
+        """Return the state of exactly this context and the token. A state that also represents
+        longer substrings is split.
         """
         after, length = self.next[state][token], self._lengths[state] + 1
         if self._lengths[after] == length:
@@ -134,10 +134,10 @@ class SuffixAutomaton:
 
 
 class CopiedText:
-    """Proposes children of a draft tree's nodes that followed the same words before in the text,
-    and learns their chances.
+    """Proposes the tokens that followed a node's context earlier in prompt or output, and learns
+    their probabilities.
 
-    law: chances of copied tokens, by their copy_features()
+    law: probabilities of copied tokens, by their copy_features()
     """
 
     _rule: DraftRule
@@ -149,12 +149,12 @@ class CopiedText:
         self._law = law
 
     def open(self, prompt: Sequence[int], rule: DraftRule, tree: DraftTree) -> None:
-        """Begin a text. Tokens that its rule excludes are not proposed."""
+        """Begin a request. Tokens that its rule excludes are not proposed."""
         self._rule, self._tree, self._contexts = rule, tree, tree.table()
         self._text = SuffixAutomaton(prompt)
 
     def propose(self, node: Mark) -> None:
-        """Propose the node's children, if its words occurred before."""
+        """Propose the node's children, if its context occurred before."""
         context = self._context(node)
         following = self._text.following(context)
         allowed = self._rule.allows(self._tree, node, [follower.token for follower in following])
@@ -171,12 +171,12 @@ class CopiedText:
             self._law.observe(children.table, children.index_of(token))
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append committed tokens to the text."""
+        """Append committed tokens."""
         for token in tokens:
             self._text.extend(token)
 
     def _context(self, node: Mark) -> Match:
-        """The context that ends with this node's token."""
+        """Return the context that ends with this node's token."""
         context = self._contexts.get(node)
         if context is None:
             above = self._tree.parent(node)

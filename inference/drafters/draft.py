@@ -1,4 +1,4 @@
-"""A loaded draft, as pools, clients and targets use it."""
+"""A loaded draft, for pools, clients and targets."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Draft(NamedTuple):
     """A loaded draft and its settings.
 
     model: ranks nodes; None for a draft without a model
-    sequence: makes the sequence of a text on a row
-    grammars: of its tokenizer; None for a draft that ignores rules
+    sequence: creates the sequence of a request on a row
+    grammars: compiles grammars for the draft's tokenizer; None if the draft ignores rules
     """
 
     model: Model | None
@@ -33,7 +33,7 @@ class Draft(NamedTuple):
 
     @property
     def make_rule(self) -> MakeRule:
-        """Builds the rule of a text."""
+        """A function that builds the rule of a request."""
         return no_rule if self.grammars is None else self.grammars.rule
 
     def proposer(
@@ -49,10 +49,10 @@ class Draft(NamedTuple):
         beside: TargetText | None = None,
         make_rule: MakeRule | None = None,
     ) -> GrowingProposer:
-        """Make the proposer of a row. Arguments are those of GrowingProposer and DraftRow.
+        """Create the proposer of a row. Other arguments: see GrowingProposer and DraftRow.
 
-        beside: the target's row of the text, for a draft that reads its target
-        make_rule: builds the rules of texts, in place of the draft's own grammars
+        beside: the request's row at the target, for a draft that reads the target's features
+        make_rule: builds the rules of requests, instead of the draft's own grammars
         """
         make_rule = make_rule or self.make_rule
         if self.model is None:

@@ -1,4 +1,4 @@
-"""One row of a draft model, with the keys of a text and of nodes below it."""
+"""One row of a draft model: the keys of a request's tokens, and of candidates after them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from inference.tree.growing_tree import PLACE, Mark
 
 
 class DraftRow:
-    """A row of a draft model, which serves one text at a time.
+    """A row of a draft model, which serves one request at a time.
 
-    times: of calls of one row
-    begin: makes the sequence of a text on the row
-    room: maximum nodes that are ranked at a time. The row's other slots are for the text: for a
-        longer text the model is no longer called
-    clock: returns seconds; read around a call only
+    times: seconds of calls of one row
+    begin: creates the sequence of a request on the row
+    room: maximum nodes that are ranked at a time. The row's other slots hold committed tokens; once
+        these no longer fit, the model is not called any more
+    clock: returns seconds; only read before and after a call
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class DraftRow:
     def open(
         self, prompt: Sequence[int], params: SamplingParams, rule: DraftRule, tree: DraftTree
     ) -> None:
-        """Begin a text with its rule. Makes no call."""
+        """Begin a request with its rule, without a call of the model."""
         self._rule, self._tree = rule, tree
         self._sequence = self._begin(params)
-        # prefilled in parts: the prompt without its last token, and tokens committed meanwhile
+        # tokens to prefill in parts: the prompt without its last, and those committed meanwhile
         self._prompt = list(prompt[:-1]) if len(prompt) <= self.longest else []
 
     @property
     def longest(self) -> int:
-        """Maximum length of a text that the model drafts for."""
+        """Maximum length of a sequence that the model drafts for."""
         return self.model.capacity - self._room
 
     @property
@@ -68,14 +68,14 @@ class DraftRow:
         return not self._sequence.length < len(self._prompt) <= self.longest
 
     def feed(self) -> bool:
-        """Prefill the next part of the prompt in one call; False when none is left."""
+        """Prefill the next part of the prompt in one call. Return False if none is left."""
         if not self.is_fed:
             start = self._sequence.length
             self._sequence.extend(self._prompt[start : start + self._chunk_size])
         return not self.is_fed
 
     def segment(self, nodes: Sequence[Mark]) -> Segment:
-        """Return this row's segment of a call that ranks these nodes and computes their keys."""
+        """Return this row's segment of a call that ranks these nodes, and computes their keys."""
         tree, places = self._tree, _places(nodes)
         tree.keyed.update(nodes)
         segment = self._sequence.prepare_nodes(tree, places)
@@ -84,21 +84,21 @@ class DraftRow:
         return segment._replace(rule=partial(self._rule.adjust, tree, places))
 
     def rank(self, segment: Segment, k: int) -> tuple[Ranked, float]:
-        """Make a call of one segment. Returns the k most likely children, and its seconds."""
+        """Make a call of one segment. Return the k most likely children, and the call's seconds."""
         began = self._clock()
         [ranked] = self.model.rank([segment], k)
         return ranked, self._clock() - began
 
     def count(self, nodes: int, seconds: float) -> DraftUsage:
-        """Record a call that ranked so many nodes, and its seconds."""
+        """Record a call: the number of ranked nodes, and its seconds. Return both as usage."""
         used = DraftUsage(1, nodes, seconds)
         self._times.observe(1, self.computed(nodes), seconds)
         self.usage = self.usage.plus(used)
         return used
 
     def advance(self, tokens: Sequence[int], passed: Sequence[Mark], stale: Sequence[Mark]) -> None:
-        """Commit the tokens below the root, with those of their keys that are computed. Call it
-        before nodes are added to the tree: they may reuse the places of these.
+        """Commit tokens after the root, and keep their keys if computed. Call this before nodes are
+        added to the tree, because these may reuse the places of removed nodes.
 
         passed: the nodes of the first tokens
         stale: other removed nodes, whose keys are freed
@@ -114,26 +114,26 @@ class DraftRow:
     # --- seconds of calls
 
     def computed(self, width: int) -> int:
-        """Nodes that the model computes in a call of this width."""
+        """Return the nodes that the model computes in a call of this width, padding included."""
         return self.model.padded(1, width)[1]
 
     def seconds(self, width: int) -> float:
-        """Expected seconds of a call of this width, padding included, without the committed tokens
-        whose keys are missing.
+        """Return the expected seconds of a call of this width, padding included, but without the
+        committed tokens whose keys are missing.
         """
         return self._times.seconds(1, self.computed(width))
 
     def whole_seconds(self, width: int) -> float:
-        """Expected seconds with the committed tokens whose keys are missing, in as many calls as
-        the model needs.
+        """Return the expected seconds including the committed tokens whose keys are missing, in as
+        many calls as the model needs.
         """
         nodes, limit = width + self._sequence.length - self._sequence.cached, self.model.max_nodes
         return -(-nodes // limit) * self.seconds(min(nodes, limit))
 
     @property
     def _chunk_size(self) -> int:
-        """Tokens of the prompt in one call, which takes at most part_seconds, or the time of two
-        calls of one node.
+        """Return the prompt tokens to prefill in a call, which takes at most part_seconds, or the
+        time of two calls of one node.
         """
         size, limit = self.model.max_nodes, max(TUNING.part_seconds, 2 * self.seconds(1))
         while size > 1 and self.seconds(size) > limit:
@@ -142,5 +142,5 @@ class DraftRow:
 
 
 def _places(nodes: Sequence[Mark]) -> list[int]:
-    """The places of these nodes, by which a sequence identifies them."""
+    """Return the places of these nodes, by which a sequence identifies them."""
     return [node & PLACE for node in nodes]

@@ -1,7 +1,7 @@
-"""The rule of a text, for its draft: which tokens may follow a node, and which must.
+"""A request's token rule, as its draft uses it: which tokens may follow a node, and which must.
 
-The target applies the rule in any case. So if it cannot be built or fails, the draft continues
-without it, which costs speed and never changes the text.
+The target applies the rule in any case. So if the rule cannot be built or fails, the draft
+continues without it, which costs speed and never changes the output.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MakeRule: TypeAlias = Callable[[Sequence[int], SamplingParams], TokenRule | None]
-"""Builds the rule of a text from its prompt; None for no rule. Raises InvalidRequest."""
+"""Builds a request's rule from prompt and parameters; None for no rule. Raises InvalidRequest."""
 
 
 def no_rule(prompt: Sequence[int], params: SamplingParams) -> None:
-    """Build no rule, whatever the parameters."""
+    """Return no rule, whatever the parameters."""
 
 
 class DraftRule:
-    """The rule of one text, if it has one."""
+    """The rule of one request, if any."""
 
     _rule: TokenRule | None
 
@@ -42,7 +42,7 @@ class DraftRule:
 
     @property
     def adjusts(self) -> bool:
-        """Whether it adjusts the draft's logits."""
+        """Whether the rule adjusts the draft's logits."""
         return self._rule is not None
 
     def commit(self, tokens: Sequence[int]) -> None:

@@ -1,8 +1,8 @@
-"""The draft's candidates below the committed text, in order of the probability that the target
-reaches them.
+"""The draft's candidates after the committed tokens, ordered by value: the probability that the
+target reaches them.
 
-Proposed children become nodes when they are valuable enough. A node is sent once, with its unsent
-ancestors, when its value is above the floor. Pure: no model, no clock, no network.
+Proposed children become nodes once they are valuable enough. A node is sent once, together with its
+unsent ancestors, if its value is above the floor. Pure: no model, no clock, no network.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from inference.order import Progress
 from inference.proposer import Nodes
 from inference.tree.growing_tree import PLACE, GrowingTree, Mark
 
-_NEVER = 1e-300  # minimum chance, so that its logarithm is finite
-_SPARE = 64  # entries of an order that may be outdated before they are searched for
+_NEVER = 1e-300  # minimum probability, so that its logarithm is finite
+_SPARE = 64  # extra entries that an Order tolerates before it searches for outdated ones
 _ROUNDING = 1e-9  # tolerance for ranks
 
 
 class ProposedChildren(NamedTuple):
-    """Children that one source proposes for a node."""
+    """The children that one source proposes for a node."""
 
     ids: list[int]
     table: Any  # [k, F] features of each child, an array or lists
     chances: Sequence[float]  # [k]
 
     def index_of(self, token: int) -> int | None:
-        """Index of a child; None if it was not proposed."""
+        """Return the index of a child; None if it was not proposed."""
         return self.ids.index(token) if token in self.ids else None
 
 
 class Listing:
-    """The proposed children of a node and their ranks, most likely first; then an infinite rank.
+    """A node's proposed children and their ranks, most likely first, ended by an infinite rank.
 
-    listed: number of children that are nodes
+    listed: number of these children that have become nodes
     """
 
     __slots__ = ("ids", "listed", "ranks")
@@ -52,17 +52,17 @@ RankedNode: TypeAlias = tuple[float, Mark]
 
 
 class Order:
-    """Nodes by rank. Entries that no longer count are dropped.
+    """A priority queue of nodes by rank, which drops outdated entries.
 
-    A node whose rank changes is added again; its older entries are outdated.
+    A node whose rank changes is added again, so its older entries are outdated.
 
-    counts: counts(rank, node): whether an entry counts
+    counts: counts(rank, node) returns whether an entry is up to date
     """
 
     def __init__(self, counts: Callable[[float, Mark], bool]) -> None:
         self._counts = counts
         self._entries: list[RankedNode] = []
-        self._sound = 0  # entries after the last search for outdated ones
+        self._sound = 0  # number of entries after the last search for outdated ones
 
     def add(self, node: Mark, rank: float) -> None:
         insort(self._entries, (rank, node))
@@ -92,20 +92,20 @@ class Order:
 
 
 class DraftTree(GrowingTree):
-    """Nodes below the last committed token, and the children that sources propose for them.
+    """Nodes after the last committed token, and the children that sources propose for them.
 
-    end: maximum length of the text
+    end: maximum length, prompt included
     keyed: nodes whose keys are in the draft's row, which maintains this set
     fresh: nodes added since this list was last emptied, if they may have children
 
     Tables by node:
-    sent: its number in the stream
-    listings: its proposed children
-    forced: tokens that a grammar forces after it; then no other source proposes children
+    sent: the node's number in the stream
+    listings: the node's proposed children
+    forced: tokens that a grammar forces after the node; then no other source proposes children
     copied, ranked: children proposed by copied text and by the model
     joint: children proposed by model or copied text, with features of both
-    covered: chance that the target accepts a child proposed before the node was ranked
-    copies: nodes that no model had proposed when they were added
+    covered: probability that the target accepts a child proposed before the node was ranked
+    copies: nodes that the model had not proposed when they were added
     """
 
     def __init__(self, token: int, position: int, end: int) -> None:
@@ -122,11 +122,11 @@ class DraftTree(GrowingTree):
         self.copies: dict[Mark, bool] = self.table()
         self.unranked = Order(lambda rank, node: node not in self.keyed and self._is(rank, node))
         self.unsent = Order(lambda rank, node: node not in self.sent and self._is(rank, node))
-        self._unlisted = Order(self._is_next)  # by the likeliest child that is not listed
+        self._unlisted = Order(self._is_next)  # by the most likely child that is not a node yet
         self._rankable(self.root, 0.0)
 
     def new_tokens(self, progress: Progress) -> Sequence[int]:
-        """Return the committed tokens beyond the root. Raises ValueError for a gap."""
+        """Return the committed tokens after the root. Raises ValueError if tokens are missing."""
         expected, first = self.position + 1, progress.position
         if first > expected:
             raise ValueError(f"progress must be in order: got position {first}, not {expected}")
@@ -137,8 +137,8 @@ class DraftTree(GrowingTree):
         return self.rank(self.root) - math.log(value)
 
     def propose(self, node: Mark, ids: Sequence[int], chances: Sequence[float]) -> None:  # [k]
-        """Propose the node's children, each with its chance. They become nodes when they are
-        valuable enough. Earlier proposals are replaced, but children that are nodes stay.
+        """Propose the node's children, each with its probability. They become nodes once they are
+        valuable enough. Earlier proposals are replaced, except for children that are nodes.
         """
         order = sorted(range(len(ids)), key=chances.__getitem__, reverse=True)
         rank, children = self.rank(node), self.children.get(node, {})
@@ -160,7 +160,7 @@ class DraftTree(GrowingTree):
         return child
 
     def list_children(self, floor: float) -> None:
-        """Add all proposed children of at least this value as nodes."""
+        """Turn all proposed children of at least this value into nodes."""
         bound = self.rank_of(floor)
         for node in self._unlisted.take(bound):
             listing = self.listings[node]
@@ -187,10 +187,10 @@ class DraftTree(GrowingTree):
     # --- sending
 
     def take_unsent(self, floor: float, limit: int, first: int) -> list[Mark]:
-        """Number the unsent nodes of at least the value `floor`, and their unsent ancestors, from
-        `first` on. Returns them, to be sent now.
+        """Number the unsent nodes of at least the value `floor`, and their unsent ancestors,
+        beginning with `first`. Return them, to be sent now.
 
-        limit: maximum live nodes that were sent
+        limit: maximum sent nodes that are still in the tree
         """
         batch = list[Mark]()
         if len(self.sent) >= limit:
@@ -209,11 +209,11 @@ class DraftTree(GrowingTree):
         return batch
 
     def number(self, nodes: Sequence[Mark], first: int) -> None:
-        """Number the nodes from `first` on, to be sent now."""
+        """Number the nodes, beginning with `first`, to be sent now."""
         self.sent.update(zip(nodes, count(first), strict=False))
 
     def message(self, nodes: Sequence[Mark], proposer: int) -> Nodes:
-        """Return the message with these nodes, whose numbers are consecutive."""
+        """Return a message with these nodes, whose numbers must be consecutive."""
         first, places = self.sent[nodes[0]], np.array(nodes) & PLACE
         above, tokens = self.parents[places], self.tokens[places].tolist()
         chances = np.exp(self.ranks[above] - self.ranks[places]).tolist()
@@ -224,7 +224,7 @@ class DraftTree(GrowingTree):
         return Nodes(self.position, first, parents, tokens, chances, proposer)
 
     def recall(self) -> None:
-        """Treat all nodes as unsent: the target has lost them."""
+        """Treat all nodes as unsent, because the target has lost them."""
         sent = list(self.sent)
         self.sent.clear()
         for node in sent:
@@ -240,12 +240,12 @@ class DraftTree(GrowingTree):
     # --- orders
 
     def _is(self, rank: float, node: Mark) -> bool:
-        """Whether the node lives and has this rank."""
+        """Whether the node is in the tree and has this rank."""
         place = node & PLACE
         return self.marks[place] == node and self.ranks.item(place) == rank
 
     def _is_next(self, rank: float, node: Mark) -> bool:
-        """Whether this is the rank of the node's likeliest child that is not listed."""
+        """Whether this is the rank of the node's most likely child that is not a node yet."""
         listing = self.listings.get(node)
         return listing is not None and listing.ranks[listing.listed] == rank
 

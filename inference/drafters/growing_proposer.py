@@ -1,9 +1,9 @@
-"""A proposer that never waits: its draft tree grows below the committed tokens.
+"""A proposer that never waits: its draft tree grows after the committed tokens.
 
-Several sources propose children of its nodes, each with a chance: tokens that a grammar forces,
-copies of earlier text, and a draft model that ranks nodes. All compete in one best-first tree.
-Nodes that are worth their price are sent. Committed tokens move the root, and nodes below it stay.
-A call of the model has three parts, so that a host can batch rows: choose, segment, take.
+Several sources propose children of the tree's nodes, each with a probability: tokens that a grammar
+forces, copies of earlier text, and a draft model that ranks nodes. All compete in one best-first
+tree. Nodes that are worth their price are sent. Committed tokens move the root; nodes below it
+stay. A model call has three steps, so that a host can batch rows: choose, segment, take.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ from inference.times import TRUSTED
 from inference.tree.growing_tree import PLACE, Mark
 
 ENDLESS = 2**31
-"""Maximum length of a text without a limit."""
+"""Maximum length of a sequence if the request sets none."""
 
 
 class GrowingProposer:
-    """A Proposer.
+    """A Proposer that grows a draft tree continuously.
 
-    row: of the draft model that ranks nodes; None drafts without a model
+    row: the row of the draft model that ranks nodes; None to draft without a model
     copies: whether copies of earlier text are proposed
-    make_rule: builds the rule of a text
-    prices: limit calls and sent nodes
+    make_rule: builds the rule of a request
+    prices: decide which calls and which nodes are worth their cost
     proposed: number of nodes sent
     """
 
     _params: SamplingParams
     _rule: DraftRule
     _tree: DraftTree
-    _runs: list[Nodes]  # numbered, not returned yet
+    _runs: list[Nodes]  # messages with numbered nodes that were not returned yet
     _accounted: tuple[float, float] | None  # time, and seconds of drafting until then
     _bytes_up: float
-    _floor: float  # minimum value of a node that is sent
+    _floor: float  # minimum value of a node to be sent
     _chosen: Sequence[Mark]
-    _silent: int  # committed tokens since the last call
+    _silent: int  # committed tokens since the last call of the model
     _hits: float  # recent rate at which the draft proposed the target's token
 
     def __init__(
@@ -81,7 +81,7 @@ class GrowingProposer:
 
     @property
     def usage(self) -> DraftUsage:
-        """Work of the model, over all texts so far."""
+        """Work of the model, over all requests so far."""
         return DraftUsage() if self._row is None else self._row.usage
 
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
@@ -105,7 +105,7 @@ class GrowingProposer:
         self._forward += weight * (progress.pass_seconds - self._forward)
         arrived = sum(number < progress.known for number in self._tree.sent.values())
         if progress.held < arrived:
-            self._tree.recall()  # the target has shed some of them
+            self._tree.recall()  # the target has dropped some of the sent nodes
 
     def on_new_stream(self) -> None:
         self._runs = []
@@ -140,11 +140,11 @@ class GrowingProposer:
     # --- a call of the model
 
     def feed(self) -> bool:
-        """Prefill the next part of the prompt in one call; False when none is left."""
+        """Prefill the next part of the prompt in one call. Return False if none is left."""
         return self._row is not None and self._row.feed()
 
     def choose(self, now: float, max_seconds: float = math.inf) -> Sequence[Mark]:
-        """Return the nodes that the next call ranks; none if no call is worth its price.
+        """Return the nodes that the next call should rank; none if no call is worth its price.
 
         max_seconds: maximum seconds of the call. Then call segment() and take(), or choose() again
         """
@@ -169,12 +169,12 @@ class GrowingProposer:
         return self._chosen
 
     def segment(self) -> Segment:
-        """Begin the call that ranks the chosen nodes; returns this row's segment of it."""
+        """Begin the call that ranks the chosen nodes. Return this row's segment of the call."""
         assert self._row is not None, "choose() found nodes"
         return self._row.segment(self._chosen)
 
     def take(self, ranked: Ranked, seconds: float) -> DraftUsage:
-        """Process the result of the call, which took `seconds`."""
+        """Process the result of a call that took `seconds`."""
         assert self._row is not None, "segment() made a call"
         tree, nodes, self._chosen = self._tree, self._chosen, []
         used = self._row.count(len(nodes), seconds)
@@ -193,9 +193,9 @@ class GrowingProposer:
         return used
 
     def _gains(self, values: NDArray[np.float64]) -> NDArray[np.float64]:  # [n] -> [n]
-        """Expected nodes worth sending below each of these nodes, if it is ranked.
+        """Return the expected gain in tokens below each of these nodes, if it is ranked.
 
-        The rates of the ranks are scaled down by the draft's recent hits.
+        The ranks' average acceptance is scaled down by the draft's recent hit rate.
         """
         rates = self._stats.acceptance.mean_edges(TUNING.width)
         rates = rates * min(self._hits / float(rates.sum()), 1.0)
@@ -205,7 +205,7 @@ class GrowingProposer:
     # --- proposals
 
     def _list_children(self) -> None:
-        """Add proposed children that are valuable enough as nodes, those of new nodes included."""
+        """Turn proposed children that are valuable enough into nodes, also below new nodes."""
         tree = self._tree
         floor = self._floor if self._row is None else TUNING.worth_ranking * self._floor
         tree.list_children(floor)
@@ -230,7 +230,7 @@ class GrowingProposer:
             self._propose(node)
 
     def _propose(self, node: Mark) -> None:
-        """Propose the node's children by the claims of all sources."""
+        """Propose the node's children with probabilities combined from all sources."""
         tree = self._tree
         ranked, copied = tree.ranked.get(node), tree.copied.get(node)
         source = ranked or copied
@@ -248,7 +248,7 @@ class GrowingProposer:
     # --- progress of the target
 
     def _advance(self, tokens: Sequence[int]) -> None:
-        """Move the root: learn from the committed nodes, and keep the keys of committed tokens."""
+        """Move the root. Learn from the committed nodes, and keep the committed tokens' keys."""
         tree, path = self._tree, self._tree.walk(tokens)
         self._rule.commit(tokens)
         for node, token in zip(path, tokens, strict=False):
@@ -286,7 +286,7 @@ class GrowingProposer:
     # --- prices
 
     def _read_prices(self) -> None:
-        """Read the prices again, which change slowly."""
+        """Update the prices, which change slowly."""
         self._floor = self.prices.min_value()
 
     def _account(self, tokens: int, now: float) -> None:

@@ -1,8 +1,8 @@
-"""A proposer for synchronous rounds: under each committed root it grows one tree by a fixed policy.
+"""A proposer for synchronous rounds: it grows a tree from each committed root by a fixed policy.
 
-A policy decides which nodes the draft ranks next, and which nodes are sent. It calls `rank` for the
-most likely children of some nodes and their scores, and adds children to the tree, each with its
-value: the probability that the target reaches it.
+The policy decides which nodes the draft ranks next, and which nodes are sent. It calls `rank` to
+get the most likely children of nodes with their scores, and adds children to the tree, each with
+its value: the probability that the target reaches this child.
 
 The tree is complete when work() returns None. The loop then sends it and requests a forward pass.
 """
@@ -31,16 +31,16 @@ from inference.times import Times
 from inference.tree.growing_tree import Mark
 
 RankChildren: TypeAlias = Callable[[Sequence[Mark], int], Ranked]
-"""rank(nodes, k) returns the k most likely children of these nodes. Ancestors of a node must be
-ranked before it.
+"""rank(nodes, k) returns the k most likely children of these nodes. A node's ancestors must be
+ranked before the node.
 """
 
 
 class Budget(NamedTuple):
     """Limits of one round."""
 
-    nodes: int  # drafted nodes, the root not counted
-    depth: int  # of the deepest node
+    nodes: int  # maximum drafted nodes, not counting the root
+    depth: int  # maximum depth of a node
 
 
 class Policy(Protocol):
@@ -48,7 +48,7 @@ class Policy(Protocol):
 
     @property
     def max_ranked(self) -> int:
-        """Maximum nodes that are ranked for one tree. Each takes a KV slot of the draft."""
+        """Maximum nodes ranked for a tree. Each takes a slot of the draft's KV cache."""
         ...
 
     def grow(self, tree: DraftTree, budget: Budget, rank: RankChildren) -> list[Mark]: ...
@@ -78,9 +78,9 @@ class Chain:
 
 @dataclass(frozen=True)
 class BestFirst:
-    """A tree that follows the draft's confidence, grown level by level.
+    """A tree of the draft's most probable nodes, grown level by level.
 
-    Only nodes that are still among the `nodes` best are expanded.
+    Only nodes that are among the best `nodes` so far are expanded.
     """
 
     nodes: int
@@ -105,7 +105,7 @@ class BestFirst:
                 break
             ids, scores = rank(level, min(self.width, limit))
             above = np.array([tree.rank(node) for node in level])
-            with np.errstate(divide="ignore"):  # excluded tokens have no chance
+            with np.errstate(divide="ignore"):  # excluded tokens have probability 0
                 ranks = (above[:, None] - np.log(edge_values(scores))).ravel()
             worth = sorted([*map(tree.rank, grown), *ranks.tolist()])
             bound = worth[limit - 1] if limit <= len(worth) else math.inf
@@ -119,7 +119,7 @@ class BestFirst:
 
 
 def edge_values(scores: NDArray[np.float32]) -> NDArray[np.float64]:  # [m, k] -> [m, k]
-    """Probability that the target accepts each ranked child: softmax over the k scores.
+    """Return the probability that the target accepts each ranked child: softmax of the k scores.
 
     Scores are perturbed if the temperature is above 0.
     """
@@ -128,17 +128,17 @@ def edge_values(scores: NDArray[np.float32]) -> NDArray[np.float64]:  # [m, k] -
 
 
 class RoundProposer:
-    """A Proposer on one row of a draft model.
+    """A Proposer for synchronous rounds, on one row of a draft model.
 
-    room: maximum nodes of the next tree; each progress of the target updates it
-    make_rule: builds the rule of a text
+    room: maximum nodes of the next tree, as the target last reported
+    make_rule: builds the rule of a request
     """
 
     _rule: DraftRule
     _tree: DraftTree
     _grown: list[Mark] | None  # nodes to send, parents before children
     _sent: bool
-    _used: DraftUsage  # by the current tree
+    _used: DraftUsage  # usage for the current tree
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class RoundProposer:
 
     @property
     def usage(self) -> DraftUsage:
-        """Work of the model, over all texts so far."""
+        """Work of the model, over all requests so far."""
         return self._row.usage
 
     def open(self, prompt: Sequence[int], params: SamplingParams, end: int | None = None) -> None:
@@ -178,7 +178,7 @@ class RoundProposer:
         self._rule.commit(fresh)
         below = [tree.token(tree.root), *fresh[:-1]]
         passed, stale = tree.advance(fresh)
-        stale += [tree.root, *tree.clear()]  # a round begins with no node ranked
+        stale += [tree.root, *tree.clear()]  # a round begins without ranked nodes
         self._row.advance(below, passed, stale)
         self._grown, self._sent = None, False
 
@@ -188,7 +188,7 @@ class RoundProposer:
         if self._grown is not None:
             return None
         tree, self._used = self._tree, DraftUsage()
-        depth = max(tree.end - 2 - tree.position, 0)  # the target adds a token of its own
+        depth = max(tree.end - 2 - tree.position, 0)  # the last token is the target's own
         self._grown = self._policy.grow(tree, Budget(self.room if depth else 0, depth), self._rank)
         return self._used
 

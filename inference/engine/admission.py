@@ -1,4 +1,4 @@
-"""Admission: open sessions, the queue of those that wait for a row, and eviction from rows."""
+"""Admission: the open sessions, the queue for rows of the KV cache, and eviction from rows."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Admission:
 
     waiting: maximum sessions that queue for a row.
     max_sessions: maximum open sessions, on rows and queued.
-    lock: guards this, its rows and its sessions. It is notified of possible work.
-    is_computing: the draft or the target reads rows now, so closed sessions keep theirs.
+    lock: guards this object, its rows and its sessions; it is notified of possible work.
+    is_computing: whether a model reads rows now; closed sessions then keep their rows.
     """
 
     def __init__(self, model: Model, waiting: int) -> None:
@@ -61,13 +61,13 @@ class Admission:
 
     @property
     def closing(self) -> bool:
-        """Whether a closed session has not been removed yet."""
+        """Whether any closed session has not been removed yet."""
         return any(session.closed for session in self._sessions)
 
     def add(self, session: Session, now: float) -> None:
-        """Add an open session. Raises Busy when it would have to wait and the queue is full.
+        """Add an open session. Raises Busy if it would have to wait and the queue is full.
 
-        now: seconds of the engine's clock, as in all methods here.
+        now: the engine's time in seconds, as in all methods of this class.
         """
         line = len(self.line)
         if line >= self._waiting + self.pool.free + len(self._silent(now)):
@@ -76,7 +76,7 @@ class Admission:
         self._sessions[session] = None
 
     def remove_closed(self) -> list[Callback]:
-        """Remove closed sessions and free their rows; returns the callbacks that follow."""
+        """Remove closed sessions and free their rows. Return the callbacks to run afterwards."""
         closed = [session for session in self._sessions if session.closed]
         for session in closed:
             del self._sessions[session]
@@ -84,15 +84,15 @@ class Admission:
         return [call for session in closed for call in self.fail(session, session.closed)]
 
     def close_all(self, reason: str) -> list[Callback]:
-        """Close and remove all sessions; returns the callbacks that follow."""
+        """Close and remove all sessions. Return the callbacks to run afterwards."""
         for session in self._sessions:
             session.closed = session.closed or Unavailable(reason)
         return self.remove_closed()
 
     def fail(self, session: Session, error: Exception | None) -> list[Callback]:
-        """Close a session with an error; returns the callbacks that follow.
+        """Close a session with an error. Return the callbacks to run afterwards.
 
-        Its opening fails, and its listeners are notified of its end. It is removed later.
+        They fail its opening and notify its listeners. The session is removed later.
         """
         session.closed = session.closed or error
         opening, session.opening = session.opening, None
@@ -102,7 +102,7 @@ class Admission:
         return calls
 
     def hand_out_rows(self, now: float) -> list[Session]:
-        """Give rows to queued sessions; returns the sessions that lost a row for it."""
+        """Give rows to queued sessions. Return the sessions that were evicted for this."""
         evicted = []
         while line := self.line:
             first = line[0]
@@ -121,17 +121,17 @@ class Admission:
         return evicted
 
     def next_change(self, now: float) -> float | None:
-        """Seconds after which a waiting session may get a row; None when none waits."""
+        """Return the seconds until a waiting session may get a row; None if no session waits."""
         if not self.line:
             return None
         turns = [max(0.0, session.got_row + TUNING.turn_seconds - now) for session in self.on_rows]
         return min([TUNING.silent_seconds, *(seconds for seconds in turns if seconds > 0)])
 
     def _victim(self, waiting: Session, now: float) -> Session | None:
-        """The session that loses its row to `waiting`, if there is one.
+        """Return the session to evict in favour of `waiting`, if any.
 
-        It is the longest idle session. If none is idle, it is a session of the tenant with most
-        rows: the one that has had its row longest, once its turn is over.
+        The longest idle session is evicted. If none is idle, the tenant with the most rows loses
+        the row that a session has held longest, once that session's turn is over.
         """
         silent = self._silent(now)
         if silent:
@@ -158,7 +158,7 @@ class Admission:
             session.release_row()
 
     def _silent(self, now: float) -> list[Session]:
-        """Sessions on rows that were idle for silent_seconds, the longest idle first."""
+        """Return the sessions on rows that were idle for silent_seconds, the longest idle first."""
         seconds = {session: session.silent_for(now) for session in self.on_rows}
         silent = [session for session in seconds if seconds[session] > TUNING.silent_seconds]
         return sorted(silent, key=seconds.__getitem__, reverse=True)

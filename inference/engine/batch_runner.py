@@ -3,8 +3,8 @@
 Whenever the model is free it runs a forward pass. Every decoding session takes part with its root
 and its best candidates.
 
-The device waits from the end of a forward pass to the beginning of the next. So only what the next
-forward pass depends on is done then. Calibration, events and readers run while it computes.
+The device idles between two forward passes, so the engine does only what the next pass needs then.
+Calibration, events and readers run while the next pass computes.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from inference.engine.sessions.session import Callback, Session
 from inference.order import Opened
 
 MAX_WAIT = 60.0
-"""Maximum seconds that an idle engine waits: a tiny rate would overflow the lock's timeout."""
+"""Maximum seconds that an idle engine waits: a huge wait would overflow the lock's timeout."""
 
 YOUNG_OBJECTS = 10_000
-"""New objects of a process with an engine before Python's garbage collector examines them. Python's
-default is 700. A forward pass of 64 sessions creates about as many, which are freed with it.
+"""New objects after which Python's garbage collector runs in a process with an engine. Python's
+default of 700 is about what a forward pass of 64 sessions creates, and frees at its end.
 """
 
 
 class Prefilled(NamedTuple):
-    """Event: the prompt is cached; the Opened reply has not been sent."""
+    """Event: a session's prompt is prefilled; the Opened reply has not been sent yet."""
 
     session: Session
     opened: Opened
@@ -60,28 +60,28 @@ EventListener: TypeAlias = Callable[[EngineEvent], None]
 
 
 def call_all(calls: Sequence[Callback]) -> None:
-    """Run each of the calls, on this thread."""
+    """Run all callbacks on this thread."""
     for call in calls:
         call()
 
 
 def collect_rarely() -> None:
-    """Make the garbage collector of the whole process examine YOUNG_OBJECTS at a time.
+    """Make the process's garbage collector run only after YOUNG_OBJECTS new objects.
 
-    Objects that it examines in the middle of a forward pass count as old from then on, although
-    they are freed after it. So the collector would search all objects of the process every few
-    dozen forward passes, and all sessions would wait for that.
+    Objects that it examines during a forward pass count as old afterwards, although they are freed
+    at the end of the pass. So it would search all objects of the process every few dozen passes,
+    and all sessions would wait for that.
     """
     gc.set_threshold(YOUNG_OBJECTS)
 
 
 class BatchRunner:
-    """Runs forward passes of the sessions on rows. One thread at a time.
+    """Runs forward passes for the sessions on rows. Not thread-safe.
 
-    listeners: get one event at a time, in order, without the lock.
-    graphs: the draft within the target's graphs.
-    draft: lets the draft beside the target work for ready sessions, given the seconds of a
-    root-only forward pass of them.
+    listeners: called with one event at a time, in order, without the lock.
+    graphs: the draft compiled into the target's graphs.
+    draft: runs the draft on the target's device for ready sessions, given the seconds of a
+        root-only forward pass of these sessions.
     clock: returns seconds.
     """
 
@@ -112,19 +112,19 @@ class BatchRunner:
 
     @property
     def step_seconds(self) -> float:
-        """Seconds that the current step has taken so far; 0 between steps."""
+        """Return the seconds that the current step has taken so far; 0 between steps."""
         began = self._step_began
         return 0.0 if began is None else self._clock() - began
 
     def step(
         self, last: Sequence[Callback], aside: ThreadPoolExecutor | None = None
     ) -> list[Callback] | None:
-        """Receive, schedule and run a forward pass, and finish the last one meanwhile.
+        """Receive, schedule and run a forward pass, and meanwhile finish the previous one.
 
-        last: deferred calls of the last forward pass. They run before any other.
-        aside: runs them while this forward pass computes; None where there are none.
+        last: deferred callbacks of the previous forward pass; they run before any others.
+        aside: thread that runs `last` while this forward pass computes; None: this thread does.
 
-        Returns the deferred calls of this forward pass; None when there was nothing to do.
+        Return the deferred callbacks of this forward pass; None if there was nothing to do.
         """
         self._step_began = self._clock()
         received = self._receive(self._step_began)
@@ -144,7 +144,7 @@ class BatchRunner:
         return deferred if items or received or failed else None
 
     def _receive(self, now: float) -> list[Callback]:
-        """Handle closed and waiting sessions, and prefilled prompts."""
+        """Handle closed sessions, waiting sessions, and prefilled prompts."""
         admission = self._admission
         with admission.lock:
             calls = admission.remove_closed()
@@ -161,8 +161,8 @@ class BatchRunner:
             return self._ready_sets()[ForwardKind.TREES]
 
     def _schedule(self) -> tuple[BatchPlan, list[BatchItem], list[Callback]]:
-        """Prepare the next forward pass: its plan, its items, and callbacks of sessions that
-        failed.
+        """Prepare the next forward pass. Return its plan, its items, and the callbacks of sessions
+        that failed.
         """
         with self._admission.lock:
             plan = self._scheduler.next(self._ready_sets())
@@ -181,9 +181,9 @@ class BatchRunner:
         last: Sequence[Callback],
         aside: ThreadPoolExecutor | None,
     ) -> list[Callback]:
-        """Run a forward pass and settle it; returns its deferred calls.
+        """Run a forward pass and settle it. Return its deferred callbacks.
 
-        begun: when the engine's own work on it began, in seconds.
+        begun: time in seconds at which the engine began to prepare the pass.
         """
         pending = aside.submit(call_all, last) if aside is not None and last else None
         call = self._graphs.call_of(plan.kind) if self._graphs is not None else self._model.choose
@@ -210,10 +210,10 @@ class BatchRunner:
         return [*calls, partial(self._report, event), *wakes]
 
     def _settle(self, forward: Forward, answers: Sequence[Any], seconds: float) -> list[Callback]:
-        """Commit each session's result of a forward pass; returns the callbacks that follow.
+        """Commit each session's result of a forward pass. Return the callbacks to run afterwards.
 
         answers: [items] the model's answers, or the error that it raised.
-        seconds: time of the forward pass, with the engine's own work before it.
+        seconds: time of the forward pass, including the engine's own work before it.
         """
         calls: list[Callback] = []
         charges = forward.charges(self._scheduler.seconds)
@@ -255,7 +255,7 @@ class BatchRunner:
             listener(event)
 
     def _ready_sets(self) -> ReadySets:
-        """Sessions on rows that are ready for a forward pass, by kind of forward pass."""
+        """Return the sessions on rows that are ready, by kind of forward pass."""
         filling, decoding = list[Session](), list[Session]()
         for session in self._admission.on_rows:
             if session.missing:
@@ -278,9 +278,9 @@ class BatchRunner:
         return ready
 
     def idle_seconds(self) -> float | None:
-        """Seconds until a step may have work; None when only a client's call can bring work.
+        """Return the seconds until a step may have work; None if only a client's call can add work.
 
-        The caller has the lock.
+        The caller must hold the lock.
         """
         admission, now = self._admission, self._clock()
         can_change = admission.closing or (admission.pool.free and admission.line)

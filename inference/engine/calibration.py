@@ -1,7 +1,8 @@
-"""Calibration of proposers' claimed chances by how many candidates the target accepted.
+"""Corrects the probabilities that proposers claim, by how many candidates the target accepted.
 
-Clients claim the chances of their candidates, and these divide forward passes among sessions. So a
-claim is corrected by the record of the same tenant, kind of proposer and tree level. Pure.
+A client claims a probability for each candidate, and the claims decide each session's share of a
+forward pass. So a claim is corrected by past claims of the same tenant, kind of proposer and tree
+level. Pure.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from inference.proposer import NOBODY
 from inference.tree.candidates import Claims
 
 HIGHEST = 0.999
-"""The greatest calibrated chance: no edge is certain before the target has verified it."""
+"""Maximum calibrated probability: no edge is certain before the target has verified it."""
 
 _LEVELS = (1, 2, 4, 8)
 """Minimum depth of each class of tree levels."""
 
 
 def _class_of(depth: int) -> int:
-    """Index in _LEVELS of the class of a depth, which is 1 below the root."""
+    """Return the index in _LEVELS of a depth's class. The level below the root has depth 1."""
     return (depth if depth < _LEVELS[-1] else _LEVELS[-1]).bit_length() - 1
 
 
 class _ClassRecord:
-    """Recent claims and acceptances of one class, and the resulting factor."""
+    """Recent claims and acceptances of one class of levels, and the resulting factor."""
 
     __slots__ = ("accepted", "claimed", "factor")
 
@@ -34,7 +35,7 @@ class _ClassRecord:
         self.factor = TUNING.caution
 
     def observe(self, chances: Mapping[int, float], token: int) -> None:
-        """Record the claims for a node's children, of which the target has chosen a token."""
+        """Record the claims for a node's children, and the token that the target chose there."""
         accepted = token in chances
         fading = TUNING.claim_fading ** len(chances)
         self.claimed = fading * self.claimed + sum(chances.values())
@@ -45,9 +46,9 @@ class _ClassRecord:
 
 
 class OwnRecord:
-    """Outcome of one session's candidates. Its draft may be worse than its tenant's others.
+    """Outcome of one session's candidates, since its draft may be worse than the tenant's others.
 
-    factor: part of the expected candidates that the target accepted, up to 1.
+    factor: accepted candidates divided by expected ones, at most 1.
     """
 
     def __init__(self) -> None:
@@ -55,7 +56,7 @@ class OwnRecord:
         self.factor = 1.0
 
     def observe(self, expected: float, accepted: int) -> None:
-        """Record the expected and the actual number of accepted candidates of a forward pass."""
+        """Record the expected and actual number of a forward pass's accepted candidates."""
         self._expected = TUNING.own_fading * self._expected + expected
         self._accepted = TUNING.own_fading * self._accepted + accepted
         weight = TUNING.own_weight
@@ -65,7 +66,7 @@ class OwnRecord:
 class Calibration:
     """The records of one tenant, by kind of proposer and class of levels.
 
-    Levels have records of their own because claims err more at greater depth.
+    Each class of levels has its own record because claims err more at greater depth.
     """
 
     def __init__(self) -> None:
@@ -82,17 +83,17 @@ class Calibration:
         }
 
     def trusted(self, proposer: int, depth: int, claimed: float) -> float:
-        """The calibrated chance of an edge whose child is `depth` levels below the root."""
+        """Return the calibrated probability of an edge to a child `depth` levels below the root."""
         chance = claimed * self.factor(proposer, depth)
         return chance if chance < HIGHEST else HIGHEST
 
     def observe(self, tokens: Sequence[int], claimed: Sequence[Claims]) -> None:
         """Record the claims that a forward pass has decided.
 
-        At each node of the walk these are the claims for all children. Children outside the
-        forward pass count, too, because the target has chosen among all of them.
+        These are the claims for all children of each accepted node, including children that were
+        not in the pass, because the target's choice decides about all of them.
 
-        tokens: committed by the pass
+        tokens: tokens committed by the pass
         claimed: [tokens] as CandidateTree.commit() returns them
         """
         for depth, (token, claims) in enumerate(zip(tokens, claimed, strict=True), 1):
@@ -103,7 +104,7 @@ class Calibration:
                 records[_class_of(depth)].observe(chances, token)
 
     def factor(self, proposer: int, depth: int) -> float:
-        """The factor on claims of this kind of proposer at this depth."""
+        """Return the factor on claims of this kind of proposer at this depth."""
         records = self._records.get(proposer)
         if records is None:
             return TUNING.caution
@@ -111,9 +112,9 @@ class Calibration:
 
 
 def proposers_of(tokens: Sequence[int], claimed: Sequence[Claims]) -> list[int]:  # [tokens]
-    """The kind of the proposer that claimed the greatest chance for each token, or NOBODY.
+    """Return the kind of proposer that claimed the most for each token, or NOBODY.
 
-    The last token was in no forward pass, so it has no proposer.
+    The last token is the target's own and not a computed candidate, so it has no proposer.
 
     tokens, claimed: as for Calibration.observe()
     """

@@ -1,7 +1,7 @@
 """The engine: many sessions on one target, with chunked prefill and continuous batching.
 
-Clients may call from any thread: they open, steer, read and close sessions. A session's fault or
-end affects no other session.
+Clients may open, steer, read and close sessions from any thread. A session's failure or end does
+not affect other sessions.
 
 The engine's lock is the innermost: its holder takes no other lock. Callbacks run after its release.
 """
@@ -44,17 +44,17 @@ class Engine:
 
     A method that changes a session raises the error that closed it, if it is closed.
 
-    sequence_length: tokens that a session may have, prompt included.
-    max_tree_nodes: nodes of one session in one forward pass, the root included.
-    vocabulary: number of the tokenizer's ids; valid ids are below it.
+    sequence_length: maximum tokens of a session, prompt included.
+    max_tree_nodes: maximum nodes of a session in a forward pass, the root included.
+    vocabulary: number of the tokenizer's ids; valid ids are lower.
     waiting: maximum sessions that queue for a row.
-    times: model of the seconds of forward passes.
-    drafter: the draft beside the target.
-    graphs: the draft within the target's graphs.
-    grammars: builds the rules of texts with a grammar; None where grammars are not supported.
-    when_idle: makes a short call of the model while there are no sessions; whether it made one.
+    times: estimated durations of forward passes.
+    drafter: the draft on the target's device.
+    graphs: the draft compiled into the target's graphs.
+    grammars: compiles the grammars of requests; None if grammars are not supported.
+    when_idle: makes a short call of the model if no session is open; returns whether it did.
     clock: returns seconds.
-    listeners: get one event at a time, in order, without the engine's lock.
+    listeners: called with one event at a time, in order, without the engine's lock.
     running: whether a thread is in run().
     """
 
@@ -108,12 +108,12 @@ class Engine:
     ) -> tuple[Session, Future[Opened]]:
         """Open a session; the future is done when its prompt is prefilled.
 
-        Raises InvalidRequest for a prompt that cannot be served, and Busy when the queue is full.
+        Raises InvalidRequest for a prompt that cannot be served, and Busy if the queue is full.
 
-        rule: of the same prompt and params, from rule(); None: it is built here.
+        rule: the rule of prompt and params, if already built; None: open() builds it.
         tenant: owner of the session, for fairness and calibration.
         sharing: name of the group that shares cached prefixes; None: the tenant alone.
-        limit: tokens that the session may have, if fewer than sequence_length.
+        limit: maximum tokens of the session, if below sequence_length.
         """
         limit = min(limit or self.sequence_length, self.sequence_length)
         if not len(prompt):
@@ -134,25 +134,25 @@ class Engine:
         return session, opening.future
 
     def decode(self, session: Session, order: Decode) -> None:
-        """Set the session's order, which replaces an earlier one.
+        """Set the session's order, replacing any earlier order.
 
-        Raises LimitExceeded for an end beyond the session's limit.
+        Raises LimitExceeded if its end is beyond the session's limit.
         """
         call_all(self._change(session, partial(session.set_order, order)))
 
     def go(self, session: Session, base: int) -> None:
-        """With pace WAIT: request a forward pass, if `base` is the position of the root."""
+        """Request a forward pass with pace WAIT. Ignored unless the root is at position `base`."""
         call_all(self._change(session, partial(session.go, base)))
 
     def acknowledge(self, session: Session, length: int) -> None:
         """Record that the client has the first `length` tokens.
 
-        Raises InvalidRequest for more tokens than the session has.
+        Raises InvalidRequest if the session has fewer tokens.
         """
         self._change(session, partial(session.acknowledge, length))
 
     def drain(self, session: Session) -> None:
-        """End the text with End.DRAINED, after the running forward pass if there is one."""
+        """End the output with End.DRAINED, after the running forward pass if any."""
         call_all(self._change(session, session.drain))
 
     def join(self, session: Session) -> ProposalStream:
@@ -166,7 +166,7 @@ class Engine:
             session.candidates.leave(stream)
 
     def append(self, session: Session, stream: ProposalStream, nodes: Nodes) -> Dropped:
-        """Add candidates; returns how many were dropped. Raises InvalidRequest for unknown ids."""
+        """Add candidates. Return how many were dropped. Raises InvalidRequest for unknown ids."""
         check_ids(nodes.tokens, self.vocabulary)
         with self._lock:
             if session.closed is not None:
@@ -174,9 +174,9 @@ class Engine:
             return session.candidates.append(stream, nodes, session.calibration.trusted)
 
     def listen(self, stream: ProposalStream, wake: Callback) -> None:
-        """Call `wake` at each progress and at the session's end, until the stream leaves.
+        """Call `wake` whenever the session progresses or ends, until the stream leaves.
 
-        It is called on any thread, and must be quick.
+        `wake` may be called on any thread, and must be quick.
         """
         with self._lock:
             stream.wake = wake
@@ -184,7 +184,7 @@ class Engine:
     def progress(
         self, session: Session, cursor: int, stream: ProposalStream | None = None
     ) -> Progress:
-        """The progress beyond the first `cursor` tokens.
+        """Return the progress after the first `cursor` tokens.
 
         Raises the error that closed the session, once all its tokens are read.
         """
@@ -194,28 +194,28 @@ class Engine:
             return session.progress(cursor, stream)
 
     def set_limits(self, session: Session, nodes: int | None, length: int | None) -> None:
-        """Limit the session's nodes in a forward pass, and its tokens; None: as the engine does."""
+        """Limit the session's nodes per forward pass, and its tokens; None: the engine's limit."""
         with self._lock:  # a forward pass is planned and prepared within the same limits
             session.tree_nodes = min(nodes or self.max_tree_nodes, self.max_tree_nodes)
             session.limit = min(length or self.sequence_length, self.sequence_length)
             session.update_queue_clock(self._clock())
 
     def detach(self, session: Session) -> None:
-        """The client has gone: the session stops, and its row is the first to be reassigned."""
+        """Pause a session whose client has disconnected. Its row is the first to be reassigned."""
         with self._lock:
             session.detached = True
             session.update_queue_clock(self._clock())
             self._lock.notify_all()
 
     def attach(self, session: Session) -> None:
-        """The client is back: the session may continue."""
+        """Let a session continue whose client is connected again."""
         with self._lock:
             session.detached = False
             session.update_queue_clock(self._clock())
             self._lock.notify_all()
 
     def close(self, session: Session) -> None:
-        """Close the session. Its row is free after the running forward pass. Idempotent."""
+        """Close the session, and free its row after the running forward pass. Idempotent."""
         with self._lock:
             session.closed = session.closed or Unavailable("the session is closed")
             calls = [] if self._admission.is_computing else self._admission.remove_closed()
@@ -227,7 +227,7 @@ class Engine:
     def run(self, stopped: threading.Event) -> None:
         """Run forward passes until `stopped` is set; stop() sets it and wakes this thread.
 
-        At the end all sessions are closed, so no client is left waiting.
+        Close all sessions at the end, so that no client keeps waiting.
         """
         self.running = True
         last: list[Callback] | None = None  # deferred calls of the last forward pass
@@ -245,19 +245,19 @@ class Engine:
             call_all(calls)
 
     def stop(self, stopped: threading.Event) -> None:
-        """Make run() return: set `stopped` and wake the thread of the forward passes."""
+        """Make run() return: set `stopped` and wake the thread in run()."""
         with self._lock:
             stopped.set()
             self._lock.notify_all()
 
     def step(self) -> bool:
-        """Run a forward pass for the ready sessions; False when there was nothing to do."""
+        """Run a forward pass for the ready sessions. Return False if there was nothing to do."""
         calls = self._runner.step([])
         call_all(calls or [])
         return calls is not None
 
     def finish(self, future: Future[Any]) -> None:
-        """Wait until a future is done. Runs forward passes here when no thread runs the engine."""
+        """Wait until a future is done. If no thread is in run(), run forward passes meanwhile."""
         while not future.done():
             if self.running:
                 future.exception()
@@ -266,7 +266,7 @@ class Engine:
                     self._lock.wait(self._runner.idle_seconds())
 
     def use_idle_time(self) -> bool:
-        """Make a short call of the model; False when there are no more."""
+        """Make a short call of the model. Return False if there are no more."""
         return bool(self._when_idle and self._when_idle(self))
 
     @property
@@ -276,7 +276,7 @@ class Engine:
 
     @property
     def row_slots(self) -> list[Slots]:
-        """The slots of each row; read-only. On the thread of the forward passes."""
+        """Return the slots of each row, read-only. Call it on the thread of the forward passes."""
         return self._admission.pool.slots
 
     @property
@@ -287,7 +287,7 @@ class Engine:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens in the prefix cache, that is, in rows that no session holds."""
+        """Tokens in the prefix cache, which consists of the rows that no session holds."""
         with self._lock:
             return self._admission.pool.cached_tokens
 
@@ -309,9 +309,9 @@ class Engine:
             return dict(self._calibrations)
 
     def _change(self, session: Session, change: Callback) -> list[Callback]:
-        """Apply a client's change to its session and wake the loop; returns the listeners.
+        """Apply a client's change to its session and wake the loop. Return the listeners.
 
-        Raises the error that closed the session.
+        Raises the error that closed the session, if any.
         """
         with self._lock:
             if session.closed is not None:

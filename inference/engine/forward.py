@@ -1,5 +1,5 @@
-"""One forward pass of the engine: each session's item of the batch, its result, and the events that
-report it.
+"""One forward pass of the engine: each session's item in the batch, its result, and the events
+reported to listeners.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ ModelCall: TypeAlias = Callable[[Sequence[Segment]], Sequence[Chosen | IntArray]
 class BatchItem(ABC):
     """One session's part of a forward pass.
 
-    prefill: whether the item's tokens are committed already, so that nothing is chosen.
+    prefill: whether the item's tokens are committed already, so that no token is chosen.
     tree: the nodes that are computed.
-    nodes: their number.
-    segment: the tree in the form that the model takes.
+    nodes: the number of these nodes.
+    segment: the tree as input of the model.
     """
 
     prefill: ClassVar[bool] = False
@@ -40,15 +40,15 @@ class BatchItem(ABC):
 
     @abstractmethod
     def settle(self, answer: Any, forward: Forward, charge: float) -> Commit | None:
-        """Apply the model's answer to the session; returns None when no token was committed.
+        """Apply the model's answer to the session. Return None if no token was committed.
 
-        answer: the model's choices, or a graph's answer, or what `read` returned for it.
+        answer: the model's choices, or a graph's answer, or the result of `read`.
         charge: seconds of the forward pass that the session is charged.
         """
 
 
 class ChunkItem(BatchItem):
-    """The item of a session whose prompt is being prefilled: one chunk of it."""
+    """The item of a session whose prompt is being prefilled: one chunk of the prompt."""
 
     prefill = True
 
@@ -66,7 +66,7 @@ class ChunkItem(BatchItem):
 class TreeItem(BatchItem):
     """The item of a decoding session: its root and its best candidates.
 
-    expected: candidates that the target is expected to accept, by calibrated values.
+    expected: expected number of accepted candidates, by calibrated probabilities.
     """
 
     def __init__(self, session: Session, tree: TokenTree, expected: float) -> None:
@@ -83,7 +83,7 @@ class TreeItem(BatchItem):
 
 
 def read(items: Sequence[BatchItem], answers: Sequence[Any]) -> list[Any]:
-    """The answers of a forward pass, with the verdict in place of the tokens chosen in a tree."""
+    """Return a pass's answers, with the tokens chosen in each tree replaced by a verdict."""
     results = list(answers)
     trees = [
         index
@@ -102,36 +102,36 @@ class Commit(NamedTuple):
 
     session: Session
     tokens: Sequence[int]
-    claimed: Sequence[Claims]  # [tokens] chances that proposers claimed where each was chosen
+    claimed: Sequence[Claims]  # [tokens] probabilities that proposers claimed at its parent node
     candidates: int  # nodes below the root that were computed
     accepted: int  # candidates that the target accepted
     queue_seconds: float  # time that the session waited for the forward pass
     model_seconds: float  # time of the forward pass
-    credit: int  # tokens that the session may still be ahead of its client
+    credit: int  # tokens that the session may still commit before its client acknowledges any
 
 
 class Forward(NamedTuple):
-    """A forward pass that the model has completed. Also the event of it."""
+    """A forward pass that the model has completed; also the event that reports the pass."""
 
     items: Sequence[BatchItem]
     padded: Shape  # rows and nodes of each, padding included
     started: float  # seconds of the engine's clock
     ended: float  # seconds of the engine's clock
-    engine_seconds: float = 0.0  # the engine's own work around the call: the device waits
+    engine_seconds: float = 0.0  # the engine's own work around the call, while the device idles
 
     @property
     def prefill(self) -> bool:
-        """Whether it computed chunks of prompts, for the target or for the draft in its graphs."""
+        """Whether the pass prefilled prompts, for the target or for the draft in its graphs."""
         return self.items[0].prefill
 
     @property
     def rows(self) -> int:
-        """Rows without padding."""
+        """Number of rows, without padding."""
         return len(self.items)
 
     @property
     def nodes(self) -> int:
-        """Nodes of all rows, without padding."""
+        """Number of nodes in all rows, without padding."""
         return sum(item.nodes for item in self.items)
 
     @property
@@ -140,10 +140,10 @@ class Forward(NamedTuple):
         return self.ended - self.started
 
     def charges(self, seconds: ForwardSeconds) -> list[float]:
-        """[items] seconds charged to each item, which add up to the forward pass's seconds.
+        """Return the seconds charged to each item; they add up to the forward pass's seconds.
 
-        The time of a root-only forward pass is divided evenly, and the rest by nodes below the
-        root.
+        The time of a root-only forward pass is divided evenly, and the rest in proportion to nodes
+        below the root.
 
         seconds: time of a forward pass by rows and nodes.
         """
@@ -160,7 +160,7 @@ class Forward(NamedTuple):
     def commit(
         self, session: Session, claimed: Sequence[Claims], nodes: int, charge: float
     ) -> Commit:
-        """Charge the forward pass to a session; returns the event of its new tokens.
+        """Charge the forward pass to a session. Return the event that reports its new tokens.
 
         claimed: [tokens] as Session.commit() returned them.
         nodes: the session's nodes, the root included.
@@ -183,13 +183,13 @@ class Forward(NamedTuple):
 
 
 MakeItem: TypeAlias = Callable[..., BatchItem]
-"""MakeItem(*entry): the item of a plan's entry. Raises OutriderError."""
+"""MakeItem(*entry) returns the item of a plan's entry. Raises OutriderError."""
 
 
 def prepare(
     plan: BatchPlan, make: MakeItem
 ) -> tuple[list[BatchItem], list[tuple[Session, OutriderError]]]:
-    """The items of all sessions of a plan, and the sessions that cannot take part."""
+    """Return the items of all sessions of a plan, and the sessions that cannot take part."""
     items: list[BatchItem] = []
     failed: list[tuple[Session, OutriderError]] = []
     for entry in plan.entries:

@@ -1,8 +1,8 @@
 """The rows of a target's KV cache, and the prefix cache in the rows that no session holds.
 
-A released row keeps its keys. A later session that begins with the same tokens starts
-from them. A prefix in a row in use is copied, if the model can copy rows. Only rows of the same
-sharing group are used.
+A released row keeps its keys, and a later session that begins with the same tokens reuses them. If
+a session still holds the row, its prefix is copied, provided that the model can copy rows. Only
+rows of the same sharing group are reused.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from inference.backends.slots import Slots
 from inference.tree.token_tree import IntArray
 
 WORTH_COPYING = 16
-"""Tokens from which another row's keys are copied instead of computed.
+"""Minimum tokens of a prefix for which another row's keys are copied instead of computed.
 
 On a CPU a copy takes 0.3 % of the computing time for 16 tokens and 0.1 % for 1,000. On other
-devices a copy is a call of its own, which does not pay for a few tokens.
+devices a copy is a separate call, which does not pay for a few tokens.
 """
 
 
 class CacheRow:
-    """A row of the KV cache. tokens: those whose keys are in the committed slots, by position."""
+    """A row of the KV cache. tokens: by position, the tokens whose keys are in committed slots."""
 
     def __init__(self, index: int, capacity: int) -> None:
         self.index = index
         self.slots = Slots(capacity)
         self.tokens: list[int] = []
         self.sharing = ""  # name of the group that may reuse its keys
-        self.return_number = 0  # serial number of its return; the lowest is the longest unused
-        self.in_use = False  # a session has the row
+        self.return_number = 0  # serial number of its release; the lowest is the longest unused
+        self.in_use = False  # whether a session holds the row
 
     def keep(self, length: int) -> None:
         """Drop all but the first `length` tokens."""
@@ -67,7 +67,7 @@ class RowPool:
     def take(self, tokens: Sequence[int], sharing: str) -> CacheRow | None:
         """Take a free row for a sequence, with the longest cached prefix of its tokens.
 
-        Returns None when all rows are in use.
+        Return None if all rows are in use.
         """
         free = [row for row in self._rows if not row.in_use]
         if not free:
@@ -94,13 +94,13 @@ class RowPool:
         return row
 
     def release(self, row: CacheRow) -> None:
-        """Release a row. It keeps its tokens until another session takes it."""
+        """Release a row, which keeps its tokens until another session takes it."""
         row.keep(len(row.tokens))
         self._returns += 1
         row.in_use, row.return_number = False, self._returns
 
     def _copy(self, source: CacheRow, target: CacheRow) -> None:
-        """Copy a row's keys to the same slots of another row; only committed slots are marked."""
+        """Copy a row's keys to the same slots of another row, and mark the committed slots."""
         target.slots = source.slots.committed_copy()
         target.tokens = list(source.tokens)
         self._model.copy_row(source.index, target.index, source.slots.high_water)

@@ -1,9 +1,8 @@
-"""The scheduler: which kind of forward pass comes next, for which sessions, and with how many
-nodes.
+"""The scheduler decides which kind of forward pass comes next, for which sessions, and how wide.
 
-A forward pass is a rectangle: rows times the largest tree, padded to a bucket. Candidates are
-ordered by value, and every prefix of that order is a tree. The width is chosen for the most tokens
-a second, as long as each session keeps its root-only rate.
+A forward pass computes a rectangle, rows times the nodes of the largest tree, padded to a bucket.
+Candidates are ordered by value, and every prefix of that order is a tree. The width is chosen to
+maximise tokens per second, as long as each session keeps its root-only rate.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from inference.times import CHANGED, TRUSTED, Cost, Shape, Times
 from inference.tree.token_tree import TokenTree
 
 ForwardSeconds = Callable[[int, int], float]
-"""Seconds(rows, nodes of each) -> seconds of a forward pass, padding included."""
+"""ForwardSeconds(rows, nodes of each row) returns seconds of a forward pass, padding included."""
 
 
 def plan_width(
@@ -34,18 +33,18 @@ def plan_width(
     limit: int,
     premium: float,
 ) -> int:
-    """Nodes of each row in the next forward pass, the root included.
+    """Return the number of nodes of each row in the next forward pass, the root included.
 
-    It maximises the expected tokens a second over powers of two and `limit`. A width is allowed if
-    every session keeps min_rate of its root-only rate, however long the forward pass takes. Its
-    expected tokens and its service credit count towards that.
+    The width maximises expected tokens per second over powers of two and `limit`. It is allowed if
+    every session keeps min_rate of its root-only rate, however long the forward pass takes; the
+    session's expected tokens and service credit count towards that.
 
-    values: [rows, longest] expected tokens of each node. The root's is 1, the others
-    fall, and padding is 0.
+    values: [rows, longest] expected tokens of each node: 1 for the root, then non-increasing, and
+        0 for padding.
     credit: [rows] tokens that each session is ahead of its root-only rate, or may fall behind.
-    cost: of a forward pass by the nodes of each row.
-    limit: the greatest width.
-    premium: factor in tokens a second by which a width must win whose time was not measured.
+    cost: seconds of a forward pass by the nodes of each row.
+    limit: the maximum width.
+    premium: factor in tokens per second by which a width without measured time must win.
     """
     expected = values.cumsum(axis=1)  # [rows, longest] by a row's first 1, 2, ... nodes
     rows, longest = expected.shape
@@ -66,10 +65,10 @@ def plan_width(
 
 
 def allowed_deficit(session: Session) -> float:
-    """Tokens that a session may be behind its root-only rate after the next forward pass.
+    """Return how many tokens a session may be behind its root-only rate after the next pass.
 
-    As many as root-only forward passes repay until the end that its client ordered, up to
-    max_deficit. 0 for a session of which no candidate was ever accepted.
+    Root-only forward passes must be able to repay them before the ordered end of the output. At
+    most max_deficit; 0 for a session of which no candidate was ever accepted.
     """
     if session.order is None or not session.candidates.accepted:
         return 0.0
@@ -82,29 +81,29 @@ class ForwardKind(Enum):
 
     PREFILL = "prefill"  # chunks of prompts
     TREES = "trees"  # roots with candidates
-    ROUNDS = "rounds"  # the target's own graph drafts
-    FEEDS = "feeds"  # chunks for the draft in the target's graph
+    ROUNDS = "rounds"  # rounds in which the target's graph also drafts
+    FEEDS = "feeds"  # chunks of committed tokens for the draft in the target's graphs
 
 
 TIMED = frozenset({ForwardKind.PREFILL, ForwardKind.TREES})
-"""Kinds of forward passes whose times the Times of the target describes."""
+"""Kinds of forward passes whose durations are recorded in the target's Times."""
 
 ReadySets: TypeAlias = Mapping[ForwardKind, Sequence[Session]]
-"""Sessions on rows that are ready for a forward pass, by its kind. In order of preference."""
+"""Ready sessions on rows, by kind of forward pass, in order of preference."""
 
 
 class DelayedSessions(NamedTuple):
-    """Sessions that are delayed while others draft. They are promised their root-only rate."""
+    """Sessions that wait while others draft. Each is promised its root-only rate."""
 
     sessions: Sequence[Session]
     root_only: float  # seconds of a root-only forward pass of all ready sessions
 
     def tokens(self, seconds: float) -> float:
-        """Tokens that each session is promised in so many seconds."""
+        """Return the tokens that each session is promised in this time."""
         return TUNING.min_rate * seconds / max(self.root_only, 1e-9)
 
     def can_wait(self, seconds: float) -> bool:
-        """Whether each session has the service credit that a delay of so many seconds costs."""
+        """Whether each session has enough service credit for a delay of this many seconds."""
         needed = self.tokens(seconds)
         return all(session.service_credit >= needed for session in self.sessions)
 
@@ -113,7 +112,7 @@ class DelayedSessions(NamedTuple):
         return all(session.service_credit > 0 for session in self.sessions)
 
     def count_delay(self, seconds: float) -> None:
-        """Subtract a delay of so many seconds from the sessions' service credit."""
+        """Subtract a delay of this many seconds from the sessions' service credit."""
         for session in self.sessions:
             session.add_service(-self.tokens(seconds))
 
@@ -152,7 +151,7 @@ class Scheduler:
         self._last_width = 1  # width of the last forward pass with trees
 
     def next(self, ready: ReadySets) -> BatchPlan:
-        """The next forward pass: of the ready kind that ran least recently; empty for none."""
+        """Plan a forward pass of the ready kind that ran least recently; empty if none is ready."""
         kinds = [kind for kind, sessions in ready.items() if sessions]
         if not kinds:
             return BatchPlan(ForwardKind.TREES, ())
@@ -178,17 +177,17 @@ class Scheduler:
         else:
             measured = len(self.times.samples(*padded)) >= TRUSTED
             before = self.times.seconds(*padded)
-            # if its time has changed, that of root-only forward passes may have changed, too
+            # if this time has changed, the time of root-only forward passes may have changed, too
             changed = measured and not 1 / CHANGED < seconds / before < CHANGED
             due = changed and since >= TUNING.first_explore
             self._explore[rows] = interval if due else since + 1, interval
         self.times.observe(*padded, seconds)
 
     def promised(self, padded: Shape, rows: int, seconds: float) -> float:
-        """Tokens promised to each session in the time of a recorded forward pass.
+        """Return the tokens promised to each session in the time of a recorded forward pass.
 
-        That is min_rate of the tokens of root-only forward passes of as many rows in this time. A
-        forward pass that is root-only itself promises min_rate.
+        They are min_rate times the tokens that root-only forward passes of as many rows would give
+        in this time. For a pass that is itself root-only, they are min_rate.
 
         seconds: time of the forward pass, as recorded.
         """
@@ -197,7 +196,7 @@ class Scheduler:
         return TUNING.min_rate * seconds / max(self.seconds(rows, 1), 1e-9)
 
     def seconds(self, rows: int, nodes: int) -> float:
-        """Expected seconds of a forward pass."""
+        """Return the expected seconds of a forward pass."""
         return self.times.seconds(*self._padded(rows, nodes))
 
     def _trees(self, ready: Sequence[Session]) -> BatchPlan:
@@ -239,7 +238,7 @@ class Scheduler:
     def _knows_root(self, rows: int) -> bool:
         """Whether root-only forward passes were measured: all promises are relative to their time.
 
-        Those of a few rows more or less suffice where they take about as long.
+        Passes of a few rows more or fewer suffice if they take about as long.
         """
         measured = [shape for shape in self._roots if len(self.times.samples(*shape)) >= TRUSTED]
         narrower = max((shape for shape in measured if shape[0] <= rows), default=None)
@@ -249,15 +248,15 @@ class Scheduler:
         return self.times.seconds(*wider) <= CHANGED * self.times.seconds(*narrower)
 
     def _useful_width(self, rows: int) -> int:
-        """Nodes of the widest forward pass that would pay if all candidates were accepted."""
+        """Return the width of the widest pass that would pay if all candidates were accepted."""
         width, root_only = self._max_nodes, self.seconds(rows, 1)
         while width > 1 and self.seconds(rows, width) > width * root_only:
             width //= 2
         return width
 
     def _chunk_size(self, decoding: int) -> int:
-        """Prompt tokens in a forward pass: the model's maximum, or fewer while sessions decode, or
-        where a long context makes them slow.
+        """Return the prompt tokens in a forward pass: the model's maximum, or fewer while sessions
+        decode, or if a long context makes them slow.
         """
         size, allowed = self._model.max_nodes, TUNING.max_chunk_seconds
         if decoding:
@@ -268,10 +267,10 @@ class Scheduler:
         return size
 
     def _prefill(self, filling: Sequence[Session], limit: int) -> BatchPlan:
-        """Chunks of prompts in order of arrival, until the forward pass is full.
+        """Add chunks of prompts in order of arrival, until the forward pass is full.
 
-        Rows times the longest chunk stay within `limit` tokens. A chunk at whose every node a token
-        is scored has no more nodes than a tree.
+        Rows times the longest chunk stay within `limit` tokens. A chunk whose tokens are all scored
+        has no more nodes than a tree.
         """
         chunks: list[tuple[Session, list[int]]] = []
         longest = 0

@@ -1,4 +1,4 @@
-"""The best candidates of all sessions of a forward pass, at its beginning."""
+"""Selects the best candidates of all sessions at the beginning of a forward pass."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ FloatArray = NDArray[np.float64]
 Places = NDArray[np.intp]
 
 CACHED = 16_000
-"""Nodes of trees that are searched at once. Larger arrays leave the processor's cache, and take
-fresh pages of memory in each forward pass, which costs more than the work itself.
+"""Nodes of trees that are searched at once. Larger arrays exceed the processor's cache and need new
+pages of memory in each forward pass, which costs more than the search itself.
 """
 
 GROUP = 8
-"""Nodes of which the best is compared when a bound of the best nodes' ranks is searched."""
+"""Size of a group of nodes. To bound the best nodes' ranks, only each group's best is compared."""
 
 
 class Selection:
-    """The root and the best candidates of each session: one row of nodes, the most valuable first.
+    """The root and best candidates of each session: one row of nodes, the most valuable first.
 
     Every prefix of a row is a tree.
 
@@ -49,8 +49,8 @@ class Selection:
         self.values[np.arange(self.longest) >= sizes[:, None]] = 0.0
 
     def begin_pass(self, width: int) -> list[tuple[TokenTree, float]]:
-        """Begin a forward pass of the first `width` nodes of each row. Returns each row's tree, and
-        the number of its candidates that the target is expected to accept.
+        """Begin a forward pass of the first `width` nodes of each row. Return each row's tree, and
+        the expected number of its candidates that the target accepts.
         """
         places, sizes = self._places[:, :width], np.minimum(self.sizes, width)
         nodes = np.empty((len(places), 3, places.shape[1]), dtype=np.int32)
@@ -68,10 +68,10 @@ class Selection:
 def best_of(
     trees: Sequence[CandidateTree], limits: Sequence[int], depths: Sequence[int]
 ) -> Selection:
-    """The best nodes of each tree.
+    """Select the best nodes of each tree.
 
-    limits: [trees] maximum nodes of each, the root included.
-    depths: [trees] maximum levels below the root of each.
+    limits: [trees] maximum nodes of each tree, the root included.
+    depths: [trees] maximum levels below the root of each tree.
     """
     size = max(CACHED // max(tree.places for tree in trees), 1)
     groups = [slice(start, start + size) for start in range(0, len(trees), size)]
@@ -83,7 +83,7 @@ def best_of(
 def lines_of(
     trees: Sequence[CandidateTree], limits: Sequence[int], depths: Sequence[int]
 ) -> Selection:
-    """The most likely chain of each tree: a greedy walk to the best child.
+    """Select a chain from each tree, from each node to its most likely child.
 
     limits, depths: as for best_of().
     """
@@ -107,7 +107,7 @@ def _line(tree: CandidateTree, limit: int) -> list[int]:
 def _leading(
     trees: Sequence[CandidateTree], limits: Sequence[int], depths: Sequence[int]
 ) -> tuple[Places, Places, FloatArray]:
-    """The best nodes of each tree, unordered: [trees] their number, [n] places, [n] ranks.
+    """Return the best nodes of each tree, unordered: [trees] their number, [n] places, [n] ranks.
 
     A tree may have more nodes than its limit.
     """
@@ -116,7 +116,7 @@ def _leading(
     if any(limit < tree.deepest for limit, tree in zip(deepest, trees, strict=True)):
         positions = _stacked([tree.positions for tree in trees], 0)[:, : ranks.shape[1]]
         ranks[positions > np.array(deepest)[:, None]] = EMPTY
-    # the bound of as many groups' best nodes bounds as many nodes, at a fraction of the work
+    # the k-th best of the groups' best nodes bounds the k-th best node, at a fraction of the work
     groups = ranks[:, : ranks.shape[1] // GROUP * GROUP].reshape(len(ranks), GROUP, -1).min(axis=1)
     compared = groups if groups.shape[1] >= max(limits) else ranks
     count = min(max(limits), compared.shape[1])
@@ -133,10 +133,10 @@ def _sorted(
     ranks: FloatArray,
     limits: Places,
 ) -> Selection:
-    """The selection of the given nodes, in order of rank.
+    """Return the selection of the given nodes, in order of rank.
 
     counts: [trees] number of nodes of each tree.
-    places, ranks: [n] of the first tree's nodes, then of the second's, and so on.
+    places, ranks: [n] places and ranks of all nodes, tree by tree.
     limits: [trees] maximum nodes of each row.
     """
     filled = np.arange(counts.max()) < counts[:, None]
@@ -152,10 +152,10 @@ def _sorted(
 
 
 def _parents(places: Places, above: IntArray, filled: NDArray[np.bool_]) -> IntArray:
-    """[rows, width] index of each node's parent in its row; arbitrary where a row is not filled.
+    """Return the index of each node's parent in its row, [rows, width]; arbitrary if not `filled`.
 
     places, above: [rows, width] place of each node and of its parent.
-    filled: [rows, width] whether the row has such a node.
+    filled: [rows, width] whether the row has a node at this index.
     """
     seats = np.empty((len(places), 1 + max(int(places.max()), int(above.max()))), dtype=np.int32)
     row, seat = filled.nonzero()
@@ -165,7 +165,7 @@ def _parents(places: Places, above: IntArray, filled: NDArray[np.bool_]) -> IntA
 
 
 def _stacked(store: Sequence[NDArray[T]], fill: float) -> NDArray[T]:  # [store, longest]
-    """The store as rows of one array, padded with `fill` to the longest."""
+    """Stack arrays as rows of one array, padded with `fill` to the longest."""
     stacked = np.full(
         (len(store), max(len(column) for column in store)), fill, dtype=store[0].dtype
     )

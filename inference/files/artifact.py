@@ -30,7 +30,7 @@ NATIVE = ("trn2", "trn3")
 SCHEMA = 3
 MANIFEST = "manifest.json"
 MAX_NODES = 1 << 16
-"""Maximum nodes of a tree in a manifest, far above those of compiled trees."""
+"""Maximum nodes of a tree in a manifest, far above the size of compiled trees."""
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -124,8 +124,8 @@ class Bucket(Record):
 
     @property
     def changes(self) -> int:
-        """Maximum ids of a row whose logits a masked graph changes: those of all earlier tokens
-        (penalties), and those with a bias.
+        """Maximum ids of a row whose logits a masked graph changes: the ids of all earlier tokens
+        (penalties), and ids with a bias.
         """
         return self.slots + self.nodes + MAX_BIASES
 
@@ -169,7 +169,7 @@ class RoundBucket(Bucket):
 
     @classmethod
     def of(cls, shape: Branches, rows: int, slots: int, junk: int, *, sampled: bool) -> RoundBucket:
-        """The bucket for trees of this shape."""
+        """Return the bucket for trees of this shape."""
         return cls(
             rows, shape.nodes, slots, shape.nodes, shape.depth + 1, sampled, junk, shape.branches
         )
@@ -208,9 +208,9 @@ class FusedPart(Record):
 
 @dataclass(frozen=True)
 class CompiledTarget(Record):
-    """A target compiled for a kind of device: what a spec requests and a manifest records."""
+    """A target compiled for a kind of device: requested by a spec and recorded in a manifest."""
 
-    model: Text  # its name
+    model: Text  # the model's name
     target: Text  # cpu, trn1, inf2, trn2 or trn3
     vocabulary: Count  # number of token ids of the tokenizer
     buckets: tuple[Bucket, ...]  # the target's own graphs
@@ -233,7 +233,7 @@ class CompiledTarget(Record):
 
 @dataclass(frozen=True)
 class Manifest(CompiledTarget):
-    """Everything that must match for an artefact to be loaded. The compiler flags include those
+    """Everything that must match for an artefact to be loaded. The compiler flags include the flags
     that builders always set.
     """
 
@@ -267,7 +267,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of the artefact in `directory`.
+    """Read the manifest of the artefact in `directory`.
 
     Raises BadArtifact if the manifest is missing, has another schema or none, or lists files
     outside the directory.
@@ -282,7 +282,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def read_manifest_file(path: Path) -> Manifest:
-    """The manifest in a file of any name. Raises BadArtifact if it cannot be read."""
+    """Read the manifest in a file of any name. Raises BadArtifact if it cannot be read."""
     raw = read_json(path, BadArtifact)
     schema = raw.field("schema").value
     if schema != SCHEMA:
@@ -294,7 +294,7 @@ def read_manifest_file(path: Path) -> Manifest:
 def check_files(directory: Path, manifest: Manifest) -> None:
     """Check that every file exists and has the hash in the manifest.
 
-    Raises BadArtifact with the first file that does not.
+    Raises BadArtifact with the first missing or changed file.
     """
     for name, expected in sorted(manifest.files.items()):
         path = directory / name
@@ -308,12 +308,12 @@ def check_files(directory: Path, manifest: Manifest) -> None:
 
 
 def hash_files(directory: Path, names: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of each file by its path in the artefact. Raises OSError."""
+    """Return the SHA-256 of each file by its path in the artefact. Raises OSError."""
     return {name: hash_file(directory / name) for name in sorted(names)}
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of a file in hexadecimal; the file is read in blocks of 1 MiB. Raises OSError."""
+    """Return the SHA-256 of a file in hexadecimal, read in blocks of 1 MiB. Raises OSError."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -322,9 +322,9 @@ def hash_file(path: Path) -> str:
 
 
 def _plain(manifest: Manifest) -> dict[str, Any]:
-    """The manifest in JSON types.
+    """Return the manifest in JSON types.
 
-    Omits `fused` without a draft and `features` if the graphs return none, which keeps the digests
+    Omit `fused` without a draft and `features` if the graphs return none, which keeps the digests
     of artefacts that are older than these fields.
     """
     plain = {

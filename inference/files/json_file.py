@@ -1,4 +1,4 @@
-"""Values of a JSON file with their place, so that an error names the file and the field.
+"""Values of a JSON file that know their place, so that an error names the file and the field.
 
     settings = read_json(path, InvalidRequest)
     rows = settings.field("rows").integer(minimum=1)
@@ -38,15 +38,15 @@ _REPR.maxlevel = 2
 
 @dataclass(frozen=True)
 class Json:
-    """A value of a JSON file. Methods that read it raise `refusal` if it is invalid."""
+    """A value of a JSON file. Methods that read the value raise `refusal` if it is invalid."""
 
     value: Any
     where: str  # the file and the field in it
     refusal: type[OutriderError]  # the error type for invalid values
-    outermost: bool = True  # the value is the file's entire content
+    outermost: bool = True  # whether the value is the file's entire content
 
     def refuse(self, needed: str) -> NoReturn:
-        """Raise `refusal` with the value, and with what is needed instead."""
+        """Raise `refusal` with the value, and with the description of a valid one."""
         raise self.refusal(f"{self.where} is {shown(self.value)}: {needed} is needed")
 
     @property
@@ -55,11 +55,11 @@ class Json:
         return self.value is None
 
     def field(self, name: str) -> Json:
-        """A field of an object; null if the object has no such field."""
+        """Return a field of an object; null if the object has no such field."""
         return self._inner(self.dictionary().get(name), _spelt(name))
 
     def fields(self) -> dict[str, Json]:
-        """All fields of an object, by name."""
+        """Return all fields of an object, by name."""
         return {name: self.field(name) for name in self.dictionary()}
 
     def keys(self, needed: Collection[str]) -> Json:
@@ -75,42 +75,42 @@ class Json:
         return self
 
     def items(self) -> list[Json]:
-        """The items of a list."""
+        """Return the items of a list."""
         if not isinstance(self.value, list):
             self.refuse("a list")
         return [self._inner(item, f"[{index}]") for index, item in enumerate(self.value)]
 
     def map(self, convert: Callable[[Json], T]) -> tuple[T, ...]:
-        """The items of a list, each converted by `read`."""
+        """Return the items of a list, each converted by `convert`."""
         return tuple(convert(item) for item in self.items())
 
     def dictionary(self) -> dict[str, Any]:
-        """An object as a dictionary with unchecked values."""
+        """Return an object as a dictionary with unchecked values."""
         if not isinstance(self.value, dict):
             self.refuse("an object")
         return self.value
 
     def text(self) -> str:
-        """A string without NUL that can be written as UTF-8."""
+        """Return a string without NUL that can be written as UTF-8."""
         if not isinstance(self.value, str) or "\0" in self.value or not _encodes(self.value):
             self.refuse("a text")
         return self.value
 
     def line(self) -> str:
-        """A non-empty string of printable characters, which can appear in a message."""
+        """Return a non-empty string of printable characters, which can appear in a message."""
         if not isinstance(self.value, str) or not self.value or not self.value.isprintable():
             self.refuse("a line of text")
         return self.value
 
     def integer(self, minimum: int = 0, maximum: int = LARGEST) -> int:
-        """An integer within the bounds; true and false are invalid."""
+        """Return an integer within the bounds; true and false are invalid."""
         value = self.value
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
             self.refuse(f"an integer from {minimum} to {maximum}")
         return value
 
     def number(self) -> float:
-        """A finite number up to GREATEST in absolute value."""
+        """Return a finite number up to GREATEST in absolute value."""
         value = self.value
         real = isinstance(value, int | float) and not isinstance(value, bool)
         if not real or not abs(value) <= GREATEST:
@@ -118,13 +118,13 @@ class Json:
         return float(value)
 
     def flag(self) -> bool:
-        """True or false."""
+        """Return true or false."""
         if not isinstance(self.value, bool):
             self.refuse("true or false")
         return self.value
 
     def make(self, build: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call `build`; its OutriderError or ValueError is raised as `refusal` with the place."""
+        """Call `build`, and raise its OutriderError or ValueError as `refusal` with the place."""
         try:
             return build(*args, **kwargs)
         except (OutriderError, ValueError) as error:
@@ -138,7 +138,7 @@ class Json:
 
 
 def read_json(path: Path, refusal: type[OutriderError]) -> Json:
-    """The value in a JSON file. Raises `refusal` if the file cannot be read or parsed."""
+    """Read the value in a JSON file. Raises `refusal` if it cannot be read or parsed."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -147,7 +147,7 @@ def read_json(path: Path, refusal: type[OutriderError]) -> Json:
 
 
 def parse_json(content: bytes, path: Path, refusal: type[OutriderError]) -> Json:
-    """The value in the content of a JSON file. Raises `refusal` if it cannot be parsed."""
+    """Parse the content of a JSON file. Raises `refusal` if it cannot be parsed."""
     try:
         value = json.loads(content.decode())
     except UnicodeDecodeError as error:
@@ -166,7 +166,7 @@ def parse_json(content: bytes, path: Path, refusal: type[OutriderError]) -> Json
 
 
 def shown(value: Any) -> str:
-    """A value for an error message, on one line and shortened."""
+    """Format a value for an error message, on one line and shortened."""
     return _REPR.repr(value)
 
 
@@ -175,7 +175,7 @@ def _too_deep(path: Path) -> str:
 
 
 def deeper(value: Any, levels: int) -> bool:
-    """Whether lists and objects nest deeper than `levels`. Uses no recursion."""
+    """Whether lists and objects nest deeper than `levels`, found without recursion."""
     layer: list[Any] = [value]
     for _ in range(levels + 1):
         inner = [value for outer in layer for value in _children(outer)]

@@ -51,7 +51,7 @@ class Record:
 
 
 def read_record(raw: Json, kind: type[T]) -> T:
-    """The value as a record of type `kind`. Raises `raw.refusal` if it is invalid."""
+    """Return the value as a record of type `kind`. Raises `raw.refusal` if it is invalid."""
     try:
         record: T = _adapter(cast(Any, kind)).validate_json(json.dumps(raw.value), strict=True)
     except ValidationError as error:
@@ -61,12 +61,12 @@ def read_record(raw: Json, kind: type[T]) -> T:
 
 @lru_cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """The validator of a type, cached because creating one takes milliseconds."""
+    """Return the validator of a type, cached because creating one takes milliseconds."""
     return TypeAdapter(kind)
 
 
 def _refusal(raw: Json, error: Any) -> OutriderError:
-    """Convert a pydantic error to `raw.refusal`: the place, the value, and what is needed."""
+    """Convert a pydantic error to `raw.refusal`, with place, value, and what is valid."""
     *outer, last = error["loc"] or (None,)
     if error["type"] == "missing":
         return raw.refusal(f"{_place(raw, outer).where} has no {last}")
@@ -84,7 +84,7 @@ def _refusal(raw: Json, error: Any) -> OutriderError:
 
 
 def _place(raw: Json, steps: Any) -> Json:
-    """The value at a path of field names and indices; for an object's key, the object itself."""
+    """Return the value at a path of field names and indices; for an object's key, the object."""
     steps = steps[:-2] if steps and steps[-1] == "[key]" else steps
     for step in steps:
         raw = raw.items()[step] if isinstance(step, int) else raw.field(str(step))

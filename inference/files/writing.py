@@ -16,13 +16,13 @@ from inference.errors import InvalidRequest
 
 
 def cache_directory(kind: str) -> Path:
-    """$XDG_CACHE_HOME/outrider/KIND, or ~/.cache/outrider/KIND. The directory may not exist yet."""
+    """Return $XDG_CACHE_HOME/outrider/KIND, or ~/.cache/outrider/KIND. It may not exist yet."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider" / kind
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a new file that replaces `path` at the end; removed on failure. Raises OSError."""
+    """Yield a new file that replaces `path` at the end; on failure remove it. Raises OSError."""
     temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.{secrets.token_hex(4)}")
     temporary.open("xb").close()
     try:

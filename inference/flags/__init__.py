@@ -1,1 +1,1 @@
-"""Flags of every command: declared in groups, read from command line, environment and files."""
+"""Flags of all commands, declared in groups and read from command line, environment and files."""

@@ -1,4 +1,4 @@
-"""Command lines from groups of flags: help, values, and errors of a single line.
+"""Parses command lines by groups of flags; formats help and one-line errors.
 
 Precedence: command line, environment (OUTRIDER_...), YAML file, defaults.
 """
@@ -23,12 +23,12 @@ from inference.flags.group import Flag, Group, flags_of, refusal
 PREFIX = "OUTRIDER_"
 
 Elsewhere = Callable[[str], str]
-"""Explains a flag that a command lacks, such as `is for run`; empty where no command has it."""
+"""Explains a flag that a command lacks, such as `is for run`; empty if no command has it."""
 Options = TypeVar("Options", bound="CommandOptions")
 
 
 class ValueSource(NamedTuple):
-    """Values by the names of their flags. `label`: how errors name a flag, with {} for its name."""
+    """Values by flag name. `label`: how errors refer to a flag, with {} for its name."""
 
     label: str
     values: dict[str, Any]
@@ -38,14 +38,14 @@ class ValueSource(NamedTuple):
 
 
 def environment(model: type[Group]) -> ValueSource:
-    """The values that the environment gives to this model's flags."""
+    """Return the values that the environment sets for this model's flags."""
     variables = {name: f"{PREFIX}{name.upper()}" for name in flags_of(model)}
     values = {name: os.environ[key] for name, key in variables.items() if key in os.environ}
     return ValueSource(PREFIX + "{}", values)
 
 
 def read_file(path: Path) -> ValueSource:
-    """The values of a YAML file. Raises InvalidRequest where a line is not `flag: value`."""
+    """Return the values of a YAML file. Raises InvalidRequest unless all are `flag: value`."""
     values = read_yaml(path, f"--config {path}")
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise InvalidRequest(f"--config {path}: lines such as `batch: 8` are needed")
@@ -53,7 +53,7 @@ def read_file(path: Path) -> ValueSource:
 
 
 def read_yaml(path: Path, called: str) -> Any:
-    """The content of a YAML file. Raises InvalidRequest. called: name of the file in errors"""
+    """Return a YAML file's content. Raises InvalidRequest. called: the file's name in errors"""
     import yaml  # takes longer than all flags together, and few commands read a file
 
     try:
@@ -64,8 +64,8 @@ def read_yaml(path: Path, called: str) -> Any:
 
 
 def resolve(model: type[Options], sources: list[ValueSource]) -> Options:
-    """The options; an earlier source overrides a later one. Raises InvalidRequest, which names
-    the value as its source writes it.
+    """Return the options; an earlier source overrides a later one. Raises InvalidRequest, which
+    refers to the flag as its source does.
     """
 
     def label(name: str) -> str:
@@ -99,11 +99,11 @@ def parse_flags(
     examples: str = "",
     elsewhere: Elsewhere = lambda name: "",
 ) -> Options:
-    """Parse words, or those of this process, into options. Prints help or an error in one line, and
-    exits. Environment and file are read if the model has the flag `config`.
+    """Parse words, or this process's arguments, into options. For help or an error, print it and
+    exit. Environment and file are read if the model has the flag `config`.
 
     command: name of the command, such as `outrider deploy up`
-    examples: ends the help
+    examples: text at the end of the help
     elsewhere: explains flags that the model lacks
     """
     words = [underscored(word) for word in (sys.argv[1:] if arguments is None else arguments)]
@@ -126,7 +126,7 @@ def parse_flags(
 
 
 def check_names(model: type[Group], source: ValueSource, elsewhere: Elsewhere) -> None:
-    """Raise InvalidRequest for a value whose flag the model lacks."""
+    """Raise InvalidRequest for a value of a flag that the model lacks."""
     flags = flags_of(model)
     for name in source.values:
         if name not in flags:
@@ -135,13 +135,13 @@ def check_names(model: type[Group], source: ValueSource, elsewhere: Elsewhere) -
 
 
 def fail(command: str, message: str) -> NoReturn:
-    """Print an error of a command line, and exit."""
+    """Print an error about the command line, and exit."""
     print(f"{command}: error: {printable(message)}", file=sys.stderr)
     raise SystemExit(USAGE)
 
 
 def help_text(model: type[CommandOptions], command: str, examples: str, *, with_all: bool) -> str:
-    """The help of a command: its common flags in their groups, or every flag, common ones first."""
+    """Return a command's help: its common flags in groups, or every flag, common ones first."""
     flags, common = flags_of(model), model.COMMON
     shown = common if common and not with_all else dict.fromkeys((*common, *flags))
     hint = f"`{command} --help-all` lists all {len(flags)} flags." if shown is common else ""
@@ -157,7 +157,7 @@ def help_text(model: type[CommandOptions], command: str, examples: str, *, with_
 
 
 class Parser(argparse.ArgumentParser):
-    """Reads flags as text, which groups check."""
+    """Reads flags as text; groups check the values."""
 
     def __init__(self, command: str, **shown: Any) -> None:
         super().__init__(
@@ -181,7 +181,7 @@ class Parser(argparse.ArgumentParser):
             add_flag(self._titled[flag.title], flag)
 
     def read(self, words: Sequence[str], bare: Iterable[str], elsewhere: Elsewhere) -> ValueSource:
-        """The values in the words. Raises InvalidRequest for an unknown flag.
+        """Return the values in the words. Raises InvalidRequest for an unknown flag.
 
         bare: flags whose values may be given without the flag, in this order
         """
@@ -202,7 +202,7 @@ class Parser(argparse.ArgumentParser):
         return ValueSource("--{}", vars(values))
 
     def _misuse(self, name: str, words: Sequence[str]) -> str:
-        """The error for a flag without its value, or a switch with one."""
+        """Return the error for a flag without a value, or for a switch with a value."""
         flag = self._flags.get(name)
         if flag is None or flag.kind is bool:
             return f"{name} is a switch and takes no value"
@@ -215,8 +215,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_flag(group: argparse._ActionsContainer, flag: Flag) -> None:
-    """Add a flag in all its spellings, of which the help shows the first. A switch can be turned
-    off, too.
+    """Add a flag in all its spellings; the help shows the first. A switch can also be turned
+    off.
     """
     settings: dict[str, Any] = {"dest": flag.name, "help": flag.help.replace("%", "%%")}
     if flag.kind is bool:

@@ -1,9 +1,9 @@
 """Groups of options: frozen records of flags, each declared once.
 
-A field's type says which values its flag takes, its default is the flag's, and the docstring below
-it is the flag's help. Parsing, help and docs/flags.md are generated from these declarations. A
-field may also be another group, whose flags then belong to this one, too. Rules state which flags
-exclude each other, and which need another.
+A field's type determines the values of its flag, the field's default is the flag's default, and the
+docstring below the field is the flag's help. Parsing, help and docs/flags.md are generated from
+these declarations. A field may also be another group, whose flags then belong to this group, too.
+Rules state which flags exclude each other, and which need another flag.
 """
 
 from __future__ import annotations
@@ -36,39 +36,39 @@ from inference.files.json_file import shown
 
 
 class Metavar(NamedTuple):
-    """Marks a field: the placeholder of its flag's value in the help."""
+    """Field marker: the placeholder for the flag's value in the help."""
 
     text: str
 
 
 class Multiple(NamedTuple):
-    """Marks a field of a tuple: its flag may be repeated, once for each element."""
+    """Field marker for a tuple: its flag may be repeated, once for each element."""
 
 
 class Alias(NamedTuple):
-    """Marks a field: another name of its flag."""
+    """Field marker: another name of the flag."""
 
     name: str
 
 
 FlagValues = Mapping[str, tuple[Any, Any]]
-"""Value and default of each flag, by its name."""
+"""Value and default of each flag, by the flag's name."""
 
 
 class FlagRule(NamedTuple):
-    """A rule: some flags exclude or need others. `why` ends the error.
+    """A rule: some flags exclude or need others. `why` is appended to the error.
 
-    Conditions are separated by spaces: `gamma` holds where the flag has another value than its
-    default, `pace=wait` and `device=neuron*` where its value is such a one.
+    Conditions are separated by spaces: `gamma` holds if the flag's value is not the default;
+    `pace=wait` and `device=neuron*` hold if the flag's value matches.
     """
 
-    flags: str  # the rule applies where any of these conditions holds
+    flags: str  # the rule applies if any of these conditions holds
     excludes: str = ""  # none of these may hold
     needs: str = ""  # one of these must hold
     why: str = ""
 
     def check(self, values: FlagValues) -> None:
-        """Raise ValueError where the values break the rule. Rules of other flags do not apply."""
+        """Raise ValueError if the values break the rule and the rule applies to them."""
         because = f": {self.why}" if self.why else ""
         for flag in _true_conditions(self.flags, values):
             for clash in _true_conditions(self.excludes, values):
@@ -81,7 +81,7 @@ class FlagRule(NamedTuple):
 
 
 def _true_conditions(conditions: str, values: FlagValues) -> Iterator[str]:
-    """The conditions that hold, as a user writes their flags."""
+    """Yield the conditions that hold, as a user writes their flags."""
     for condition in conditions.split():
         name, equals, pattern = condition.partition("=")
         value, default = values.get(name, (None, None))
@@ -90,7 +90,7 @@ def _true_conditions(conditions: str, values: FlagValues) -> Iterator[str]:
 
 
 def flag_text(name: str, value: object) -> str:
-    """A flag with its value, if it has one, as a user writes it."""
+    """Return a flag as a user writes it, with its value if it takes one."""
     return f"--{name} {str(value).strip('*')}" if value else f"--{name}"
 
 
@@ -131,21 +131,19 @@ class Group(BaseModel):
         return self
 
     def replace(self, **changes: Any) -> Self:
-        """A copy of this group with these changes, validated again."""
+        """Return a copy of this group with these changes, validated again."""
         return type(self)(**self.explicit() | changes)
 
     def values(self) -> dict[str, Any]:
-        """Every value by its flag's name."""
+        """Return every value by its flag's name."""
         return _flat(self, vars(self), Group.values)
 
     def explicit(self) -> dict[str, Any]:
-        """The explicit values, by the names of their flags."""
+        """Return the explicitly set values by flag name."""
         return _flat(self, self.model_fields_set, Group.explicit)
 
     def changed(self, group: type[Group], *without: str) -> list[str]:
-        """The flags that this group declares and whose value is not the default, but for those in
-        `without`.
-        """
+        """Return the flags declared by `group` that are not at their default, but for `without`."""
         fields = type(self).model_fields
         names = [name for name in get_annotations(group) if name in fields and name not in without]
         return [f"--{name}" for name in names if vars(self)[name] != fields[name].default]
@@ -154,7 +152,7 @@ class Group(BaseModel):
 def _flat(
     group: Group, names: Iterable[str], within: Callable[[Group], dict[str, Any]]
 ) -> dict[str, Any]:
-    """These fields by the names of their flags; those of a group within by `within`."""
+    """Return these fields by flag name; `within` does so for the fields of a nested group."""
     flat: dict[str, Any] = {}
     for inner in groups_of(type(group)):
         flat |= within(vars(group)[inner])
@@ -164,7 +162,7 @@ def _flat(
 
 @dataclass(frozen=True)
 class Flag:
-    """A field as a flag. `title` is the title of its group."""
+    """The flag of a field. `title` is the title of its group."""
 
     name: str
     field: FieldInfo
@@ -177,7 +175,7 @@ class Flag:
 
     @property
     def spellings(self) -> list[str]:
-        """The flag, and its other name where it has one."""
+        """The flag, and its other name if any."""
         aliases = (mark.name for mark in self._parts[1] if isinstance(mark, Alias))
         return [f"--{name}" for name in (self.name, *aliases)]
 
@@ -192,7 +190,7 @@ class Flag:
 
     @property
     def allowed(self) -> str:
-        """The values that the flag allows, in words."""
+        """A description of the values that the flag allows."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         kinds = {int: "a whole number", float: "a number", bool: "true or false"}
@@ -203,12 +201,12 @@ class Flag:
 
     @property
     def repeated(self) -> bool:
-        """The flag may be given several times."""
+        """Whether the flag may be given several times."""
         return any(isinstance(mark, Multiple) for mark in self._parts[1])
 
     @property
     def help(self) -> str:
-        """The help text, with the default where there is one."""
+        """The help text, with the default if there is one."""
         text = " ".join((self.field.description or "").split())
         default = self.field.default
         silent = self.field.is_required() or default in (None, ()) or default is False
@@ -247,7 +245,7 @@ class Flag:
 
 
 def _shown(value: object) -> str:
-    """A default as a user would write it."""
+    """Return a default as a user would write it."""
     if isinstance(value, tuple):
         return ",".join(map(_shown, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -255,7 +253,7 @@ def _shown(value: object) -> str:
 
 @cache
 def groups_of(model: type[Group]) -> dict[str, type[Group]]:
-    """The groups within a group, by their fields. The mapping is shared between callers."""
+    """Return the groups nested in a group, by field. Do not change the shared mapping."""
     kinds = ((name, field.annotation) for name, field in model.model_fields.items())
     return {
         name: kind for name, kind in kinds if isinstance(kind, type) and issubclass(kind, Group)
@@ -264,8 +262,8 @@ def groups_of(model: type[Group]) -> dict[str, type[Group]]:
 
 @cache
 def own_flags(model: type[Group]) -> dict[str, str]:
-    """Fields of a group by their flags, without those of groups within it, before which they come.
-    The mapping is shared between callers.
+    """Return a group's own fields by flag name, without the fields of nested groups.
+    Do not change the shared mapping.
     """
     fields, groups = model.model_fields.items(), groups_of(model)
     return {field.alias or name: name for name, field in fields if name not in groups}
@@ -273,7 +271,7 @@ def own_flags(model: type[Group]) -> dict[str, str]:
 
 @cache
 def flags_of(model: type[Group]) -> dict[str, Flag]:
-    """A group's flags by name. The mapping is shared between callers: do not change it."""
+    """Return a group's flags by name. Do not change the shared mapping."""
     flags: dict[str, Flag] = {}
     for group in groups_of(model).values():
         flags |= flags_of(group)
@@ -286,7 +284,7 @@ def flags_of(model: type[Group]) -> dict[str, Flag]:
 
 
 def brief(value: object) -> str:
-    """The beginning of a value from a file, whose aliases may repeat its parts without end."""
+    """Return the beginning of a value from a file; YAML aliases may repeat its parts endlessly."""
     return (value if isinstance(value, str) else shown(value))[:40]
 
 
@@ -295,9 +293,9 @@ def refusal(
     error: ValidationError,
     label: Callable[[str], str] = "--{}".format,
 ) -> str:
-    """A single line on what is wrong with the values.
+    """Return a one-line error about the values.
 
-    label: how errors name a flag
+    label: formats a flag's name for the error
     """
     errors = error.errors(include_url=False)
     first = errors[0]

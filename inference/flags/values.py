@@ -1,4 +1,4 @@
-"""Types of values that flags of several commands take, with their bounds."""
+"""Types of flag values, with their bounds, for several commands."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from inference.flags.group import Metavar
 
 
 def comma_separated(value: object) -> object:
-    """The words of a text, which commas separate; anything else as it is."""
+    """Split a string at commas; return any other value unchanged."""
     if not isinstance(value, str):
         return value
     return tuple(word.strip() for word in value.split(",") if word.strip())
 
 
 def among(names: Collection[str]) -> AfterValidator:
-    """Check that every name is one of these."""
+    """Return a validator that every name is one of `names`."""
 
     def check(values: tuple[str, ...]) -> tuple[str, ...]:
         for value in values:

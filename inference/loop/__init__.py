@@ -1,1 +1,1 @@
-"""The client's loop: committed tokens, and drafting beside them."""
+"""The client's loop: passes on committed tokens, while proposers draft."""

@@ -1,11 +1,11 @@
-"""The client's decoding loop passes on committed tokens, while proposers run ahead of the target.
+"""The client's decoding loop: passes on committed tokens, while proposers run ahead of the target.
 
 Neither side waits. The target streams the tokens that it commits. The loop passes them on at once,
-and proposers get them before their next call (inference/loop/draft_thread.py). With pace WAIT the
-target runs a forward pass only when the proposers have finished, which is a synchronous round.
+and proposers get them before their next call (inference/loop/draft_thread.py). With pace WAIT, the
+target runs a forward pass only after the proposers have finished: a synchronous round.
 
-The loop is independent of text, networks and devices. It runs on the caller's thread, and the
-caller stops it by closing it.
+The loop does not depend on tokenizers, networks or devices. It runs on the caller's thread, and the
+caller stops the loop by closing it.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 
 TICK_SECONDS = 0.1
-"""Seconds after which a waiting loop yields an empty step, so that its caller can react."""
+"""Seconds after which a waiting loop yields an empty step, to give control to its caller."""
 
 
 class TargetSession(CandidateSink, Protocol):
-    """The target's side of a text, in process or over a network."""
+    """A session with a target, in this process or over a network."""
 
     @property
     def traffic(self) -> Traffic: ...
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogProb, ...]:
-        """Log-probabilities of the prompt's tokens but the first, if requested: available before
+        """Log-probabilities of the prompt's tokens except the first, if requested. Available before
         the first progress.
         """
         ...
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Begin a text. If the session is refused, the error is raised here or by receive()."""
+        """Open the session. If the target refuses it, open() or receive() raises the error."""
         ...
 
     def decode(self, order: Decode) -> None:
-        """Set the session's order, which replaces an earlier one."""
+        """Set the session's order, replacing any earlier order."""
         ...
 
     def receive(self, timeout: float) -> Progress | None:
-        """New committed tokens with their costs, or the end of the text; None after `timeout`
-        seconds.
+        """Return new committed tokens with their costs, or the end of the output; None after
+        `timeout` seconds.
 
         Raises the error that ended the session.
         """
@@ -58,7 +58,7 @@ class TargetSession(CandidateSink, Protocol):
 
 
 Step: TypeAlias = Progress
-"""Newly committed tokens; NOTHING when there were none within the timeout."""
+"""Newly committed tokens; NOTHING if there were none within the timeout."""
 
 NOTHING = Step()
 
@@ -72,7 +72,7 @@ def decode(
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Step]:
-    """Yield steps whose tokens together are the target's own seeded decoding of the prompt.
+    """Yield steps whose tokens are exactly the target's own seeded decoding of the prompt.
 
     Proposers work on the caller's thread. Raises the error that refused or ended the session.
     """
@@ -81,10 +81,10 @@ def decode(
 
 
 class Loop:
-    """The decoding of a text. Close it before its session.
+    """The decoding of one request. Close the loop before its session.
 
-    drafter: begins the drafting of the text
-    drafting: the work of its proposers
+    drafter: begins drafting for the request
+    drafting: the work of the request's proposers
     """
 
     def __init__(
@@ -104,12 +104,12 @@ class Loop:
         self._work = drafter(self.drafting)
 
     def steps(self) -> Iterator[Step]:
-        """Yield steps up to the end of the text. Raises the error that ended the session."""
+        """Yield steps up to the end of the output. Raises the error that ended the session."""
         while not self.ended:
             yield self.step(TICK_SECONDS)
 
     def step(self, timeout: float) -> Step:
-        """Take new tokens; else let the drafter work; else wait up to `timeout` seconds.
+        """Return new tokens if any; else let the drafter work; else wait up to `timeout` seconds.
 
         Raises the error that ended the session or the drafting.
         """
@@ -124,5 +124,5 @@ class Loop:
         return progress
 
     def close(self) -> None:
-        """End the drafting, without waiting for a call in progress."""
+        """End drafting, without waiting for a call in progress."""
         self.drafting.end()

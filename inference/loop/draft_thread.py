@@ -1,7 +1,7 @@
-"""Drafting beside a text: proposers get committed tokens, call the draft and send candidates.
+"""Drafting during decoding: proposers get committed tokens, run the draft and send candidates.
 
-The loop (inference/loop/decode.py) passes on text and waits for no proposer. A Drafter decides
-where they work: on a thread of their own, or on the loop's thread while there are no tokens.
+The loop (inference/loop/decode.py) passes on tokens and waits for no proposer. A Drafter decides
+where proposers work: on a separate thread, or on the loop's thread while no tokens arrive.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from inference.proposer import DraftUsage, Nodes, Proposer
 from inference.sampling import SamplingParams
 
 LOOK_SECONDS = 0.1
-"""Seconds after which idle proposers work again, since the value of a draft call changes."""
+"""Seconds after which idle proposers are asked again, since the value of a draft call changes."""
 
 
 TURN_SECONDS = 0.0005
-"""Seconds of a thread's turn in Python while others wait. Its default of 5 ms, at each hand-over of
-a token, would be visible to the reader while a draft runs Python code.
+"""Seconds for which a Python thread runs while others wait. Python's default of 5 ms, each time a
+token is handed over, would be noticeable to the reader while a draft runs Python code.
 """
 
 
 def take_short_turns() -> None:
-    """Let the threads of this process take short turns, so that text passes a busy draft."""
+    """Make the threads of this process take short turns, so that a busy draft delays no output."""
     sys.setswitchinterval(TURN_SECONDS)
 
 
 class CandidateSink(Protocol):
     """The part of a target's session that receives candidates. Any thread may call it.
 
-    stream: number of the current stream; it changes when the target has lost earlier proposals.
+    stream: number of the current stream; it changes if the target has lost earlier proposals.
     next_number: number of the next node of the current stream
     """
 
@@ -48,26 +48,26 @@ class CandidateSink(Protocol):
     def next_number(self) -> int: ...
 
     def propose(self, nodes: Nodes) -> None:
-        """Send candidates. The message is a hint and may be lost."""
+        """Send candidates. The message may be lost."""
         ...
 
     def go(self, base: int) -> None:
-        """With pace WAIT: request a forward pass whose root is the token at position `base`."""
+        """Request a forward pass whose root is the token at position `base`, with pace WAIT."""
         ...
 
 
 class Drafting:
-    """The drafting of a text, once its session is open.
+    """The drafting for one request, once its session is open.
 
     The loop's thread calls on_progress(), check(), end() and settle(); the drafter's thread calls
     open(), turn() and run(). Nothing is sent after end().
 
-    length: tokens of the text so far, prompt included
-    usage: of the proposers' models, in this text
+    length: tokens so far, prompt included
+    usage: work of the proposers' models for this request
     """
 
     _proposers: list[Proposer] | None  # in the order in which they may make a call
-    _arrivals: deque[tuple[float, Progress]]  # arrival and progress, not passed to proposers yet
+    _arrivals: deque[tuple[float, Progress]]  # time and progress, not passed to proposers yet
     _error: Exception | None
 
     def __init__(
@@ -86,21 +86,21 @@ class Drafting:
         self._news = threading.Event()
         self._sending, self._running = threading.Lock(), threading.Lock()
         self._ended, self._error = False, None
-        self._progress_at = self._busy_until = -math.inf  # of the last progress, and call
+        self._progress_at = self._busy_until = -math.inf  # times of last progress, last call
         self._busy_from = -math.inf
 
     def is_wanted(self) -> bool:
-        """Whether the text continues."""
+        """Whether the output continues."""
         return not self._ended
 
     def on_progress(self, progress: Progress) -> None:
-        """Queue progress; the proposers get it before their next call."""
+        """Queue progress, which the proposers get before their next call."""
         self.length += len(progress.tokens)
         self._arrivals.append((self._clock(), progress))
         self._news.set()
 
     def check(self) -> bool:
-        """Let a waiting target continue while no draft has joined. Raises the drafting's error."""
+        """Let a waiting target continue while no draft has joined. Raises the error of drafting."""
         if self._error is not None:
             raise self._error
         if self._proposers is None:
@@ -108,26 +108,26 @@ class Drafting:
         return False
 
     def end(self) -> None:
-        """End the drafting, after the call in progress. Does not wait for it."""
+        """End drafting after the call in progress, without waiting for that call."""
         with self._sending:
             self._ended = True
         self._news.set()
 
     def settle(self) -> None:
-        """Wait for the call that was in progress when the text ended."""
+        """Wait for the call that was in progress when the output ended."""
         with self._running:
             pass
 
     def fail(self, error: Exception) -> None:
-        """Leave the error to check(). Raises it if the text has ended."""
+        """Store the error, which check() raises. Raises it at once if the output has ended."""
         if self._ended:
             raise error
         self._error = error
 
     def open(self, proposers: Sequence[Proposer], throttle: Throttle | None = None) -> None:
-        """Let these proposers join the text. They get everything from the prompt on.
+        """Let these proposers join. They get all tokens, beginning with the prompt.
 
-        throttle: of calls on the target's own machine
+        throttle: limits calls on the target's own machine
         """
         for proposer in proposers:
             proposer.open(self._prompt, self._params, self._order.end)
@@ -136,7 +136,7 @@ class Drafting:
         self._stream, self._proposers = self._session.stream, list(proposers)
 
     def run(self) -> None:
-        """Draft until the text ends."""
+        """Draft until the output ends."""
         with self._running:
             while self.is_wanted():
                 self._news.clear()
@@ -144,10 +144,10 @@ class Drafting:
                     self._news.wait(LOOK_SECONDS)
 
     def turn(self) -> bool:
-        """Send new candidates, then let one proposer make a call; False when none did.
+        """Send new candidates, then let one proposer make a call. Return False if none did.
 
-        Candidates are sent only after proposers got all received tokens. A new root makes some of
-        them worthless, and makes other nodes worth sending.
+        Candidates are sent only after proposers got all received tokens, because a new root makes
+        some candidates worthless, and makes other nodes worth sending.
         """
         assert self._proposers is not None, "open() comes first"
         while self._arrivals:
@@ -164,7 +164,7 @@ class Drafting:
             used = proposer.work(self._busy_from)
             if used is not None:
                 self._busy_until, self.usage = self._clock(), self.usage.plus(used)
-                self._proposers.append(self._proposers.pop(index))  # the others come first now
+                self._proposers.append(self._proposers.pop(index))  # others get the next turn
                 return True
         self._flush(self._proposers)  # candidates that needed no call
         self._go()
@@ -178,7 +178,7 @@ class Drafting:
             seconds, lone = at - self._progress_at, progress.lone == forwards
             tokens = len(progress.tokens)
             self._throttle.observe(seconds, tokens, forwards, lone=lone, silent=silent)
-        if progress.tokens or first:  # a heartbeat ends no forward pass
+        if progress.tokens or first:  # a heartbeat does not show that a forward pass ended
             self._progress_at = at
         if progress.tokens:
             for proposer in self._proposers or ():
@@ -193,7 +193,7 @@ class Drafting:
                         session.propose(nodes)
 
     def _go(self) -> None:
-        """With pace WAIT, request the forward pass below the latest token, once."""
+        """Request the forward pass after the latest token, once, with pace WAIT."""
         if self._order.pace is not Pace.WAIT or self._requested == self.length:
             return
         with self._sending:
@@ -203,18 +203,18 @@ class Drafting:
 
 
 Drafter: TypeAlias = Callable[[Drafting], Callable[[], bool]]
-"""Begins the drafting of a text. Returns a function for the loop to call while there are no tokens,
-which returns whether it made a call.
+"""Begins drafting for a request. Returns a function for the loop to call while no tokens arrive,
+which returns whether it made a draft call.
 """
 
 Lend: TypeAlias = Callable[[Callable[[], bool]], AbstractContextManager[Sequence[Proposer]]]
-"""Lends proposers, once they are loaded and free, while the text needs them. May wait."""
+"""Lends proposers for a request, once they are loaded and free. May wait."""
 
 
 def inline(proposers: Sequence[Proposer] = ()) -> Drafter:
-    """Let the proposers work on the loop's thread, while there are no tokens.
+    """Let the proposers work on the loop's thread, while no tokens arrive.
 
-    With a virtual clock a text is then reproducible.
+    With a virtual clock, decoding is then reproducible.
     """
 
     def begin(drafting: Drafting) -> Callable[[], bool]:
@@ -225,11 +225,11 @@ def inline(proposers: Sequence[Proposer] = ()) -> Drafter:
 
 
 def on_thread(lend: Lend, throttle: Throttle | None = None) -> Drafter:
-    """Let lent proposers work on a thread of their own, so that they never delay a token.
+    """Let lent proposers work on a separate thread, so that they never delay a token.
 
-    The thread ends after the call in progress at the end of the text, and is not waited for.
+    At the end of the output the thread ends after its call in progress; the loop does not wait.
 
-    throttle: of calls on the target's own machine; None elsewhere
+    throttle: limits calls on the target's own machine; None for another machine
     """
 
     def begin(drafting: Drafting) -> Callable[[], bool]:

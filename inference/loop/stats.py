@@ -1,4 +1,4 @@
-"""Counters of a text: traffic, time and acceptance. Reads no clock."""
+"""Counters of a request: traffic, time and acceptance. Reads no clock."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from inference.proposer import NOBODY
 
 @dataclass
 class Traffic(Spent):
-    """Costs of the sessions of one text so far; 0 where nothing is counted.
+    """Costs of a request's sessions so far; 0 if nothing is counted.
 
     queue_seconds: includes the wait for a row
     """
 
-    bytes_up: int = 0  # from client to target, with FRAMING_BYTES added per message
-    bytes_down: int = 0  # from target to client, with FRAMING_BYTES added per message
+    bytes_up: int = 0  # from client to target, including FRAMING_BYTES per message
+    bytes_down: int = 0  # from target to client, including FRAMING_BYTES per message
     messages_up: int = 0
     messages_down: int = 0
     prefill_seconds: float = 0.0  # time of the prompt's forward passes
@@ -26,19 +26,19 @@ class Traffic(Spent):
     reopenings: int = 0  # sessions that were opened again, with a prefill
 
     def copy(self) -> Traffic:
-        """A copy, which later traffic does not change."""
+        """Return a copy, which later traffic does not change."""
         return replace(self)
 
 
 @dataclass
 class DecodeStatistics:
-    """Acceptance counts of a text, or of several added up.
+    """Acceptance counts of one request, or summed over several.
 
-    accepted_at_depth: [depth - 1] forward passes that accepted a candidate of this depth.
+    accepted_at_depth: [depth - 1] forward passes that accepted a candidate at this depth.
     """
 
     forwards: int = 0  # forward passes that committed tokens
-    num_accepted_tokens: int = 0  # committed tokens that were candidates of their forward
+    num_accepted_tokens: int = 0  # committed tokens that were candidates in their forward pass
     by_proposer: dict[int, int] = field(default_factory=dict)  # accepted tokens by kind
     accepted_at_depth: list[int] = field(default_factory=list)
     _depth: int = 0
@@ -46,7 +46,7 @@ class DecodeStatistics:
     def count(self, proposers: Sequence[int]) -> None:
         """Count committed tokens in order, by the proposer of each.
 
-        Each forward pass ends with a token of NOBODY, which is the target's own.
+        Each forward pass ends with the target's own token, whose proposer is NOBODY.
         """
         for proposer in proposers:
             if proposer == NOBODY:
@@ -62,7 +62,7 @@ class DecodeStatistics:
 
     @property
     def acceptance_length(self) -> float:
-        """Mean tokens a forward pass, the target's own token included; 0 before the first forward
+        """Mean tokens per forward pass, the target's own token included; 0 before the first forward
         pass.
         """
         tokens = self.num_accepted_tokens + self.forwards

@@ -1,6 +1,6 @@
-"""A client's copy of a text's log, from the reports of successive targets.
+"""A client's copy of a session's log, assembled from the reports of successive targets.
 
-Every report is checked. The owner of a copy guards it against other threads. Pure.
+Every report is checked. Not thread-safe: the owner of a copy must lock it. Pure.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from inference.sampling import SamplingParams
 from inference.text_log import TextLog
 
 MAX_UNREAD = 512
-"""Maximum unread tokens. Beyond them none is acknowledged, and the target stops."""
+"""Maximum unread tokens. Beyond this none are acknowledged, so the target pauses."""
 
 
 class TextCopy(TextLog):
-    """The copy, with the position of its only reader.
+    """A copy of the log, with the position of its only reader.
 
     order: the latest order
-    requested: with pace WAIT, the length below which a forward pass was last requested
-    awaits_prompt: log-probabilities of the prompt were requested, and not received yet
-    latest: last reported progress of the current session; costs begin with the session
-    prompt_logprobs: of the prompt's tokens but the first, once received
+    requested: with pace WAIT, the length after which a forward pass was last requested
+    awaits_prompt: whether requested log-probabilities of the prompt were not received yet
+    latest: last reported progress of the current session, with costs since its opening
+    prompt_logprobs: those of the prompt's tokens except the first, once received
     """
 
     def __init__(
         self, prompt: Sequence[int], params: SamplingParams, vocabulary: int, traffic: Traffic
     ) -> None:
-        """traffic: counts the costs of the text"""
+        """traffic: adds up the costs of the request"""
         super().__init__(prompt)
         self._params, self._vocabulary, self._traffic = params, vocabulary, traffic
         self.prompt_logprobs: tuple[TokenLogProb, ...] = ()
         self.awaits_prompt = params.prompt_logprobs
-        self._cursor, self._unread = self.length, Spent()  # what the reader has; unread costs
+        self._cursor, self._unread = self.length, Spent()  # tokens read so far; unread costs
         self._news = False
         self.order: Decode | None = None
         self.requested = 0
@@ -44,11 +44,11 @@ class TextCopy(TextLog):
 
     @property
     def is_behind(self) -> bool:
-        """Whether its reader is so far behind that no more tokens are acknowledged."""
+        """Whether the reader is so far behind that no more tokens are acknowledged."""
         return self.length - self._cursor > MAX_UNREAD
 
     def set_order(self, order: Decode) -> None:
-        """Let the text grow as far as the order allows."""
+        """Let the output grow as far as the order allows."""
         self.order, self.requested, self.end = order, 0, End.NOT
         self._limit, self._stop_ids = order.end, order.stop_ids
 
@@ -57,7 +57,7 @@ class TextCopy(TextLog):
         self.latest = Progress()
 
     def take_opened(self, opened: Opened) -> None:
-        """Store a prompt's costs and log-probabilities; raises Mismatch as take() does."""
+        """Store a prompt's costs and log-probabilities. Raises Mismatch as take() does."""
         if self.awaits_prompt:
             self._check_logprobs(opened.logprobs, self.prompt_length - self._params.made - 1)
             self.prompt_logprobs, self.awaits_prompt = opened.logprobs, False
@@ -66,7 +66,7 @@ class TextCopy(TextLog):
         self._traffic.reused_tokens += opened.reused_tokens
 
     def take(self, progress: Progress) -> None:
-        """Append new tokens. Raises Mismatch, with a message that follows the target's name."""
+        """Append new tokens. Raises Mismatch with a message to append to the target's name."""
         overlap = self.length - progress.position
         self._check_overlap(progress, overlap)
         fresh, spent = progress.tokens[overlap:], progress.beyond(self.latest)
@@ -84,7 +84,7 @@ class TextCopy(TextLog):
 
     @property
     def owes_token(self) -> bool:
-        """Whether an open session has what it needs to generate a token soon."""
+        """Whether an open session has all it needs to generate a token soon."""
         order = self.order
         if order is None or self.end is not End.NOT or self.is_behind:
             return False
@@ -93,7 +93,7 @@ class TextCopy(TextLog):
         )
 
     def read(self) -> Progress | None:
-        """Progress since the last call, with its costs; None for none."""
+        """Return progress since the last call, with its costs; None for no progress."""
         if not self._news:
             return None
         progress, latest = self.since(self._cursor), self.latest
@@ -103,9 +103,9 @@ class TextCopy(TextLog):
         return progress
 
     def _check_overlap(self, progress: Progress, overlap: int) -> None:
-        """Raise Mismatch where received tokens differ, or some are missing.
+        """Raise Mismatch if tokens differ from those received earlier, or some are missing.
 
-        overlap: tokens of the copy from the progress's position on
+        overlap: number of the copy's tokens at or after the position of the progress
         """
         first = progress.position
         if overlap < 0:
@@ -128,7 +128,7 @@ class TextCopy(TextLog):
             raise Mismatch("continued after a stop id")
 
     def _check_logprobs(self, logprobs: Sequence[TokenLogProb], tokens: int) -> None:
-        """Raise Mismatch unless there are as many as were requested, of existing tokens."""
+        """Raise Mismatch unless there are as many as requested, for valid token ids."""
         likeliest = self._params.logprobs
         due = 0 if likeliest is None else tokens
         if len(logprobs) != due or any(len(token.ids) != likeliest for token in logprobs):
@@ -137,14 +137,14 @@ class TextCopy(TextLog):
             raise Mismatch("sent the log-probability of a token outside its vocabulary")
 
     def _ended(self, reported: End) -> End:
-        """The reported end of the text, if it is valid.
+        """Return the reported end of the output, if it is valid.
 
-        The text must agree with it, unless only the target can decide it. An order may have been
-        replaced while an earlier end was in transit.
+        The tokens must agree with the reason, if a client can check it. An order may have been
+        replaced while the end of an earlier order was in transit.
         """
         if self.end is not End.NOT:
             return self.end
-        if reported in (End.CREDIT, End.EVICTED):  # the text is paused
+        if reported in (End.CREDIT, End.EVICTED):  # the output is only paused
             return End.NOT
         if reported is End.MAX_TOKENS and self.length < self._limit:
             return End.NOT

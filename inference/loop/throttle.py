@@ -1,7 +1,7 @@
-"""Limits drafting where draft and target share a machine, and each slows the other down.
+"""Limits drafting if draft and target share a machine, and so slow each other down.
 
-The promise is relative to the target without the draft. So forward passes are timed without it now
-and then, and the draft works while texts lose little against them. Pure: reads no clock.
+The promised speed is relative to the target without the draft. So forward passes are timed without
+the draft now and then, and the draft works while outputs lose little against them. Reads no clock.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from inference.times import CHANGED, LATEST, TRUSTED, typical
 
 
 class Baseline:
-    """The speed of a target while the draft is paused, and what drafting has cost its texts.
+    """The speed of a target while the draft is paused, and what drafting has cost its outputs.
 
-    All texts of a client share it, so a draft of no use costs them its loan once.
+    All requests of a client share it, so a useless draft costs them its loan only once.
 
-    seconds: of the latest root-only forward passes in silence, as the texts' readers see them
-    owes: whether the draft has used up its loan, and texts have not yet saved enough to try it
-        again. They save more each time, so a draft that pays late gets the passes that it needs.
+    seconds: those of the latest root-only passes while the draft was paused, as the reader saw them
+    owes: whether the draft has used up its loan, and not enough tokens were saved since to try it
+        again. Each time more must be saved, so a draft that pays late gets the passes it needs.
     """
 
     def __init__(self) -> None:
         self.seconds = deque[float](maxlen=LATEST)
         self.owes = False
-        self._settled = 0.0  # tokens ahead of the silent target, up to the last silence
-        self._tokens, self._drafted = 0.0, 0.0  # since then: tokens allowed for, and seconds
-        self._was_timed = False  # since the last tokens that came beside the draft
+        self._settled = 0.0  # tokens ahead of a target without draft, up to the last pause
+        self._tokens, self._drafted = 0.0, 0.0  # since that pause: tokens allowed for, seconds
+        self._was_timed = False  # whether a pass was timed since the last drafted tokens
         self._savings = 0.0  # tokens ahead at which the draft is tried again
 
     @property
     def ahead(self) -> float:
-        """Tokens that texts are ahead of what drafting may cost them, by the latest speed: a
-        machine that has slowed down is not the draft's fault.
+        """Tokens that outputs are ahead of what drafting may cost them. The latest speed counts,
+        because a slower machine is not the draft's fault.
         """
         if len(self.seconds) < TRUSTED:
             return self._settled
@@ -41,15 +41,15 @@ class Baseline:
         return min(max(ahead, -TUNING.loan - TUNING.max_behind), TUNING.max_ahead)
 
     def time(self, seconds: float) -> None:
-        """Record a root-only forward pass in silence; a part of its token is saved."""
+        """Record a root-only forward pass without the draft, which saves a part of its token."""
         self.seconds.append(seconds)
         self._tokens += TUNING.loss
         self._was_timed = True
         self._judge()
 
     def count(self, tokens: int, seconds: float) -> None:
-        """Record tokens beside the draft, and their seconds. Tokens before the last silence are
-        settled by the speed that it showed.
+        """Record tokens while the draft was working, and their seconds. Tokens before the last
+        pause are settled by the speed measured during the pause.
         """
         if len(self.seconds) < TRUSTED:
             return
@@ -69,16 +69,16 @@ class Baseline:
 
 
 class Throttle:
-    """Decides whether the draft of a text may make calls.
+    """Decides whether a request's draft may make calls.
 
-    baseline: shared by the texts of the target
+    baseline: shared by the requests to the target
     """
 
     def __init__(self, baseline: Baseline) -> None:
         self._baseline = baseline
         self._needed = TRUSTED if len(baseline.seconds) < TRUSTED else 0
-        self._quicker = 0  # latest passes beside the draft that were quicker than in silence
-        self._since = 0  # tokens of the text since it was last silent
+        self._quicker = 0  # latest passes with the draft that were faster than without it
+        self._since = 0  # tokens since the draft was last paused
 
     @property
     def allows(self) -> bool:
@@ -90,13 +90,13 @@ class Throttle:
     ) -> None:
         """Record the tokens since the last call.
 
-        A draft makes no forward pass faster. So TRUSTED root-only forward passes beside it that are
-        clearly faster than those in silence show that another process slowed these: they are timed
+        A draft cannot speed up a forward pass. So if TRUSTED root-only passes with the draft are
+        clearly faster than those without it, another process slowed the latter, and they are timed
         again.
 
-        seconds: since the last call, by the reader's clock
-        forwards: number of forward passes of these tokens
-        lone: whether all were root-only
+        seconds: time since the last call, by the reader's clock
+        forwards: number of forward passes that committed these tokens
+        lone: whether all these passes were root-only
         silent: whether the draft was paused meanwhile
         """
         samples, pace = self._baseline.seconds, seconds / max(forwards, 1)

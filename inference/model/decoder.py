@@ -31,7 +31,7 @@ class Hidden(NamedTuple):
 
 
 def layers_on(device: torch.device) -> Layers:
-    """Layer factories for a decoder that runs uncompiled on a device."""
+    """Return the layer factories for a decoder that runs uncompiled on a device."""
     return Layers(attend=attend_in_float32) if device.type == "cpu" else FUSED
 
 
@@ -48,8 +48,8 @@ class Stack(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A causal language model. Its head ends at the tokenizer's last id, so that padding ids are
-    never chosen.
+    """A causal language model. Its head ends at the tokenizer's last id, so padding ids are never
+    chosen.
 
     positions: number of positions in the rotary table
     vocabulary: number of token ids of the tokenizer, at most the checkpoint's

@@ -1,8 +1,8 @@
 """An EAGLE-3 head (Li et al. 2025): one or a few layers that draft from the target's features.
 
 The input of a head's node is a token and the feature of the preceding token. If the target has
-computed that token, the feature is `fc` of the target's states, otherwise the head's own output for
-the token before the last norm. Three published formats are supported:
+computed the preceding token, the feature is `fc` of the target's states. Otherwise it is the head's
+own output for that token, before the last norm. Three published formats are supported:
 
 - EAGLE's own code and SpecForge: fields of a Llama config (usually one layer), and
   `draft_vocab_size`
@@ -271,7 +271,7 @@ class OfTarget(NamedTuple):
 
     @classmethod
     def of(cls, target: Decoder) -> OfTarget:
-        """Data from a target in this process, with its precision and device."""
+        """Return the data of a target in this process, with its precision and device."""
         shared = target.model.embed_tokens.weight
         return cls(target.config, target.vocabulary, shared.dtype, shared.device, lambda: shared)
 
@@ -307,7 +307,7 @@ def read_head(directory: Path, target: OfTarget, positions: int) -> EagleHead:
 
 
 def _named(name: str) -> str:
-    """Convert a tensor's name to that in EAGLE's own code."""
+    """Convert a tensor's name to the name in EAGLE's own code."""
     return name.removeprefix("model.").replace("layers.0.", "midlayer.", 1)
 
 

@@ -15,7 +15,7 @@ from inference.model.attention import MASKED, Sight
 from inference.model.layers import Layers, RMSNorm
 
 _ALIGNED = 8
-"""Rows of a mask are padded to a multiple of this, since each layer would copy unaligned ones."""
+"""Rows of a mask are padded to a multiple of this, since each layer would copy unaligned rows."""
 
 
 class FusedRMSNorm(RMSNorm):

@@ -1,4 +1,4 @@
-"""Layer offload: a decoder whose weights of layers stay in host memory or in the checkpoint files.
+"""Layer offload: a decoder with the weights of its layers in host memory or the checkpoint's files.
 
 Device memory has buffers for two layers: one computes while the other receives the next layer's
 weights. Results are bit-identical to those of the decoder without offload.
@@ -133,7 +133,7 @@ class OffloadedLayers(nn.Module):
 
 
 class LayerFiles:
-    """The layers of a checkpoint, read from its files on request, without a cache of our own."""
+    """The layers of a checkpoint, read from its files on request and not cached."""
 
     def __init__(self, directory: Path, config: ModelConfig) -> None:
         self._files: list[dict[Path, list[str]]] = [{} for _ in range(config.layers)]

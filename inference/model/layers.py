@@ -42,7 +42,7 @@ class RMSNorm(nn.Module):
 
 
 class Head(nn.Linear):
-    """The output layer, cut at the tokenizer's last id by slicing the weights."""
+    """The output layer. Its weights are sliced at the tokenizer's last id."""
 
     def forward(self, states: Tensor, vocabulary: int) -> Tensor:  # type: ignore[override]
         return F.linear(states, self.weight[:vocabulary])

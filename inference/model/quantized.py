@@ -161,7 +161,7 @@ class Int8PackedProduct(nn.Module):
 
 @cache
 def is_exact(*, halves: bool) -> bool:
-    """Whether this CPU's integer kernels sum the largest products without saturation.
+    """Return whether this CPU's integer kernels sum the largest products without saturation.
 
     halves: for states that are split into halves
     """

@@ -1,9 +1,9 @@
-"""Chances that the target accepts a child, learned from verdicts by the child's source.
+"""Probabilities that the target accepts a child, learned from verdicts for each source of children.
 
-P(child | none before it) is a logistic model of the child's features, a law. A draft's ranks have a
-law for each kind of decoding. Copied text has one, and so have children that both model and copies
-propose. A verdict moves a law's weights by a Newton step. Old evidence fades towards a prior. The
-output never depends on it, only the number of accepted tokens. Pure.
+A law is a logistic model of a child's features for P(child | none before it). There is a law for a
+draft's ranks in each kind of decoding, one for copied text, and one for children that both model
+and copies propose. A verdict moves a law's weights by a Newton step; old evidence fades towards a
+prior. Laws affect the number of accepted tokens, never the output. Pure.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from inference.planner.child_features import (
 from inference.times import Times
 
 MEMORY = 200
-"""Verdicts after which evidence has faded to 1/e of its weight."""
+"""Verdicts after which evidence has faded to 1/e of its original weight."""
 
 FADING = 1 - 1 / MEMORY
 """Weight that evidence keeps after one more verdict."""
 
 CERTAINTY = 60
-"""Maximum verdicts that a saved law counts for, so that the next session can still change it."""
+"""Maximum verdicts that a saved law counts as, so that the next session can still change it."""
 
 STEEPEST = 12.0
-"""Largest absolute log odds of a child."""
+"""Maximum absolute log odds of a child."""
 
 FeatureRows: TypeAlias = Sequence[Sequence[float]]
-"""Features of one node's children [k, F], as plain numbers: too short for an array."""
+"""Features of one node's children, [k, F]: lists, because an array is slow for so few numbers."""
 
 
 class Law:
     """A logistic model: weights of the features and their precision, as a prior and as learned.
 
     precision: inverse of the weights' covariance
-    worth: number of verdicts that the prior counts for
-    steepest: largest absolute log odds of chances()
+    worth: number of verdicts that the prior counts as
+    steepest: maximum absolute log odds in chances()
     Raises InvalidRequest for an invalid prior.
     """
 
@@ -70,18 +70,18 @@ class Law:
                 "positive worth"
             )
         self.weights, self._moved = self._mean, np.zeros(width)  # [F]
-        self._evidence, self._verdicts = np.zeros((width, width)), 0.0  # beyond the prior's
+        self._evidence, self._verdicts = np.zeros((width, width)), 0.0  # in addition to the prior
 
     def learn(self, table: FloatArray, accepted: NDArray[np.bool_], verdicts: int = 1) -> None:
-        """Learn from verdicts: children that the target considered [n, F], in order, and whether it
-        accepted each [n].
+        """Learn from verdicts: features of the children that the target considered in order [n, F],
+        and whether it accepted each [n].
         """
         chance, fading = hazards(table, self.weights), FADING**verdicts
         self._evidence = (
             fading * self._evidence + (table * (chance * (1 - chance))[:, None]).T @ table
         )
         self._verdicts = fading * self._verdicts + verdicts
-        # forgotten evidence no longer keeps the weights from the prior's
+        # forgotten evidence no longer keeps the weights away from the prior
         faded = (1 - fading) * (self._certainty @ self._moved)
         self._moved = self._moved - np.linalg.solve(
             self._certainty + self._evidence, faded + (chance - accepted) @ table
@@ -89,12 +89,12 @@ class Law:
         self.weights = self._mean + self._moved
 
     def observe(self, rows: FeatureRows | FloatArray, index: int | None) -> None:  # [k, F]
-        """Learn which of a node's children the target accepted; index: its place, or None."""
+        """Learn which of a node's children the target accepted, by its index; None for no child."""
         reached = len(rows) if index is None else index + 1
         self.learn(np.array(rows[:reached]), np.arange(reached) == index)
 
     def chances(self, rows: FeatureRows) -> list[float]:  # [k, F] -> [k]
-        """Return the probability of each of a node's children. Their sum is below 1."""
+        """Return the acceptance probability of each child of a node. Their sum is below 1."""
         weights, steepest = self.weights.tolist(), self._steepest
         remaining, chances = 1.0, list[float]()
         for row in rows:
@@ -117,15 +117,13 @@ class Law:
 
 
 def hazards(table: FloatArray, weights: FloatArray) -> FloatArray:  # [..., F], [F] -> [...]
-    """Return the probability that a child is accepted, given that none before it is."""
+    """Return the probability that a child is accepted, given that no earlier child is."""
     odds = np.minimum(np.maximum(table @ weights, -STEEPEST), STEEPEST)
     return np.asarray(1 / (1 + np.exp(-odds)))
 
 
 def broken(sticks: FloatArray) -> FloatArray:  # [..., k] -> [..., k]
-    """Return probabilities of the ranks from their hazards (stick breaking). Their sum is below
-    1.
-    """
+    """Convert hazards to the ranks' probabilities (stick breaking). Their sum is below 1."""
     remaining = np.multiply.accumulate(1 - sticks, axis=-1)
     sticks = sticks.copy()
     sticks[..., 1:] *= remaining[..., :-1]
@@ -133,13 +131,13 @@ def broken(sticks: FloatArray) -> FloatArray:  # [..., k] -> [..., k]
 
 
 RANKS = 16
-"""Ranks with an average rate; edges_of() takes rows of any width."""
+"""Number of ranks with an average rate; edges_of() takes rows of any width."""
 
 
 class HitRates:
-    """How often the target accepted each rank: hits / tries, fading to the prior's.
+    """How often the target accepted each rank: hits / tries, fading towards the prior.
 
-    Raises InvalidRequest unless there are RANKS of each, with 0 < hits < tries.
+    Raises InvalidRequest unless tries and hits have RANKS values each, with 0 < hits < tries.
     """
 
     def __init__(self, tries: ArrayLike, hits: ArrayLike) -> None:
@@ -154,7 +152,7 @@ class HitRates:
         self._prior = self.tries.copy(), self.hits.copy()
 
     def learn(self, count: int, rank: int | None) -> None:
-        """Learn that the target considered the first `count` ranks, and accepted one or None."""
+        """Learn that the target considered the first `count` ranks and accepted `rank`, or none."""
         for counts, prior in zip((self.tries, self.hits), self._prior, strict=True):
             counts += (1 - FADING) * (prior - counts)
         self.tries[:count] += 1
@@ -171,11 +169,11 @@ VERSION = 4
 KINDS = ("sampled", "greedy")
 """Kinds of decoding."""
 
-_SUREST = 0.999  # maximum sum of the chances of children that two sources propose
+_SUREST = 0.999  # maximum sum of the probabilities of children that two sources propose
 
 
 class Laws(NamedTuple):
-    """The laws of one pair of models. Two: of sampled decoding, then of greedy decoding."""
+    """The laws of a pair of models. Ranks have two: for sampled, then for greedy decoding."""
 
     ranks: tuple[Law, Law]
     copies: Law
@@ -183,10 +181,10 @@ class Laws(NamedTuple):
 
 
 class AcceptanceModel:
-    """The agreement of draft and target: starts from a record, and learns from verdicts.
+    """How well draft and target agree: starts from a record, and learns from verdicts.
 
     A row of scores is the result of Model.rank for a node, best first: log-probabilities at
-    temperature 0, perturbed scores above it.
+    temperature 0, and perturbed scores above 0.
 
     """
 
@@ -199,7 +197,7 @@ class AcceptanceModel:
     def edges_of(
         self, tables: FloatArray, scores: NDArray[np.float32], greedy: bool
     ) -> FloatArray:  # [m, k, F], [m, k] -> [m, k]
-        """Probability that the target accepts each child, given that it reaches the node.
+        """Return the probability that the target accepts each child if it reaches the node.
 
         tables: rank_features() of the children
 
@@ -225,9 +223,9 @@ class AcceptanceModel:
         self._edges = {}
 
     def mean_edges(self, k: int) -> FloatArray:  # [k]
-        """Return probabilities of the ranks, averaged over nodes: for plans made without scores.
+        """Return the ranks' probabilities averaged over nodes, for plans made without scores.
 
-        Non-increasing, with a sum below 1. Raises ValueError unless k is 1 to RANKS.
+        They are non-increasing, with a sum below 1. Raises ValueError unless k is 1 to RANKS.
         """
         if not 1 <= k <= RANKS:
             raise ValueError(f"there are rates of 1 to {RANKS} ranks: got k = {k}")
@@ -239,12 +237,12 @@ class AcceptanceModel:
     # --- model and copied text
 
     def together(self, table: FloatArray) -> FloatArray:  # [k, J] -> [k]
-        """Return the chance of each child that two sources propose, by its joint_features()."""
+        """Return the probability of each child of two sources, from its joint_features()."""
         chances = hazards(table, self.laws.joint.weights)
         return np.asarray(chances * min(_SUREST / float(chances.sum()), 1.0))
 
     def observe_together(self, table: FloatArray, index: int | None) -> None:  # [k, J]
-        """Learn which child the target accepted where two sources had proposed children."""
+        """Learn which child the target accepted at a node with children of two sources."""
         self.laws.joint.learn(table, np.arange(len(table)) == index)
 
     def to_record(self) -> dict[str, Any]:
@@ -276,10 +274,10 @@ def _descending(rates: FloatArray) -> FloatArray:  # [k] -> [k]
 class PairStats:
     """Times and acceptance of one pair of models.
 
-    round_trip: seconds of an exchange with the target without work; 0 for a target beside the draft
+    round_trip: seconds of a message to the target and back; 0 for a target on the draft's device
     """
 
-    draft: Times  # of calls of one row
+    draft: Times  # for calls of one row
     target: Times
     acceptance: AcceptanceModel
     round_trip: float = 0.0

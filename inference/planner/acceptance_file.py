@@ -1,4 +1,4 @@
-"""Files of the learned acceptance of pairs of models: the shipped prior, and one for each pair."""
+"""Files with learned acceptance: the shipped prior, and a file for each pair of models."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ SHIPPED = Path(__file__).parents[1] / "data" / "acceptance.json"
 
 
 def read_acceptance(path: Path = SHIPPED) -> AcceptanceModel:
-    """Read the model from a file, by default the shipped one. Raises InvalidRequest."""
+    """Read an acceptance model from a file, by default the shipped one. Raises InvalidRequest."""
     return read_model(read_json(path, InvalidRequest))
 
 
 def write_acceptance(model: AcceptanceModel, path: Path) -> None:
-    """Write a model to a file, atomically."""
+    """Write an acceptance model to a file, atomically."""
     write_whole(path, json.dumps(model.to_record()) + "\n")
 
 
 def read_model(record: Json) -> AcceptanceModel:
-    """Read what AcceptanceModel.to_record() described, and ignore other fields.
+    """Read a model in the format of AcceptanceModel.to_record(), ignoring other fields.
 
     Raises InvalidRequest.
     """
@@ -59,7 +59,7 @@ def read_model(record: Json) -> AcceptanceModel:
 
 
 def read_law(raw: Json, width: int, steepest: float = STEEPEST) -> Law:
-    """Read what Law.to_record() described, of this many features. Raises InvalidRequest."""
+    """Read a law of `width` features in the format of Law.to_record(). Raises InvalidRequest."""
     weights, precision = raw.field("weights"), raw.field("precision").map(read_numbers)
     if len(read_numbers(weights)) != width:
         weights.refuse(f"{width} numbers")
@@ -70,5 +70,5 @@ def read_law(raw: Json, width: int, steepest: float = STEEPEST) -> Law:
 
 
 def read_numbers(raw: Json) -> tuple[float, ...]:
-    """Read a list of numbers. Raises the file's error for anything else."""
+    """Read a list of numbers. Raises `raw.refusal` for anything else."""
     return raw.map(Json.number)

@@ -1,4 +1,4 @@
-"""Features of a node's children, by their source: ranks, copied text, or both.
+"""Features of a node's children, for each source: a draft's ranks, copied text, or both.
 
 A logistic model (Law in inference/planner/acceptance.py) takes a row of features for each child, in
 the order in which the source proposes them. Pure.
@@ -18,24 +18,24 @@ FloatArray: TypeAlias = NDArray[np.float64]
 RANK_FEATURES = ("one", "odds", "behind", "entropy", "first", "rank", "depth")
 
 COPY_FEATURES = ("one", "length", "share", "count", "latest")
-"""Features of a copied token: a constant, log(1 + length of the match), log odds of how often the
-token followed, log(1 + times), and whether it followed last.
+"""Features of a copied token: a constant, log(1 + length of the match), log odds that the token
+followed, log(1 + times that it followed), and whether it followed last.
 """
 
 JOINT_FEATURES = ("one", "model", "copied", "chance")
-"""Features of a child that model or copies proposed: a constant, log odds of the model's chance,
-whether it is copied, and log odds of its chance as a copy.
+"""Features of a child that model or copies proposed: a constant, log odds by the model, whether the
+child is copied, and log odds as a copy.
 """
 
-EXCLUDED = -1e8  # a score below: top-k or top-p excludes this token
-SPAN = 8.0  # bound of log odds and of distances in scores
-_UNSEEN = 1e-4  # minimum mass of the tokens below those that were ranked greedily
-_FOLLOWING = 1.5  # number of perturbed scores like the next one that follow the last
-_STEP = 2.0  # distance of that next one, in e**-score
+EXCLUDED = -1e8  # lower scores mark tokens that top-k or top-p excludes
+SPAN = 8.0  # maximum absolute log odds, and maximum distance in scores
+_UNSEEN = 1e-4  # minimum probability mass of the unranked tokens, in greedy decoding
+_FOLLOWING = 1.5  # unranked tokens count as this many perturbed scores like the next one
+_STEP = 2.0  # distance of that next score from the last ranked one, in e**-score
 _MIN_SCORE, _MAX_SCORE = -40.0, 20.0  # of log-probabilities plus noise, unless excluded
-_MAX_DEPTH = 8  # bound of depths
-_MAX_MATCH = 64  # bound of a match's length
-_UNPROPOSED = 1e-3  # a model's chance for a copied token that it did not propose
+_MAX_DEPTH = 8  # greater depths count as this one
+_MAX_MATCH = 64  # longer matches count as this one
+_UNPROPOSED = 1e-3  # assumed probability, by a model, of a copied token that it did not propose
 
 
 def rank_features(
@@ -43,11 +43,11 @@ def rank_features(
 ) -> FloatArray:  # [m, k], [m] -> [m, k, F]
     """Return the RANK_FEATURES of each child of m nodes.
 
-    odds: log odds against all later tokens; their mass beyond rank k is known (greedy) or estimated
-    behind: distance of the child's score to the first child's
-    entropy: of the row, in nats
-    first, rank: whether it is the first child, and log(1 + rank)
-    depth: of the node
+    odds: log odds against all later tokens; the mass beyond rank k is known (greedy) or estimated
+    behind: distance of the child's score from the first child's
+    entropy: entropy of the row, in nats
+    first, rank: whether the child is the first, and log(1 + its rank)
+    depth: depth of the node
     """
     bounded = np.fmin(np.fmax(np.asarray(scores, dtype=np.float64), _MIN_SCORE), _MAX_SCORE)
     mass = np.empty((bounded.shape[0], bounded.shape[1] + 1))
@@ -75,9 +75,9 @@ def rank_features(
 class Following(NamedTuple):
     """A token that followed a context before.
 
-    times: how often it followed
-    rarer: how often tokens followed that are less frequent
-    latest: whether it followed when the context occurred last
+    times: how often the token followed
+    rarer: how often less frequent tokens followed
+    latest: whether the token followed when the context last occurred
     """
 
     token: int
@@ -106,7 +106,7 @@ def log_odds(chance: float) -> float:
 def joint_features(
     model: Mapping[int, float], copied: Mapping[int, float]
 ) -> tuple[list[int], FloatArray]:  # [k], [k, J]
-    """Return all tokens that either proposed, and their JOINT_FEATURES.
+    """Return all tokens that either source proposed, and their JOINT_FEATURES.
 
     model, copied: token -> probability
     """

@@ -1,5 +1,5 @@
-"""Limits of drafting's cost: the price of a draft call and of a sent node against the tokens they
-gain.
+"""Limits the cost of drafting: compares the price of a draft call, or of a sent node, with the
+tokens that it is expected to gain.
 
 Marginal rule: draft while expected extra tokens x current cost per token exceed the cost of the
 call. The cost per token is a ratio of recent sums (Dinkelbach's method for ratios). Pure: reads no
@@ -18,9 +18,9 @@ from inference.proposer import NODE_BYTES
 
 
 class Usage(NamedTuple):
-    """Time and traffic of some tokens."""
+    """Time and traffic that some tokens took."""
 
-    wall: float = 0.0  # seconds of wall-clock time of the target
+    wall: float = 0.0  # wall-clock seconds of the target
     drafting: float = 0.0  # seconds of drafting on this machine
     bytes_up: float = 0.0
     bytes_down: float = 0.0
@@ -33,10 +33,10 @@ class Usage(NamedTuple):
 
 
 class UnitPrices(NamedTuple):
-    """Price of a unit of each part of a Usage, in the unit of an objective."""
+    """The price of a unit of each field of Usage, in the unit of an objective."""
 
-    wall: float  # for a second
-    drafting: float = 0.0  # for a second
+    wall: float  # per second
+    drafting: float = 0.0  # per second
     byte_up: float = 0.0
     byte_down: float = 0.0
 
@@ -52,19 +52,19 @@ class UnitPrices(NamedTuple):
 
 
 SPEED = UnitPrices(wall=1.0)
-"""The objective of speed only: the price is the seconds themselves."""
+"""Prices for the objective of speed only: one per second of wall-clock time."""
 
 
 @dataclass
 class Prices:
-    """Prices of one proposer."""
+    """Decides for one proposer which calls and nodes are worth their price."""
 
     tariff: UnitPrices = SPEED  # price of a second and of a byte, in any unit of cost
-    holds_target: bool = False  # calls run on the target's device, so the text waits for them
-    battery: bool = False  # drafting costs a little even where the tariff has no price
-    node_seconds: float = 0.0  # a forward pass's seconds for each candidate, where the text waits
-    effort: Usage = field(default_factory=Usage)  # of lately committed tokens
-    tokens: float = 0.0  # lately committed
+    holds_target: bool = False  # whether calls run on the target's device, so the output waits
+    battery: bool = False  # whether drafting costs a little even if the tariff has no price for it
+    node_seconds: float = 0.0  # seconds that a candidate adds to a pass, if the output waits for it
+    effort: Usage = field(default_factory=Usage)  # usage of recently committed tokens
+    tokens: float = 0.0  # number of recently committed tokens
 
     @property
     def token(self) -> float:
@@ -80,7 +80,7 @@ class Prices:
         return price + self.tariff.wall if self.holds_target else price
 
     def committed(self, tokens: int, effort: Usage) -> None:
-        """Record committed tokens, and their usage."""
+        """Record the number of committed tokens, and their usage."""
         share = max(1 - tokens / TUNING.remembered_tokens, 0.0)
         self.effort = self.effort.times(share).plus(effort)
         self.tokens = self.tokens * share + tokens
@@ -88,11 +88,11 @@ class Prices:
     def width(self, gains: Sequence[float], seconds: Callable[[int], float]) -> int:
         """Return how many nodes the next call ranks; 0 if no call is worth its price.
 
-        Where the text waits for calls, the one with the best net gain is taken. Otherwise it is
-        the one with most expected tokens a second.
+        If the output waits for calls, choose the width with the best net gain. Otherwise choose
+        the width with the most expected tokens per second.
 
-        gains: expected tokens of ranking the first node, the first two, ...
-        seconds: expected seconds of a call by its width
+        gains: expected tokens gained by ranking the first node, the first two, ...
+        seconds: returns the expected seconds of a call of a width
         """
         token, second = self.token, self.drafting_second
         best, best_rate = 0, 0.0
@@ -110,7 +110,7 @@ class Prices:
         """Minimum value of a node that is worth sending.
 
         At this value, the expected token just pays for the node's bytes, and for its share of a
-        forward pass where the text waits for that.
+        forward pass if the output waits for that.
         """
         floor, token = NODE_BYTES / TUNING.token_bytes, self.token
         price = NODE_BYTES * self.tariff.byte_up + self.node_seconds * self.tariff.wall
@@ -119,9 +119,9 @@ class Prices:
 
 @lru_cache
 def widths_of(limit: int) -> tuple[int, ...]:
-    """Return the widths that are considered, up to `limit`.
+    """Return the widths of calls to consider, up to `limit`.
 
-    They are few, because some devices compile a graph for each.
+    They are few, because some devices compile a graph for each width.
     """
     powers = (1 << power for power in range(limit.bit_length()) if 1 << power < limit)
     return (*powers, limit) if limit else ()

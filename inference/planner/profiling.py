@@ -1,9 +1,9 @@
-"""Measures a model's calls on this machine, into a Times.
+"""Measures how long a model's calls take on this machine, and records it in a Times.
 
-Nothing is prefilled and no sequence is changed. Calls read the first CONTEXT tokens that a row
-caches, or the content of the first CONTEXT slots before any request. They write to slots after all
-used ones. The row's next sequence overwrites these before reading them. All calls are greedy. Not
-yet run on CUDA or Neuron hardware.
+Calls change no sequence and prefill nothing. They read the first CONTEXT tokens cached in a row or,
+before any request, whatever the first CONTEXT slots hold. They write to slots after all used ones;
+the row's next sequence overwrites these before it reads them. All calls are greedy. Not yet run on
+CUDA or Neuron hardware.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ from inference.times import TRUSTED, Shape, Times
 from inference.tree.token_tree import IntArray
 
 CONTEXT = 256
-"""Slots of context that a profiled call reads, where the model has so many."""
+"""Slots of context that a profiled call reads, or fewer if the model has fewer."""
 
 MAX_SECONDS = 5.0
-"""Maximum seconds of measuring a profile; its first two calls, the shortest, are not counted.
+"""Maximum seconds to measure a profile, not counting its first two calls, which are the shortest.
 
-Shapes for which there is no time are estimated from the measured ones.
+Shapes that cannot be measured in this time are estimated from the measured ones.
 """
 
 CALLS, ENOUGH_SECONDS = 5, 0.02
-"""A shape is called CALLS times, or until TRUSTED calls took ENOUGH_SECONDS. A shape's first
-call may be slow: the slowest sample does not count.
+"""A shape is called CALLS times, or until TRUSTED calls took ENOUGH_SECONDS. Its slowest sample
+does not count, since the first call may be slow.
 """
 
 WIDE, WIDE_SECONDS = 16, 8.0
-"""Nodes of the most informative call after that of one node: it is measured second. And seconds
-that it may take before anything else is done.
+"""Nodes of the call to measure second, the most informative one after that of one node; and the
+maximum seconds of this call before anything else is done.
 """
 
 RANKED = 8
 """Children that a profiled call of the draft ranks at each node."""
 
-PROGRESS_SECONDS = 1.0  # between two lines of progress
+PROGRESS_SECONDS = 1.0  # interval between two lines of progress
 
 Tell = Callable[[str], None]
 
 RowSlots: TypeAlias = Sequence[Slots]
-"""The slots of each row, which tell what it caches; none where nothing is cached."""
+"""The slots of each row, which show what the row caches; empty if nothing is cached."""
 
 
 class Profiler:
-    """Measures a model's calls by shape, a call at a time: one node first, then WIDE nodes, then
-    the others, the smallest first.
+    """Measures a model's calls by shape, one call at a time: first of one node, then of WIDE nodes,
+    then the other shapes, the smallest first.
 
-    shapes: of the calls, the smallest first
-    call: makes the call of a shape, beside what rows cache
-    times: gets a sample for each call
+    shapes: shapes of the calls, the smallest first
+    call: makes a call of a shape, without changing what rows cache
+    times: receives a sample for each call
 
-    most: maximum seconds in all; longest: maximum expected seconds of a call.
+    most: maximum total seconds; longest: maximum expected seconds of a call.
     """
 
     def __init__(
@@ -77,16 +77,16 @@ class Profiler:
 
     @property
     def done(self) -> bool:
-        """Whether all shapes for which there is time are measured."""
+        """Whether all shapes that the remaining time allows are measured."""
         return self._next() is None
 
     @property
     def is_representative(self) -> bool:
-        """Whether half of the shapes were measured, so that the others can be estimated."""
+        """Whether half of the shapes are measured, so that the others can be estimated."""
         return 2 * len(self._measured) >= len(self._shapes)
 
     def advance(self, cached: RowSlots = ()) -> None:
-        """Make a call, if there is time for it."""
+        """Make the next call, if there is time for it."""
         shape = self._next()
         if shape is None:
             return
@@ -105,13 +105,13 @@ class Profiler:
     def run(
         self, tell: Tell, seconds: float = math.inf, wide: float = WIDE_SECONDS
     ) -> dict[Shape, float]:
-        """Make calls until all is measured, or so many seconds are spent; return the table.
+        """Make calls until all shapes are measured or the time is spent. Return the table.
 
-        The calls of one node and of WIDE nodes are made in any case. The others may take twice the
-        seconds each.
+        The calls of one node and of WIDE nodes are made in any case. Each other call may take twice
+        the seconds.
 
-        tell: gets lines of progress
-        wide: seconds that the call of WIDE nodes may take
+        tell: called with lines of progress
+        wide: maximum seconds of the call of WIDE nodes
         """
         reported, total, longest = time.perf_counter(), self.most, self.longest
         while not self.done and (self.spent < seconds or len(self._measured) < 2):
@@ -125,7 +125,7 @@ class Profiler:
         return self.table()
 
     def table(self) -> dict[Shape, float]:
-        """The expected seconds by shape, without shapes wider than all measured ones."""
+        """Return the expected seconds by shape, without shapes wider than all measured ones."""
         return {
             shape: self.times.seconds(*shape)
             for shape in sorted(self._shapes)
@@ -134,31 +134,31 @@ class Profiler:
 
     @property
     def _measured(self) -> list[Shape]:
-        """The shapes that have samples."""
+        """Return the shapes that have samples."""
         return [shape for shape in self._shapes if self.times.samples(*shape)]
 
     def _next(self) -> Shape | None:
-        """The next shape for which there is time."""
+        """Return the next shape that the remaining time allows."""
         longest = min(self.most - self.spent, self.longest)
         return next((shape for shape in self._left if self._slowest(shape) <= longest), None)
 
     def _slowest(self, shape: Shape) -> float:
-        """Seconds of a call that grows with its nodes from a measured one; 0 without any."""
+        """Return a call's seconds, in proportion to nodes from a measured shape; 0 without any."""
         growth = {key: max(1.0, math.prod(shape) / math.prod(key)) for key in self._measured}
         return min((self.times.seconds(*key) * growth[key] for key in growth), default=0.0)
 
     def _is_enough(self, samples: Sequence[float]) -> bool:
-        """Whether these samples of a shape are enough, or all that its share of the time allows."""
+        """Whether a shape has enough samples, or all that its share of the time allows."""
         share = (self.most - self.spent + sum(samples)) / len(self._left)
         enough = len(samples) >= TRUSTED and sum(samples) > ENOUGH_SECONDS
         return enough or len(samples) >= CALLS or sum(samples) + samples[-1] >= share
 
 
 def survey_draft(model: Model, length: int, width: int) -> Profiler:
-    """Measure ranking 1, 2, 4, ... up to `width` siblings, as far as the model takes them, in one
-    call of one row.
+    """Return a Profiler of calls of one row that rank 1, 2, 4, ... up to `width` siblings, or as
+    many as the model takes.
 
-    length: positions of the model, which is the longest sequence that it was loaded for
+    length: maximum sequence length for which the model was loaded
     """
     widths = widths_of(min(width, model.max_nodes, model.capacity))
     return Profiler(
@@ -169,10 +169,10 @@ def survey_draft(model: Model, length: int, width: int) -> Profiler:
 
 
 def survey_target(model: Model, length: int, rows: int, nodes: int, times: Times) -> Profiler:
-    """Measure forward passes by their padded shape: of 1, 2, 4, ... up to `rows` rows and `nodes`
-    nodes each, as far as the model takes them.
+    """Return a Profiler of forward passes by padded shape: of 1, 2, 4, ... up to `rows` rows and
+    `nodes` nodes each, or as many as the model takes.
 
-    length: positions of the model
+    length: maximum sequence length for which the model was loaded
     """
     rows, nodes = min(rows, model.rows), min(nodes, model.max_nodes, model.capacity, length)
     shapes = {
@@ -188,10 +188,10 @@ def survey_target(model: Model, length: int, rows: int, nodes: int, times: Times
 
 
 def time_calls(model: Model, length: int, shape: Shape, calls: int) -> list[float]:
-    """Seconds of each of some forward passes of a shape, padding included. A first one, which may
-    compile or record a graph, is made before and does not count.
+    """Return the seconds of each of `calls` forward passes of a shape, padding included. An earlier
+    pass, which may compile or record a graph, does not count.
 
-    length: positions of the model
+    length: maximum sequence length for which the model was loaded
     """
     segments, samples = _chains(model, length, *shape, ()), list[float]()
     model.choose(segments)
@@ -203,9 +203,9 @@ def time_calls(model: Model, length: int, shape: Shape, calls: int) -> list[floa
 
 
 def _chains(model: Model, length: int, rows: int, nodes: int, cached: RowSlots) -> list[Segment]:
-    """Return a chain of `nodes` nodes in each of the first `rows` rows, chosen at every node.
+    """Return a chain of `nodes` nodes for each of the first `rows` rows, all of them picked.
 
-    Every target can compute it.
+    Every target can compute chains.
     """
     span, mask = min(CONTEXT, model.capacity - nodes, length - nodes), np.tri(nodes, dtype=np.bool_)
     segments = list[Segment]()
@@ -218,15 +218,13 @@ def _chains(model: Model, length: int, rows: int, nodes: int, cached: RowSlots) 
 
 
 def _context(slots: Slots, limit: int) -> NDArray[np.bool_]:  # [1, S]
-    """Return which slots hold the first tokens of a row, up to `limit`."""
+    """Return which slots hold a row's first tokens, at most `limit`."""
     first = slots.committed & (slots.positions < limit)
     return first[None, : first.tobytes().rfind(True) + 1]
 
 
 def _siblings(model: Model, length: int, width: int) -> Segment:
-    """Return one level of a tree that grows over several calls. Each node has a context of its
-    own.
-    """
+    """Return a level of a tree that grows over several calls. Each node has its own context."""
     context = min(CONTEXT, model.capacity - width, length - 1)
     slots = np.arange(context, context + width, dtype=np.int32)
     positions = np.full(width, context, dtype=np.int32)

@@ -1,8 +1,8 @@
 """Renders chat templates, which come with a model and are untrusted, in jinja2's sandbox.
 
 Templates from the user's own files are rendered in this process. A template from a target is
-rendered in a separate process with limits on time and memory, which the sandbox does not have. The
-process is started in advance, so that no chat waits for an interpreter to start.
+rendered in a separate process with limits on time and memory, which the sandbox lacks. That process
+is started in advance, so that no chat waits for an interpreter to start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RENDER_SECONDS, RENDER_BYTES = 2, 2**29
 """Maximum processor time and memory of a rendering process."""
 
 MAX_TEXT = 2**24
-"""Maximum characters that a rendering process returns."""
+"""Maximum characters that a rendering process may return."""
 
 _REFUSES = "the model's chat template refuses"
 
@@ -37,7 +37,7 @@ MAX_WAIT = 30.0
 
 
 class _Generation(Extension):
-    """Accepts the tags generation and endgeneration, which mark text for training."""
+    """Accepts the tags generation and endgeneration, which mark training text in templates."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own attribute)
 
@@ -71,8 +71,8 @@ def _now(form: str) -> str:
 
 
 def render(template: str, variables: Mapping[str, Any]) -> str:
-    """Render a template. Raises TemplateError for any exception, with the line in the template, and
-    with the index of the message that it was processing.
+    """Render a template. Raises TemplateError for any exception, with the line in the template and
+    the index of the message that the template was processing.
     """
     try:
         return _compiled(template).render(variables)
@@ -89,7 +89,7 @@ def render(template: str, variables: Mapping[str, Any]) -> str:
 
 
 def _message_at(trace: TracebackType | None, variables: Mapping[str, Any]) -> str:
-    """The message among the template's innermost variables, as a suffix; "" for none or several."""
+    """Return which message the template's innermost variables hold, as a suffix; "" if unclear."""
     at = {id(message): number for number, message in enumerate(variables.get("messages") or ())}
     numbers = set[int]()
     for frame, _ in walk_tb(trace):
@@ -99,14 +99,14 @@ def _message_at(trace: TracebackType | None, variables: Mapping[str, Any]) -> st
 
 
 class TemplateProcess:
-    """Renders each template in a new process, with limits. Thread-safe."""
+    """Renders each template in a new process with limits. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock, self._waiting = Lock(), _start()
         self._end = weakref.finalize(self, _close, self._waiting)
 
     def render(self, template: str, variables: Mapping[str, Any]) -> str:
-        """Render a template. Raises TemplateError if that fails or exceeds the limits."""
+        """Render a template. Raises TemplateError if rendering fails or exceeds the limits."""
         request = json.dumps({"template": template, "variables": variables}, default=str)
         with self._lock:
             process, self._waiting = self._waiting, _start()

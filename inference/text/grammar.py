@@ -1,8 +1,8 @@
-"""Grammars for a tokenizer, compiled by llguidance, which only this file and grammar_check.py
-import.
+"""Grammars for a tokenizer, compiled by llguidance. Only this file and grammar_check.py import
+llguidance.
 
-A grammar is checked once but compiled for each text: copies of a compiled grammar share a lexer and
-its limit, which another user's text could exhaust.
+A grammar is checked once but compiled for each request: copies of a compiled grammar share a lexer
+and its limit, which another user's request could exhaust.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ MAX_CHECKED = 1000
 """Number of recent grammars whose check result is cached."""
 
 SECONDS_AT_ONCE, SECONDS_A_STEP = 0.5, 0.003
-"""Processor time of a text's grammar: a budget that each step spends, and its refill per step. A
-step consumes a token, or computes the tokens that may follow.
+"""Processor time for a request's grammar: a budget that each step uses up, and its refill per step.
+A step consumes a token, or computes the tokens that may follow.
 """
 
 ONE_LINE: JsonCompileOptions = {
@@ -44,14 +44,14 @@ ONE_LINE: JsonCompileOptions = {
 """JSON on a single line, as most models write it. A schema can override this by "x-guidance"."""
 
 ENFORCED: JsonCompileOptions = {"lenient": False, "coerce_one_of": False}
-"""Options that no schema may override: unsupported keywords are errors."""
+"""Options that no schema may override: they make unsupported keywords errors."""
 
 
 class Grammars:
     """Compiles grammars for the tokenizer of a target or draft. Thread-safe.
 
-    vocabulary: number of token ids; no other id is ever allowed
-    stop_ids: the only ids that may follow a complete text
+    vocabulary: number of token ids; higher ids are never allowed
+    stop_ids: the only ids that may follow a complete output
     """
 
     def __init__(self, tokenizer_json: str, vocabulary: int, stop_ids: Sequence[int]) -> None:
@@ -63,12 +63,12 @@ class Grammars:
 
     @property
     def ends_texts(self) -> bool:
-        """Whether the model has a token that ends a text, which grammars need."""
+        """Whether the model has a token that ends an output, which grammars need."""
         return bool(self._stop_ids)
 
     def prepare(self) -> LLTokenizer:
         """Return the tokenizer for llguidance. The first call builds it, which takes a second for
-        150,000 ids. Raises InvalidRequest if the model has no token that ends a text.
+        150,000 ids. Raises InvalidRequest if the model has no token that ends an output.
         """
         if not self.ends_texts:
             raise InvalidRequest(
@@ -85,10 +85,10 @@ class Grammars:
             return self._tokenizer
 
     def rule(self, prompt: Sequence[int], params: SamplingParams) -> TokenRule | None:
-        """Return the token rule of a text; None if its logits are not adjusted.
+        """Return the token rule of a request; None if it adjusts no logits.
 
         Raises InvalidRequest for a grammar that cannot be compiled, or that the prompt's last
-        `made` tokens violate, and Busy.
+        `made` tokens violate, and Busy as check() does.
         """
         if not params.adjusts:
             return None
@@ -97,15 +97,15 @@ class Grammars:
         return TokenRule(prompt, params, self._matcher(params.grammar))
 
     def has_checked(self, grammar: Grammar) -> bool:
-        """Whether check() has a cached result."""
+        """Whether the result of check() is cached."""
         with self._lock:
             return grammar.digest in self._checked
 
     def check(self, grammar: Grammar) -> str:
-        """Check a grammar by compiling it in another process. Returns it in llguidance's format.
+        """Check a grammar by compiling it in another process. Return it in llguidance's format.
 
-        Raises InvalidRequest if it cannot be compiled, and Busy if this machine is too busy to
-        find out.
+        Raises InvalidRequest if it cannot be compiled, and Busy if the check timed out because
+        this machine is too busy.
         """
         from inference.text.grammar_check import check
 
@@ -177,7 +177,7 @@ def _literals(text: str) -> list[str]:
 
 
 class GrammarMatcher:
-    """The Matcher of a text. Only stop ids may follow a complete text.
+    """The Matcher of a request. Only stop ids may follow a complete output.
 
     words: number of 32-bit words of a bit set of token ids
     """
@@ -185,7 +185,7 @@ class GrammarMatcher:
     def __init__(
         self, tokenizer: LLTokenizer, grammar: str, vocabulary: int, stop_ids: Sequence[int]
     ) -> None:
-        """Raises InvalidRequest if the grammar cannot be compiled, or allows no text."""
+        """Raises InvalidRequest if the grammar cannot be compiled, or allows no output."""
         from inference.text.grammar_check import begin
 
         self.words = -(-vocabulary // 32)
@@ -193,7 +193,7 @@ class GrammarMatcher:
         self._ended = 0  # number of consumed stop ids
         self._budget, self._error = SECONDS_AT_ONCE, ""  # processor time; error of the matcher
         self._state = begin(tokenizer, grammar)
-        self.fill(np.zeros(self.words, dtype=np.int32))  # fails now if the grammar cannot begin
+        self.fill(np.zeros(self.words, dtype=np.int32))  # fails now if no token may come first
 
     def consume(self, token: int) -> bool:
         stops = token in self._stop_ids
@@ -222,7 +222,7 @@ class GrammarMatcher:
         return () if self._ended else self._timed(self._state.compute_ff_tokens)
 
     def _timed(self, work: Callable[[], T]) -> T:
-        """Run a step and charge its processor time. Raises InvalidRequest if the text fails."""
+        """Run a step and charge its processor time. Raises InvalidRequest if it fails."""
         from inference.text.grammar_check import error_of
 
         began = time.thread_time()

@@ -2,7 +2,7 @@
 
 llguidance limits the work of its masks, but not all work of its compiler, which cannot be
 interrupted: multiples of a large number, or many patterns for the same text, can take hours. So a
-grammar is compiled here before any other process compiles it.
+grammar is compiled in this process before any other process compiles it.
 
 The process serves many grammars. It reads a JSON string per line, and writes the reason why the
 grammar cannot be compiled, or an empty string.
@@ -63,7 +63,7 @@ def error_of(matcher: LLMatcher) -> str:
 
 
 def check(grammar: str) -> str | None:
-    """Return why a grammar cannot be compiled: "" if it can, None if the check timed out."""
+    """Return why a grammar cannot be compiled; "" if it can be, None if the check timed out."""
     try:
         checker = _idle.pop()
     except IndexError:
@@ -96,7 +96,7 @@ class _Checker:
         return self._process.poll() is None
 
     def check(self, grammar: str) -> str | None:
-        """See check(). The process ends if the grammar exceeds a limit."""
+        """Check a grammar, see check() above. The process ends if the grammar exceeds a limit."""
         process, late = self._process, threading.Event()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -132,7 +132,7 @@ class _Checker:
 
 
 _idle: list[_Checker] = []
-"""At most one idle process for the next grammar."""
+"""The idle process, at most one, that checks the next grammar."""
 
 
 def _end_idle() -> None:
@@ -159,7 +159,7 @@ class _Bytes:
 
 
 def byte_tokenizer() -> LLTokenizer:
-    """A tokenizer with a token per byte, for grammars without a model."""
+    """Return a tokenizer with a token per byte, to check grammars without a model."""
     from llguidance import TokenizerWrapper
 
     return LLTokenizer(TokenizerWrapper(_Bytes()))

@@ -1,7 +1,7 @@
 """Converts a stream of token ids to text, by the bytes of each token.
 
 The bytes of a character may be spread over several tokens, and a decoder's output for a token
-depends on the tokens before it. So bytes are joined first, and characters are decoded from them.
+depends on the tokens before it. So bytes are joined first, and then decoded to characters.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Protocol
 import tokenizers
 
 _CHARACTER_BYTES = 4
-"""Maximum bytes of a character in UTF-8, and so of the tokens that it spans."""
+"""Maximum bytes of a character in UTF-8, and so maximum tokens that a character spans."""
 
 _PRINTED = (*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _HIDDEN = [byte for byte in range(256) if byte not in _PRINTED]
 _BYTES = {chr(byte): byte for byte in _PRINTED} | {
     chr(256 + place): byte for place, byte in enumerate(_HIDDEN)
 }
-"""The byte that each letter stands for in byte-level vocabularies."""
+"""Letter -> the byte that it represents in byte-level vocabularies."""
 
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 """A token for a single byte in vocabularies with byte fallback."""
 
 
 class TokenBytes:
-    """Computes the bytes of tokens by the tokenizer's decoder."""
+    """Computes the bytes of tokens with the tokenizer's decoder."""
 
     def __init__(self, rules: tokenizers.Tokenizer) -> None:
         self._rules = rules
@@ -42,15 +42,15 @@ class TokenBytes:
         self._byte_level, self._byte_fallback = "ByteLevel" in steps, "ByteFallback" in steps
 
     def of(self, token: int) -> bytes:
-        """The bytes of a token in the middle of a text; of an added token, its content."""
+        """Return the bytes of a token in the middle of a text; for an added token, its content."""
         if token in self._added:
             return self._added[token][0].encode()
         return self.after(self._ordinary, token) or b""
 
     def after(self, before: int | None, token: int) -> bytes | None:
-        """The bytes that a token adds to a text; None if text never shows it (special tokens).
+        """Return the bytes that a token adds to a text; None for a special token, which adds none.
 
-        before: the previous token that the text shows; None at the beginning
+        before: the previous token that is not special; None at the beginning
         """
         piece = self._rules.id_to_token(token)
         if piece is None or (token in self._added and self._added[token][1]):
@@ -65,15 +65,15 @@ class TokenBytes:
         return self._decode([*context, token])[len(self._decode(context)) :].encode()
 
     def _context(self, before: int) -> list[int]:
-        """Tokens to decode together with the next token. An ordinary token comes first, since
-        decoders may strip the beginning. A single byte is omitted, since it would join the next.
+        """Return tokens to decode together with the next token. An ordinary token comes first,
+        since decoders may strip the beginning. A single byte is left out: the next could join it.
         """
         start = [] if self._ordinary is None else [self._ordinary]
         return start if self._byte(before) is not None else [*start, before]
 
     @cached_property
     def _ordinary(self) -> int | None:
-        """The first token that is a word or a letter, if any."""
+        """Return the first token that is a word or a letter, if any."""
         for token in range(self._rules.get_vocab_size()):
             if (
                 self._byte(token) is None
@@ -99,15 +99,15 @@ class Spelling(Protocol):
 class TextStream:
     """Converts the tokens after a prompt to text, in whole characters.
 
-    Invalid bytes become U+FFFD. A character that begins in the prompt belongs to the text that
-    completes it.
+    Invalid bytes become U+FFFD. A character that begins in the prompt and is completed after it is
+    part of the text.
     """
 
     def __init__(self, spelling: Spelling, prompt: Sequence[int]) -> None:
         self._spelling = spelling
         self._letters = getincrementaldecoder("utf-8")("replace")
         self._before: int | None = None
-        self._begun = ""  # how the prompt shows the incomplete character at its end
+        self._begun = ""  # the incomplete character at the prompt's end, as decoded alone
         shown = (token for token in reversed(prompt) if spelling.after(token, token) is not None)
         tail = [token for token, _ in zip(shown, range(_CHARACTER_BYTES), strict=False)]
         for token in reversed(tail):
@@ -124,7 +124,7 @@ class TextStream:
         return self._letters.getstate()[0]
 
     def push(self, token: int) -> str:
-        """Add a token. Returns the text that it completes, empty within a character."""
+        """Add a token. Return the text that it completes; empty within a character."""
         added = self._spelling.after(self._before, token)
         if added is None:
             return ""
@@ -132,10 +132,10 @@ class TextStream:
         return self._own(self._letters.decode(added))
 
     def finish(self) -> str:
-        """The rest of the text, after the last token."""
+        """Return the rest of the text, after the last token."""
         return self._own(self._letters.decode(b"", final=True))
 
     def _own(self, text: str) -> str:
-        """The text without the part that the prompt shows already."""
+        """Return the text without the part that belongs to the prompt."""
         begun, self._begun = self._begun, "" if text else self._begun
         return text.removeprefix(begun) if text else ""

@@ -1,4 +1,4 @@
-"""Converts between text and token ids, including chats by the model's chat template."""
+"""Converts between text and token ids; chats are formatted by the model's chat template."""
 
 from __future__ import annotations
 
@@ -69,16 +69,16 @@ class Tokenizer:
         self._rules, self._named, self._templates = stored
         self.vocabulary = max(self.ids().values(), default=-1) + 1
         self._bytes = TokenBytes(self._rules)
-        self._foreign = frozenset[str]()  # templates from a target
+        self._foreign = frozenset[str]()  # chat templates received from a target
 
     @property
     def settings(self) -> TokenizerSettings:
-        """Everything beside the vocabulary that affects prompts and texts."""
+        """Everything except the vocabulary that affects encoding and decoding."""
         return self._summary[1]
 
     def fingerprint(self) -> str:
         """A hash of all that determines the ids of a text: token ids, special tokens, merges,
-        normaliser and pre-tokeniser. It excludes the files' exact bytes, vocabulary padding and the
+        normaliser and pre-tokeniser. It ignores the files' exact bytes, vocabulary padding and the
         decoder, which differ between models of a family.
         """
         return self._summary[0]
@@ -103,9 +103,9 @@ class Tokenizer:
         return _fingerprint(backend, self.ids()), settings
 
     def with_settings(self, settings: TokenizerSettings) -> Tokenizer:
-        """A copy of this tokenizer with the settings of a target.
+        """Return a copy of this tokenizer with the settings of a target.
 
-        Raises Mismatch if ids of the two differ, or the settings are invalid.
+        Raises Mismatch if the ids of both differ, or the settings are invalid.
         """
         if reason := self.settings.disagreement(settings):
             raise Mismatch(reason)
@@ -133,7 +133,7 @@ class Tokenizer:
         return self._template(tools=True)
 
     def _template(self, *, tools: bool) -> str:
-        """The chat template that the transformers library would use; empty for none."""
+        """Return the chat template that the transformers library would use; empty for none."""
         default = self._templates.get(DEFAULT, "")
         return self._templates.get(TOOL_USE, default) if tools else default
 
@@ -148,7 +148,7 @@ class Tokenizer:
         return frozenset() if token is None else frozenset({token})
 
     def special_tokens(self, texts: Iterable[str]) -> dict[int, str]:
-        """Those of the texts that are special tokens, by id. Decoded text omits these tokens."""
+        """Return which of the texts are special tokens, by id. Decoded text omits these tokens."""
         added, contents = self._rules.get_added_tokens_decoder(), set(texts)
         return {
             token: entry.content
@@ -157,20 +157,20 @@ class Tokenizer:
         }
 
     def to_json(self) -> str:
-        """The tokenizer in the format of tokenizer.json."""
+        """Return the tokenizer in the format of tokenizer.json."""
         return str(self._rules.to_str())
 
     def ids(self) -> dict[str, int]:
-        """The id of every token."""
+        """Return a mapping from every token to its id."""
         return dict(self._rules.get_vocab())
 
     def id_of(self, token: str) -> int | None:
-        """The id of a token; None if it is not in the vocabulary."""
+        """Return the id of a token; None if the vocabulary lacks it."""
         token_id: int | None = self._rules.token_to_id(token)
         return token_id
 
     def encode(self, prompt: str, *, chat: bool = False) -> list[int]:
-        """Token ids of a raw prompt, or of a chat's first turn.
+        """Return the token ids of a raw prompt, or of a chat's first turn.
 
         A raw prompt gets a beginning-of-text token if the tokenizer has one. Raises InvalidRequest
         for an empty prompt, and for a chat without a chat template.
@@ -189,12 +189,12 @@ class Tokenizer:
         *,
         continues: bool = False,
     ) -> list[int]:
-        """Token ids of a chat, up to the beginning of the assistant's next message.
+        """Return the token ids of a chat, up to the beginning of the assistant's next message.
 
         messages: mappings with `role`, `content`, and other fields that the template uses
         tools: functions that the model may call, in the format of OpenAI's API
         variables: other variables of the template, such as enable_thinking
-        continues: the model continues the last message instead
+        continues: whether the model continues the last message instead of starting a new one
 
         Raises InvalidRequest without a chat template, and if the template fails.
         """
@@ -233,15 +233,15 @@ class Tokenizer:
         return list(self._rules.encode(text, add_special_tokens=special).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, without special tokens."""
+        """Return the text of token ids, without special tokens."""
         return str(self._rules.decode(list(ids), skip_special_tokens=True))
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes of a token, including special tokens. They may be part of a character."""
+        """Return the bytes of a token, also of a special one. They may be part of a character."""
         return self._bytes.of(token)
 
     def stream(self, prompt: Sequence[int]) -> TextStream:
-        """A stream that converts the ids after `prompt` to text piece by piece."""
+        """Return a stream that converts the ids after `prompt` to text piece by piece."""
         return TextStream(self._bytes, prompt)
 
 
@@ -290,12 +290,12 @@ def _of_directory(directory: Path) -> _Stored:
 
 
 def _content(token: str | Mapping[str, Any]) -> str:
-    """The text of a token, which files store as a string or with matching options."""
+    """Return the text of a token, which files store as a string or with matching options."""
     return token if isinstance(token, str) else str(token["content"])
 
 
 def _of_gguf(path: Path) -> _Stored:
-    """The tokenizer in a GGUF file. Creating it takes many seconds, so it is cached on disk."""
+    """Return the tokenizer in a GGUF file, cached on disk since creating it takes many seconds."""
     state = path.stat()
     facts = f"{path.resolve()} {state.st_size} {state.st_mtime_ns} {tokenizers.__version__}"
     cache = cache_directory("tokenizers") / f"{hashlib.sha256(facts.encode()).hexdigest()}.json"
@@ -309,7 +309,7 @@ def _of_gguf(path: Path) -> _Stored:
 
 
 def _made_of_gguf(path: Path) -> _Stored:
-    """Create the tokenizer of a GGUF file by transformers."""
+    """Create the tokenizer of a GGUF file with transformers."""
     require("torch", f"{path} without its checkpoint's tokenizer.json beside it", "transformers")
     from transformers import AutoTokenizer
 
@@ -319,11 +319,11 @@ def _made_of_gguf(path: Path) -> _Stored:
 
 
 def _flaw(error: UnicodeEncodeError) -> str:
-    """Why a text cannot be encoded: a byte of the command line that is not UTF-8, or half of a
-    surrogate pair.
+    """Return why a text cannot be encoded: the command line has a byte that is not UTF-8, or the
+    text has half of a surrogate pair.
     """
     half = ord(error.object[error.start])
-    if 0xDC80 <= half <= 0xDCFF:  # how Python decodes such bytes in arguments
+    if 0xDC80 <= half <= 0xDCFF:  # Python decodes invalid bytes in arguments to these
         byte = f"byte 0x{half - 0xDC00:02x} at position {error.start}"
         return f"UTF-8: {byte}; convert it, as with iconv -t utf-8"
     return f"Unicode: half of a surrogate pair (U+{half:04X}) at position {error.start}"

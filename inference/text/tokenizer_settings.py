@@ -1,8 +1,8 @@
-"""Tokenizer settings: everything but vocabulary and merges that affects prompts and texts.
+"""Tokenizer settings: everything but vocabulary and merges that affects encoding and decoding.
 
-A target sends its settings to clients, since the draft's files may differ: in the chat template,
-the first token, or an extra token. The vocabulary and merges are megabytes and must be equal
-anyway, so a hash of them is enough.
+A target sends its settings to clients, since the draft's files may differ in the chat template, the
+first token, or an extra token. The vocabulary and merges are megabytes and must be equal anyway, so
+a hash of them is enough.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class TokenizerSettings:
     """Settings of a tokenizer.
 
     vocabulary: the highest token id plus one
-    cores: two hashes of vocabulary, merges, normaliser and pre-tokeniser: with added tokens and
-        without, since only some files list them in the vocabulary
+    cores: two hashes of vocabulary, merges, normaliser and pre-tokeniser: with and without added
+        tokens, since only some files list added tokens in the vocabulary
     added: the added tokens in the format of tokenizer.json
     post_processor, decoder: in the format of tokenizer.json
     named: special tokens by their names in chat templates, such as eos_token
@@ -61,7 +61,7 @@ class TokenizerSettings:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the content, in hexadecimal digits."""
+        """SHA-256 of the content, in hexadecimal."""
         return hashlib.sha256(self.content).hexdigest()
 
     def check_size(self) -> None:
@@ -108,7 +108,7 @@ class TokenizerSettings:
         )
 
     def disagreement(self, settings: TokenizerSettings) -> str:
-        """Why a common id of two tokenizers has different meanings; empty if none has."""
+        """Return why an id has different meanings in two tokenizers; empty if none does."""
         if not {*self.cores} & {*settings.cores}:
             return "their vocabularies, or their rules for splitting text, differ"
         mine, theirs = self.ids, settings.ids
@@ -127,9 +127,9 @@ class TokenizerIdentity(NamedTuple):
     settings: TokenizerSettings | None = None
 
     def disagreement(self, identity: TokenizerIdentity) -> str:
-        """Why a draft and a target with these tokenizers do not match; empty if they do.
+        """Return why a draft and a target with these tokenizers do not match; empty if they do.
 
-        See TokenizerSettings.disagreement(). Unless both have settings, the fingerprints have to be
+        See TokenizerSettings.disagreement(). Unless both have settings, the fingerprints must be
         equal.
         """
         if self.settings is not None and identity.settings is not None:
@@ -139,7 +139,7 @@ class TokenizerIdentity(NamedTuple):
 
 
 def read_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """The chat templates of a directory by name: from separate files, otherwise from
+    """Return the chat templates of a directory by name: from separate files, otherwise from
     tokenizer_config.json, whose content is `settings`.
     """
     paths = sorted((directory / TEMPLATES).glob("*.jinja"))
@@ -152,7 +152,7 @@ def read_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, st
 
 
 def named_templates(templates: Any) -> dict[str, str]:
-    """Chat templates by name, from a single template, a list of named ones, or a mapping."""
+    """Return chat templates by name, from a single template, a list of named ones, or a mapping."""
     if isinstance(templates, Mapping):
         return {str(name): str(template) for name, template in templates.items()}
     if isinstance(templates, list):
@@ -161,7 +161,7 @@ def named_templates(templates: Any) -> dict[str, str]:
 
 
 def core_hashes(backend: Mapping[str, Any]) -> list[str]:
-    """TokenizerSettings.cores for the content of a tokenizer.json."""
+    """Return TokenizerSettings.cores for the content of a tokenizer.json."""
     added = {token["content"] for token in backend["added_tokens"]}
     return [_core_hash(backend, without) for without in (set[str](), added)]
 
@@ -185,7 +185,7 @@ def _core_hash(backend: Mapping[str, Any], added: set[str]) -> str:
 
 
 def without_defaults(value: Any) -> Any:
-    """The value without null and false, which only some library versions write."""
+    """Return the value without null and false, which only some library versions write."""
     if isinstance(value, dict):
         return {
             key: without_defaults(item) for key, item in value.items() if item not in (None, False)

@@ -1,1 +1,1 @@
-"""Trees of tokens, candidates, and how they are accepted."""
+"""Token trees, candidates, and their acceptance."""

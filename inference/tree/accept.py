@@ -1,7 +1,8 @@
-"""Acceptance: the candidates of a tree that the target accepts, and the token that it adds.
+"""Acceptance: which candidates of a tree the target accepts, and the token that it adds.
 
-The target chooses a token at every node, and a walk follows them down the tree. The output is exact
-for any tree, proposer, policy or network: the target's token at a node never depends on candidates.
+The target chooses a token at every node, and a walk follows these choices down the tree. The output
+is exact for any tree, proposer, policy or network, because the target's choice at a node depends
+only on the tokens before it.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ class Verdict(NamedTuple):
 
 
 def accept_matches(trees: Sequence[TokenTree], chosen: Sequence[IntArray]) -> list[Verdict]:
-    """The verdict of each tree: a walk from the root while the token chosen at a node is one of its
-    children. All walks are computed at once, since a forward pass has many sessions.
+    """Return the verdict on each tree: walk down from the root while the chosen token is a child.
+    All walks are computed at once, since a forward pass has many sessions.
 
-    chosen: [trees] the target's token at each node of the tree, [n].
+    chosen: [trees] the target's choice at each node of the tree, [n].
     """
     tokens, choices = np.concatenate([tree.tokens for tree in trees]), np.concatenate(chosen)
     sizes = np.array([len(tree.tokens) for tree in trees])
@@ -34,13 +35,13 @@ def accept_matches(trees: Sequence[TokenTree], chosen: Sequence[IntArray]) -> li
     above[roots] = roots
     met = tokens == choices[above]  # the target chose the node, if its walk reached the parent
     met[roots] = True
-    while True:  # `above` looks twice as far up in each turn
+    while True:  # `above` looks twice as far up in each iteration
         met &= met[above]
         further = above[above]
         if np.array_equal(further, above):
             break
         above = further
-    nodes = met.nonzero()[0]  # the walks one after another, since children stand after parents
+    nodes = met.nonzero()[0]  # one walk after another, each in order: children follow parents
     begins = np.searchsorted(nodes, roots)
     ends = np.append(begins[1:], len(nodes))
     walked = (nodes - roots.repeat(ends - begins)).tolist()

@@ -1,9 +1,9 @@
-"""The candidates of a session: unverified nodes below the last committed token.
+"""The candidates of a session: unverified nodes after the last committed token.
 
-Proposers append nodes at any moment and get no answer. A node's parent is an earlier node of the
-same stream, or a committed token. A node whose parent was pruned meanwhile is dropped. A node whose
-token is already committed at its position refers to that position from then on, so its children
-are accepted. Pure: no clock, no model, no network.
+Proposers append nodes at any time and get no reply. A node's parent is an earlier node of the same
+stream, or a committed token. A node whose parent was pruned meanwhile is dropped. If a node's token
+was committed meanwhile, the node's number refers to the committed token, so that its children can
+still be added. Pure: no clock, no model, no network.
 
 All sessions together have tens of thousands of candidates. A forward pass's best nodes are selected
 for all sessions at once (inference/engine/selection.py).
@@ -23,15 +23,15 @@ from inference.proposer import MAX_CANDIDATES, Nodes
 from inference.tree.growing_tree import EMPTY, NOWHERE, PLACE, GrowingTree, Mark
 
 REMEMBERED_NUMBERS = 4096
-"""How many of a stream's latest numbers may be used as parents. Also how many of the latest
-committed candidates a number may resolve to.
+"""How many of a stream's latest node numbers may be used as parents. Also how many of the latest
+committed candidates a number may refer to.
 """
 
 MIN_CHANCE, SUREST = 2.0**-64, 1 - 2.0**-20
-"""Bounds to which an edge's chance is clamped, so that a node always ranks behind its parent."""
+"""Bounds to which an edge's probability is clamped, so that a node ranks after its parent."""
 
 _KEPT_WHEN_FULL = 0.75
-_ROUNDING = 1e-9  # tolerance of a cost that is the difference of two ranks
+_ROUNDING = 1e-9  # tolerance of a cost computed as the difference of two ranks
 
 
 class Dropped(NamedTuple):
@@ -42,22 +42,22 @@ class Dropped(NamedTuple):
 
 
 Calibrate: TypeAlias = Callable[[int, int, float], float]
-"""Calibrate(proposer, depth, claimed chance) -> calibrated chance. The first level has depth 1."""
+"""Calibrate(proposer, depth, claimed) -> calibrated probability. The first level has depth 1."""
 
 Claims: TypeAlias = Mapping[int, Mapping[int, float]]
-"""Chances that proposers claimed for a node's children: proposer -> token -> claimed chance."""
+"""Probabilities claimed for a node's children: proposer -> token -> claimed probability."""
 
 Target: TypeAlias = int
-"""Target of a node's number: the mark of a node, ~position of a committed token, or NOWHERE."""
+"""What a node's number refers to: mark of a node, ~position of a committed token, or NOWHERE."""
 
 
 class ProposalStream:
-    """A stream of proposals for one session, from its beginning until it leaves.
+    """A stream of proposals for one session, from join() to leave().
 
     arrived: nodes that have arrived
     known: nodes that had arrived when the last forward pass began
-    wake: called at each progress of the session; None without a listener
-    numbers, targets: targets of the latest numbers: number n is at index n % REMEMBERED_NUMBERS
+    wake: called whenever the session progresses; None without a listener
+    numbers, targets: the latest numbers and their targets, number n at n % REMEMBERED_NUMBERS
     """
 
     __slots__ = ("arrived", "known", "numbers", "targets", "wake")
@@ -70,12 +70,12 @@ class ProposalStream:
 
 
 class CandidateTree(GrowingTree):
-    """Candidates below the last token of a text, which is the root.
+    """Candidates below the root, which is the last committed token.
 
-    text: the session's committed tokens; the session appends them, after `commit`.
+    text: the session's committed tokens, to which the session appends after `commit`.
     limit: maximum candidates.
-    accepted: committed tokens that were candidates, computed in their forward or not.
-    deepest: an upper bound of all candidates' positions.
+    accepted: number of committed tokens that were candidates, computed in a forward pass or not.
+    deepest: upper bound of all candidates' positions.
     streams: streams of proposals that have not left.
     """
 
@@ -95,12 +95,12 @@ class CandidateTree(GrowingTree):
         return self.streams[-1]
 
     def leave(self, stream: ProposalStream) -> None:
-        """End a stream: its later nodes are dropped; its candidates remain. Idempotent."""
+        """End a stream: later nodes are dropped, but its candidates remain. Idempotent."""
         if stream in self.streams:
             self.streams.remove(stream)
 
     def append(self, stream: ProposalStream, nodes: Nodes, calibrate: Calibrate) -> Dropped:
-        """Add the nodes below their parents; returns how many were dropped."""
+        """Add nodes below their parents. Return how many were dropped."""
         if stream not in self.streams or not nodes.tokens:
             return Dropped(late=len(nodes.tokens))
         stream.arrived = max(stream.arrived, nodes.end)
@@ -128,28 +128,28 @@ class CandidateTree(GrowingTree):
 
     @property
     def live(self) -> int:
-        """Number of candidates now."""
+        """Current number of candidates."""
         return len(self.marks) - len(self._free) - 1
 
     @property
     def places(self) -> int:
-        """Places in the arrays that are, or were, in use."""
+        """Number of places in the arrays that are, or were, in use."""
         return len(self.marks)
 
     def present_ranks(self) -> NDArray[np.float64]:  # [places]
-        """Rank of each place: the root's is the lowest, EMPTY marks an empty place."""
+        """Return the rank of each place: the root's is the lowest; EMPTY at an empty place."""
         if self._raised:
             self._rank_anew()
         return self.ranks[: len(self.marks)]
 
     def begin_pass(self, places: NDArray[np.intp]) -> None:
-        """Protect the nodes of the forward pass that begins now: none is shed before `commit`."""
+        """Protect the nodes of the forward pass that begins now from being dropped by _shed()."""
         self._in_pass = places
 
     def commit(self, tokens: Sequence[int]) -> list[Claims]:
         """Commit tokens: the last one is the new root, and nodes that are not below it are removed.
 
-        Returns the claims at the nodes where the tokens were chosen, [tokens].
+        Return the claims for children of the node at which each token was chosen, [tokens].
         """
         path = self.walk(tokens)
         claims = [self._claims.get(node, {}) for node in path[: len(tokens)]]
@@ -164,13 +164,13 @@ class CandidateTree(GrowingTree):
         return [*claims, *[{}] * (len(tokens) - len(claims))]
 
     def _live(self, target: Target) -> Mark:
-        """The node of a number; NOWHERE when it can have no more children."""
+        """Return the node of a target; NOWHERE if children can no longer be added there."""
         if self._committed.get(target, ~target) == self.position:
             return self.root
         return target if target > NOWHERE and self.lives(target) else NOWHERE
 
     def _add(self, above: Mark, token: int, chance: float) -> Mark:
-        """Add a child, or raise the chance of an existing one; returns its mark."""
+        """Add a child, or raise the probability of an existing child. Return its mark."""
         cost = -math.log(min(max(chance, MIN_CHANCE), SUREST))
         child = self.children.get(above, {}).get(token)
         if child is None:
@@ -181,16 +181,16 @@ class CandidateTree(GrowingTree):
         return child
 
     def _passed(self, above: Target, token: int) -> Target:
-        """Target of a token whose parent is committed and not the root.
+        """Return the target of a node whose parent is a committed token before the root.
 
-        It is NOWHERE unless the target has committed this token there.
+        It is NOWHERE unless this node's token was committed after its parent.
         """
         position = self._committed.get(above, ~above) + 1
         is_committed = 0 < position <= self.position and self.text[position] == token
         return ~position if is_committed else NOWHERE
 
     def _rank_anew(self) -> None:
-        """Recompute ranks after chances were raised: a rank is the sum of the costs on the path."""
+        """Recompute ranks after edges changed: a rank is the sum of the costs on the path."""
         root, used = self.root & PLACE, len(self.marks)
         ranks = self.ranks[:used]
         rank = ranks.item(root)
@@ -198,15 +198,15 @@ class CandidateTree(GrowingTree):
         above[root] = root
         costs = ranks - ranks[above]
         costs[[node & PLACE for node in self._raised]] = list(self._raised.values())
-        while (above != root).any():  # pointer doubling: each step looks twice as far up
+        while (above != root).any():  # pointer doubling: each iteration looks twice as far up
             costs += costs[above]
             above = above[above]
         ranks[:] = rank + costs
         self._raised.clear()
 
     def _shed(self) -> int:
-        """Drop the least valuable candidates, but no nodes of a running forward pass; returns how
-        many.
+        """Drop the least valuable candidates, but no nodes of a running forward pass. Return the
+        number of dropped nodes.
         """
         ranks = self.present_ranks()
         dropped = ranks < EMPTY

@@ -1,8 +1,8 @@
-"""A tree of candidates below the last committed token. It grows, and its root follows the text.
+"""A growing tree of candidates, whose root is always the last committed token.
 
-Draft and target use the same tree. A node has an index in flat arrays (its place), which is reused
-after the node is removed, and a mark, which is unique. Ranks are sums from the beginning of the
-text, so a new root changes neither ranks nor their order. Pure: no clock, no model, no network.
+Draft and target use the same class. A node has an index in flat arrays (its place), which is reused
+after the node is removed, and a unique mark. Ranks are sums since the first root, so a new root
+changes neither ranks nor their order. Pure: no clock, no model, no network.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ EMPTY = np.inf
 class GrowingTree:
     """Nodes below the root, the last committed token.
 
-    position: position of the root in the text.
-    nodes: [3, size] the rows `tokens`, `parents` and `positions`, which are views of it.
+    position: position of the root in the sequence.
+    nodes: [3, size] its rows are `tokens`, `parents` and `positions`, which are views.
     parents: place of the node's parent; -1 for the root.
-    positions: position of the node's token in the text.
-    ranks: [size] minus the logarithm of the node's value (the product of the chances on its path),
-        or EMPTY at an empty place.
+    positions: position of the node's token in the sequence.
+    ranks: [size] minus the logarithm of the node's value (the product of the probabilities on its
+        path), or EMPTY at an empty place.
     marks: [places used so far] the mark of the latest node at each place.
-    children: token -> child, by node; of the nodes that have, or had, children.
+    children: node -> token -> child, for nodes that have, or had, children.
     """
 
     root: Mark
@@ -60,7 +60,7 @@ class GrowingTree:
 
     @property
     def depths(self) -> IntArray:  # [size]
-        """Edges between the root and the node at each place."""
+        """Number of edges between the root and the node at each place."""
         depths: IntArray = self.positions - self.position
         return depths
 
@@ -75,7 +75,7 @@ class GrowingTree:
         return self.positions.item(node & PLACE)
 
     def parent(self, node: Mark) -> Mark:
-        """The parent of a node; NOWHERE for the root."""
+        """Return the parent of a node; NOWHERE for the root."""
         place = self.parents.item(node & PLACE)
         return NOWHERE if place < 0 else self.marks[place]
 
@@ -85,7 +85,7 @@ class GrowingTree:
         return self.marks[place] == node and self.ranks.item(place) < EMPTY
 
     def path(self, node: Mark) -> list[int]:
-        """Tokens from the root, without it, to the node."""
+        """Return the tokens on the path from the root (excluded) to the node."""
         tokens = list[int]()
         while above := self.parent(node):
             tokens.append(self.token(node))
@@ -93,7 +93,7 @@ class GrowingTree:
         return tokens[::-1]
 
     def walk(self, tokens: Sequence[int]) -> list[Mark]:
-        """The root and its descendants along these tokens, as far as they are in the tree."""
+        """Return the root and its descendants along these tokens, as far as the tree has them."""
         path = [self.root]
         for token in tokens:
             child = self.children.get(path[-1], {}).get(token)
@@ -103,7 +103,7 @@ class GrowingTree:
         return path
 
     def add_node(self, token: int, parent: int, position: int, rank: float) -> Mark:
-        """Store a node without making it a child. parent: place of its parent, or -1."""
+        """Store a node without adding it to `children`. parent: place of its parent, or -1."""
         marks, free = self.marks, self._free
         if not free:
             free.append(len(marks))
@@ -120,7 +120,7 @@ class GrowingTree:
         return mark
 
     def add_child(self, above: Mark, token: int, rank: float) -> Mark:
-        """Add a child with a token that no other child of the node has."""
+        """Add a child. No other child of the node may have the same token."""
         place = above & PLACE
         child = self.add_node(token, place, self.positions.item(place) + 1, rank)
         self.children.setdefault(above, {})[token] = child
@@ -129,8 +129,8 @@ class GrowingTree:
     def advance(self, tokens: Sequence[int]) -> tuple[list[Mark], list[Mark]]:
         """Commit tokens: the last one is the new root, and nodes that are not below it are removed.
 
-        Returns the committed nodes, the former root first, and all other removed nodes.
-        Their places are reused by the next add_node().
+        Return the committed nodes, beginning with the former root, and all other removed nodes.
+        add_node() may reuse their places.
         """
         passed, node = list[Mark](), self.root
         for token in tokens:
@@ -147,11 +147,11 @@ class GrowingTree:
         return passed, removed[len(passed) :]
 
     def clear(self) -> list[Mark]:
-        """Remove all nodes below the root; returns them."""
+        """Remove and return all nodes below the root."""
         return self.prune(list(self.children.pop(self.root, {}).values()))
 
     def prune(self, removed: list[Mark]) -> list[Mark]:
-        """Remove nodes that have no parent any more, and all nodes below; returns all of them."""
+        """Remove nodes whose parent is gone, and all nodes below. Return all removed nodes."""
         children = self.children
         for node in removed:  # the list grows during the loop
             if below := children.pop(node, None):

@@ -1,7 +1,7 @@
-"""The token tree: two arrays, tokens and parents, that a forward pass takes.
+"""The token tree, as a forward pass takes it: two arrays, tokens and parents.
 
 Node 0 is the root, the last committed token. A parent always comes before its children, so mask,
-depths and children are derived in one pass. Independent of models, caches and networks.
+depths and children are derived in a single loop. Independent of models, caches and networks.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class TokenTree:
 
     @classmethod
     def chain(cls, tokens: ArrayLike) -> TokenTree:
-        """A tree without branches: a chunk of a prompt, or a chain of candidates."""
+        """Return a tree without branches: a chunk of a prompt, or a chain of candidates."""
         ids = _int32(tokens, "tokens")
         return cls(ids, np.arange(-1, len(ids) - 1, dtype=np.int32))
 
@@ -81,7 +81,7 @@ class TokenTree:
 
     @cached_property
     def depths(self) -> IntArray:  # [n]
-        """Edges between the root and each node."""
+        """Number of edges between the root and each node."""
         depths = [0]
         for parent in self.parents[1:].tolist():
             depths.append(depths[parent] + 1)
@@ -89,20 +89,20 @@ class TokenTree:
 
     @cached_property
     def mask(self) -> NDArray[np.bool_]:  # [n, n]
-        """The attention mask. mask[i, j]: node j is node i or an ancestor of it."""
+        """The attention mask. mask[i, j]: node j is node i or an ancestor of node i."""
         return _sight(self.parents)
 
     def prefix(self, nodes: int) -> TokenTree:
-        """The tree of the first `nodes` nodes, or the whole tree if it has fewer."""
+        """Return the tree of the first `nodes` nodes, or the whole tree if it has fewer."""
         return self if len(self) <= nodes else TokenTree(self.tokens[:nodes], self.parents[:nodes])
 
 
 def trees_of(
     tokens: IntArray, parents: IntArray, depths: IntArray, sizes: Sequence[int]
 ) -> list[TokenTree]:
-    """One tree per row, made of the row's first nodes.
+    """Return a tree for each row, made of the row's first nodes.
 
-    The rows must be valid trees; that is not checked. All masks are computed at once, since
+    The rows must be valid trees, which is not checked. All masks are computed at once, since
     a forward pass has thousands of nodes.
 
     tokens, parents, depths: [rows, most]
@@ -126,10 +126,10 @@ def trees_of(
 
 
 def sight(tree: TreeNodes, nodes: Sequence[int]) -> NDArray[np.bool_]:  # [n, n]
-    """The attention mask of the given nodes among themselves; each must come after its parent.
+    """Return the attention mask among the given nodes, each of which must come after its parent.
 
     mask[i, j]: the j-th given node is the i-th or an ancestor of it. If an ancestor of a node is
-    among them, its parent must be, too.
+    given, the node's parent must be given, too.
     """
     places = {node: index for index, node in enumerate(nodes)}
     above = np.asarray(tree.parents)[list(nodes)].tolist()
@@ -138,7 +138,7 @@ def sight(tree: TreeNodes, nodes: Sequence[int]) -> NDArray[np.bool_]:  # [n, n]
 
 
 def _sight(parents: IntArray, first: IntArray | int = 0) -> NDArray[np.bool_]:  # [n, widest]
-    """Masks of several trees. mask[i, j]: the j-th node of i's tree is i or an ancestor of i.
+    """Return masks of several trees. mask[i, j]: node j of i's tree is i or an ancestor of i.
 
     parents: [n] negative where a node has no parent
     first: [n] index of the first node of each node's tree
@@ -147,7 +147,7 @@ def _sight(parents: IntArray, first: IntArray | int = 0) -> NDArray[np.bool_]:  
     columns = nodes - first
     mask = np.zeros((len(parents), int(columns.max(initial=-1)) + 1), dtype=np.bool_)
     mask[nodes, columns] = True
-    above = np.where(parents < 0, nodes, parents)  # doubled in each turn: grandparents, ...
+    above = np.where(parents < 0, nodes, parents)  # then grandparents, and so on, doubling
     while True:
         further = above[above]
         mask |= mask[above]

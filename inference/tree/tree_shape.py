@@ -13,19 +13,19 @@ from operator import mul
 from inference.errors import InvalidRequest
 
 NONE = -1
-"""Marks a place after the end of the walk."""
+"""Marks depths below the last accepted node."""
 
 
 @dataclass(frozen=True, order=True)
 class Branches:
-    """A tree shape: every node of depth d has branches[d] children.
+    """A tree shape: every node at depth d has branches[d] children.
 
     Nodes are numbered level by level. The children of a node are adjacent, the most likely first.
-    So nodes with children come before leaves. The draft never computes the deepest level, so
-    it computes a prefix of the tree. Raises InvalidRequest for a level without children.
+    The draft never computes the deepest level, so the nodes that it computes are a prefix of the
+    tree. Raises InvalidRequest for a level without children.
     """
 
-    branches: tuple[int, ...]  # children of a node, by depth; a chain of n is n ones
+    branches: tuple[int, ...]  # children of a node, by depth; n ones for a chain of n
 
     def __post_init__(self) -> None:
         if not self.branches or min(self.branches) < 1:
@@ -35,22 +35,22 @@ class Branches:
 
     @classmethod
     def chain(cls, length: int) -> Branches:
-        """A chain of `length` nodes below the root. Raises InvalidRequest below 1."""
+        """Return a chain of `length` nodes below the root. Raises InvalidRequest below 1."""
         return cls((1,) * length)
 
     @property
     def depth(self) -> int:
-        """Levels below the root."""
+        """Number of levels below the root."""
         return len(self.branches)
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """[depth + 1] number of nodes at each depth; 1 at the root's."""
+        """[depth + 1] number of nodes at each depth, beginning with 1 for the root."""
         return tuple(accumulate(self.branches, mul, initial=1))
 
     @property
     def nodes(self) -> int:
-        """Number of nodes of the tree, its root included."""
+        """Number of nodes of the tree, the root included."""
         return sum(self.levels)
 
     @property

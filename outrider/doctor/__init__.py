@@ -1,1 +1,1 @@
-"""Verb doctor: findings about this machine with remedies, and an exit code for scripts."""
+"""Verb doctor: reports findings with remedies, and returns an exit code for scripts."""

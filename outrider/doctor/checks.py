@@ -28,7 +28,7 @@ from outrider.version import outrider_version
 
 
 def check_all(options: DoctorRole) -> Iterator[Finding]:
-    """Findings on the draft here, the target, the link, whether drafting pays, and AWS."""
+    """Check the local draft, the target, the link, whether drafting pays, and AWS."""
     yield Finding("outrider", f"{outrider_version()}, Python {platform.python_version()}")
     yield Finding("machine", machine())
     yield from _check_draft_and_link(options)
@@ -59,7 +59,7 @@ def _check_draft_and_link(options: DoctorRole) -> Iterator[Finding]:
 
 
 def check_credentials() -> Finding:
-    """The AWS account. Only `outrider deploy` needs one, so a missing one is no fault."""
+    """Report the AWS account. A missing one is only a warning: `outrider deploy` alone needs it."""
     from compile.aws import Aws
 
     try:
@@ -71,7 +71,7 @@ def check_credentials() -> Finding:
 
 
 def machine() -> str:
-    """Cores, memory and accelerators of this machine."""
+    """Return the cores, memory and accelerators of this machine in words."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     facts = [platform.platform(terse=True), f"{cores} cores"]
     if size := memory_size():
@@ -80,7 +80,7 @@ def machine() -> str:
 
 
 def _gpus() -> list[str]:
-    """Names of torch's GPUs."""
+    """Return the names of the GPUs that torch sees."""
     if not is_installed("torch"):
         return ["without torch"]
     import torch
@@ -89,7 +89,7 @@ def _gpus() -> list[str]:
 
 
 def _draft_call(options: DoctorRole, draft: FoundDraft) -> float:
-    """Measure the seconds of a draft call that ranks one node."""
+    """Measure the seconds of a draft's forward pass of one node."""
     length = draft.model.sequence_length(options.sequence_length)
     loaded = draft.settled(options).load(options, Capacity(1, length, 1, PREFILL_NODES))
     assert loaded.model is not None, "a draft that is called has a model"
@@ -97,9 +97,9 @@ def _draft_call(options: DoctorRole, draft: FoundDraft) -> float:
 
 
 def _of_target(target: Connection, options: ConnectionOptions, call: float) -> Iterator[Finding]:
-    """Findings on the target with its models, the link, and drafting.
+    """Report the target and its models, the link, and whether drafting pays.
 
-    call: seconds of a call of the draft; 0 without one
+    call: seconds of the draft's forward pass; 0 without a draft
     """
     description = target.description
     trip = measure_round_trip(target.probe, say)
@@ -113,10 +113,10 @@ def _of_target(target: Connection, options: ConnectionOptions, call: float) -> I
 
 
 def plan(times: Times, call: float, round_trip: float) -> Iterator[Finding]:
-    """Findings on whether drafting pays on a target with these times.
+    """Report whether drafting pays on a target with these times.
 
-    call: seconds of a call of the draft
-    round_trip: seconds of the link
+    call: seconds of the draft's forward pass
+    round_trip: seconds of the link's round trip
     """
     forward = times.seconds(1, 1)
     if not forward:

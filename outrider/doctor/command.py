@@ -1,7 +1,7 @@
-"""Runs the verb: all checks, or only the target's health, for containers and Kubernetes. Findings
-are printed as they come, and decide the exit code.
+"""Runs the verb: all checks, or only the target's health, for containers and Kubernetes. Each
+finding is printed at once; a fault makes the exit code 1.
 
-Health is gRPC's own health protocol, which needs no key. Neither torch nor a model is loaded.
+The health check uses gRPC's health protocol, which needs no key, and loads no torch and no model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REMEDY = "wait while it loads or drains; else see its log"
 
 
 def show(findings: Iterable[Finding], *, as_json: bool) -> int:
-    """Print findings as they come. Returns 1 if one of them is a fault, else 0."""
+    """Print each finding as soon as it is known. Returns 1 if any is a fault, else 0."""
     shown = []
     for finding in findings:
         shown.append(finding)
@@ -50,7 +50,7 @@ def _lines(finding: Finding) -> Iterator[str]:
 
 
 def doctor(options: DoctorRole) -> int:
-    """Print the findings. Returns 1 if one of them is a fault."""
+    """Run the checks and print their findings. Returns 1 if any is a fault, else 0."""
     if options.health:
         return show(check_health(options.connection), as_json=options.as_json)
     checks = import_module("outrider.doctor.checks")  # needs a draft's packages; health does not
@@ -58,14 +58,14 @@ def doctor(options: DoctorRole) -> int:
 
 
 def check_health(options: ConnectionOptions) -> Iterator[Finding]:
-    """The finding of the first of --target_host's targets."""
+    """Check the health of the first target of --target_host."""
     address, name = options.endpoints[0].address, ""
     trusted = Path(options.tls_ca) if options.tls_ca else None
     if options.tls_cert and trusted is None:
         from grpc_comm.certificate import certificate_hosts
 
         trusted = Path(options.tls_cert)
-        name = certificate_hosts(trusted)[0]  # this very certificate may have any name
+        name = certificate_hosts(trusted)[0]  # a trusted certificate may have any name
     try:
         channel = Channel(address, SecurityOptions(tls_ca=trusted, tls=options.tls), name)
         with closing(channel):

@@ -1,4 +1,4 @@
-"""A finding of `outrider doctor`."""
+"""What `outrider doctor` reports: findings."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ class Finding:
 
 
 def refused(subject: str, error: OutriderError) -> Finding:
-    """The finding for an error; the error's message has the remedy."""
+    """Return the finding for an error, whose message includes the remedy."""
     return Finding(subject, printable(str(error)), "fault")

@@ -1,7 +1,7 @@
-"""Draft methods: a file for each value of --draft.
+"""Draft methods: one file for each value of --draft.
 
-Each file has find(), and a row in outrider/options/draft_flags.py. The result of find() implements
-the whole method, so pools, clients and targets do not depend on the method.
+Each file defines find(), and has a row in outrider/options/draft_flags.py. The draft that find()
+returns implements the whole method, so pools, clients and targets do not depend on the method.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from outrider.options.groups import DeviceOptions, DraftModelOptions
 
 @dataclass(frozen=True)
 class FoundDraft:
-    """A draft before it is loaded.
+    """A draft before loading.
 
-    tokenizer: the model's; that of the target after for_target()
+    tokenizer: the model's own; after for_target(), the target's
     use: creates the draft from the loaded model
     """
 
@@ -37,7 +37,7 @@ class FoundDraft:
 
     @classmethod
     def of(cls, model: FoundModel, use: Callable[[LoadedModel], Draft] = Draft) -> FoundDraft:
-        """The draft of a model."""
+        """Return the draft that uses this model."""
         return cls(model, model.tokenizer, use)
 
     @property
@@ -45,24 +45,24 @@ class FoundDraft:
         return self.model.name
 
     def for_target(self, tokenizer: Tokenizer) -> FoundDraft:
-        """The draft for a target with this tokenizer. Shared ids have to agree."""
+        """Return the draft for a target with this tokenizer. Ids in both must agree."""
         return replace(self, tokenizer=tokenizer)
 
     def settled(self, options: DeviceOptions) -> FoundDraft:
-        """Pick the precision if the options do not set it."""
+        """Return the draft with a precision picked for it, if the options do not set one."""
         return replace(self, model=self.model.settled(options, drafts=True))
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> Draft:
-        """Load it on the chosen device, and print the device on stderr.
+        """Load the draft on the chosen device, and print the device on stderr.
 
-        It proposes only ids that its target has.
+        The draft proposes only ids that its target has.
         """
         ids, model_ids = self.tokenizer.vocabulary, self.model.tokenizer.vocabulary
         model = self.model.load(options, capacity._replace(ids=ids))
         return self.use(model if model_ids >= ids else KnownTokens(model, model_ids))
 
     def times(self, profiles: Profiles, draft: Draft, length: int) -> Table:
-        """Seconds of a call of the loaded draft by its shape.
+        """Return the seconds of the loaded draft's forward pass, by its shape.
 
         length: maximum sequence length of the loaded draft
         """
@@ -70,7 +70,7 @@ class FoundDraft:
 
 
 class DraftMethod(Protocol):
-    """The module of one method."""
+    """The module of a draft method."""
 
     def find(self, options: DraftModelOptions, target: Model | None) -> FoundDraft:
         """Find the draft. Raises InvalidRequest and UnsupportedModel.
@@ -81,8 +81,8 @@ class DraftMethod(Protocol):
 
 
 def find_draft(options: DraftModelOptions, target: Model | None = None) -> FoundDraft:
-    """Find the draft: by the method of --draft, else the checkpoint of --draft_model or --model, or
-    the embedded one. Raises MissingExtra if a package for it is not installed.
+    """Find the draft: by the method of --draft, else the checkpoint of --draft_model or --model,
+    else the embedded draft. Raises MissingExtra if a package that the draft needs is missing.
 
     target: model in the same process; None for a draft on a client's machine
     """

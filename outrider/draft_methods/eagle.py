@@ -1,4 +1,4 @@
-"""--draft eagle: an EAGLE-3 head, from its published checkpoint, beside its target."""
+"""--draft eagle: an EAGLE-3 head, from its published checkpoint, on the target's device."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from outrider.options.roles import FusedTargetRole
 
 @dataclass(frozen=True, kw_only=True)
 class FoundHead(Checkpoint):
-    """The checkpoint of a head's target, with the head's name.
+    """A head: the checkpoint of its target, under the head's name.
 
-    beside: name of the target
+    beside: the target's name
     head: directory of the head's files
-    target: the model that stores features for it
-    inputs: the head's inputs from the target
+    target: the loaded target, which stores features for the head
+    inputs: what the head takes from the target as inputs
     """
 
     beside: str
@@ -59,7 +59,7 @@ class FoundHead(Checkpoint):
         start = time.perf_counter()
         head = read_head(self.head, self.inputs, capacity.sequence_length)
         self.target.keep_features(head.config.feature_layers)
-        if isinstance(self.target, RecordingModel):  # whose recordings stored none
+        if isinstance(self.target, RecordingModel):  # its recordings lack features
             record_calls(self.target, say)
         rows, slots, nodes = capacity.rows, capacity.slots, capacity.max_nodes
         model = EagleModel(head, rows=rows, capacity=slots, max_nodes=nodes)
@@ -74,7 +74,7 @@ class FoundHead(Checkpoint):
 
 
 def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
-    """The head of --draft_model. Raises UnsupportedModel for a target without features."""
+    """Find the head of --draft_model. Raises UnsupportedModel for a target without features."""
     assert isinstance(options, FusedTargetRole), "no other role has a draft beside its target"
     assert target is not None, "a head drafts beside its target"
     if options.draft_model is None:
@@ -102,8 +102,8 @@ def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
 
 
 def _check_features(manifest: Manifest, target: Checkpoint, name: str, head: Path) -> None:
-    """Raise UnsupportedModel, with the command to rebuild, unless the artefact's graphs return the
-    features that the head reads.
+    """Raise UnsupportedModel, with the command that rebuilds the artefact, unless its graphs
+    return the features that the head reads.
     """
     reads = read_head_config(head, target.config).feature_layers
     if not set(reads) <= set(manifest.features):
@@ -115,15 +115,15 @@ def _check_features(manifest: Manifest, target: Checkpoint, name: str, head: Pat
 
 
 def _command(manifest: Manifest) -> str:
-    """The command line that built the artefact, without --features."""
+    """Return the command line that built the artefact, without --features."""
     build = "outrider compile"
     is_complete = manifest.command.startswith(f"{build} ") and manifest.command.isprintable()
     return manifest.command if is_complete else build
 
 
 def _inputs(manifest: Manifest, target: Checkpoint) -> OfTarget:
-    """Return a head's inputs from an artefact's target. They are computed on the host, in the
-    precision of the target's states.
+    """Return a head's inputs from the target in an artefact. The inputs are computed on the host,
+    in the precision of the target's states.
     """
     return OfTarget(
         target.config,

@@ -12,8 +12,8 @@ from outrider.options.groups import DraftModelOptions, QuantizationOptions, back
 
 
 def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
-    """The checkpoint or GGUF file of --draft_model or --model, or the embedded one, quantized by
-    --draft_quantization, which raises InvalidRequest unless it is a checkpoint of our decoder.
+    """Find the checkpoint or GGUF file of --draft_model or --model, else the embedded draft. Raises
+    InvalidRequest for --draft_quantization with any but a checkpoint of Outrider's decoder.
     """
     model = find_named(options.draft_name, "draft", backend_of(options))
     if not isinstance(options, QuantizationOptions):

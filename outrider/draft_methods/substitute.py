@@ -28,7 +28,7 @@ from outrider.options.groups import DeviceOptions, DraftModelOptions, TargetMode
 
 @dataclass(frozen=True)
 class Substitute(Checkpoint):
-    """The substitute of a checkpoint, equal to --draft model with --draft_quantization int4."""
+    """A substitute on its own, the same as --draft model with --draft_quantization int4."""
 
     def load_decoder(self, *, device: torch.device, **sizes: Any) -> Decoder:
         return load_substitute(self.directory, device=device, **sizes)
@@ -36,7 +36,7 @@ class Substitute(Checkpoint):
 
 @dataclass(frozen=True, kw_only=True)
 class BesideItsTarget(Checkpoint):
-    """The substitute of a target in this process. It shares the cache and unquantized weights."""
+    """The substitute of a target in this process: shares its cache and unquantized weights."""
 
     target: EagerModel
 
@@ -51,8 +51,8 @@ class BesideItsTarget(Checkpoint):
 
 
 def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
-    """The substitute of --draft_model or --model; beside a target without --draft_model, of the
-    target itself.
+    """Find the substitute of --draft_model or --model. In the target's process, without
+    --draft_model, it is the substitute of that target.
     """
     if target is None or options.draft_model is not None:
         return FoundDraft.of(Substitute(**_rounded(options.draft_name)))
@@ -67,6 +67,6 @@ def find(options: DraftModelOptions, target: Model | None) -> FoundDraft:
 
 
 def _rounded(name: str | None) -> dict[str, Any]:
-    """The fields of a checkpoint of this name with 4-bit weights."""
+    """Return the fields of the checkpoint of this name, with 4-bit weights."""
     checkpoint = find_checkpoint(name, "target")
     return vars(replace(checkpoint, name=f"{checkpoint.name}, 4-bit", quantization="int4"))

@@ -1,4 +1,4 @@
-"""Checks of requests: keys, hosts, origins of pages, and sizes."""
+"""Checks HTTP requests: their keys, hosts, origins and sizes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ MIN_KEY = 16
 """Minimum length of a key."""
 
 MAX_HEAD_BYTES = 64 * 2**10
-"""Maximum size of a request's head."""
+"""Maximum bytes of a request's head."""
 
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:@/\[\]]+)(:[0-9]*)?", re.IGNORECASE)
 
 
 def read_keys(path: Path | None, flag: str = "--api_keys") -> tuple[str, ...]:
-    """The keys in a file, one a line; lines that begin with # are comments. Empty without a file.
+    """Read keys from a file, one per line; lines that begin with # are comments. Empty for None.
 
-    Raises InvalidRequest for a file without keys, for a key that is easily guessed, and for a file
-    that others may read.
+    Raises InvalidRequest for a file without keys, for a file that other users may read, and for a
+    key that is easily guessed.
     """
     if path is None:
         return ()
@@ -54,9 +54,9 @@ def read_keys(path: Path | None, flag: str = "--api_keys") -> tuple[str, ...]:
 
 
 def allowed_hosts(host: str, origins: Sequence[str] = ()) -> list[str]:
-    """Host headers that the server accepts, in lower case; empty for any.
+    """Return the Host headers that the server accepts, in lower case; empty to accept any.
 
-    A loopback address accepts only these: a remote page could resolve its own name to this machine.
+    On a loopback address only these are accepted: a web page could resolve its own name to it.
     """
     if not Address(host, 0).loopback:
         return []
@@ -66,11 +66,11 @@ def allowed_hosts(host: str, origins: Sequence[str] = ()) -> list[str]:
 
 
 class KeyCheck:
-    """Accepts requests with one of the keys; without keys, every request.
+    """Accepts requests that have one of the keys; if no keys are set, accepts every request.
 
-    admin_keys: further keys, and the only ones that admin() accepts if there are any keys
+    admin_keys: further keys; if any keys are set, admin() accepts only these
 
-    `request.state.caller` identifies the caller: its key if there are several, else empty.
+    `request.state.caller` is the caller's key if several keys exist, else empty.
     """
 
     def __init__(self, keys: Sequence[str], admin_keys: Sequence[str] = ()) -> None:
@@ -78,15 +78,15 @@ class KeyCheck:
         self._closed = bool(keys)
 
     def _key(self, request: Request) -> str:
-        """The request's key; empty without a valid one."""
+        """Return the request's key; empty if it has no valid key."""
         scheme, _, credential = request.headers.get("authorization", "").partition(" ")
         bearer = credential.strip() if scheme.lower() == "bearer" else ""
         sent = (bearer or request.headers.get("x-api-key", "")).encode()
-        matches = [hmac.compare_digest(sent, key.encode()) for key in self._keys]  # all: even time
+        matches = [hmac.compare_digest(sent, key.encode()) for key in self._keys]  # constant time
         return self._keys[matches.index(True)] if any(matches) else ""
 
     async def admin(self, request: Request) -> None:
-        """Accept administrators only, who may change the target for everybody."""
+        """Accept only administrators, who may change the target for all callers."""
         if self._keys and self._key(request) not in self._admins:
             raise ApiError(
                 403,
@@ -108,9 +108,9 @@ class KeyCheck:
 
 
 class OriginCheck:
-    """Refuses requests from pages of other origins, except for the allowed ones.
+    """Refuses requests from web pages of other origins, except for the allowed origins.
 
-    A browser names the origin of the page. Programs name none.
+    Browsers send the origin of the page; other programs send none.
     """
 
     def __init__(self, origins: Sequence[str]) -> None:
@@ -124,10 +124,10 @@ class OriginCheck:
 
 
 class HeadCheck:
-    """Middleware that checks a request's head, and closes the connection if it refuses one: an
-    unknown host, two kinds of length (request smuggling), too many bytes.
+    """Middleware that refuses a request, and closes its connection, if its head has an unknown
+    host, two kinds of length (request smuggling), or too many bytes.
 
-    names: by which the server may be called, in lower case; empty for any
+    names: host names that the server accepts, in lower case; empty to accept any
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""Connections of the server: bounded in number and time, within what the process may open."""
+"""Limits the server's connections: their number, their waiting time, and open files."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from inference.errors import InvalidRequest
 from outrider.endpoint.interfaces.failures import ApiError
 
 ACCEPTED = 16
-"""Connections accepted in a row. If no descriptor is free, asyncio tries all of them, and sets a
-timer for each.
+"""Connections that asyncio accepts in one go. If no file descriptor is free, it still tries all of
+them, and sets a timer for each.
 """
 
 QUEUED = 512
-"""Connections that the system queues."""
+"""Maximum connections that the operating system queues."""
 
 SPARE = 64
-"""Descriptors reserved for models, logs and the target."""
+"""File descriptors reserved for models, logs and the target."""
 
-_ENOUGH = 10_240  # macOS allows no more
+_ENOUGH = 10_240  # the maximum on macOS
 _NOTE_SECONDS = 60.0
 
 HEAD_SECONDS, BODY_SECONDS = 10.0, 60.0
-"""Time for a request's head, from the connection or its first byte on, and for its body."""
+"""Time limits of a request's head (from the connection or its first byte on) and of its body."""
 
 
 class BoundedConnection(H11Protocol):
-    """A connection of uvicorn that is closed if its request does not arrive in time.
+    """A uvicorn connection that is closed if a request does not arrive in time.
 
-    maximum: concurrent connections. A further one replaces the connection that has waited longest
-        for a request; if all are being answered, it is refused
-    waiting_since: when it began to wait for the rest of a request, by the loop's clock
+    maximum: maximum concurrent connections. A further connection replaces the one that has waited
+        longest for a request; if all are being answered, it is refused
+    waiting_since: when the connection began to wait for a request, by the event loop's clock
     """
 
     def __init__(self, maximum: int, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._maximum, self.waiting_since = maximum, 0.0
-        self._awaited: object = None  # the client's state, as h11 names it
+        self._awaited: object = None  # h11's name of the client's state
         self._clock: asyncio.TimerHandle | None = None
 
     @property
     def waiting(self) -> bool:
-        """Whether a request, or the rest of one, has not arrived yet."""
+        """Whether the connection waits for a request, or for the rest of one."""
         return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -64,8 +64,8 @@ class BoundedConnection(H11Protocol):
 
     @staticmethod
     def make_room(connections: Iterable[Any]) -> bool:
-        """End the connection that has waited longest for a request. Returns whether there was
-        one.
+        """End the connection that has waited longest for a request. Returns False if none was
+        waiting.
         """
         pool = [item for item in connections if isinstance(item, BoundedConnection)]
         waiting = [connection for connection in pool if connection.waiting]
@@ -84,11 +84,11 @@ class BoundedConnection(H11Protocol):
 
     def end(self) -> None:
         """Close the connection at once."""
-        self.connections.discard(self)  # connection_lost() comes later
+        self.connections.discard(self)  # connection_lost() is called later
         self.transport.abort()
 
     def _watch(self) -> None:
-        """Restart the clock when the awaited part changes; stop it when a request is complete."""
+        """Restart the timer when another part is awaited; stop it when the request is complete."""
         state = self.conn.their_state
         if state is self._awaited:
             return
@@ -119,12 +119,12 @@ class BoundedConnection(H11Protocol):
 
 
 def bounded(connections: int) -> int:
-    """Raise the limit of open files as far as the system allows. Returns `connections`, or fewer
-    where more would leave less than SPARE descriptors.
+    """Raise the limit of open files as far as the system allows. Returns `connections`, or fewer if
+    that is needed to leave SPARE descriptors.
 
-    Raises InvalidRequest where there is no room for ACCEPTED connections.
+    Raises InvalidRequest if even ACCEPTED connections are too many.
     """
-    if sys.platform == "win32":  # sockets are no files there
+    if sys.platform == "win32":  # sockets are not files on Windows
         return connections
     import resource
 
@@ -145,10 +145,10 @@ def bounded(connections: int) -> int:
 
 
 class OutOfDescriptors:
-    """Handles errors of an event loop. If a new connection finds no free descriptor, the connection
-    that has waited longest for a request is closed, which is reported at most once a minute.
+    """An event loop's error handler. If no descriptor is free for a new connection, it closes the
+    connection that has waited longest for a request, and reports this at most once a minute.
 
-    state: has the connections of the server
+    state: uvicorn's state, which lists the connections
     """
 
     def __init__(self, state: ServerState) -> None:

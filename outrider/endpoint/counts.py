@@ -1,4 +1,4 @@
-"""Why a text ended, and its counts, as OpenAI's interface reports them."""
+"""Finish reasons and token counts in the format of OpenAI's interface."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from outrider.text.completion import Completion
 
 
 def finish_reason(text: Completion) -> str:
-    """The interface's word for why a text ended."""
+    """Return why an output ended, in OpenAI's terms."""
     if text.finish_reason == "stop":
         return "tool_calls" if text.tool_calls else "stop"
-    return "length"  # or what it may cost
+    return "length"  # or the spending limit
 
 
 def usage(texts: Sequence[Completion], of_each: int = 1) -> dict[str, Any]:
-    """Tokens of the prompts, each counted once, and of all texts. of_each: texts of a prompt.
+    """Count the tokens of prompts (each once) and outputs. of_each: number of outputs per prompt.
 
-    Cached are tokens that the target had computed before.
+    Cached tokens are those of the prompt that the target had computed before.
     """
     firsts = texts[::of_each]
     prompt = sum(text.prompt_tokens for text in firsts)
@@ -36,9 +36,9 @@ def usage(texts: Sequence[Completion], of_each: int = 1) -> dict[str, Any]:
 
 
 def speculation(done: Sequence[Completion]) -> dict[str, Any]:
-    """Counts of speculative decoding, with vLLM's names, so that aiperf prints its table.
+    """Return counts of speculative decoding under vLLM's names, so that aiperf prints its table.
 
-    acceptance_histogram: [n] forwards in which n candidates were accepted
+    acceptance_histogram: [n] number of forward passes in which n candidates were accepted
     """
     forwards = sum(text.traffic.forwards for text in done)
     drafted = sum(text.num_draft_tokens for text in done)

@@ -1,7 +1,7 @@
-"""The turns of an endpoint's callers at having the target check a new grammar.
+"""Lets an endpoint's callers take turns when the target has to check new grammars.
 
-The target sees one key for all callers, and checks one new grammar of a key at a time.
-So each caller has one in the target's queue, and the others wait here.
+The target sees one key for all callers, and checks a key's new grammars one at a time. So each
+caller may have one grammar in the target's queue; its further grammars wait in the endpoint.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from inference.errors import Busy
 from inference.sampling import Grammar
 
 MAX_WAITING = 8
-"""Texts of one caller that wait for its turn."""
+"""Maximum requests of one caller that wait for its turn."""
 
 MAX_CHECKED = 1000
-"""Number of the latest checked grammars that are remembered."""
+"""How many checked grammars are remembered, the latest ones."""
 
 RETRY_SECONDS = 1.0
 
 EndTurn = Callable[[bool], None]
-"""Ends a turn, once: whether the target has checked the grammar."""
+"""Ends a turn if it has not ended. The argument: whether the target has checked the grammar."""
 
 
 class GrammarTurns:
-    """One new grammar at a time for each caller. Used on one event loop."""
+    """Admits one new grammar of each caller at a time. To be used on one event loop."""
 
     def __init__(self) -> None:
         self._checked = OrderedDict[str, None]()
@@ -34,9 +34,9 @@ class GrammarTurns:
         self._waiting = Counter[str]()
 
     async def begin(self, caller: str, grammar: Grammar | None) -> EndTurn:
-        """Wait for the caller's turn, unless the grammar was checked. Return what ends the turn.
+        """Wait for the caller's turn, unless the grammar was checked. Returns a function to end it.
 
-        Raises Busy where MAX_WAITING texts of the caller wait already.
+        Raises Busy if MAX_WAITING requests of the caller are waiting already.
         """
         if grammar is None or grammar.digest in self._checked:
             return lambda checked: None

@@ -1,6 +1,6 @@
-"""The chat page, and its routes: the target in use, texts with everything to watch, steering.
+"""The chat page and its routes: choosing the target, generating with details, steering the cost.
 
-Its events also have the proposer of each token, the candidates sent, and a time breakdown.
+The page's events also have the proposer of each token, the candidates sent, and a time breakdown.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from outrider.text.prompts import resume_request
 from outrider.text.runner import Task
 
 STATE_SECONDS = 1.0
-"""Seconds without an answer of the target before the page reports that."""
+"""Seconds without an answer from the target after which the page reports it as unavailable."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -51,27 +51,27 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-cache",
 }
-"""Headers of the page: nothing is loaded from elsewhere, and no text can become a script."""
+"""Headers of the page: it loads nothing from other sites, and runs no script in generated text."""
 
 
 class PageText(ChatRequest):
-    """A text that the page requests: a chat, which is streamed with everything to watch."""
+    """The page's request: a chat, streamed with the details that the page shows."""
 
     stream: bool | None = True
-    draft: Literal["none"] | None = None  # by default the server's own
+    draft: Literal["none"] | None = None  # default: the server's draft
     made: Annotated[list[int], Len(max_length=1 << 17)] | None = None  # ids before a break
 
 
 class Knob(BaseModel):
-    """A position of cost against speed."""
+    """A position between speed and cost."""
 
     cs: Annotated[int, Ge(0), Le(100)] | Literal["tps", "balanced", "cost"]
 
 
 def page_routes(manager: TargetManager, admin: Sequence[Depends]) -> APIRouter:
-    """Routes below /page that the page calls.
+    """Return the routes below /page, which the page calls.
 
-    admin: checks who may change the target in use
+    admin: checks that the caller may change the target in use
     """
     router = APIRouter(prefix="/page")
 
@@ -106,7 +106,7 @@ def page_routes(manager: TargetManager, admin: Sequence[Depends]) -> APIRouter:
 
 
 class _PageFiles(StaticFiles):
-    """The page's files, each with HEADERS. The last route: other paths are not found."""
+    """The page's files, each sent with HEADERS. The last route, so it answers unknown paths."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         try:
@@ -122,12 +122,12 @@ class _PageFiles(StaticFiles):
 
 
 def add_page(app: FastAPI) -> None:
-    """Serve the page's files, which are part of the package and need no key."""
+    """Serve the page's files from the package. They need no key."""
     app.mount("/", _PageFiles(packages=[("outrider.endpoint", "page")], html=True), name="page")
 
 
 def _state(manager: TargetManager) -> dict[str, Any]:
-    """The target in use, or why there is none, with its prices."""
+    """Return the target in use and its prices, or why there is no target."""
     texts, options = manager.texts, manager.options
     if texts is None:
         where = options.connection.target_host
@@ -150,7 +150,7 @@ def _state(manager: TargetManager) -> dict[str, Any]:
 
 
 def _trouble(texts: TextRunner | None) -> str | None:
-    """Reason why the target in use does not answer now; None where it does."""
+    """Return why the target in use does not answer at the moment; None if it answers."""
     try:
         if texts is not None:
             texts.client.target.check(STATE_SECONDS)
@@ -160,7 +160,7 @@ def _trouble(texts: TextRunner | None) -> str | None:
 
 
 class _PageWriter:
-    """Writes a text as the events of its watcher, with its figures at the end."""
+    """Writes an output as the events of its Watcher, followed by its figures."""
 
     def __init__(self, client: Client, _requests: Sequence[TextRequest]) -> None:
         self._client = client
@@ -185,7 +185,7 @@ class _PageWriter:
 
 
 def _watched(body: PageText, client: Client, request: TextRequest) -> Task[TextEvent]:
-    """The task that generates a text of the page, and reports its events."""
+    """Return the task that runs a request of the page and reports its events."""
 
     def work(put: Callable[[TextEvent], None], end: Event) -> Completion:
         watcher, rest = Watcher(client, put), request

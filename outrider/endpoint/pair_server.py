@@ -1,5 +1,5 @@
-"""Role up: starts a pair by its short name, as a target process and an endpoint with its page; or
-the draft alone, for a remote target. Everything ends with this process.
+"""Role up: starts a model pair by its short name (a target process, an endpoint and its page); for
+a remote target only the draft. Everything ends with this process.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from outrider.options.roles import EndpointRole, ServeRole, UpRole
 
 
 def up(options: UpRole) -> int:
-    """Start what the name stands for, serve until a signal, and end all. Returns 0."""
-    for name in ("SIGTERM", "SIGHUP"):  # which would leave the target behind
+    """Start the pair, or the draft of a remote target, serve until a signal, and end. Returns 0."""
+    for name in ("SIGTERM", "SIGHUP"):  # by default these would leave the target running
         if number := getattr(signal, name, None):
             signal.signal(number, signal.default_int_handler)
     if options.lists:
@@ -61,21 +61,21 @@ def up(options: UpRole) -> int:
 
 
 def _serve(options: UpRole, **flags: Any) -> int:
-    """Serve endpoint and page with these flags of role serve."""
+    """Serve the endpoint and its page with these flags of role serve."""
     names = flags_of(EndpointRole).keys() - {"role"}
     values = {name: value for name, value in options.explicit().items() if name in names}
     return serve_http(ServeRole(**values | flags), _open_page)
 
 
 def _open_page(address: str) -> None:
-    """Print the page's address, and open it in a browser if a user sits at a screen."""
+    """Print the page's address, and open it in a browser if this is a desktop session."""
     say(f"chat page: {address}")
     screen = sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & {*os.environ}
     if sys.stderr.isatty() and screen:
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 
-# --- target and draft here
+# --- target and draft on this machine
 
 
 def _serve_pair(options: UpRole, short: str, size: str) -> int:
@@ -97,8 +97,8 @@ def _serve_pair(options: UpRole, short: str, size: str) -> int:
 def _pair_flags(
     options: UpRole, short: str, size: str, machine: MachineFacts
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Flags that name the models of target and draft: those here, else those that are fetched.
-    Raises InvalidRequest, which names what is missing.
+    """Return the flags that name the target's and the draft's model: models on this machine, else
+    models that are downloaded. Raises InvalidRequest, naming what is missing.
     """
     if short == EMBEDDED_PAIR:
         say("target and draft: the bundled pair, which continues Python-like text")
@@ -131,13 +131,13 @@ def _of(options: UpRole) -> str:
 
 
 def _models_here(options: UpRole) -> list[ModelHere]:
-    """Models below --directory alone; without it, the hub's cache and the embedded pair."""
+    """Return the models in --directory; without it, the embedded pair and the hub's cache."""
     paths = [Path(path) for path in (options.directory or "").split(",") if path]
     return list(models_below(paths) if paths else find_models([]))
 
 
 def _tell_pair(pair: tuple[M, M], machine: MachineFacts) -> None:
-    """Print the chosen models, and why."""
+    """Print the chosen models, and why they were chosen."""
     target, draft = pair
     say(f"kind: {machine.reason}")
     say(f"target: {_model_words(target)}; the largest that is quick here")
@@ -152,10 +152,10 @@ def _model_words(model: Model) -> str:
 def _fetched(
     model: PublishedModel, tokenizer: TokenizerIdentity | None, *partners: PublishedModel
 ) -> str:
-    """Fetch a model. Returns what --model names it by. Raises InvalidRequest, or Mismatch where its
+    """Download a model. Returns its name for --model. Raises InvalidRequest, and Mismatch if its
     tokenizer does not match.
 
-    partners: models needed with it
+    partners: models that will be downloaded after it
     """
     try:
         place = fetch(model, tokenizer)
@@ -168,12 +168,12 @@ def _fetched(
     return str(place) if model.gguf else model.repository
 
 
-# --- the draft alone
+# --- only the draft, for a remote target
 
 
 def _draft_flags(options: UpRole, short: str, size: str, machine: MachineFacts) -> dict[str, Any]:
-    """Flags that name the draft for the target at --target_host: one here, else one that is
-    fetched, else copied text. Raises InvalidRequest for another target than the named one.
+    """Return the flags of a draft for the target at --target_host: a model on this machine, else a
+    download, else copied text. Raises InvalidRequest if the target serves another model.
     """
     with connect_target(options.connection) as target:
         remote = full_description(target)

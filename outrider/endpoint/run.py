@@ -1,7 +1,7 @@
-"""`outrider serve`: connect, load the draft, and listen for HTTP until a signal.
+"""`outrider serve`: connects, loads the draft, and serves HTTP until a signal.
 
-The application is the OpenAI interface, the page, health, metrics and version, behind one check of
-keys.
+The application has the OpenAI and Anthropic interfaces, the page, health, metrics and version, with
+one check of keys.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ from outrider.options.roles import ServeRole
 from outrider.version import outrider_version
 
 SERVING = "serving "
-"""Start of the stderr line with the server's address, printed once it accepts requests."""
+"""Prefix of the stderr line with the server's address, printed once it accepts requests."""
 
 
 MAX_CONNECTIONS = 512
-"""Concurrent connections of HTTP clients."""
+"""Maximum concurrent connections of HTTP clients."""
 
 
 def serve_http(
     options: ServeRole, when_ready: Callable[[str], object] = lambda address: None
 ) -> int:
-    """Serve until a signal. Returns 0.
+    """Serve HTTP until a signal. Returns 0.
 
-    when_ready: receives the page's address once the server accepts requests
+    when_ready: called with the page's address once the server accepts requests
     """
     keys, admin_keys = (
         read_keys(Path(path) if path else None, flag)
@@ -73,7 +73,7 @@ def serve_http(
     with listening(Address(options.http_host, options.http_port)) as bound:
         try:
             manager.open()
-        except Unavailable as error:  # it may come later, or be named on the page
+        except Unavailable as error:  # a target may start later, or be chosen on the page
             say(f"note: {error}; every request tries again")
         app = create_app(
             manager,
@@ -96,12 +96,12 @@ def serve_http(
 
 
 def http_config(app: FastAPI, connections: int, **settings: Any) -> uvicorn.Config:
-    """Configuration of the server, with this maximum of concurrent connections."""
+    """Return the server's configuration. connections: maximum concurrent connections"""
     return uvicorn.Config(
         app,
         http=partial(BoundedConnection, connections),  # type: ignore[arg-type]
         ws="none",
-        loop="asyncio",  # uvloop, where it is installed, drops an answer to a half-closed client
+        loop="asyncio",  # uvloop drops the answer to a half-closed client
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -112,7 +112,7 @@ def http_config(app: FastAPI, connections: int, **settings: Any) -> uvicorn.Conf
 
 
 def listening(address: Address) -> socket.socket:
-    """A socket bound to the address. Raises InvalidRequest where that fails."""
+    """Return a socket bound to the address. Raises InvalidRequest if binding fails."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -128,20 +128,20 @@ def listening(address: Address) -> socket.socket:
 
 
 def _address(options: ServeRole, bound: socket.socket) -> str:
-    """The address of the page."""
+    """Return the page's address."""
     scheme = "https" if options.http_cert else "http"
     return f"{scheme}://{Address(options.http_host, bound.getsockname()[1])}"
 
 
 def _ready_line(manager: TargetManager, address: str) -> str:
-    """The line that names the address, for people and for programs that start this one."""
+    """Return the line with the address, which users and parent processes read."""
     client = manager.texts.client if manager.texts is not None else None
     who = f"{client.model}, draft: {client.draft or 'none'}" if client else "no target yet"
     return f"{SERVING}{address}/v1 ({who}); Ctrl-C ends"
 
 
 def _ignore(_number: int, _frame: object) -> None:
-    """Ignore the signal that ended the server: uvicorn raises it again at its end."""
+    """Ignore the signal that ended the server, which uvicorn raises again when it ends."""
 
 
 class _Server(uvicorn.Server):
@@ -155,7 +155,7 @@ class _Server(uvicorn.Server):
         asyncio.get_running_loop().set_exception_handler(OutOfDescriptors(self.server_state))
         await super().startup(sockets)
         for bound in sockets or []:
-            bound.listen(QUEUED)  # uvicorn has set ACCEPTED
+            bound.listen(QUEUED)  # replaces ACCEPTED, which uvicorn has set
         say(self._line)
         self._when_ready()
 
@@ -168,12 +168,12 @@ def create_app(
     hosts: Sequence[str] = (),
     origins: Sequence[str] = (),
 ) -> FastAPI:
-    """The application that answers with texts of the target in use.
+    """Return the application that answers requests with the target in use.
 
-    keys: one of them is needed for every route but /health; none: open
-    admin_keys: keys, too; where there are any keys, one of these is needed to change the target
-    hosts: names by which the server may be called, in lower case; empty for any
-    origins: origins of pages elsewhere that may call it
+    keys: every route but /health requires one of them; empty: no key is required
+    admin_keys: further keys; if any keys are set, changing the target requires one of these
+    hosts: host names that the server accepts, in lower case; empty to accept any
+    origins: origins of other sites' pages that may call the server
     """
 
     @asynccontextmanager
@@ -186,7 +186,7 @@ def create_app(
         version=outrider_version(),
         lifespan=lifespan,
         responses=REFUSALS,
-        docs_url=None,  # its page loads scripts from elsewhere
+        docs_url=None,  # its page loads scripts from another site
         redoc_url=None,
     )
     add_failures(app)
@@ -216,7 +216,7 @@ def create_app(
 
 
 def _add_health(app: FastAPI, manager: TargetManager) -> None:
-    """/health: 200 while the target answers, else 503 with the reason."""
+    """Add /health, which answers 200 while the target answers, else 503 with the reason."""
 
     @app.get("/health")
     async def health() -> Response:

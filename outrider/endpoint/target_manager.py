@@ -1,4 +1,4 @@
-"""The target that the server uses. It may be changed, stopped and started while serving."""
+"""Manages the target in use, which may be changed, stopped and started while the server runs."""
 
 from __future__ import annotations
 
@@ -20,53 +20,53 @@ from outrider.options.draft_flags import DEFAULT_SOURCES, NONE
 from outrider.options.roles import ServeRole
 
 RETRY_SECONDS = 2.0
-"""Retry-After while there is no target, in seconds."""
+"""Seconds in Retry-After while no target is connected."""
 
 MAX_REQUESTS = 64
-"""Default of the maximum of concurrent texts."""
+"""Default maximum of concurrent requests."""
 
 
 class TargetSettings(BaseModel):
-    """A target that the page chooses. Empty fields keep the server's own options."""
+    """A target chosen on the page. Empty fields keep the server's own options."""
 
     model_config = ConfigDict(extra="forbid")
 
     address: Text
     model_name: Text = ""
-    draft: Text = ""  # as --draft; where the server has none, its default
+    draft: Text = ""  # as --draft; if the server has no draft, --draft's default
     draft_model: Text = ""  # directory or hub name
     tls: bool = False
-    ca: Text = ""  # the authority's certificate, as PEM text
+    ca: Text = ""  # certificate of the authority, as PEM text
     token: Text = ""
 
 
 class TargetManager:
-    """Holds a client of the target that is in use, or the reason why there is none.
+    """Holds the client of the target in use, or the reason why there is no target.
 
-    options: what the server was started with; the page's settings change a copy of them
-    max_requests: maximum concurrent texts; further requests get 429
+    options: options that the server was started with; the page's settings change a copy
+    max_requests: maximum concurrent requests; further ones get status 429
     """
 
     def __init__(self, options: ServeRole, max_requests: int = MAX_REQUESTS) -> None:
-        options = options.replace(target=None)  # the page may name another place
+        options = options.replace(target=None)  # the page may choose another target
         self.options, self._first = options, options
         self._max_requests = max_requests
         self.texts: TextRunner | None = None
         self.reason = "no target was started"
         self.wanted = True  # whether requests may start the target again
-        self._opening: asyncio.Future[TextRunner] | None = None  # which all requests wait for
+        self._opening: asyncio.Future[TextRunner] | None = None  # shared by all waiting requests
         self._stack, self._secrets = ExitStack(), ExitStack()
         self._changing, self._given_up = threading.Lock(), threading.Event()
 
     def open(self, settings: TargetSettings | None = None) -> TextRunner:
-        """Connect and load the draft, in place of what is in use. Blocks.
+        """Connect to the target and load the draft, replacing those in use. Blocks.
 
-        settings: another target; None keeps the one in use
+        settings: another target; None to use the current one, and connect if not connected
 
-        Raises the error of connecting or loading, and stores its message as the reason.
+        Raises the error that connecting or loading raised, and stores its message as the reason.
         """
         if settings is not None:
-            self._given_up.set()  # another target is wanted
+            self._given_up.set()  # give up connecting to the earlier target
         with self._changing:
             self._given_up.clear()
             if settings is not None:
@@ -89,9 +89,9 @@ class TargetManager:
             return texts
 
     def close(self, reason: str = "the target was stopped") -> None:
-        """End all texts and release the draft. Requests are refused with the reason.
+        """End all running requests and release the draft. Later requests are refused with `reason`.
 
-        A connection attempt is abandoned.
+        A pending attempt to connect is abandoned.
         """
         self._given_up.set()
         with self._changing:
@@ -100,7 +100,7 @@ class TargetManager:
             self._secrets.close()
 
     async def get(self) -> TextRunner:
-        """Return what generates texts at the target; connects first if it is not connected.
+        """Return the object that generates text at the target; connect first if not connected.
 
         Raises ApiError if no target answers.
         """
@@ -114,7 +114,7 @@ class TargetManager:
             if opening is not None:
                 return await asyncio.shield(opening)
         except OutriderError:
-            pass  # reported below; not the request's fault
+            pass  # reported below as a server error
         raise ApiError(
             503,
             f"there is no target: {self.reason}",
@@ -130,7 +130,7 @@ class TargetManager:
         self._stack.close()
 
     def _take(self, settings: TargetSettings) -> None:
-        """Use these settings from now on. Invalid settings change nothing."""
+        """Replace the settings in use. Invalid settings change nothing."""
         with ExitStack() as stack:
             options = self._first.replace(**self._changes(settings, stack))
             secrets = stack.pop_all()
@@ -139,8 +139,8 @@ class TargetManager:
         self.options, self._secrets, self.wanted = options, secrets, True
 
     def _changes(self, settings: TargetSettings, stack: ExitStack) -> dict[str, Any]:
-        """The options that the settings change. Secrets are in private files until the stack
-        closes. Those of the server itself are for its own target only.
+        """Return the options that the settings change. Their secrets are written to private files,
+        which exist until the stack closes. The server's own secrets are kept for its target only.
         """
         started = self._first.connection
         changes: dict[str, Any] = {"preset": None, "target_host": settings.address}

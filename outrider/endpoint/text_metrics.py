@@ -1,4 +1,4 @@
-"""Prometheus metrics of an endpoint's texts, with vLLM's names where they exist."""
+"""Prometheus metrics of an endpoint's requests, under vLLM's names if vLLM has the metric."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HISTOGRAMS: dict[str, tuple[str, int, Value]] = {
         lambda done: (done.seconds - done.time_to_first_token) / (len(done.token_ids) - 1),
     ),
 }
-"""Each with the number of tokens from which on a text has the value."""
+"""Each metric's description, the minimum tokens of an output that has a value, and the value."""
 
 GAUGES = {
     "vllm:num_requests_running": "Texts whose tokens arrive.",
@@ -53,7 +53,7 @@ BUCKETS = tuple(step * 10.0**power for power in range(-3, 3) for step in (1, 2, 
 
 
 class TextMetrics:
-    """Counts finished texts. page() also has gauges of the texts in progress."""
+    """Counts completions. page() adds gauges of the requests in progress."""
 
     def __init__(self, model: str) -> None:
         self._registry, self._model = CollectorRegistry(), model
@@ -76,7 +76,7 @@ class TextMetrics:
         return kind(name, text, ["model_name"], registry=self._registry, **args).labels(self._model)
 
     def count(self, done: Completion) -> None:
-        """Count a finished text."""
+        """Count a completion."""
         self._ended.labels(self._model, done.finish_reason).inc()
         for counter, value in self._counters:
             counter.inc(value(done))
@@ -85,10 +85,10 @@ class TextMetrics:
                 histogram.observe(value(done))
 
     def page(self, texts: int, waiting: int, rows: int) -> bytes:
-        """The metrics as Prometheus reads them.
+        """Return the metrics in Prometheus's text format.
 
-        texts: in progress, the waiting ones among them
-        rows: of the target, each with the cache of a text
+        texts: number of requests in progress, including the waiting ones
+        rows: number of the target's rows, each of which caches a sequence
         """
         running = texts - waiting
         values = (running, waiting, min(running / max(rows, 1), 1.0))

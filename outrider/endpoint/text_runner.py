@@ -1,5 +1,5 @@
-"""Texts generated on threads, for an asyncio server: each is an asynchronous iteration of its
-pieces, within bounds of concurrency that are fair between callers.
+"""Runs requests on threads for an asyncio server, which iterates over their parts. Concurrency is
+limited, and shared fairly between callers.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ from outrider.text.completion import Completion
 from outrider.text.runner import Part, Task, TextRun
 
 RETRY_SECONDS = 1.0
-"""Retry-After of a request that was refused since too many texts are running."""
+"""Seconds in Retry-After of a request that is refused because too many are running."""
 
 SHARE = 3
-"""Maximum ratio of a caller's texts to those that stay free for others."""
+"""Maximum ratio of a caller's running requests to the places that stay free for others."""
 
 READERS = 2
-"""Prompts tokenized at a time. Others wait, which limits memory."""
+"""Maximum prompts tokenized at the same time; others wait, which limits memory."""
 
 Read = TypeVar("Read")
-"""The result of work on prompts."""
+"""Result of TextRunner.read()."""
 
 Parts: TypeAlias = AsyncGenerator[tuple[int, Part | Completion], None]
-"""Parts of several texts as they come, each with the index of its task."""
+"""Parts of several outputs as they arrive, each with the index of its task."""
 
 Queue: TypeAlias = asyncio.Queue[tuple[int, Part | Completion | OutriderError]]
 
 
 class TextRunner:
-    """Generates texts with a client, up to `max_texts` at a time. To be used on one event loop."""
+    """Runs a client's requests, up to `max_texts` at a time. To be used on one event loop."""
 
     def __init__(self, client: Client, max_texts: int) -> None:
         self.client, self.max_texts, self.running = client, max_texts, 0
         self.metrics = TextMetrics(client.model)
         self.created = int(time.time())
         self._grammars = GrammarTurns()
-        self._of_caller = Counter[str]()  # number of texts
-        self._waiting = 0  # texts that wait for their first part
+        self._of_caller = Counter[str]()  # number of running tasks
+        self._waiting = 0  # tasks that wait for their first part
         self._runs = set[TextRun[Any]]()
         self._readers = ThreadPoolExecutor(READERS, "prompt")
-        self._over = ""  # the reason why no text is generated any more
-        self._beginning = Lock()  # of texts, and of the end of all
+        self._over = ""  # why no new task may start; empty if it may
+        self._beginning = Lock()  # held to start tasks and to end all
 
     def check_room(self, count: int, caller: str = "") -> None:
-        """Raise LimitExceeded for more texts than ever run at once, and Busy for more than may
+        """Raise LimitExceeded for more tasks than may ever run at once, and Busy for more than may
         start now.
 
-        caller: one of several; each leaves room for others, by a threshold that moves with what is
-        free (Choudhury and Hahne, 1998)
+        caller: empty if all share one key. Else each caller leaves room for others: its maximum
+        depends on the number of free places (Choudhury and Hahne, 1998)
         """
         limit = max(self.max_texts * SHARE // (SHARE + 1), 1) if caller else self.max_texts
         if count > limit:
@@ -75,8 +75,8 @@ class TextRunner:
             )
 
     async def read(self, work: Callable[[Event], Read]) -> Read:
-        """Run work on prompts on a thread. If the caller is cancelled, its event is set, or it
-        never starts.
+        """Run work on prompts on a thread. If this coroutine is cancelled, the work does not start,
+        or the event that it was given is set.
         """
         cancelled = Event()
         try:
@@ -87,13 +87,13 @@ class TextRunner:
     async def run(
         self, tasks: Sequence[Task[Part]], caller: str = "", grammar: Grammar | None = None
     ) -> Parts[Part]:
-        """Run tasks on threads. Yield their parts, each with the index of its task.
+        """Run tasks on threads. Yields their parts, each with the index of its task.
 
-        grammar: of all these texts. A new one waits for the caller's turn.
+        grammar: grammar of all the tasks; a new grammar waits for the caller's turn
 
-        Each task ends with its Completion. Leaving the iteration ends all tasks at once. Raises
-        LimitExceeded and Busy before anything begins, the error that ended a text, Unavailable for
-        a text that end_all() cut, and LimitExceeded for one that there was no money for.
+        A task's last item is its Completion. Leaving the iteration ends all tasks at once. Raises
+        LimitExceeded or Busy before any task starts, the error that ended a task, Unavailable for a
+        task that end_all() cut off, and LimitExceeded if the budget was spent before a task began.
         """
         end_turn, run = await self._grammars.begin(caller, grammar), None
         try:
@@ -115,14 +115,14 @@ class TextRunner:
             end_turn(False)
 
     def _start(self, tasks: Sequence[Task[Part]], caller: str) -> tuple[TextRun[Part], Queue[Part]]:
-        """Start the tasks. Returns their threads, and the queue that their parts arrive in."""
+        """Start the tasks. Returns their run, and the queue that receives their parts."""
         loop, queue = asyncio.get_running_loop(), Queue[Part]()
 
         def put(index: int, item: Part | Completion | OutriderError) -> None:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(deliver, index, item)
 
-        silent = set(range(len(tasks)))  # texts without a part so far
+        silent = set(range(len(tasks)))  # tasks without a part so far
 
         def deliver(index: int, item: Part | Completion | OutriderError) -> None:
             if index in silent:
@@ -144,21 +144,21 @@ class TextRunner:
         return run, queue
 
     def _check(self, text: Completion) -> None:
-        """Raise Unavailable or LimitExceeded for a text that was cut off."""
+        """Raise Unavailable if end_all() cut the output off, LimitExceeded if no budget is left."""
         if text.finish_reason == "cancelled":
             raise Unavailable(self._over)
         if text.finish_reason == "spent" and not text.token_ids:
             raise LimitExceeded("no text was started: the spending limit (--max_usd) is reached")
 
     def end_all(self, reason: str) -> None:
-        """End all texts and refuse new ones, with this reason."""
+        """End all tasks, and refuse new ones with this reason."""
         with self._beginning:
             self._over = reason
             for run in self._runs:
                 run.end()
 
     def close(self) -> None:
-        """Wait until no text is running."""
+        """Wait until no task is running."""
         self._readers.shutdown(cancel_futures=True)
         for run in self._runs:
             run.join()
@@ -168,5 +168,5 @@ class TextRunner:
         self._of_caller[caller] += change
 
     def metrics_page(self) -> bytes:
-        """The metrics as Prometheus reads them."""
+        """Return the metrics in Prometheus's text format."""
         return self.metrics.page(self.running, self._waiting, self.client.target.description.rows)

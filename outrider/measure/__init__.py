@@ -1,1 +1,1 @@
-"""Measures ways of decoding, with one measurement loop, one journal and one set of figures."""
+"""Measures decoding methods: one measurement loop, one journal format and one set of figures."""

@@ -1,4 +1,4 @@
-"""Arms of a run: ways of generating a text, with one interface for the run's loop."""
+"""Arms of a run: ways of generating text, with a common interface for the measurement loop."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from outrider.options.draft_flags import PRESETS
 from outrider.text.completion import Completion, Request, silent
 
 BASELINE, AGAIN = "target-only", "target-only again"
-"""The arm that all others are compared with, and a second copy of it: their speed-up, an A/A test,
-shows the noise of a run.
+"""The arm that all others are compared with, and a second copy of that arm: the speed-up of one
+over the other (an A/A test) shows the noise of a run.
 """
 
 FUSED, LOCAL, FUSED_LOCAL = "fused", "target-only local", "fused local"
@@ -38,7 +38,7 @@ LOCAL_ARMS = (LOCAL, FUSED_LOCAL)
 
 
 def command(arm: str) -> str:
-    """The command of an architecture or preset, as the end of a sentence; empty without one."""
+    """Return the command of an architecture or preset as the end of a sentence; empty if none."""
     preset = ARCHITECTURES.get(arm, arm)
     if preset not in PRESETS:
         return ""
@@ -48,14 +48,14 @@ def command(arm: str) -> str:
 
 
 Make = Callable[[Request, Event], Completion]
-"""Generates a text, or a part of it if the event is set meanwhile. Raises the error on failure."""
+"""Generates an output, cut short if the event is set meanwhile. Raises the error on failure."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A way of generating a text.
+    """A way of generating text.
 
-    alone: target-only over the same link, to warm the prompt cache before each text
+    alone: generates target-only over the same link, to warm the prompt cache before each output
     billing: prices, and watts for devices without a meter
     joint: draft and target both run on this machine, whose meters count their energy together
     """
@@ -68,10 +68,10 @@ class Arm:
     emulated: bool = False
 
     def costs(self, done: Completion, reading: Figure) -> dict[str, Figure]:
-        """US dollars and joules per million tokens of a text, by their names in its record. Joules
-        always include both sides.
+        """Return US dollars and joules per million tokens of an output, by their names in its
+        record. Joules always include both sides.
 
-        reading: joules of this machine while the text was generated
+        reading: joules of this machine during generation
         """
         tokens = len(done.token_ids)
         if self.emulated:
@@ -91,7 +91,7 @@ class Arm:
 
 
 def client_arm(name: str, client: Client) -> Arm:
-    """An arm that generates by a client: with its draft, unless its name is target-only."""
+    """Return an arm that generates with a client, and with its draft unless named target-only."""
 
     def alone(request: Request, cancelled: Event) -> Completion:
         return client.complete(request, silent, cancelled, alone=True).raise_failure()
@@ -99,7 +99,7 @@ def client_arm(name: str, client: Client) -> Arm:
     def drafted(request: Request, cancelled: Event) -> Completion:
         done = client.complete(request, silent, cancelled).raise_failure()
         if (rows := client.wait()) is not None:
-            rows.settle()  # a forward pass still running would slow the next text
+            rows.settle()  # a forward pass still running would slow the next output
         return done
 
     return Arm(

@@ -1,4 +1,4 @@
-"""The measuring commands. Each parses its flags first and then imports torch and its own code."""
+"""The measuring commands. Each parses its flags before it imports torch and its own code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inference.flags.command_line import CommandOptions, parse_flags
 from outrider.measure.verbs import options as flags
 
 Words = Sequence[str] | None
-"""Arguments of a command; None for those of this process."""
+"""Arguments of a command; None for the arguments of this process."""
 
 COMPARE = """Without --target_host a target is started on this machine. Draft and target then share
 its cores: forward passes, acceptance and bytes carry over to other machines, tokens/s do not.
@@ -51,11 +51,11 @@ COMMANDS: dict[str, tuple[type[CommandOptions], str]] = {
     "recommend": (flags.RecommendOptions, ""),
     "runs": (flags.RunsOptions, RUNS),
 }
-"""The options of each command, and the end of its help."""
+"""The options of each command, and the text at the end of its help."""
 
 
 def parse(command: str, words: Words = None) -> Any:
-    """The options of a command line. Exits after --help, and after an error message of one line."""
+    """Parse a command line. Exits after --help, and after an error message of one line."""
     model, examples = COMMANDS[command]
     return parse_flags(model, f"outrider {command}", words, examples)
 

@@ -1,4 +1,4 @@
-"""What a measurement records of its environment: models, link, machine and software."""
+"""Records the environment of a measurement: models, link, machine and software."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PACKAGES = (
 
 
 def environment() -> dict[str, Any]:
-    """This machine, its load and software."""
+    """Describe this machine, its load and its software."""
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
@@ -37,7 +37,7 @@ def environment() -> dict[str, Any]:
 
 
 def load() -> list[float] | None:
-    """The load averages of this machine; None if the system has none."""
+    """Return the load averages of this machine; None if the system does not report them."""
     return list(os.getloadavg()) if hasattr(os, "getloadavg") else None
 
 
@@ -49,7 +49,7 @@ def installed_version(package: str) -> str | None:
 
 
 def commit() -> str:
-    """The git commit of this checkout, marked -dirty after changes; "unknown" outside of one."""
+    """Return this checkout's git commit, with -dirty if modified; "unknown" without a checkout."""
     git = shutil.which("git")
     if git is None:
         return "unknown"
@@ -61,7 +61,7 @@ def commit() -> str:
 def start_record(
     clients: Mapping[str, Client], drafts: Mapping[str, str], left_out: Mapping[str, str]
 ) -> dict[str, object]:
-    """The journal's record of models, machine and link at a start.
+    """Return the journal's record of models, machine and link at the start of a run.
 
     clients: by arm name, target-only first
     drafts: fingerprints of the draft models, by arm name

@@ -1,7 +1,7 @@
-"""Computes all figures from the texts of a run: rows by link, kind and arm, with percentiles and
+"""Computes all figures of a run from its outputs: rows by link, kind and arm, with percentiles and
 bootstrap intervals (fixed seed).
 
-A speed-up compares the tokens/s of two texts of the same prompt and turn. It is reported as the
+A speed-up compares the tokens/s of two outputs for the same prompt and turn. It is reported as the
 geometric mean over prompts, with its 95 % interval.
 """
 
@@ -27,30 +27,30 @@ _DRAWS = 2000
 _SEED = 20261
 
 MIN_TEXTS = 6
-"""Minimum texts for claiming a difference: five or fewer all lie on one side of the true median too
-often (2 in 2**5 cases).
+"""Minimum number of outputs for claiming a difference: five or fewer values all lie on one side of
+the true median too often (2 in 2**5 cases).
 """
 
 ALL = "all"
 """The kind of a row over all kinds."""
 
 COSTS = ("usd_per_million", "joules_per_million")
-"""Names of the figures that may be unavailable, with a reason."""
+"""Names of the figures that may be unavailable, and then have a reason."""
 
 _COUNTS = (
     "forwards", "lone_forwards", "num_draft_tokens", "num_accepted_tokens", "draft_calls",
     "bytes_up", "bytes_down", "messages_up", "messages_down", "draft_seconds", "queue_seconds",
     "target_seconds", "prefill_seconds",
 )  # fmt: skip
-"""Counts and seconds of a text that a row sums over its texts."""
+"""Counts and seconds of an output's record that a row sums over its outputs."""
 
 Texts: TypeAlias = Mapping[TextKey, Values]
 Pair: TypeAlias = tuple[TextKey, Values, Values]
-"""A text's key, the text, and the target-only text that it is compared with."""
+"""An output's key, its record, and the record of the target-only output to compare it with."""
 
 
 class Interval(NamedTuple):
-    """A median or mean with its confidence interval (CONFIDENCE)."""
+    """A median or mean with its confidence interval, at the level CONFIDENCE."""
 
     value: float
     low: float
@@ -70,18 +70,18 @@ class Percentiles(NamedTuple):
 
 
 def percentiles(values: Sequence[float]) -> Percentiles | None:
-    """The percentiles; None without values, e.g. the gaps of a text that arrived all at once."""
+    """Return the percentiles; None without values, e.g. for gaps if all tokens came at once."""
     return Percentiles(*np.quantile(values, [0.5, 0.9, 0.99, 1.0]).tolist()) if values else None
 
 
 def median_interval(values: Sequence[float]) -> Interval:
-    """The median with its interval, which has zero width for a single value."""
+    """Return the median with its interval, which has zero width for a single value."""
     drawn = np.random.default_rng(_SEED).choice(values, (_DRAWS, len(values)))
     return _interval(float(np.median(values)), np.median(drawn, axis=1))
 
 
 def geometric_interval(groups: Sequence[Sequence[float]]) -> Interval:
-    """The geometric mean over groups with its interval.
+    """Return the geometric mean over groups with its interval.
 
     groups: ratios by prompt. The bootstrap draws prompts, and repetitions within each prompt:
     repetitions depend on each other, and a single prompt still shows how far they spread.
@@ -95,28 +95,28 @@ def geometric_interval(groups: Sequence[Sequence[float]]) -> Interval:
 
 
 def _interval(value: float, draws: NDArray[Any]) -> Interval:
-    """The interval of bootstrap draws, widened to the value: rounding may put it just outside."""
+    """Return the interval of bootstrap draws, widened to include the value despite rounding."""
     low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]).tolist()
     return Interval(value, min(low, value), max(high, value))
 
 
 class Difference(NamedTuple):
-    """The first token at which a text differs from the target-only text."""
+    """The first token at which an output differs from the target-only output."""
 
     prompt: str
     at: int
-    ours: int | None  # None: the text ended there
+    ours: int | None  # None: the output ended before this token
     theirs: int | None
 
 
 def speed(text: Values) -> float:
-    """Tokens per second of a text."""
+    """Return the tokens per second of an output."""
     return len(text["token_ids"]) / float(text["seconds"])
 
 
 def speed_up(pairs: Iterable[Pair]) -> Interval | None:
-    """Speed-up of the first text of each pair over the second; None without pairs. Turns and
-    repetitions of a prompt form one group, since they are not independent.
+    """Return the speed-up of the first output of each pair over the second; None without pairs.
+    Turns and repetitions of a prompt form one group, since they are not independent.
     """
     of_prompt = defaultdict[str, list[float]](list)
     for key, ours, theirs in pairs:
@@ -126,7 +126,7 @@ def speed_up(pairs: Iterable[Pair]) -> Interval | None:
 
 @dataclass(frozen=True)
 class Row:
-    """Figures of one arm's texts of one kind over one link. Times are in seconds."""
+    """Figures of one arm's outputs, for one kind of prompts and one link. Times are in seconds."""
 
     rtt_ms: float  # emulated
     kind: str
@@ -134,29 +134,29 @@ class Row:
     prompts: int
     texts: int
     tokens: int
-    counts: Mapping[str, float]  # sums over texts
-    tokens_per_second: float  # median over texts
+    counts: Mapping[str, float]  # sums over outputs
+    tokens_per_second: float  # median over outputs
     speed_up: Interval | None  # over target-only; None without it, and for target-only itself
     noise: Interval | None  # of target-only over itself, on the same prompts
     time_to_first_token: Percentiles | None
-    time_per_output_token: Percentiles | None  # after the first chunk of a text
+    time_per_output_token: Percentiles | None  # after an output's first chunk
     gaps: Gaps
     acceptance_length: float  # tokens per forward pass
     acceptance_by_depth: Sequence[float]  # share of forward passes that accepted the depth
     costs: Mapping[str, Figure]
-    compared: int  # texts that have a target-only text to compare with
+    compared: int  # outputs with a target-only output to compare with
     differences: Sequence[Difference]
     device: str  # the target's description, which mentions emulation
 
     @property
     def equal(self) -> int:
-        """The number of texts that equal target-only's, token for token."""
+        """The number of outputs that equal target-only's, token for token."""
         return self.compared - len(self.differences)
 
     @property
     def faster(self) -> bool:
         """Whether the arm is faster than target-only: the lower bound of its speed-up, over enough
-        texts, exceeds 1 and the noise of target-only over itself.
+        outputs, exceeds 1 and the noise of target-only over itself.
         """
         noise = 1.0 if self.noise is None else max(1.0, self.noise.high)
         return self.speed_up is not None and self.texts >= MIN_TEXTS and self.speed_up.low > noise
@@ -167,7 +167,7 @@ class Row:
         return self.speed_up is not None and self.texts >= MIN_TEXTS and self.speed_up.high < noise
 
     def record(self) -> Values:
-        """The row as plain data for JSON."""
+        """Return the row as plain data for JSON."""
         fields: Values = {**vars(self), "equal": self.equal}
         for name in ("speed_up", "noise", "time_to_first_token", "time_per_output_token", "gaps"):
             fields[name] = fields[name] and fields[name]._asdict()
@@ -178,9 +178,9 @@ class Row:
 
 
 def summarise(texts: Texts, arms: Sequence[str] = ()) -> list[Row]:
-    """The rows of a run by link, kind and arm; with several kinds, also rows over all of them.
+    """Return the rows of a run by link, kind and arm; with several kinds, also rows over all kinds.
 
-    arms: the order of the arms after target-only and its A/A copy; others follow by name
+    arms: order of the arms after target-only and its A/A copy; other arms follow by name
     """
     ranks = {arm: rank for rank, arm in enumerate(dict.fromkeys([BASELINE, AGAIN, *arms]))}
     rows = list[Row]()
@@ -196,12 +196,12 @@ def summarise(texts: Texts, arms: Sequence[str] = ()) -> list[Row]:
 
 
 def totals(rows: Sequence[Row]) -> list[Row]:
-    """The rows over all kinds."""
+    """Return the rows over all kinds."""
     return [row for row in rows if row.kind == ALL] or [*rows]
 
 
 def _pairs(texts: Texts, arm: str) -> list[Pair]:
-    """The texts of an arm with the target-only texts of the same keys, where both exist."""
+    """Return the outputs of an arm, each with the target-only output of its key, if it exists."""
     mine = ((key, text, texts.get(key._replace(arm=BASELINE))) for key, text in texts.items())
     return [(key, text, base) for key, text, base in mine if key.arm == arm and base is not None]
 
@@ -237,7 +237,7 @@ def _row(texts: Texts, kind: str, arm: str, noise: Interval | None) -> Row:
 
 
 def _seconds_per_token(text: Values) -> float | None:
-    """Seconds per token after the first chunk (no prefill); None without a second chunk."""
+    """Return seconds per token after the first chunk (no prefill); None if there is only one."""
     arrivals, behind = text["arrivals"], sum(text["chunk_tokens"][1:])
     return (arrivals[-1] - arrivals[0]) / behind if behind else None
 
@@ -250,8 +250,8 @@ def _differences(pairs: Iterable[Pair]) -> Iterator[Difference]:
 
 
 def median_figure(figures: Sequence[Figure]) -> Figure:
-    """The median of one figure per text, with the worst quality among them: if any is unavailable,
-    so is the median, with the reasons.
+    """Return the median of one figure per output, with the worst quality of these figures. If any
+    figure is unavailable, so is the median, with the reasons.
     """
     values = [figure.value for figure in figures if figure.value is not None]
     worst = total(figures)

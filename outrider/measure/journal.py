@@ -1,4 +1,4 @@
-"""The journal of a run: a file with a line per finished text, so that interrupted runs resume.
+"""The journal of a run: a file with a line per finished output, so that a run can be resumed.
 
 Each line is a JSON object with one field: `run` (first line: settings and prompts), `start` and
 `end` (machine, models and load at that time), or `text` (a Completion's record, key and cost).
@@ -26,7 +26,7 @@ Values: TypeAlias = dict[str, Any]
 
 
 class TextKey(NamedTuple):
-    """Identifies a text: a turn of a prompt, by its arm, repetition and link."""
+    """Identifies an output by prompt, turn, repetition, link and arm."""
 
     set: str
     kind: str
@@ -42,7 +42,7 @@ class TextKey(NamedTuple):
 
 
 def plan_of(settings: Mapping[str, Any], items: Sequence[Item]) -> Values:
-    """Settings, and a digest of each prompt. A run can only be resumed with equal ones."""
+    """Return settings and a digest of each prompt. To resume a run, both must be equal."""
     digests = {item.place: sha256(json.dumps(item).encode()).hexdigest()[:16] for item in items}
     plan: Values = json.loads(json.dumps({"settings": settings, "prompts": digests}))
     return plan
@@ -52,7 +52,7 @@ def plan_of(settings: Mapping[str, Any], items: Sequence[Item]) -> Values:
 class Journal:
     """The records of a run, in memory and, if there is a file, in that file.
 
-    ends: empty until all texts are generated
+    ends: empty until all outputs are generated
     """
 
     plan: Values
@@ -62,7 +62,7 @@ class Journal:
     ends: list[Values] = field(default_factory=list, init=False)
 
     def write(self, kind: str, values: Values) -> None:
-        """Append a line, durably."""
+        """Append a line, and flush it to the file."""
         line = json.dumps({kind: values})
         if self.file is not None:
             self.file.write(f"{line}\n")
@@ -76,7 +76,7 @@ class Journal:
         self.write("start", values)
 
     def take(self, line: Values) -> None:
-        """Add the content of a line."""
+        """Add the content of a line to the records in memory."""
         ((kind, value),) = line.items()
         if kind == "text":
             self.texts[TextKey(*(value[name] for name in TextKey._fields))] = value
@@ -85,10 +85,10 @@ class Journal:
 
 
 def read_run(path: Path) -> Journal | None:
-    """Read a journal. None if the file is missing, or ends before its first line does.
+    """Read a journal. Returns None if the file is missing or its first line is incomplete.
 
-    A damaged line, e.g. from a process killed while writing, is reported and skipped, and its text
-    is generated again. Raises InvalidRequest if the first line is damaged.
+    A damaged line, e.g. from a process killed while writing, is reported and skipped, and its
+    output is generated again. Raises InvalidRequest if the first line is damaged.
     """
     run: Journal | None = None
     lines = path.read_bytes().rpartition(b"\n")[0].splitlines() if path.exists() else []

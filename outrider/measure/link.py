@@ -4,8 +4,8 @@
 
 This forwards connections on the second address to the first, with 20 ms of delay each way and 50
 Mbit/s (0: no limit). It prints the address it listens on and runs until SIGTERM or the end of
-stdin; SIGUSR1 cuts all connections. It is a separate process, so that it competes with neither side
-for a Python interpreter. It handles about 500 connections.
+stdin; SIGUSR1 cuts all connections. It is a separate process, so that neither side shares its
+Python interpreter. It handles about 500 connections.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ NO_LINK = LinkShape()
 
 
 class _Direction:
-    """One direction of the link. All connections share its bandwidth."""
+    """One direction of the link, with a bandwidth that all connections share."""
 
     def __init__(self, shape: LinkShape) -> None:
         self._delay = shape.delay_ms / 1e3
@@ -60,8 +60,8 @@ class _Direction:
         self._free = 0.0  # time at which all bytes so far have been sent
 
     async def carry(self, source: StreamReader, sink: StreamWriter, opened: float) -> None:
-        """Forward the bytes of a connection in order, and then its end of file. `opened` is the
-        time before which nothing is sent.
+        """Forward the bytes of a connection in order, and then its end of file. Nothing is sent
+        before the time `opened`.
         """
         loop, arrival, data = asyncio.get_running_loop(), 0.0, b"-"
         while data:
@@ -163,7 +163,7 @@ def main(arguments: Sequence[str]) -> int:
         to, listen = map(parse_address, arguments[:2])
         delay, mbit = map(float, arguments[2:])
         end_with_input()
-        # epoll would wake up to a millisecond late
+        # epoll would wake up as much as a millisecond late
         with asyncio.Runner(
             loop_factory=lambda: asyncio.SelectorEventLoop(SelectSelector())
         ) as run:

@@ -1,4 +1,4 @@
-"""Plots of a run: speed-up by link and kind, acceptance by depth, and forward-pass times by nodes.
+"""Plots a run: speed-up by link and kind, acceptance by depth, and forward-pass times by nodes.
 matplotlib is the optional extra `plots`.
 """
 
@@ -25,8 +25,8 @@ Times: TypeAlias = Sequence[tuple[int, int, float]]
 
 
 def draw(directory: Path, title: str, rows: Sequence[Row], times: Times) -> list[Path]:
-    """Write a PNG file and return its path, if any row has a speed-up. Raises MissingExtra without
-    matplotlib.
+    """Write a PNG file if any row has a speed-up. Returns the paths written. Raises MissingExtra
+    without matplotlib.
 
     times: forward passes of the target
     """

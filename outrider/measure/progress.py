@@ -1,4 +1,4 @@
-"""Progress of a run on stderr: a bar on a terminal, otherwise lines, with the remaining time."""
+"""Shows progress and remaining time on stderr: a bar on a terminal, otherwise lines."""
 
 from __future__ import annotations
 

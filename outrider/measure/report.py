@@ -31,12 +31,12 @@ NOTE = (
 
 
 def _p50(seconds: Percentiles | None, form: str) -> str:
-    """The median in milliseconds, or - if there is none."""
+    """Format the median in milliseconds, or - if there is none."""
     return "-" if seconds is None else format(seconds.p50 * 1e3, form)
 
 
 def _cost(figure: Figure) -> str:
-    """A figure, marked if it is an estimate or a lower bound; - if it is unknown, never 0."""
+    """Format a figure, marked ~ if estimated, >= if a lower bound; - (never 0) if unknown."""
     if figure.value is None:
         return "-"
     bound = ">=" if figure.lower_bound else "~" * (figure.quality is Quality.ESTIMATED)
@@ -44,8 +44,8 @@ def _cost(figure: Figure) -> str:
 
 
 def _speed_up(row: Row) -> str:
-    """The speed-up, with a question mark if it is not significant: within the noise, or of fewer
-    than MIN_TEXTS texts.
+    """Format the speed-up, with a question mark if it is not significant: within the noise, or
+    from fewer than MIN_TEXTS outputs.
     """
     doubt = "" if row.faster or row.slower else " ?"
     return "-" if row.speed_up is None else f"{row.speed_up}{doubt}"
@@ -85,14 +85,14 @@ WAITS: Columns = {
     "down": lambda row: f"{row.counts['bytes_down'] / max(row.tokens, 1):.0f}",
     **{str(depth): _share_at(depth) for depth in range(1, 7)},
 }
-"""More columns, for the Markdown page: waits in milliseconds, bytes per token, and the share of
-forward passes that accepted each depth.
+"""Further columns for the Markdown page: waiting times in ms, bytes per token, and the share of
+forward passes that accepted a token at each depth.
 """
 
 
 def table(rows: Sequence[Row], columns: Columns) -> list[str]:
-    """The lines of a table, the default of `outrider run` first. Leaves out columns without
-    information.
+    """Format a table as lines, with the default of `outrider run` as its first row. Leaves out
+    columns without information.
     """
     places = list(dict.fromkeys((row.rtt_ms, row.kind) for row in rows))
     rows = sorted(rows, key=lambda row: (places.index((row.rtt_ms, row.kind)), row.arm != HYBRID))
@@ -106,8 +106,8 @@ def table(rows: Sequence[Row], columns: Columns) -> list[str]:
 
 
 def leader(rows: Sequence[Row]) -> Row | None:
-    """The fastest row over one link: an arm that is faster than target-only, or target-only if all
-    other arms are slower. None if neither is certain.
+    """Return the fastest row over one link: the fastest arm that is faster than target-only, or
+    target-only if all other arms are slower; None if neither is certain.
     """
     alternatives = _alternatives(rows)
     if faster := [row for row in alternatives if row.faster]:
@@ -117,7 +117,7 @@ def leader(rows: Sequence[Row]) -> Row | None:
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """The fastest arm over each link, and its command."""
+    """Format the fastest arm over each link, with its command."""
     together = totals(rows)
     trips = dict.fromkeys(row.rtt_ms for row in together)
     links = [[row for row in together if row.rtt_ms == trip] for trip in trips]
@@ -148,8 +148,8 @@ class Report:
     """The results of a run.
 
     remarks: sentences that help to judge the figures
-    below: lines printed below the table
-    times: forward passes to plot; if empty, those that the target reported
+    below: lines to print below the table
+    times: forward-pass times to plot; if empty, the times that the target reported
     data: additional fields of the JSON file
     """
 
@@ -163,14 +163,14 @@ class Report:
 
     @property
     def title(self) -> str:
-        """The models and the device."""
+        """A title that names the models and the device."""
         start = self.run.starts[0]
         draft = start["draft"] or "no draft model"
         return f"{draft} for {start['target']} on {start['models']['device']}"
 
     @property
     def equal(self) -> bool:
-        """Whether all texts equal target-only's."""
+        """Whether all outputs equal target-only's."""
         return all(row.equal == row.compared for row in self.rows)
 
     @property
@@ -186,7 +186,7 @@ class Report:
         ]
 
     def record(self) -> dict[str, Any]:
-        """The report as plain data for JSON."""
+        """Return the report as plain data for JSON."""
         return {
             "title": self.title,
             "verdict": list(self.verdict),
@@ -200,13 +200,13 @@ class Report:
         }
 
     def text(self, columns: Columns = SPEEDS) -> str:
-        """Verdict, title, table and remarks for a terminal."""
+        """Format verdict, title, table and notes for a terminal."""
         above = [*(f"{number}. {line}" for number, line in enumerate(self.verdict, 1)), self.title]
         lines = [*map(_filled, above), "", *table(self.rows, columns), "", *self.below]
         return "\n".join([*lines, *map(_filled, [NOTE, *self.notes])])
 
     def markdown(self, plots: Sequence[Path]) -> str:
-        """The report as a Markdown page."""
+        """Format the report as a Markdown page."""
         differing = [
             f"- {row.arm}, {row.kind}, {row.rtt_ms:g} ms: {text.prompt} differs at token {text.at} "
             f"({text.ours} instead of {text.theirs})"

@@ -1,7 +1,7 @@
-"""The measurement loop: all arms generate each text in turn, and a journal stores the results.
+"""The measurement loop: all arms answer each prompt in turn, and a journal stores the results.
 
-The order of arms is random for each turn, so that no arm always follows the same other. Before each
-text the target generates one token from its prompt, so that the prompt cache is warm for all arms.
+The order of arms is random for each turn, so that no arm always follows the same other arm. Before
+each output the target generates one token from the prompt, so that all arms have a warm cache.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WARM_UP_TOKENS = 8
 
 @dataclass
 class Run:
-    """Generates the texts of some arms over one link, but for those already in the journal.
+    """Generates the outputs of some arms over one link, except those already in the journal.
 
     client: the client of target-only, which builds the requests
     text: sampling and length; prompt i uses seed + i
@@ -54,8 +54,8 @@ class Run:
         self._readers = find_readers()
 
     def make(self, items: Sequence[Item], repeats: int = 1) -> None:
-        """Generate the texts of these prompts within the time limit. Prompts with a schema are
-        skipped if the target does not support them.
+        """Run all arms on these prompts within the time limit. Prompts with a schema are skipped if
+        the target does not support schemas.
         """
         rules = self.client.target.description.rules
         items = [item for item in items if item.schema is None or rules]
@@ -70,7 +70,7 @@ class Run:
                 report(f"{item.kind} {item.name}")
 
     def _converse(self, item: Item, index: int, repeat: int) -> None:
-        """Generate all turns of a prompt by all arms. Each arm's chat has its own answers."""
+        """Run all turns of a prompt with all arms. Each arm's chat contains its own answers."""
         answers = {arm.name: list[str]() for arm in self.arms}
         for turn in range(len(item.turns)):
             order = Random(f"{repeat} {index} {turn}")  # noqa: S311 (which arm is first is no secret)
@@ -88,8 +88,8 @@ class Run:
                 answers[arm.name].append(text["text"])
 
     def _request(self, item: Item, index: int, answers: Sequence[str]) -> Request:
-        """The request for a prompt's next turn: messages, or their joined texts if the model has no
-        chat template.
+        """Return the request for a prompt's next turn: messages, or their contents joined if the
+        model has no chat template.
         """
         text, messages = self.text, item.messages(answers)
         parameters = Parameters(
@@ -102,7 +102,7 @@ class Run:
         return make_request(self.client.text_model, prompt, parameters, index)
 
     def _text(self, arm: Arm, key: TextKey, request: Request) -> Values:
-        """Generate a text while reading energy meters. Returns its record."""
+        """Generate an output while reading energy meters. Returns the output's record."""
         if self.warm:
             few = replace(request, max_new_tokens=min(WARM_UP_TOKENS, request.max_new_tokens))
             for cold_arm in self.arms:

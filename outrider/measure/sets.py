@@ -1,6 +1,6 @@
-"""Sets of prompts: a small bundled set, and JSON lines files, including those of published sets.
+"""Sets of prompts: a small bundled set, and JSON lines files, including published benchmarks.
 
-The keys of a row determine its format: that of an Item, or of a published set.
+The keys of a row determine its format: an Item, or a row of a published benchmark.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ PROMPTS = (
     "import os\nimport sys\n\ndef main(argv):",
     "for name in sorted(os.listdir(path)):",
 )
-"""Default prompts of commands that should take little time."""
+"""Default prompts of commands that should finish quickly."""
 
 _SPEC_BENCH = {"translation", "summarization", "qa", "math_reasoning", "rag"}
-"""Categories of Spec-Bench beside those of MT-bench."""
+"""Categories of Spec-Bench that MT-bench does not have."""
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -44,7 +44,7 @@ class Item(NamedTuple):
     name: name of the prompt, unique in its set
     turns: the user's messages in order
     schema: JSON schema that the answer follows
-    temperature: sampling temperature; None for the run's
+    temperature: sampling temperature; None to use the run's temperature
     """
 
     set: str
@@ -57,11 +57,11 @@ class Item(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The prompt's name with its set and kind."""
+        """The prompt's set, kind and name, separated by slashes."""
         return f"{self.set}/{self.kind}/{self.name}"
 
     def messages(self, answers: Sequence[str]) -> list[dict[str, str]]:
-        """The chat up to the next user message, with the answers to earlier ones."""
+        """Return the chat up to the next user message, with the answers to earlier messages."""
         chat = [("system", self.system)] if self.system else []
         for question, answer in zip(self.turns, answers, strict=False):
             chat += [("user", question), ("assistant", answer)]
@@ -70,13 +70,13 @@ class Item(NamedTuple):
 
 
 def read_lines(path: str | None) -> list[Item]:
-    """The lines of a file as prompts, named by line number; without a file, PROMPTS."""
+    """Read the lines of a file as prompts named by number; without a file, return PROMPTS."""
     lines = PROMPTS if path is None else read_prompts(TextOptions(prompt_text=path))
     return [Item("", "text", str(number), (text,)) for number, text in enumerate(lines)]
 
 
 def read_set(path: Path | None, samples: int | None) -> list[Item]:
-    """The prompts of a JSON lines file, or of the small set, alternating between kinds.
+    """Read the prompts of a JSON lines file, or of the small set, alternating between kinds.
 
     samples: number of prompts of each kind; None for all
     """
@@ -93,7 +93,7 @@ def _small() -> Iterator[Item]:
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    """The rows of a JSON lines file, optionally gzipped. Raises InvalidRequest on bad input."""
+    """Yield the rows of a JSON lines file, optionally gzipped. Raises InvalidRequest if bad."""
     try:
         data = path.read_bytes()
         text = (gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data).decode()
@@ -110,7 +110,7 @@ def _rows(path: Path) -> Iterator[Row]:
 
 
 def _items(source: str, rows: Iterable[Row]) -> Iterator[Item]:
-    """Parse rows of any known format. Raises InvalidRequest for others and for duplicate names."""
+    """Parse rows. Raises InvalidRequest for an unknown format and for duplicate names."""
     names = Counter[str]()
     for number, row in enumerate(rows, start=1):
         parse = next((parse for keys, parse in _FORMATS if keys <= row.keys()), None)
@@ -136,7 +136,7 @@ def _own(row: Row) -> Item:
 
 
 def _question(row: Row) -> Item:
-    """Parse a question of MT-bench or Spec-Bench. MT-bench's have the kind chat in both."""
+    """Parse a question of MT-bench or Spec-Bench. MT-bench questions have the kind chat in both."""
     category = row["category"]
     kind = category if category in _SPEC_BENCH else "chat"
     return Item("", kind, f"{category}/{row['question_id']}", row["turns"])
@@ -155,6 +155,6 @@ _FORMATS: Sequence[tuple[set[str], Callable[[Row], Item]]] = (
         lambda row: Item("", "maths", row["unique_id"], (row["problem"],)),
     ),
 )
-"""Formats: the keys that identify a row, and the function that parses it."""
+"""Row formats: the keys that identify a format, and the function that parses its rows."""
 
 _CHECKED = TypeAdapter(Item)

@@ -1,5 +1,5 @@
-"""The test bed of a run: a target (started here unless the options name one), an emulated link to
-it, and clients that share one loaded draft.
+"""The test bed of a run: a target (started locally unless the options name a running one), an
+emulated link to the target, and clients that share one loaded draft.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from outrider.target.spawn import Started, started, target_words
 def start(
     options: RunOptions, role: str = "target", **flags: object
 ) -> AbstractContextManager[Started]:
-    """Start the target of these options, with one row unless --batch is set.
+    """Start the target of these options, with a batch of 1 unless --batch is set.
 
     flags: additional flags of the target
     """
@@ -45,8 +45,8 @@ def start(
 def target_of(
     options: LinkedOptions, arms: Mapping[str, Flags]
 ) -> Iterator[tuple[ConnectionOptions, Started | None]]:
-    """Connect to the target that the options name, or else start one, with a draft beside it if an
-    arm needs that.
+    """Yield the connection to the target that the options name. If they name none, start a target,
+    with a draft on its device if an arm needs that.
     """
     if options.elsewhere:
         yield options.connection, None
@@ -61,9 +61,9 @@ def target_of(
 
 @dataclass(frozen=True)
 class SharedDraft(FoundDraft):
-    """A draft that is loaded once for all clients of a run, which generate their texts in turn."""
+    """A draft that is loaded once for all clients of a run, which use it in turn."""
 
-    room: int  # maximum ranked nodes of a row beyond its longest text, over all clients
+    room: int  # maximum over all clients of the ranked nodes of a row beyond its longest sequence
     loaded: list[Draft]
 
     def load(self, options: DeviceOptions, capacity: Capacity) -> Draft:
@@ -76,7 +76,7 @@ class SharedDraft(FoundDraft):
 
 
 def _finder(roles: Sequence[ClientRole]) -> Callable[[ClientRole], FoundDraft]:
-    """A function that finds a client's draft. Clients with the same draft share the result."""
+    """Return a function that finds a client's draft. Clients with equal drafts share the result."""
     shared = dict[tuple[str | None, str | None], SharedDraft]()
     room = max(TUNING.room, *(read_policy(role).max_ranked for role in roles if role.waits), 0)
 
@@ -90,7 +90,7 @@ def _finder(roles: Sequence[ClientRole]) -> Callable[[ClientRole], FoundDraft]:
 
 
 Beside = Callable[[Client, list[Arm]], list[Arm]]
-"""Extends a client's arms by others, such as other engines."""
+"""Extends a client's arms by arms without a client, such as other engines."""
 
 OpenRole = Callable[[ConnectionOptions, Flags], ClientRole]
 """Returns a client's options for a connection and the flags of an arm."""
@@ -115,7 +115,7 @@ class ArmSet:
     def opened(
         self, journal: Journal, connection: ConnectionOptions, link: LinkShape = NO_LINK
     ) -> Iterator[tuple[Client, list[Arm]]]:
-        """Open all arms over a link and record the start. Yields target-only's client, and arms."""
+        """Open all arms over a link; record the start. Yields target-only's client and the arms."""
         with ExitStack() as stack:
             route = connection
             if link != NO_LINK:
@@ -144,7 +144,7 @@ class ArmSet:
 
 
 def _with_draft(client: Client, role: ClientRole) -> Client:
-    """Wait until the client has loaded its draft. Raises InvalidRequest if it got none."""
+    """Wait until the client has loaded its draft. Raises InvalidRequest if there is no draft."""
     client.wait()
     if client.draft is None and role.draft != NONE:
         raise InvalidRequest(

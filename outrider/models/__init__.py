@@ -1,1 +1,1 @@
-"""Models on this machine: how they are found, loaded, and timed."""
+"""Models on this machine: finding, loading and timing them."""

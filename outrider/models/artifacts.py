@@ -25,8 +25,8 @@ _DECIDED = ("model", "target_model", "dtype")
 
 
 def open_artifact(options: TargetOptions) -> tuple[Manifest, Checkpoint]:
-    """The manifest and the checkpoint of --artifact, after its files were checked. Raises
-    BadArtifact, naming the file that differs from the build.
+    """Check the files of --artifact, and read its manifest and its checkpoint. Raises BadArtifact,
+    naming the file that differs from the build.
     """
     for name in _DECIDED:
         if getattr(options, name) is not None:
@@ -42,7 +42,7 @@ def open_artifact(options: TargetOptions) -> tuple[Manifest, Checkpoint]:
 
 
 def artifact_checkpoint(directory: Path) -> tuple[Manifest, Checkpoint]:
-    """Read the manifest of an artefact whose files were checked, and the checkpoint in it."""
+    """Read the manifest and the checkpoint of an artefact whose files are already checked."""
     manifest = read_manifest(directory)
     return manifest, _checkpoint(directory, manifest, Tokenizer(directory))
 
@@ -53,7 +53,7 @@ def _checkpoint(directory: Path, manifest: Manifest, tokenizer: Tokenizer) -> Ch
 
 
 def _read(device: str, directory: Path) -> Manifest:
-    """The manifest of an artefact for this device. `auto` is the device it was built for."""
+    """Read an artefact's manifest for a device; `auto` is the device it was built for."""
     from inference.backends.graphs.compiled import read_compiled
 
     if device not in ("auto", "cpu", "neuron"):
@@ -113,9 +113,9 @@ def _load_for_cpu(options: TargetOptions, directory: Path, manifest: Manifest) -
 
 
 def with_neuron_artifact(options: Served) -> Served:
-    """The options with an artefact, for --device neuron without --artifact.
+    """Return the options, with an artefact added for --device neuron without --artifact.
 
-    A matching artefact is taken from the cache, or built after a notice.
+    A matching artefact is taken from the cache; else it is built, after a notice.
     """
     if options.device != "neuron" or options.artifact:
         return options
@@ -131,7 +131,7 @@ def with_neuron_artifact(options: Served) -> Served:
             "--device neuron: no trn1, inf2, trn2 or trn3 instance is recognised here; build with "
             "outrider compile, then --artifact DIR"
         )
-    head = None  # that reads features of the target
+    head = None  # of an EAGLE draft, which reads the target's features
     if isinstance(options, FusedTargetRole) and options.method == "eagle":
         head = options.draft_model
     same = ("sequence_length", "max_tree_nodes", "dtype")
@@ -150,7 +150,7 @@ def with_neuron_artifact(options: Served) -> Served:
 
 
 def artifact_length(options: TargetOptions, manifest: Manifest) -> int:
-    """The sequence length, prompt and output together. Raises InvalidRequest beyond the build's."""
+    """Return the sequence length (prompt and output). Raises InvalidRequest beyond the build's."""
     length = options.sequence_length or manifest.sequence_length
     if not 2 <= length <= manifest.sequence_length:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Capacity of a loaded model: concurrent texts, and tokens of each."""
+"""Capacity of a loaded model."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import NamedTuple
 
 
 class Capacity(NamedTuple):
-    """Capacity of a loaded model: concurrent texts, and tokens of each."""
+    """Capacity of a loaded model: concurrent sequences, and the tokens of each."""
 
     rows: int
     sequence_length: int  # prompt and output together
-    spare: int  # slots a row beyond the sequence, which hold trees
-    max_nodes: int  # per call
-    ids: int | None = None  # only ids below this are proposed; None: all of the tokenizer
+    spare: int  # further slots of each row, for trees of candidates
+    max_nodes: int  # per forward pass
+    ids: int | None = None  # only ids below this are proposed; None: all the tokenizer's
 
     def vocabulary(self, vocabulary: int) -> int:
-        """Number of a tokenizer's ids that get probabilities."""
+        """Return how many of a tokenizer's ids get probabilities."""
         return vocabulary if self.ids is None else min(vocabulary, self.ids)
 
     @property
     def slots(self) -> int:
-        """Slots of a row."""
+        """Slots of a row: its sequence and the spare ones."""
         return self.sequence_length + self.spare

@@ -13,12 +13,12 @@ _THREADS = torch.get_num_threads()  # torch's default
 
 
 def set_threads(requested: int | None, parameters: int) -> None:
-    """Set torch's threads: as requested, else one for a small model and torch's default."""
+    """Set torch's threads: as requested, else 1 for a small model, else torch's default."""
     torch.set_num_threads(requested or (1 if parameters < _SMALL else _THREADS))
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device of a --device value. `auto` prefers CUDA (not yet run on hardware)."""
+    """Return the torch device of a --device value. `auto` prefers CUDA (not run on hardware)."""
     if name == "neuron":
         raise InvalidRequest(
             "--device neuron is for roles target and verify_target: draft on cpu or cuda"
@@ -42,7 +42,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def describe(device: torch.device | str, threads: int | None = None) -> str:
-    """The device in words. threads: of a CPU (default: torch's)"""
+    """Describe a device in words. threads: those of a CPU (default: torch's)"""
     device = torch.device(device)
     if device.type == "cuda":
         return f"cuda ({torch.cuda.get_device_name(device)})"
@@ -52,8 +52,8 @@ def describe(device: torch.device | str, threads: int | None = None) -> str:
 
 
 def conditions(device: torch.device | str) -> Conditions:
-    """Conditions of times on a device. A CPU's include its name, its instructions and torch's
-    version.
+    """Return the conditions of times measured on a device. A CPU's include its name, its
+    instructions and torch's version.
     """
     words, threads = describe(device), torch.get_num_threads()
     if torch.device(device).type != "cpu":

@@ -15,8 +15,8 @@ EMBEDDED = Path(inference.__file__).parent / "data"
 
 
 def find_directory(name: str | None, embedded: str, *, weights: bool = True) -> Path:
-    """The directory of a model, by directory or hub name; without a name the embedded model of this
-    kind.
+    """Find a model's directory by its path or hub name; without a name, the directory of the
+    embedded model of this kind.
 
     weights: whether weights are needed
     """
@@ -31,13 +31,13 @@ def find_directory(name: str | None, embedded: str, *, weights: bool = True) -> 
 
 
 def note_unread(directory: Path) -> None:
-    """Report weight files of a model's directory that are not read."""
+    """Report weight files in a model's directory that are not read."""
     if names := unread_files(directory):
         say(f"note: {directory}: ignored, not weights of the model: {', '.join(names[:8])}")
 
 
 def find_tokenizer(name: str | None, embedded: str) -> Tokenizer:
-    """The tokenizer of a model, for a client without a model."""
+    """Find the tokenizer of a model, for a client that loads no model."""
     if name is not None and is_gguf(name):
         from outrider.models.gguf_file import gguf_tokenizer
 

@@ -1,4 +1,4 @@
-"""Models on disk, for every file format, and what they are once loaded."""
+"""Base classes of models, for every file format: on disk, and once loaded."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class LoadedModel(Model, Protocol):
 
 
 class Facts(Protocol):
-    """Facts that the files of a model state.
+    """Facts stated in the files of a model.
 
-    stop_ids: end a text
-    limited_by: what sets max_positions
+    stop_ids: ids that end the output
+    limited_by: what limits max_positions
     """
 
     @property
@@ -47,11 +47,11 @@ class Facts(Protocol):
 
 @dataclass(frozen=True)
 class FoundModel(ABC):
-    """A model on disk, which can be loaded.
+    """A model on disk, ready to be loaded.
 
-    name: as clients see it
-    directory: of its files; for a GGUF file, the file itself
-    kind: the format in words
+    name: the name that clients see
+    directory: the directory of its files; for a GGUF file, the file itself
+    kind: its format in words
     """
 
     name: str
@@ -62,26 +62,26 @@ class FoundModel(ABC):
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """Ids that end a text."""
+        """Ids that end the output."""
         return self.config.stop_ids | self.tokenizer.end_ids
 
     def sequence_length(self, requested: int | None) -> int:
-        """The sequence length, prompt and output together. Raises InvalidRequest beyond the model's
-        limit.
+        """Return the sequence length, prompt and output together. Raises InvalidRequest beyond the
+        model's limit.
         """
         config = self.config
         return allowed_length(requested, self.name, config.max_positions, config.limited_by)
 
     def settled(self, options: DeviceOptions, *, drafts: bool) -> Self:
-        """Pick the precision if the options do not set it, and print it.
+        """Return the model with a precision picked (and printed) if the options do not set one.
 
-        drafts: the model drafts, so its weights may be rounded
+        drafts: whether the model drafts, so that its weights may be rounded
         """
         return self
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """An identifier; models that compute differently have different ones."""
+        """Return an identifier, which differs between models that compute differently."""
 
     def check(self, options: DeviceOptions) -> None:
         """Raise InvalidRequest for a device that this machine does not have."""
@@ -94,7 +94,7 @@ class FoundModel(ABC):
         """Load the model on the device of the options, and print the device on stderr."""
 
     def conditions(self, model: LoadedModel) -> Conditions:
-        """The conditions of the loaded model's measured times."""
+        """Return the conditions under which the loaded model's times are measured."""
         from outrider.models.devices import conditions
 
         return conditions(model.device)

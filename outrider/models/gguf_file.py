@@ -1,4 +1,4 @@
-"""Models in GGUF files, which llama.cpp computes: the file, its tokenizer, and its device."""
+"""Models in GGUF files, which llama.cpp computes: their files, tokenizers and devices."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class GgufFile(FoundModel):
 
     @classmethod
     def find(cls, name: str) -> GgufFile:
-        """Read the header and the tokenizer of a file. Raises an OutriderError with the remedy."""
+        """Read a file's header and tokenizer. Raises an OutriderError that states the remedy."""
         path = Path(name)
         facts = GgufFacts.read(path)
         return cls(path.name, path, facts, _tokenizer(path, facts))
@@ -74,16 +74,16 @@ class GgufFile(FoundModel):
 
 
 def gguf_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a GGUF file, without its weights."""
+    """Read the tokenizer of a GGUF file, without its weights."""
     return _tokenizer(path, GgufFacts.read(path))
 
 
 def _tokenizer(path: Path, facts: GgufFacts) -> Tokenizer:
-    """The tokenizer.json beside the file, else the file's own. Raises Mismatch if an id is another
-    token than in the file.
+    """Read tokenizer.json next to the file, else the file's own tokenizer. Raises Mismatch if the
+    two map an id to different tokens.
 
     A GGUF file names its pre-tokenizer in one word, and has no normaliser. So only tokenizer.json
-    is certain to split every text as a checkpoint in safetensors does.
+    is certain to split every string as the safetensors checkpoint's tokenizer does.
     """
     beside = path.parent / "tokenizer.json"
     tokenizer = Tokenizer(path.parent if beside.is_file() else path)
@@ -104,8 +104,8 @@ def _tokenizer(path: Path, facts: GgufFacts) -> Tokenizer:
 
 
 def _gpu(device: str) -> int | None:
-    """The number of the GPU to use, None for the CPU. `auto` takes a GPU if llama.cpp was built for
-    one: CUDA, Metal or another.
+    """Return the number of the GPU to use; None for the CPU. `auto` uses a GPU if llama.cpp was
+    built with support for one (CUDA, Metal or another).
     """
     if device == "cpu" or (device == "auto" and not supports_gpu()):
         return None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LibraryCheckpoint(FoundModel):
-    """A model in safetensors, of any causal architecture with a key-value cache."""
+    """A safetensors checkpoint of any causal architecture with a key-value cache."""
 
     config: LibraryConfig
     kind: ClassVar[str] = "a model of the transformers library"

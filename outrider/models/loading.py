@@ -1,4 +1,4 @@
-"""Finds models, and loads them: device, precision and sequence length from the options. Only
+"""Finds models, and loads them with the device, precision and sequence length of the options. Only
 loading needs torch.
 """
 
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
     from inference.model.decoder import Decoder
     from inference.model.layer_offload import Offload
 
-PREFILL_NODES = 256  # prompt tokens in one call
+PREFILL_NODES = 256  # prompt tokens in one forward pass
 
 
 @dataclass(frozen=True)
 class Checkpoint(FoundModel):
-    """A model whose weights are safetensors, which our decoder computes."""
+    """A safetensors checkpoint that Outrider's own decoder computes."""
 
     config: ModelConfig
     kind: ClassVar[str] = "a checkpoint of Outrider's own decoder"
     embedded: bool = False
-    quantization: Quantization | None = None  # of its matrices; None: as stored
+    quantization: Quantization | None = None  # of the matrices; None: as stored
     offload: Offload | None = None  # where the layers' weights are, if not on the device
     precision: torch.dtype | None = None  # default of --dtype; None: the checkpoint's own
 
@@ -113,7 +113,7 @@ class Checkpoint(FoundModel):
         return _on_device(decoder, capacity)
 
     def load_decoder(self, *, device: torch.device, **sizes: Any) -> Decoder:
-        """Load the decoder with its quantization. sizes: other arguments of
+        """Load the decoder, quantized if set. sizes: further arguments of
         inference.model.checkpoints.checkpoint.load_decoder()
         """
         from inference.model.checkpoints.checkpoint import load_decoder
@@ -128,8 +128,8 @@ class Checkpoint(FoundModel):
 
 
 def find_target(options: TargetModelOptions) -> FoundModel:
-    """The target of --target_model or --model, or the embedded one. Raises InvalidRequest for
-    --layer_offload with any model but a checkpoint of our decoder.
+    """Find the target of --target_model or --model, else the embedded target. Raises InvalidRequest
+    for --layer_offload with any model but a checkpoint of Outrider's decoder.
     """
     model = find_named(options.target_name, "target", backend_of(options))
     if not isinstance(options, OffloadOptions) or options.layer_offload is None:
@@ -142,10 +142,10 @@ def find_target(options: TargetModelOptions) -> FoundModel:
 def find_named(
     name: str | None, embedded: str, backend: str | None = None, *, weights: bool = True
 ) -> FoundModel:
-    """The checkpoint or GGUF file of this name, or the embedded model of this kind.
+    """Find the checkpoint or GGUF file of this name, or the embedded model of this kind.
 
-    backend: what computes a checkpoint; None for the transformers library if our decoder does not
-        support the architecture
+    backend: what computes a checkpoint; None for Outrider's decoder, or for the transformers
+        library if the decoder does not support the architecture
     weights: whether weights are needed
     """
     if name is not None and is_gguf(name):
@@ -167,21 +167,21 @@ def find_named(
 
 
 def find_checkpoint(name: str | None, embedded: str, *, weights: bool = True) -> Checkpoint:
-    """The checkpoint of this name, or the embedded model of this kind. See find_directory()."""
+    """Find the checkpoint of this name, or the embedded model of this kind: find_directory()."""
     directory = find_directory(name, embedded, weights=weights)
     label, config = _model_name(name, embedded), read_config(directory)
     return Checkpoint(label, directory, config, Tokenizer(directory), name is None)
 
 
 def _model_name(name: str | None, embedded: str) -> str:
-    """The name of a model without its revision."""
+    """Return a model's name without its revision."""
     return split_revision(name or f"outrider-embedded-{embedded}")[0]
 
 
 def _load_legacy(
     options: LegacyOptions, checkpoint: Checkpoint, sequence_length: int
 ) -> LegacyNeuronModel:
-    """A target on transformers-neuronx: one row, chains of up to --max_tree_nodes tokens."""
+    """Load a target on transformers-neuronx: one row, chains of up to --max_tree_nodes tokens."""
     from inference.backends.neuron.legacy import load_legacy_neuron
     from inference.model.checkpoints.checkpoint import DTYPES
 
@@ -198,8 +198,8 @@ def _load_legacy(
 
 
 def _on_device(decoder: Decoder, capacity: Capacity) -> EagerModel:
-    """A model with this decoder. On CUDA its calls are recorded and replayed, unless layers are
-    offloaded; not yet run on a GPU.
+    """Return a model with this decoder. On CUDA its forward passes are recorded and replayed,
+    unless layers are offloaded; not yet run on a GPU.
     """
     from inference.model.layer_offload import OffloadedLayers
 

@@ -1,4 +1,4 @@
-"""Shows on stderr how far the loading of a model is."""
+"""Shows the progress of loading a model on stderr."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from inference.model.checkpoints.checkpoint import Loading
 
 LARGE = 200e6
-"""Minimum bytes of a model whose loading is announced where no progress can be shown."""
+"""Bytes from which on a model's loading is announced where no progress can be shown."""
 
 
 @contextmanager
 def loading_status(name: str) -> Iterator[Callable[[Loading], None]]:
-    """Show the bytes read and the time left on a terminal that nothing else uses. Elsewhere a large
-    model gets one line at the beginning.
+    """Show the bytes read and the time left, on a terminal that nothing else uses. Elsewhere print
+    one line at the beginning, for a large model only.
     """
     console = Console(stderr=True)
     drawn = console.is_terminal and not console.is_dumb_terminal and not has_display()

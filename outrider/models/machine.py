@@ -11,19 +11,19 @@ from typing import NamedTuple
 class Conditions(NamedTuple):
     """Conditions under which a model's times were measured."""
 
-    device: str  # description
+    device: str  # in words
     threads: int
 
 
 def memory_size() -> int:
-    """Bytes of this machine's memory; 0 if unknown."""
+    """Return the bytes of this machine's memory; 0 if unknown."""
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return 0
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def cores() -> int:
-    """Cores that this process may use. On Linux, processors that share a core count once."""
+    """Count the cores that this process may use. On Linux, hyperthreads of a core count once."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     shares = Path("/sys/devices/system/cpu")
@@ -32,17 +32,17 @@ def cores() -> int:
 
 
 def count_threads(threads: int) -> str:
-    """A number of threads in words."""
+    """Return a number of threads in words."""
     return "1 thread" if threads == 1 else f"{threads} threads"
 
 
 def processor() -> str:
-    """The processor's name, as reported by Linux."""
+    """Return the processor's name, as reported by Linux."""
     return _processor_field("model name") or "unknown processor"
 
 
 def has_bfloat16() -> bool:
-    """Whether Linux reports instructions for products in bfloat16."""
+    """Return whether Linux reports instructions for products in bfloat16."""
     return bool(BFLOAT16 & {*instructions()})
 
 
@@ -51,7 +51,7 @@ BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 def instructions() -> list[str]:
-    """The processor's instructions for matrix products, as reported by Linux."""
+    """List the processor's instructions for matrix products, as reported by Linux."""
     flags = {*_processor_field("flags").split(), *_processor_field("Features").split()}
     return [name for name in _OF_MATRICES if name in flags]
 
@@ -64,7 +64,7 @@ _OF_MATRICES = (
 
 @cache
 def _processor_field(name: str) -> str:
-    """A field of the first processor in /proc/cpuinfo; empty if missing."""
+    """Read a field of the first processor in /proc/cpuinfo; empty if missing."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -73,5 +73,5 @@ def _processor_field(name: str) -> str:
 
 
 def size_words(size: float) -> str:
-    """A number of bytes with its unit."""
+    """Return a number of bytes with its unit."""
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

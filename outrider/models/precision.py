@@ -1,5 +1,5 @@
-"""Picks the compute type of a checkpoint on a CPU for --dtype auto, by the processor's
-instructions. So equal machines always compute alike.
+"""Picks a checkpoint's compute type on a CPU for --dtype auto. Only the processor's instructions
+and the memory decide, so that equal machines compute alike.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from outrider.models.machine import BFLOAT16, instructions, memory_size
 from outrider.options.groups import DeviceOptions, Quantization, QuantizationOptions
 
 MIN_BYTES = 64_000_000
-"""Size of a checkpoint below which its own precision stays: such a model is fast in any type."""
+"""Bytes from which on a checkpoint's precision may change; smaller models are fast anyway."""
 
 MEMORY_SHARE = 0.5
-"""Share of the machine's memory that widened weights may take."""
+"""Share of the machine's memory that weights converted to float32 may take."""
 
 NATIVE = {torch.bfloat16: BFLOAT16, torch.float16: {"avx512_fp16"}}
-"""Instructions for products in a precision, any of which suffices. float32 needs none."""
+"""Instructions for products in a precision; any one of a set suffices. float32 needs none."""
 
 INT8 = {"avx512_vnni", "avx_vnni", "amx_int8"}
 """Instructions with which int8 matrices are faster than bfloat16 (docs/measured.md)."""
@@ -42,9 +42,9 @@ class ComputeType(NamedTuple):
 def find_compute_type(
     name: str, directory: Path, options: DeviceOptions, *, drafts: bool
 ) -> ComputeType | None:
-    """The compute type of a checkpoint for a CPU; None for its own. Prints another on stderr.
+    """Pick a checkpoint's compute type on a CPU, and print it on stderr; None to keep its own.
 
-    A target keeps its weights exactly. The matrices of a draft may be rounded to int8, unless
+    A target's weights are never rounded. A draft's matrices may be rounded to int8, unless
     --draft_quantization says otherwise.
     """
     from inference.model.checkpoints.checkpoint import DTYPES
@@ -63,9 +63,9 @@ def find_compute_type(
 
 
 def pick(stored: torch.dtype, has: Collection[str], room: float) -> ComputeType | None:
-    """The compute type of a checkpoint of this precision; None for its own.
+    """Pick the compute type of a checkpoint stored in this precision; None to keep its own.
 
-    has: the processor's instructions; without those of INT8 matrices are not rounded
+    has: the processor's instructions; matrices are rounded only if these include one of INT8
     room: the machine's memory in bytes per weight
     """
     if stored not in (*NATIVE, torch.float32):

@@ -1,4 +1,4 @@
-"""Seconds of a draft's and a target's calls on this machine, measured on first use and stored."""
+"""Times of models' forward passes on this machine, measured on first use and stored."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
     from inference.engine.engine import Engine
 
 WIDEST = 64
-"""Maximum nodes of a profiled draft call."""
+"""Maximum nodes of a draft's forward pass that is measured."""
 
 QUICK_SECONDS = 0.5
-"""Seconds of measuring before the first request, without stored times and to check them."""
+"""Seconds of measuring before the first request, to get first times or to check stored ones."""
 
 IDLE_SECONDS = 20.0
 """Seconds of measuring while no session is open."""
 
 IDLE_CALL_SECONDS, IDLE_CALL_NODES = 1.0, 4.0
-"""Maximum seconds of a measured call while no session is open, or that many calls of one node if
-these are slow: a client that connects meanwhile has to wait for it.
+"""Maximum time of a forward pass measured while no session is open: seconds, or for a slow model
+this multiple of its smallest pass. A client that connects meanwhile has to wait that long.
 """
 
 RECORDING_SECONDS = 20.0
-"""Seconds of recording a target's calls before the first request. The others are recorded while no
-session is open.
+"""Seconds of recording a target's forward passes before the first request. The rest are recorded
+while no session is open.
 """
 
 
 def record_calls(model: RecordingModel, tell: Tell) -> None:
-    """Record a target's planned calls, the smallest first, for RECORDING_SECONDS at most."""
+    """Record a target's planned forward passes for up to RECORDING_SECONDS, smallest first."""
     start = reported = time.perf_counter()
     recorded, remaining = 0, True
     while remaining and time.perf_counter() - start < RECORDING_SECONDS:
@@ -66,10 +66,10 @@ def record_calls(model: RecordingModel, tell: Tell) -> None:
 def _measure_idle(
     survey: Profiler, store: Callable[[Profiler], None], nodes: int, engine: Engine
 ) -> bool:
-    """Measure one call while no session is open, and store the times after the last one; False if
-    none can be measured.
+    """Measure one forward pass while no session is open; after the last, store the times. Returns
+    False if nothing could be measured.
 
-    nodes: of the widest call
+    nodes: nodes of the widest pass to measure
     """
     cached, call = engine.row_slots, survey.times.seconds(*survey.smallest)
     survey.most, survey.longest = IDLE_SECONDS, max(IDLE_CALL_SECONDS, IDLE_CALL_NODES * call)
@@ -82,23 +82,23 @@ def _measure_idle(
 
 
 class TargetTimes(NamedTuple):
-    """Times of a target's forward passes."""
+    """Measured times of a target's forward passes."""
 
     times: Times
-    table: Table  # for clients
-    when_idle: Callable[[Engine], bool] | None = None  # measures the rest
+    table: Table  # sent to clients
+    when_idle: Callable[[Engine], bool] | None = None  # measures more shapes
 
 
 @dataclass(frozen=True)
 class Profiles:
-    """Stored times, and their measurement."""
+    """Stored times of models, and their measurement."""
 
     directory: Path
-    tell: Tell  # receives lines of progress
-    upfront: bool = False  # measure all before anything else is done
+    tell: Tell  # prints lines of progress
+    upfront: bool = False  # measure all shapes before serving
 
     def draft(self, draft: FoundModel, model: LoadedModel, length: int) -> Table:
-        """Seconds of a draft's call by shape.
+        """Return the seconds of a draft's forward pass, by shape.
 
         length: maximum sequence length of the loaded model
         """
@@ -115,9 +115,9 @@ class Profiles:
     def target(
         self, target: FoundModel, identity: str, model: LoadedModel, length: int, nodes: int
     ) -> TargetTimes:
-        """Seconds of a forward pass by rows and by nodes of each row.
+        """Return the seconds of a target's forward pass, by rows and by nodes in each row.
 
-        identity: fingerprint of its weights, and of its artefact
+        identity: fingerprint of the target's weights and artefact
         """
         rows = model.rows
         idle: list[Callable[[Engine], bool]] = []
@@ -162,7 +162,7 @@ class Profiles:
         return StoredTimes(self.directory, kind, f"the {kind} {source.name}", conditions)
 
     def _measure(self, place: StoredTimes, survey: Profiler) -> None:
-        """Measure first: all shapes if `upfront`, else for QUICK_SECONDS."""
+        """Measure before the first request: all shapes if `upfront`, else for QUICK_SECONDS."""
         if not self.upfront:
             survey.run(lambda progress: None, QUICK_SECONDS)
         else:
@@ -178,5 +178,5 @@ class Profiles:
 
 
 def user_profiles(options: MeasureOptions) -> Profiles:
-    """The profiles in this user's cache. Progress is printed on stderr."""
+    """Return the profiles in this user's cache. Measuring prints its progress on stderr."""
     return Profiles(cache_directory("profiles"), say, options.measure_first)

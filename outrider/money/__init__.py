@@ -1,1 +1,1 @@
-"""Budgets, prices, and the goal that drafting is steered to."""
+"""Budgets, prices, and the user's goal for drafting."""

@@ -1,4 +1,4 @@
-"""Charges of the texts of a run, and their maximum cost."""
+"""Charges for the requests of a run, and the run's spending limit."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from outrider.money.goal import UNPRICED
 
 
 class _Meter:
-    """Counts the seconds in which texts are generated, from any thread.
+    """Counts the seconds in which requests run. Thread-safe.
 
-    `wall` counts a second once, for any number of concurrent texts. `shared` is the charge of one
-    text: concurrent texts share a second evenly.
+    `wall` counts a second once, however many requests run in it. `shared` is the charge of one
+    request: concurrent requests share a second evenly.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -27,7 +27,7 @@ class _Meter:
         self._clock, self._texts, self._at, self._lock = clock, 0, 0.0, threading.Lock()
 
     def read(self, texts: int = 0) -> tuple[float, float]:
-        """Return `wall` and `shared`, and add `texts` to the number of running texts."""
+        """Return `wall` and `shared`, and add `texts` to the number of running requests."""
         with self._lock:
             now = self._clock()
             if self._texts:
@@ -38,7 +38,7 @@ class _Meter:
 
 
 class Charge:
-    """Usage of one text, counted until the charge is closed."""
+    """Usage of one request, counted until the charge is closed."""
 
     def __init__(self, budget: RunBudget, meter: _Meter) -> None:
         self.budget, self._meter = budget, meter
@@ -46,7 +46,7 @@ class Charge:
         self._ended: float | None = None
 
     def take(self, drafting: float, traffic: Traffic) -> None:
-        """Set the text's total seconds of drafting and the session's total bytes."""
+        """Set the request's total seconds of drafting, and its session's total bytes."""
         self._taken = Usage(0.0, drafting, traffic.bytes_up, traffic.bytes_down)
 
     def close(self) -> None:
@@ -56,19 +56,19 @@ class Charge:
 
     @property
     def usage(self) -> Usage:
-        """The text's usage, with its share of seconds with concurrent texts."""
+        """The request's usage; of a second with concurrent requests only its share counts."""
         until = self._meter.read()[1] if self._ended is None else self._ended
         return self._taken._replace(wall=until - self._began)
 
     @property
     def usd(self) -> float | None:
-        """US dollars of the text, as far as prices are known; None for an unpriced target."""
+        """The request's US dollars by the known prices; None if the target has no price."""
         return self.budget.price(self.usage)
 
 
 class RunBudget:
-    """Counts the usage of all texts of a run. Seconds of the target with several concurrent texts
-    are paid once.
+    """Counts the usage of all requests of a run. A second of the target is paid once, however many
+    requests run in it.
 
     limit: US dollars; None for no limit
 
@@ -89,7 +89,7 @@ class RunBudget:
 
     @contextmanager
     def charge(self) -> Iterator[Charge]:
-        """The charge of one text, counted until the context ends, also on failure."""
+        """Yield the charge of one request, counted until the context ends, also on failure."""
         charge = Charge(self, self._meter)
         with self._lock:
             self._open.append(charge)
@@ -102,11 +102,11 @@ class RunBudget:
                 self._closed = self._closed.plus(charge.usage)
 
     def price(self, usage: Usage) -> float | None:
-        """US dollars of this usage, as far as prices are known; None for an unpriced target."""
+        """Return this usage's US dollars by the known prices; None if the target has no price."""
         return self.billing.known_prices.of(usage) if self.billing.priced else None
 
     def cost(self, usage: Usage, tokens: int) -> Figure:
-        """US dollars of a text: a lower bound if only some prices are known."""
+        """Return a request's cost in US dollars: a lower bound if some prices are unknown."""
         usd, source = self.price(usage), self.billing.source or ""
         if usd is None:
             return Figure.unavailable("the target has no price")
@@ -119,14 +119,14 @@ class RunBudget:
         return Figure(usd, total.quality, source or total.source)
 
     def energy(self, usage: Usage, tokens: int) -> Figure:
-        """Joules of this machine for drafting a text, by --draft_watts."""
+        """Return the joules that this machine used to draft a request, by --draft_watts."""
         if not tokens:
             return Figure.measured(0.0, "no tokens were generated")
         return self.billing.figures(tokens, usage)["draft_energy"].times(tokens)
 
     @property
     def usage(self) -> Usage:
-        """Usage of all texts so far."""
+        """Usage of all requests so far."""
         with self._lock:
             usage = self._closed
             for charge in self._open:
@@ -135,10 +135,10 @@ class RunBudget:
 
     @property
     def spent(self) -> float:
-        """US dollars so far, as far as prices are known."""
+        """US dollars spent so far, by the known prices."""
         return self.price(self.usage) or 0.0
 
     @property
     def empty(self) -> bool:
-        """Whether nothing more may be spent."""
+        """Whether the limit is reached."""
         return self._limit is not None and self.spent >= self._limit

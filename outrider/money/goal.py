@@ -1,7 +1,7 @@
-"""The user's goal for drafting (speed, cost or a limit on one), and the prices that steer to it.
+"""The user's goal for drafting (speed, cost, or a limit on either), and prices that pursue it.
 
-A limit is met by adjusting the weight of cost every few tokens: up while there is speed to spare or
-a token is too expensive, down otherwise. No clock is read.
+To meet a limit, the weight of cost is adjusted every few tokens: up while the speed is above its
+minimum or a token is too expensive, down otherwise. No clock is read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 UNPRICED = "give --usd_per_hour or --instance, or use a target started with --usd_per_hour"
 
 OF_TOTAL = ("usd_per_kwh", "draft_watts", "usd_per_gb_up", "usd_per_gb_down")
-"""Prices that total_cost needs besides the target's hourly price."""
+"""Prices that total_cost needs in addition to the target's hourly price."""
 
 EVERY = 8
 """Tokens between two changes of the weight."""
@@ -33,22 +33,22 @@ STEP = 0.2
 """Change of the weight when the measured value is e times the limit."""
 
 MIN_SAVED = 0.25
-"""Minimum ratio of the prices of drafting and waiting at which the cost end of --cs was measured to
-be cheaper (docs/cost.md).
+"""Ratio of the price of drafting to that of waiting, from which on --cs at its cost end was
+measured to be cheaper (docs/cost.md).
 """
 
 SENT_BYTES = 20_000.0
 """Bytes per second that a busy draft sends to its target."""
 
 UNSTEERED = "--cs needs an adaptive draft on this machine"
-"""Reason why a client with another draft, or none, cannot be steered."""
+"""Why --cs is refused for a client without a draft, or whose draft is not adaptive."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A weight of cost against speed, or a limit on one of them, for every text of a run.
+    """A weight of cost against speed, or a limit on either, for every request of a run.
 
-    With a limit on one, the other is optimised. Flags bound the values, and allow one limit.
+    With a limit on one, the other is optimised. The flags bound the values, and allow one limit.
     """
 
     objective: str = "total_cost"
@@ -56,22 +56,22 @@ class Goal:
     min_tps: float | None = None  # minimum tokens per second, at minimum cost
     max_per_token: float | None = None  # maximum US dollars or joules, at maximum speed
     billing: Billing = field(default_factory=Billing)
-    # drafting has a small price of its own, since the price of its energy is unknown
+    # whether drafting gets a small price, for lack of a known price of its energy
     battery: bool = True
 
     @property
     def speed_alone(self) -> bool:
-        """Whether only time has a price."""
+        """Whether speed is the whole goal."""
         return self.weight == 0 and self.min_tps is None and self.max_per_token is None
 
     @property
     def unpriced(self) -> bool:
-        """Whether the objective is in dollars, and the target has no price."""
+        """Whether the objective is in dollars although the target has no price."""
         return not self.billing.priced and self.objective not in (*ENERGIES, "latency")
 
     @property
     def unsteered(self) -> str:
-        """The reason why all positions of --cs are equivalent; empty if they differ."""
+        """Why all positions of --cs are equivalent; empty if they differ."""
         if self.unpriced:
             return f"without a price of the target only speed counts: {UNPRICED}"
         try:
@@ -87,9 +87,9 @@ class Goal:
 
     @property
     def pointless(self) -> str:
-        """The reason why --cs would save nothing; empty if it saves.
+        """Why --cs would save nothing; empty if it saves something.
 
-        --cs can save only the cost of drafting and of its bytes.
+        --cs can save only the cost of drafting and of the bytes that a draft sends.
         """
         if self.unsteered:
             return self.unsteered
@@ -104,8 +104,8 @@ class Goal:
 
     @property
     def fallback(self) -> str:
-        """A note that only the target's hourly price is weighed, although the user stated others;
-        else empty.
+        """A note if only the target's hourly price is weighed although the user stated other
+        prices; else empty.
         """
         unstated = _unstated(self.billing)
         weighs_hours = self.billing.priced and self.objective == "api_cost"
@@ -117,7 +117,7 @@ class Goal:
         )
 
     def prices(self, stats: PairStats) -> Prices:
-        """Prices for one row of the draft."""
+        """Return the prices for one row of the draft."""
         if self.speed_alone:
             return Prices(battery=self.battery)
         expected = Usage(stats.target.seconds(1, 1), stats.draft.seconds(1, 1), MESSAGE_BYTES)
@@ -128,11 +128,11 @@ class Goal:
 
 @dataclass
 class SteeredPrices(Prices):
-    """Prices that follow a goal."""
+    """Prices that are adjusted to meet a goal."""
 
     goal: Goal = field(default_factory=Goal)
-    cost: UnitPrices = SPEED  # by the goal's objective
-    # the limit per token, until one was measured
+    cost: UnitPrices = SPEED  # unit prices of the goal's objective
+    # assumed usage per token, until measured
     expected: Usage = field(default_factory=lambda: Usage(wall=1.0))
 
     def __post_init__(self) -> None:
@@ -147,8 +147,8 @@ class SteeredPrices(Prices):
             self._steer(self.effort.times(1 / self.tokens))
 
     def _steer(self, measured: Usage) -> None:
-        """Adjust the weight by the usage of a recent token."""
-        spare = 0.0  # above 0: more weight on cost
+        """Adjust the weight by the measured usage per token."""
+        spare = 0.0  # positive: increase the weight of cost
         if self.goal.min_tps is not None:
             spare = _log(1.0, measured.wall * self.goal.min_tps)
         elif self.goal.max_per_token is not None:
@@ -158,14 +158,14 @@ class SteeredPrices(Prices):
 
 
 def _log(numerator: float, denominator: float) -> float:
-    """Logarithm of a ratio, bounded so that a single stall has no long effect."""
+    """Return the logarithm of a ratio, bounded so that a single stall has no lasting effect."""
     return min(max(math.log(max(numerator, 1e-12) / max(denominator, 1e-12)), -1.0), 1.0)
 
 
 def read_billing(options: PriceOptions) -> Billing:
-    """The prices of --usd_per_hour or of --instance. Without either the target is unpriced.
+    """Read the prices of --usd_per_hour or --instance; without either the target has no price.
 
-    Raises Unavailable if no source has that instance.
+    Raises Unavailable if no source lists the instance.
     """
     stated = flags_of(PriceOptions).keys() & vars(Billing())
     billing = Billing(**{name: getattr(options, name) for name in stated})
@@ -186,7 +186,7 @@ def read_billing(options: PriceOptions) -> Billing:
 
 
 def read_goal(options: GoalOptions, billing: Billing) -> Goal:
-    """The goal of --cs, --objective and the limits.
+    """Read the goal from --cs, --objective and the limits.
 
     The default objective is total_cost if all its prices are stated, else api_cost. Raises
     InvalidRequest if the goal needs a missing price, and for a position of --cs if all are
@@ -214,5 +214,5 @@ def read_goal(options: GoalOptions, billing: Billing) -> Goal:
 
 
 def _unstated(billing: Billing) -> list[str]:
-    """Flags of the prices missing for total_cost."""
+    """Return the flags of the prices that total_cost lacks."""
     return [f"--{name}" for name in OF_TOTAL if getattr(billing, name) is None]

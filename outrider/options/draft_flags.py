@@ -1,8 +1,8 @@
-"""Flags of drafting: methods, fixed trees, sources, and presets of all of them.
+"""Flags of drafting: kinds of draft models, sources of candidates, fixed trees, and presets.
 
-To add a model that drafts, add its row to METHODS, and its file in outrider/draft_methods. To add a
-preset, add its row to PRESETS, and name it at the architecture that measures it
-(outrider/measure/arms.py).
+To add a kind of draft model, add a row to METHODS and a file to outrider/draft_methods. To add a
+preset, add a row to PRESETS, and use the preset in the architecture that measures it
+(ARCHITECTURES in outrider/measure/arms.py).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ METHODS = {
     "eagle": MethodEntry("an EAGLE-3 head, which reads the target's hidden states", local=False),
     "substitute": MethodEntry("the target's own layers with 4-bit weights"),
 }
-"""The methods that load a model. A client uses at most one."""
+"""Kinds of draft models by name. A client uses at most one kind."""
 
 COPY, BESIDE, NONE = "copy", "beside", "none"
-"""Sources that need no model here: text that followed the same words before, the draft beside the
-target, and nothing.
+"""Sources that need no model on this machine: text that followed the same words earlier, the draft
+on the target's device, and nothing.
 """
 
 DEFAULT_SOURCES = "model,copy"
@@ -43,11 +43,11 @@ DEFAULT_SOURCES = "model,copy"
 _HERE = ", ".join(name for name, method in METHODS.items() if method.local)
 _THERE = ", ".join(name for name, method in METHODS.items() if not method.local)
 SOURCES_HELP = (
-    f"sources of candidates: a kind of model ({_HERE}; at a fused target {_THERE}) or {BESIDE} "
-    f"(the draft beside the target, if it has one), {COPY} (text that followed the same words "
-    f"before), or both; or {NONE} (docs/runs.md)"
+    f"what proposes tokens: a kind of model ({_HERE}; {_THERE} only for fused_target) or {BESIDE} "
+    f"(a draft on the target's device, if any), {COPY} (text that followed the same words "
+    f"earlier), or both, as in {DEFAULT_SOURCES}; or {NONE} (docs/runs.md)"
 )
-"""The help of --draft."""
+"""The help text of --draft."""
 
 
 def _sources(text: str) -> str:
@@ -65,14 +65,14 @@ Sources: TypeAlias = Annotated[str, AfterValidator(_sources), Metavar("SOURCE,..
 
 
 class TreeOptions(Group, title="drafting"):
-    """The form of the draft's proposals, and whether the target waits for them."""
+    """The shape of the draft's proposals, if the target waits for them."""
 
     gamma: Annotated[Natural, Alias("speculation_length")] | None = None
-    """length of the chain of draft tokens that the target waits for in each round"""
+    """number of draft tokens, one after the other, that the target waits for in each round"""
     tree_nodes: Count | None = None
     """nodes of the tree that the target waits for in each round (default with --tree_depth: 16)"""
     tree_depth: Count | None = None
-    """depth of the tree that the target waits for in each round (default: 6)"""
+    """depth of the tree that the target waits for in each round (default with --tree_nodes: 6)"""
 
     @property
     def waits(self) -> bool:
@@ -81,23 +81,23 @@ class TreeOptions(Group, title="drafting"):
 
 
 class SourceOptions(Group, title="drafting"):
-    """The sources of candidates."""
+    """What proposes tokens."""
 
     draft: Annotated[Sources, Field(description=SOURCES_HELP)] = DEFAULT_SOURCES
 
     @property
     def method(self) -> str | None:
-        """The kind of model that drafts, a name of METHODS; None without a model."""
+        """The kind of draft model, a key of METHODS; None without a draft model."""
         return next((name for name in self.draft.split(",") if name in METHODS), None)
 
     @property
     def copies(self) -> bool:
-        """Whether text is copied."""
+        """Whether earlier text is copied."""
         return COPY in self.draft.split(",")
 
     @property
     def beside(self) -> bool:
-        """Whether the draft beside the target takes part."""
+        """Whether the draft on the target's device is used."""
         return BESIDE in self.draft.split(",")
 
     @property
@@ -107,12 +107,12 @@ class SourceOptions(Group, title="drafting"):
 
 
 def method_of(options: DraftModelOptions) -> str:
-    """The kind of model that drafts, a name of METHODS; `model` where the options name none."""
+    """Return the kind of draft model, a key of METHODS; `model` if the options name none."""
     return (options.method if isinstance(options, SourceOptions) else None) or "model"
 
 
 def check_method(options: DraftModelOptions) -> None:
-    """Raise MissingExtra, with the install line, unless what computes the draft is installed."""
+    """Raise MissingExtra, with the install command, if the draft needs a missing package."""
     extra = "gguf" if is_gguf(options.draft_name or "") else "torch"
     require(extra, f"--draft {method_of(options)}", otherwise=f"; --draft {COPY} needs no model")
 
@@ -127,10 +127,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     "eagle_sd": {"draft": "beside"},
     "subspec_sd": {"draft": "substitute"},
 }
-"""Every preset: the flags that it stands for."""
+"""The flags that each preset sets."""
 
 SIZES = ("gamma", "tree_nodes", "tree_depth")
-"""Flags whose value in a preset is a default: an explicit value replaces it."""
+"""Flags for which an explicit value replaces the preset's value."""
 
 
 def _preset(name: str) -> str:
@@ -143,14 +143,14 @@ Preset: TypeAlias = Annotated[str, AfterValidator(_preset), Metavar("NAME")]
 
 
 class PresetOptions(SourceOptions, TreeOptions, title="drafting"):
-    """A client's drafting: a preset, or single flags."""
+    """A client's drafting method: a preset, or separate flags."""
 
     preset: Preset | None = None
     """named drafting method: vanilla, classic_sd, tree_sd, adaptive, suffix, hybrid, eagle_sd or
     subspec_sd (docs/runs.md)"""
 
     def __init__(self, /, **values: Any) -> None:
-        """Add the preset's flags. Raises InvalidRequest for flags that contradict them."""
+        """Add the preset's flags. Raises InvalidRequest if another flag contradicts the preset."""
         preset = values.get("preset")
         preset_flags = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
         flags = " ".join(f"--{name} {value}" for name, value in preset_flags.items())

@@ -1,5 +1,5 @@
-"""Groups of flags about models, texts and prices. outrider/options/roles.py combines groups into
-roles; draft_flags.py and network.py have further ones.
+"""Groups of flags about models, text generation and prices. roles.py combines groups into roles;
+draft_flags.py and network.py declare the other groups.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEVICES = ("auto", "cpu", "cuda", "neuron", "neuron-legacy")
 
 
 def is_device(name: str) -> bool:
-    """Whether the name can be a --device: one of DEVICES, or cuda:N."""
+    """Return whether --device accepts the name: one of DEVICES, or cuda:N."""
     return name in DEVICES or re.fullmatch(r"cuda:\d{1,3}", name) is not None
 
 
@@ -41,11 +41,11 @@ def _device(name: str) -> str:
 
 
 KNOB = {"tps": 0.0, "balanced": 0.5, "cost": 1.0}
-"""Named positions of --cs, as weights of cost against speed."""
+"""Named values of --cs, as weights: 0 counts only speed, 1 only cost."""
 
 
 def read_knob(position: str) -> float:
-    """The weight that a position of --cs names. Raises InvalidRequest for anything else."""
+    """Convert a value of --cs to a weight of 0 to 1. Raises InvalidRequest if it is malformed."""
     if position in KNOB:
         return KNOB[position]
     try:
@@ -69,7 +69,7 @@ PrecisionChoice: TypeAlias = Annotated[
     Literal["float32", "bfloat16", "float16", "auto"] | None,
     AfterValidator(lambda value: None if value == "auto" else value),
 ]
-"""A Precision; None, also for auto, where outrider/models/precision.py picks one."""
+"""A Precision, or None (also for auto), for which outrider/models/precision.py picks one."""
 
 Quantization = Literal["int8", "int4"]
 Objective = Literal[
@@ -79,7 +79,7 @@ Objective = Literal[
 
 class GeneralOptions(CommandOptions, title="general"):
     config: File | None = None
-    """YAML file with flags; the command line and OUTRIDER_... take precedence"""
+    """YAML file with flags; the command line and OUTRIDER_... variables take precedence"""
 
 
 class ModelOptions(Group, title="models and devices"):
@@ -89,7 +89,7 @@ class ModelOptions(Group, title="models and devices"):
 
 class DraftModelOptions(ModelOptions):
     draft_model: ModelName | None = None
-    """--model of the draft alone"""
+    """draft's model directory or hub name (default: --model)"""
 
     @property
     def draft_name(self) -> str | None:
@@ -98,12 +98,12 @@ class DraftModelOptions(ModelOptions):
 
 class QuantizationOptions(DraftModelOptions, title="models and devices"):
     draft_quantization: Quantization | None = None
-    """bits of the draft's weight matrices, on cpu or cuda (docs/drafts.md)"""
+    """quantization of the draft's weight matrices, on cpu or cuda (docs/drafts.md)"""
 
 
 class TargetModelOptions(ModelOptions):
     target_model: ModelName | None = None
-    """--model of the target alone"""
+    """target's model directory or hub name (default: --model)"""
 
     @property
     def target_name(self) -> str | None:
@@ -111,13 +111,13 @@ class TargetModelOptions(ModelOptions):
 
 
 class DeviceOptions(Group, title="models and devices"):
-    """The device of a model, and the way in which it is loaded."""
+    """The device of a model, and how the model is loaded."""
 
     device: DeviceName = "auto"
     """auto, cpu, cuda, cuda:N, neuron or neuron-legacy; auto prefers CUDA"""
     dtype: PrecisionChoice = None
     """precision (default: auto, which is float32 for the embedded pair, else the checkpoint's own
-    or a faster one on this CPU; docs/drafts.md)"""
+    precision, or a faster one for this CPU; docs/drafts.md)"""
     threads: Count | None = None
     """CPU threads (default: 1 for small models, else torch's choice)"""
     sequence_length: Count | None = None
@@ -126,7 +126,7 @@ class DeviceOptions(Group, title="models and devices"):
 
 class BatchOptions(Group, title="models and devices"):
     batch: Annotated[Count, Alias("rows")] = 4
-    """maximum number of texts that are generated at the same time"""
+    """maximum number of sequences to generate at the same time"""
 
 
 class BackendOptions(Group, title="models and devices"):
@@ -136,21 +136,21 @@ class BackendOptions(Group, title="models and devices"):
 
 
 def backend_of(options: Group) -> str | None:
-    """The backend of a checkpoint; None where the options leave it open."""
+    """Return the backend of a checkpoint; None if the options do not choose one."""
     return options.backend if isinstance(options, BackendOptions) else None
 
 
 class TargetOptions(BatchOptions, DeviceOptions, TargetModelOptions):
-    """A target model in this process, and the largest tree that it takes."""
+    """A target model in this process, and the largest tree that it accepts."""
 
     artifact: Directory | None = None
-    """compiled target to serve in place of a model (outrider compile)"""
+    """compiled target to use instead of a model (built by outrider compile)"""
     max_tree_nodes: Count = 64
     """maximum nodes of a candidate tree, root included"""
 
 
 class OffloadOptions(TargetOptions, title="models and devices"):
-    """The place of a target's layers."""
+    """Where a target's layers are stored."""
 
     layer_offload: Literal["host", "disk"] | None = None
     """location of the layers' weights for a target larger than memory: host memory (for cuda) or
@@ -166,34 +166,34 @@ class LegacyOptions(TargetOptions):
 
 class MeasureOptions(Group, title="models and devices"):
     measure_first: bool = False
-    """complete all timing before the first text; by default a target measures when idle and a draft
-    measures briefly"""
+    """finish all timing measurements before the first request; by default a target measures while
+    idle, and a draft measures only briefly"""
 
 
 class EmulationOptions(Group, title="models and devices"):
-    """The device and the distance that a target emulates."""
+    """The device and the network distance that a target emulates."""
 
     emulate: Name | None = None
-    """profile whose forward-pass times are emulated; the text is the model's own, and reports are
-    marked as emulated (an unknown name lists the profiles)"""
+    """profile whose forward-pass times are emulated; the output is still the model's own, and
+    reports are marked as emulated (an unknown name lists the profiles)"""
     rtt: Annotated[float, Gt(0), Le(10_000), Metavar("MS")] | None = None
     """emulated round trip to an emulated target, in milliseconds"""
 
 
 class SamplingOptions(Group, title="text"):
-    """The sampling and the length of texts, and the way in which they are shown."""
+    """The sampling and the length of generated text."""
 
     max_new_tokens: Annotated[Count, Alias("max_tokens")] = 128
     """maximum new tokens"""
     temperature: Annotated[float, Ge(0), Le(1000)] | None = None
-    """sampling temperature; 0 is greedy (default: 0; 0.8 for the embedded pair, which also stops at
-    the end of a function)"""
+    """sampling temperature; 0 is greedy (default: 0, or 0.8 for the embedded pair, which also has
+    default stop strings that end the output after one function)"""
     top_p: Annotated[float, Ge(0), Le(1)] = 1.0
-    """nucleus sampling threshold; 1 disables it, 0 leaves the most likely token"""
+    """nucleus sampling threshold; 1 disables it, 0 keeps only the most likely token"""
     top_k: Annotated[int, Ge(0), Le(CANDIDATES)] = 0
-    """number of most likely tokens to sample from; 0 is all"""
+    """number of most likely tokens to sample from; 0 means all"""
     seed: Seed | None = None
-    """seed of the sampling noise; text i of several uses seed + i (default: random)"""
+    """seed of the sampling noise; prompt i of several uses seed + i (default: random)"""
 
     @model_validator(mode="after")
     def _can_be_sampled(self) -> Self:
@@ -202,12 +202,12 @@ class SamplingOptions(Group, title="text"):
 
 
 class TextOptions(SamplingOptions):
-    """The prompts of texts, and the reports on them."""
+    """The prompts, the form of the output, and the reports on it."""
 
     prompt: str | None = None
-    """prompt, or - for stdin; the tokenizer's beginning-of-text token is prepended if it has one"""
+    """prompt, or - for stdin; the tokenizer's beginning-of-text token, if any, is prepended"""
     prompt_text: Annotated[File, Alias("prompt_file")] | None = None
-    """file with one prompt a line, or - for stdin; --batch of them run at a time"""
+    """file with one prompt per line, or - for stdin; up to --batch prompts run at a time"""
     chat: bool = False
     """apply the model's chat template to the prompt"""
     json_schema: File | None = Field(default=None, alias="schema")
@@ -222,7 +222,7 @@ class TextOptions(SamplingOptions):
 
 class BaselineOptions(Group, title="text"):
     baseline: bool = False
-    """also run the target alone with the same prompt and seed, for the speed-up"""
+    """also run the target alone with the same prompt and seed, to report the speed-up"""
 
 
 class HourlyOptions(Group, title="prices and limits"):
@@ -231,18 +231,18 @@ class HourlyOptions(Group, title="prices and limits"):
 
 
 class PriceOptions(HourlyOptions):
-    """Prices of the target, traffic and electricity, and the watts of both machines."""
+    """Prices of the target, traffic and electricity, and the power draw of both machines."""
 
     instance: Annotated[str, Metavar("TYPE")] | None = None
-    """EC2 type that prices the target, such as trn1.2xlarge"""
+    """EC2 instance type that sets the target's price, such as trn1.2xlarge"""
     region: str = "us-east-1"
     """AWS region of --instance"""
     spot: bool = False
-    """spot price of --instance in place of its on-demand price"""
+    """use the spot price of --instance instead of the on-demand price"""
     no_live: bool = False
     """use bundled prices; do not query AWS"""
     target_share: Share = 1.0
-    """charged fraction of the target's price: 1/n if n such sessions share it"""
+    """fraction of the target's price to charge: 1/n if n such sessions share the target"""
     usd_per_kwh: Usd | None = None
     """electricity price of this machine, in USD per kWh"""
     usd_per_gb_up: Usd | None = None
@@ -264,13 +264,13 @@ class GoalOptions(PriceOptions):
     cs: KnobPosition = "tps"
     """trade-off of cost and speed: tps, balanced, cost or 0 to 100"""
     min_tps: Annotated[float, Gt(0)] | None = None
-    """minimum tokens per second; cost is minimized within it"""
+    """minimum tokens per second; cost is minimized at that speed or above"""
     max_usd_per_1m: Amount | None = None
-    """maximum USD per million tokens; speed is maximized within it"""
+    """maximum USD per million tokens; speed is maximized within this limit"""
     max_joules_per_token: Annotated[float, Gt(0), Metavar("J")] | None = None
-    """maximum joules per token; speed is maximized within it"""
+    """maximum joules per token; speed is maximized within this limit"""
     max_usd: Amount | None = None
-    """spending limit of the run, in USD; it ends with the text generated so far"""
+    """spending limit of the run, in USD; the run then ends with the output so far"""
 
     @model_validator(mode="after")
     def _one_goal(self) -> Self:

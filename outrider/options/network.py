@@ -1,4 +1,4 @@
-"""Flags of the network: addresses, TLS, tokens and keys; a target's sessions, metrics and log."""
+"""Network flags: addresses, TLS, tokens and keys; a target's sessions, metrics and log."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 class PortOptions(Group, title="network"):
     port: Port = 50051
-    """port of the target; 0: a target listens on any free port"""
+    """port of the target; a target started with 0 picks a free port"""
 
 
 class TlsOptions(Group, title="security"):
-    """Credentials of one side of a connection, and checks of the other."""
+    """Credentials of this side of a connection, and how it checks the other side."""
 
     tls_cert: File | None = None
-    """certificate of this side; required for a target with TLS"""
+    """certificate that this side presents; required for a target with TLS"""
     tls_key: File | None = None
     """private key of --tls_cert"""
     tls_ca: File | None = None
-    """certificate of the authority that signed the other side's; a target then requires clients to
-    have a certificate"""
+    """certificate of the authority that signed the other side's certificate; a target with --tls_ca
+    requires clients to present one"""
     token_file: File | None = None
     """file with the bearer token on its first line"""
     insecure: bool = False
@@ -39,7 +39,7 @@ class TlsOptions(Group, title="security"):
 
     @property
     def security(self) -> SecurityOptions:
-        """The files of credentials and checks. Only a target has keys, and only a client --tls."""
+        """The files for gRPC's security. Only a target has --keys_file, and only a client --tls."""
         from grpc_comm.security import SecurityOptions  # needs gRPC, which help does not
 
         names = ("tls_cert", "tls_key", "tls_ca", "token_file", "keys_file")
@@ -48,20 +48,20 @@ class TlsOptions(Group, title="security"):
 
 
 class ConnectionOptions(TlsOptions, PortOptions, title="network"):
-    """Address of a client's target, and the model to use there."""
+    """Address of a client's target, and the model to use at that target."""
 
     target: Name | None = None
-    """name of a target that `outrider deploy up` started; replaces --target_host, --tls_ca and
+    """name of a target that `outrider deploy up` started; sets --target_host, --tls_ca and
     --token_file"""
     target_host: Host = "127.0.0.1"
     """target, as HOST or HOST:PORT; several replicas as A,B, or as dns:///HOST for all addresses of
     a name; `outrider up` without it starts a target itself"""
     patience: Seconds = 30.0
-    """seconds to retry a full or unreachable target"""
+    """seconds to keep retrying a full or unreachable target"""
     model_name: Name | None = None
-    """model of a target that serves several (default: its first)"""
+    """model to use at a target that serves several (default: the first)"""
     tls: bool = False
-    """TLS with the system's certificate authorities"""
+    """use TLS with the system's certificate authorities"""
 
     @property
     def endpoints(self) -> list[Endpoint]:
@@ -70,7 +70,7 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
 
     @property
     def addresses(self) -> str:
-        """The endpoints as a user writes them."""
+        """The endpoints in the form of --target_host."""
         return ",".join(map(str, self.endpoints))
 
     def _endpoint(self, text: str) -> Endpoint:
@@ -81,13 +81,13 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
 
     @property
     def is_local(self) -> bool:
-        """Whether the target is on this machine. To a named one a tunnel may begin here."""
+        """Whether the target is on this machine; False for --target, which may use a tunnel."""
         return self.target is None and all(endpoint.address.loopback for endpoint in self.endpoints)
 
     @model_validator(mode="before")
     @classmethod
     def _named(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Set the flags that the named target stands for. Raises ValueError where one differs."""
+        """Set the flags that --target implies. Raises ValueError if one has another value."""
         if not values.get("target"):
             return values
         target = read_target(values["target"])
@@ -127,24 +127,24 @@ class HttpOptions(Group, title="network"):
     http_host: Host = "127.0.0.1"
     """address to serve HTTP on"""
     http_port: Port = 8000
-    """port to serve HTTP on; 0 lets the system choose"""
+    """port to serve HTTP on; 0 picks a free port"""
     http_cert: File | None = None
     """certificate for HTTPS"""
     http_key: File | None = None
     """private key of --http_cert"""
     api_keys: File | None = None
-    """file with the API keys of HTTP clients, one a line; required unless
+    """file with the API keys of HTTP clients, one per line; required unless
     --http_host is this machine"""
     admin_keys: File | None = None
-    """file with administrators' API keys, one a line; if keys are in use, only administrators
-    change, stop or steer the target"""
+    """file with administrators' API keys, one per line; if there are any keys, only administrators
+    may change, stop or steer the target"""
     origins: Origins = ()
     """addresses of pages and reverse proxies that may call this server: https://HOST,..."""
 
 
 class HostOptions(Group, title="network"):
     host: Host = "127.0.0.1"
-    """address to listen on; for a certificate, the name in it"""
+    """address to listen on; for outrider cert, the name to certify"""
 
 
 class KeysOptions(Group, title="security"):
@@ -153,12 +153,12 @@ class KeysOptions(Group, title="security"):
 
 
 class SessionOptions(Group, title="network"):
-    """Shutdown of a target's sessions, and their shared caches."""
+    """How a target's sessions end at shutdown, and whether they share caches."""
 
     grace: Seconds = 5.0
     """seconds that open sessions may keep running after SIGTERM"""
     share_prefixes: bool = False
-    """let sessions reuse cached prompts of other keys"""
+    """let sessions reuse prompts that were cached for another client's key"""
 
 
 class ListeningOptions(KeysOptions, TlsOptions, PortOptions, HostOptions, title="network"):
@@ -171,9 +171,9 @@ class ObservingOptions(Group, title="observing"):
     """Metrics and log of a target."""
 
     metrics_port: Port | None = None
-    """port for Prometheus metrics and /healthz; 0 lets the system choose"""
+    """port for Prometheus metrics and /healthz; 0 picks a free port"""
     metrics_host: Host = "127.0.0.1"
     """address to serve metrics on"""
     log: Literal["text", "json"] = "text"
-    """log on stderr: text for warnings and errors, or JSON lines, which also have each session's
-    start and end"""
+    """format of the log on stderr: text (only warnings and errors), or json (JSON lines, also for
+    each session's start and end)"""

@@ -1,4 +1,4 @@
-"""The command line: the command, or --role, chooses the options; the rest are its flags."""
+"""Reads the command line: a command, or --role, followed by the flags of that role."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Roles = TypeVar("Roles", bound=Role)
 
 
 def parse(arguments: Sequence[str] | None = None) -> Role:
-    """The options of a command line. Prints help or an error in one line, and exits."""
+    """Parse a command line into options. Prints and exits for help, and for an error (one line)."""
     words = [underscored(word) for word in (sys.argv[1:] if arguments is None else arguments)]
     verb = words.pop(0) if words and not words[0].startswith("-") else ""
     if words == ["--version"] and not verb:
@@ -51,7 +51,7 @@ def parse(arguments: Sequence[str] | None = None) -> Role:
 
 
 def _others_than(role: str) -> Elsewhere:
-    """Explains flags that only other roles have."""
+    """Return a function that explains a flag which only other roles have."""
 
     def explain(name: str) -> str:
         commands = ", ".join(verbs_with(name) or verbs_with(name.removeprefix("no_")))
@@ -61,7 +61,7 @@ def _others_than(role: str) -> Elsewhere:
 
 
 def _role_of(verb: str) -> str:
-    """The role of a command. Raises InvalidRequest for a word that is no command."""
+    """Return the role of a command. Raises InvalidRequest for an unknown command."""
     if verb not in VERBS:
         hint = nearest(verb, (*VERBS, *OTHER_VERBS)) or ": `outrider --help` lists the commands"
         raise InvalidRequest(f"unknown command {verb!r}{hint}")
@@ -69,7 +69,7 @@ def _role_of(verb: str) -> str:
 
 
 def _start_role(words: Sequence[str]) -> str:
-    """The role that --role, OUTRIDER_ROLE or a file names; empty where help is to be shown."""
+    """Return the role that --role, OUTRIDER_ROLE or --config names; empty to show the help."""
     path = _early(words, "config")
     role = _early(words, "role") or (read_file(Path(path)).values.get("role") if path else None)
     if role is None and (not words or {"-h", "--help", "--help_all"} & {*words}):
@@ -83,7 +83,7 @@ def _start_role(words: Sequence[str]) -> str:
 
 
 def _early(words: Sequence[str], name: str) -> str | None:
-    """The value of a flag that is read before the role is known."""
+    """Read the value of a flag before the role is known."""
     for word, following in zip(words, [*words[1:], ""], strict=False):
         flag, equals, value = word.partition("=")
         if flag == f"--{name}":
@@ -92,14 +92,14 @@ def _early(words: Sequence[str], name: str) -> str | None:
 
 
 def from_file(role: type[Roles], source: ValueSource) -> Roles:
-    """The options of a role that a file gives, without command line and environment."""
+    """Read a role's options from a file only, not from the command line or environment."""
     check_names(role, source, _others_than(role.model_fields["role"].default))
     return resolve(role, [source])
 
 
 @cache
 def all_flags() -> dict[str, Flag]:
-    """The flags of all roles, by name."""
+    """Return the flags of all roles, by name."""
     flags: dict[str, Flag] = {}
     for model in ROLES.values():
         flags = {**flags_of(model), **flags}
@@ -107,12 +107,12 @@ def all_flags() -> dict[str, Flag]:
 
 
 def verbs_with(name: str) -> list[str]:
-    """Commands that have this flag."""
+    """Return the commands that have this flag."""
     return [verb for verb, role in VERBS.items() if name in flags_of(ROLES[role])]
 
 
 def _check_environment() -> None:
-    """Raise InvalidRequest for a variable that no role reads."""
+    """Raise InvalidRequest for an OUTRIDER_ variable that is no role's flag."""
     variables = {f"{PREFIX}{name.upper()}" for name in all_flags()}
     for variable in os.environ:
         if variable.startswith(PREFIX) and variable not in variables:

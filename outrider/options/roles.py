@@ -1,6 +1,6 @@
-"""The roles: each has the flags of its groups. A group that functions take as a whole is a field.
+"""The roles. Each inherits the flags of its groups, or has as a field a group that functions take.
 
-The flags of the last base come first. A new role has its row in outrider/options/verbs.py.
+Flags of the last base class come first. To add a role, add a row to outrider/options/verbs.py too.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ RULES = (
     FlagRule(LIMITS, excludes=LIMITS, why="one limit at a time"),
     *(FlagRule(limit, excludes=excluded) for limit, excluded in OBJECTIVES_BUT.items()),
 )
-"""Flags of the roles that exclude each other, or need another."""
+"""Flags of the roles that exclude each other, or that need another flag."""
 
 
 class Role(groups.GeneralOptions):
@@ -66,11 +66,11 @@ class Role(groups.GeneralOptions):
 
     RULES: ClassVar = RULES
     EXTRA: ClassVar[str] = ""
-    """The extra that the role needs; empty for none."""
+    """The optional extra of pip that the role needs; empty for none."""
     role: str = ""
 
     def check_extra(self) -> None:
-        """Raise MissingExtra, with the install line, unless what the role needs is installed."""
+        """Raise MissingExtra, with the install command, if the role needs a missing extra."""
         if self.EXTRA:
             require(self.EXTRA, f"outrider {self.role}")
 
@@ -79,7 +79,7 @@ SERVED_TO = (
     *("port", "host", "metrics_port", "usd_per_hour"),
     *("tls_cert", "tls_key", "token_file", "keys_file"),
 )
-"""Common flags of a target: its address, and who may use it."""
+"""Common flags of a target: its address, price and access control."""
 
 
 class ServingRole(
@@ -97,7 +97,7 @@ class ServingRole(
     RULES: ClassVar = (*RULES, FlagRule("rtt", needs="emulate"))
     EXTRA: ClassVar = "torch"
     models: File | None = None
-    """JSON file of further models to serve, each loaded at its first request"""
+    """JSON file of further models to serve, each loaded on its first request"""
 
 
 class TargetRole(groups.BackendOptions, ServingRole, groups.LegacyOptions):
@@ -111,7 +111,7 @@ class TargetRole(groups.BackendOptions, ServingRole, groups.LegacyOptions):
 
 
 class FusedTargetRole(draft_flags.SourceOptions, groups.QuantizationOptions, ServingRole):
-    """serve a target with a draft beside it, on one host"""
+    """serve a target together with a draft, on one host"""
 
     COMMON: ClassVar = ("model", "draft_model", "device", "batch", "draft", *SERVED_TO)
     role: Literal["fused_target"] = "fused_target"
@@ -127,9 +127,9 @@ class FusedTargetRole(draft_flags.SourceOptions, groups.QuantizationOptions, Ser
 
 
 TO_A_TARGET = ("target_host", "port", "target", "tls_ca", "token_file")
-"""Common flags of a client: where its target is, and how each proves who it is."""
+"""Common flags of a client: its target's address, and how both sides authenticate."""
 PROMPTED = ("prompt", "prompt_text", "chat", "max_new_tokens", "temperature", "seed", "json")
-"""Common flags of commands that generate the texts of some prompts."""
+"""Common flags of commands that generate text from prompts."""
 
 
 class ClientRole(
@@ -140,7 +140,7 @@ class ClientRole(
     groups.DeviceOptions,
     groups.QuantizationOptions,
 ):
-    """Options of the roles that draft here and verify at a target."""
+    """Options of the roles that draft on this machine and verify at a target."""
 
     goal: groups.GoalOptions = groups.GoalOptions()
     connection: network.ConnectionOptions = network.ConnectionOptions()
@@ -152,8 +152,8 @@ class ClientRole(
 
     @property
     def computable(self) -> Self:
-        """These options; where torch is missing and nothing asks for a draft model, those of copied
-        text and the draft beside the target.
+        """These options; if torch is missing and no flag asks for a draft model, with --draft
+        copy,beside.
         """
         if is_installed(PACKAGES["torch"]) or self.method != "model":
             return self
@@ -173,11 +173,11 @@ class ClientRole(
 
 
 class SharedClientRole(groups.BatchOptions, ClientRole):
-    """Options of clients that make several texts at the same time."""
+    """Options of clients that handle several requests at the same time."""
 
 
 class TextRole(Role):
-    """Options of the roles that make the texts of some prompts."""
+    """Options of the roles that generate text from prompts."""
 
     text: groups.TextOptions = groups.TextOptions()
 
@@ -202,7 +202,7 @@ class ChatRole(ClientRole, title="text"):
 
 
 class EndpointRole(network.HttpOptions, SharedClientRole):
-    """Options of the roles that serve an endpoint."""
+    """Options of the roles that serve an HTTP endpoint."""
 
     @model_validator(mode="after")
     def _guarded(self) -> Self:
@@ -241,18 +241,18 @@ class UpRole(EndpointRole):
     )
     role: Literal["up"] = "up"
     name: Name | None = None
-    """pair, NAME or NAME:SIZE of the target; without one the pairs are listed"""
+    """model pair, as NAME or NAME:SIZE of its target; without a name, all pairs are listed"""
     directory: Directory | None = None
-    """directories to take models from, without downloads: A,B"""
+    """directories to load models from instead of downloading them, as A,B"""
 
     @property
     def elsewhere(self) -> bool:
-        """The target is not started here."""
+        """Whether the target is not started by this command."""
         return bool({"target_host", "port"} & self.explicit().keys())
 
     @property
     def lists(self) -> bool:
-        """Nothing is started: the names are listed."""
+        """Whether the command only lists the pairs."""
         return not (self.name or self.directory or self.elsewhere)
 
     def check_extra(self) -> None:
@@ -270,7 +270,7 @@ class UpRole(EndpointRole):
 class FusedClientRole(
     groups.BaselineOptions, groups.BatchOptions, groups.TargetModelOptions, TextRole
 ):
-    """generate text with a fused target; loads no model here"""
+    """generate text with a fused target, without loading a model"""
 
     COMMON: ClassVar = (*PROMPTED, "baseline", "model", *TO_A_TARGET)
     role: Literal["fused_client"] = "fused_client"

@@ -1,4 +1,4 @@
-"""The roles that generate no text: certificates and keys, models on this machine, its check-up."""
+"""The roles that generate no text: certificates, keys, model downloads, and checks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MakeKeyRole(Role, title="security"):
     name: Name
     """name of the client"""
     keys_file: File
-    """file of clients' keys, to which this one is added"""
+    """file of clients' keys, to which the new key is added"""
 
 
 class PullRole(Role, title="models and devices"):
@@ -47,7 +47,7 @@ class ListRole(Role, title="models and devices"):
     COMMON: ClassVar = ("directory", "json")
     role: Literal["list"] = "list"
     directory: Directory | None = None
-    """further directories to search: A,B"""
+    """further directories to search, as A,B"""
     as_json: bool = Field(default=False, alias="json")
     """one JSON object on stdout"""
 

@@ -1,4 +1,4 @@
-"""The commands by name: the roles of main.py, and those with options of their own."""
+"""The commands by name: the roles of main.py, and the commands that are not roles."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ ROLES: dict[str, type[Role]] = {
     "cert": MakeCertRole,
     "keys": MakeKeyRole,
 }
-"""Every role by its name, as --role has it."""
+"""Every role by its name, the value of --role."""
 
 OTHER_VERBS = {
-    "demo": "race a draft against the target alone, beside an emulated target",
+    "demo": "race a draft against the target alone, with an emulated target",
     "compile": "build a target for Trainium, Inferentia or a CPU",
     "compare": "measure architectures side by side over an emulated link",
     "bench": "measure drafting methods on prompt sets",
@@ -52,7 +52,7 @@ OTHER_VERBS = {
     "runs": "run the experiments and sweeps of a file",
     "deploy": "run targets on AWS: plan, start, inspect, remove, prices",
 }
-"""Commands with options of their own, and their help."""
+"""Commands that are not roles, and their help texts."""
 
 GROUPS = {
     "Use": ("up", "run", "chat", "fused_client", "demo", "pull", "list", "doctor"),
@@ -60,20 +60,20 @@ GROUPS = {
     "Measure": ("recommend", "bench", "compare", "prove", "runs", "verify_target", "verify_draft"),
     "AWS": ("compile", "deploy"),
 }
-"""Every command in its group of the help."""
+"""The commands in each group of the help."""
 
 
 def verb_of(role: str) -> str:
-    """The command that is a role: its own name but for one."""
+    """Return the command of a role: the same name, except that draft is `run`."""
     return "run" if role == "draft" else role
 
 
 VERBS = {verb_of(role): role for role in ROLES}
-"""Every command that is a role, and that role."""
+"""The role of each command that is a role."""
 
 
 def overview() -> Iterator[str]:
-    """The lines of the help without a command."""
+    """Yield the lines of the help that is shown without a command."""
     yield "usage: outrider COMMAND [FLAG VALUE ...]"
     yield ""
     yield "A small draft model on this machine runs ahead of a large target model elsewhere. The"

@@ -1,1 +1,1 @@
-"""Commands that show texts in a terminal."""
+"""Commands that generate text and show it in a terminal."""

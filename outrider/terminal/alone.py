@@ -1,5 +1,5 @@
-"""Roles verify_target and verify_draft: one model alone, in this process: the
-reference for texts of the other roles.
+"""Roles verify_target and verify_draft: generate with one model alone, in this process, as the
+reference for the output of the other roles.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from outrider.text.prompts import TextModel, make_requests, read_prompts
 
 
 def verify(options: VerifyTargetRole | VerifyDraftRole) -> int:
-    """Generate the texts with one model alone. Returns 0 when all succeeded."""
+    """Complete the prompts with one model alone. Returns 0 if all succeeded."""
     prompts = read_prompts(options.text)
     checkpoint, length, load = (
         _draft_alone(options) if isinstance(options, VerifyDraftRole) else _target_alone(options)
@@ -54,8 +54,8 @@ def verify(options: VerifyTargetRole | VerifyDraftRole) -> int:
 
 
 Alone = tuple[FoundModel, int, Callable[[], Model]]
-"""A model, its maximum text length, and a function that loads the model once all prompts have been
-checked to fit.
+"""A model, its maximum length of prompt and output, and a function that loads the model, to be
+called once all prompts have been checked to fit.
 """
 
 
@@ -78,6 +78,6 @@ def _target_alone(options: VerifyTargetRole) -> Alone:
 
 
 def _load_alone(checkpoint: FoundModel, options: DeviceOptions, length: int, nodes: int) -> Model:
-    """Load a model with its exact weights, since its text is the reference."""
+    """Load a model with its exact weights, since its output is the reference."""
     exact = checkpoint.settled(options, drafts=False)
     return exact.load(options, Capacity(1, length, 1, nodes))

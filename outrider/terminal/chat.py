@@ -1,7 +1,7 @@
 """`outrider chat`: a chat in the terminal.
 
-A line is a message, or a command that begins with /. The answer is written to stdout, and a line
-of figures below it to stderr. Ctrl-C stops the current answer, not the program.
+A line is a message, or a command that begins with /. The answer is written to stdout, and its
+statistics to stderr, in one line. Ctrl-C stops the current answer, not the program.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Alt-Enter begins a new line within a message. Ctrl-C stops the current answer.""
 
 
 def chat(options: ChatRole) -> int:
-    """Role chat: read messages from the terminal, or lines from standard input, until their end."""
+    """Role chat: answer messages from the terminal, or lines of standard input, until the end."""
     take_short_turns()
     with open_client(options) as client:
         client.wait()
@@ -65,7 +65,7 @@ class Chat:
         }
 
     def take(self, line: str) -> bool:
-        """Handle a line. Errors are reported in one line. Returns False for /exit."""
+        """Handle an input line; report an error in one line. Returns False for /exit."""
         if line.strip() in ("/exit", "/quit"):
             return False
         try:
@@ -90,7 +90,7 @@ class Chat:
         self.conversation = Conversation.read(Path(path).expanduser())
 
     def _answer(self, message: str) -> None:
-        """Answer a message. After an error it is removed again, so that it can be resent."""
+        """Answer a message. On an error, remove the message, so that the user can resend it."""
         conversation = self.conversation
         conversation.say("user", message)
         try:
@@ -127,21 +127,21 @@ class Chat:
         say(f"saved in {name}")
 
     def _statistics(self) -> str:
-        """The figures of all texts: counts add up, rates are ratios of sums."""
+        """Return the statistics of all answers: summed counts, and rates as ratios of sums."""
         if not self._texts:
             return "no text has been generated yet"
         return f"texts {len(self._texts)}, {figures(self._texts)}"
 
 
 def text_line(done: Completion) -> str:
-    """One line about a text, to be shown below it."""
+    """Format the line of statistics that is shown below an answer."""
     reason = {"length": "cut at the maximum length, ", "cancelled": "stopped, "}
     cost = "" if done.cost.value is None else f", ${done.cost.value:.6f}"
     return f"[{reason.get(done.finish_reason, '')}{figures([done])}{cost}]"
 
 
 def figures(texts: Sequence[Completion]) -> str:
-    """Tokens, speed and acceptance length of these texts, finished or not."""
+    """Format tokens, speed and tokens per forward pass of answers, finished or not."""
     tokens = sum(len(done.token_ids) for done in texts)
     forwards = sum(done.traffic.forwards for done in texts)
     seconds = sum(done.seconds for done in texts)
@@ -150,7 +150,7 @@ def figures(texts: Sequence[Completion]) -> str:
 
 
 def _lines(who: str) -> Iterator[str]:
-    """Messages and commands: typed on a terminal, else the lines of standard input."""
+    """Yield messages and commands, typed on a terminal or read from standard input."""
     if not sys.stdin.isatty():
         yield from (line.rstrip("\n") for line in sys.stdin)
         return
@@ -176,9 +176,9 @@ def _lines(who: str) -> Iterator[str]:
 
 
 def history_file() -> Path:
-    """The history file of chats, readable by this user only."""
+    """Return the history file of chats, readable by this user only; create it if missing."""
     history = cache_directory("chat") / "history"
     history.parent.mkdir(parents=True, exist_ok=True)
     history.touch(mode=0o600)
-    history.chmod(0o600)  # also where the file existed
+    history.chmod(0o600)  # also if the file existed
     return history

@@ -1,4 +1,4 @@
-"""`outrider demo`: a text of a target alone and the same text with Outrider, side by side."""
+"""`outrider demo`: generates with the target alone and with Outrider, side by side."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ PROMPT = '''class Cache:
 
     def get(self, key'''
 SEED, MAX_TOKENS = 10, 200
-"""Chosen by trying prompts on the tiny pair: this text does not loop."""
+"""Chosen by trials with the embedded pair: the output does not repeat itself."""
 
 WARM_UP_TOKENS = 8
 MAX_PACE = 1.15
-"""Seconds of a forward pass over the emulated ones, from which the machine was too busy."""
+"""Maximum ratio of measured to emulated forward-pass time; above, the machine was too busy."""
 MIN_PROCESSOR = 0.8
-"""Minimum share of a processor for the draft's calls."""
+"""Minimum CPU seconds per second of drafting; below, the machine was too busy."""
 
 
 class DemoOptions(CommandOptions):
@@ -61,15 +61,15 @@ class DemoOptions(CommandOptions):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Returns 0 when both texts are equal."""
+    """Run the command. Returns 0 if both outputs are equal."""
     options = parse_flags(DemoOptions, "outrider demo", arguments)
     return run_command(replay_real if options.real else _demonstrate, debug=options.debug)
 
 
 class Texts(NamedTuple):
-    """The text of the target alone, and the one with a draft.
+    """The outputs of the target alone and of the target with a draft.
 
-    busy: why the measured speed-up would not be fair; empty if it is
+    busy: why this machine was too busy for a fair speed-up; empty if it was not
     """
 
     alone: Completion
@@ -90,7 +90,7 @@ def _demonstrate() -> int:
 
 @contextmanager
 def _clients() -> Iterator[tuple[Client, Client]]:
-    """A client of each emulated target. The second client has a draft, which is loaded."""
+    """Start two emulated targets and yield a client of each, the second with a loaded draft."""
     from outrider.client.client import open_client
     from outrider.options.network import ConnectionOptions
     from outrider.options.roles import SharedClientRole
@@ -110,7 +110,7 @@ def _clients() -> Iterator[tuple[Client, Client]]:
 
 
 def _race(alone: Client, drafted: Client, lanes: Sequence[Lane], load: float) -> Texts:
-    """Generate both texts at the same time. They are shown if the terminal has room for them."""
+    """Generate both outputs at the same time, and show them if the terminal is wide enough."""
     from inference.loop.draft_thread import take_short_turns
     from outrider.text.completion import silent
     from outrider.text.parameters import Parameters
@@ -138,7 +138,7 @@ def _race(alone: Client, drafted: Client, lanes: Sequence[Lane], load: float) ->
 def _arrivals(
     clients: Sequence[Client], requests: Sequence[Request], records: dict[int, Completion]
 ) -> Iterator[Arrival]:
-    """Generate the texts at the same time, and yield their events. Completions go to `records`."""
+    """Run all requests at the same time and yield their events; completions go to `records`."""
     from outrider.client.watching import Watcher, ended
     from outrider.text.completion import Completion
     from outrider.text.runner import TextRun
@@ -162,9 +162,9 @@ def busy_reason(
     pass_seconds: float,
     cpu_seconds: float,
 ) -> str:
-    """Why this machine was too busy for a fair figure; empty if it was not.
+    """Return why this machine was too busy for a fair speed-up; empty if it was not.
 
-    load: its load average before the start
+    load: load average of the machine before the start
     pass_seconds: emulated seconds of a forward pass of the target alone
     cpu_seconds: CPU seconds of this process
     """
@@ -180,7 +180,7 @@ def busy_reason(
 
 
 def conclusion(texts: Texts) -> list[str]:
-    """The lines below the texts."""
+    """Format the lines below the outputs."""
     alone, drafted = texts.alone, texts.drafted
     same = "yes" if alone.token_ids == drafted.token_ids else "no, which is an error of Outrider"
     speed = f"speed-up {alone.seconds / drafted.seconds:.1f}"

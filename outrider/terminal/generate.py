@@ -1,5 +1,5 @@
-"""Roles that generate text with a remote target: draft (the draft is here) and fused_client (the
-draft is beside the target). A role reads the prompts, turns them into requests, and runs these.
+"""Roles that generate text with a remote target: draft (drafts on this machine) and fused_client
+(drafts at the target). Both read prompts, turn them into requests, and run the requests.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from outrider.text.runner import TextRun
 
 
 def draft(options: DraftRole) -> int:
-    """Role draft: draft here, verify at --target_host."""
+    """Role draft: draft on this machine, verify at --target_host."""
     prompts = read_prompts(options.text)
     take_short_turns()
     with open_client(options) as client:
@@ -60,12 +60,12 @@ def draft(options: DraftRole) -> int:
         if options.baseline:
             client.wait()  # otherwise the comparison could miss the draft
         code = run(options, requests, make, workers=rows, more_lines=more_lines)
-        client.check()  # an error of the draft fails the command, not its texts
+        client.check()  # an error of the draft fails the command, not its requests
         return code
 
 
 def _time_lines(client: Client, finished: Sequence[Completion]) -> list[str]:
-    """Lines about time and limits, if a draft that never waits is loaded."""
+    """Format the lines about time and limits; none without a draft that runs asynchronously."""
     if not finished or client.round_trip is None:
         return []
     times = Times(dict(client.target.description.times))
@@ -73,8 +73,8 @@ def _time_lines(client: Client, finished: Sequence[Completion]) -> list[str]:
 
 
 def fused_client(options: FusedClientRole) -> int:
-    """Role fused_client: generate with the target and the draft beside it, if any. Only the
-    tokenizer is loaded here, no model.
+    """Role fused_client: generate with the target and the draft on its device, if any. This process
+    loads the tokenizer only, no model.
     """
     unshared = {"role", "target_model", "model"}
     flags = {name: value for name, value in options.explicit().items() if name not in unshared}
@@ -84,7 +84,7 @@ def fused_client(options: FusedClientRole) -> int:
 def _with_baseline(
     done: Completion, request: Request, client: Client, cancelled: Event
 ) -> Completion:
-    """The record with the target-only text of the same request, as long as this text."""
+    """Return the record with a target-only run of the same request, to the same length."""
     if done.failure is not None or not done.token_ids or cancelled.is_set():
         return done
     if not done.whole:
@@ -103,10 +103,10 @@ def run(
     workers: int,
     more_lines: Callable[[Sequence[Completion]], str] = lambda finished: "",
 ) -> int:
-    """Complete all requests, `workers` at once, and report in input order. Returns 1 when one
+    """Complete all requests, `workers` at once, and report in input order. Returns 1 if any
     failed.
 
-    more_lines: further lines of the report
+    more_lines: returns further lines of the report
     """
     start, several = time.perf_counter(), len(requests) > 1
     if several or options.text.as_json:
@@ -131,10 +131,10 @@ def _all(
     show: Show | None,
     tell: Callable[[Completion], None],
 ) -> tuple[list[Completion], bool]:
-    """Complete all requests. If the user interrupts, running requests stop where they are.
+    """Complete all requests. If the user interrupts, stop running requests and keep their output.
     Returns their records in input order, and whether the user interrupted.
 
-    show: receives the pieces of all texts
+    show: receives the pieces of all outputs
     tell: receives each record, in input order, until the user interrupts
     """
     begun = set[int]()
@@ -173,7 +173,7 @@ def _all(
 
 
 def _show(options: TextOptions, done: Completion, texts: int) -> None:
-    """Show a finished text. A single one was streamed, so it is not shown again."""
+    """Print a finished output as text or JSON; a single text was streamed already."""
     if options.as_json:
         print(json.dumps(done.record()), flush=True)
     elif texts > 1 and (done.text or not done.error):

@@ -1,7 +1,7 @@
-"""Shows a text on stdout while it is generated.
+"""Shows output on stdout while it is generated.
 
-If stdout and stderr are the same terminal, file or pipe, a message would land within the text. So
-it is printed before the text or after it. Otherwise it goes to stderr at once.
+If stdout and stderr are the same terminal, file or pipe, a message would land within the output, so
+messages are printed before or after the output. Otherwise they go to stderr at once.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _GREEN, _BOLD, _PLAIN = "\x1b[32m", "\x1b[1m", "\x1b[0m"
 
 
 class LiveText:
-    """A context that writes pieces to stdout as they come. On a terminal a control character is
-    replaced by a space.
+    """A context manager that writes pieces of output to stdout as they arrive. On a terminal, a
+    space replaces each control character.
 
     If `coloured`, the draft's tokens are green and the target's own are bold.
     """
@@ -41,7 +41,7 @@ class LiveText:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._messages: list[str] = []  # to be printed after the text
+        self._messages: list[str] = []  # to be printed after the output
         self._begun, self._lock, self._stack = False, Lock(), ExitStack()
 
     def __call__(self, piece: Piece) -> None:
@@ -65,7 +65,7 @@ class LiveText:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the text's line, and print the messages."""
+        """End the line of the output, and print the messages."""
         self._stack.close()
         self._status.stop()
         if kind is not None and issubclass(kind, BrokenPipeError):
@@ -88,14 +88,14 @@ def _write(text: str) -> None:
 
 
 def harmless(text: str) -> str:
-    """The text without control characters, which a terminal would interpret."""
+    """Replace control characters, which a terminal would interpret, by spaces."""
     return "".join(
         " " if category(letter) == "Cc" and letter not in "\n\t" else letter for letter in text
     )
 
 
 def _lead_to_one_place() -> bool:
-    """Whether stdout and stderr are the same file or pipe."""
+    """Return whether stdout and stderr are the same file or pipe."""
     try:
         return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
     except (AttributeError, OSError):  # streams of Python's own
@@ -103,6 +103,6 @@ def _lead_to_one_place() -> bool:
 
 
 def in_colour() -> bool:
-    """Whether text is coloured: on a terminal, unless NO_COLOR is set."""
+    """Return whether to colour output: on a terminal, unless NO_COLOR is set."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return sys.stdout.isatty() and not plain

@@ -1,4 +1,4 @@
-"""Two texts side by side in the terminal, as their tokens arrive."""
+"""Shows two outputs side by side in the terminal, as their tokens arrive."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from outrider.client.watching import TextEvent
 from outrider.terminal.live_text import harmless, in_colour
 
 MIN_COLUMNS = 80
-"""Minimum width of a terminal for two texts side by side."""
+"""Minimum width of a terminal for two outputs side by side."""
 
 STYLES = {"prompt": "dim", "target": "bold", "model": "green", "copy": "cyan"}
-"""Style of a token by the name of its proposer; the default is the model's."""
+"""Style of a token by the name of its proposer; for other names, that of `model`."""
 
 _FRAME_SECONDS = 0.1  # between two frames, each of which takes some milliseconds
-_BELOW = 6  # lines of the terminal above and below the texts
+_BELOW = 6  # lines of the terminal above and below the outputs
 
 
 Arrival: TypeAlias = tuple[int, TextEvent]
-"""An event, with the number of its text: 0 is left."""
+"""The number of a lane (0 is the left one), and an event of that lane."""
 
 
 @dataclass
 class Lane:
-    """One of the texts so far."""
+    """One of the two outputs, as far as it has arrived."""
 
     name: str
     prompt: str
@@ -48,7 +48,7 @@ class Lane:
         self.text = Text().append(harmless(self.prompt), STYLES["prompt"])
 
     def take(self, event: TextEvent) -> None:
-        """Add an event: a piece of the text, its tokens, or its end."""
+        """Add an event: a piece of text, tokens, or the end of the output."""
         match event:
             case "piece", {"text": text, "by": by, "at": at}:
                 self.text.append(harmless(text), STYLES.get(by, STYLES["model"]))
@@ -63,16 +63,16 @@ class Lane:
 
     @property
     def figures(self) -> str:
-        """Tokens, seconds and their ratio, up to the last arrival."""
+        """Tokens, seconds and tokens per second, up to the last arrival."""
         speed = self.tokens / self.seconds if self.seconds else 0.0
         done = "done: " * self.ended
         return f"{done}{self.tokens} tokens, {self.seconds:.1f} s, {speed:.1f} tokens/s"
 
 
 class Race:
-    """The picture of the texts so far: the latest lines of each, between its name and its figures.
+    """The view of all lanes: the latest lines of each, between its name and its figures.
 
-    max_lines: of each text
+    max_lines: maximum lines of each lane
     """
 
     def __init__(self, lanes: Sequence[Lane], max_lines: int) -> None:
@@ -99,12 +99,12 @@ class Race:
 
 
 def can_race() -> bool:
-    """Whether stdout is a terminal that is wide enough and may have colours."""
+    """Return whether stdout is a terminal that is wide enough and may have colours."""
     return in_colour() and Console().width >= MIN_COLUMNS
 
 
 def conclude(lanes: Sequence[Lane], lines: Sequence[str]) -> None:
-    """Print these lines below the picture, or without one, below a line for each text."""
+    """Print these lines below the view, or if there is none, below a line for each lane."""
     if can_race():
         say("\n".join(fill(line, Console().width) for line in lines))
     else:
@@ -112,7 +112,7 @@ def conclude(lanes: Sequence[Lane], lines: Sequence[str]) -> None:
 
 
 def show_race(lanes: Sequence[Lane], arrivals: Iterable[Arrival]) -> None:
-    """Read the events. A terminal shows both texts meanwhile, and keeps the last picture."""
+    """Read the events into the lanes, and show them meanwhile if the terminal allows."""
     if not can_race():
         for lane, event in arrivals:
             lanes[lane].take(event)

@@ -12,19 +12,19 @@ from inference.errors import InvalidRequest
 from outrider.terminal.race import Arrival, Lane, can_race, conclude, show_race
 
 REAL_PAIR = Path(__file__).parent / "data" / "real-pair.json"
-"""The bundled recording. CONTRIBUTING.md says how to record it again."""
+"""The bundled recording. CONTRIBUTING.md explains how to record it again."""
 
 FORMAT, VERSION = "outrider-recording", 1
 """Name and version of the file's format, which outrider/endpoint/page/recording.js writes."""
 
 ALONE, OUTRIDER = "target-only", "Outrider"
-"""Names of the two texts of a comparison."""
+"""Names of the two tracks of a recording."""
 
 Recording = dict[str, Any]
 
 
 def read_recording(path: Path) -> Recording:
-    """The recording in a file. Raises InvalidRequest unless it is a comparison."""
+    """Read a recording. Raises InvalidRequest unless it has both tracks."""
     try:
         recording = json.loads(path.read_text(encoding="utf-8"))
         right_format = (recording["format"], recording["version"]) == (FORMAT, VERSION)
@@ -40,7 +40,7 @@ def read_recording(path: Path) -> Recording:
 
 
 def arrivals_of(recording: Recording) -> list[tuple[float, Arrival]]:
-    """The events of both texts with their seconds, in order. Text 0 is the target alone."""
+    """Return the events of both tracks with their seconds, by time. Lane 0 is the target alone."""
     arrivals = list[tuple[float, Arrival]]()
     for track in recording["tracks"]:
         lane, end = int(track["name"] == OUTRIDER), track["end"]
@@ -59,7 +59,7 @@ def replay_real() -> int:
 
 
 def conclusion(recording: Recording) -> list[str]:
-    """The lines below the texts."""
+    """Format the lines below the outputs."""
     tracks = {track["name"]: track for track in recording["tracks"]}
     seconds = {name: track["end"]["seconds"] for name, track in tracks.items()}
     ids = [
@@ -77,7 +77,7 @@ def conclusion(recording: Recording) -> list[str]:
 
 
 def _replayed(arrivals: Sequence[tuple[float, Arrival]], *, waits: bool) -> Iterator[Arrival]:
-    """Yield each event, if `waits` at its recorded time."""
+    """Yield each event: at its recorded time if `waits`, else at once."""
     begun = time.perf_counter()
     for at, arrival in arrivals:
         if waits and (delay := begun + at - time.perf_counter()) > 0:

@@ -20,11 +20,11 @@ from outrider.text.completion import Completion
 from outrider.text.pieces import gaps_between
 
 PROFILE = "outrider-profile.json"
-"""The file of a profile with the records of all texts."""
+"""Name of the profile's file with the records of all requests."""
 
 
 def summary(completions: Sequence[Completion], wall_seconds: float) -> str:
-    """The final report of a run: counts add up over prompts, rates are ratios of sums."""
+    """Format the final report of a run: summed counts, and rates as ratios of sums."""
     tokens = sum(len(done.token_ids) for done in completions)
     lines = [
         f"prompt tokens {sum(done.prompt_tokens for done in completions)}, generated {tokens}",
@@ -47,8 +47,8 @@ def summary(completions: Sequence[Completion], wall_seconds: float) -> str:
 
 
 def _time(completions: Sequence[Completion], wall_seconds: float) -> str:
-    """The line about time: that of the run, or the sum over texts if target-only runs are part of
-    it.
+    """Format the line about time: that of the run, or the sum over requests if the run includes
+    target-only requests for comparison.
     """
     compared = any(done.baseline is not None for done in completions)
     tokens = sum(len(done.token_ids) for done in completions)
@@ -58,7 +58,7 @@ def _time(completions: Sequence[Completion], wall_seconds: float) -> str:
 
 
 def _waits(completions: Sequence[Completion]) -> list[str]:
-    """The line about waiting, as readers of the texts see it: for the first piece, and between
+    """Format the line about a reader's waiting times: for the first piece of output, and between
     pieces.
     """
     first = [done.time_to_first_token for done in completions if done.arrivals]
@@ -73,8 +73,8 @@ def _waits(completions: Sequence[Completion]) -> list[str]:
 
 
 def account(completions: Sequence[Completion], budget: RunBudget, goal: Goal) -> str:
-    """The account of a run in words: cost per token with the source of the prices, energy, and
-    whether the user's limit was kept. Target-only runs for comparison are left out.
+    """Format the costs of a run: cost per token with the source of the prices, energy, and whether
+    the user's limit was met. Excludes target-only requests for comparison.
     """
     tokens, billing = sum(len(done.token_ids) for done in completions), budget.billing
     if not tokens:
@@ -109,7 +109,7 @@ def account(completions: Sequence[Completion], budget: RunBudget, goal: Goal) ->
 def _limit(
     completions: Sequence[Completion], figures: Mapping[str, Figure], goal: Goal
 ) -> list[str]:
-    """Whether the user's limit was met over the whole run, prefill included."""
+    """Format whether the user's limit was met over the whole run, prefill included."""
     if goal.min_tps is not None:
         tokens = sum(len(done.token_ids) for done in completions)
         speed = tokens / sum(done.seconds for done in completions)
@@ -128,7 +128,7 @@ def _limit(
 
 
 def _forwards(completions: Sequence[Completion], tokens: int) -> list[str]:
-    """The lines about the target's forward passes, and candidates."""
+    """Format the lines about the target's forward passes and candidates."""
     forwards, lone, drafted, accepted = (
         sum(done.record()[name] for done in completions)
         for name in ("forwards", "lone_forwards", "num_draft_tokens", "num_accepted_tokens")
@@ -151,7 +151,7 @@ def _forwards(completions: Sequence[Completion], tokens: int) -> list[str]:
 
 
 def _draft(completions: Sequence[Completion], tokens: int) -> list[str]:
-    """The line about calls of the draft on this machine."""
+    """Format the line about calls of the draft on this machine."""
     calls = sum(done.draft_calls for done in completions)
     seconds = sum(done.draft_seconds for done in completions)
     if not calls or not tokens:
@@ -160,7 +160,7 @@ def _draft(completions: Sequence[Completion], tokens: int) -> list[str]:
 
 
 def _bytes(completions: Sequence[Completion], tokens: int) -> list[str]:
-    """The line about traffic: messages, and their bytes with framing."""
+    """Format the line about traffic: messages, and their bytes with framing."""
     up, down, sent, got = (
         sum(getattr(done.traffic, name) for done in completions)
         for name in ("bytes_up", "bytes_down", "messages_up", "messages_down")
@@ -174,7 +174,7 @@ def _bytes(completions: Sequence[Completion], tokens: int) -> list[str]:
 
 
 def _before_the_draft(completions: Sequence[Completion]) -> list[str]:
-    """The line about texts that finished before their draft was loaded."""
+    """Format the line about requests that finished before the draft was loaded."""
     waits = [done.loading_seconds for done in completions if done.loading_seconds is not None]
     if not waits:
         return []
@@ -183,7 +183,7 @@ def _before_the_draft(completions: Sequence[Completion]) -> list[str]:
 
 
 def _against_baseline(completions: Sequence[Completion]) -> list[str]:
-    """The speed-up over target-only, if this run included target-only runs and used a draft."""
+    """Format the speed-up over target-only, if the run measured both."""
     pairs = [(done, done.baseline) for done in completions if done.baseline is not None]
     if not pairs:
         return []
@@ -205,7 +205,7 @@ def _against_baseline(completions: Sequence[Completion]) -> list[str]:
 
 def write_options(directory: Path, options: TextRole, completions: Sequence[Completion]) -> Path:
     """Write outrider-options.json: every option, including a randomly drawn seed. Passed to
-    --config, it reproduces the same texts.
+    --config, the file reproduces the same output.
     """
     if completions:
         options = options.replace(seed=completions[0].seed - completions[0].index)
@@ -219,7 +219,7 @@ def write_options(directory: Path, options: TextRole, completions: Sequence[Comp
 
 def write_profile(directory: Path, completions: Sequence[Completion]) -> list[Path]:
     """Write outrider-profile.json with everything, and outrider-profile.csv with the numeric
-    columns and the target's device, one row per text.
+    columns and the target's device, one row per request.
     """
     directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / PROFILE, directory / "outrider-profile.csv"]

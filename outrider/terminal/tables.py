@@ -1,4 +1,4 @@
-"""Tables of reports: in aligned columns for people, and as CSV for programs."""
+"""Formats tables of reports: aligned columns for people, and CSV for programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table, header first, with every column as wide as its widest cell."""
+    """Format a table as lines, header first, with every column as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     return [
         "  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True))
@@ -18,7 +18,7 @@ def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Write a line per record. A nested mapping gets a column for each of its entries."""
+    """Write one line per record. A nested mapping becomes one column per entry."""
     flat = [_columns(record) for record in records]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(head for line in flat for head in line)))

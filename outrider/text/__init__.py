@@ -1,1 +1,1 @@
-"""Texts: their requests, their generation, and their records."""
+"""Text generation: requests, the generation itself, and its records."""

@@ -1,4 +1,4 @@
-"""Generates the text of one prompt, with a record of its end, times, counts and cost."""
+"""Completes one prompt, with a record of the output, its end, times, counts and cost."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from outrider.text.tools.call_reader import ToolCall, add_piece
 from outrider.text.tools.tool_calls import Tools
 
 PROPOSERS = ("model", "copy", "host", "device")
-"""Names of the kinds of proposers in a record."""
+"""Names that a record uses for the kinds of proposers."""
 
 ENDS = {End.STOP_ID: "stop", End.MAX_TOKENS: "length", End.LIMIT: "length"}
 
 Show = Callable[[Piece], None]
-"""Receives the text of a request, piece by piece."""
+"""Receives the output of a request, piece by piece."""
 
 
 def silent(piece: Piece) -> None:
@@ -39,35 +39,35 @@ def silent(piece: Piece) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and how to continue it."""
+    """A prompt, and how to continue it."""
 
     index: int
     prompt: str
     ids: Sequence[int]
     params: SamplingParams
     max_new_tokens: int
-    stop_ids: frozenset[int]  # end the text; part of its tokens, not of the text
-    stop: Sequence[str] = ()  # strings that end the text and are left out of it
-    charge: Charge | None = None  # counts its usage against the budget of the run
-    cache_key: str = ""  # requests of one key go to one replica, which may have their beginning
-    tools: Tools | None = None  # functions that the text may call
+    stop_ids: frozenset[int]  # end the output; in its tokens, but not in its text
+    stop: Sequence[str] = ()  # strings that end the output and are left out of it
+    charge: Charge | None = None  # counts the request's usage against the run's budget
+    cache_key: str = ""  # requests with equal keys go to one replica, whose cache may help
+    tools: Tools | None = None  # functions that the model may call
 
     def order(self, pace: Pace = Pace.GO_ON, *, colocated: bool = False) -> Decode:
-        """The order for the target.
+        """Return the order (session settings) for the target.
 
-        colocated: whether the draft at the target proposes, too
+        colocated: whether the draft on the target's machine proposes, too
         """
         end = len(self.ids) + self.max_new_tokens
         return Decode(end, self.stop_ids, pace=pace, beside=colocated)
 
 
 SHOWN = 60
-"""Maximum characters of a text in its repr."""
+"""Maximum characters of the text in a completion's repr."""
 
 
 @dataclass(repr=False)
 class Completion:
-    """The record of one text. Times are in seconds."""
+    """The output of one request, and the record of its generation. Times are in seconds."""
 
     index: int
     prompt: str
@@ -75,31 +75,31 @@ class Completion:
     prompt_tokens: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    tool_calls: list[ToolCall] = field(default_factory=list)  # none of them stands in the text
-    # [token] and of the prompt's tokens but the first, if requested
+    tool_calls: list[ToolCall] = field(default_factory=list)  # these are left out of `text`
+    # [token] and [token of the prompt, except the first], if requested
     logprobs: list[TokenLogProb] = field(default_factory=list)
     prompt_logprobs: Sequence[TokenLogProb] = ()
-    stopped_by: str = ""  # the stop string that ended it
-    # stop, length, cancelled, spent (what the run may cost, perhaps before it began), or error
+    stopped_by: str = ""  # the stop string that ended the output
+    # stop, length, cancelled, spent (spending limit reached, perhaps before the start), or error
     finish_reason: str = "cancelled"
-    # the error that ended it; what was verified until then is above
+    # the error that ended the output; the tokens verified before it are above
     failure: OutriderError | None = None
     traffic: Traffic = field(default_factory=Traffic)  # counts and times of the session
     accepted: DecodeStatistics = field(default_factory=DecodeStatistics)
-    draft_calls: int = 0  # calls of models on this machine
-    draft_seconds: float = 0.0  # time in these calls
+    draft_calls: int = 0  # forward passes of models on this machine
+    draft_seconds: float = 0.0  # time in these passes
     seconds: float = 0.0
-    time_to_first_token: float = 0.0  # from the request to the first piece, as its reader sees it
-    # [chunk] from the request to the tokens that came together
+    time_to_first_token: float = 0.0  # from the request to the first piece, as a reader sees it
+    # [chunk] time from the request to the arrival of the chunk's tokens
     arrivals: list[float] = field(default_factory=list)
-    chunk_tokens: list[int] = field(default_factory=list)  # [chunk] how many tokens came together
-    usd: float | None = None  # where prices are known
-    # US dollars: a lower bound where only some prices are known
+    chunk_tokens: list[int] = field(default_factory=list)  # [chunk] number of its tokens
+    usd: float | None = None  # if prices are known
+    # US dollars: a lower bound if some prices are unknown
     cost: Figure = field(default_factory=partial(Figure.unavailable, "no price is known"))
-    # joules of this machine while it drafted, by the watts that the user states
+    # joules that drafting used on this machine, by the watts that the user states
     energy: Figure = field(default_factory=partial(Figure.unavailable, "no watts are known"))
-    device: str = ""  # the target's, as it describes it; empty for a model in this process
-    loading_seconds: float | None = None  # of the draft, where it was loading when the text ended
+    device: str = ""  # the target's description of it; empty for a model in this process
+    loading_seconds: float | None = None  # of the draft, if it was still loading at the end
     baseline: Completion | None = None
 
     def __repr__(self) -> str:
@@ -109,18 +109,18 @@ class Completion:
 
     @property
     def drafted(self) -> bool:
-        """Whether any draft took part."""
+        """Whether a draft took part: it ran, or it proposed tokens."""
         return self.draft_calls > 0 or self.num_draft_tokens > 0
 
     @property
     def speedup(self) -> float | None:
-        """Speed relative to the target alone; None without a baseline, or if no draft took part."""
+        """Speed relative to the target alone; None without a baseline, or without drafting."""
         base = self.baseline if self.drafted else None
         return None if base is None else base.seconds / self.seconds
 
     @property
     def num_draft_tokens(self) -> int:
-        """Candidates that the target computed."""
+        """Number of candidates that the target verified."""
         return max(self.traffic.candidates, 0)
 
     @property
@@ -129,17 +129,17 @@ class Completion:
 
     @property
     def accepted_by(self) -> dict[str, int]:
-        """Accepted tokens by the kind of proposer."""
+        """Number of accepted tokens of each kind of proposer."""
         return {PROPOSERS[kind]: count for kind, count in self.accepted.by_proposer.items()}
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens per forward pass."""
+        """Tokens per forward pass of the target."""
         return _ratio(len(self.token_ids), self.traffic.forwards)
 
     @property
     def acceptance_length_drafted(self) -> float:
-        """Tokens per forward pass with candidates."""
+        """Tokens per forward pass of the target that had candidates."""
         drafted = self.traffic.drafted
         return _ratio(drafted + self.num_accepted_tokens, drafted)
 
@@ -149,34 +149,34 @@ class Completion:
 
     @property
     def whole(self) -> bool:
-        """Whether the text ended by itself: by a stop id or by its length."""
+        """Whether the output is complete: ended by a stop id, a stop string or its length."""
         return self.finish_reason in ("stop", "length")
 
     @property
     def usage(self) -> Usage:
-        """Time and traffic of the text, with the target held all the time."""
+        """Time and traffic of the request, if the target is paid for all the time it took."""
         traffic = self.traffic
         return Usage(self.seconds, self.draft_seconds, traffic.bytes_up, traffic.bytes_down)
 
     @property
     def usage_of_forwards(self) -> Usage:
-        """The usage where only the text's share of the target's forwards is paid."""
+        """The usage if only this request's share of the target's forward passes is paid."""
         wall = self.traffic.share_seconds + self.traffic.prefill_seconds
         return self.usage._replace(wall=wall)
 
     @property
     def error(self) -> str:
-        """Message of the error that stopped the text, or an empty string."""
+        """Message of the error that ended the output; empty if none did."""
         return "" if self.failure is None else str(self.failure)
 
     def raise_failure(self) -> Completion:
-        """Raise the error that ended the text. Returns the record where there is none."""
+        """Raise the error that ended the output. Returns the record if there was none."""
         if self.failure is not None:
             raise self.failure
         return self
 
     def record(self) -> dict[str, Any]:
-        """The record as plain data for JSON. The field `error` is there only if there is one."""
+        """Return the record as plain data for JSON. `error` is included only if there is one."""
         filled = {name for name in _OPTIONAL if getattr(self, name)}
         left_out = {*_PARTS, *_OPTIONAL} - filled
         fields = {name: value for name, value in vars(self).items() if name not in left_out}
@@ -199,7 +199,7 @@ class Completion:
 
 _PARTS = ("failure", "traffic", "accepted", "cost", "energy")
 _OPTIONAL = ("tool_calls", "logprobs", "prompt_logprobs", "stopped_by")
-"""Fields of a record that are left out if empty."""
+"""Fields that a record leaves out if they are empty."""
 _DERIVED = (
     "num_draft_tokens", "num_accepted_tokens", "accepted_by", "acceptance_length",
     "acceptance_length_drafted", "tokens_per_second", "speedup",
@@ -211,23 +211,23 @@ def _ratio(amount: float, total: float) -> float:
 
 
 OnCommit = Callable[[Completion], None]
-"""Receives the record of a text whenever tokens were committed."""
+"""Receives the record so far, each time that tokens were committed."""
 
 Complete = Callable[[Request, Show, Event], Completion]
-"""Generates the text of a request. When the event is set, the text ends where it is."""
+"""Runs a request. When the event is set, the output ends at once."""
 
 
 def new_completion(request: Request, failure: OutriderError | None = None) -> Completion:
-    """The record of a text that has not begun.
+    """Return the empty record of a request.
 
-    failure: prevents it
+    failure: error that prevents the request from starting
     """
     done = Completion(request.index, request.prompt, request.params.seed, len(request.ids))
     return done if failure is None else replace(done, finish_reason="error", failure=failure)
 
 
 class _Generation:
-    """A text while it is generated: its clock, counts and end condition."""
+    """A request in progress: its clock, counts and end condition."""
 
     def __init__(
         self, request: Request, session: TargetSession, tokenizer: Tokenizer, show: Show
@@ -240,7 +240,7 @@ class _Generation:
         self._start = time.perf_counter()
 
     def take(self, step: Step, drafting: Drafting) -> bool:
-        """Take a step, which may be empty. Returns false if generation should stop."""
+        """Add a step, which may be empty. Returns False if generation should stop."""
         done = self.done
         done.draft_calls, done.draft_seconds = drafting.usage.calls, drafting.usage.seconds
         if step.tokens:
@@ -254,9 +254,9 @@ class _Generation:
         return done.finish_reason == "cancelled"
 
     def finish(self, failure: OutriderError | None = None) -> Completion:
-        """The finished record, also of a text that was cut short.
+        """Return the finished record, also if the output was cut short.
 
-        failure: ended the text
+        failure: error that ended the output
         """
         done, charge = self.done, self._request.charge
         self._spent()
@@ -286,7 +286,7 @@ class _Generation:
             for piece in self._pieces.push(token, proposer):
                 self._put(piece)
             done.stopped_by = self._pieces.stopped_by
-            if done.stopped_by:  # what came behind it is no part of the text
+            if done.stopped_by:  # tokens after a stop string are dropped
                 done.finish_reason = "stop"
                 break
         count = len(done.token_ids) - before
@@ -296,7 +296,7 @@ class _Generation:
         done.traffic = self._session.traffic.copy()
 
     def _spent(self) -> bool:
-        """Count the usage. Returns whether the budget is spent."""
+        """Charge the usage so far. Returns whether the budget is spent."""
         charge = self._request.charge
         if charge is None:
             return False
@@ -322,12 +322,12 @@ def complete(
     order: Decode | None = None,
     on_commit: OnCommit | None = None,
 ) -> Completion:
-    """Decode until the text ends or `cancelled` is set. Closes the session.
+    """Run a request until its output ends or `cancelled` is set. Closes the session.
 
-    An error ends the text, too, and is in the record.
+    An error ends the output, too, and is stored in the record.
 
-    order: the order for the target; by default request.order()
-    on_commit: called whenever tokens were committed
+    order: session settings for the target; by default request.order()
+    on_commit: called each time that tokens were committed
     """
     text = _Generation(request, session, tokenizer, show)
     order = order or request.order()

@@ -1,5 +1,5 @@
-"""A conversation: its messages, and the JSON file that keeps it. The chat page reads and writes the
-same format.
+"""Conversations, and the JSON files that store them. The chat page reads and writes the same
+format.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FORMAT: Literal["outrider-conversation-1"] = "outrider-conversation-1"
 
 
 class _Line(BaseModel):
-    """A message in a file. Other fields are ignored, as are those of the file."""
+    """A message in a conversation's file. Unknown fields are ignored, also in the file itself."""
 
     role: Literal["system", "user", "assistant"]
     content: str
@@ -35,18 +35,18 @@ class _File(BaseModel):
 
 @dataclass
 class Conversation:
-    """Messages in order. A system message comes first, where there is one."""
+    """Messages in order; the system message, if any, is the first."""
 
     messages: list[Message] = field(default_factory=list)
 
     @property
     def system(self) -> str:
-        """The system message; empty without one."""
+        """The system message; empty if there is none."""
         first = self.messages[0] if self.messages else {"role": "user"}
         return str(first["content"]) if first["role"] == "system" else ""
 
     def say(self, role: str, content: str) -> None:
-        """Add a message. Of the system it replaces the earlier one; empty removes that."""
+        """Add a message. A system message replaces the earlier one, or removes it if empty."""
         if role != "system":
             self.messages.append({"role": role, "content": content})
             return
@@ -59,11 +59,11 @@ class Conversation:
         del self.messages[-1:]
 
     def reset(self) -> None:
-        """Forget everything but the system message."""
+        """Remove all messages but the system message."""
         del self.messages[1 if self.system else 0 :]
 
     def write(self, path: Path) -> None:
-        """Write the file. Raises InvalidRequest where that fails."""
+        """Write the conversation to a file. Raises InvalidRequest if the file cannot be written."""
         text = json.dumps({"format": FORMAT, "messages": self.messages}, indent=1)
         try:
             write_whole(path, text + "\n")
@@ -72,7 +72,7 @@ class Conversation:
 
     @classmethod
     def read(cls, path: Path) -> Conversation:
-        """Read a file. Raises InvalidRequest for anything but a conversation."""
+        """Read a conversation from a file. Raises InvalidRequest if the file is not valid."""
         try:
             file = _File.model_validate_json(path.read_bytes())
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Default temperature and stop strings of requests, and example prompts that suit a model."""
+"""Default temperature and stop strings of a model, and example prompts for it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 
 class TextDefaults(NamedTuple):
-    """Defaults of one model.
+    """A model's defaults.
 
-    temperature: None leaves it to the interface: 1 over HTTP, 0 elsewhere
-    stop: strings that end a text whose request gives neither temperature nor stop strings
-    suggestions: prompts to try first
+    temperature: None for the interface's default: 1 over HTTP, 0 elsewhere
+    stop: stop strings of a request that sets neither temperature nor stop strings
+    suggestions: example prompts
     """
 
     temperature: float | None = None
@@ -23,7 +23,7 @@ class TextDefaults(NamedTuple):
 
 
 DEFAULTS = {
-    # It continues Python, and loops when greedy. The stop strings end a function or a class.
+    # This model continues Python, and loops when greedy. Stop strings end a function or a class.
     "outrider-embedded-target": TextDefaults(
         temperature=0.8,
         stop=("\n\n\n", "\n\n#", "\ndef ", "\nclass ", "\nif __name__"),
@@ -36,9 +36,9 @@ DEFAULTS = {
         ),
     ),
 }
-"""Models that have defaults of their own, by the name under which a target serves them."""
+"""Defaults by the name under which a target serves the model."""
 
 
 def defaults_of(model: str) -> TextDefaults:
-    """The defaults of the model of this name."""
+    """Return the defaults of the model with this name."""
     return DEFAULTS.get(model, TextDefaults())

@@ -1,4 +1,4 @@
-"""What a token's time consists of, and what limits the speed, by what was measured during texts."""
+"""Explains a measured speed: what the time of a token consists of, and what limits it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from inference.times import Times
 from outrider.text.completion import Completion
 
 BUSY, OFTEN_ALONE = 0.8, 0.25
-"""Share above which something is the limit: of the time that the draft is busy, or of the forwards
-that have no candidates.
+"""Thresholds for a limit: the share of time in which the draft is busy, and the share of forward
+passes that have no candidates.
 """
 
 GOOD = 0.75
-"""Share of its tokens that a target takes of a good draft."""
+"""Share of a good draft's tokens that a target accepts."""
 
-_CHAINS = (2, 4, 8, 16)  # nodes of forwards, their roots included
+_CHAINS = (2, 4, 8, 16)  # nodes of a forward pass, its root included
 
 
 class Limit(Enum):
-    """Limits of the speed of a text. The value suggests what would make it faster."""
+    """What limits the speed. The value also suggests how to make generation faster."""
 
     NO_DRAFT = (
         "limited by the target: without accepted candidates each token takes a forward pass; "
@@ -46,14 +46,14 @@ class Limit(Enum):
 
 
 def arithmetic_reason(times: Times) -> str:
-    """The reason in words why no good draft pays on a target with these times; empty where one
-    does.
+    """Return in words why even a good draft does not pay on a target with these times; empty if a
+    good draft pays.
     """
     single = times.seconds(1, 1)
     if not single:
         return ""
     ratio = {nodes: times.seconds(1, nodes) / single for nodes in _CHAINS}
-    # tokens that a forward makes on average, by what it takes
+    # average tokens of a forward pass, relative to its time
     gain = {nodes: (1 - GOOD**nodes) / (1 - GOOD) / ratio[nodes] for nodes in _CHAINS}
     best = max(_CHAINS, key=gain.__getitem__)
     if gain[best] > 1:
@@ -62,11 +62,11 @@ def arithmetic_reason(times: Times) -> str:
 
 
 def time_lines(completions: Sequence[Completion], round_trip: float, times: Times) -> list[str]:
-    """Two lines about texts of a draft that never waits: what the time of a token consists of, and
-    what limits the speed, by the slowest text.
+    """Return two lines about completions with a draft that never waits: what the time of a token
+    consists of, and what limits the speed of the slowest completion.
 
-    round_trip: seconds of the link
-    times: those of the target
+    round_trip: seconds of the link's round trip
+    times: the target's
     """
     slowest = max(completions, key=lambda done: done.seconds / max(len(done.token_ids), 1))
     tokens, forwards = len(slowest.token_ids), slowest.traffic.forwards
@@ -84,22 +84,22 @@ def time_lines(completions: Sequence[Completion], round_trip: float, times: Time
 
 
 def limit_words(done: Completion, round_trip: float, times: Times) -> str:
-    """The limit of a text in words. round_trip: seconds of the link; times: the target's"""
+    """Describe what limited a completion's speed. For the arguments see time_lines()."""
     reason = arithmetic_reason(times)
     return limit_of(done, round_trip, reason).value.format(reason=reason)
 
 
 def limit_of(done: Completion, round_trip: float, reason: str = "") -> Limit:
-    """The limit of a text with this record.
+    """Return what limited the speed of a completion.
 
-    reason: arithmetic_reason() of its target
+    reason: arithmetic_reason() of the target
     """
     useless = done.num_accepted_tokens <= 0.05 * len(done.token_ids)
     if reason and useless:
         return Limit.ARITHMETIC
     if useless:
         return Limit.USELESS if done.draft_calls else Limit.NO_DRAFT
-    if not done.draft_calls:  # copied text needs no model calls
+    if not done.draft_calls:  # copied text needs no forward pass
         return Limit.TARGET
     call = done.draft_seconds / done.draft_calls
     if done.traffic.lone >= OFTEN_ALONE * done.traffic.forwards:

@@ -1,4 +1,4 @@
-"""Parameters of a text, and its grammar."""
+"""Parameters of a request, and the grammar of its output."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ from outrider.text.tools.schemas import written
 from outrider.text.tools.tool_calls import Function, Tools, chosen
 
 GREEDY_TEMPERATURE = 1e-5
-"""Temperatures below this are greedy, as in vLLM."""
+"""Temperatures below this value are greedy, as in vLLM."""
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters of a text. Raises InvalidRequest for values out of bounds.
+    """Parameters of a request. Raises InvalidRequest for values out of bounds.
 
-    max_tokens: maximum tokens; None for as many as fit
-    temperature: 0 is greedy, as are values below 1e-5; None is the model's own default, else 0
-    top_k: 0 is off, as is the whole vocabulary; above 256 it is 256
-    top_p: 1 is off; 0 leaves the most likely token
-    seed: of the sampling noise; None takes a random one
-    stop: strings that end the text and are left out of it, including special tokens; None is the
+    max_tokens: maximum tokens of the output; None for as many as fit
+    temperature: 0, like any value below 1e-5, is greedy; None is the model's own default, else 0
+    top_k: 0, like the size of the vocabulary, is off; values above 256 count as 256
+    top_p: 1 is off; 0 leaves only the most likely token
+    seed: seed of the sampling noise; None for a random seed
+    stop: strings, special tokens included, that end the output and are left out of it; None is the
         model's own default if the temperature is None, too
-    prompt_cache_key: requests of one key go to one replica, which may have cached their beginning
-    min_p: minimum probability of a token relative to the most likely one; 0 is off
-    repetition_penalty: divides the logits of tokens of prompt and text; 1 is off
-    presence_penalty, frequency_penalty: subtracted from the logits of tokens of the text; 0 is off
-    logit_bias: added to the logits of these token ids
-    schema: JSON schema of the text, as a mapping or as JSON
-    regex: regular expression that the text matches
-    choice: strings, one of which is the text
-    grammar: grammar of the text in llguidance's Lark syntax
-    logprobs: number of most likely tokens listed with each token's log-probability; None for none
+    prompt_cache_key: requests with equal keys go to one replica, to use its cache of their prefix
+    min_p: minimum probability of a token relative to the most likely token; 0 is off
+    repetition_penalty: divides the logits of tokens in the prompt or the output; 1 is off
+    presence_penalty, frequency_penalty: subtracted from logits of tokens in the output; 0 is off
+    logit_bias: value added to the logit of each of these token ids
+    schema: JSON schema that the output satisfies, as a mapping or as JSON
+    regex: regular expression that the output matches
+    choice: strings, one of which is the output
+    grammar: grammar of the output in llguidance's Lark syntax
+    logprobs: number of most likely tokens listed with each token's log-probability; None is off
     prompt_logprobs: whether the prompt's tokens get log-probabilities, too
-    min_tokens: minimum tokens, unless max_tokens is less
-    stop_token_ids: tokens that end the text, in addition to the model's own
+    min_tokens: minimum tokens of the output, unless max_tokens is less
+    stop_token_ids: tokens that end the output, in addition to the model's own end tokens
     ignore_eos: whether the model's own end tokens are ignored
     chat_template_kwargs: variables of the chat template, such as enable_thinking
     continue_final_message: whether a chat's last message is continued
-    tools: functions that a chat may call, in OpenAI's or Anthropic's format
+    tools: functions that the model may call in a chat, in OpenAI's or Anthropic's format
     tool_choice: auto, none, required, the name of a function, or an interface's own format
-    parallel_tool_calls: whether a text may have several calls
+    parallel_tool_calls: whether the output may contain several calls
     """
 
     max_tokens: int | None = None
@@ -96,10 +96,10 @@ class Parameters:
         self.functions()
 
     def settled(self, model: str, temperature: float = 0.0) -> Parameters:
-        """The parameters with a temperature and stop strings, which default to the model's own. A
-        text with a grammar, tools or a length has no stop strings by default.
+        """Return the parameters with temperature and stop strings set, by default the model's own.
+        With a grammar, tools, min_tokens or ignore_eos there are no stop strings by default.
 
-        temperature: where the model has no default
+        temperature: the default if the model has none
         """
         defaults = defaults_of(model)
         default = temperature if defaults.temperature is None else defaults.temperature
@@ -113,7 +113,7 @@ class Parameters:
         )
 
     def sampling(self, seed: int) -> SamplingParams:
-        """The sampling parameters with this seed. Values out of range become valid ones."""
+        """Return the sampling parameters with this seed. Out-of-range values are adjusted."""
         temperature, top_p = self.temperature or 0.0, self.top_p
         if 0 <= temperature < MIN_TEMPERATURE:
             temperature = 0.0 if temperature < GREEDY_TEMPERATURE else MIN_TEMPERATURE
@@ -138,7 +138,7 @@ class Parameters:
         ).on_the_wire()
 
     def functions(self) -> Tools | None:
-        """The functions that the text may call; None for a text without tools."""
+        """Return the functions that the model may call; None without tools."""
         choice = chosen(self.tool_choice)
         if not self.tools and choice in ("auto", "none"):
             return None
@@ -147,11 +147,11 @@ class Parameters:
 
 
 RESERVED_VARIABLES = {"messages", "tools", "chat_template", "tokenize", "continue_final_message"}
-"""Variables that the caller of a template sets."""
+"""Template variables that only Outrider may set."""
 
 
 def text_form(**fields: Any) -> Grammar | None:
-    """The form of a text, of which there is one at most; None for any text.
+    """Return the grammar of the output from the one field that is set; None if none is.
 
     fields: schema, regex, choice and grammar of Parameters
     """
@@ -174,7 +174,7 @@ _KINDS = {
 
 
 def schema_of(form: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The schema of OpenAI's response_format, in a chat or in /v1/responses; None for any text."""
+    """Return the schema of OpenAI's response_format (chat or /v1/responses); None for free text."""
     kind, inner = form.get("type"), form.get("json_schema")
     described = inner if isinstance(inner, Mapping) else form
     schema = described.get("schema") or (kind == "json_object" and {"type": "object"})

@@ -1,4 +1,4 @@
-"""Pieces of a text, from its tokens as they are committed."""
+"""Turns committed tokens into pieces of text."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from outrider.text.tools.tool_calls import Tools
 
 
 class Piece(NamedTuple):
-    """A part of a text that the target has committed."""
+    """A part of the output that the target has committed."""
 
     text: str
-    proposer: int = NOBODY  # kind of the proposer of its last token
-    call: CallPiece | None = None  # part of a call instead of text
+    proposer: int = NOBODY  # kind of the last token's proposer
+    call: CallPiece | None = None  # part of a function call instead of text
     tokens: tuple[int, ...] = ()  # committed since the last piece
-    logprobs: tuple[TokenLogProb, ...] = ()  # [tokens] if requested
+    logprobs: tuple[TokenLogProb, ...] = ()  # [token], if requested
 
     @property
     def accepted(self) -> bool:
-        """Whether a draft proposed its last token."""
+        """Whether a draft proposed the piece's last token."""
         return self.proposer != NOBODY
 
 
 class PieceMaker:
-    """Turns tokens into pieces: whole characters, up to a stop string, with calls apart from text.
+    """Turns tokens into pieces of whole characters, up to a stop string. Calls are separate pieces.
 
-    minimum: number of first tokens in which no stop string ends the text
-    tools: functions that the text may call; None for none
+    minimum: number of first tokens in which a stop string does not end the output
+    tools: functions that the model may call; None without tools
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class PieceMaker:
 
     @property
     def stopped_by(self) -> str:
-        """The stop string that was found; empty for none."""
+        """The stop string that was found; empty if none was."""
         return self._stop.match
 
     def count(self, token: int, logprob: TokenLogProb | None) -> None:
-        """Add a token to the next piece. A stop id is counted, but not pushed."""
+        """Count a token toward the next piece. push() adds its text, unless it is a stop id."""
         self._tokens.append(token)
         if logprob is not None:
             self._logprobs.append(logprob)
 
     def push(self, token: int, proposer: int) -> Iterator[Piece]:
-        """The pieces that are complete with this token."""
+        """Add a token's text. Yields the pieces that it completes."""
         mark = self._shown.get(token)
         text = self._text.push(token) if mark is None else self._text.finish() + mark
         self._pushed += 1
@@ -72,7 +72,7 @@ class PieceMaker:
         return self._pieces(certain, proposer)
 
     def finish(self) -> Iterator[Piece]:
-        """The rest of the text and of its tokens."""
+        """Yield the rest of the text and of its tokens."""
         yield from self._pieces(self._stop.push(self._text.finish()) + self._stop.finish(), NOBODY)
         rest = self._calls.finish() if self._calls is not None else ""
         if rest or self._logprobs:
@@ -92,7 +92,7 @@ class PieceMaker:
 
 
 class Gaps(NamedTuple):
-    """Seconds between the pieces of texts, as their reader sees them."""
+    """Seconds between the pieces of an output, as a reader sees them."""
 
     p50: float
     p99: float
@@ -100,6 +100,6 @@ class Gaps(NamedTuple):
 
 
 def gaps_between(texts: Iterable[Sequence[float]]) -> Gaps:
-    """Gaps between pieces, all together; 0 without any. texts: [text] seconds of its pieces"""
+    """Return the gaps between pieces of all outputs; 0 if none. texts: [output][piece] seconds"""
     gaps = [after - before for arrivals in texts for before, after in pairwise(arrivals)]
     return Gaps(*np.quantile(gaps or [0.0], [0.5, 0.99, 1.0]).tolist())

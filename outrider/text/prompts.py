@@ -1,4 +1,4 @@
-"""Requests from prompts (text, messages of a chat or token ids) and from a command's flags."""
+"""Makes requests from prompts (text, messages of a chat, token ids) and from a command's flags."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int]"
 
 
 SLICE = 2**16
-"""Characters of a long prompt that are tokenized at a time."""
+"""Characters of a long prompt that are tokenized at once."""
 
 
 class TextModel(NamedTuple):
-    """A model's tokenizer, limits and name, with which requests of texts are made.
+    """A model's facts needed to make requests: its tokenizer, limits and name.
 
-    name: its defaults apply if a request sets none
+    name: selects the model's defaults for what a request leaves open
     length: maximum tokens of prompt and output together
-    stop_ids: tokens that end a text
+    stop_ids: tokens that end the output
     """
 
     name: str
@@ -46,7 +46,7 @@ class TextModel(NamedTuple):
 
 
 class PromptTooLong(LimitExceeded):
-    """A prompt leaves no room for a text. `param` is the field of a request that holds it."""
+    """A prompt leaves no room for output. `param` is the request's field with the prompt."""
 
     def __init__(self, prompt: Prompt, tokens: str, length: int) -> None:
         super().__init__(
@@ -60,10 +60,10 @@ class PromptTooLong(LimitExceeded):
 def make_request(
     model: TextModel, prompt: Prompt, parameters: Parameters, index: int = 0
 ) -> Request:
-    """The request for a text. Raises PromptTooLong for a prompt that does not fit.
+    """Make the request for a prompt. Raises PromptTooLong for a prompt that does not fit.
 
-    The work on any prompt is bounded by the sequence length. Raises InvalidRequest for a prompt
-    that is empty or out of range.
+    The sequence length bounds the work even for a huge prompt. Raises InvalidRequest for a prompt
+    that is empty or has ids out of range.
     """
     parameters = parameters.settled(model.name)
     tools = parameters.functions()
@@ -90,7 +90,7 @@ def make_request(
 def _sampling(
     model: TextModel, parameters: Parameters, tools: Tools | None, seed: int
 ) -> SamplingParams:
-    """The sampling parameters with what depends on the client's model: grammar and token ids."""
+    """Return the sampling parameters, completed by what depends on the model: grammar and ids."""
     params = parameters.sampling(seed)
     _check_ids(model, parameters.logit_bias)
     grammar = params.grammar
@@ -104,7 +104,7 @@ def _sampling(
 
 
 def _end_ids(model: TextModel, parameters: Parameters) -> frozenset[int]:
-    """The tokens that end a text."""
+    """Return the tokens that end the output."""
     _check_ids(model, parameters.stop_token_ids)
     stop_ids = frozenset[int]() if parameters.ignore_eos else model.stop_ids
     special = model.tokenizer.special_tokens(parameters.stop or ())
@@ -112,7 +112,7 @@ def _end_ids(model: TextModel, parameters: Parameters) -> frozenset[int]:
 
 
 def _check_ids(model: TextModel, ids: Iterable[int]) -> None:
-    """Raise InvalidRequest for ids that the tokenizer does not know."""
+    """Raise InvalidRequest for ids that the tokenizer does not have."""
     vocabulary = model.tokenizer.vocabulary
     if wrong := [token for token in ids if not 0 <= token < vocabulary]:
         raise InvalidRequest(f"token ids are 0 to {vocabulary - 1}: got {wrong[0]}")
@@ -121,13 +121,13 @@ def _check_ids(model: TextModel, ids: Iterable[int]) -> None:
 def resume_request(
     model: TextModel, request: Request, token_ids: Sequence[int]
 ) -> tuple[Request, str, int]:
-    """The rest of an interrupted text: its request, the text so far, and its number of tokens.
+    """Return a request for the rest of an interrupted output, the text so far, and its token count.
 
-    With the same seed the rest is what it would have been. Tokens at the end are generated again
-    where they are no whole character, or may begin a stop string. Raises InvalidRequest for ids out
-    of range, and for a whole text.
+    With the same seed the rest is the same as without the interruption. Last tokens that are no
+    whole character, or that may begin a stop string, are generated again. Raises InvalidRequest
+    for ids out of range, and for an output that is complete.
 
-    token_ids: of the text so far
+    token_ids: the output so far
     """
     stream, stops = model.tokenizer.stream(request.ids), StopStrings(request.stop)
     decoded, certain, text, tokens = "", 0, "", 0
@@ -145,7 +145,7 @@ def resume_request(
 
 
 def _check_kind(prompt: object) -> None:
-    """Raise InvalidRequest unless this is text, messages or token ids."""
+    """Raise InvalidRequest unless the prompt is text, messages or token ids."""
     if isinstance(prompt, str):
         return
     if isinstance(prompt, Sequence):
@@ -161,8 +161,8 @@ def _check_kind(prompt: object) -> None:
 def _check_size(model: TextModel, prompt: Prompt, tools: Sequence[Mapping[str, Any]]) -> None:
     """Raise PromptTooLong for a prompt far beyond the sequence length.
 
-    Long text is counted slice by slice, up to a quarter more tokens than fit: a cut makes a few
-    more tokens than the whole has.
+    A long prompt is tokenized in slices, until its tokens exceed what fits by a quarter: slices
+    have a few more tokens in sum than the whole prompt.
     """
     tokens, limit = 0, model.length * 5 // 4
     if isinstance(prompt, str):
@@ -171,7 +171,7 @@ def _check_size(model: TextModel, prompt: Prompt, tools: Sequence[Mapping[str, A
         fields = [message.items() for message in prompt if isinstance(message, Mapping)]
         texts = [str(value) for message in fields for name, value in message if name != "role"]
         texts += map(str, tools)
-        tokens = len(prompt)  # each id, or message, is one at least
+        tokens = len(prompt)  # an id is a token, a message at least one
     if sum(map(len, texts)) > 8 * model.length:
         for piece in (text[at : at + SLICE] for text in texts for at in range(0, len(text), SLICE)):
             if tokens > limit:
@@ -187,7 +187,7 @@ def read_prompt(
     tools: Tools | None = None,
     parameters: Parameters | None = None,
 ) -> Sequence[int]:
-    """The token ids of a prompt. Raises InvalidRequest for one that is empty or out of range."""
+    """Return a prompt's token ids. Raises InvalidRequest if it is empty or has ids out of range."""
     if tools and (isinstance(prompt, str) or not prompt or isinstance(prompt[0], int)):
         raise InvalidRequest("tools need a chat: a prompt of messages")
     if isinstance(prompt, str):
@@ -208,7 +208,7 @@ def read_prompt(
 
 
 def read_prompts(options: TextOptions) -> list[str]:
-    """The prompts: --prompt, or the lines of --prompt_text. For `-`, what standard input holds."""
+    """Read the prompts: --prompt, or each line of --prompt_text; `-` is standard input."""
     if (options.prompt is None) == (options.prompt_text is None):
         both = "both were given" if options.prompt is not None else "neither was given"
         raise InvalidRequest(f"--prompt TEXT or --prompt_text FILE is needed: {both}")
@@ -228,7 +228,7 @@ def read_prompts(options: TextOptions) -> list[str]:
 
 
 def _read(flag: str, path: str) -> str:
-    """The text of a file, or of standard input for `-`."""
+    """Read a text file, or standard input for `-`."""
     try:
         raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
@@ -244,7 +244,7 @@ def _read(flag: str, path: str) -> str:
 
 
 def _read_schema(path: str) -> str:
-    """The JSON schema in a file. Raises InvalidRequest, with the name of the file."""
+    """Read a JSON schema from a file. Raises InvalidRequest, naming the file."""
     schema = _read("--schema", path)
     try:
         text_form(schema=schema)
@@ -254,15 +254,15 @@ def _read_schema(path: str) -> str:
 
 
 def parameters_of(options: SamplingOptions) -> Parameters:
-    """The parameters that a command's flags set."""
+    """Return the parameters that a command's flags set."""
     return Parameters(
         options.max_new_tokens, options.temperature, options.top_k, options.top_p, options.seed
     )
 
 
 def make_requests(model: TextModel, options: TextOptions, prompts: Sequence[str]) -> list[Request]:
-    """Requests of these prompts, each with its own seed. Raises InvalidRequest for a prompt that
-    does not fit.
+    """Make a request of each prompt, each with its own seed. Raises InvalidRequest for a prompt
+    that does not fit.
     """
     seed = min(random_seed(), 2**SEED_BITS - len(prompts)) if options.seed is None else options.seed
     schema = options.json_schema and _read_schema(options.json_schema)

@@ -1,4 +1,4 @@
-"""Generates texts on threads, for the terminal, the HTTP endpoint, Python and measurements."""
+"""Runs requests on threads, for the terminal, the HTTP endpoint, Python and measurements."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from outrider.text.completion import Completion
 from outrider.text.pieces import Piece
 
 Part = TypeVar("Part")
-"""A part of a text that a task reports, such as a Piece."""
+"""A part of the output that a task reports, such as a Piece."""
 
 Task: TypeAlias = Callable[[Callable[[Part], None], Event], Completion]
-"""Generates a text: passes its parts on, and ends when the event is set. Client.complete() of a
-request is one.
+"""Runs a request: reports the parts of its output, and ends when the event is set. An example is
+Client.complete() with a request.
 """
 
 Put: TypeAlias = Callable[[int, "Part | Completion | OutriderError"], None]
-"""Receives each part with the index of its task; last the record of the text, or the error that
-prevented one. Called on the threads of the texts.
+"""Receives each part with the index of its task, and at the end the task's Completion, or the error
+that prevented it. Called on the threads of the tasks.
 """
 
 
 class TextRun(Generic[Part]):
-    """Texts generated on `workers` daemon threads, in the order of their tasks.
+    """Tasks that run on `workers` daemon threads, started in their order.
 
-    Iterate over their parts as they come, each with the index of its task; the Completion is the
-    last of a text. An error that prevents a text ends the iteration, which may be resumed. As a
-    context manager it ends the texts, and waits for their threads.
+    Iterate over the parts as they arrive, each with the index of its task; a task's last item is
+    its Completion. An error that a task raises ends the iteration, which may be resumed. Leaving
+    the context ends the tasks, and waits for their threads.
 
-    put: receives the parts in place of the iteration
+    put: receives the parts instead of the iteration
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class TextRun(Generic[Part]):
         self.join()
 
     def completions(self) -> list[Completion]:
-        """Iterate to the end. Returns the records in the order of the tasks."""
+        """Iterate to the end. Returns the completions in the order of the tasks."""
         records = {index: item for index, item in self if isinstance(item, Completion)}
         return [records[index] for index in sorted(records)]
 
     def end(self) -> None:
-        """End all texts now. The iteration continues to their last parts."""
+        """End all tasks now. The iteration still yields the parts up to their ends."""
         self._end.set()
 
     @property
@@ -103,10 +103,10 @@ class TextRun(Generic[Part]):
 
 
 class CompletionStream(Iterator[Piece]):
-    """The pieces of one text while it is generated.
+    """An iterator over the pieces of one output as they are generated.
 
-    Iterate to the end, or leave the context: that ends the text at once. `result` has the whole
-    text afterwards. An error that ends the text is raised by the iteration.
+    Leaving its context ends generation at once. Afterwards `result` is the whole completion. If an
+    error ended generation, the iteration raises it.
     """
 
     def __init__(self, task: Task[Piece]) -> None:
@@ -119,17 +119,17 @@ class CompletionStream(Iterator[Piece]):
 
     @property
     def result(self) -> Completion:
-        """The finished text. Raises InvalidRequest before the iteration has ended."""
+        """The completion. Raises InvalidRequest before the iteration has ended."""
         if not isinstance(self._ended, Completion):
             raise InvalidRequest("the text is not finished: iterate over the stream to its end")
         return self._ended
 
     def end(self) -> None:
-        """End the text now. The iteration continues to its last piece."""
+        """End generation now. The iteration still yields the pieces generated so far."""
         self._run.end()
 
     def close(self) -> None:
-        """End the text, and wait for its thread. Idempotent."""
+        """End generation, and wait for its thread. Idempotent."""
         self._run.__exit__()
 
     def __next__(self) -> Piece:

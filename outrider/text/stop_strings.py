@@ -1,4 +1,4 @@
-"""Ends a text at the first stop string, across pieces of text."""
+"""Ends the output at its first stop string, even one that is split between pieces."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from inference.errors import InvalidRequest
 
 MAX_COUNT, MAX_LENGTH = 16, 1024
-"""Bounds of the number of stop strings, and of the characters of each."""
+"""Maximum number of stop strings, and maximum characters of each."""
 
 
 class StopStrings:
-    """Returns the pieces of a text up to the first stop string, without it.
+    """Passes on pieces of text up to the first stop string, which is left out.
 
-    A piece's end is held back while it may be the beginning of a stop string. Raises InvalidRequest
-    for an empty string, or beyond the bounds.
+    The end of a piece is held back while it may begin a stop string. Raises InvalidRequest for an
+    empty stop string, for too many, or for one that is too long.
 
-    match: the first stop string of the text; empty for none
+    match: the stop string that was found; empty if none was
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -30,7 +30,7 @@ class StopStrings:
         self._strings, self._buffer, self.match = tuple(strings), "", ""
 
     def push(self, piece: str) -> str:
-        """The text that is certainly before a stop string. Empty once one was found."""
+        """Add a piece. Returns the text that is certainly before a stop string; empty after one."""
         if self.match or not self._strings:
             return "" if self.match else piece
         text = self._buffer + piece
@@ -43,12 +43,12 @@ class StopStrings:
         return text[:certain]
 
     def finish(self) -> str:
-        """The rest of a text in which no stop string was found."""
+        """Return the text held back at the end of the output; empty after a stop string."""
         rest, self._buffer = self._buffer, ""
         return rest
 
 
 def begun(text: str, string: str) -> int:
-    """Characters at the end of the text that a string begins with, short of the whole string."""
+    """Return how many characters at the end of the text are a proper prefix of the string."""
     longest = min(len(string) - 1, len(text))
     return next((n for n in range(longest, 0, -1) if text.endswith(string[:n])), 0)

@@ -1,1 +1,1 @@
-"""Drafts beside the target."""
+"""Drafts that run on the target's device."""

@@ -1,8 +1,8 @@
-"""Decides whether a draft on the target's device may pause, because others propose well enough.
+"""Decides whether a draft on the target's device pauses because other proposers do well enough.
 
-That draft occupies the target's device, and need not draft what others propose. So it pauses for a
-few forward passes once others propose accepted tokens. It stays paused as long as tokens then take
-less time than with the draft alone. Pure: no clock, no model.
+The draft takes time from the target, and need not draft what others propose. So it pauses for a few
+forward passes once another proposer's token is accepted. It stays paused as long as tokens then
+take less time than with the draft alone. Pure: no clock, no model.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from dataclasses import dataclass, field
 from inference.proposer import COLOCATED, NOBODY
 
 WATCHED = 4
-"""Forward passes in which the speed by other proposers is measured.
+"""Forward passes during which the speed with other proposers only is measured.
 
-One more comes before them, which uses up the draft's own candidates.
+One more pass precedes them, to use up the draft's own candidates.
 """
 
 LEFT_ALONE = 192
-"""Tokens after which the speed by other proposers is measured again."""
+"""Tokens after which the speed with other proposers only is measured again."""
 
 MARGIN = 1.25
-"""Factor on the draft's estimated seconds a token, which ignores that misses come in runs."""
+"""Factor on the draft's estimated seconds per token, which ignore that misses come in runs."""
 
 DEEPEST = 32
-"""Maximum draft calls before a forward pass, in the estimate of seconds a token."""
+"""Maximum draft calls per forward pass in the estimate of seconds per token."""
 
 
 @dataclass
 class ProposerArbitration:
-    """Speed of a text by other proposers while the draft is silent."""
+    """Decision for one output, by its speed with other proposers while the draft is paused."""
 
-    until: int = 0  # length from which the draft pauses when others propose an accepted token
-    silent: bool = False  # the draft makes no calls for this text
-    tokens: list[float] = field(default_factory=list)  # tokens of each forward pass in the silence
+    until: int = 0  # the draft does not pause before the sequence has this length
+    silent: bool = False  # whether the draft is paused
+    tokens: list[float] = field(default_factory=list)  # tokens per forward pass during the pause
 
     def observe(self, length: int, proposers: Sequence[int], forwards: int) -> None:
         """Record committed tokens.
 
-        length: tokens of the text now.
+        length: tokens of the sequence so far.
         proposers: [tokens] kind of the proposer of each new token.
         forwards: number of forward passes that committed them.
         """
@@ -49,11 +49,11 @@ class ProposerArbitration:
             self.silent, self.tokens = True, []
 
     def suffice(self, length: int, forward: float, token: float) -> bool:
-        """Whether the draft should stay silent, because others suffice or are being measured.
+        """Whether the draft should stay paused, because others suffice or are being measured.
 
-        length: tokens of the text now.
+        length: tokens of the sequence so far.
         forward: seconds of a forward pass.
-        token: seconds a token with the draft alone.
+        token: seconds per token with the draft alone.
         """
         is_measured = self.silent and len(self.tokens) > WATCHED
         if is_measured and forward * WATCHED / sum(self.tokens[1:]) > MARGIN * token:
@@ -62,11 +62,11 @@ class ProposerArbitration:
 
 
 def token_seconds(forward: float, call: float, level: float) -> float:
-    """Seconds a token with the draft alone, for the best number of calls before a forward pass.
+    """Return seconds per token with the draft alone, at its best number of calls per forward pass.
 
     forward: seconds of a forward pass.
     call: seconds of a draft call, each of which adds one level of candidates.
-    level: chance that a level holds the target's token, if the level above does.
+    level: probability that a level has the target's token, if the level above does.
     """
     best, tokens, value = forward, 1.0, 1.0
     for calls in range(1, DEEPEST + 1):

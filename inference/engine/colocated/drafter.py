@@ -1,15 +1,15 @@
-"""A draft beside the target: a proposer for each session that requests one. It is a model of its
-own, or a head that reads the target's features.
+"""A draft on the target's device: a proposer for each session that requests it. The draft is a
+separate model, or a head that reads the target's features.
 
-A draft call occupies the target's device. So the draft works between forward passes, on the
-engine's thread, and a call serves all of its sessions. A call is made while its expected tokens
-are worth more than its seconds. Copies of earlier text take no call.
+A draft call occupies the target's device. So the draft runs between forward passes, on the engine's
+thread, and a call serves all drafted sessions. A call is made while its expected tokens are worth
+more than its seconds. Copying earlier text takes no call.
 
-A session without a draft is delayed only by its service credit. A session with one keeps 0.98 of
-its root-only rate over its text. It pays for calls from the tokens that it is ahead, or with a
-deficit that the rest of the text can repay. A tenant whose drafts gained less than they cost is
-allowed no deficit.
-When the draft fails, sessions continue without it.
+A session without the draft is delayed only as far as its service credit allows. A session with the
+draft keeps 0.98 of its root-only rate over its output: it pays for calls with tokens that it is
+ahead, or with a deficit that the rest of the output can repay. A tenant whose drafts gained less
+than they cost is allowed no deficit.
+If the draft fails, sessions continue without it.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ MAX_DEFICIT = 1.0
 """Tokens that a session may fall behind its promised rate for the draft's calls."""
 
 RECORD_BOUND = 1.0
-"""Bound of a tenant's record in tokens, good or bad, so that a few calls can change its sign."""
+"""Maximum absolute record of a tenant in tokens, so that a few calls can change its sign."""
 
 USUAL_NODES = 16
-"""Nodes of the forward pass from which the cost of a candidate is estimated."""
+"""Nodes of the forward pass by whose time the cost of a candidate is estimated."""
 
 CALL_NODES = 4
 """Assumed nodes of a draft call when it is compared with other proposers."""
 
 
 MAX_WITHOUT_MODEL = 64
-"""Sessions that a draft without a model serves at a time."""
+"""Maximum sessions that a draft without a model serves at a time."""
 
 
 class CandidateReceiver(Protocol):
-    """The part of an engine that takes candidates."""
+    """The part of an engine that receives candidates."""
 
     def join(self, session: Session) -> ProposalStream: ...
 
@@ -73,8 +73,8 @@ class CandidateReceiver(Protocol):
 class _DraftedSession:
     """A session that the draft serves.
 
-    gained: tokens that the latest calls gained, less their cost and that of longer forward passes,
-    in root-only forward passes. None: no call was made since the last new tokens.
+    gained: tokens gained by the latest calls, minus the tokens that root-only passes would give in
+    the time of these calls and of longer passes. None: no call since the last new tokens.
     """
 
     session: Session
@@ -82,17 +82,17 @@ class _DraftedSession:
     receiver: CandidateReceiver
     stream: ProposalStream
     row: int  # row of the draft
-    end: int  # length of the text that the draft assumes
-    length: int  # of the text that the proposer has
-    spent: Spent = field(default_factory=Spent)  # costs of the session for that text
-    fed: bool = False  # the draft has the keys of the text
-    ahead: float = 0.0  # tokens ahead of the promised rate, with forward passes and calls counted
+    end: int  # maximum length that the draft assumes
+    length: int  # number of tokens that were passed to the proposer
+    spent: Spent = field(default_factory=Spent)  # costs of the session for these tokens
+    fed: bool = False  # whether the draft has the keys of the prompt
+    ahead: float = 0.0  # tokens ahead of the promised rate, with the time of passes and calls
     gained: float | None = None
-    next_number: int = 0  # of the next node
+    next_number: int = 0  # number of the next node
     arbitration: ProposerArbitration = field(default_factory=ProposerArbitration)
 
     def read_progress(self, now: float, root_only: float) -> bool:
-        """Pass newly committed tokens to the proposer; returns whether there were any.
+        """Pass newly committed tokens to the proposer. Return whether there were any.
 
         root_only: seconds of a root-only forward pass.
         """
@@ -115,7 +115,7 @@ class _DraftedSession:
         self.ahead = min(self.ahead + tokens, TUNING.max_ahead)
 
     def charge_call(self, tokens: float) -> None:
-        """Charge a draft call, which took the time of so many root-only tokens."""
+        """Charge a draft call. tokens: tokens of root-only forward passes in the same time"""
         self.add_service(-TUNING.min_rate * tokens)
         self.gained = (self.gained or 0.0) - tokens
 
@@ -127,11 +127,11 @@ class _DraftedSession:
 
 
 class ColocatedDrafter:
-    """The draft beside the target, on the rows of its own model. Used on the engine's thread only.
+    """The draft on the target's device. Used on the engine's thread only.
 
     stats: returns a row's times and acceptances, which persist from session to session.
-    room: maximum nodes beyond the text that a row ranks.
-    copies: copies of a session's earlier text are proposed, too.
+    room: maximum nodes that a row ranks beyond the committed tokens.
+    copies: whether copies of a session's earlier text are proposed, too.
     clock: returns seconds.
     """
 
@@ -157,11 +157,11 @@ class ColocatedDrafter:
 
     @property
     def free_rows(self) -> int:
-        """Rows of the draft that no session has."""
+        """Number of the draft's rows that no session has."""
         return len(self._free)
 
     def work(self, ready: Sequence[Session], root_only: float, receiver: CandidateReceiver) -> None:
-        """Draft for the sessions that request it, as long as that is worth the delay.
+        """Draft for the sessions that request it, as long as this is worth the delay.
 
         ready: sessions that the next forward pass will serve.
         root_only: seconds of a root-only forward pass of these sessions; 0 while unknown.
@@ -198,11 +198,11 @@ class ColocatedDrafter:
                 drafted.charge_call(seconds / root_only)
 
     def _wants_call(self, drafted: _DraftedSession, now: float, root_only: float) -> bool:
-        """Whether a call is worth its cost for the session, which can pay for it."""
+        """Whether a call is worth its cost for the session, and the session can pay for it."""
         if not drafted.fed or drafted.session not in self._drafted or self._adds_nothing(drafted):
             return False
         if drafted.length < drafted.session.length:
-            return False  # the client ended the text during this step
+            return False  # the client ended the output during this step
         tokens = drafted.ahead + self._allowed_deficit(drafted)
         return bool(drafted.proposer.choose(now, tokens * root_only / TUNING.min_rate))
 
@@ -215,8 +215,8 @@ class ColocatedDrafter:
         return drafted.arbitration.suffice(drafted.session.length, forward, token)
 
     def _allowed_deficit(self, drafted: _DraftedSession) -> float:
-        """Tokens that the session may fall behind, as many as the rest of its text can repay; 0 if
-        its tenant's record is bad.
+        """Return the tokens that the session may fall behind: as many as the rest of its output can
+        repay; 0 if its tenant's record is bad.
         """
         session = drafted.session
         repayable = (1 - TUNING.min_rate) * max(drafted.end - session.length, 0)
@@ -231,7 +231,7 @@ class ColocatedDrafter:
             drafted.gained = None
 
     def _admit(self, session: Session, root_only: float, receiver: CandidateReceiver) -> None:
-        """Give the session a row of the draft, if it requests the draft and a row is free."""
+        """Give the session a row of the draft, if it requests one and a row is free."""
         order = session.order
         if order is None or not order.beside or order.end <= session.length + 1:
             return
@@ -255,7 +255,7 @@ class ColocatedDrafter:
         )
         proposer.open(list(session.tokens), session.params, order.end)
         stream = receiver.join(session)
-        before = replace(session.spent)  # earlier costs are not the draft's
+        before = replace(session.spent)  # the draft did not cause earlier costs
         drafted = _DraftedSession(
             session, proposer, receiver, stream, row, order.end, session.length, before
         )
@@ -263,18 +263,18 @@ class ColocatedDrafter:
         self._drafted[session] = drafted
 
     def _feed(self, drafted: _DraftedSession) -> None:
-        """Prefill the next part of a session's text; forward passes run between parts."""
+        """Prefill the next part of a session's tokens; forward passes run between parts."""
         try:
             drafted.fed = not drafted.proposer.feed()
-        # An error of the draft costs speed and never ends a session.
+        # A failure of the draft costs speed and never ends a session.
         except Exception as error:
             self._fail(drafted, error)
 
     def _call(self, calling: Sequence[_DraftedSession], began: float) -> None:
         """Make one draft call for several sessions.
 
-        Its cost is the time since `began`, plus the time that the last call's answers took to
-        process.
+        They are charged the time since `began`, plus the time it took to process the previous
+        call's answers.
         """
         answers = call_each(self._rank, [drafted.proposer.segment() for drafted in calling])
         ended = self._clock()
@@ -305,15 +305,15 @@ class ColocatedDrafter:
 
 
 def _row_of(session: Session) -> TargetRow:
-    """Return the target's row of the session."""
+    """Return the session's row at the target."""
     assert session.row is not None, "drafting needs a row"
     return TargetRow(session.row.index, session.row.slots)
 
 
 def _is_gone(drafted: _DraftedSession) -> bool:
-    """Whether the session closed, lost its row, or changed its order.
+    """Whether the session closed, lost its row, or no longer requests the draft.
 
-    A changed order requests no draft, or a longer text than the draft assumes.
+    Also whether its order was extended beyond the length that the draft assumes.
     """
     session, order = drafted.session, drafted.session.order
     if session.closed is not None or session.row is None:
@@ -322,6 +322,6 @@ def _is_gone(drafted: _DraftedSession) -> bool:
 
 
 def _node_seconds(stats: PairStats) -> float:
-    """Seconds that one candidate adds to a forward pass of one row."""
+    """Return the seconds that a candidate adds to a forward pass of one row."""
     narrow, wide = stats.target.seconds(1, 1), stats.target.seconds(1, USUAL_NODES)
     return max(wide - narrow, 0.0) / (USUAL_NODES - 1)

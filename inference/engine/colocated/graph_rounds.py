@@ -1,11 +1,11 @@
-"""Graph rounds: a kind of forward pass in which one graph of the target drafts and verifies.
+"""Graph rounds: forward passes in which a graph of the target both drafts and verifies.
 
-It needs a draft that is compiled into the target's graphs. A session takes part when its order
-requests the draft beside the target. A round delays all other sessions. So beside them a round runs
-only under two conditions: it gives more tokens a second than a forward pass of all sessions, and
-the delayed sessions have service credit for its time. Otherwise all sessions share forward passes
-with their own candidates. Tokens that the draft lacks (a prompt, or those committed by such forward
-passes) are prefilled in chunks. Each chunk is a forward pass of its own, under the same conditions.
+They need a draft that is compiled into the target's graphs. A session takes part if its order
+requests the draft on the target's device. A round delays all other sessions. So if there are any, a
+round runs only if it gives more tokens per second than a forward pass of all sessions, and the
+delayed sessions have service credit for its time. Otherwise all sessions share forward passes with
+their own candidates. Tokens that the draft lacks (a prompt, or tokens committed by shared passes)
+are prefilled in chunks. Each chunk is a separate forward pass, under the same conditions.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ _RECENT = 0.1
 
 @runtime_checkable
 class RoundModel(Model, Protocol):
-    """A Model that also makes whole rounds in one call.
+    """A Model that also runs a whole round in one call.
 
-    Its own draft grows a tree, and the target verifies it and returns the accepted tokens.
+    Its compiled draft grows a tree; the target verifies the tree and returns the accepted tokens.
     """
 
     shape: Branches  # the shape of every tree
 
     @property
     def draft(self) -> Model:
-        """The draft as a Model of its own: a text's tokens are fed to it before the first round."""
+        """The draft as a Model, which must be fed a session's tokens before its first round."""
         ...
 
     def rounds(self, segments: Sequence[Segment]) -> list[IntArray]:
-        """Run a round for each segment, which has the draft's beside it. Return what
-        read_answer() of inference/engine/colocated/graph_rounds.py takes, one array a segment.
+        """Run a round for each segment, which also holds the draft's segment. Return for each an
+        array that read_answer() of inference/engine/colocated/graph_rounds.py takes.
 
-        Tokens below the roots are ignored: the draft replaces them. Rows of both models must be
-        distinct.
+        Tokens below the roots are ignored: the draft replaces them. The rows must be distinct in
+        both models.
         """
         ...
 
@@ -61,7 +61,7 @@ class RoundItem(BatchItem):
 
     draft: the session's sequence on the draft in the graph
     limit: maximum accepted candidates
-    count_tokens: records the tokens of a session in a round
+    count_tokens: called with the number of tokens that the session gets in the round
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class RoundItem(BatchItem):
 
 
 class FeedItem(BatchItem):
-    """One session's part of a call that feeds the draft committed tokens that it lacks.
+    """One session's part of a call that feeds the draft the committed tokens that it lacks.
 
     draft: the session's sequence on the draft in the graph
     """
@@ -108,8 +108,8 @@ class GraphRounds:
 
     A session's draft sequence has the same row number as the session itself.
 
-    times: seconds of the target's forward passes. Until they are measured, a chunk for the draft
-        takes as long as one for the target, and calls for more sessions grow as its passes do.
+    times: seconds of the target's forward passes. They are also assumed for the draft's chunks, and
+        for how calls grow with the number of sessions, until these are measured.
     """
 
     def __init__(self, model: RoundModel, times: Table | None = None) -> None:
@@ -119,13 +119,13 @@ class GraphRounds:
         self._tokens = 0.0  # moving average of a session's tokens in a round; 0 before the first
 
     def call_of(self, kind: ForwardKind) -> ModelCall:
-        """The model's call for a kind of forward pass."""
+        """Return the model's method for a kind of forward pass."""
         if kind is ForwardKind.FEEDS:
             return self._model.draft.choose
         return self._model.rounds if kind is ForwardKind.ROUNDS else self._model.choose
 
     def record(self, kind: ForwardKind, sessions: int, seconds: float) -> None:
-        """Record the seconds of a round or of a feed for so many sessions."""
+        """Record the seconds of a round or a feed, and its number of sessions."""
         if kind is ForwardKind.FEEDS:
             self._feeds.observe(sessions, self._chunk, seconds)
         else:
@@ -134,11 +134,11 @@ class GraphRounds:
     def select(
         self, ready: Sequence[Session], seconds: ForwardSeconds
     ) -> tuple[list[Session], list[Session]]:
-        """The sessions whose next forward pass is a round, and those whose draft is fed first.
+        """Return the sessions whose next pass is a round, and those whose draft must be fed first.
 
-        Empty when a round does not pay, or would delay other sessions too long.
+        Both are empty if a round does not pay, or would delay other sessions too long.
 
-        ready: all sessions whose next forward pass can be made now.
+        ready: all sessions that a forward pass can include now.
         seconds: time of a forward pass by rows and nodes.
         """
         drafted = [session for session in ready if self._serves(session)]
@@ -156,7 +156,7 @@ class GraphRounds:
         undrafted: Sequence[Session],
         seconds: ForwardSeconds,
     ) -> bool:
-        """Whether the next round pays, and the others have service credit for it."""
+        """Whether the next round pays, and the other sessions have service credit for it."""
         drafted = len(fed) + len(unfed)
         if not drafted:
             return False
@@ -169,13 +169,13 @@ class GraphRounds:
         return delayed.can_wait(feeding if far else feeding + drafting)
 
     def feed_item(self, session: Session) -> FeedItem:
-        """The item that feeds the draft the next chunk of the session."""
+        """Return the item that feeds the draft the session's next chunk."""
         draft, end = self._draft(session), session.length - 1
         tree = TokenTree.chain(session.tokens[draft.length : min(draft.length + self._chunk, end)])
         return FeedItem(session, tree, draft.prepare_chunk(tree), draft)
 
     def round_item(self, session: Session) -> RoundItem:
-        """The session's part of the next round; the draft must lack no token of it."""
+        """Return the session's part of the next round. The draft must have all its tokens."""
         draft, shape = self._draft(session), self._model.shape
         limit = min(max(session.allowed - 1, 0), shape.depth)
         tree = blank_tree(shape, session.root)
@@ -190,8 +190,8 @@ class GraphRounds:
     def _serves(self, session: Session) -> bool:
         """Whether a session requests rounds and may have a round's nodes in a forward pass.
 
-        Graphs of rounds adjust no logits and report none: a text with a rule has open forward
-        passes.
+        Graphs of rounds neither adjust nor report logits, so a session with a rule takes part in
+        ordinary forward passes only.
         """
         nodes, asks = self._model.shape.nodes, session.drafted_beside
         fits = nodes <= (session.tree_nodes or nodes)
@@ -199,7 +199,7 @@ class GraphRounds:
 
     @property
     def _chunk(self) -> int:
-        """Tokens in one chunk for the draft; one place is left for a pending leaf."""
+        """Return the tokens in a chunk for the draft; one place is left for a pending leaf."""
         return self._model.draft.max_nodes - 1
 
     def _is_far(self, session: Session) -> bool:
@@ -207,7 +207,7 @@ class GraphRounds:
         return self._draft(session).length + self._chunk < session.length - 1
 
     def _pays(self, drafted: int, delayed: DelayedSessions, seconds: float) -> bool:
-        """Whether a round gives more tokens a second than root-only forward passes of all sessions.
+        """Whether a round gives more tokens per second than root-only passes of all sessions.
         False before the first round.
 
         seconds: time of the round, its chunk included.
@@ -217,7 +217,7 @@ class GraphRounds:
         return drafted * self._tokens > TUNING.min_gain * alone
 
     def _draft(self, session: Session) -> ModelSequence:
-        """The draft's sequence of a session, which must have a row."""
+        """Return the draft's sequence of a session that has a row."""
         row = session.live.row
         owner, sequence = self._drafts.get(row, (None, None))
         if sequence is None or owner is not session:
@@ -227,12 +227,12 @@ class GraphRounds:
 
 
 def _within(segment: Segment, last: int) -> Segment:
-    """The segment with no position beyond `last`, where the text ends. Nodes there are ignored."""
+    """Return the segment with positions clipped to `last`, the last of the sequence."""
     return segment._replace(positions=np.minimum(segment.positions, last))
 
 
 def blank_tree(shape: Branches, root: int = 0) -> TokenTree:
-    """A tree of the shape before it is drafted: every token below the root is a placeholder."""
+    """Return a tree of this shape before drafting, with placeholders for tokens below the root."""
     tokens = np.arange(shape.nodes, dtype=np.int32)  # distinct, because siblings must be
     tokens[0] = root
     return TokenTree(tokens, np.array(shape.parents, dtype=np.int32))
@@ -242,8 +242,8 @@ def read_answer(blank: TokenTree, answer: NDArray[Any], limit: int) -> tuple[Tok
     """Return the tree that a graph drafted, and the verdict on it, cut to the limit.
 
     blank: the input tree of the graph, by blank_tree()
-    answer: [nodes - 1 + depth + 1] int32. It holds the drafted tokens, the accepted node of each
-        depth (or NONE), and the target's token after them.
+    answer: [nodes - 1 + depth + 1] int32: the drafted tokens, the accepted node at each depth (or
+        NONE), and the target's token after the accepted nodes.
     limit: maximum accepted candidates
 
     Raises InvalidRequest when siblings carry equal tokens.

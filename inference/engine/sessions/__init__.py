@@ -1,1 +1,1 @@
-"""Sessions of a target: their texts, rules and candidates."""
+"""Sessions of a target: their tokens, rules and candidates."""

@@ -1,4 +1,4 @@
-"""A session with a target in this process."""
+"""A client's session with a target in the same process."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from inference.sampling import SamplingParams
 from inference.tree.candidates import ProposalStream
 
 IDLE_SECONDS = 0.01
-"""Seconds that receive() waits at a time for an idle engine."""
+"""Interval in seconds at which receive() checks an idle engine."""
 
 
 class LocalSession:
     """A TargetSession (inference/loop/decode.py) that calls the engine directly.
 
-    Where no thread runs the engine, receive() runs the forward passes.
+    If no thread runs the engine, receive() runs the forward passes.
     """
 
     stream = 0
@@ -37,7 +37,7 @@ class LocalSession:
         self._text = TextCopy((), SamplingParams(), engine.vocabulary, self.traffic)
 
     def open(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Open the session and wait for the prefill. Raises the error if that fails."""
+        """Open the session and wait for the prefill. Raises the error if either fails."""
         self.close()
         session, future = self._engine.open(prompt, params, tenant=self._tenant)
         self._session, self.next_number = session, 0
@@ -63,9 +63,9 @@ class LocalSession:
         self._engine.go(self._live, base)
 
     def receive(self, timeout: float) -> Progress | None:
-        """New committed tokens, or the end; None after `timeout` seconds.
+        """Return new committed tokens, or the end; None after `timeout` seconds.
 
-        A timeout of 0 runs no forward pass here. Raises the error that ended the session.
+        With a timeout of 0, run no forward pass. Raises the error that ended the session.
         """
         deadline = time.perf_counter() + timeout
         while True:
@@ -85,7 +85,7 @@ class LocalSession:
             self._session = None
 
     def _advance(self, seconds: float) -> bool:
-        """Wait for the engine's thread, or else run a forward pass; False after a timeout."""
+        """Wait for the engine's thread, or run a forward pass. Return False after a timeout."""
         if self._engine.running:
             return self._woken.wait(seconds)
         return self._engine.step() or self._woken.wait(min(seconds, IDLE_SECONDS)) or True

@@ -1,4 +1,4 @@
-"""Log-probabilities of one text's tokens, as its client requested them."""
+"""Log-probabilities of a session's tokens, as its client requested them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from inference.sampling import SamplingParams
 
 
 class PromptScores:
-    """Log-probabilities of a prompt's tokens, while its chunks are computed.
+    """Log-probabilities of a prompt's tokens, collected while the prompt is prefilled.
 
-    logprobs: of the prompt's tokens but the first; empty if not requested. Tokens that the target
-    generated earlier, in another session, are no part of the prompt.
+    logprobs: those of the prompt's tokens except the first; empty if not requested. Tokens
+    generated in an earlier session do not count as prompt.
     """
 
     def __init__(self, params: SamplingParams, prompt_length: int) -> None:
@@ -25,15 +25,15 @@ class PromptScores:
 
     @property
     def missing(self) -> bool:
-        """Whether tokens of the prompt are not scored yet: then their keys are computed."""
+        """Whether prompt tokens are still unscored; their keys then must not come from a cache."""
         return len(self.logprobs) < self._wanted
 
     def of_chunk(self, segment: Segment, following: Sequence[int]) -> Segment:
-        """Return the segment of a prompt's chunk that also scores the token after each node."""
+        """Return the segment of a prompt's chunk, extended to score the token after each node."""
         likeliest = self._params.logprobs
         if likeliest is None or not self.missing:
             return segment
-        hot = self._params.temperature > 0  # its choice is ignored, so take the cheapest
+        hot = self._params.temperature > 0  # the choice is ignored, so use the cheapest
         params = replace(SamplingParams(), temperature=self._params.temperature, top_k=int(hot))
         of = np.array(following, dtype=np.int32)
         pick = np.arange(len(of), dtype=np.int32)
@@ -47,7 +47,7 @@ class PromptScores:
 
 
 def read_scores(scores: LogProbs | None, nodes: Sequence[int]) -> list[TokenLogProb]:
-    """The log-probabilities of the tokens chosen at these nodes; none if none were requested."""
+    """Return the log-probabilities of the tokens chosen at these nodes; empty if not requested."""
     if scores is None:
         return []
     at = list(nodes)

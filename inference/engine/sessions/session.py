@@ -1,4 +1,4 @@
-"""One client's session on the target: committed tokens, candidates, order, credit and charges.
+"""A client's session at the target: committed tokens, candidates, order, credit and charges.
 
 Only the engine changes a session, under its lock.
 """
@@ -38,15 +38,15 @@ from inference.tree.accept import Verdict
 from inference.tree.candidates import CandidateTree, Claims, ProposalStream
 from inference.tree.token_tree import TokenTree
 
-_RATE_WEIGHT = 0.1  # of the latest forward pass in the moving average of tokens a second
+_RATE_WEIGHT = 0.1  # weight of the latest pass in the moving average of tokens per second
 
 
 Callback: TypeAlias = Callable[[], None]
-"""A deferred call, made after the engine's lock was released."""
+"""A deferred call, made after the engine's lock is released."""
 
 
 def promise() -> Future[Any]:
-    """A future that cannot be cancelled."""
+    """Return a future that cannot be cancelled."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future
@@ -54,28 +54,28 @@ def promise() -> Future[Any]:
 
 @dataclass
 class Opening:
-    """A prompt to prefill. The future is done when its keys are cached."""
+    """A prompt to prefill. The future is done when the prompt's keys are cached."""
 
-    since: float  # when the session was opened, in seconds of the engine's clock
+    since: float  # time at which the session was opened, in seconds
     future: Future[Opened] = field(default_factory=promise)
 
 
 class Session(TextLog):
-    """A session is its log; everything else can be recomputed. Times are in seconds.
+    """A log of tokens; the session's other state can be recomputed. Times are in seconds.
 
     The last committed token is the root of the candidates.
 
     sharing: name of the group of tenants that reuse each other's cached prefixes.
-    limit: tokens that the session may have, prompt included.
-    row, sequence: where its keys are; None while it waits for a row.
-    acknowledged: tokens that its client has acknowledged.
-    service_credit: tokens that it is ahead of its root-only rate; below 0: its deficit.
-    ready_since: when it began to wait for a forward pass; 0: it does not wait.
-    got_row: when its present turn on a row began.
-    record: its accepted candidates, relative to those that were expected to be.
-    room: candidates that a forward pass computes for it at present.
-    rule: adjusts its logits; None for no adjustment.
-    rule_error: error of its rule in a forward pass shared with other sessions.
+    limit: maximum tokens of the session, prompt included.
+    row, sequence: the row with its keys; None while the session waits for a row.
+    acknowledged: number of tokens that the client has acknowledged.
+    service_credit: tokens that the session is ahead of its root-only rate; below 0: a deficit.
+    ready_since: time at which it began to wait for a forward pass; 0: it does not wait.
+    got_row: time at which its present turn on a row began.
+    record: its accepted candidates, relative to the expected ones.
+    room: maximum candidates that a forward pass computes for the session at present.
+    rule: adjusts the session's logits; None for no adjustment.
+    rule_error: error of the rule in a forward pass shared with other sessions.
     """
 
     def __init__(
@@ -102,8 +102,8 @@ class Session(TextLog):
         self.sequence: ModelSequence | None = None
         self.reused, self.prefill_seconds = 0, 0.0
         self.closed: Exception | None = None
-        self.detached = False  # its client has no open stream
-        self.tree_nodes: int | None = None  # nodes in one forward pass, if fewer than the engine's
+        self.detached = False  # whether the client has no open stream
+        self.tree_nodes: int | None = None  # maximum nodes per pass, if below the engine's maximum
         self._drained, self._may_commit = False, 0  # tokens of the running pass; 0: none
         self.spent, self.record, self.service_credit, self.room = Spent(), OwnRecord(), 0.0, 0
         self.ready_since = self.got_row = 0.0
@@ -120,19 +120,19 @@ class Session(TextLog):
 
     @property
     def missing(self) -> int:
-        """Committed tokens below the root whose keys are not in the row."""
+        """Number of committed tokens before the root whose keys are not in the row."""
         return len(self.tokens) - 1 - self.live.cached
 
     @property
     def credit(self) -> int:
-        """Tokens that the target may be ahead of the acknowledged length."""
+        """Maximum tokens that the target may be ahead of the acknowledged length."""
         if self.order is not None and self.order.credit:
             return min(self.order.credit, MAX_CREDIT)
         return round(min(max(MIN_CREDIT, CREDIT_SECONDS * self._rate), MAX_CREDIT))
 
     @property
     def allowed(self) -> int:
-        """Tokens that the next forward pass may commit within length and credit."""
+        """Maximum tokens that the next forward pass may commit, by length and credit."""
         order = self.order
         if order is None or self.end is not End.NOT:
             return 0
@@ -142,12 +142,12 @@ class Session(TextLog):
 
     @property
     def wants_row(self) -> bool:
-        """Whether it has a prompt to prefill or may decode."""
+        """Whether the session has a prompt to prefill or may decode."""
         return self.opening is not None or self.may_decode
 
     @property
     def may_decode(self) -> bool:
-        """Whether the target may decode for it."""
+        """Whether the target may decode for the session."""
         if self.closed is not None or self.detached or self.order is None:
             return False
         requested = self.order.pace is Pace.GO_ON or self._go_base == self.length - 1
@@ -155,18 +155,18 @@ class Session(TextLog):
 
     @property
     def drafted_beside(self) -> bool:
-        """Whether its order requests the draft beside the target."""
+        """Whether the session's order requests the draft on the target's device."""
         return self.order is not None and self.order.beside
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next forward pass can include it, once its row has the keys of its tokens."""
+        """Whether a forward pass can include the session, once its row has all missing keys."""
         return self.opening is None and self.may_decode
 
     # Requests of clients.
 
     def set_order(self, order: Decode) -> None:
-        """Set a new order. Raises LimitExceeded for a length beyond the session's limit."""
+        """Set a new order. Raises LimitExceeded if its end is beyond the session's limit."""
         if order.end > self.limit:
             raise LimitExceeded(
                 f"a text of {order.end} tokens, prompt and output together, does not fit the "
@@ -176,15 +176,15 @@ class Session(TextLog):
         self.end = self._ended()
 
     def go(self, base: int) -> None:
-        """With pace WAIT: request a forward pass whose root is at position `base`.
+        """Request a forward pass whose root is at position `base`, with pace WAIT.
 
-        A repeated call, or a `base` that is not the root, has no effect.
+        No effect if called again, or if the root is at another position.
         """
         if base == self.length - 1:
             self._go_base = base
 
     def acknowledge(self, length: int) -> None:
-        """Record that the client has so many tokens. Raises InvalidRequest for too many."""
+        """Record how many tokens the client has. Raises InvalidRequest for more than exist."""
         if length > self.length:
             raise InvalidRequest(
                 f"{length} tokens were acknowledged, and the session has {self.length}"
@@ -192,20 +192,20 @@ class Session(TextLog):
         self.acknowledged = max(self.acknowledged, length)
 
     def drain(self) -> None:
-        """End the text with End.DRAINED, after the running forward pass if there is one."""
+        """End the output with End.DRAINED, after the running forward pass if any."""
         self._drained = True
         if not self._may_commit:
             self.end = self._ended()
 
     @property
     def listeners(self) -> list[Callback]:
-        """Callbacks of the session's streams, called whenever it commits tokens or ends."""
+        """Callbacks of the session's streams, called when the session commits tokens or ends."""
         streams = self.candidates.streams
         return [stream.wake for stream in streams if stream.wake is not None]
 
     def progress(self, cursor: int, stream: ProposalStream | None) -> Progress:
-        """Progress beyond the first `cursor` tokens, for the reader of a stream. Costs are those of
-        the whole session.
+        """Return the progress after the first `cursor` tokens, for the reader of a stream. Costs
+        are those of the whole session.
         """
         progress = self.since(cursor)
         progress.add(self.spent)
@@ -216,7 +216,7 @@ class Session(TextLog):
     # Steps of forward passes.
 
     def update_queue_clock(self, now: float) -> None:
-        """Begin the queue time when the session has become ready; end it when it is not."""
+        """Start counting queue time if the session has become ready; stop if it is not ready."""
         self.ready_since = (self.ready_since or now) if self.is_ready else 0.0
 
     def assign_row(self, row: CacheRow, model: Model, now: float) -> None:
@@ -227,21 +227,21 @@ class Session(TextLog):
         self.row = self.sequence = None
 
     def next_chunk(self, limit: int) -> list[int]:
-        """Up to `limit` next prompt tokens to prefill, without the root."""
+        """Return up to `limit` prompt tokens to prefill next, without the root."""
         start = self.live.cached
         return self.tokens[start : min(start + limit, len(self.tokens) - 1)]
 
     def commit_chunk(self, chunk: TokenTree, seconds: float, now: float) -> None:
-        """Commit a prefilled chunk of the prompt. The turn on the row begins at the last chunk."""
+        """Commit a prefilled chunk of the prompt. The last one begins the turn on the row."""
         self.live.commit(chunk, range(1, len(chunk)))
         self._remember(chunk.tokens.tolist())
         self.prefill_seconds += seconds
         self.got_row = now
 
     def prepare(self, tree: TokenTree) -> Segment:
-        """The session's segment of a forward pass over `tree` that starts now.
+        """Return the session's segment of a forward pass over `tree` that starts now.
 
-        Raises LimitExceeded when the row has too few free slots.
+        Raises LimitExceeded if the row has too few free slots.
         """
         for stream in self.candidates.streams:
             stream.known = stream.arrived
@@ -254,8 +254,8 @@ class Session(TextLog):
         return segment
 
     def _adjustment(self, rule: TokenRule, tree: TokenTree) -> Adjustment:
-        """The answer of its rule. An error is stored: the other sessions' forward pass must not
-        fail.
+        """Return the rule's adjustment. An error is stored, because the forward pass of the other
+        sessions must not fail.
         """
         try:
             return rule.adjust(tree, range(len(tree)))
@@ -272,12 +272,12 @@ class Session(TextLog):
         scores: LogProbs | None = None,
         proposer: int | None = None,
     ) -> list[Claims]:
-        """Commit the verdict of a forward pass that ends now, up to its first stop id.
+        """Commit the verdict of a forward pass that ends now, up to the first stop id.
 
-        Returns what proposers claimed where each of the new tokens was chosen, [new tokens].
+        Return the proposers' claims at the parent node of each new token, [new tokens].
 
         scores: log-probabilities at the nodes of the tree, if requested.
-        proposer: kind of the proposer of all nodes; None: those of the candidates.
+        proposer: kind of proposer recorded for all nodes; None: by the claims.
         """
         path = [tree.tokens.item(node) for node in verdict.path]
         stop_ids = self.order.stop_ids if self.order is not None else ()
@@ -309,8 +309,8 @@ class Session(TextLog):
         self.service_credit = min(credit, TUNING.max_ahead)
 
     def silent_for(self, now: float) -> float:
-        """Seconds since it was last ready for a forward pass: 0 while it is, infinite if it cannot
-        be.
+        """Return the seconds since the session was last ready for a forward pass: 0 while it is
+        ready, infinite if it cannot become ready.
         """
         if self.wants_row:
             return 0.0

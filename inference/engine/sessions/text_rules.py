@@ -1,4 +1,4 @@
-"""Rules of a target's texts: for the target, if its model supports them, and for its draft."""
+"""Token rules of sessions: for the target, if its model supports them, and for its draft."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ def check_ids(ids: Sequence[int], vocabulary: int) -> None:
 
 
 class Rules:
-    """Builds rules for a model. grammars: None where grammars are not supported."""
+    """Builds token rules for a model. grammars: None if grammars are not supported."""
 
     def __init__(self, model: Model, vocabulary: int, grammars: Grammars | None) -> None:
         self._masks, self._vocabulary, self._grammars = model.masks, vocabulary, grammars
 
     def has_checked(self, params: SamplingParams) -> bool:
-        """Whether the rule's grammar, if any, is already checked."""
+        """Whether the grammar, if any, was already checked."""
         if params.grammar is None or self._grammars is None:
             return True
         return self._grammars.has_checked(params.grammar)
 
     def check(self, params: SamplingParams) -> None:
-        """Check a text's grammar, which may take long; see Grammars.check()."""
+        """Check a request's grammar, which may take long; see Grammars.check()."""
         if params.grammar is not None and self._grammars is not None:
             self._grammars.check(params.grammar)
 
     def make(self, prompt: Sequence[int], params: SamplingParams) -> TokenRule | None:
-        """Return the rule of a text; None where its logits are not adjusted.
+        """Return the rule of a request; None if it adjusts no logits.
 
-        Raises InvalidRequest for an invalid rule, or one that the model does not support.
+        Raises InvalidRequest for an invalid rule, or if the model does not support rules.
         """
         if params.made >= len(prompt):
             raise InvalidRequest(
@@ -64,9 +64,9 @@ class Rules:
 
 
 class DraftRules:
-    """Rules of sessions, each for the draft that will join its text.
+    """Builds the rules of sessions for the draft that will join them.
 
-    Rules are built on another thread, since compiling a grammar would delay all forward passes.
+    This happens on another thread, since compiling a grammar would delay all forward passes.
     """
 
     def __init__(self, make: MakeRule) -> None:
@@ -74,7 +74,7 @@ class DraftRules:
         self._begun = WeakKeyDictionary[Session, tuple[int, Future[TokenRule | None]]]()
 
     def find(self, session: Session) -> MakeRule | None:
-        """Return what gives the rule of a session's text, once; None while it is being built."""
+        """Return a function that returns the session's rule, once; None while the rule is built."""
         if not session.params.adjusts:
             return no_rule
         if session not in self._begun:

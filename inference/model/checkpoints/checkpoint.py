@@ -119,7 +119,7 @@ def check_vocabulary(directory: Path, ids: int, vocab_size: int) -> None:
 
 
 def is_used(config: ModelConfig, name: str) -> bool:
-    """Whether a checkpoint's tensor of this name is loaded (or rejected) rather than ignored."""
+    """Return whether a checkpoint's tensor is loaded (or rejected), rather than ignored."""
     return not (name.endswith(IGNORED) or (config.tied and name == HEAD))
 
 

@@ -26,7 +26,7 @@ _DEFAULT_LENGTH = 2048
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Scaling of rotary frequencies, by Llama 3's rule, or uniform if `low` and `high` are None."""
+    """Scaling of rotary frequencies: Llama 3's, or uniform if `low` and `high` are None."""
 
     factor: float
     low: float | None = None
@@ -126,8 +126,8 @@ def read_config_for_graphs(directory: Path) -> ModelConfig:
 
 
 def parse_config(raw: Mapping[str, Any], stop_ids: frozenset[int] = frozenset()) -> ModelConfig:
-    """Return the config in the content of a config.json. Raises UnsupportedModel with the field
-    that is not supported.
+    """Convert the content of a config.json. Raises UnsupportedModel with the field that is not
+    supported.
     """
     return _parse(Json(dict(raw), "config.json", UnsupportedModel), stop_ids)
 
@@ -273,7 +273,7 @@ def _max_positions(raw: Json, family: str) -> tuple[int, str]:
 
 
 def read_stop_ids(directory: Path) -> frozenset[int]:
-    """Return the union of the ids that end a text in generation_config.json and config.json.
+    """Return the union of the stop token ids in generation_config.json and config.json.
 
     Fine-tuned models often have one of these files from their base model. Callers add
     Tokenizer.end_ids for the same reason.
@@ -319,7 +319,7 @@ def check_sizes(shapes: Mapping[str, Sequence[int]], config: ModelConfig, direct
 
 
 def check_shape(directory: Path, name: str, shape: Sequence[int], size: Sequence[int]) -> None:
-    """Raise UnsupportedModel unless a tensor has the size in the config."""
+    """Raise UnsupportedModel unless a tensor's shape is the size from the config."""
     if tuple(shape) != tuple(size):
         says = f"has shape {tuple(shape)}, config.json says {tuple(size)}"
         raise UnsupportedModel(f"{directory}: tensor {name} {says}")

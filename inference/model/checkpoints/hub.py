@@ -49,7 +49,7 @@ def find_model(name: str, *, weights: bool = True, file: str = "") -> Path:
 
 
 def is_gguf(name: str) -> bool:
-    """Whether a model's name has the suffix of GGUF files."""
+    """Return whether a model's name has the suffix of GGUF files."""
     return name.endswith(".gguf")
 
 

@@ -39,7 +39,7 @@ class Reach(NamedTuple):
 class LibraryConfig:
     """Facts about a causal model that are needed before loading it.
 
-    reaches: by type of layer; under "" if all layers have the same type
+    reaches: by layer type; the key is "" if all layers have the same type
     keeps_states: whether layers keep a running state
     max_positions: the checkpoint's maximum
     limited_by: origin of max_positions: "config.json field NAME"
@@ -76,7 +76,7 @@ def read_library_config(directory: Path) -> LibraryConfig:
 
 
 def _text_config(path: Path, raw: Json) -> Any:
-    """Return the library's configuration of the model, or of its text part if it has others."""
+    """Return the library's configuration of the model, or of its text model if it has several."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import (
         CONFIG_MAPPING,
@@ -127,7 +127,7 @@ def _positive(raw: Json, text: Any, name: str) -> int:
 def _max_positions(raw: Json, text: Any) -> tuple[int, str]:
     """Return the maximum positions and the field that sets them.
 
-    Some scalings change frequencies for longer texts, so earlier keys would become wrong.
+    Some scalings change frequencies for longer sequences, so earlier keys would become wrong.
     """
     name, original = "max_position_embeddings", "original_max_position_embeddings"
     length = _positive(raw, text, name)

@@ -1,7 +1,7 @@
 """The weight files of a Hugging Face directory: selection, and headers.
 
-The selection is the transformers library's, so that every backend computes the same model. Reading
-headers needs neither torch nor safetensors.
+Files are selected as by the transformers library, so that every backend computes the same model.
+Reading headers needs neither torch nor safetensors.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _stored(path: Path, begin: int, size: int, facts: Any) -> StoredTensor:
 
 
 def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
-    """Return all tensors of the weight files by name. The last of equal names counts."""
+    """Return all tensors of the weight files by name. The last one with a name counts."""
     return {
         name: tensor
         for path in weight_files(directory)
@@ -126,8 +126,8 @@ def check_float(directory: Path, name: str, tensor: StoredTensor) -> None:
 
 
 def stored_type(directory: Path) -> str:
-    """Return a checkpoint's default precision: the one in config.json, otherwise the one with most
-    bytes. Raises UnsupportedModel if it is not among STORED_TYPES.
+    """Return a checkpoint's default precision: the one in config.json, otherwise that of the most
+    bytes of weights. Raises UnsupportedModel if it is not among STORED_TYPES.
     """
     raw = read_json(directory / "config.json", UnsupportedModel)
     sections = [raw, *(raw.field(name) for name in ("text_config",) if raw.field(name).value)]
@@ -152,7 +152,7 @@ def _type_choice() -> str:
 
 
 def has_own_head(directory: Path) -> bool:
-    """Whether the files have a head that differs from the embeddings, in which case the two are not
+    """Return whether the files have a head that differs from the embeddings. If so, the two are not
     tied, regardless of config.json.
     """
     paths = _expected_files(directory)
@@ -173,7 +173,7 @@ def _has_own_head(directory: Path, _stamps: tuple[tuple[Path, int, int], ...]) -
 
 
 def _equal(tensor: StoredTensor, reference: StoredTensor) -> bool:
-    """Whether two tensors have the same bytes, type and shape."""
+    """Return whether two tensors have the same bytes, type and shape."""
     if (tensor.dtype, tensor.shape, tensor.end - tensor.start) != (
         reference.dtype,
         reference.shape,

@@ -114,8 +114,8 @@ def place(ids: Tensor, pairs: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
 def place_by_products(ids: Tensor, pairs: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     """Compute Arithmetic.place without scatter, which is slow on engines.
 
-    Ids are divided into blocks. Two one-hot tables mark each id's block, and its column there.
-    Their product has the number at the id's place; ids of other ranks vanish.
+    Ids are divided into blocks. Two one-hot tables mark the block of each id, and its column in the
+    block. Their product has the number at the id's place; ids of other ranks vanish.
     """
     size, places = len(share), ids.float() - share[:1].float()
     block = torch.floor(places / _COLUMNS)

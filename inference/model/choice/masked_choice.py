@@ -24,7 +24,7 @@ _BITS = 32
 
 
 class MaskInputs(NamedTuple):
-    """The inputs of a masked graph beside the sampling inputs.
+    """The inputs of a masked graph in addition to the sampling inputs.
 
     A change is a factor and a bias: the factor divides positive logits and multiplies negative
     ones, then the bias is added. A factor of 0 means no change.

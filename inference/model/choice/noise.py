@@ -1,8 +1,8 @@
 """The noise of the sampling contract: Gumbel noise from the random words of Threefry-2x32-13.
 
 There are two implementations: `noise` for devices with 32-bit integers and exact logarithms, and
-`noise_in_limbs` for devices whose vector units compute in float32, such as NeuronCores. Their words
-are bit-identical, their noise is equal up to the last digits.
+`noise_in_limbs` for devices whose vector units compute in float32, such as NeuronCores. Their
+random words are bit-identical; their noise is equal up to the last digits.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ WINDOW = 32
 """Positions in the window of a row: a power of two."""
 
 FILLED = 16
-"""Places that a call fills, in any rows."""
+"""Number of places that one call fills, in any rows; fewer are padded."""
 
 
 class NoisePlace(NamedTuple):
@@ -51,7 +51,7 @@ def fill_inputs(places: Sequence[NoisePlace]) -> dict[str, Tensor]:
 
 
 class KeepsNoise(nn.Module):
-    """A graph with noise windows beside its caches, unless it is greedy."""
+    """A graph with noise windows in addition to its caches, unless it is greedy."""
 
     noise: Tensor | None
 

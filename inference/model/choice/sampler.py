@@ -14,7 +14,7 @@ Top-k kernels do not define the order of equal scores, so no choice depends on i
 - If more than CANDIDATES tokens share the best score, there are no candidates, and the token is
   chosen as at temperature 0.
 - A draft's children are ordered by score, then by id. Which of several equal tokens is the last
-  child is undefined, which does not affect the text.
+  child is undefined, which does not affect the output.
 """
 
 from __future__ import annotations

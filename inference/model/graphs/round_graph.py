@@ -89,7 +89,7 @@ class _Fused(CachedGraph):
         return torch.cat((tokens[:, 1:], path, next_token[:, None]), 1), out.new, drafted
 
     def _table(self, sampling: Sampling, target: CacheRows) -> Tensor:  # [B, depth + 1, V]
-        """Return the noise at the positions below the root of each row, its first node."""
+        """Return the noise at the positions below each row's root, the first node of the row."""
         raise NotImplementedError
 
 
@@ -99,7 +99,7 @@ class RoundGraph(_Fused):
     def forward(
         self,
         rows: Tensor,  # [B] int32, cache rows of the target
-        slots: Tensor,  # [B, nodes] int32, where the target's new keys belong
+        slots: Tensor,  # [B, nodes] int32, slots for the target's new keys
         positions: Tensor,  # [B, nodes] int32
         context_mask: Tensor,  # [B, 1, S] int32 0/1
         tree_mask: Tensor,  # [B, nodes, nodes] int32 0/1

@@ -6,10 +6,9 @@ Neuron's `StatefulGraph` writes them out of place and reassigns its buffers.
 Both have the same inputs. Without `pick` they choose at every node. Without the sampling inputs
 they are greedy; with them they serve any mixture of rows. With MaskInputs, they adjust the logits
 and return the result of choose_scored() instead of the chosen ids. A `VerifyGraph` computes noise
-when needed; a `StatefulGraph` reads noise windows (inference/model/choice/noise_window.py).
-With only `rows`, a `StatefulGraph` copies a row of its caches; with only `rows`, `after` and
-`seed`, it fills windows. This is a single module because graphs of a package share state and
-signature.
+when needed; a `StatefulGraph` reads noise windows (inference/model/choice/noise_window.py). With
+only `rows`, a `StatefulGraph` copies a row of its caches; with only `rows`, `after` and `seed`, it
+fills windows. This is a single module because all graphs of a package share state and signature.
 
 A graph with feature layers also returns features: the layers' inputs at every node, as in
 `Decoder.forward`. They are complete on every rank.
@@ -107,7 +106,7 @@ def together(kind: Callable[..., Inputs], *inputs: Tensor | None) -> Inputs | No
 class VerifyGraph(_ChoosingGraph):
     """A graph that reads the caches. The caller writes the new keys and values at `slots`.
 
-    levels: positions per row with noise
+    levels: number of positions per row for which noise is computed
     """
 
     def __init__(
@@ -131,7 +130,7 @@ class VerifyGraph(_ChoosingGraph):
         top_p: Tensor | None = None,  # [B] float32
         seed: Tensor | None = None,  # [B, 2] int32
         min_p: Tensor | None = None,  # [B] float32
-        allowed: Tensor | None = None,  # this and those below: see MaskInputs
+        allowed: Tensor | None = None,  # this and the following inputs: see MaskInputs
         text_ids: Tensor | None = None,
         text_changes: Tensor | None = None,
         node_ids: Tensor | None = None,
@@ -157,9 +156,9 @@ class StatefulGraph(KeepsNoise, _ChoosingGraph):
     """A graph that reassigns its caches and returns chosen tokens [B, P], and with feature layers
     also features [B, T, feature layers * hidden].
 
-    With the inputs of a VerifyGraph it only writes their slots. With only `rows` [2] it copies the
-    first row to the second. With only `rows` [N], `after` [N, 1] and `seed` [N, 2] it computes the
-    noise at these places.
+    With the inputs of a VerifyGraph it only writes the slots in `slots`. With only `rows` [2] it
+    copies the first row to the second. With only `rows` [N], `after` [N, 1] and `seed` [N, 2] it
+    computes the noise at these places.
 
     window: noise [rows * WINDOW, V]; None if all calls are greedy
     """

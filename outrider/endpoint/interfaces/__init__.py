@@ -1,1 +1,1 @@
-"""Interfaces of OpenAI and Anthropic: requests, answers, errors."""
+"""The HTTP interfaces of OpenAI and Anthropic: requests, answers and errors."""

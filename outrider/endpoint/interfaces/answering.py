@@ -1,4 +1,4 @@
-"""From a request to its answer, whole or streamed, for every interface."""
+"""Answers requests of every interface, whole or streamed."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 Part = TypeVar("Part", contravariant=True)
-"""What the tasks of an interface report of their texts."""
+"""A part of an output, as an interface's tasks report it: a Piece, for example."""
 
 TEMPERATURE = 1.0
-"""Temperature of a request without one, unless the model has its own default."""
+"""Default temperature, unless the model has its own."""
 
 PING_SECONDS = 15
-"""Seconds of silence after which a stream sends a comment, so that proxies keep it open."""
+"""Seconds without an event after which a stream sends a comment, so that proxies keep it open."""
 
 GRACE_SECONDS = 5
-"""Seconds that open answers may continue after the first signal."""
+"""Seconds for which open answers may continue after the first signal to end."""
 
 DISCONNECTED = 499
-"""Status of the answer to a client that has disconnected."""
+"""Status code of the answer to a client that has disconnected."""
 
 StreamEvent: TypeAlias = "str | dict[str, str]"
-"""The data of an event, or its name and its data."""
+"""An event's data as a string, or its name and its data."""
 
 
 class Answer(Protocol[Part]):
-    """Writes texts in the format of one interface. Texts have the index of their request."""
+    """Writes outputs in the format of one interface. Indices are those of the requests."""
 
     def whole(self, texts: Sequence[Completion]) -> dict[str, Any]:
-        """The answer to a request that is not streamed."""
+        """Return the answer to a request that is not streamed."""
         ...
 
     def begin(self) -> Iterable[StreamEvent]: ...
@@ -62,13 +62,13 @@ class Answer(Protocol[Part]):
     def add(self, index: int, piece: Part) -> Iterable[StreamEvent]: ...
 
     def finish(self, index: int, text: Completion) -> Iterable[StreamEvent]:
-        """The events after the last piece of a text."""
+        """Return the events that follow the last piece of an output."""
         ...
 
     def end(self, texts: Sequence[Completion]) -> Iterable[StreamEvent]: ...
 
     def fail(self, error: ApiError) -> Iterable[StreamEvent]:
-        """The events that end a stream in the middle of a text."""
+        """Return the events that end a stream after an error in the middle of an output."""
         ...
 
 
@@ -77,24 +77,24 @@ MakeTask: TypeAlias = Callable[[Client, Request], Task[Any]]
 
 
 def pieces_of(client: Client, request: Request) -> Task[Piece]:
-    """The task that generates a text and reports its pieces."""
+    """Return the task that runs a request and reports the pieces of its output."""
     return partial(client.complete, request)
 
 
 def named_event(name: str, data: Mapping[str, Any]) -> StreamEvent:
-    """An event with its name and its data."""
+    """Return an event with this name and data."""
     return {"event": name, "data": json.dumps(data)}
 
 
 def event_stream(events: AsyncGenerator[Any, None]) -> EventSourceResponse:
-    """A streamed answer."""
+    """Return a streamed answer."""
     return EventSourceResponse(
         events, ping=PING_SECONDS, sep="\n", shutdown_grace_period=GRACE_SECONDS
     )
 
 
 def check_model(texts: TextRunner, name: str | None) -> None:
-    """Raise ApiError unless this model is served."""
+    """Raise ApiError unless the model with this name is served."""
     if name not in (None, "", texts.client.model):
         raise ApiError(
             404,
@@ -111,7 +111,7 @@ async def answer_request(
     make: MakeAnswer,
     make_task: MakeTask = pieces_of,
 ) -> Response:
-    """Generate the texts of a request, and answer in the format of its interface."""
+    """Generate the outputs that a request asks for, and answer in its interface's format."""
     check_model(texts, body.model)
     caller = http.state.caller
     texts.check_room(len(body.prompts) * body.choices, caller)
@@ -129,9 +129,9 @@ async def answer_request(
 def read_requests(
     texts: TextRunner, body: ChatRequest | CompletionRequest, disconnected: Event
 ) -> list[Request]:
-    """The texts of a request: n of each prompt, with seeds s, s + 1 and so on.
+    """Return a request for each output: n for each prompt, with seeds s, s + 1 and so on.
 
-    disconnected: set when the client has disconnected, which ends the work
+    disconnected: set when the client has disconnected; tokenizing then ends
     """
     parameters = body.parameters()
     seed = random_seed() // 2 if parameters.seed is None else parameters.seed
@@ -148,7 +148,7 @@ def read_requests(
 
 
 async def completions(stream: Parts[Any], count: int) -> list[Completion]:
-    """The finished texts in the order of their requests."""
+    """Return the completions in the order of their requests."""
     async with aclosing(stream):
         completed = {index: item async for index, item in stream if isinstance(item, Completion)}
     return [completed[index] for index in range(count)]
@@ -157,7 +157,7 @@ async def completions(stream: Parts[Any], count: int) -> list[Completion]:
 async def _events(
     stream: Parts[Any], count: int, answer: Answer[Any]
 ) -> AsyncGenerator[StreamEvent, None]:
-    """The events of a stream."""
+    """Yield the events of a stream."""
     completed = dict[int, Completion]()
     async with aclosing(stream) as pieces:
         begun = False
@@ -178,7 +178,7 @@ async def _events(
 
 
 async def _begun(events: AsyncGenerator[StreamEvent, None]) -> asyncio.Future[StreamEvent]:
-    """The first event, once it is there or a ping is due. An earlier error has its own status."""
+    """Wait for the first event, or until a ping is due. Raises an error that occurs until then."""
     first = asyncio.ensure_future(anext(events))
     try:
         await asyncio.wait((first,), timeout=PING_SECONDS)
@@ -195,7 +195,7 @@ async def _after(
     events: AsyncGenerator[StreamEvent, None],
     answer: Answer[Any],
 ) -> AsyncGenerator[StreamEvent, None]:
-    """All events. An error in the middle of a text becomes an event."""
+    """Yield all events. An error in the middle of an output becomes an event."""
     async with aclosing(events):
         try:
             yield await first
@@ -204,7 +204,7 @@ async def _after(
         except OutriderError as error:
             for event in answer.fail(api_error(error)):
                 yield event
-        # without an event a client could not tell any other fault from the end of its text
+        # without an event, clients would take any other fault for the end of the output
         except Exception:
             log.exception("a stream failed")
             for event in answer.fail(UNFORESEEN):
@@ -212,7 +212,7 @@ async def _after(
 
 
 async def _unless_gone(http: HttpRequest, result: Awaitable[Result]) -> Result:
-    """The result. Ends the work as soon as the client leaves, and raises HTTPException."""
+    """Return the result. If the client disconnects, cancel the work and raise HTTPException."""
     work, disconnect = asyncio.ensure_future(result), asyncio.ensure_future(_left(http))
     try:
         await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED)

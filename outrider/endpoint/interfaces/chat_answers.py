@@ -1,4 +1,4 @@
-"""Answers of OpenAI's chat and completions."""
+"""Answers in the format of OpenAI's chat and text completions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DONE = "[DONE]"
 
 
 class _Writer:
-    """Writes completions as OpenAI's JSON: the frame that chat and text completions share."""
+    """Writes what OpenAI's chat and text completions have in common."""
 
     PREFIX: ClassVar[str]
     WHOLE: ClassVar[str]
@@ -41,7 +41,7 @@ class _Writer:
         yield self._chunk(index, self._delta(""), finish_reason(text))
 
     def end(self, texts: Sequence[Completion]) -> Iterable[str]:
-        """The chunk with the counts, if it was requested, and the end mark."""
+        """Yield the chunk with the token counts, if it was requested, and the end mark."""
         if self._body.include_usage:
             yield json.dumps(self._frame(self.CHUNK, []) | self._counts(texts))
         yield DONE
@@ -50,7 +50,7 @@ class _Writer:
         return json.dumps(error.body), DONE
 
     def _delta(self, text: str) -> JsonObject:
-        """Text in a chunk."""
+        """Return a chunk's fields for a piece of text."""
         raise NotImplementedError
 
     def _chunk(
@@ -69,7 +69,7 @@ class _Writer:
 
 
 class ChatWriter(_Writer):
-    """Writes the next message of a chat."""
+    """Writes answers as OpenAI's chat completions."""
 
     PREFIX, WHOLE, CHUNK = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -110,7 +110,7 @@ class ChatWriter(_Writer):
 def scored(
     tokenizer: Tokenizer, tokens: Sequence[int], scores: Sequence[TokenLogProb]
 ) -> list[JsonObject]:
-    """Log-probabilities of tokens with their bytes, in the format of a chat."""
+    """Return tokens' log-probabilities and bytes in the format of OpenAI's chat."""
 
     def described(token: int, logprob: float) -> JsonObject:
         raw = tokenizer.token_bytes(token)
@@ -136,7 +136,7 @@ def _call(call_id: str, name: str, arguments: str) -> JsonObject:
 
 
 class TextWriter(_Writer):
-    """Writes continuations of prompts, with the prompts if `echo` is set."""
+    """Writes answers as OpenAI's text completions, with the prompts if `echo` is set."""
 
     PREFIX, WHOLE, CHUNK = "cmpl", "text_completion", "text_completion"
 
@@ -145,7 +145,7 @@ class TextWriter(_Writer):
     ) -> None:
         super().__init__(client, body, requests)
         self._echo, self._nothing = bool(body.echo), body.max_tokens == 0
-        self._offsets = [0] * len(requests)  # characters of each text so far
+        self._offsets = [0] * len(requests)  # characters of each output so far
         self._streams = [
             client.tokenizer.stream(() if body.echo else request.ids) for request in requests
         ]
@@ -187,7 +187,7 @@ class TextWriter(_Writer):
     def _logprobs(
         self, index: int, tokens: Sequence[int], scores: Sequence[TokenLogProb | None]
     ) -> JsonObject | None:
-        """Log-probabilities of tokens; the first token of a prompt has none."""
+        """Return tokens' log-probabilities; None for a prompt's first token, which has none."""
         if not self._scored:
             return None
         words, offsets = [self._word(token) for token in tokens], list[int]()
@@ -211,7 +211,7 @@ class TextWriter(_Writer):
         }
 
     def _word(self, token: int) -> str:
-        """A token as text; a part of a character as its bytes."""
+        """Return a token as text, or as bytes if it is part of a character."""
         raw = self._client.tokenizer.token_bytes(token)
         try:
             return raw.decode()

@@ -1,4 +1,4 @@
-"""Messages of a chat, as clients of several servers send them."""
+"""Chat messages in the variants that clients of several servers send."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pydantic import BaseModel, Field, model_validator
 from outrider.text.tools.tool_calls import MAX_TOOLS, THOUGHTS, Message
 
 MAX_BODY_BYTES = 8 * 2**20
-"""Maximum size of a request's body."""
+"""Maximum bytes of a request's body."""
 
 Text: TypeAlias = Annotated[str, Len(max_length=MAX_BODY_BYTES)]
-"""Valid Unicode: without a bound half of a surrogate pair would be accepted."""
+"""Valid Unicode. Without a maximum length, pydantic would accept half of a surrogate pair."""
 
 JsonObject: TypeAlias = dict[str, Any]
 
@@ -25,12 +25,12 @@ _UNREAD = {
     **dict.fromkeys(("video", "video_url"), "videos are"),
     **dict.fromkeys(("file", "input_file", "document"), "files are"),
 }
-"""Parts of a message without text, and their names."""
+"""Types of message parts that are refused, and how the error names them."""
 
 
 class TextPart(BaseModel):
-    """A part of a message's content: text, a refusal, or thoughts. /v1/responses has other names
-    for text.
+    """A part of a message's content: text, a refusal, or thoughts. /v1/responses uses other type
+    names for text.
     """
 
     type: Literal["text", "input_text", "output_text", "refusal", "thinking", "redacted_thinking"]
@@ -54,14 +54,14 @@ class TextPart(BaseModel):
 
 
 def joined_text(content: Any) -> str:
-    """The text of parts that have some."""
+    """Join the text of a message's parts; parts without text are skipped."""
     if isinstance(content, list):
         return "".join(str(block.get("text") or "") for block in content if isinstance(block, dict))
     return content if isinstance(content, str) else ""
 
 
 class ChatMessage(BaseModel):
-    """A message of a chat. Other fields are ignored, since servers add some to their answers."""
+    """A message of a chat. Unknown fields are ignored, since servers add some to their answers."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Text | Annotated[list[TextPart], First] | None = None
@@ -71,11 +71,11 @@ class ChatMessage(BaseModel):
     thinking: Any = None
     tool_calls: Annotated[list[JsonObject], Len(max_length=MAX_TOOLS)] | None = None
     tool_call_id: Text | None = None
-    function_call: JsonObject | None = None  # an older name of a call
+    function_call: JsonObject | None = None  # the older form of a call
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
-        if self.content is None and self.role != "assistant":  # which may have said nothing
+        if self.content is None and self.role != "assistant":  # which may have only calls
             raise ValueError(f"a message of the {self.role} needs content")
         if self.tool_calls and self.role != "assistant":
             raise ValueError(f"the assistant makes tool_calls: got them from the {self.role}")
@@ -83,8 +83,8 @@ class ChatMessage(BaseModel):
 
     @property
     def plain(self) -> Message:
-        """The message with its parts joined. `developer` is today's word for `system`, and `tool`
-        for `function`.
+        """The message with its parts joined. Role `developer` becomes `system`, its older name, and
+        `function` becomes `tool`.
         """
         raw = self.content or self.refusal or ""
         content = (
@@ -107,7 +107,7 @@ class ChatMessage(BaseModel):
 
     @property
     def _thoughts(self) -> dict[str, str]:
-        """The assistant's reasoning, from the first field or content part that has any."""
+        """The assistant's reasoning, from the first field or content part that has some."""
         blocks = self.content if isinstance(self.content, list) else []
         inside = "".join(block.text for block in blocks if block.is_thought)
         beside = [thought for name in THOUGHTS if isinstance(thought := getattr(self, name), str)]

@@ -1,4 +1,4 @@
-"""Errors in the format of their interface, with the status code that clients expect."""
+"""Errors in each interface's format, with the status codes that clients expect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider.endpoint.interfaces.requests import UnservedField
 from outrider.text.prompts import PromptTooLong
 
 _TYPE = re.compile(r"body|str|list\[.*\]")
-"""Parts of an error's location that are no fields: pydantic adds the member of a union it tried."""
+"""Parts of an error's location that are no field names: pydantic adds the union member it tried."""
 
 
 MAX_MESSAGE = 1000
@@ -25,10 +25,10 @@ MAX_MESSAGE = 1000
 
 
 class ApiError(Exception):
-    """An error for a client.
+    """An error that is sent to the client.
 
-    param: the field that is wrong, where it is one
-    retry_after: seconds after which asking again may help
+    param: the invalid field, if a field is the reason
+    retry_after: seconds after which a retry may succeed
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ApiError(Exception):
         return {"type": "error", "error": error}
 
     def response(self, path: str = "") -> JSONResponse:
-        """The answer to a request for this path."""
+        """Return the error as an answer, in the format of the interface with this path."""
         body = self.of_messages if path.startswith("/v1/messages") else self.body
         headers = {}
         if self.retry_after is not None:
@@ -74,7 +74,7 @@ class ApiError(Exception):
 
 
 def _sayable(text: str) -> str:
-    """The text as UTF-8 can carry it, cut to MAX_MESSAGE."""
+    """Return the text without characters that UTF-8 cannot encode, cut to MAX_MESSAGE."""
     return text[:MAX_MESSAGE].encode(errors="replace").decode()
 
 
@@ -82,13 +82,13 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "a wrong request, or too many: the error says what is needed"},
     "5XX": {"description": "the target is away, or an internal error"},
 }
-"""Refusals as the published schema (/openapi.json) describes them."""
+"""Error answers as the published schema (/openapi.json) describes them."""
 
 UNFORESEEN = ApiError(500, "internal error: the log of the server has details", "server_error")
 
 
 def api_error(error: OutriderError) -> ApiError:
-    """The error of a text as one for a client."""
+    """Convert Outrider's exception to the error for a client."""
     message = str(error)
     if isinstance(error, Busy):
         return ApiError(
@@ -104,7 +104,7 @@ def api_error(error: OutriderError) -> ApiError:
 
 
 def add_failures(app: FastAPI) -> None:
-    """Answer every error of this application in the format of its interface."""
+    """Make the application answer every error in the format of the request's interface."""
 
     @app.exception_handler(ApiError)
     async def answer(request: Request, error: ApiError) -> JSONResponse:
@@ -134,7 +134,7 @@ def add_failures(app: FastAPI) -> None:
 
 
 def _invalid(error: RequestValidationError | ValidationError) -> ApiError:
-    # of a union, what came nearest
+    # for a union the most specific error
     first = max(error.errors(), key=lambda item: (item["type"] == "too_long", len(item["loc"])))
     raised = first.get("ctx", {}).get("error")
     if isinstance(raised, UnservedField):

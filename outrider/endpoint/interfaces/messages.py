@@ -1,7 +1,7 @@
-"""Anthropic's /v1/messages as a translation of a chat: blocks of text and uses of tools.
+"""Anthropic's /v1/messages, translated to and from a chat: blocks of text, and tool uses.
 
-Fields that are not named here are those of a chat. No answer is stored: each request sends the
-whole conversation.
+Fields that this module does not define are handled as in a chat. No answer is stored: each request
+sends the whole conversation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outrider.text.tools.json_values import read_object
 
 
 class MessagesRequest(BaseModel):
-    """A request for the next message of a conversation. Other fields are those of a chat."""
+    """A request for a conversation's next message. Other fields are handled as in a chat."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -32,10 +32,10 @@ class MessagesRequest(BaseModel):
     system: Text | list[JsonObject] | None = None
     tool_choice: JsonObject | None = None
     stop_sequences: list[Text] | None = None
-    output_config: JsonObject | None = None  # its `format` is the form of the answer
+    output_config: JsonObject | None = None  # `format`: the schema of the answer
 
     def chat(self) -> ChatRequest:
-        """The request as one for a chat. A last message of the assistant is continued."""
+        """Convert the request to a chat's. If the last message is the assistant's, continue it."""
         begun = bool(self.messages) and self.messages[-1].get("role") == "assistant"
         first = [{"role": "system", "content": self.system}] if self.system else []
         turns = [message for turn in self.messages for message in _turn_messages(turn)]
@@ -53,7 +53,7 @@ class MessagesRequest(BaseModel):
 
 
 def _turn_messages(turn: JsonObject) -> Iterable[JsonObject]:
-    """A turn as messages of a chat. Results of calls are messages of their own before the text."""
+    """Yield a turn as messages of a chat: first the results of calls, each in its own message."""
     content = turn.get("content")
     if not isinstance(content, list):
         yield {"role": turn.get("role"), "content": content}
@@ -74,11 +74,11 @@ def _turn_messages(turn: JsonObject) -> Iterable[JsonObject]:
 
 
 class MessageWriter:
-    """Writes a text as blocks: text, and uses of tools."""
+    """Writes an output as blocks of text and of tool uses."""
 
     def __init__(self, client: Client, requests: Sequence[Request]) -> None:
         self._client, self._requests, self._id = client, requests, f"msg_{uuid4().hex}"
-        self._blocks, self._open = 0, ""  # blocks so far; the type of the one that is open
+        self._blocks, self._open = 0, ""  # number of blocks so far; type of the open block
 
     def whole(self, texts: Sequence[Completion]) -> JsonObject:
         (text,) = texts
@@ -149,7 +149,7 @@ def _stop_reason(text: Completion) -> JsonObject:
 
 
 def _usage(text: Completion) -> dict[str, int]:
-    """Tokens of the prompt, apart from cached ones, and of the text."""
+    """Count tokens: of the prompt without cached ones, of the cached ones, and of the output."""
     cached = min(text.traffic.reused_tokens, text.prompt_tokens)
     return {
         "input_tokens": text.prompt_tokens - cached,

@@ -1,5 +1,5 @@
-"""Requests of the OpenAI interface: the fields that are served, with their bounds, and those that
-are refused, with the reason.
+"""Requests of the OpenAI interface: supported fields with their bounds, and refused fields with the
+reason.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from outrider.text.tools.json_values import MAX_DEPTH, nests_deeply
 from outrider.text.tools.tool_calls import MAX_TOOLS
 
 MAX_CHOICES = 8
-"""Maximum texts per prompt (n)."""
+"""Maximum outputs per prompt (n)."""
 
 COMPLETION_TOKENS = 16
 """Default max_tokens of a completion, as OpenAI defines it."""
 
 SEEDS = 2**SEED_BITS - MAX_CHOICES
-"""Number of seeds for the first text of a request. Others are taken modulo this."""
+"""Number of seeds for a prompt's first output. Requested seeds are taken modulo this number."""
 
 MAX_CACHE_KEY = 256
-"""Maximum length of a prompt_cache_key."""
+"""Maximum characters of a prompt_cache_key."""
 
 MAX_PROMPTS, MAX_MESSAGES = 1024, 4096
-"""Maximum number of prompts, and of messages. MAX_REQUESTS limits the texts."""
+"""Maximum number of prompts, and of messages. MAX_REQUESTS limits the outputs."""
 
 
 def _some(tokens: int) -> int:
@@ -39,7 +39,7 @@ def _some(tokens: int) -> int:
 
 
 Length: TypeAlias = Annotated[int, Ge(-1), AfterValidator(_some)]
-TokenId: TypeAlias = Annotated[int, Field(strict=True)]  # not true or false
+TokenId: TypeAlias = Annotated[int, Field(strict=True)]  # refuses true and false
 Ids: TypeAlias = Annotated[list[TokenId], First]
 
 
@@ -70,7 +70,7 @@ REASONS = {
     "prompt_embeds input_prefix input_suffix options",
     "is not served: request n texts and choose yourself": "best_of",
 }
-"""Reasons to refuse fields that would change the text, and the fields."""
+"""Refused fields, which would change the output, by the reason for the refusal."""
 
 UNSERVED = {name: reason for reason, names in REASONS.items() for name in names.split()}
 
@@ -85,7 +85,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "top_n_sigma": (-1, 0),
 }
-"""No-op values. For other fields these are null, false, zero and empty values."""
+"""Values without effect. For other fields these are null, false, zero and empty values."""
 
 
 PASSED = (
@@ -93,11 +93,11 @@ PASSED = (
     *("frequency_penalty", "logit_bias", "min_tokens", "stop_token_ids", "ignore_eos"),
     "prompt_cache_key",
 )
-"""Fields that are parameters of a text as they are."""
+"""Fields that are passed to Parameters unchanged."""
 
 
 class UnservedField(ValueError):
-    """A request has a field that is not served. `param` is its name."""
+    """A request has an unsupported field, named by `param`."""
 
     def __init__(self, param: str) -> None:
         super().__init__(f"{param} {UNSERVED[param]}")
@@ -105,17 +105,17 @@ class UnservedField(ValueError):
 
 
 class StreamOptions(BaseModel):
-    """Parts of a stream besides the text."""
+    """Options of a stream: what it contains in addition to the output."""
 
     include_usage: bool | None = None
 
 
 class TextRequest(BaseModel):
-    """Fields of both kinds of request. UNSERVED fields are refused, other unknown ones are ignored,
-    since every client sends some.
+    """Fields of chats and of text completions. Fields in UNSERVED are refused; other unknown fields
+    are ignored, since every client sends some.
 
-    Fields beyond OpenAI's are as in other servers of this interface. There max_tokens -1 is
-    unbounded, seed -1 is random, top_k -1 is off, and an empty stop string is none.
+    Fields that OpenAI lacks work as in other servers of this interface: max_tokens -1 is
+    unbounded, seed -1 is random, top_k -1 is off, and an empty stop string is ignored.
     """
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
@@ -165,23 +165,23 @@ class TextRequest(BaseModel):
 
     @property
     def choices(self) -> int:
-        """Number of texts of each prompt."""
+        """Number of outputs per prompt."""
         return self.n or 1
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with the counts of tokens."""
+        """Whether a stream ends with token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def max_length(self) -> int | None:
-        """Maximum tokens of a text; None for as many as fit."""
+        """Maximum tokens of an output; None for as many as fit."""
         return None if self.max_tokens == -1 else self.max_tokens
 
     def parameters(self, **fields: Any) -> Parameters:
-        """The parameters of the first text. Fields of the same name are passed on.
+        """Return the parameters of the first output. Fields of the same name are passed on.
 
-        fields: parameters that one kind of request has
+        fields: further parameters, from fields that only one kind of request has
         """
         form = {str(name): value for name, value in (self.structured_outputs or {}).items()}
         schema = schema_of(self.response_format) if self.response_format else None
@@ -237,8 +237,8 @@ class ChatRequest(TextRequest):
 
     @property
     def variables(self) -> JsonObject:
-        """Variables of the chat template. Reasoning fields of other interfaces get the templates'
-        names; chat_template_kwargs take precedence.
+        """Variables of the chat template. Other interfaces' reasoning fields get the names that
+        templates use; chat_template_kwargs take precedence.
         """
         reasoning, kind = self.reasoning or {}, (self.thinking or {}).get("type")
         effort = self.reasoning_effort or reasoning.get("effort")
@@ -258,7 +258,7 @@ class ChatRequest(TextRequest):
 
     @property
     def prompts(self) -> list[Prompt]:
-        """The one prompt."""
+        """The prompt, as a list of one."""
         return [[message.plain for message in self.messages]]
 
     def parameters(self, **fields: Any) -> Parameters:
@@ -274,10 +274,10 @@ class ChatRequest(TextRequest):
 
 
 class CompletionRequest(TextRequest):
-    """A request to continue prompts: text or token ids, one or several.
+    """A request to continue one or several prompts, each text or token ids.
 
-    logprobs: false is off, too
-    echo: the answer includes the prompt; with max_tokens 0 it is the prompt alone
+    logprobs: false is also off
+    echo: whether the answer includes the prompt; with max_tokens 0 it is only the prompt
     """
 
     prompt: (

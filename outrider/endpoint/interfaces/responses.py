@@ -1,7 +1,7 @@
-"""OpenAI's /v1/responses as a translation of a chat: items are messages and calls of functions.
+"""OpenAI's /v1/responses, translated to and from a chat: items are messages and function calls.
 
-Fields that are not named here are those of a chat. No answer is stored: each request sends the
-whole conversation.
+Fields that this module does not define are handled as in a chat. No answer is stored: each request
+sends the whole conversation.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from outrider.text.completion import Completion, Request
 from outrider.text.pieces import Piece
 
 LOGPROBS = "message.output_text.logprobs"
-"""Value of `include` that requests log-probabilities."""
+"""The value of `include` that requests log-probabilities."""
 
 
 class ResponseRequest(BaseModel):
-    """A request for the answer to a conversation. Other fields are those of a chat."""
+    """A request for a conversation's answer. Other fields are handled as in a chat."""
 
     model_config = ConfigDict(extra="allow")
 
     input: Text | Annotated[list[JsonObject], Len(max_length=MAX_MESSAGES)]
     instructions: Text | None = None
-    text: JsonObject | None = None  # its `format` is the form of the answer
+    text: JsonObject | None = None  # `format`: the schema of the answer
     max_output_tokens: int | None = None
-    include: list[str] | None = None  # other values than LOGPROBS are ignored
+    include: list[str] | None = None  # values other than LOGPROBS are ignored
 
     def chat(self) -> ChatRequest:
-        """The request as one for a chat."""
+        """Convert the request to a chat's."""
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         user = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else None
         chat_fields, text = self.model_extra or {}, self.text or {}
@@ -57,15 +57,15 @@ class ResponseRequest(BaseModel):
 
 
 def _item_messages(items: Iterable[Any]) -> list[JsonObject]:
-    """Items as messages of a chat. Reasoning joins the assistant's message after it, a call the one
-    before it.
+    """Convert items to messages of a chat. Reasoning is merged into the assistant's message after
+    it, a call into the one before it.
     """
     messages = list[JsonObject]()
     for item in items:
         kind = item.get("type") or "message"
         if kind == "reasoning":
             thoughts = joined_text(item.get("content")) or joined_text(item.get("summary"))
-            if thoughts:  # others are encrypted
+            if thoughts:  # other reasoning items are encrypted
                 messages.append({"role": "assistant", "reasoning_content": thoughts})
         elif kind == "function_call":
             if not messages or messages[-1]["role"] != "assistant":
@@ -88,7 +88,7 @@ def _item_messages(items: Iterable[Any]) -> list[JsonObject]:
 
 
 class ResponseWriter:
-    """Writes a text as items: messages, and calls of functions."""
+    """Writes an output as items: messages and function calls."""
 
     def __init__(self, client: Client, chat: ChatRequest, _requests: Sequence[Request]) -> None:
         self._client, self._chat = client, chat
@@ -172,7 +172,7 @@ class ResponseWriter:
         return named_event(name, {"type": name, "sequence_number": self._number - 1, **data})
 
     def _frame(self, items: Sequence[JsonObject], text: Completion | None) -> JsonObject:
-        """The answer with these items. text: None while it is generated"""
+        """Return the answer with these items. text: None while the answer is still generated"""
         chat = self._chat
         cut = text is not None and text.finish_reason != "stop"
         ended = "incomplete" if cut else "completed"

@@ -1,4 +1,4 @@
-"""The routes below /v1, of OpenAI's interface and of Anthropic's."""
+"""The routes below /v1 of OpenAI's and Anthropic's interfaces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outrider.endpoint.text_runner import TextRunner
 
 
 def text_routes(manager: TargetManager) -> APIRouter:
-    """Routes that answer with texts of the target in use."""
+    """Return the routes that answer with outputs of the target in use."""
     router = APIRouter(prefix="/v1")
 
     @router.get("/models")

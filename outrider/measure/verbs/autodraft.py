@@ -23,7 +23,7 @@ FLAGS = {
     "USER_COMM_COST_PER_GB": "usd_per_gb_up",
     "CLOUD_OUTBOUND_COST_PER_GB": "usd_per_gb_down",
 }
-"""Tags that map to a flag of every run."""
+"""Tags, and the flag of every run that each tag sets."""
 
 DEFAULTS = {
     "SEED": "4", "MAX_NEW_TOKENS": "256", "BENCHES_CSV": "mt_bench", "TARGET_HOST": "",
@@ -31,7 +31,7 @@ DEFAULTS = {
     "FIXED_TREE_NODES": "150", "FIXED_TREE_DEPTH": "15", "OBJECTIVE_METRICS_CSV": "total_cost",
     "AUTODRAFT_CS_LIST": "0 0.5 1", "TARGET_QUANTIZATION": "none", "DRAFT_QUANTIZATION": "none",
 }  # fmt: skip
-"""AutoDraft's defaults for missing tags; empty for none."""
+"""AutoDraft's defaults for missing tags; an empty string means no value."""
 
 QUANTIZATIONS = {"none": None, "8bit": "int8", "4bit": "int4"}
 
@@ -39,8 +39,8 @@ Tags = Mapping[str, str]
 
 
 def read_autodraft(path: Path) -> dict[str, Any]:
-    """The runs of an XML file. Raises InvalidRequest with the file and the tag, and MissingExtra
-    without defusedxml.
+    """Read the runs of an XML file. Raises InvalidRequest, naming the file and the tag, and
+    MissingExtra without defusedxml.
     """
     try:
         stated = _tags(path)
@@ -60,7 +60,7 @@ def read_autodraft(path: Path) -> dict[str, Any]:
 
 
 def _tags(path: Path) -> dict[str, str]:
-    """The text of each tag. <parameter name="SEED">4</parameter> is the same as <SEED>4</SEED>."""
+    """Read each tag's text. <parameter name="SEED">4</parameter> is the same as <SEED>4</SEED>."""
     require("xml", "XML")
     from defusedxml.common import DefusedXmlException
     from defusedxml.ElementTree import ParseError, parse
@@ -77,7 +77,7 @@ def _tags(path: Path) -> dict[str, str]:
 
 
 def _algorithms(tags: Tags) -> dict[str, dict[str, Any]]:
-    """The flags of each algorithm's runs. AutoDraft's weights of 0 to 1 become 0 to 100."""
+    """Return each algorithm's flags. AutoDraft's weights of 0 to 1 become 0 to 100 for --cs."""
     knobs = tags["AUTODRAFT_CS_LIST"].split()
     try:
         knobs = [f"{100 * float(word):g}" for word in knobs]
@@ -97,7 +97,7 @@ def _algorithms(tags: Tags) -> dict[str, dict[str, Any]]:
 
 
 def _flags(path: Path, tags: Tags) -> dict[str, Any]:
-    """The flags of every run. The prompts of benchmark NAME are the lines of NAME.txt beside it."""
+    """Return every run's flags. Benchmark NAME has its prompts in NAME.txt, next to the file."""
     if (served := tags["TARGET_QUANTIZATION"]) != "none":
         raise InvalidRequest(
             f"TARGET_QUANTIZATION {served}: none is needed, a target is what its server loads"

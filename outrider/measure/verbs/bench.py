@@ -1,4 +1,4 @@
-"""`outrider bench`: measures target-only and presets on a set of prompts, in turn."""
+"""`outrider bench`: measures target-only and presets in turn on each prompt of a set."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from outrider.measure.testbed import ArmSet, Beside, target_of
 from outrider.measure.verbs.options import BenchOptions, CompareOptions
 
 MIN_PROMPTS, MIN_TOKENS = 30, 128
-"""Minimum prompts of a kind, and minimum tokens of their texts, for claiming a figure."""
+"""Minimum prompts of a kind, and minimum --max_new_tokens, for claiming a figure."""
 
 
 def run(options: BenchOptions | CompareOptions, beside: Beside = lambda client, arms: arms) -> int:
-    """Generate the missing texts of all arms, and publish the report, even after an interruption.
+    """Generate the missing outputs of all arms, and publish the report, even if interrupted.
 
     beside: adds arms without a client
     """
@@ -45,7 +45,7 @@ def run(options: BenchOptions | CompareOptions, beside: Beside = lambda client, 
 def _measure(
     options: BenchOptions | CompareOptions, items: Sequence[Item], journal: Journal, beside: Beside
 ) -> None:
-    """Generate the missing texts over all links."""
+    """Generate the missing outputs over all links."""
     arms = ArmSet(options.role, options.arms, optional=(FUSED,), beside=beside)
     with target_of(options, options.arms) as (connection, target):
         for trip in options.rtt:

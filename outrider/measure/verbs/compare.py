@@ -1,4 +1,4 @@
-"""`outrider compare`: measures all architectures on the same prompts, in turn."""
+"""`outrider compare`: measures all architectures in turn on each prompt."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(options: CompareOptions) -> int:
 
 
 def local_arms(options: CompareOptions, tokenizer: Tokenizer) -> list[Arm]:
-    """Arms with the target in this process, alone or with a draft beside it."""
+    """Return arms with the target in this process, alone or with a draft on the same device."""
     role = options.local_role()
     engine = load_served(role, partial(with_draft, role)).engine
 

@@ -1,4 +1,4 @@
-"""Measures a few forward passes, and fits a model of fixed, per-row and per-node time."""
+"""Times forward passes of a few shapes, and fits fixed, per-row and per-node seconds to them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ CHUNK = 256
 """Nodes of the forward pass that represents a prompt chunk, or fewer if the target has a limit."""
 
 SHAPES: tuple[Shape, ...] = ((1, 1), (1, 16), (1, 64), (4, 16))
-"""Rows and nodes of the other forward passes. 1, 16 and 64 nodes show the cost of a node, and 4
-rows of 16 nodes against 1 of 64 the cost of a row. The chunk is bound by arithmetic.
+"""Rows and nodes of the other forward passes. 1, 16 and 64 nodes show the cost of a node; 4 rows
+of 16 nodes, against 1 row of 64, the cost of a row. The chunk is compute-bound.
 """
 
 REPEATS, CALLS = 3, 5
-"""Rounds over all shapes, which limit a disturbance to one round, and calls of a shape in each."""
+"""Rounds over all shapes (a disturbance affects only one round), and calls per shape and round."""
 
 
 class GraphTimes(NamedTuple):
@@ -40,7 +40,7 @@ class GraphTimes(NamedTuple):
     failures: Mapping[Shape, str]
 
     def record(self) -> list[dict[str, Any]]:
-        """The times as plain data for JSON."""
+        """Return the times as plain data for JSON."""
         measured = [(shape, interval._asdict(), "") for shape, interval in self.seconds.items()]
         failed = [(shape, None, why) for shape, why in self.failures.items()]
         return [
@@ -49,13 +49,13 @@ class GraphTimes(NamedTuple):
         ]
 
     def profile(self, name: str, source: str) -> Profile | None:
-        """The profile of these times, to be used with --emulate. None if nothing was measured."""
+        """Return these times as a profile for --emulate; None if nothing was measured."""
         shapes = tuple((*shape, time.value) for shape, time in sorted(self.seconds.items()))
         return Profile(name, source, "That context costs nothing.", shapes) if shapes else None
 
     def fit(self) -> Fit | None:
-        """The fit to these times; None for fewer than three. It minimises relative errors, with
-        non-negative coefficients.
+        """Fit the times, with minimal relative errors and non-negative coefficients. Returns None
+        for fewer than three times.
         """
         if len(self.seconds) < 3:
             return None
@@ -75,23 +75,23 @@ class GraphTimes(NamedTuple):
 class Fit(NamedTuple):
     """Seconds of a forward pass: call + rows x row + rows x nodes x node, by least squares.
 
-    call: weights, layers and host together, which forward passes of one model cannot separate
+    call: time for weights, layers and host together; passes of one model cannot separate these
     """
 
     call: float
     row: float
     node: float
-    error: float  # maximum, as a share of the measured time
+    error: float  # maximum error, as a share of the measured time
 
     def seconds(self, rows: int, nodes: int) -> float:
-        """Seconds of a forward pass of this shape."""
+        """Return the fitted seconds of a forward pass of this shape."""
         return self.call + rows * self.row + rows * nodes * self.node
 
 
 def time_graphs(model: Model, length: int) -> GraphTimes:
     """Measure every shape that the model supports.
 
-    length: the model's maximum positions
+    length: maximum positions of the model
     """
     chunk = 1, min(CHUNK, model.max_nodes, model.capacity // 2, length // 2)
     limit = min(model.max_nodes, model.capacity - 1, length - 1)
@@ -117,7 +117,7 @@ def time_graphs(model: Model, length: int) -> GraphTimes:
 
 
 def times_table(times: GraphTimes, fitted: Fit | None, device: str) -> list[str]:
-    """Lines with the measured times, their intervals and fit, and the deployment plan's rates."""
+    """Format the measured times, with intervals and fit, and the deployment plan's rates."""
     cells = []
     for (rows, nodes), seconds in times.seconds.items():
         median, low, high = (f"{value * 1e3:.2f}" for value in seconds)

@@ -46,7 +46,7 @@ class RunOptions(
     SourceOptions, BackendOptions, MeasureOptions, QuantizationOptions, TargetOptions,
     CommandOptions, title="measurement",
 ):  # fmt: skip
-    """Flags of the models that a command measures."""
+    """Flags for the models that a command measures."""
 
     RULES: ClassVar = RULES
     prices: PriceOptions = PriceOptions()
@@ -59,7 +59,7 @@ class RunOptions(
         return values
 
     def role(self, connection: ConnectionOptions, flags: Flags) -> ClientRole:
-        """A client's options: these flags, and the flags of the command that all clients share."""
+        """Return a client's options: these flags, and the command's flags that apply to clients."""
         client_flags = flags_of(ClientRole).keys() - flags_of(ConnectionOptions).keys()
         if "model" not in str(flags.get("draft", self.draft)):
             client_flags -= {"draft_quantization"}
@@ -68,16 +68,16 @@ class RunOptions(
 
 
 class MeasuredTexts(SamplingOptions):
-    """Sampling and length of all texts."""
+    """Sampling and length of all outputs."""
 
     temperature: Annotated[float, Ge(0), Le(1000)] = 0.0
     """sampling temperature; 0 is greedy"""
     seed: Seed = 0
-    """seed of the sampling noise; text i uses seed + i"""
+    """seed of the sampling noise; prompt i uses seed + i"""
 
 
 class LinkedOptions(RunOptions, title="measurement"):
-    """Flags of the target (started here unless named), the draft, and the links between them."""
+    """Flags of the target (started locally unless named), the draft, and the link between them."""
 
     RULES: ClassVar = (
         *RULES,
@@ -88,9 +88,9 @@ class LinkedOptions(RunOptions, title="measurement"):
         ),
     )
     emulate: Name | None = None
-    """emulate forward-pass times of this profile"""
+    """profile whose forward-pass times the target emulates"""
     rtt: Annotated[NumberList, Metavar("MS,...")] = (0.0,)
-    """emulated round trips in ms, added to the real one"""
+    """emulated round-trip times in ms, each added to the real round trip"""
     bandwidth: Annotated[float, Gt(0), Metavar("MBIT")] | None = None
     """bandwidth of the emulated link each way, in Mbit/s (default: unlimited)"""
     num_runs: Count = 1
@@ -110,7 +110,7 @@ class LinkedOptions(RunOptions, title="measurement"):
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the flags name a running target."""
+        """Whether the flags name a target that is already running."""
         return bool({"target", "target_host", "port"} & self.explicit().keys())
 
 
@@ -132,13 +132,13 @@ class CompareOptions(LinkedOptions, title="comparison"):
     architectures: Annotated[Words, among(tuple(ARCHITECTURES)), Metavar("NAME,...")] = ()
     """architectures to compare with target-only (default: all that use a link)"""
     prompt_text: File | None = None
-    """file with one prompt a line (default: embedded prompts)"""
+    """file with one prompt per line (default: embedded prompts)"""
     num_runs: Count = 2
     """repetitions of each prompt and arm"""
     rtt: Annotated[NumberList, Metavar("MS,...")] = (0.0, 40.0)
-    """emulated round trips in ms, added to the real one"""
+    """emulated round-trip times in ms, each added to the real round trip"""
     out: Directory | None = None
-    """directory of the run, with its texts and report"""
+    """directory for the run's outputs and report"""
     text: ComparedTexts = ComparedTexts()
 
     @model_validator(mode="after")
@@ -156,7 +156,7 @@ class CompareOptions(LinkedOptions, title="comparison"):
 
     @property
     def arms(self) -> dict[str, Flags]:
-        """A client's flags, by the name of each selected architecture that uses a link."""
+        """The client's flags for each selected architecture that uses a link, by name."""
         presets = {name: PRESETS.get(preset, {}) for name, preset in ARCHITECTURES.items()}
         return {
             name: {**flags, "draft": flags["draft"].replace("model", self.method)}
@@ -170,13 +170,13 @@ class CompareOptions(LinkedOptions, title="comparison"):
         return [name for name in LOCAL_ARMS if name in self._selected]
 
     def local_role(self) -> FusedTargetRole:
-        """The options of a target in this process with a draft beside it."""
+        """Return the options of a target in this process with a draft on the same device."""
         role_flags = flags_of(FusedTargetRole).keys() - flags_of(ConnectionOptions).keys()
         stated = {name: value for name, value in self.explicit().items() if name in role_flags}
         return FusedTargetRole(**stated | {"batch": 1, "emulate": None, "rtt": None})
 
     def items(self) -> list[Item]:
-        """The prompts of the run."""
+        """Read the prompts of the run."""
         return read_lines(self.prompt_text)
 
 
@@ -201,22 +201,22 @@ class BenchOptions(LinkedOptions, title="measurement"):
     presets: Annotated[Words, among(PRESETS), Metavar("NAME,...")] = ()
     """presets to measure (default: the method of --draft)"""
     out: Directory = "bench"
-    """directory of the run, with its texts and report"""
+    """directory for the run's outputs and report"""
 
     @property
     def arms(self) -> dict[str, Flags]:
-        """A client's flags, by the name of each drafting method."""
+        """The client's flags for each drafting method, by name."""
         drafted: dict[str, Flags] = {name: PRESETS[name] for name in self.presets}
         return {BASELINE: PRESETS["vanilla"], **(drafted or {self.draft: {}})}
 
     def items(self) -> list[Item]:
-        """The prompts, alternating between kinds."""
+        """Read the prompts, alternating between kinds."""
         return read_set(None if self.file is None else Path(self.file), self.samples)
 
 
 class ProveOptions(RunOptions, title="check"):
-    """Check a target on this machine: texts with a draft equal the target's own at three
-    temperatures, forward-pass times by nodes, and speed from a cold start.
+    """Check a target on this machine: that its output with a draft equals its own at three
+    temperatures, its forward-pass times by nodes, and its speed from a cold start.
     """
 
     COMMON: ClassVar = (
@@ -225,7 +225,7 @@ class ProveOptions(RunOptions, title="check"):
     )
 
     prompt_text: File | None = None
-    """file with one prompt a line (default: embedded prompts)"""
+    """file with one prompt per line (default: embedded prompts)"""
     max_new_tokens: Count = 64
     """maximum new tokens"""
     out: Directory = "proof"
@@ -248,11 +248,11 @@ class RecommendOptions(CommandOptions, title="drafting"):
     )
     RULES: ClassVar = RULES
     draft_model: ModelName | None = None
-    """further directories and GGUF files to search for drafts: A,B"""
+    """further directories and GGUF files to search for drafts, as A,B"""
     seconds: Seconds = 60.0
-    """time after which no further prompt is started"""
+    """seconds after which no further prompt is started"""
     max_new_tokens: Count = 48
-    """maximum new tokens of a text"""
+    """maximum new tokens of each output"""
     out: Directory | None = None
     """directory for the report"""
     connection: ConnectionOptions = ConnectionOptions()
@@ -260,7 +260,7 @@ class RecommendOptions(CommandOptions, title="drafting"):
     prices: PriceOptions = PriceOptions()
 
     def of_run(self, flags: Flags) -> dict[str, Any]:
-        """The flags of `outrider run`: these drafting flags, and the command's own."""
+        """Return the flags of `outrider run`: these drafting flags, and the command's own."""
         return {
             **self.connection.explicit(),
             **self.device.explicit(),
@@ -269,12 +269,12 @@ class RecommendOptions(CommandOptions, title="drafting"):
         }
 
     def role(self, connection: ConnectionOptions, flags: Flags) -> ClientRole:
-        """A client's options with these flags, on the command's own connection."""
+        """Return a client's options with these flags, on the command's own connection."""
         return DraftRole(**self.of_run(flags))
 
 
 class RunsOptions(CommandOptions, title="general"):
-    """Run the experiments and sweeps of a file, and store options and results of each."""
+    """Run the experiments and sweeps of a file, and store the options and results of each run."""
 
     BARE: ClassVar = "file"
     file: File

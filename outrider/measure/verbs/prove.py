@@ -1,8 +1,8 @@
-"""`outrider prove`: starts a target without caches, generates texts with and without a draft, and
+"""`outrider prove`: starts a target without caches, generates with and without a draft, and
 measures forward passes.
 
-On a Neuron device without an artefact, the device's sampling is first compared with the host's;
-that builds an artefact, which is then served. This part is not yet run on hardware.
+On a Neuron device without --artifact, the check first compares the device's sampling with the
+host's; this builds the artefact to serve. This part has not yet been run on hardware.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ TEMPERATURES = (0.0, 0.7, 1.0)
 """Sampling temperatures. Prompt i uses seed i."""
 
 REPEATS = 3
-"""Texts of each prompt, temperature and arm."""
+"""Outputs of each prompt, temperature and arm."""
 
 DRAFTED = "with a draft"
 
 
 def run(options: ProveOptions) -> int:
-    """Run the check and publish the report. Returns 0 if all texts are equal, else 1. Raises the
-    error of a failed text, and BadArtifact if the device's sampling differs from the host's.
+    """Run the check and publish the report. Returns 0 if all outputs are equal, else 1. Raises the
+    error of a failed request, and BadArtifact if the device's sampling differs from the host's.
     """
     out, checks = Path(options.out), list[str]()
     if options.device.startswith("neuron") and options.artifact is None and has_device():
@@ -84,8 +84,8 @@ def run(options: ProveOptions) -> int:
 
 
 def measured_graphs(options: ProveOptions) -> GraphTimes:
-    """Times of the target's forward passes. Loads the target into this process, with the rows that
-    SHAPES need unless an artefact fixes them, so the served target has to end first.
+    """Time the target's forward passes, with the rows that SHAPES need unless an artefact fixes
+    them. Loads the target into this process, so the served target has to end first.
     """
     stated = options.explicit()
     flags = {name: stated[name] for name in flags_of(TargetRole) if name in stated}
@@ -116,7 +116,7 @@ def _report(
 
 
 def verdict(rows: Sequence[Row]) -> list[str]:
-    """Two lines: whether all texts are equal, and the speed."""
+    """Format two lines: whether all outputs are equal, and the speed."""
     drafted = [row for row in rows if row.arm == DRAFTED and row.kind != ALL]
     texts, equal = sum(row.compared for row in drafted), sum(row.equal for row in drafted)
     return [
@@ -127,9 +127,9 @@ def verdict(rows: Sequence[Row]) -> list[str]:
 
 
 def _check_device(options: ProveOptions, out: Path) -> list[str]:
-    """Compare the noise and choices of a Neuron device with the host's, in a process that releases
-    its cores at exit. Returns the lines that it printed. Raises BadArtifact for a difference, and
-    Unavailable if the process fails.
+    """Compare the noise and choices of a Neuron device with the host's, in a process, since
+    its exit releases the cores. Returns the lines that it printed. Raises BadArtifact for a
+    difference, and Unavailable if the process fails.
     """
     flags = {"model": options.target_name, "target": instance_family(), "out": out}
     flags |= {"dtype": options.dtype}

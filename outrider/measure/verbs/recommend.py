@@ -33,10 +33,10 @@ MAX_DRAFTS = 3
 """Maximum number of drafts to measure, smallest first."""
 
 KINDS, SAMPLES = ("chat", "code", "edits", "summaries"), 2
-"""Kinds of prompts from the small set, and the number of prompts of each."""
+"""Kinds of prompts from the small set, and the number of prompts of each kind."""
 
 COPIED = "copied text"
-"""The arm that drafts by n-gram copying, without a model."""
+"""Name of the arm that drafts by n-gram copying, without a model."""
 
 WORTH = 1.05
 """Minimum speed-up for recommending a draft."""
@@ -81,9 +81,9 @@ def run(options: RecommendOptions) -> int:
 def find_arms(
     models: Sequence[ModelHere], target: Description
 ) -> tuple[dict[str, Flags], dict[str, str]]:
-    """The flags of `outrider run` by arm name (the target alone, copied text, and the smallest
-    drafts that fit), and the reasons why other models are left out, by model name. Raises
-    InvalidRequest if no model here has the target's tokenizer.
+    """Return the flags of `outrider run` by arm name (the target alone, copied text, and the
+    smallest drafts that fit), and by model name, why other models are left out. Raises
+    InvalidRequest if no model on this machine has the target's tokenizer.
     """
     identity = tokenizer_identity(target)
     tokenizer = next(
@@ -105,7 +105,7 @@ def find_arms(
 
 
 def choose(rows: Sequence[Row]) -> str:
-    """The arm with the largest speed-up; target-only if all are below WORTH or within the noise."""
+    """Return the arm with the largest speed-up, or target-only if all are below WORTH or noise."""
     worth = {
         row.arm: row.speed_up.value
         for row in rows
@@ -116,12 +116,12 @@ def choose(rows: Sequence[Row]) -> str:
 
 
 def reason(times: Times, drafted: Completion, round_trip: float) -> str:
-    """Why no draft is faster: the cost of nodes in the target's passes, else a text's limit."""
+    """Say why no draft is faster: nodes cost too much in forward passes, or the output's limit."""
     arithmetic = arithmetic_reason(times)
     limit = Limit.ARITHMETIC if arithmetic else limit_of(drafted, round_trip)
     return f"no draft pays here: {limit.value.format(reason=arithmetic)}"
 
 
 def command(flags: Mapping[str, Any]) -> str:
-    """The command line of `outrider run` with these flags."""
+    """Return the command line of `outrider run` with these flags."""
     return shlex.join(["outrider", "run", "def main():", *flag_words(flags)])

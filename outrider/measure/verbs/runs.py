@@ -1,5 +1,5 @@
-"""`outrider runs`: executes the runs of a file in order, and stores their results. A list of values
-is a sweep, with a run for each value; see docs/runs.md.
+"""`outrider runs`: executes the runs of a file in order, and stores their results. A flag with a
+list of values is a sweep, with a run for each value; see docs/runs.md.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from outrider.terminal.tables import aligned
 from outrider.text.prompts import read_prompts
 
 TEXT_ROLES = {name: model for name, model in ROLES.items() if issubclass(model, TextRole)}
-"""Roles that a run may have: those that generate text."""
+"""Roles that a run may have: the roles that generate text."""
 
 NOT_IN_RUNS = ("config", "profile", "debug")
-"""Flags of these roles that a run may not set."""
+"""Flags of TEXT_ROLES that a run may not set."""
 
 MAX_RUNS = 1000
 """Maximum number of runs in a file."""
@@ -46,12 +46,12 @@ class NamedRun(NamedTuple):
 
     @property
     def directory(self) -> str:
-        """The name, with characters replaced that are awkward in a directory's name."""
+        """The name, in which - replaces characters that are awkward in file names."""
         return re.sub(r"[^\w.=-]+", "-", self.name).strip("-.")[:120]
 
 
 def run(options: RunsOptions) -> int:
-    """Execute the runs. Returns 0 if all texts of all runs were generated, else an exit code."""
+    """Execute the runs. Returns 0 if all runs succeeded, else the exit code of a failed run."""
     runs = read_runs(Path(options.file))
     if options.dry_run:
         print(*(run.name for run in runs), sep="\n")
@@ -71,7 +71,7 @@ def run(options: RunsOptions) -> int:
 
 
 def _generate(entry: NamedRun, directory: Path) -> int:
-    """Generate the texts of a run. Returns its exit code: a failure does not stop other runs."""
+    """Execute a run. Returns its exit code, also on failure, so that other runs continue."""
     from outrider.cli import run_role
 
     try:
@@ -82,7 +82,7 @@ def _generate(entry: NamedRun, directory: Path) -> int:
 
 
 def _figures(directory: Path) -> list[str]:
-    """Texts, tokens, tokens per second and tokens per forward pass of a run."""
+    """Read a run's number of outputs, tokens, tokens per second and tokens per forward pass."""
     texts = json.loads((directory / PROFILE).read_text(encoding="utf-8"))
     tokens = sum(len(text["token_ids"]) for text in texts)
     rates = [sum(text[name] for text in texts) for name in ("seconds", "forwards")]
@@ -91,9 +91,9 @@ def _figures(directory: Path) -> list[str]:
 
 
 def read_runs(path: Path) -> list[NamedRun]:
-    """All runs of a YAML file, or of an AutoDraft experiment (.xml). Starts none of them.
+    """Read all runs of a YAML file, or of an AutoDraft experiment (.xml), without starting any.
 
-    Raises InvalidRequest in one line, with the file and the place in it.
+    Raises InvalidRequest with a message of one line that names the file and the place in it.
     """
     content = read_autodraft(path) if path.suffix == ".xml" else read_yaml(path, str(path))
     flag_sets = _checked(path, content)
@@ -110,7 +110,7 @@ def read_runs(path: Path) -> list[NamedRun]:
 
 
 def _checked(path: Path, content: Any) -> list[Flags]:
-    """The flags of each run, including the common ones. Raises InvalidRequest on bad input."""
+    """Return the flags of each run, common flags included. Raises InvalidRequest on bad input."""
     content = content if isinstance(content, dict) else {}
     common, runs = content.get("flags", {}), content.get("runs")
     if not isinstance(runs, list) or not runs:
@@ -148,12 +148,12 @@ def _swept(path: Path, index: int, flags: Flags) -> Iterator[NamedRun]:
 
 
 def _short(value: object) -> str:
-    """A value as it appears in a run's name: of a path, only the file's name."""
+    """Shorten a value for a run's name: of a path, keep only the file's name."""
     return Path(value).stem if isinstance(value, str) and "/" in value else str(value)
 
 
 def _options(where: str, values: Flags) -> TextRole:
-    """The options of a run. Raises InvalidRequest with the place in the file."""
+    """Return the options of a run. Raises InvalidRequest with the place in the file."""
     role = str(values.get("role", "draft"))
     if role not in TEXT_ROLES:
         needed = f"one of {', '.join(TEXT_ROLES)} is needed{nearest(role, TEXT_ROLES)}"

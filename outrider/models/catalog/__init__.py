@@ -1,1 +1,1 @@
-"""Models that may be used: those on this machine, published ones, pairs."""
+"""Models to choose from: on this machine, published, and as pairs."""

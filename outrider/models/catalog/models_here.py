@@ -1,4 +1,4 @@
-"""Verbs pull and list: models on this machine, their size, and which draft fits which target."""
+"""Verbs pull and list: models on this machine, their sizes, and which draft fits which target."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ModelHere(NamedTuple):
     """A model on this machine.
 
     family: fingerprint of its tokenizer; empty for an unusable model
-    settings: of its tokenizer
+    settings: its tokenizer's
     """
 
     name: str
@@ -33,32 +33,32 @@ class ModelHere(NamedTuple):
     size: int  # bytes
     parameters: int
     family: str
-    refusal: str = ""  # why it cannot be used
+    refusal: str = ""  # why the model cannot be used
     settings: TokenizerSettings | None = None
 
     def drafts_for(self, target: TokenizerIdentity) -> bool:
-        """Whether its tokenizer matches that of a target."""
+        """Return whether the model's tokenizer matches that of a target."""
         mine = TokenizerIdentity(self.family, self.settings)
         return bool(self.family) and not mine.disagreement(target)
 
     @property
     def gguf(self) -> bool:
-        """Whether llama.cpp computes it; else torch does."""
+        """Whether llama.cpp computes the model; else torch does."""
         return is_gguf(self.directory.name)
 
     def as_flag(self, flag: str) -> dict[str, Any]:
-        """The flag that names the model; the bundled pair needs none."""
+        """Return the flag that names the model; empty for the bundled pair, which needs none."""
         return {} if self.directory.parent == EMBEDDED else {flag: self.name}
 
     def record(self) -> dict[str, object]:
-        """Plain data for JSON."""
+        """Return the model as plain data for JSON."""
         fields = self._asdict()
         del fields["settings"]
         return {**fields, "directory": str(self.directory)}
 
 
 def pull(options: PullRole) -> int:
-    """Download a model from the hub, or check a directory. An interrupted download is resumed."""
+    """Download a model from the hub (resuming an earlier download), or check a directory."""
     if is_gguf(options.name):
         model = _look_into(Path(options.name))
     else:
@@ -88,13 +88,13 @@ def list_here(options: ListRole) -> int:
 
 
 def count_words(parameters: float) -> str:
-    """A number of parameters with its unit."""
+    """Return a number of parameters with its unit."""
     scale, unit = (1e9, "B") if parameters >= 1e9 else (1e6, "M")
     return f"{parameters / scale:.2f} {unit} parameters"
 
 
 def fitting(models: Sequence[ModelHere]) -> Iterator[tuple[str, str]]:
-    """Names of a draft and of a larger target whose tokenizers match."""
+    """Yield the names of each draft and larger target whose tokenizers match."""
     usable = [model for model in models if model.family]
     for target in usable:
         identity = TokenizerIdentity(target.family, target.settings)
@@ -104,7 +104,7 @@ def fitting(models: Sequence[ModelHere]) -> Iterator[tuple[str, str]]:
 
 
 def find_models(paths: Sequence[Path]) -> Iterator[ModelHere]:
-    """The embedded pair, the hub's models in its cache, and models_below()."""
+    """Yield the embedded pair, the models in the hub's cache, and models_below()."""
     for role in ("draft", "target"):
         yield _look(f"outrider-embedded-{role}", EMBEDDED / role)
     yield from _cached()
@@ -112,7 +112,7 @@ def find_models(paths: Sequence[Path]) -> Iterator[ModelHere]:
 
 
 def models_below(paths: Sequence[Path]) -> Iterator[ModelHere]:
-    """Models below directories, and GGUF files. Raises InvalidRequest for a missing path."""
+    """Yield models in directories, and GGUF files. Raises InvalidRequest for a missing path."""
     for path in paths:
         if not path.exists():
             raise InvalidRequest(f"{path}: no such directory or file")
@@ -154,7 +154,7 @@ def _look(name: str, directory: Path) -> ModelHere:
 
 
 def _check_config(directory: Path) -> None:
-    """Raise an OutriderError unless our decoder or the transformers library computes the model."""
+    """Raise an OutriderError unless our decoder or the transformers library supports the model."""
     try:
         read_config(directory)
     except UnknownArchitecture:
@@ -162,7 +162,7 @@ def _check_config(directory: Path) -> None:
 
 
 def _look_into(path: Path) -> ModelHere:
-    """A GGUF file."""
+    """Describe the model in a GGUF file."""
     size = path.stat().st_size if path.is_file() else 0
     try:
         from outrider.models.gguf_file import GgufFile

@@ -23,24 +23,24 @@ EMBEDDED_PAIR = "embedded"
 """Short name of the bundled pair."""
 
 PROCESSOR_SHARE, GPU_SHARE = 0.6, 0.7
-"""Estimated shares of memory that a pair's weights may take. Keys and programs take the rest."""
+"""Estimated share of memory for a pair's weights. Key-value caches and programs take the rest."""
 
 BYTES_PER_CORE = 1e9
-"""Estimated maximum bytes of a target's weights that a core reads in the time of a token."""
+"""Estimated maximum bytes of a target's weights for each CPU core, for a usable speed."""
 
 Model = ModelHere | PublishedModel
-"""A candidate model. Models of a family share a tokenizer."""
+"""A model to choose from. Models of one family share a tokenizer."""
 
 M = TypeVar("M", ModelHere, PublishedModel)
 
 
 class MachineFacts(NamedTuple):
-    """Facts about a machine that decide the pair. `memory` is the GPU's, if one is used."""
+    """Facts about a machine that decide the choice. `memory` is the GPU's, if one is used."""
 
     memory: int  # bytes
     cores: int
     gpu: bool = False
-    bfloat16: bool = False  # has instructions for it
+    bfloat16: bool = False  # the processor has instructions for it
     torch: bool = True  # which computes checkpoints in safetensors
     llama_cpp: bool = True  # which computes GGUF files
 
@@ -55,7 +55,7 @@ class MachineFacts(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """The reason for the preferred kind of files."""
+        """Why the machine prefers checkpoints or GGUF files, in words."""
         if not self.prefers_gguf:
             what = "GPU" if self.gpu else "processor"
             has = f"this {what} computes bfloat16: checkpoints by torch"
@@ -71,7 +71,7 @@ WITHOUT_LLAMA_CPP = f"{install('gguf')} adds 4-bit files, which are smaller and 
 
 
 def this_machine() -> MachineFacts:
-    """Facts about this machine. A GPU is one of torch's, or Apple's by llama.cpp."""
+    """Return the facts about this machine. Its GPU is torch's, or Apple's through llama.cpp."""
     torch_here, llama_cpp = is_installed("torch"), is_installed("llama_cpp")
     if torch_here:
         import torch
@@ -86,10 +86,10 @@ def this_machine() -> MachineFacts:
 
 
 def choose_pair(models: Sequence[M], machine: MachineFacts, size: str = "") -> tuple[M, M] | None:
-    """The largest target that fits the machine at a usable speed, and its smallest draft. None if
-    no pair fits.
+    """Choose the largest target that runs on the machine at a usable speed, and its smallest draft;
+    None if no pair fits.
 
-    size: parameters of the target, such as 7b, at any speed; empty for any
+    size: the target's parameters, such as 7b, then at any speed; empty for any size
     """
     fit = [
         (target, draft)
@@ -113,12 +113,12 @@ def choose_pair(models: Sequence[M], machine: MachineFacts, size: str = "") -> t
 
 
 def has_size(model: str, size: str) -> bool:
-    """Whether a model's name states this size; True for an empty size."""
+    """Return whether a model's name states this size; True for an empty size."""
     return not size or stated_parameters(model) == stated_parameters(size)
 
 
 def choose_draft(models: Sequence[M], machine: MachineFacts) -> M | None:
-    """The smallest model that the machine can run, if possible of its preferred kind."""
+    """Choose the smallest model that the machine can run, in its preferred format if possible."""
     fit = [model for model in models if machine.computes(model) and model.size <= machine.room]
     return min(
         fit,
@@ -136,7 +136,7 @@ def _drafts_for(draft: Model, target: Model) -> bool:
 
 
 def short_names() -> dict[str, list[PublishedModel]]:
-    """Return the published models behind each short name that `outrider up` takes."""
+    """Return the published models of each short name that `outrider up` accepts."""
     rows = published_models()
     families = dict.fromkeys(row.family for row in rows)
     by_family = {name: [row for row in rows if row.family == name] for name in families}
@@ -148,7 +148,7 @@ def short_names() -> dict[str, list[PublishedModel]]:
 
 
 def targets_of(models: Sequence[PublishedModel]) -> list[str]:
-    """Sizes of the targets among these models, as a short name states them: 1.5b."""
+    """Return the sizes of the targets among these models, as users write them: 1.5b."""
     sizes = {
         target.parameters: target
         for target in models
@@ -158,7 +158,7 @@ def targets_of(models: Sequence[PublishedModel]) -> list[str]:
 
 
 def read_name(name: str) -> tuple[str, str]:
-    """The short name and the size of NAME or NAME:SIZE. Raises InvalidRequest for unknown ones."""
+    """Split NAME or NAME:SIZE into short name and size. Raises InvalidRequest for unknown ones."""
     families = short_names()
     short, _, size = name.lower().partition(":")
     if short not in (*families, EMBEDDED_PAIR):
@@ -172,7 +172,7 @@ def read_name(name: str) -> tuple[str, str]:
 
 
 def is_called(model: str, short: str, size: str = "") -> bool:
-    """Whether a model belongs to this short name, by the longest family in its name, and size."""
+    """Return whether a model has this short name (the longest family in its name) and size."""
     if short == EMBEDDED_PAIR:
         return model.startswith("outrider-embedded")
     name = Path(model).name.lower()
@@ -181,7 +181,7 @@ def is_called(model: str, short: str, size: str = "") -> bool:
 
 
 def listed(machine: MachineFacts) -> Iterator[str]:
-    """A line for each short name: sizes of its targets, and the pair for a machine."""
+    """Yield a line for each short name: its targets' sizes, and the pair chosen for the machine."""
     yield f"{'name':14} {'targets':20} {'here: target, draft':28} {'to fetch':>9}  licence"
     yield f"{EMBEDDED_PAIR:14} {'-':20} {'the bundled pair':28} {'-':>9}  apache-2.0"
     for short, models in short_names().items():

@@ -1,4 +1,4 @@
-"""Models that may fit a target: on this machine, and from the table of published ones."""
+"""Models that may draft for a target: published ones from a table, and those on this machine."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MAX_DRAFT = 3500e6
 
 @dataclass(frozen=True)
 class PublishedModel(Record):
-    """A row of families.json: a model on the hub. Its tokenizer is compared before download."""
+    """A row of families.json: a model on the hub."""
 
-    family: Text  # part of the targets' names, in lower case
+    family: Text  # contained in the targets' names, in lower case
     repository: Text
     millions: Positive  # of parameters
     precision: Text
-    megabytes: Positive  # to download; some are computed from the parameters
+    megabytes: Positive  # to download; in some rows computed from the parameters
     licence: Text
     context: Count  # tokens
     file: Text = ""  # a GGUF file of the repository; empty for a checkpoint in safetensors
@@ -54,7 +54,7 @@ class PublishedModel(Record):
 
     @property
     def gguf(self) -> bool:
-        """Whether llama.cpp computes it; else torch does."""
+        """Whether llama.cpp computes the model; else torch does."""
         return bool(self.file)
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class PublishedModel(Record):
 
 
 def judged(model: ModelHere, target: Description) -> ModelHere:
-    """A local model; its refusal includes reasons why it cannot draft for the target."""
+    """Return a local model, whose `refusal` also states why it cannot draft for the target."""
     itself = target.model in (model.name, model.directory.name)
     larger = itself or model.parameters > stated_parameters(target.model) / 2
     reasons = {
@@ -79,21 +79,21 @@ def judged(model: ModelHere, target: Description) -> ModelHere:
 
 
 def stated_parameters(name: str) -> float:
-    """Parameters that a model's name states, such as 7B; infinite without one."""
+    """Return the parameters that a model's name states, such as 7B; infinite if it states none."""
     match = re.search(r"(?<![\d.])(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", Path(name).name.lower())
     return float(match[1]) * {"b": 1e9, "m": 1e6}[match[2]] if match else math.inf
 
 
 @cache
 def published_models() -> tuple[PublishedModel, ...]:
-    """The rows of families.json."""
+    """Read the rows of families.json."""
     table = read_json(Path(__file__).parent / "families.json", InvalidRequest)
     return read_record(table, tuple[PublishedModel, ...])
 
 
 def published_for(target: str, local: Sequence[ModelHere]) -> list[PublishedModel]:
-    """Published drafts up to half of a target's parameters that are not here, the smallest file
-    first.
+    """Return the published drafts that are not on this machine and have at most half of the
+    target's parameters, the smallest download first.
     """
     target_name, limit = Path(target).name.lower(), min(stated_parameters(target) / 2, MAX_DRAFT)
     names = {name for model in local if model.family for name in (model.name, model.directory.name)}
@@ -106,12 +106,12 @@ def published_for(target: str, local: Sequence[ModelHere]) -> list[PublishedMode
 
 
 def fetch(model: PublishedModel, tokenizer: TokenizerIdentity | None = None) -> Path:
-    """Download a model. Returns its directory, or the GGUF file, with its checkpoint's tokenizer
-    stored next to it.
+    """Download a model. Returns its directory, or the path of its GGUF file, next to which its
+    checkpoint's tokenizer is stored.
 
-    tokenizer: the target's, which the model's has to match; None for any
+    tokenizer: the target's, which the model's has to match; None to skip the check
 
-    Raises Mismatch if they differ, before any weights are downloaded.
+    Raises Mismatch if the tokenizers differ, before any weights are downloaded.
     """
     source = find_model(model.tokenizer or model.repository, weights=False)
     if tokenizer is not None and Tokenizer(source).identity.disagreement(tokenizer):

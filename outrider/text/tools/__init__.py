@@ -1,1 +1,1 @@
-"""Calls of functions: how a prompt lists them, and how a text is read."""
+"""Function calls: listing the functions in a prompt, and reading calls in the output."""

@@ -1,4 +1,4 @@
-"""Separates calls of functions from streamed text."""
+"""Separates function calls from streamed text."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from outrider.text.stop_strings import begun
 from outrider.text.tools.json_values import read_object
 
 MAX_HEAD = 256
-"""Maximum characters before the arguments of a call whose arguments are streamed."""
+"""Maximum characters of a call before its arguments; beyond this, arguments are not streamed."""
 
 MAX_BUFFERED = 2**16
-"""Maximum characters that wait for the end of what may be a call; more are text."""
+"""Maximum characters held back because they may be a call; beyond this they are text."""
 
 _NAME = re.compile(r'\s*\[?\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]*)("?)')
 _HEAD = re.compile(_NAME.pattern + r'\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _MEMBER = re.compile(r'\s*,\s*("|$)')
 _KEYS = tuple(f'"{key}"' for key in ("name", "arguments", "parameters", "function", "type", "id"))
-"""Possible first keys of a call."""
+"""Keys that a call may begin with."""
 
 
 @dataclass(frozen=True)
 class CallForm:
-    """How a family of models writes calls.
+    """The format in which a family of models writes calls.
 
-    mark: part of a chat template that has this form
-    opening: announces a call, or a list of calls
-    closing: ends each call; empty for none
-    key: name of the arguments in a call
-    listed: the calls stand in a JSON list behind one opening
-    bare: a text that begins with a JSON object is a call, too; there is one call at most
+    mark: string that occurs in chat templates with this format
+    opening: string before a call, or before a list of calls
+    closing: string after each call; empty if there is none
+    key: JSON key of a call's arguments
+    listed: whether the calls are a JSON list after a single opening
+    bare: whether output that begins with a JSON object is a call, too; then at most one call
     """
 
     mark: str
@@ -46,7 +46,7 @@ class CallForm:
 
 
 class CallPiece(NamedTuple):
-    """A streamed part of a call. The first part has the id and the name."""
+    """A streamed part of a call. A call's first part has its id and its name."""
 
     number: int
     arguments: str
@@ -55,7 +55,7 @@ class CallPiece(NamedTuple):
 
 
 class ToolCall(NamedTuple):
-    """A call of a function. arguments: JSON, perhaps cut off"""
+    """A function call. arguments: JSON, perhaps cut off"""
 
     id: str
     name: str
@@ -63,7 +63,7 @@ class ToolCall(NamedTuple):
 
 
 def add_piece(calls: list[ToolCall], piece: CallPiece) -> None:
-    """Add a part of a call to the calls of a text."""
+    """Add a part to the call that it belongs to."""
     if piece.name:
         calls.append(ToolCall(piece.id, piece.name, ""))
     calls[-1] = calls[-1]._replace(arguments=calls[-1].arguments + piece.arguments)
@@ -72,22 +72,22 @@ def add_piece(calls: list[ToolCall], piece: CallPiece) -> None:
 class CallReader:
     """Separates calls from the text around them, piece by piece.
 
-    A call is a JSON object, with its keys in any order. If the name comes first, its arguments are
-    streamed, otherwise they are returned once the object is complete.
+    A call is a JSON object with keys in any order. If the name comes first, the arguments are
+    streamed; otherwise they are returned once the object is complete.
 
-    names: functions that may be called; calls of others are treated as text
-    several: whether a text may have more than one call; if not, all but the first are dropped
+    names: functions that may be called; calls of other functions are treated as text
+    several: whether several calls are allowed; if not, all but the first are dropped
     """
 
     def __init__(self, form: CallForm, names: frozenset[str], *, several: bool) -> None:
         self._form, self._names, self._several = form, names, several
         self._buffer, self._opened, self._calls = "", "", 0
-        self._listed = self._unclosed = False  # a list is open; the closing mark is due
-        self._end, self._scanned = _ObjectEnd(), 0  # of the object that is held
+        self._listed = self._unclosed = False  # in a list of calls; before a closing mark
+        self._end, self._scanned = _ObjectEnd(), 0  # of the buffered object
         self._state: Callable[[], str | CallPiece | None] = self._begin if form.bare else self._say
 
     def push(self, text: str) -> list[str | CallPiece]:
-        """Add a piece of text. Returns the parts that are complete with it."""
+        """Add a piece of text. Returns the parts that it completes: text, or parts of calls."""
         self._buffer += text
         fragments = list[str | CallPiece]()
         while (fragment := self._state()) is not None:
@@ -100,11 +100,11 @@ class CallReader:
         return fragments
 
     def finish(self) -> str:
-        """The rest of the text, including a call that was cut off before its arguments."""
+        """Return the rest of the text, including a call cut off before its arguments."""
         rest, self._buffer = self._opened + self._buffer, ""
         return "" if self._state in (self._tail, self._between) else rest
 
-    # States: each returns a part, "" after a change of the state, or None to wait for more.
+    # States: each returns a part, "" after changing the state, or None to wait for more text.
 
     def _begin(self) -> str | None:
         start = self._buffer.lstrip()
@@ -153,7 +153,7 @@ class CallReader:
         return self._call(*call, listed, self._between)
 
     def _may_name(self, name: str, *, complete: bool) -> bool:
-        """Whether the name, or a longer one that begins with it, is that of a function."""
+        """Return whether this is a function's name; unless `complete`, its beginning suffices."""
         return (
             name in self._names
             if complete
@@ -168,7 +168,7 @@ class CallReader:
         return CallPiece(self._calls - 1, piece) if piece else None
 
     def _tail(self) -> str | None:
-        """Skip the members of a call after its arguments."""
+        """Skip a call's members after the arguments."""
         rest = self._buffer.lstrip()
         if not rest:
             return None
@@ -182,7 +182,7 @@ class CallReader:
         return self._go_on(self._between)
 
     def _between(self) -> str | None:
-        """Skip the closing mark of a call, or the separator before the next call."""
+        """Skip a call's closing mark, or the separator before the next call."""
         closing = self._form.closing if self._unclosed else ""
         again = self._listed or not self._form.closing
         rest = self._buffer.lstrip(" \n\t\r" + (",;]" if again else ""))
@@ -204,14 +204,14 @@ class CallReader:
         return ""
 
     def _read_head(self, opened: str) -> str:
-        """Continue with a possible call. opened: its opening, which is text if it is no call"""
+        """Continue with a possible call. opened: its opening, which is text if no call follows"""
         self._opened, self._end, self._scanned = opened, _ObjectEnd(), 0
         return self._go_on(self._head)
 
     def _call(
         self, name: str, arguments: str, listed: bool, state: Callable[[], str | CallPiece | None]
     ) -> CallPiece:
-        """Start a call, and continue with this state."""
+        """Begin a call, and continue with this state."""
         self._opened, self._listed, self._unclosed = "", listed, True
         self._end, self._state = _ObjectEnd(), state
         self._calls += 1
@@ -219,13 +219,13 @@ class CallReader:
 
 
 def _may_begin(first: str) -> bool:
-    """Whether an object with this beginning may be a call."""
+    """Return whether a JSON object that begins like this may be a call."""
     return any(first.startswith(key) or key.startswith(first) for key in _KEYS)
 
 
 def _read_call(text: str) -> tuple[str, str] | None:
-    """Name and arguments of a call; None for what is none. Arguments may be an object, its JSON in
-    a string, null, or left out.
+    """Return the name and the arguments of a call; None if the text is no call. The arguments may
+    be an object, an object's JSON in a string, null, or missing.
     """
     call = read_object(text) or {}
     inner = call.get("function")
@@ -243,21 +243,21 @@ def _read_call(text: str) -> tuple[str, str] | None:
 
 
 def new_call_id() -> str:
-    """An id of a call: nine letters and digits, which is the form that Mistral's templates take."""
+    """Return a new call id: nine letters and digits, as Mistral's templates require."""
     return uuid4().hex[:9]
 
 
 class _ObjectEnd:
     """Finds the end of a streamed JSON object.
 
-    depth: of the first piece, in objects and lists
+    depth: how many objects and lists are open before the first piece
     """
 
     def __init__(self, depth: int = 0) -> None:
         self._depth, self._quoted, self._escaped = depth, False, False
 
     def find(self, piece: str) -> int | None:
-        """The position after the object's end in this piece; None if it continues."""
+        """Return the position after the object's end in this piece; None if it has not ended."""
         for place, sign in enumerate(piece):
             if self._escaped:
                 self._escaped = False

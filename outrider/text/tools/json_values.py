@@ -1,4 +1,4 @@
-"""JSON that models and clients write, read within bounds that keep later steps from failing."""
+"""Reads JSON from models and clients, within bounds that keep later steps from failing."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 MAX_DEPTH = 100
-"""Objects and lists within each other. Python's own reader and writer end near 1,000."""
+"""Maximum nesting of objects and lists. Python's own JSON functions fail near 1,000."""
 
 
 def read_object(text: str) -> dict[str, Any] | None:
-    """The object that a text is in JSON; None for any other text, and beyond MAX_DEPTH."""
+    """Parse a JSON object; None for any other text, and for nesting beyond MAX_DEPTH."""
     try:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -20,7 +20,7 @@ def read_object(text: str) -> dict[str, Any] | None:
 
 
 def nests_deeply(value: Any) -> bool:
-    """Whether objects and lists stand within each other beyond MAX_DEPTH."""
+    """Return whether objects and lists are nested beyond MAX_DEPTH."""
     level = [value] if isinstance(value, Mapping | list) else []
     for _ in range(MAX_DEPTH + 1):
         children = (parent.values() if isinstance(parent, Mapping) else parent for parent in level)

@@ -1,6 +1,6 @@
-"""JSON schemas as programs derive them from types, without keywords that ask for nothing.
+"""Removes keywords without effect from JSON schemas, as programs derive schemas from types.
 
-Grammars refuse some keywords whatever they say: zod writes that names of properties are strings.
+Grammars refuse some keywords even if they change nothing: zod writes that names are strings.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "unevaluatedItems": ({}, True),
     "format": ("path", "password", "binary"),  # any string has these
 }
-"""Values of keywords that every JSON satisfies."""
+"""For each keyword, the values that any JSON satisfies."""
 
 _NAMED = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
-"""Keywords that have a schema for each name."""
+"""Keywords whose value maps names to schemas."""
 
 _DATA = {"const", "enum", "default", "examples", "required"}
-"""Keywords whose values are no schemas."""
+"""Keywords whose value is data, not a schema."""
 
 
 def written(schema: Mapping[str, Any] | str | bool) -> str:
-    """A schema, or its JSON, as a grammar has it. Raises InvalidRequest for what is no schema."""
+    """Return a schema as JSON for a grammar. Raises InvalidRequest for anything but a schema."""
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
         if value is not True and not isinstance(value, Mapping):
@@ -41,7 +41,7 @@ def written(schema: Mapping[str, Any] | str | bool) -> str:
 
 
 def needed(schema: Any) -> Any:
-    """A schema, or a list of them, without what asks for nothing."""
+    """Return a schema, or a list of schemas, without keywords that have no effect."""
     if isinstance(schema, list):
         return [needed(subschema) for subschema in schema]
     if not isinstance(schema, Mapping):

@@ -1,4 +1,4 @@
-"""Functions that a text may call: how the prompt lists them, and how the model writes calls."""
+"""Functions that a model may call: listed in the prompt, and allowed by the output's grammar."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from outrider.text.tools.json_values import MAX_DEPTH, nests_deeply, read_object
 from outrider.text.tools.schemas import needed
 
 Message: TypeAlias = Mapping[str, Any]
-"""A message of a chat: its `role` and `content`. One of the assistant may have `tool_calls`, and
-one of THOUGHTS; one of role tool has the result of the call `tool_call_id`.
+"""A message of a chat: its `role` and `content`. An assistant's message may also have `tool_calls`
+and a key of THOUGHTS; a message of role tool is the result of the call `tool_call_id`.
 """
 
 MAX_TOOLS = 128
-"""Maximum functions of a text."""
+"""Maximum functions of a request."""
 
 NAME = r"[a-zA-Z0-9_-]{1,64}"
-"""Valid names of functions."""
+"""Pattern of valid function names."""
 
 TAGGED = CallForm("<tool_call>", "<tool_call>", "</tool_call>")
 LLAMA = CallForm("ipython", "<|python_tag|>", key="parameters", bare=True)
 MISTRAL = CallForm("[TOOL_CALLS]", "[TOOL_CALLS]", listed=True)
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Names of the assistant's reasoning in messages and chat templates."""
+"""Keys of the assistant's reasoning in messages and chat templates."""
 
 _OTHER_FORMS = ("<function=", "[ARGS]")
-"""Marks of templates whose format of calls is unknown: they are used as if without functions."""
+"""Marks of templates with an unknown format of calls: treated as templates without functions."""
 
 _PLAIN = {"type", "properties", "required", "title", "description", "$defs", "$schema"}
-"""Keywords of a schema that allows no other properties unless it says so."""
+"""A schema with only these keywords is closed: it allows no other properties."""
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON as chat templates write it, which is what a model learned."""
+"""The JSON style of chat templates, from which models learn it."""
 
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}}
@@ -48,10 +48,10 @@ _NO_ARGUMENTS = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True)
 class Function:
-    """A function that a text may call. Raises InvalidRequest for a name that is not allowed.
+    """A function that the model may call. Raises InvalidRequest for a name that is not allowed.
 
     parameters: JSON schema of its arguments
-    strict: whether its arguments keep to the schema although the model calls of its own accord
+    strict: whether arguments must satisfy the schema even if a call was not required
     """
 
     name: str
@@ -65,7 +65,7 @@ class Function:
 
     @classmethod
     def read(cls, tool: Mapping[str, Any]) -> Function:
-        """A function as an interface describes it: OpenAI's chat, its /v1/responses, Anthropic's.
+        """Read a function in the format of OpenAI's chat, OpenAI's /v1/responses or Anthropic.
 
         Raises InvalidRequest for tools of another kind.
         """
@@ -83,7 +83,7 @@ class Function:
 
     @property
     def described(self) -> dict[str, Any]:
-        """The function as chat templates take it."""
+        """The function in the format that chat templates expect."""
         return {
             "type": "function",
             "function": {
@@ -96,11 +96,11 @@ class Function:
 
 @dataclass(frozen=True)
 class Tools:
-    """Functions that a text may call, and how. Raises InvalidRequest for a choice without its
-    function.
+    """Functions that the model may call, and whether it must. Raises InvalidRequest if the choice
+    names a function that is missing.
 
-    choice: auto, none, required, or the name of the function that is called
-    several: whether a text may have more than one call
+    choice: auto, none, required, or the name of the function to call
+    several: whether the output may have more than one call
     """
 
     functions: tuple[Function, ...] = ()
@@ -116,7 +116,7 @@ class Tools:
 
     @property
     def callable(self) -> tuple[Function, ...]:
-        """The functions that the choice allows."""
+        """Functions that the choice allows to be called."""
         if self.choice in ("auto", "required"):
             return self.functions
         return tuple(function for function in self.functions if function.name == self.choice)
@@ -126,7 +126,7 @@ class Tools:
         return self.several and self.choice in ("auto", "required")
 
     def reader(self, tokenizer: Tokenizer) -> CallReader | None:
-        """A reader of the calls in a text; None where no function may be called."""
+        """Return a reader of calls in the output; None if no function may be called."""
         if not self.callable:
             return None
         names = frozenset(function.name for function in self.callable)
@@ -134,7 +134,7 @@ class Tools:
         return CallReader(form, names, several=self._several)
 
     def shown(self, tokenizer: Tokenizer) -> Mapping[int, str]:
-        """Special tokens that are shown as text, since they announce calls."""
+        """Return special tokens to be shown as text, since they announce calls."""
         if not self.callable:
             return {}
         mark = (call_form(tokenizer.template) or TAGGED).opening
@@ -142,10 +142,10 @@ class Tools:
         return {} if token is None or tokenizer.decode([token]) else {token: mark}
 
     def grammar(self, tokenizer: Tokenizer, answer: Grammar | None) -> Grammar | None:
-        """The grammar of a text; `answer` if no function may be called.
+        """Return the grammar of the output; `answer` if no function may be called.
 
-        Calls are held to their schemas where the choice demands one, where the answer has a form,
-        and where a function is strict.
+        Calls have to satisfy their schemas if the choice requires a call, if the answer has a
+        grammar, or if the function is strict.
         """
         free = self.choice == "auto" and answer is None
         if not self.callable or (free and not any(function.strict for function in self.functions)):
@@ -175,8 +175,8 @@ class Tools:
     def for_template(
         self, messages: Sequence[Message], tokenizer: Tokenizer
     ) -> tuple[list[Message], list[dict[str, Any]]]:
-        """The messages and tools as the model's chat template takes them. A template without
-        functions gets them spelled out in the messages.
+        """Return messages and tools in the format of the model's chat template. For a template
+        without functions, they are described in the messages.
         """
         if not self.functions and not any(map(_has_calls, messages)):
             return [_with_thoughts(message) for message in messages], []
@@ -192,7 +192,7 @@ NO_TOOLS = Tools()
 
 
 def chosen(choice: str | Mapping[str, Any]) -> str:
-    """The choice of a function as Tools has it, from the words of an interface."""
+    """Convert an interface's tool_choice to the `choice` of Tools."""
     if not isinstance(choice, Mapping):
         return choice
     kind, function = str(choice.get("type")), choice.get("function", choice)
@@ -201,14 +201,14 @@ def chosen(choice: str | Mapping[str, Any]) -> str:
 
 
 def call_form(template: str) -> CallForm | None:
-    """The form of calls that a chat template has; None for one that knows no functions."""
+    """Return a chat template's format of calls; None for a template without functions."""
     if any(mark in template for mark in _OTHER_FORMS):
         return None
     return next((form for form in (TAGGED, LLAMA, MISTRAL) if form.mark in template), None)
 
 
 def _mark(tokenizer: Tokenizer, text: str) -> str:
-    """A mark in a grammar: the token that stands for it, else its letters."""
+    """Write a mark in a grammar: as its special token, or as a string if it has none."""
     token = tokenizer.id_of(text) if text else None
     return json.dumps(text) if token is None else f"<[{token}]>"
 
@@ -223,7 +223,7 @@ def _one_line(schema: Mapping[str, Any]) -> str:
 
 
 def _schema_of(answer: Grammar) -> Mapping[str, Any]:
-    """The schema of an answer that may stand in place of calls. Raises InvalidRequest for none."""
+    """Return the schema of an answer without calls. Raises InvalidRequest if it has no schema."""
     try:
         schema = json.loads(answer.text) if answer.kind is GrammarKind.JSON_SCHEMA else None
     except ValueError:
@@ -234,7 +234,7 @@ def _schema_of(answer: Grammar) -> Mapping[str, Any]:
 
 
 def _calls(form: CallForm, opening: str, closing: str, several: bool) -> str:
-    """The rule of one or several calls. `begin` is the way to the first one's opening."""
+    """Return the grammar rule of one or several calls. The rule `begin` ends in an opening."""
     if form.bare:
         return "calls: begin call"
     if form.listed:
@@ -244,13 +244,13 @@ def _calls(form: CallForm, opening: str, closing: str, several: bool) -> str:
 
 
 def _has_calls(message: Message) -> bool:
-    """Whether a message has calls, or the result of one, or calls in place of content."""
+    """Return whether a message has calls, is the result of a call, or has no content."""
     called = message.get("tool_calls") or message.get("content") is None
     return bool(called) or message.get("role") == "tool"
 
 
 def _read_calls(message: Message) -> Message:
-    """The message with the arguments of its calls as objects, which chat templates want."""
+    """Return the message with its calls' arguments as objects, which chat templates expect."""
     past = message.get("tool_calls")
     if not past:
         return message
@@ -269,15 +269,15 @@ def _read_calls(message: Message) -> Message:
 
 
 def _with_thoughts(message: Message) -> Message:
-    """The message with its reasoning under all names that templates use."""
+    """Return the message with its reasoning under each key of THOUGHTS."""
     reasoning = [thought for name in THOUGHTS if isinstance(thought := message.get(name), str)]
     thoughts = next(filter(None, reasoning), "")
     return {**message, **dict.fromkeys(THOUGHTS, thoughts)} if thoughts else message
 
 
 def _arguments(arguments: Any) -> Mapping[str, Any]:
-    """The arguments of a past call as an object, which every template can write. Other text, such
-    as a call that was cut off, becomes a member of it.
+    """Return a past call's arguments as an object, which every template can write. Invalid JSON,
+    as of a call that was cut off, becomes a member `arguments`.
     """
     if arguments is None or arguments == "":
         return {}
@@ -288,7 +288,7 @@ def _arguments(arguments: Any) -> Mapping[str, Any]:
 
 
 def _spelled_out(messages: Sequence[Message], tools: Iterable[Any]) -> Iterable[Message]:
-    """Messages for a template that knows no functions: system, user and assistant only."""
+    """Yield messages for a template without functions: roles system, user and assistant only."""
     lines = [json.dumps(tool, ensure_ascii=False) for tool in tools]
     first = messages[0] if messages else {}
     system = [_content(first)] if first.get("role") == "system" else []

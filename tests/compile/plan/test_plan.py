@@ -219,7 +219,7 @@ def test_a_plan_adds_programs_rings_and_a_tenth_and_refuses_what_then_does_not_f
     assert need.total == sum(need.parts.values()) > need.programs + need.rings + need.reserve
     taken = rank_memory(config, planned()).total
     page = (ROOT / "docs/trainium.md").read_text(encoding="utf-8")
-    assert f"Of 16 GiB they take {taken / (1 << 30):.2f}, a reserve" in page
+    assert f"They take {taken / (1 << 30):.2f} of 16 GiB, including a reserve" in page
     cpu = spec_of(target="cpu", tensor_parallel=1)
     assert rank_memory(config, cpu) == footprint(config, cpu)
 
