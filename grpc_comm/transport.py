@@ -73,7 +73,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """Parse HOST:PORT, with brackets around an IPv6 host; raise InvalidRequest."""
+    """Parse HOST:PORT; IPv6 hosts have brackets. Raises InvalidRequest for anything else."""
     host, separator, port = text.strip().rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host

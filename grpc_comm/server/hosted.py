@@ -42,7 +42,7 @@ class Carrier(Protocol):
 
 
 class HostedTarget:
-    """A target that receives calls from a host, on the running loop, from begin() to end()."""
+    """A target inside another server, which passes RPCs to it between begin() and end()."""
 
     def __init__(self, target: Target) -> None:
         check_hosted(target.security)

@@ -39,7 +39,7 @@ class Slots:
         return self.high_water - len(self._holes)
 
     def take(self, positions: IntArray) -> IntArray:
-        """Make the lowest free slots provisional, for positions [n]. Returns the slots [n].
+        """Reserve the lowest free slots provisionally for positions [n]. Returns the slots [n].
 
         Raises LimitExceeded if too few are free.
         """

@@ -209,7 +209,7 @@ class DraftTree(GrowingTree):
         return batch
 
     def number(self, nodes: Sequence[Mark], first: int) -> None:
-        """Number the nodes, beginning with `first`, to be sent now."""
+        """Number these nodes, which are about to be sent, beginning with `first`."""
         self.sent.update(zip(nodes, count(first), strict=False))
 
     def message(self, nodes: Sequence[Mark], proposer: int) -> Nodes:

@@ -74,7 +74,7 @@ class Calibration:
 
     @property
     def factors(self) -> dict[tuple[int, int], float]:
-        """Factors of classes with a record, by kind of proposer and minimum depth of the class."""
+        """Calibration factors, by kind of proposer and minimum depth of the class of levels."""
         return {
             (kind, depth): records[_class_of(depth)].factor
             for kind, records in self._records.items()

@@ -266,7 +266,7 @@ class Engine:
                     self._lock.wait(self._runner.idle_seconds())
 
     def use_idle_time(self) -> bool:
-        """Make a short call of the model. Return False if there are no more."""
+        """Use idle time for one short call of the model. Return False if none is left to make."""
         return bool(self._when_idle and self._when_idle(self))
 
     @property

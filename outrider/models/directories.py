@@ -1,4 +1,4 @@
-"""Finds the files of models: directories, hub names, and the bundled pair."""
+"""Finds model files by directory, hub name or as the bundled pair."""
 
 from __future__ import annotations
 

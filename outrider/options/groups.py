@@ -84,7 +84,7 @@ class GeneralOptions(CommandOptions, title="general"):
 
 class ModelOptions(Group, title="models and devices"):
     model: ModelName | None = None
-    """model directory or hub name (default: the embedded model)"""
+    """model directory or hub name (default: the bundled model)"""
 
 
 class DraftModelOptions(ModelOptions):

@@ -26,12 +26,12 @@ class TlsOptions(Group, title="security"):
     """Credentials of this side of a connection, and how it checks the other side."""
 
     tls_cert: File | None = None
-    """certificate that this side presents; required for a target with TLS"""
+    """TLS certificate to present to the peer; a target needs one for TLS"""
     tls_key: File | None = None
     """private key of --tls_cert"""
     tls_ca: File | None = None
-    """certificate of the authority that signed the other side's certificate; a target with --tls_ca
-    requires clients to present one"""
+    """CA certificate to verify the peer with; a target with --tls_ca also requires clients to
+    present a certificate"""
     token_file: File | None = None
     """file with the bearer token on its first line"""
     insecure: bool = False
@@ -54,8 +54,8 @@ class ConnectionOptions(TlsOptions, PortOptions, title="network"):
     """name of a target that `outrider deploy up` started; sets --target_host, --tls_ca and
     --token_file"""
     target_host: Host = "127.0.0.1"
-    """target, as HOST or HOST:PORT; several replicas as A,B, or as dns:///HOST for all addresses of
-    a name; `outrider up` without it starts a target itself"""
+    """target, as HOST or HOST:PORT; replicas separated by commas, or dns:///HOST for all addresses
+    of a name; without it `outrider up` starts a target"""
     patience: Seconds = 30.0
     """seconds to keep retrying a full or unreachable target"""
     model_name: Name | None = None

@@ -243,7 +243,7 @@ class UpRole(EndpointRole):
     name: Name | None = None
     """model pair, as NAME or NAME:SIZE of its target; without a name, all pairs are listed"""
     directory: Directory | None = None
-    """directories to load models from instead of downloading them, as A,B"""
+    """local directories to load models from instead of downloading them, separated by commas"""
 
     @property
     def elsewhere(self) -> bool:
