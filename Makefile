@@ -11,7 +11,7 @@
 # They make .venv first; PYTHON chooses the interpreter (3.11 to 3.14).
 # make package    wheel and sdist in dist/, and what publishing tools say of them; see CONTRIBUTING.md
 # make licences   dist/sbom.json and dist/licences.md: what a client installs, and its licences
-# make lock       requirements.lock: the client's packages with their hashes
+# make lock       requirements.lock: the client's packages with their hashes; constraints-lowest.txt: what make test-lowest installs
 # make docs       the documentation as a site in build/site; a dead link is an error
 # make vendor     the chat page's libraries from npm, as outrider/endpoint/page/vendor/README.md lists them
 # make test-nxd   Neuron's builder on the real neuronx-distributed of a checkout: NXD=path; see CONTRIBUTING.md
@@ -117,6 +117,7 @@ lock:
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/pip install --quiet 'uv>=0.9,<1'
 	.venv-lock/bin/uv pip compile pyproject.toml --quiet --constraint constraints.txt --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --output-file requirements.lock
+	.venv-lock/bin/uv pip compile pyproject.toml --quiet --extra torch --resolution lowest-direct --python-version 3.11 --no-annotate --no-header | grep -vE '^(torch|triton|nvidia.*)==' > constraints-lowest.txt
 
 proto: .venv/ready
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. grpc_comm/proto/verifier.proto
@@ -175,11 +176,9 @@ beside = echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconf
 	$(call beside,.venv-trn1)
 	@touch $@
 
-.venv-lowest/ready: .venv/ready
+.venv-lowest/ready: .venv/ready constraints-lowest.txt
 	$(PYTHON) -m venv .venv-lowest
-	.venv-lowest/bin/pip install --quiet 'uv>=0.9,<1'
-	.venv-lowest/bin/uv pip compile pyproject.toml --quiet --extra torch --resolution lowest-direct --no-annotate --no-header | grep -vE '^(torch|triton|nvidia.*)==' > .venv-lowest/lowest.txt
-	.venv-lowest/bin/pip install --quiet --no-deps --requirement .venv-lowest/lowest.txt
+	.venv-lowest/bin/pip install --quiet --no-deps --requirement constraints-lowest.txt
 	$(call beside,.venv-lowest)
 	@touch $@
 
