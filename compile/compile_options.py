@@ -74,7 +74,7 @@ class SizeOptions(Group, title=_SIZES):
 
 
 class StoreOptions(Group, title="stores"):
-    """Where to store artefacts and compiled graphs."""
+    """Stores of artefacts and of compiled graphs."""
 
     push: Store | None = None
     """upload the artefact, just built or already in --out, to a directory or s3://BUCKET/PREFIX"""

@@ -28,7 +28,7 @@ _ROLE = "what AWS's AmazonSSMManagedInstanceCore allows (Session Manager)"
 
 
 class AccountView(NamedTuple):
-    """What a plan needs from the account: its number, subnets to start in, and the image's id."""
+    """An AWS account as a plan sees it: its number, usable subnets, and the machine image's id."""
 
     number: str
     places: Sequence[SubnetInZone]

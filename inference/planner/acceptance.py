@@ -20,6 +20,7 @@ from inference.errors import InvalidRequest
 from inference.planner.child_features import (
     EXCLUDED,
     RANK_FEATURES,
+    SPAN,
     FloatArray,
 )
 from inference.times import Times
@@ -45,14 +46,10 @@ class Law:
 
     precision: inverse of the weights' covariance
     worth: number of verdicts that the prior counts as
-    steepest: maximum absolute log odds in chances()
     Raises InvalidRequest for an invalid prior.
     """
 
-    def __init__(
-        self, weights: ArrayLike, precision: ArrayLike, worth: float, steepest: float
-    ) -> None:
-        self._steepest = steepest
+    def __init__(self, weights: ArrayLike, precision: ArrayLike, worth: float) -> None:
         self._mean = np.array(weights, dtype=np.float64)
         self._certainty, self._worth = np.array(precision, dtype=np.float64), float(worth)
         width = len(self._mean)
@@ -95,11 +92,10 @@ class Law:
 
     def chances(self, rows: FeatureRows) -> list[float]:  # [k, F] -> [k]
         """Return the acceptance probability of each child of a node. Their sum is below 1."""
-        weights, steepest = self.weights.tolist(), self._steepest
-        remaining, chances = 1.0, list[float]()
+        weights, remaining, chances = self.weights.tolist(), 1.0, list[float]()
         for row in rows:
             odds = sum(weight * value for weight, value in zip(weights, row, strict=True))
-            chance = remaining / (1 + math.exp(-min(max(odds, -steepest), steepest)))
+            chance = remaining / (1 + math.exp(-min(max(odds, -SPAN), SPAN)))
             chances.append(chance)
             remaining -= chance
         return chances
@@ -185,7 +181,6 @@ class AcceptanceModel:
 
     A row of scores is the result of Model.rank for a node, best first: log-probabilities at
     temperature 0, and perturbed scores above 0.
-
     """
 
     def __init__(self, laws: Laws, rates: HitRates) -> None:

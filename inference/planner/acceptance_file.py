@@ -10,7 +10,6 @@ from inference.files.json_file import Json, read_json
 from inference.files.writing import write_whole
 from inference.planner.acceptance import (
     KINDS,
-    STEEPEST,
     VERSION,
     AcceptanceModel,
     HitRates,
@@ -21,7 +20,6 @@ from inference.planner.child_features import (
     COPY_FEATURES,
     JOINT_FEATURES,
     RANK_FEATURES,
-    SPAN,
 )
 
 SHIPPED = Path(__file__).parents[1] / "data" / "acceptance.json"
@@ -50,7 +48,7 @@ def read_model(record: Json) -> AcceptanceModel:
     sampled, greedy = (read_law(ranks.field(kind), len(RANK_FEATURES)) for kind in KINDS)
     laws = Laws(
         (sampled, greedy),
-        read_law(copying.field("copies"), len(COPY_FEATURES), SPAN),
+        read_law(copying.field("copies"), len(COPY_FEATURES)),
         read_law(copying.field("joint"), len(JOINT_FEATURES)),
     )
     rates = record.field("rates")
@@ -58,7 +56,7 @@ def read_model(record: Json) -> AcceptanceModel:
     return AcceptanceModel(laws, rates.make(HitRates, tries, hits))
 
 
-def read_law(raw: Json, width: int, steepest: float = STEEPEST) -> Law:
+def read_law(raw: Json, width: int) -> Law:
     """Read a law of `width` features in the format of Law.to_record(). Raises InvalidRequest."""
     weights, precision = raw.field("weights"), raw.field("precision").map(read_numbers)
     if len(read_numbers(weights)) != width:
@@ -66,7 +64,7 @@ def read_law(raw: Json, width: int, steepest: float = STEEPEST) -> Law:
     if any(len(row) != width for row in precision) or len(precision) != width:
         raw.field("precision").refuse(f"a square of {width}")
     worth = raw.field("worth").number()
-    return raw.make(Law, read_numbers(weights), precision, worth, steepest)
+    return raw.make(Law, read_numbers(weights), precision, worth)
 
 
 def read_numbers(raw: Json) -> tuple[float, ...]:

@@ -81,7 +81,7 @@ class TreeOptions(Group, title="drafting"):
 
 
 class SourceOptions(Group, title="drafting"):
-    """What proposes tokens."""
+    """The sources of candidates: a draft model, copied text, a draft beside the target, or none."""
 
     draft: Annotated[Sources, Field(description=SOURCES_HELP)] = DEFAULT_SOURCES
 

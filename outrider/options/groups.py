@@ -150,7 +150,7 @@ class TargetOptions(BatchOptions, DeviceOptions, TargetModelOptions):
 
 
 class OffloadOptions(TargetOptions, title="models and devices"):
-    """Where a target's layers are stored."""
+    """Storage of a target's layers outside the device."""
 
     layer_offload: Literal["host", "disk"] | None = None
     """location of the layers' weights for a target larger than memory: host memory (for cuda) or

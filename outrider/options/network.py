@@ -153,7 +153,7 @@ class KeysOptions(Group, title="security"):
 
 
 class SessionOptions(Group, title="network"):
-    """How a target's sessions end at shutdown, and whether they share caches."""
+    """Shutdown and cache sharing of a target's sessions."""
 
     grace: Seconds = 5.0
     """seconds that open sessions may keep running after SIGTERM"""

@@ -20,7 +20,7 @@ _CHAINS = (2, 4, 8, 16)  # nodes of a forward pass, its root included
 
 
 class Limit(Enum):
-    """What limits the speed. The value also suggests how to make generation faster."""
+    """A bottleneck of generation. Its value describes it and suggests a remedy."""
 
     NO_DRAFT = (
         "limited by the target: without accepted candidates each token takes a forward pass; "

@@ -49,7 +49,7 @@ def rank_weights(rank: int) -> str:
 
 
 class RankPlan(NamedTuple):
-    """What a rank needs to load its part of a target. Can be sent to another process."""
+    """Inputs from which a rank loads its part of a target. Can be sent to another process."""
 
     directory: Path  # of the artefact
     target: CompiledTarget
