@@ -2,7 +2,7 @@
 arms of other engines behind its own.
 
     python -m benchmarks.rivals --target_model DIR --draft_model DIR --dtype bfloat16
-        --presets hybrid,suffix --transformers [--openvino_models TARGET_DIR,DRAFT_DIR]
+        --preset hybrid,suffix --transformers [--openvino_models TARGET_DIR,DRAFT_DIR]
     python -m benchmarks.rivals --target_model FILE.gguf --draft_model FILE.gguf
         --llama_servers NAME=HOST:PORT,...
 

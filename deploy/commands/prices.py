@@ -20,7 +20,6 @@ from inference.flags.group import Metavar
 EXAMPLES = """examples:
   outrider deploy prices                          every type that can serve a target, in us-east-1
   outrider deploy prices --instance trn1.2xlarge --spot --region us-west-2
-  outrider deploy prices --instance trn1.2xlarge --no_live
 """
 
 
@@ -35,8 +34,6 @@ class PricesOptions(CommandOptions, title="prices"):
     """AWS region"""
     spot: bool = False
     """spot prices in place of on-demand ones"""
-    no_live: bool = False
-    """use the bundled prices; do not query AWS"""
     as_json: bool = Field(default=False, alias="json")
     """one JSON list on stdout"""
 
@@ -45,7 +42,7 @@ def run(options: PricesOptions) -> int:
     """Print the prices. Returns 1 if the region has none; the bundled ones of another region are
     then printed, labelled as such, but nothing with --json.
     """
-    prices, priced, refusals = InstancePrices(live=not options.no_live), list[Price](), list[str]()
+    prices, priced, refusals = InstancePrices(), list[Price](), list[str]()
     names = options.instance.split(",") if options.instance else list(bundled_prices().types)
     market: Market = "spot" if options.spot else "on-demand"
     for name in names:

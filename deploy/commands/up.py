@@ -106,7 +106,7 @@ def _say_that_it_is_paid(name: str) -> None:
 
 
 def _serve(options: UpOptions, aws: Aws, host: Host, state: StackState) -> RunningInstance:
-    """Return the stack's instance once it has its credentials and, without --no_wait, serves."""
+    """Return the stack's instance once it has its credentials and serves."""
     if find_target(options.name) is None:
         raise InvalidRequest(
             f"{host.stack} was started from another machine, which has its credentials: "
@@ -117,10 +117,9 @@ def _serve(options: UpOptions, aws: Aws, host: Host, state: StackState) -> Runni
     handover = Handover(options.name, target.directory / "handover")
     if not target.complete:
         _hand_over(aws, options, target, instance, handover)
-    if not options.no_wait:
-        _wait_until_serving(aws, instance)
-        withdraw_secrets(aws, options.name)
-        handover.end()
+    _wait_until_serving(aws, instance)
+    withdraw_secrets(aws, options.name)
+    handover.end()
     return instance
 
 

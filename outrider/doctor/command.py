@@ -60,14 +60,15 @@ def doctor(options: DoctorRole) -> int:
 def check_health(options: ConnectionOptions) -> Iterator[Finding]:
     """Check the health of the first target of --target_host."""
     address, name = options.endpoints[0].address, ""
-    trusted = Path(options.tls_ca) if options.tls_ca else None
-    if options.tls_cert and trusted is None:
+    system = options.trusts_system
+    trusted = Path(options.tls_ca) if options.tls_ca and not system else None
+    if options.tls_cert and options.tls_ca is None:
         from grpc_comm.certificate import certificate_hosts
 
         trusted = Path(options.tls_cert)
         name = certificate_hosts(trusted)[0]  # a trusted certificate may have any name
     try:
-        channel = Channel(address, SecurityOptions(tls_ca=trusted, tls=options.tls), name)
+        channel = Channel(address, SecurityOptions(tls_ca=trusted, tls=system), name)
         with closing(channel):
             channel.check_health(_SECONDS)
     except OutriderError as error:

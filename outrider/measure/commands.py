@@ -27,7 +27,7 @@ examples:
 BENCH = """examples:
   outrider bench                                          the embedded pair and prompts
   outrider bench --target_model DIR --draft_model DIR --out real
-  outrider bench --presets hybrid,suffix --rtt 40 --samples 5
+  outrider bench --preset hybrid,suffix --rtt 40 --samples 5
   outrider bench --target_host HOST --draft_model DIR --file prompts.jsonl --out server"""
 
 PROVE = """examples:

@@ -1,7 +1,7 @@
-"""The user's goal for drafting (speed, cost, or a limit on either), and prices that pursue it.
+"""The user's goal for drafting (speed, cost, or cost at a minimum speed), and prices for it.
 
-To meet a limit, the weight of cost is adjusted every few tokens: up while the speed is above its
-minimum or a token is too expensive, down otherwise. No clock is read.
+For a minimum speed, the weight of cost is adjusted every few tokens: up while the speed is above
+it, down otherwise. No clock is read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from inference.command import say
-from inference.cost.billing import ENERGIES, PER_MILLION, Billing, blend
+from inference.cost.billing import ENERGIES, Billing, blend
 from inference.errors import InvalidRequest, Unavailable
 from inference.flags.group import flags_of
 from inference.planner.prices import SPEED, Prices, UnitPrices, Usage
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 UNPRICED = "give --usd_per_hour or --instance, or use a target started with --usd_per_hour"
 
-OF_TOTAL = ("usd_per_kwh", "draft_watts", "usd_per_gb_up", "usd_per_gb_down")
+OF_TOTAL = ("usd_per_kwh", "draft_watts", "usd_per_gb")
 """Prices that total_cost needs in addition to the target's hourly price."""
 
 EVERY = 8
 """Tokens between two changes of the weight."""
 
 STEP = 0.2
-"""Change of the weight when the measured value is e times the limit."""
+"""Change of the weight when the measured speed is e times the minimum."""
 
 MIN_SAVED = 0.25
 """Ratio of the price of drafting to that of waiting, from which on --cs at its cost end was
@@ -46,15 +46,11 @@ UNSTEERED = "--cs needs an adaptive draft on this machine"
 
 @dataclass(frozen=True)
 class Goal:
-    """A weight of cost against speed, or a limit on either, for every request of a run.
-
-    With a limit on one, the other is optimised. The flags bound the values, and allow one limit.
-    """
+    """A weight of cost against speed, or a minimum speed, for every request of a run."""
 
     objective: str = "total_cost"
     weight: float = 0.0  # 0: only speed, 1: only cost
     min_tps: float | None = None  # minimum tokens per second, at minimum cost
-    max_per_token: float | None = None  # maximum US dollars or joules, at maximum speed
     billing: Billing = field(default_factory=Billing)
     # whether drafting gets a small price, for lack of a known price of its energy
     battery: bool = True
@@ -62,7 +58,7 @@ class Goal:
     @property
     def speed_alone(self) -> bool:
         """Whether speed is the whole goal."""
-        return self.weight == 0 and self.min_tps is None and self.max_per_token is None
+        return self.weight == 0 and self.min_tps is None
 
     @property
     def unpriced(self) -> bool:
@@ -148,18 +144,11 @@ class SteeredPrices(Prices):
 
     def _steer(self, measured: Usage) -> None:
         """Adjust the weight by the measured usage per token."""
-        spare = 0.0  # positive: increase the weight of cost
         if self.goal.min_tps is not None:
-            spare = _log(1.0, measured.wall * self.goal.min_tps)
-        elif self.goal.max_per_token is not None:
-            spare = _log(self.cost.of(measured), self.goal.max_per_token)
-        self.weight = min(max(self.weight + STEP * spare, 0.0), 1.0)
+            excess = -math.log(max(measured.wall * self.goal.min_tps, 1e-12))
+            step = STEP * min(max(excess, -1.0), 1.0)  # bounded: a stall has no lasting effect
+            self.weight = min(max(self.weight + step, 0.0), 1.0)
         self.tariff = blend(self.cost, self.weight, measured)
-
-
-def _log(numerator: float, denominator: float) -> float:
-    """Return the logarithm of a ratio, bounded so that a single stall has no lasting effect."""
-    return min(max(math.log(max(numerator, 1e-12) / max(denominator, 1e-12)), -1.0), 1.0)
 
 
 def read_billing(options: PriceOptions) -> Billing:
@@ -174,9 +163,8 @@ def read_billing(options: PriceOptions) -> Billing:
         from deploy.instance.price import InstancePrices
 
         try:
-            prices = InstancePrices(live=not options.no_live)
             market: Market = "spot" if options.spot else "on-demand"
-            price = prices.find(options.instance, options.region, market)
+            price = InstancePrices().find(options.instance, options.region, market)
         except Unavailable as error:
             raise Unavailable(f"{error}; give --usd_per_hour instead of --instance") from error
         return replace(billing, usd_per_hour=price.usd_per_hour, source=str(price))
@@ -186,19 +174,17 @@ def read_billing(options: PriceOptions) -> Billing:
 
 
 def read_goal(options: GoalOptions, billing: Billing) -> Goal:
-    """Read the goal from --cs, --objective and the limits.
+    """Read the goal from --cs, --objective and --min_tps.
 
     The default objective is total_cost if all its prices are stated, else api_cost. Raises
     InvalidRequest if the goal needs a missing price, and for a position of --cs if all are
     equivalent.
     """
     cost = "total_cost" if billing.priced and not _unstated(billing) else "api_cost"
-    limit = options.max_joules_per_token
     goal = Goal(
-        options.objective or ("energy_total" if limit is not None else cost),
+        options.objective or cost,
         read_knob(options.cs),
         options.min_tps,
-        limit if options.max_usd_per_1m is None else options.max_usd_per_1m / PER_MILLION,
         billing,
         battery=options.draft_watts is None,
     )

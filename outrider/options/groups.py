@@ -5,14 +5,14 @@ draft_flags.py and network.py declare the other groups.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, Field, model_validator
 
 from inference.errors import InvalidRequest
 from inference.flags.command_line import CommandOptions
-from inference.flags.group import Alias, Group, Metavar
+from inference.flags.group import Alias, FlagRule, Group, Metavar
 from inference.flags.values import (
     Amount,
     Count,
@@ -20,7 +20,6 @@ from inference.flags.values import (
     File,
     ModelName,
     Name,
-    Share,
     Usd,
     Watts,
 )
@@ -239,16 +238,10 @@ class PriceOptions(HourlyOptions):
     """AWS region of --instance"""
     spot: bool = False
     """use the spot price of --instance instead of the on-demand price"""
-    no_live: bool = False
-    """use bundled prices; do not query AWS"""
-    target_share: Share = 1.0
-    """fraction of the target's price to charge: 1/n if n such sessions share the target"""
     usd_per_kwh: Usd | None = None
     """electricity price of this machine, in USD per kWh"""
-    usd_per_gb_up: Usd | None = None
-    """price of traffic to the target, in USD per GB"""
-    usd_per_gb_down: Usd | None = None
-    """price of traffic from the target, in USD per GB"""
+    usd_per_gb: Usd | None = None
+    """price of traffic to and from the target, in USD per GB"""
     draft_watts: Watts | None = None
     """power draw of this machine while drafting, in watts"""
     target_watts: Watts | None = None
@@ -256,8 +249,11 @@ class PriceOptions(HourlyOptions):
 
 
 class GoalOptions(PriceOptions):
-    """The goal of drafting: a quantity to minimize, or a limit."""
+    """The goal of drafting: a quantity to minimize, and its weight against speed."""
 
+    RULES: ClassVar = (
+        FlagRule("min_tps", excludes="cs", why="cost counts as far as that speed allows"),
+    )
     objective: Objective | None = None
     """quantity that counts as cost (default: total_cost if all its prices are known, else
     api_cost)"""
@@ -265,18 +261,5 @@ class GoalOptions(PriceOptions):
     """trade-off of cost and speed: tps, balanced, cost or 0 to 100"""
     min_tps: Annotated[float, Gt(0)] | None = None
     """minimum tokens per second; cost is minimized at that speed or above"""
-    max_usd_per_1m: Amount | None = None
-    """maximum USD per million tokens; speed is maximized within this limit"""
-    max_joules_per_token: Annotated[float, Gt(0), Metavar("J")] | None = None
-    """maximum joules per token; speed is maximized within this limit"""
     max_usd: Amount | None = None
     """spending limit of the run, in USD; the run then ends with the output so far"""
-
-    @model_validator(mode="after")
-    def _one_goal(self) -> Self:
-        limits = [name for name in self.changed(GoalOptions, "max_usd") if name.startswith("--m")]
-        if limits and read_knob(self.cs):
-            raise ValueError(
-                f"--cs weighs speed against cost, {limits[0]} is a limit that decides it: give one"
-            )
-        return self

@@ -10,7 +10,6 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from grpc_comm.transport import Address
-from inference.cost.billing import COSTS, ENERGIES
 from inference.extras import PACKAGES, is_installed, require
 from inference.flags.group import FlagRule
 from inference.flags.values import Directory, File, Name
@@ -18,12 +17,7 @@ from inference.model.checkpoints.hub import is_gguf
 from outrider.options import draft_flags, groups, network
 from outrider.options.draft_flags import METHODS
 
-OBJECTIVES_BUT = {
-    "max_usd_per_1m": " ".join(f"objective={name}" for name in (*ENERGIES, "latency")),
-    "max_joules_per_token": " ".join(f"objective={name}" for name in (*COSTS, "latency")),
-}
 ROUNDS = "gamma tree_nodes tree_depth"
-LIMITS = "min_tps max_usd_per_1m max_joules_per_token"
 
 RULES = (
     FlagRule("tensor_parallel", needs="device=neuron-legacy"),
@@ -39,7 +33,6 @@ RULES = (
     FlagRule("http_cert", needs="http_key"),
     FlagRule("http_key", needs="http_cert"),
     FlagRule("token_file", excludes="keys_file", why="one key for all, or one each"),
-    FlagRule("metrics_host", needs="metrics_port"),
     FlagRule("draft_quantization", needs="draft=*model*"),
     FlagRule("gamma", excludes="tree_nodes tree_depth", why="--gamma drafts a chain"),
     FlagRule(
@@ -49,14 +42,12 @@ RULES = (
     ),
     FlagRule(
         ROUNDS,
-        excludes=f"cs objective {LIMITS}",
+        excludes="cs objective min_tps",
         why="those are of a draft that never waits",
     ),
     FlagRule("schema", excludes="regex", why="a text has one form"),
     FlagRule("instance", excludes="usd_per_hour", why="both price the target"),
-    FlagRule("region spot no_live", needs="instance", why="it says how that is priced"),
-    FlagRule(LIMITS, excludes=LIMITS, why="one limit at a time"),
-    *(FlagRule(limit, excludes=excluded) for limit, excluded in OBJECTIVES_BUT.items()),
+    FlagRule("region spot", needs="instance", why="it says how that is priced"),
 )
 """Flags of the roles that exclude each other, or that need another flag."""
 

@@ -12,22 +12,21 @@ from contextlib import contextmanager
 from grpc_comm.observability.endpoint import serve_metrics
 from grpc_comm.observability.log import start_log
 from grpc_comm.observability.metrics import Metrics
-from grpc_comm.transport import Address
 from inference.command import say
 from outrider.options.network import ObservingOptions
 
 
 @contextmanager
 def observed(metrics: Metrics, options: ObservingOptions) -> Iterator[None]:
-    """Start the log and, if a port is given, serve metrics until the context ends.
+    """Start the log and, if an address is given, serve metrics until the context ends.
 
     Raises InvalidRequest if metrics cannot be served at the configured address.
     """
     start_log(options.log, "info" if options.log == "json" else "warning")
-    if options.metrics_port is None:
+    if options.metrics is None:
         yield
         return
-    with serve_metrics(metrics, Address(options.metrics_host, options.metrics_port)) as bound:
+    with serve_metrics(metrics, options.metrics) as bound:
         say(f"metrics on http://{bound}/metrics, health on http://{bound}/healthz")
         yield
 

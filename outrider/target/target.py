@@ -29,7 +29,7 @@ from inference.planner.profiling import CONTEXT
 from inference.text.grammar import Grammars
 from inference.times import Times
 from inference.times_file import Profile, find_profile
-from outrider.measure.link import LinkShape, shaped_link
+from outrider.measure.link import emulated_link
 from outrider.models.artifacts import (
     artifact_length,
     load_artifact,
@@ -60,8 +60,8 @@ def serve(options: ServingRole) -> int:
     security = options.security  # checked before loading, which takes minutes
     check_security(security, Address(options.host, options.port))
     check_free(Address(options.host, options.port))
-    if options.metrics_port is not None:
-        check_free(Address(options.metrics_host, options.metrics_port))
+    if options.metrics is not None:
+        check_free(options.metrics)
     start, target = time.perf_counter(), load_target(options)
     description, seconds = target.description, time.perf_counter() - start
 
@@ -202,7 +202,7 @@ def emulated_distance(options: ServingRole, bound: Address) -> Iterator[Address]
     """
     assert options.rtt is not None, "the options have --rtt"
     listen = str(Address(options.host, options.port))
-    with shaped_link(str(bound), LinkShape(delay_ms=options.rtt / 2), listen) as link:
+    with emulated_link(str(bound), options.rtt / 2, listen) as link:
         yield parse_address(link.address)
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from inference.cost.billing import COSTS, PER_MILLION, price_words
-from inference.cost.quantity import Figure
+from inference.cost.billing import price_words
 from inference.files.writing import write_whole
 from inference.planner.prices import Usage
 from outrider.money.budget import RunBudget
@@ -74,7 +73,7 @@ def _waits(completions: Sequence[Completion]) -> list[str]:
 
 def account(completions: Sequence[Completion], budget: RunBudget, goal: Goal) -> str:
     """Format the costs of a run: cost per token with the source of the prices, energy, and whether
-    the user's limit was met. Excludes target-only requests for comparison.
+    --min_tps was met. Excludes target-only requests for comparison.
     """
     tokens, billing = sum(len(done.token_ids) for done in completions), budget.billing
     if not tokens:
@@ -91,9 +90,7 @@ def account(completions: Sequence[Completion], budget: RunBudget, goal: Goal) ->
         if usage.wall:  # synchronous rounds make fewer forward passes
             rate = price_words("total_cost", (budget.price(usage) or 0.0) / tokens)
             lines.append(f"counting only the target's forward passes {rate}")
-        share = billing.target_share
-        charged = "" if share == 1 else f"; {share:g} of the hour is charged"
-        lines.append(f"prices: {billing.source}{charged}")
+        lines.append(f"prices: {billing.source}")
     if billing.draft_watts is not None or billing.target_watts is not None:
         name, whose = "energy_total", ""
         if billing.target_watts is None:
@@ -103,28 +100,11 @@ def account(completions: Sequence[Completion], budget: RunBudget, goal: Goal) ->
         joules = figures[name]
         assert joules.value is not None, "its power is known"
         lines.append(f"energy{whose} {price_words(name, joules.value)} ({joules.source})")
-    return "\n".join([*lines, *_limit(completions, figures, goal)])
-
-
-def _limit(
-    completions: Sequence[Completion], figures: Mapping[str, Figure], goal: Goal
-) -> list[str]:
-    """Format whether the user's limit was met over the whole run, prefill included."""
-    if goal.min_tps is not None:
-        tokens = sum(len(done.token_ids) for done in completions)
+    if goal.min_tps is not None:  # over the whole run, prefill included
         speed = tokens / sum(done.seconds for done in completions)
-        met, measured, limit = speed >= goal.min_tps, f"{speed:.4g} tokens/s", f"{goal.min_tps:g}"
-        flag = "--min_tps"
-    elif goal.max_per_token is not None:
-        value, dollars = figures[goal.objective].value, goal.objective in COSTS
-        assert value is not None, "a limit is on a figure that can be computed"
-        flag = "--max_usd_per_1m" if dollars else "--max_joules_per_token"
-        unit = PER_MILLION if dollars else 1.0
-        met, measured = value <= goal.max_per_token, price_words(goal.objective, value)
-        limit = f"{'$' * dollars}{goal.max_per_token * unit:.4g}"
-    else:
-        return []
-    return [f"{flag} {'met' if met else 'missed'}: measured {measured}, wanted {limit}"]
+        met = "met" if speed >= goal.min_tps else "missed"
+        lines.append(f"--min_tps {met}: measured {speed:.4g} tokens/s, wanted {goal.min_tps:g}")
+    return "\n".join(lines)
 
 
 def _forwards(completions: Sequence[Completion], tokens: int) -> list[str]:

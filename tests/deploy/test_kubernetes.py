@@ -89,8 +89,9 @@ def test_the_containers_arguments_are_flags_of_our_own(form: dict[str, Manifest]
 def test_probes_and_service_ask_where_the_target_listens(form: dict[str, Manifest]) -> None:
     options, target = options_of(form), target_of(form)
     ports = {port["name"]: port["containerPort"] for port in target["ports"]}
-    assert ports == {"grpc": options.port, "metrics": options.metrics_port}
-    assert options.host == options.metrics_host == "0.0.0.0"
+    assert options.host == "0.0.0.0"
+    assert options.metrics == ("0.0.0.0", ports["metrics"])
+    assert ports["grpc"] == options.port
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert target[probe]["httpGet"] == {"path": "/healthz", "port": "metrics"}
     (port,) = form["Service"]["spec"]["ports"]

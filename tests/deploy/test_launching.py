@@ -107,8 +107,8 @@ def test_a_target_is_planned_started_told_of_and_removed_without_a_trace(
 def test_no_secret_is_in_the_stack_and_the_host_alone_is_told_the_key(
     aws: AwsServer, up: list[str]
 ) -> None:
-    aws.control(takes_secrets=False, host="activating\n")
-    assert main([*up, "--no_wait"]) == 0
+    aws.control(takes_secrets=False, host=FAILED)
+    assert main(up) == 1
     token = (kept(aws) / "token").read_text().strip()
     cloud, ssm = boto3.client("cloudformation"), boto3.client("ssm")
     template = str(cloud.get_template(StackName="outrider-demo")["TemplateBody"])
@@ -273,8 +273,8 @@ def test_a_host_that_ended_itself_is_started_anew(
 def test_an_open_port_is_in_the_certificate_and_in_the_named_target(
     aws: AwsServer, up: list[str]
 ) -> None:
-    aws.control(takes_secrets=False)
-    assert main([*up, "--allow_cidr", "203.0.113.7/32", "--no_wait"]) == 0
+    aws.control(takes_secrets=False, host=FAILED)
+    assert main([*up, "--allow_cidr", "203.0.113.7/32"]) == 1
     pem = boto3.client("ssm").get_parameter(Name="/outrider/demo/certificate", WithDecryption=True)
     certificate = x509.load_pem_x509_certificate(pem["Parameter"]["Value"].encode())
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value

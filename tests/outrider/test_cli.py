@@ -148,7 +148,7 @@ def test_the_profile_has_numeric_columns(run: Run, port: str, tmp_path: Path) ->
         (["--prompt", "x", "--sequence_length", "5000"], "max_position_embeddings"),
         (["--prompt", "x", "--draft_model", "/nowhere/model"], "/nowhere/model"),
         (["--prompt", "x", "--device", "neuron"], "neuron"),
-        (["--prompt", "x", "--instance", "trn9.foo", "--no_live"], "trn9.foo"),
+        (["--prompt", "x", "--instance", "trn9.foo"], "trn9.foo"),
     ],
 )
 def test_bad_input_gets_one_clear_line_and_a_non_zero_exit(

@@ -20,10 +20,11 @@ FLAGS = {
     "MAX_NEW_TOKENS": "max_new_tokens",
     "TARGET_PER_HOUR_COST": "usd_per_hour",
     "DRAFT_ELECTRICITY_COST_PER_KWH": "usd_per_kwh",
-    "USER_COMM_COST_PER_GB": "usd_per_gb_up",
-    "CLOUD_OUTBOUND_COST_PER_GB": "usd_per_gb_down",
 }
 """Tags, and the flag of every run that each tag sets."""
+
+TRAFFIC = ("USER_COMM_COST_PER_GB", "CLOUD_OUTBOUND_COST_PER_GB")
+"""Prices of the user's and the cloud's traffic, which together are --usd_per_gb."""
 
 DEFAULTS = {
     "SEED": "4", "MAX_NEW_TOKENS": "256", "BENCHES_CSV": "mt_bench", "TARGET_HOST": "",
@@ -46,7 +47,7 @@ def read_autodraft(path: Path) -> dict[str, Any]:
         stated = _tags(path)
         tags = DEFAULTS | stated
         algorithms = _algorithms(tags)
-        unused = sorted(stated.keys() - {*FLAGS, *DEFAULTS, *algorithms})
+        unused = sorted(stated.keys() - {*FLAGS, *TRAFFIC, *DEFAULTS, *algorithms})
         if unused:
             say(f"note: {path}: {', '.join(unused)} have no effect here")
         runs = []
@@ -78,12 +79,7 @@ def _tags(path: Path) -> dict[str, str]:
 
 def _algorithms(tags: Tags) -> dict[str, dict[str, Any]]:
     """Return each algorithm's flags. AutoDraft's weights of 0 to 1 become 0 to 100 for --cs."""
-    knobs = tags["AUTODRAFT_CS_LIST"].split()
-    try:
-        knobs = [f"{100 * float(word):g}" for word in knobs]
-    except ValueError as error:
-        words = f"AUTODRAFT_CS_LIST {' '.join(knobs)}: numbers from 0 to 1 are needed"
-        raise InvalidRequest(words) from error
+    knobs = [f"{100 * weight:g}" for weight in _numbers(tags, "AUTODRAFT_CS_LIST")]
     metrics = tags.get("OBJECTIVE_METRIC", tags["OBJECTIVE_METRICS_CSV"]).split(",")
     tree = {"tree_nodes": tags["FIXED_TREE_NODES"], "tree_depth": tags["FIXED_TREE_DEPTH"]}
     goal = {"objective": [metric.strip() for metric in metrics], "cs": knobs}
@@ -96,6 +92,16 @@ def _algorithms(tags: Tags) -> dict[str, dict[str, Any]]:
     }
 
 
+def _numbers(tags: Tags, name: str) -> list[float]:
+    """Read the numbers of a tag. Raises InvalidRequest."""
+    words = tags.get(name, "").split()
+    try:
+        return [float(word) for word in words]
+    except ValueError as error:
+        needed = "numbers such as 0.5 are needed"
+        raise InvalidRequest(f"{name} {' '.join(words)}: {needed}") from error
+
+
 def _flags(path: Path, tags: Tags) -> dict[str, Any]:
     """Return every run's flags. Benchmark NAME has its prompts in NAME.txt, next to the file."""
     if (served := tags["TARGET_QUANTIZATION"]) != "none":
@@ -103,6 +109,8 @@ def _flags(path: Path, tags: Tags) -> dict[str, Any]:
             f"TARGET_QUANTIZATION {served}: none is needed, a target is what its server loads"
         )
     flags: dict[str, Any] = {flag: tags[name] for name, flag in FLAGS.items() if name in tags}
+    if prices := [price for name in TRAFFIC for price in _numbers(tags, name)]:
+        flags["usd_per_gb"] = sum(prices)
     drafted = tags["DRAFT_QUANTIZATION"]
     flags["draft_quantization"] = QUANTIZATIONS.get(drafted, drafted)
     if tags["TARGET_HOST"]:

@@ -11,7 +11,6 @@ from outrider.measure.arms import FUSED
 from outrider.measure.environment import load
 from outrider.measure.figures import summarise
 from outrider.measure.journal import Journal, opened, plan_of
-from outrider.measure.link import LinkShape
 from outrider.measure.report import Report, verdict
 from outrider.measure.run import Run
 from outrider.measure.sets import Item
@@ -49,8 +48,7 @@ def _measure(
     arms = ArmSet(options.role, options.arms, optional=(FUSED,), beside=beside)
     with target_of(options, options.arms) as (connection, target):
         for trip in options.rtt:
-            link = LinkShape(trip / 2, options.bandwidth)
-            with arms.opened(journal, connection, link) as (client, ours):
+            with arms.opened(journal, connection, trip / 2) as (client, ours):
                 Run(journal, ours, client, options.text, trip).make(items, options.num_runs)
     emulation = None if target is None else target.emulation
     journal.write("end", {"load": load(), "emulation": emulation})

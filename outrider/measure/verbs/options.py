@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 from pydantic import model_validator
 
 from inference.flags.command_line import CommandOptions
@@ -18,7 +18,6 @@ from inference.flags.values import (
     ModelName,
     Name,
     NumberList,
-    Seconds,
     Words,
     among,
 )
@@ -60,7 +59,7 @@ class RunOptions(
 
     def role(self, connection: ConnectionOptions, flags: Flags) -> ClientRole:
         """Return a client's options: these flags, and the command's flags that apply to clients."""
-        client_flags = flags_of(ClientRole).keys() - flags_of(ConnectionOptions).keys()
+        client_flags = flags_of(ClientRole).keys() - {*flags_of(ConnectionOptions), "preset"}
         if "model" not in str(flags.get("draft", self.draft)):
             client_flags -= {"draft_quantization"}
         stated = {name: value for name, value in self.explicit().items() if name in client_flags}
@@ -91,8 +90,6 @@ class LinkedOptions(RunOptions, title="measurement"):
     """profile whose forward-pass times the target emulates"""
     rtt: Annotated[NumberList, Metavar("MS,...")] = (0.0,)
     """emulated round-trip times in ms, each added to the real round trip"""
-    bandwidth: Annotated[float, Gt(0), Metavar("MBIT")] | None = None
-    """bandwidth of the emulated link each way, in Mbit/s (default: unlimited)"""
     num_runs: Count = 1
     """repetitions of each prompt and arm"""
     text: MeasuredTexts = MeasuredTexts()
@@ -186,19 +183,19 @@ class BenchOptions(LinkedOptions, title="measurement"):
     """
 
     COMMON: ClassVar = (
-        *("file", "samples", "presets", "num_runs", "rtt", "emulate", "out"),
+        *("file", "samples", "preset", "num_runs", "rtt", "emulate", "out"),
         *("target_model", "draft_model", "device", "max_new_tokens", "temperature", "target_host"),
     )
     RULES: ClassVar = (
         *LinkedOptions.RULES,
-        FlagRule("presets", excludes="draft", why="both choose drafting methods"),
+        FlagRule("preset", excludes="draft", why="both choose drafting methods"),
     )
 
     file: File | None = None
     """JSON lines file of prompts (default: the small bundled set)"""
     samples: Count | None = None
     """number of prompts of each kind (default: all)"""
-    presets: Annotated[Words, among(PRESETS), Metavar("NAME,...")] = ()
+    preset: Annotated[Words, among(PRESETS), Metavar("NAME,...")] = ()
     """presets to measure (default: the method of --draft)"""
     out: Directory = "bench"
     """directory for the run's outputs and report"""
@@ -206,7 +203,7 @@ class BenchOptions(LinkedOptions, title="measurement"):
     @property
     def arms(self) -> dict[str, Flags]:
         """The client's flags for each drafting method, by name."""
-        drafted: dict[str, Flags] = {name: PRESETS[name] for name in self.presets}
+        drafted: dict[str, Flags] = {name: PRESETS[name] for name in self.preset}
         return {BASELINE: PRESETS["vanilla"], **(drafted or {self.draft: {}})}
 
     def items(self) -> list[Item]:
@@ -243,14 +240,12 @@ class RecommendOptions(CommandOptions, title="drafting"):
     """
 
     COMMON: ClassVar = (
-        *("draft_model", "seconds", "max_new_tokens", "out", "device", "threads"),
+        *("draft_model", "max_new_tokens", "out", "device", "threads"),
         *("target_host", "target", "tls_ca", "token_file", "usd_per_hour"),
     )
     RULES: ClassVar = RULES
     draft_model: ModelName | None = None
     """further directories and GGUF files to search for drafts, as A,B"""
-    seconds: Seconds = 60.0
-    """seconds after which no further prompt is started"""
     max_new_tokens: Count = 48
     """maximum new tokens of each output"""
     out: Directory | None = None

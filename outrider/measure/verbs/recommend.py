@@ -35,6 +35,9 @@ MAX_DRAFTS = 3
 KINDS, SAMPLES = ("chat", "code", "edits", "summaries"), 2
 """Kinds of prompts from the small set, and the number of prompts of each kind."""
 
+SECONDS = 60.0
+"""Seconds after which no further prompt is started."""
+
 COPIED = "copied text"
 """Name of the arm that drafts by n-gram copying, without a model."""
 
@@ -58,11 +61,11 @@ def run(options: RecommendOptions) -> int:
     items = [item for item in read_set(None, SAMPLES) if item.kind in KINDS]
     text, journal = MeasuredTexts(max_new_tokens=options.max_new_tokens), Journal(plan_of({}, []))
     with drafts.opened(journal, options.connection) as (client, ours):
-        run = Run(journal, ours, client, text, seconds=options.seconds)
+        run = Run(journal, ours, client, text, seconds=SECONDS)
         run.make(items)
     rows = totals(summarise(journal.texts, [*arms]))
     if not rows:
-        raise InvalidRequest(f"--seconds {options.seconds:g}: no text was generated in this time")
+        raise InvalidRequest(f"no text was generated: every prompt is too long for {remote.model}")
     best = choose(rows)
     speed_up = next(row.speed_up for row in rows if row.arm == best)
     verdict = f"{best} is the fastest here, {speed_up} of target-only's speed."

@@ -184,8 +184,7 @@ def priced(target: str) -> Iterator[str]:
         batch=2,
         usd_per_hour=0.2,
         usd_per_kwh=0.4,
-        usd_per_gb_up=0.0,
-        usd_per_gb_down=0.09,
+        usd_per_gb=0.09,
         draft_watts=300.0,
     )
     manager = TargetManager(options)

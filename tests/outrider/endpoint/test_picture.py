@@ -34,7 +34,7 @@ def blank(browser: Browser) -> Iterator[Page]:
 @pytest.fixture(scope="module")
 def made(blank: Page, target: str) -> Iterator[Page]:
     """A page with a finished text, at prices of which drafting is a small part."""
-    prices: dict[str, Any] = {"usd_per_kwh": 0.3, "usd_per_gb_up": 0.0, "usd_per_gb_down": 0.09}
+    prices: dict[str, Any] = {"usd_per_kwh": 0.3, "usd_per_gb": 0.09}
     options = ServeRole(target_host=target, usd_per_hour=1.34, draft_watts=30.0, **prices)
     manager = TargetManager(options)
     client = manager.open().client

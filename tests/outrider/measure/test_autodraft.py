@@ -87,7 +87,7 @@ def test_an_experiment_becomes_a_run_for_each_algorithm_and_knob(
         (EXPERIMENT.replace("UTF-8", "UTF-32"), ["cannot be read as XML"]),
         (EXPERIMENT.replace("UTF-8", "x"), ["cannot be read as XML", "unknown encoding"]),
         ("<x/>", ["`runs:`"]),
-        (EXPERIMENT.replace("0 0.5", "fast"), ["AUTODRAFT_CS_LIST fast", "0 to 1"]),
+        (EXPERIMENT.replace("0 0.5", "fast"), ["AUTODRAFT_CS_LIST fast", "numbers"]),
         (EXPERIMENT.replace("0 0.5", "2"), ["cs 200", "0 to 100"]),
         (EXPERIMENT.replace("api_cost", "beauty"), ["objective beauty", "total_cost"]),
         (EXPERIMENT.replace("1.208", "cheap"), ["usd_per_hour cheap", "a number"]),

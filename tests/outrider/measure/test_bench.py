@@ -38,7 +38,7 @@ def target(port: str) -> str:
 def words(target: str, tmp_path: Path) -> list[str]:
     """The command of a small run, without its --out."""
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, PROMPTS)))
-    flags = ["--max_new_tokens", "12", "--num_runs", "2", "--presets", "hybrid,suffix"]
+    flags = ["--max_new_tokens", "12", "--num_runs", "2", "--preset", "hybrid,suffix"]
     return ["bench", "--target_host", target, "--file", str(tmp_path / "own.jsonl"), *flags]
 
 
@@ -103,7 +103,7 @@ def test_a_target_behind_an_emulated_link_is_where_its_own_address_says(
     words: list[str], target: str, tmp_path: Path, run: Run
 ) -> None:
     """0.0.0.0 leads to this machine, too, without saying so."""
-    flags = ["--max_new_tokens", "2", "--num_runs", "1", "--presets", "suffix", "--samples", "1"]
+    flags = ["--max_new_tokens", "2", "--num_runs", "1", "--preset", "suffix", "--samples", "1"]
     for host, shared in ((target, True), (target.replace("127.0.0.1", "0.0.0.0"), False)):
         out = tmp_path / str(shared)
         reached = ["--target_host", host, "--insecure", "--rtt", "1", "--out", out]
@@ -114,7 +114,7 @@ def test_a_target_behind_an_emulated_link_is_where_its_own_address_says(
 def test_a_preset_whose_draft_the_target_lacks_is_refused_in_one_line(
     words: list[str], tmp_path: Path, run: Run
 ) -> None:
-    ended = run(*words, "--presets", "eagle_sd", "--out", tmp_path / "out")
+    ended = run(*words, "--preset", "eagle_sd", "--out", tmp_path / "out")
     ended.assert_failed("--draft beside", "no draft beside it", "fused_target")
 
 

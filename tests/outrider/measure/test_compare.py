@@ -119,7 +119,7 @@ MISSING = (
     "--target_host 127.0.0.1:1",
     "--target_model /nowhere/model",
     "--emulate nothing-known",
-    "--instance nothing.large --no_live",
+    "--instance nothing.large",
 )
 
 

@@ -16,7 +16,7 @@ from outrider.text.completion import Completion
 from tests.support.completions import changed, completion
 
 UNREAD = Figure.unavailable("no counter here")
-PRICED = Billing(3.6, 0.36, 0.0, 0.0, draft_watts=10.0, target_watts=100.0, source="given")
+PRICED = Billing(3.6, 0.36, 0.0, draft_watts=10.0, target_watts=100.0, source="given")
 FREE = Billing()
 
 

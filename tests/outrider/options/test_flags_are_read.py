@@ -16,14 +16,13 @@ from outrider.options.roles import FusedTargetRole
 from outrider.options.verbs import ROLES
 
 START = {"role", "config", "debug", "target", "preset"}
-OF_CLIENTS: dict[str, Any] = {"region": "eu-west-1", "spot": True, "no_live": True}
+OF_CLIENTS: dict[str, Any] = {"region": "eu-west-1", "spot": True}
 WITH_ANOTHER: dict[str, dict[str, Any]] = {
     "draft": OF_CLIENTS,
     "chat": OF_CLIENTS,
     "serve": OF_CLIENTS,
     "up": OF_CLIENTS,
-    "target": {"tensor_parallel": 4, "metrics_host": "0.0.0.0"},
-    "fused_target": {"metrics_host": "0.0.0.0"},
+    "target": {"tensor_parallel": 4},
     "verify_target": {"tensor_parallel": 4, "batch": 8},
 }
 

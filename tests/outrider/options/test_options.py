@@ -11,6 +11,7 @@ from typing import get_args
 import pytest
 
 from compile.compile_options import CompileOptions
+from grpc_comm.security import SecurityOptions
 from inference.cost.billing import OBJECTIVES
 from inference.flags.group import Flag, Group, flags_of, groups_of
 from outrider.measure.verbs.options import CompareOptions
@@ -127,6 +128,15 @@ def test_other_names_and_dashes_are_the_same_flag() -> None:
     assert parse(["--role", "target", "--rows", "2"]) == TargetRole(batch=2)
     assert parse(["--role", "draft", "--prompt_file", "a"]) == DraftRole(prompt_text="a")
     assert parse(["target", "--device", "cuda:1"]) == TargetRole(device="cuda:1")
+
+
+def test_the_systems_authorities_verify_a_target_and_metrics_stay_on_this_machine() -> None:
+    connection = DraftRole(tls_ca="system").connection
+    assert connection.security == SecurityOptions(tls=True)
+    assert TargetRole(tls_ca="system").security.tls_ca == Path("system")  # a file of that name
+    assert TargetRole().metrics is None
+    assert TargetRole(metrics_port="7").metrics == ("127.0.0.1", 7)
+    assert TargetRole(metrics_port="[::]:7").metrics == ("::", 7)
 
 
 # --- what is shown

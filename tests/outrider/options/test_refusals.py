@@ -58,12 +58,11 @@ VALUES = {
     "gamma": "-1",
     "tree_nodes": "0",
     "patience": "inf",
-    "target_share": "1.5",
     "draft_watts": "-5",
     "target_watts": "nan",
     "usd_per_hour": "0",
     "usd_per_kwh": "-1",
-    "usd_per_gb_up": "inf",
+    "usd_per_gb": "inf",
     "min_tps": "0",
     "max_usd": "nan",
     "cs": "101",
@@ -78,6 +77,7 @@ NEEDING: list[tuple[str, ...]] = [
     ("run --temperature 1e-5", "temperature", "0.001", "1e-05"),  # float32 cannot tell it from 0
     ("run --target_host localhost:x", "HOST:PORT", "localhost:x"),
     ("run --tls_cert x", "--tls_key"),
+    ("target --metrics_port x", "--metrics_port x", "HOST:PORT"),
     ("run --region eu-west-1", "--region", "--instance"),
     ("target --tensor_parallel 4", "--tensor_parallel", "--device neuron-legacy"),
     ("verify_target --batch 8", "--batch", "one text"),
@@ -94,11 +94,7 @@ EXCLUDED: list[dict[str, Any]] = [
     {"tree_nodes": 8, "draft": "copy"},
     {"tree_nodes": 8, "draft": "copy,beside"},
     {"instance": "trn1.2xlarge", "usd_per_hour": 1.0},
-    {"min_tps": 1.0, "max_usd_per_1m": 1.0},
     {"min_tps": 1.0, "cs": "50"},
-    {"max_usd_per_1m": 1.0, "objective": "latency"},
-    {"max_usd_per_1m": 1.0, "objective": "energy_total"},
-    {"max_joules_per_token": 1.0, "objective": "api_cost"},
     {"draft_quantization": "int8", "draft": "copy"},
 ]
 
