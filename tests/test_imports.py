@@ -50,7 +50,7 @@ IMPURE = {
 
 HOMES = {
     "boto3": ("compile/aws.py",),
-    "defusedxml": ("outrider/measure/verbs/autodraft.py",),
+    "defusedxml": ("outrider/measure/verbs/runs.py",),
     "llguidance": ("inference/text/grammar.py", "inference/text/grammar_check.py"),
 }
 
@@ -92,7 +92,7 @@ LIGHT = {
     "deploy.commands.status, deploy.commands.up, deploy.plan": MODELS | {"boto3"},
     "outrider.client.client, outrider.client.drafting, outrider.draft_methods.model": MODELS,
     "outrider.endpoint.run, outrider.terminal.generate, outrider.terminal.chat": MODELS,
-    "outrider.measure.commands, outrider.doctor.checks, outrider.terminal.demo": MODELS,
+    "outrider.measure.commands, outrider.doctor, outrider.terminal.demo": MODELS,
     "outrider.measure.verbs.runs, outrider.measure.verbs.recommend": MODELS,
     "outrider.models.catalog.models_here": MODELS,
     "grpc_comm.client.connection, inference.loop.decode": {"torch"},

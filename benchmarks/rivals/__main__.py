@@ -27,7 +27,7 @@ from inference.flags.group import Metavar
 from inference.flags.values import Count, Words
 from inference.model.checkpoints.checkpoint import DTYPES
 from outrider.client.client import Client
-from outrider.measure.arms import Arm
+from outrider.measure.run import Arm
 from outrider.measure.sets import Item
 from outrider.measure.verbs.bench import run as run_bench
 from outrider.measure.verbs.options import BenchOptions

@@ -142,10 +142,10 @@ class Group(BaseModel):
         """Return the explicitly set values by flag name."""
         return _flat(self, self.model_fields_set, Group.explicit)
 
-    def changed(self, group: type[Group], *without: str) -> list[str]:
-        """Return the flags declared by `group` that are not at their default, but for `without`."""
+    def changed(self, group: type[Group]) -> list[str]:
+        """Return the flags declared by `group` that are not at their default."""
         fields = type(self).model_fields
-        names = [name for name in get_annotations(group) if name in fields and name not in without]
+        names = [name for name in get_annotations(group) if name in fields]
         return [f"--{name}" for name in names if vars(self)[name] != fields[name].default]
 
 
@@ -211,15 +211,6 @@ class Flag:
         default = self.field.default
         silent = self.field.is_required() or default in (None, ()) or default is False
         return text if silent else f"{text} (default: {_shown(default)})"
-
-    @property
-    def example(self) -> str:
-        """A value that the flag takes."""
-        if self.choices:
-            return self.choices[0]
-        if not self.field.is_required() and self.field.default not in (None, ()):
-            return _shown(self.field.default)
-        return "1" if self.kind in (int, float) else self.metavar
 
     @property
     def _bounds(self) -> str:

@@ -27,15 +27,14 @@ from inference.proposer import Proposer
 from inference.text.tokenizer import Tokenizer
 from outrider.client.connecting import connect_target, target_tokenizer
 from outrider.client.draft_loader import DraftLoader
-from outrider.models.directories import find_tokenizer
-from outrider.money.budget import RunBudget
-from outrider.money.goal import UNSTEERED, read_billing, read_goal
+from outrider.models.found_model import find_tokenizer
+from outrider.money import UNSTEERED, RunBudget, read_billing, read_goal
 from outrider.options.roles import ClientRole
 from outrider.text.completion import Completion, OnCommit, Request, Show, complete, new_completion
 from outrider.text.prompts import TextModel
 
 if TYPE_CHECKING:
-    from outrider.client.pools import AnyRows
+    from outrider.client.drafting import AnyRows
     from outrider.draft_methods import FoundDraft
 
 Watch: TypeAlias = Callable[[TargetSession], TargetSession]

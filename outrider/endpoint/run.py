@@ -46,8 +46,8 @@ from outrider.endpoint.interfaces.failures import REFUSALS, ApiError, add_failur
 from outrider.endpoint.interfaces.text_routes import text_routes
 from outrider.endpoint.page_routes import add_page, page_routes
 from outrider.endpoint.target_manager import TargetManager
+from outrider.installation import outrider_version
 from outrider.options.roles import ServeRole
-from outrider.version import outrider_version
 
 SERVING = "serving "
 """Prefix of the stderr line with the server's address, printed once it accepts requests."""

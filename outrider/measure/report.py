@@ -17,11 +17,11 @@ from inference.cost.billing import PER_MILLION
 from inference.cost.quantity import Figure, Quality
 from inference.errors import MissingExtra
 from inference.files.writing import write_whole
-from outrider.measure.arms import AGAIN, BASELINE, HYBRID, command
 from outrider.measure.figures import COSTS, MIN_TEXTS, Percentiles, Row, totals
 from outrider.measure.journal import Journal
-from outrider.measure.plots import Times, draw
-from outrider.terminal.tables import aligned
+from outrider.measure.plots import draw
+from outrider.measure.run import AGAIN, BASELINE, HYBRID, command
+from outrider.terminal.summary import aligned
 
 WIDTH = 100
 NOTE = (
@@ -149,7 +149,6 @@ class Report:
 
     remarks: sentences that help to judge the figures
     below: lines to print below the table
-    times: forward-pass times to plot; if empty, the times that the target reported
     data: additional fields of the JSON file
     """
 
@@ -158,7 +157,6 @@ class Report:
     run: Journal
     remarks: Sequence[str] = ()
     below: Sequence[str] = ()
-    times: Times = ()
     data: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -233,8 +231,7 @@ class Report:
             return
         directory.mkdir(parents=True, exist_ok=True)
         try:
-            times = self.times or self.run.starts[-1]["times"]
-            plots = draw(directory, self.title, self.rows, times)
+            plots = draw(directory, self.title, self.rows)
         except MissingExtra as error:
             plots = []
             say(f"no plots: {error}")

@@ -15,12 +15,11 @@ from inference.loop.draft_tuning import TUNING
 from outrider.client.client import Client, find_client_draft, open_client
 from outrider.client.drafting import read_policy
 from outrider.draft_methods import FoundDraft
-from outrider.measure.arms import AGAIN, Arm, client_arm
-from outrider.measure.environment import start_record
-from outrider.measure.journal import Journal
+from outrider.measure.journal import Journal, start_record
 from outrider.measure.link import emulated_link
+from outrider.measure.run import AGAIN, Arm, client_arm
 from outrider.measure.verbs.options import Flags, LinkedOptions, RunOptions
-from outrider.models.capacity import Capacity
+from outrider.models.found_model import Capacity
 from outrider.options.draft_flags import BESIDE, NONE
 from outrider.options.groups import DeviceOptions
 from outrider.options.network import ConnectionOptions

@@ -12,8 +12,7 @@ from inference.backends.gguf.library import GgufFacts, check_gpu, fingerprint, s
 from inference.command import say
 from inference.errors import InvalidRequest, Mismatch, UnsupportedModel
 from inference.text.tokenizer import Tokenizer
-from outrider.models.capacity import Capacity
-from outrider.models.found_model import FoundModel
+from outrider.models.found_model import Capacity, FoundModel
 from outrider.models.machine import Conditions, cores, count_threads, processor
 from outrider.options.groups import DeviceOptions
 

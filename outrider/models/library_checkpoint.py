@@ -13,9 +13,7 @@ from inference.errors import UnsupportedModel
 from inference.model.checkpoints.config import FAMILIES
 from inference.model.checkpoints.library_config import LibraryConfig, read_library_config
 from inference.text.tokenizer import Tokenizer
-from outrider.models.capacity import Capacity
-from outrider.models.directories import note_unread
-from outrider.models.found_model import FoundModel
+from outrider.models.found_model import Capacity, FoundModel, note_unread
 from outrider.options.groups import DeviceOptions
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
-"""Groups of flags about models, text generation and prices. roles.py combines groups into roles;
-draft_flags.py and network.py declare the other groups.
+"""Groups of flags about models, text generation and prices, and the rules of all roles' flags.
+roles.py combines groups into roles; draft_flags.py and network.py declare the other groups.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ PrecisionChoice: TypeAlias = Annotated[
     Literal["float32", "bfloat16", "float16", "auto"] | None,
     AfterValidator(lambda value: None if value == "auto" else value),
 ]
-"""A Precision, or None (also for auto), for which outrider/models/precision.py picks one."""
+"""A Precision, or None (also for auto), for which outrider/models/devices.py picks one."""
 
 Quantization = Literal["int8", "int4"]
 Objective = Literal[
@@ -263,3 +263,38 @@ class GoalOptions(PriceOptions):
     """minimum tokens per second; cost is minimized at that speed or above"""
     max_usd: Amount | None = None
     """spending limit of the run, in USD; the run then ends with the output so far"""
+
+
+ROUNDS = "gamma tree_nodes tree_depth"
+
+RULES = (
+    FlagRule("tensor_parallel", needs="device=neuron-legacy"),
+    FlagRule("layer_offload", excludes="artifact device=neuron*", why="it is for a checkpoint"),
+    FlagRule(
+        "backend=transformers",
+        excludes="artifact layer_offload device=neuron* draft_quantization",
+        why="the library computes a whole checkpoint, on cpu or cuda",
+    ),
+    FlagRule("measure_first", excludes="emulate", why="it states times"),
+    FlagRule("tls_cert", needs="tls_key"),
+    FlagRule("tls_key", needs="tls_cert"),
+    FlagRule("http_cert", needs="http_key"),
+    FlagRule("http_key", needs="http_cert"),
+    FlagRule("token_file", excludes="keys_file", why="one key for all, or one each"),
+    FlagRule("draft_quantization", needs="draft=*model*"),
+    FlagRule("gamma", excludes="tree_nodes tree_depth", why="--gamma drafts a chain"),
+    FlagRule(
+        ROUNDS,
+        excludes="draft=copy draft=none draft=*beside*",
+        why="rounds are those of a draft model",
+    ),
+    FlagRule(
+        ROUNDS,
+        excludes="cs objective min_tps",
+        why="those are of a draft that never waits",
+    ),
+    FlagRule("schema", excludes="regex", why="a text has one form"),
+    FlagRule("instance", excludes="usd_per_hour", why="both price the target"),
+    FlagRule("region spot", needs="instance", why="it says how that is priced"),
+)
+"""Flags of the roles that exclude each other, or that need another flag."""

@@ -29,6 +29,7 @@ from inference.planner.profiling import CONTEXT
 from inference.text.grammar import Grammars
 from inference.times import Times
 from inference.times_file import Profile, find_profile
+from outrider.installation import outrider_version
 from outrider.measure.link import emulated_link
 from outrider.models.artifacts import (
     artifact_length,
@@ -36,9 +37,8 @@ from outrider.models.artifacts import (
     open_artifact,
     with_neuron_artifact,
 )
-from outrider.models.capacity import Capacity
 from outrider.models.devices import describe
-from outrider.models.found_model import FoundModel, LoadedModel
+from outrider.models.found_model import Capacity, FoundModel, LoadedModel
 from outrider.models.loading import PREFILL_NODES, find_target
 from outrider.models.profiles import TargetTimes, user_profiles
 from outrider.options.network import ConnectionOptions
@@ -46,7 +46,6 @@ from outrider.options.roles import FusedTargetRole, ServingRole, TargetRole
 from outrider.processes import READY
 from outrider.target.model_list import lazily, load_listed, read_listed
 from outrider.target.observing import notify, observed
-from outrider.version import outrider_version
 
 if TYPE_CHECKING:
     from inference.backends import Model

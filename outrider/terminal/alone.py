@@ -20,8 +20,7 @@ from outrider.models.artifacts import (
     open_artifact,
     with_neuron_artifact,
 )
-from outrider.models.capacity import Capacity
-from outrider.models.found_model import FoundModel
+from outrider.models.found_model import Capacity, FoundModel
 from outrider.models.loading import find_target
 from outrider.options.groups import DeviceOptions
 from outrider.options.roles import VerifyDraftRole, VerifyTargetRole

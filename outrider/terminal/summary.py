@@ -1,22 +1,51 @@
-"""Formats a run's summary for stderr, and its profile as CSV and JSON."""
+"""Formats tables, a run's summary for stderr, and its profile as CSV and JSON."""
 
 from __future__ import annotations
 
+import csv
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from inference.cost.billing import price_words
 from inference.files.writing import write_whole
 from inference.planner.prices import Usage
-from outrider.money.budget import RunBudget
-from outrider.money.goal import Goal
+from outrider.money import Goal, RunBudget
 from outrider.options.roles import TextRole
-from outrider.terminal.tables import write_csv
 from outrider.text.completion import Completion
 from outrider.text.pieces import gaps_between
+
+
+def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Format a table as lines, header first, with every column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    return [
+        "  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True))
+        for line in (heads, *rows)
+    ]
+
+
+def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Write one line per record. A nested mapping becomes one column per entry."""
+    flat = [_columns(record) for record in records]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(head for line in flat for head in line)))
+        writer.writeheader()
+        writer.writerows(flat)
+
+
+def _columns(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            columns |= _columns(value, f"{prefix}{name}.")
+        else:
+            columns[prefix + name] = value
+    return columns
+
 
 PROFILE = "outrider-profile.json"
 """Name of the profile's file with the records of all requests."""

@@ -19,7 +19,7 @@ from inference.order import Decode, End, Pace, TokenLogProb
 from inference.planner.prices import Usage
 from inference.sampling import SamplingParams
 from inference.text.tokenizer import Tokenizer
-from outrider.money.budget import Charge
+from outrider.money import Charge
 from outrider.text.pieces import Piece, PieceMaker, gaps_between
 from outrider.text.tools.call_reader import ToolCall, add_piece
 from outrider.text.tools.tool_calls import Tools

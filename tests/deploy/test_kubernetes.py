@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from compile.compile_options import parse as parse_compile
-from outrider.options.parsing import parse
+from outrider.options.commands import parse
 from outrider.options.roles import TargetRole
 from tests.support.repository import ROOT
 

@@ -17,7 +17,7 @@ import pytest
 import outrider
 from inference.errors import Unavailable
 from outrider.draft_methods import find_draft
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 from outrider.options.roles import DraftRole, TargetRole
 from outrider.terminal import generate
 from outrider.text.completion import Completion, Request, Show, new_completion

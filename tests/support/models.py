@@ -22,7 +22,7 @@ from inference.model.decoder import Decoder
 from inference.model.layers import WHOLE, Layers
 from inference.sampling import SamplingParams
 from inference.text.tokenizer import Tokenizer
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 
 GREEDY = SamplingParams()
 

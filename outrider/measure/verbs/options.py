@@ -21,10 +21,11 @@ from inference.flags.values import (
     Words,
     among,
 )
-from outrider.measure.arms import ARCHITECTURES, BASELINE, LOCAL_ARMS
+from outrider.measure.run import ARCHITECTURES, BASELINE, LOCAL_ARMS
 from outrider.measure.sets import Item, read_lines, read_set
 from outrider.options.draft_flags import PRESETS, SourceOptions
 from outrider.options.groups import (
+    RULES,
     BackendOptions,
     DeviceOptions,
     MeasureOptions,
@@ -35,7 +36,7 @@ from outrider.options.groups import (
     TargetOptions,
 )
 from outrider.options.network import ConnectionOptions
-from outrider.options.roles import RULES, ClientRole, DraftRole, FusedTargetRole
+from outrider.options.roles import ClientRole, DraftRole, FusedTargetRole
 
 Flags: TypeAlias = Mapping[str, Any]
 """Values by flag name."""

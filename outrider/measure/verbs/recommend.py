@@ -12,19 +12,21 @@ from inference.command import say
 from inference.errors import InvalidRequest
 from inference.loop.draft_thread import take_short_turns
 from inference.times import Times
-from outrider.client.connecting import connect_target, full_description, tokenizer_identity
-from outrider.client.probing import measure_round_trip
-from outrider.doctor.checks import machine
-from outrider.measure.arms import AGAIN, BASELINE
+from outrider.client.connecting import (
+    connect_target,
+    full_description,
+    measure_round_trip,
+    tokenizer_identity,
+)
+from outrider.doctor import machine
 from outrider.measure.figures import Row, summarise, totals
 from outrider.measure.journal import Journal, plan_of
 from outrider.measure.report import Report
-from outrider.measure.run import Run
+from outrider.measure.run import AGAIN, BASELINE, Run
 from outrider.measure.sets import read_set
 from outrider.measure.testbed import ArmSet
 from outrider.measure.verbs.options import Flags, MeasuredTexts, RecommendOptions
-from outrider.models.catalog.models_here import ModelHere, find_models
-from outrider.models.catalog.published_models import judged, published_for
+from outrider.models.catalog.models_here import ModelHere, find_models, judged, published_for
 from outrider.target.spawn import flag_words
 from outrider.text.completion import Completion
 from outrider.text.limits import Limit, arithmetic_reason, limit_of

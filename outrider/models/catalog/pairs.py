@@ -11,8 +11,8 @@ from inference.command import nearest
 from inference.errors import InvalidRequest
 from inference.extras import install, is_installed
 from inference.text.tokenizer_settings import TokenizerIdentity
-from outrider.models.catalog.models_here import ModelHere
-from outrider.models.catalog.published_models import (
+from outrider.models.catalog.models_here import (
+    ModelHere,
     PublishedModel,
     published_models,
     stated_parameters,

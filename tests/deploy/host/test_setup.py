@@ -25,7 +25,7 @@ from deploy.host.user_data import HostSettings, user_data
 from grpc_comm.certificate import make_certificate
 from grpc_comm.keys_file import make_key
 from inference.files.artifact import check_files, read_manifest
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 from tests.support.artifacts import build
 from tests.support.aws_server import AwsServer
 from tests.support.host_files import read_unit

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from deploy.host.user_data import MAX_BYTES, HostSettings, job_script, user_data
-from outrider.options.verbs import ROLES
+from outrider.options.commands import ROLES
 from tests.support.host_settings import DIGEST, JOB, settings
 from tests.support.refusals import assert_refused
 from tests.support.repository import tool

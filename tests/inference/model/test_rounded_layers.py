@@ -16,7 +16,7 @@ from inference.model.decoder import Decoder
 from inference.model.quantized import quantize
 from inference.text.tokenizer import Tokenizer
 from inference.tree.token_tree import TokenTree
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 from tests.support.equality import full_logits
 from tests.support.models import loaded, sequence_after, write_checkpoint
 

@@ -11,7 +11,7 @@ import pytest
 from grpc_comm.server.server import BackgroundServer
 from inference.errors import OutriderError
 from outrider.client.client import open_client
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 from outrider.options.roles import SharedClientRole, TargetRole
 from outrider.target.target import load_target
 from outrider.text.completion import silent

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from outrider.endpoint.target_manager import TargetManager
 from outrider.options.roles import ServeRole
-from outrider.terminal.replay import REAL_PAIR
+from outrider.terminal.race import REAL_PAIR
 from tests.outrider.endpoint.conftest import http_server
 from tests.support.chat_page import IN_A_BROWSER, PATIENCE, ask_for
 from tests.support.wire_fixtures import free_port

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from inference.files.writing import locked
-from outrider.measure.arms import AGAIN
 from outrider.measure.journal import NAME, TextKey, opened, plan_of, read_run
-from outrider.models.directories import find_tokenizer
+from outrider.measure.run import AGAIN
+from outrider.models.found_model import find_tokenizer
 from outrider.options.roles import TargetRole
 from outrider.target.spawn import role_environment
 from tests.support.commands import Ended, Run

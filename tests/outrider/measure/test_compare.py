@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 import outrider
-from outrider.measure.arms import (
+from outrider.measure.commands import compare as main
+from outrider.measure.journal import NAME
+from outrider.measure.report import WIDTH
+from outrider.measure.run import (
     AGAIN,
     ARCHITECTURES,
     BASELINE,
@@ -21,11 +24,8 @@ from outrider.measure.arms import (
     FUSED,
     GROWING,
 )
-from outrider.measure.commands import compare as main
-from outrider.measure.journal import NAME
-from outrider.measure.report import WIDTH
 from outrider.measure.verbs.options import CompareOptions
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 from outrider.options.roles import FusedTargetRole
 from tests.support.commands import Run
 

@@ -8,7 +8,6 @@ import pytest
 
 from inference.cost.billing import Billing
 from inference.cost.quantity import Figure, Quality
-from outrider.measure.arms import AGAIN, BASELINE, Arm
 from outrider.measure.figures import (
     geometric_interval,
     median_figure,
@@ -17,6 +16,7 @@ from outrider.measure.figures import (
     speed_up,
     summarise,
 )
+from outrider.measure.run import AGAIN, BASELINE, Arm
 from tests.outrider.measure.texts import PRICED, UNREAD, arm, key, record, rows
 from tests.support.completions import changed, completion
 

@@ -13,10 +13,10 @@ import pytest
 import outrider
 from inference.times import Times
 from outrider.cli import main
-from outrider.measure.arms import AGAIN, BASELINE
+from outrider.measure.run import AGAIN, BASELINE
 from outrider.measure.verbs.recommend import choose, command, reason
-from outrider.models.directories import EMBEDDED
-from outrider.options.parsing import parse
+from outrider.models.found_model import EMBEDDED
+from outrider.options.commands import parse
 from outrider.options.roles import DraftRole
 from outrider.text.completion import Completion
 from tests.outrider.measure.texts import rows

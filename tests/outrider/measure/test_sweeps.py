@@ -9,7 +9,7 @@ import pytest
 
 from inference.flags.group import flags_of
 from outrider.measure.verbs.runs import read_runs
-from outrider.options.parsing import parse
+from outrider.options.commands import parse
 from outrider.options.roles import DraftRole, VerifyTargetRole
 from tests.support.commands import Run
 from tests.support.refusals import assert_refused

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
-from outrider.measure.arms import (
+from outrider.measure.figures import Row
+from outrider.measure.journal import Journal, plan_of
+from outrider.measure.plots import draw
+from outrider.measure.report import SPEEDS, WIDTH, Report, leader, table, verdict
+from outrider.measure.run import (
     AGAIN,
     BASELINE,
     CHAIN,
@@ -17,10 +21,6 @@ from outrider.measure.arms import (
     HYBRID,
     TREE,
 )
-from outrider.measure.figures import Row
-from outrider.measure.journal import Journal, plan_of
-from outrider.measure.plots import draw
-from outrider.measure.report import SPEEDS, WIDTH, Report, leader, table, verdict
 from tests.outrider.measure.texts import PRICED, rows
 
 MACHINE = {
@@ -106,7 +106,7 @@ def test_titles_of_plots_are_whole_and_bars_stand_apart(
     agg, drawn = pytest.importorskip("matplotlib.backends.backend_agg"), list[Any]()
     monkeypatch.setattr(figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
     found = rows({"a": 0.5, "b": 0.6, "c": 0.7}, billing=PRICED)
-    draw(tmp_path, "a draft for a target on a device; " * 8, found, [(1, 1, 0.1)])
+    draw(tmp_path, "a draft for a target on a device; " * 8, found)
     (picture,) = drawn
     canvas = agg.FigureCanvasAgg(picture)
     title = picture.texts[0].get_window_extent(canvas.get_renderer())

@@ -8,10 +8,10 @@ from typing import Any
 
 from inference.cost.billing import Billing
 from inference.cost.quantity import Figure
-from outrider.measure.arms import BASELINE, Arm
 from outrider.measure.figures import Row, summarise
 from outrider.measure.journal import TextKey, Values
-from outrider.money.budget import RunBudget
+from outrider.measure.run import BASELINE, Arm
+from outrider.money import RunBudget
 from outrider.text.completion import Completion
 from tests.support.completions import changed, completion
 

@@ -11,9 +11,8 @@ import pytest
 from inference.backends.neuron import sdk as neuron_sdk
 from inference.model.checkpoints.checkpoint import Loading
 from outrider.draft_methods import find_draft
-from outrider.models.capacity import Capacity
-from outrider.models.loading import PREFILL_NODES
-from outrider.models.loading_status import loading_status
+from outrider.models.found_model import Capacity
+from outrider.models.loading import PREFILL_NODES, loading_status
 from outrider.options.groups import DeviceOptions, DraftModelOptions
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_served

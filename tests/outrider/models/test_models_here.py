@@ -13,7 +13,7 @@ import outrider
 from inference.text.tokenizer import Tokenizer
 from inference.text.tokenizer_settings import TokenizerIdentity
 from outrider.models.catalog.models_here import models_below
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 from tests.support.commands import Run
 
 

@@ -8,13 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outrider.models import precision
-from outrider.models.capacity import Capacity
-from outrider.models.directories import EMBEDDED
+from outrider.models import devices as precision
+from outrider.models.devices import ComputeType, pick
+from outrider.models.found_model import EMBEDDED, Capacity
 from outrider.models.loading import Checkpoint, find_checkpoint
-from outrider.models.precision import ComputeType, pick
+from outrider.options.commands import parse
 from outrider.options.groups import DeviceOptions, QuantizationOptions
-from outrider.options.parsing import parse
 from tests.support.models import write_checkpoint_with_tokenizer
 
 F32 = ComputeType(torch.float32)

@@ -14,14 +14,14 @@ from grpc_comm.translate import Description
 from inference.errors import Mismatch
 from inference.text.tokenizer import Tokenizer
 from inference.text.tokenizer_settings import TokenizerIdentity
-from outrider.models.catalog.models_here import ModelHere
-from outrider.models.catalog.published_models import (
+from outrider.models.catalog.models_here import (
+    ModelHere,
     PublishedModel,
     fetch,
     judged,
     published_for,
 )
-from outrider.models.directories import EMBEDDED
+from outrider.models.found_model import EMBEDDED
 from tests.support.hub_server import hub_server
 from tests.support.wire_fixtures import describe, successor_engine
 

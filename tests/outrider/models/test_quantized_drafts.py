@@ -9,7 +9,7 @@ from inference.loop.decode import Step
 from inference.model.quantized import Quantization, quantize
 from inference.sampling import SamplingParams
 from outrider.draft_methods import find_draft
-from outrider.models.capacity import Capacity
+from outrider.models.found_model import Capacity
 from outrider.models.loading import Checkpoint
 from outrider.options.groups import DeviceOptions, QuantizationOptions
 from tests.support import pairs

@@ -14,7 +14,7 @@ from inference.cost.billing import Billing
 from inference.errors import InvalidRequest
 from inference.loop.stats import Traffic
 from inference.planner.prices import Usage
-from outrider.money.budget import RunBudget
+from outrider.money import RunBudget
 from outrider.options.roles import TargetRole
 from tests.support.clock import Clock
 from tests.support.commands import Run
@@ -93,7 +93,7 @@ A_DOLLAR_A_SECOND = [
 BY_THE_BYTE = [
     "--usd_per_hour", "0.001", "--usd_per_gb", "1e6", "--usd_per_kwh", "0", "--draft_watts", "0",
 ]  # fmt: skip
-"""A thousandth of a dollar for a byte from the target; a token of a text takes some 20 of them."""
+"""A thousandth of a dollar for a byte; a token takes some 20 of them from the target alone."""
 
 
 COST = re.compile(r"^cost \$([0-9.]+),", re.MULTILINE)
@@ -105,7 +105,7 @@ def test_a_run_that_has_spent_its_money_ends_with_what_was_made_and_begins_no_te
 ) -> None:
     (tmp_path / "prompts.txt").write_text("def read_lines(path):\nclass Queue:\nimport os\n")
     flags = ["--port", port, "--prompt_text", tmp_path / "prompts.txt", "--batch", "1", *trees]
-    ended = run("run", *A_DOLLAR_A_SECOND, *flags, *BY_THE_BYTE, "--max_usd", "0.6")
+    ended = run("run", *A_DOLLAR_A_SECOND, *flags, *BY_THE_BYTE, "--max_usd", "1.2")
     spent, said = ended.records, ended.err
     whole = run("run", *A_DOLLAR_A_SECOND, *flags, *BY_THE_BYTE, "--max_usd", "1000").records
     assert [done["finish_reason"] for done in spent] == ["spent"] * 3

@@ -14,7 +14,7 @@ import pytest
 from inference.cost.billing import Billing
 from inference.errors import InvalidRequest, OutriderError
 from inference.planner.prices import SPEED, Prices, UnitPrices, Usage
-from outrider.money.goal import EVERY, Goal, SteeredPrices, read_billing, read_goal
+from outrider.money import EVERY, Goal, SteeredPrices, read_billing, read_goal
 from outrider.options.groups import GoalOptions
 from tests.support.refusals import assert_refused
 

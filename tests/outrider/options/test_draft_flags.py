@@ -15,9 +15,9 @@ from grpc_comm.client.connection import connect
 from grpc_comm.server.server import BackgroundServer
 from inference.errors import InvalidRequest
 from outrider.endpoint.target_manager import TargetManager, TargetSettings
-from outrider.measure.arms import ARCHITECTURES
+from outrider.measure.run import ARCHITECTURES
+from outrider.options.commands import parse
 from outrider.options.draft_flags import METHODS, PRESETS
-from outrider.options.parsing import parse
 from outrider.options.roles import DraftRole, FusedTargetRole, ServeRole, TargetRole
 from outrider.target.target import load_target
 from tests.support.commands import Run

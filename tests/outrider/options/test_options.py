@@ -15,10 +15,9 @@ from grpc_comm.security import SecurityOptions
 from inference.cost.billing import OBJECTIVES
 from inference.flags.group import Flag, Group, flags_of, groups_of
 from outrider.measure.verbs.options import CompareOptions
+from outrider.options.commands import OTHER_VERBS, ROLES, VERBS, all_flags, parse, verbs_with
 from outrider.options.groups import Objective
-from outrider.options.parsing import all_flags, parse, verbs_with
 from outrider.options.roles import DraftRole, TargetRole
-from outrider.options.verbs import OTHER_VERBS, ROLES, VERBS
 from tests.support.commands import Run
 from tests.support.flags_page import TITLES, reference
 from tests.support.repository import ROOT

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inference.cost.billing import Billing
-from outrider.money.budget import RunBudget
+from outrider.money import RunBudget
 from outrider.options.roles import DraftRole
 from tests.support.commands import Run
 from tests.support.refusals import assert_refused
@@ -29,8 +29,8 @@ SLIPS: list[tuple[str, ...]] = [
     ("help rnu", "did you mean run?"),
     ("target --prompt hi", "--prompt is for run, fused_client, "),
     ("--port 1", "a command is needed", "target", "draft"),
-    ("run --batch", "--batch needs a value", "1 or more", "got nothing", "--batch 4"),
-    ("run --port --json", "--port needs a value", "got --json", "--port 50051"),
+    ("run --batch", "--batch needs a value", "1 or more", "got nothing"),
+    ("run --port --json", "--port needs a value", "got --json"),
     ("deploy prices --spot=1", "--spot is a switch"),
     ("keys", "--name", "--keys_file"),
     ("compile --targt cpu", "did you mean --target?"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from grpc_comm.transport import Address
-from outrider.options.parsing import parse
+from outrider.options.commands import parse
 from outrider.options.roles import ServingRole
 from outrider.target.target import chat_command
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from inference.cost.billing import Billing
-from outrider.money.budget import RunBudget
-from outrider.money.goal import Goal
+from outrider.money import Goal, RunBudget
 from outrider.terminal.summary import account, summary
 from outrider.text.completion import Completion
 from tests.support.clock import Clock

@@ -1,19 +1,26 @@
-"""The user's goal for drafting (speed, cost, or cost at a minimum speed), and prices for it.
+"""The user's goal for drafting (speed, cost, or cost at a minimum speed), prices for it, and the
+budget of a run.
 
 For a minimum speed, the weight of cost is adjusted every few tokens: up while the speed is above
-it, down otherwise. No clock is read.
+it, down otherwise.
 """
 
 from __future__ import annotations
 
 import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from inference.command import say
 from inference.cost.billing import ENERGIES, Billing, blend
+from inference.cost.quantity import Figure, Quality
 from inference.errors import InvalidRequest, Unavailable
 from inference.flags.group import flags_of
+from inference.loop.stats import Traffic
 from inference.planner.prices import SPEED, Prices, UnitPrices, Usage
 from inference.proposer import MESSAGE_BYTES
 from outrider.options.groups import GoalOptions, PriceOptions, read_knob
@@ -202,3 +209,125 @@ def read_goal(options: GoalOptions, billing: Billing) -> Goal:
 def _unstated(billing: Billing) -> list[str]:
     """Return the flags of the prices that total_cost lacks."""
     return [f"--{name}" for name in OF_TOTAL if getattr(billing, name) is None]
+
+
+class Charge:
+    """Usage of one request, counted until the charge is closed."""
+
+    def __init__(self, budget: RunBudget) -> None:
+        self.budget, self._taken, self._began = budget, Usage(), budget.seconds(1)[1]
+        self._ended: float | None = None
+
+    def take(self, drafting: float, traffic: Traffic) -> None:
+        """Set the request's total seconds of drafting, and its session's total bytes."""
+        self._taken = Usage(0.0, drafting, traffic.bytes_up, traffic.bytes_down)
+
+    def close(self) -> None:
+        """Stop charging time. Idempotent."""
+        if self._ended is None:
+            self._ended = self.budget.seconds(-1)[1]
+
+    @property
+    def usage(self) -> Usage:
+        """The request's usage; of a second with concurrent requests only its share counts."""
+        until = self.budget.seconds()[1] if self._ended is None else self._ended
+        return self._taken._replace(wall=until - self._began)
+
+    @property
+    def usd(self) -> float | None:
+        """The request's US dollars by the known prices; None if the target has no price."""
+        return self.budget.price(self.usage)
+
+
+class RunBudget:
+    """Counts the usage of all requests of a run. A second of the target is paid once, however many
+    requests run in it.
+
+    limit: US dollars; None for no limit
+
+    Raises InvalidRequest for a limit without a price of the target.
+    """
+
+    def __init__(
+        self,
+        billing: Billing,
+        limit: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if limit is not None and not billing.priced:
+            raise InvalidRequest(f"--max_usd needs a price of the target: {UNPRICED}")
+        self.billing, self._limit, self._clock = billing, limit, clock
+        self._open, self._closed, self._lock = list[Charge](), Usage(), threading.Lock()
+        self._wall = self._shared = self._at = 0.0
+        self._texts = 0  # requests that run
+
+    def seconds(self, texts: int = 0) -> tuple[float, float]:
+        """Return the seconds in which requests ran, each counted once, and the charge of a request
+        that ran in all of them: concurrent requests share a second evenly. Thread-safe.
+
+        texts: added to the number of running requests
+        """
+        with self._lock:
+            now = self._clock()
+            if self._texts:
+                self._wall += now - self._at
+                self._shared += (now - self._at) / self._texts
+            self._at, self._texts = now, self._texts + texts
+            return self._wall, self._shared
+
+    @contextmanager
+    def charge(self) -> Iterator[Charge]:
+        """Yield the charge of one request, counted until the context ends, also on failure."""
+        charge = Charge(self)
+        with self._lock:
+            self._open.append(charge)
+        try:
+            yield charge
+        finally:
+            charge.close()
+            usage = charge.usage
+            with self._lock:
+                self._open.remove(charge)
+                self._closed = self._closed.plus(usage)
+
+    def price(self, usage: Usage) -> float | None:
+        """Return this usage's US dollars by the known prices; None if the target has no price."""
+        return self.billing.known_prices.of(usage) if self.billing.priced else None
+
+    def cost(self, usage: Usage, tokens: int) -> Figure:
+        """Return a request's cost in US dollars: a lower bound if some prices are unknown."""
+        usd, source = self.price(usage), self.billing.source or ""
+        if usd is None:
+            return Figure.unavailable("the target has no price")
+        if not tokens:
+            return Figure.measured(usd, source)
+        total = self.billing.figures(tokens, usage)["total_cost"]
+        if total.value is None:
+            source = f"at least, by {source}; not counted: {total.source}"
+            return Figure(usd, Quality.ESTIMATED, source, lower_bound=True)
+        return Figure(usd, total.quality, source or total.source)
+
+    def energy(self, usage: Usage, tokens: int) -> Figure:
+        """Return the joules that this machine used to draft a request, by --draft_watts."""
+        if not tokens:
+            return Figure.measured(0.0, "no tokens were generated")
+        return self.billing.figures(tokens, usage)["draft_energy"].times(tokens)
+
+    @property
+    def usage(self) -> Usage:
+        """Usage of all requests so far."""
+        with self._lock:
+            usage, running = self._closed, [*self._open]
+        for charge in running:
+            usage = usage.plus(charge.usage)
+        return usage._replace(wall=self.seconds()[0])
+
+    @property
+    def spent(self) -> float:
+        """US dollars spent so far, by the known prices."""
+        return self.price(self.usage) or 0.0
+
+    @property
+    def empty(self) -> bool:
+        """Whether the limit is reached."""
+        return self._limit is not None and self.spent >= self._limit
