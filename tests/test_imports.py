@@ -33,7 +33,7 @@ PURE = (
     "planner/*",
     "text/*",
     "tree/*",
-    "backends/slots",
+    "backends/sequence",
 )
 IMPURE = {
     "cost/energy",

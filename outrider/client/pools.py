@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from grpc_comm.client.connection import Connection
-from inference.backends.dynamic_batcher import DynamicBatcher
+from inference.backends.wrappers import DynamicBatcher
 from inference.command import say
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer

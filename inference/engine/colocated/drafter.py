@@ -24,7 +24,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from inference.backends import Ranked, Segment
-from inference.backends.dynamic_batcher import call_each
+from inference.backends.batch import call_each
 from inference.backends.sequence import TargetRow
 from inference.drafters.draft import Draft
 from inference.drafters.growing_proposer import GrowingProposer
