@@ -38,7 +38,7 @@ PURE = (
 IMPURE = {
     "cost/energy",
     "files/artifact",
-    "files/records",
+    "files/json_file",
     "text/chat_template",
     "text/grammar",
     "text/grammar_check",

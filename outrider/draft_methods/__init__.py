@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 
 from inference.backends import Model
 from inference.backends.wrappers import KnownTokens
-from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import Draft
 from inference.text.tokenizer import Tokenizer
 from inference.times import Table
 from outrider.models.capacity import Capacity

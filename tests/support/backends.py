@@ -35,7 +35,7 @@ from inference.engine.sessions.local_session import LocalSession
 from inference.model.checkpoints.config import read_config
 from inference.model.checkpoints.library_config import read_library_config
 from inference.model.decoder import Decoder
-from inference.model.fused_layers import FUSED
+from inference.model.layers import FUSED
 from inference.sampling import SamplingParams
 from inference.times_file import Profile
 from inference.tree.token_tree import TokenTree

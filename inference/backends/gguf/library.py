@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from inference.errors import InvalidRequest, MissingExtra, Unavailable, UnsupportedModel
-from inference.extras import require
+from inference.errors import InvalidRequest, MissingExtra, Unavailable, UnsupportedModel, require
 from inference.model.checkpoints.weight_files import sample
 from inference.tree.token_tree import IntArray
 

@@ -25,7 +25,7 @@ from inference.backends.libraries.transformers_loading import (
 )
 from inference.backends.libraries.transformers_model import TransformersModel
 from inference.backends.sequence import ModelSequence, Slots
-from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import Draft
 from inference.drafters.round_proposer import BestFirst, RoundProposer
 from inference.engine.engine import Engine
 from inference.engine.sessions.local_session import LocalSession
