@@ -21,8 +21,7 @@ from deploy.instance.running import RunningInstance
 from inference.command import say
 from inference.cost.billing import hire_usd
 from inference.errors import InvalidRequest, MissingExtra, OutriderError, Unavailable
-from inference.files.json_file import read_json
-from inference.files.records import Positive, Record, Text, read_record
+from inference.files.json_file import Positive, Record, Text, read_json, read_record
 
 PRICE_LIST_REGION = "us-east-1"
 """Region of the price list service. Three regions have it, each with the prices of all regions."""
