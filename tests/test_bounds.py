@@ -15,9 +15,9 @@ from inference.times import REMEMBERED, Times
 from inference.tree.candidates import REMEMBERED_NUMBERS, CandidateTree
 from outrider.endpoint import grammar_turns
 from outrider.endpoint.grammar_turns import GrammarTurns
-from outrider.text.tools import call_reader
-from outrider.text.tools.call_reader import CallReader
-from outrider.text.tools.tool_calls import TAGGED
+from outrider.text import call_reader
+from outrider.text.call_reader import CallReader
+from outrider.text.tool_calls import TAGGED
 from tests.support.memory import reachable
 from tests.support.pairs import STOP, VOCABULARY, tokenizer
 

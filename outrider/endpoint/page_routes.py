@@ -36,8 +36,7 @@ from outrider.endpoint.text_runner import TextRunner
 from outrider.options.draft_flags import NONE
 from outrider.text.completion import Completion
 from outrider.text.completion import Request as TextRequest
-from outrider.text.defaults import defaults_of
-from outrider.text.parameters import Parameters
+from outrider.text.parameters import Parameters, defaults_of
 from outrider.text.prompts import resume_request
 from outrider.text.runner import Task
 

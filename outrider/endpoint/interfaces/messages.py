@@ -19,8 +19,8 @@ from outrider.endpoint.interfaces.chat_messages import JsonObject, Text
 from outrider.endpoint.interfaces.failures import ApiError
 from outrider.endpoint.interfaces.requests import MAX_MESSAGES, ChatRequest
 from outrider.text.completion import Completion, Request
+from outrider.text.json_values import read_object
 from outrider.text.pieces import Piece
-from outrider.text.tools.json_values import read_object
 
 
 class MessagesRequest(BaseModel):

@@ -11,10 +11,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from inference.sampling import MAX_END_IDS, MAX_LOGPROBS, SEED_BITS
 from outrider.endpoint.interfaces.chat_messages import ChatMessage, First, JsonObject, Text
+from outrider.text.json_values import MAX_DEPTH, nests_deeply
 from outrider.text.parameters import Parameters, schema_of
 from outrider.text.prompts import Prompt
-from outrider.text.tools.json_values import MAX_DEPTH, nests_deeply
-from outrider.text.tools.tool_calls import MAX_TOOLS
+from outrider.text.tool_calls import MAX_TOOLS
 
 MAX_CHOICES = 8
 """Maximum outputs per prompt (n)."""
