@@ -216,9 +216,6 @@ def _spelt(name: str) -> str:
     return name if name.isidentifier() else shown(name)
 
 
-T = TypeVar("T")
-
-
 def _without_nul(text: str) -> str:
     if "\0" in text:
         raise ValueError("a text without NUL is needed")
