@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from compile.compile_options import CompileOptions, parse
 from inference.command import run_command, say
-from inference.errors import InvalidRequest
-from inference.extras import require
+from inference.errors import InvalidRequest, require
 
 if TYPE_CHECKING:
     from compile.request import BuildRequest

@@ -23,7 +23,6 @@ from compile.spec import CompileSpec, mask_words
 from inference.backends.neuron.model import FILL, calls_between
 from inference.backends.neuron.sdk import Sdk
 from inference.files.artifact import NATIVE
-from inference.model.attention import Sight, attend
 from inference.model.cache import empty_cache
 from inference.model.checkpoints.checkpoint import DTYPES
 from inference.model.checkpoints.config import ModelConfig
@@ -32,7 +31,7 @@ from inference.model.choice.vocabulary import VocabularyShare
 from inference.model.decoder import Decoder
 from inference.model.graphs.round_graph import StatefulRoundGraph
 from inference.model.graphs.verify_graph import StatefulGraph
-from inference.model.layers import Layers
+from inference.model.layers import Layers, Sight, attend
 
 IDS = "ids.weight"
 """Name of the decoder's weight with the ids of a rank's share."""

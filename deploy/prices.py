@@ -27,8 +27,7 @@ from deploy.instance import Market
 from inference.command import FAILED, say
 from inference.cost.billing import hire_usd
 from inference.errors import InvalidRequest, MissingExtra, OutriderError, Unavailable
-from inference.files.json_file import read_json
-from inference.files.records import Positive, Record, Text, read_record
+from inference.files.json_file import Positive, Record, Text, read_json, read_record
 from inference.flags.command_line import CommandOptions
 from inference.flags.group import Metavar
 

@@ -33,12 +33,12 @@ PURE = (
     "planner/*",
     "text/*",
     "tree/*",
-    "backends/slots",
+    "backends/sequence",
 )
 IMPURE = {
     "cost/energy",
     "files/artifact",
-    "files/records",
+    "files/json_file",
     "text/chat_template",
     "text/grammar",
     "text/grammar_check",

@@ -40,8 +40,7 @@ from inference.files.artifact import (
     read_manifest,
     write_manifest,
 )
-from inference.files.json_file import read_json
-from inference.files.records import Record, Text, read_record
+from inference.files.json_file import Record, Text, read_json, read_record
 from inference.files.writing import locked, write_whole
 from inference.model.checkpoints.checkpoint import DTYPES, load_decoder
 from inference.model.checkpoints.config import read_config_for_graphs, read_raw_config

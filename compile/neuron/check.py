@@ -41,7 +41,7 @@ from inference.backends.neuron.sdk import (
 from inference.command import UNEQUAL_DEVICE, run_command, say
 from inference.errors import BadArtifact, InvalidRequest, OutriderError
 from inference.files.artifact import Manifest, check_files
-from inference.model.choice.noise import noise, noise_in_limbs
+from inference.model.choice.arithmetic import noise, noise_in_limbs
 
 _SMALL = ("--sequence_length", "512", "--max_tree_nodes", "16")
 """Default sizes, as flags."""

@@ -24,8 +24,7 @@ from compile.build.build import hash_of
 from compile.store import Objects, fetch_file
 from inference.errors import BadArtifact
 from inference.files.artifact import hash_file
-from inference.files.json_file import read_json
-from inference.files.records import Record, Text, read_record
+from inference.files.json_file import Record, Text, read_json, read_record
 
 _RECORD = "unit.json"
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from inference.errors import InvalidRequest
 from inference.files.writing import write_whole
-from outrider.text.tools.tool_calls import Message
+from outrider.text.tool_calls import Message
 
 FORMAT: Literal["outrider-conversation-1"] = "outrider-conversation-1"
 """The value of a file's field `format`."""

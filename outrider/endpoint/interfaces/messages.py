@@ -14,13 +14,13 @@ from annotated_types import Len
 from pydantic import BaseModel, ConfigDict
 
 from outrider.client.client import Client
-from outrider.endpoint.interfaces.answering import StreamEvent, named_event
+from outrider.endpoint.interfaces.answering import Answer, StreamEvent, named_event
 from outrider.endpoint.interfaces.chat_messages import JsonObject, Text
 from outrider.endpoint.interfaces.failures import ApiError
 from outrider.endpoint.interfaces.requests import MAX_MESSAGES, ChatRequest
 from outrider.text.completion import Completion, Request
+from outrider.text.json_values import read_object
 from outrider.text.pieces import Piece
-from outrider.text.tools.json_values import read_object
 
 
 class MessagesRequest(BaseModel):
@@ -73,11 +73,12 @@ def _turn_messages(turn: JsonObject) -> Iterable[JsonObject]:
         yield {"role": turn.get("role"), "content": blocks, "tool_calls": calls}
 
 
-class MessageWriter:
+class MessageWriter(Answer):
     """Writes an output as blocks of text and of tool uses."""
 
-    def __init__(self, client: Client, requests: Sequence[Request]) -> None:
-        self._client, self._requests, self._id = client, requests, f"msg_{uuid4().hex}"
+    def __init__(self, client: Client, chat: ChatRequest, requests: Sequence[Request]) -> None:
+        super().__init__(client, chat, requests)
+        self._id = f"msg_{uuid4().hex}"
         self._blocks, self._open = 0, ""  # number of blocks so far; type of the open block
 
     def whole(self, texts: Sequence[Completion]) -> JsonObject:

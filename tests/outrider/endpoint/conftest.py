@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import httpx
 import openai
 import pytest
-import uvicorn
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from grpc_comm.server.server import BackgroundServer
 from grpc_comm.transport import Address
 from outrider.endpoint.access import allowed_hosts
-from outrider.endpoint.run import create_app, http_config, listening
+from outrider.endpoint.run import create_app
+from outrider.endpoint.server import HttpServer, listening
 from outrider.endpoint.target_manager import MAX_REQUESTS, TargetManager
 from outrider.endpoint.text_runner import TextRunner
 from outrider.options.roles import ServeRole, TargetRole
@@ -46,7 +46,7 @@ def http_server(
     app = create_app(manager, keys, admin_keys=admin_keys, hosts=hosts, origins=origins)
     bound = listening(Address("127.0.0.1", 0))
     bound.listen()  # a request may come before the thread runs
-    server = uvicorn.Server(http_config(app, connections, lifespan="off"))
+    server = HttpServer(app, connections, lifespan="off")
     thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
     thread.start()
     try:

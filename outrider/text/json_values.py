@@ -1,4 +1,4 @@
-"""Removes keywords without effect from JSON schemas, as programs derive schemas from types.
+"""JSON from models and clients: objects within bounds, and schemas without neutral keywords.
 
 Grammars refuse some keywords even if they change nothing: zod writes that names are strings.
 """
@@ -10,6 +10,36 @@ from collections.abc import Mapping
 from typing import Any
 
 from inference.errors import InvalidRequest
+
+MAX_DEPTH = 100
+"""Maximum nesting of objects and lists. Python's own JSON functions fail near 1,000."""
+
+
+def read_object(text: str) -> dict[str, Any] | None:
+    """Parse a JSON object; None for any other text, and for nesting beyond MAX_DEPTH."""
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and not nests_deeply(value) else None
+
+
+def nests_deeply(value: Any) -> bool:
+    """Return whether objects and lists are nested beyond MAX_DEPTH."""
+    level = [value] if isinstance(value, Mapping | list) else []
+    for _ in range(MAX_DEPTH + 1):
+        children = (parent.values() if isinstance(parent, Mapping) else parent for parent in level)
+        level = [
+            child for inner in children for child in inner if isinstance(child, Mapping | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "propertyNames": ({"type": "string"}, {}, True),
