@@ -18,7 +18,7 @@ from outrider.endpoint.grammar_turns import GrammarTurns
 from outrider.text.tools import call_reader
 from outrider.text.tools.call_reader import CallReader
 from outrider.text.tools.tool_calls import TAGGED
-from tests.support.memory import reachable
+from tests.simulate.memory import reachable
 from tests.support.pairs import STOP, VOCABULARY, tokenizer
 
 Filled = Callable[[int], object]
