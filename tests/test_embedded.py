@@ -26,9 +26,9 @@ from outrider.models.directories import EMBEDDED
 from outrider.options.roles import TargetRole
 from outrider.target.target import load_target
 from outrider.text.completion import Completion, Request, complete, silent
-from tests.support.drafts import knowledge
 from tests.support.equality import NearTies, assert_same_text
 from tests.support.models import loaded
+from tests.support.pairs import knowledge
 
 SAMPLINGS = [
     SamplingParams(),

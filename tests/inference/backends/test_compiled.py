@@ -34,8 +34,8 @@ from outrider.cli import main
 from outrider.processes import READY
 from outrider.target.spawn import role_environment
 from tests.support.backends import NO_COMPILER
-from tests.support.drafts import alone, growing, nudged, speculated
 from tests.support.models import loaded, write_checkpoint_with_tokenizer
+from tests.support.pairs import alone, growing, nudged, speculated
 from tests.support.refusals import assert_refused
 
 pytestmark = [pytest.mark.extended, NO_COMPILER]
