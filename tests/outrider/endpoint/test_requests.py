@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from inference.errors import InvalidRequest
 from outrider.endpoint.interfaces.messages import MessagesRequest
-from outrider.endpoint.interfaces.requests import SEEDS, ChatRequest, CompletionRequest
+from outrider.endpoint.interfaces.requests import SEEDS, ChatRequest
 from outrider.endpoint.interfaces.responses import ResponseRequest
 
 USER = {"role": "user", "content": "a"}
@@ -170,33 +170,6 @@ def test_an_answer_that_an_anthropic_client_begins_is_continued() -> None:
     for messages, continues in ((turns, True), (turns[:1], False)):
         asked = MessagesRequest.model_validate({"messages": messages}).chat()
         assert asked.parameters().continue_final_message == continues
-
-
-REFUSED: dict[str, tuple[type[ChatRequest | CompletionRequest], dict[str, Any], str]] = {
-    "truth as ids": (CompletionRequest, {"prompt": [True, False]}, "valid integer"),
-    "an image": (
-        ChatRequest,
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-        "images are not served",
-    ),
-    "a file": (
-        ChatRequest,
-        {"messages": [{"role": "user", "content": [{"type": "input_file"}]}]},
-        "files are not served",
-    ),
-    "two ways to end": (
-        ChatRequest,
-        {"messages": [USER], "add_generation_prompt": True, "continue_final_message": True},
-        "exclude each other",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_served_is_refused_in_words(name: str) -> None:
-    kind, fields, shown = REFUSED[name]
-    with pytest.raises(ValidationError, match=shown):
-        kind.model_validate(fields)
 
 
 def test_what_nests_too_deeply_is_refused_before_anything_reads_it() -> None:
