@@ -73,11 +73,15 @@ def serve_http(
         )
         scheme = "https" if options.http_cert else "http"
         address = f"{scheme}://{Address(options.http_host, bound.getsockname()[1])}"
-        line = _ready_line(manager, address)
+
+        def announce() -> None:
+            say(_ready_line(manager, address))
+            when_ready(address)
+
         server = HttpServer(
             app,
             bounded(MAX_CONNECTIONS),
-            lambda: (say(line), when_ready(address)),
+            announce,
             ssl_certfile=options.http_cert,
             ssl_keyfile=options.http_key,
         )

@@ -66,7 +66,8 @@ def test_a_streamed_chat_ends_with_reason_counts_and_speculation(api: openai.Ope
 def test_texts_come_in_the_order_of_prompts_and_their_seeds(
     api: openai.OpenAI, texts: TextRunner
 ) -> None:
-    prompts, asked = [PROMPT, "class Queue:"], {"max_tokens": 20, "temperature": 1}
+    prompts = [PROMPT, "class Queue:"]
+    asked: dict[str, Any] = {"max_tokens": 20, "temperature": 1}
     answer = api.completions.create(model="", prompt=prompts, n=3, seed=7, **asked)
     alone = [own(texts, prompt, seed=seed, **asked) for prompt in prompts for seed in (7, 8, 9)]
     assert [choice.text for choice in answer.choices] == [text.text for text in alone]
@@ -80,7 +81,7 @@ def test_texts_come_in_the_order_of_prompts_and_their_seeds(
 def test_a_stop_string_across_tokens_ends_the_text_and_is_left_out(
     api: openai.OpenAI, texts: TextRunner, streamed: bool
 ) -> None:
-    asked = {"prompt": PROMPT, "max_tokens": 60, "temperature": 0}
+    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 60, "temperature": 0}
     whole = own(texts, **asked).text
     stop = whole[12:31]
     text = made(api, streamed, **asked, stop=[stop, "never there"])
@@ -90,7 +91,7 @@ def test_a_stop_string_across_tokens_ends_the_text_and_is_left_out(
 @pytest.mark.extended
 def test_32_streams_at_once_are_the_targets_own_texts(server: str, texts: TextRunner) -> None:
     client = openai.OpenAI(base_url=f"{server}/v1", api_key="x", max_retries=0, timeout=120)
-    asked = {"prompt": PROMPT, "max_tokens": 24, "temperature": 1}
+    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 24, "temperature": 1}
     with ThreadPoolExecutor(32) as pool:
         answers = list(pool.map(lambda seed: made(client, True, seed=seed, **asked), range(32)))
     assert answers == [(own(texts, seed=seed, **asked).text, "length") for seed in range(32)]
