@@ -12,7 +12,7 @@ import pytest
 from grpc_comm.client.connection import Connection, connect
 from grpc_comm.server.server import BackgroundServer, Target
 from inference.backends.eager import EagerModel
-from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import Draft
 from inference.drafters.round_proposer import BestFirst, Chain, RoundProposer
 from inference.loop.draft_thread import inline
 from inference.loop.draft_tuning import TUNING

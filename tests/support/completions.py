@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from inference.loop.stats import DecodeStatistics, Traffic
+from inference.text_log import DecodeStatistics, Traffic
 from outrider.text.completion import Completion
 
 _TRAFFIC, _ACCEPTED = ({one.name for one in fields(kind)} for kind in (Traffic, DecodeStatistics))

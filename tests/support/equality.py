@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from inference.model.cache import empty_cache
-from inference.model.choice.noise import noise
+from inference.model.choice.arithmetic import noise
 from inference.model.choice.sampler import Sampling
 from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from compile.native.builder import TorchNeuronBuilder
+from compile.neuron.native import TorchNeuronBuilder
 from compile.spec import CompileSpec
 from inference.files.artifact import Bucket, Manifest
 from tests.support.artifacts import planned_manifest

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from compile.build.build import Builder, Source, build_artifact
-from compile.build.progress import BuildProgress
 from compile.neuron.builder import NeuronBuilder
 from compile.spec import CompileSpec, mask_words, prefill_bucket, verify_bucket
 from inference.backends.eager import EagerModel
@@ -82,15 +81,10 @@ def build(
     builder: Callable[[CompileSpec, Path], Builder] = NeuronBuilder,
     said: list[str] | None = None,
 ) -> Manifest:
+    say = ([] if said is None else said).append
     source = source_of(checkpoint)
-    lines = [] if said is None else said
     return build_artifact(
-        spec,
-        source,
-        builder(spec, checkpoint),
-        directory,
-        command="test",
-        progress=BuildProgress(lines.append),
+        spec, source, builder(spec, checkpoint), directory, command="test", say=say
     )
 
 

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from inference.drafters.draft import Draft
-from inference.drafters.growing_proposer import GrowingProposer
+from inference.drafters.growing_proposer import Draft, GrowingProposer
 from inference.order import MAX_CREDIT, End, Progress
-from inference.planner.acceptance import PairStats
-from inference.planner.acceptance_file import read_acceptance
+from inference.planner.acceptance import PairStats, read_acceptance
 from inference.planner.prices import Prices
 from inference.proposer import Nodes, Proposer
 from inference.sampling import SamplingParams

@@ -9,8 +9,7 @@ import pytest
 
 from inference.backends.eager import EagerModel
 from inference.backends.gguf.library import GgufFacts
-from inference.backends.gguf.loading import load_gguf
-from inference.backends.gguf.model import GgufModel
+from inference.backends.gguf.model import GgufModel, load_gguf
 from inference.errors import Mismatch, Unavailable, UnsupportedModel
 from inference.model.checkpoints.config import parse_config
 from inference.model.decoder import Decoder

@@ -10,9 +10,8 @@ import torch
 
 from inference.backends import Segment
 from inference.backends.choices import rank_at
-from inference.backends.gguf.branches import BranchSequences
 from inference.backends.gguf.model import GgufModel
-from inference.backends.gguf.trees import GgufTrees
+from inference.backends.gguf.trees import BranchSequences, GgufTrees
 from inference.backends.libraries.host_choice import rank_of_row
 from inference.errors import LimitExceeded, Unavailable
 from inference.sampling import SamplingParams

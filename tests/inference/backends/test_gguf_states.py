@@ -7,7 +7,7 @@ import pytest
 
 from inference.backends.gguf.library import SEQUENCES
 from inference.backends.gguf.states import GgufStates
-from inference.backends.libraries.kept_states import BEHIND
+from inference.backends.libraries.tree_lines import BEHIND
 from inference.backends.sequence import ModelSequence
 from inference.errors import Unavailable
 from inference.sampling import SamplingParams

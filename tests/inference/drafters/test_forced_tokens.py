@@ -6,8 +6,7 @@ from itertools import count
 
 import pytest
 
-from inference.drafters.draft import Draft
-from inference.drafters.growing_proposer import GrowingProposer
+from inference.drafters.growing_proposer import Draft, GrowingProposer
 from inference.planner.prices import Prices
 from inference.proposer import COPY
 from inference.sampling import Grammar, GrammarKind, SamplingParams

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference.drafters.draft import Draft
-from inference.drafters.growing_proposer import GrowingProposer
+from inference.drafters.growing_proposer import Draft, GrowingProposer
 from inference.loop.draft_tuning import TUNING
 from inference.planner.prices import Prices
 from tests.support.columns import BASE, candidates_of

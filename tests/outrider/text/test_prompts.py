@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference import extras
+from inference import errors
 from inference.errors import UnsupportedModel
 from outrider.draft_methods import find_draft
 from outrider.options.groups import DraftModelOptions, TextOptions
@@ -81,7 +81,7 @@ def test_what_the_sequence_length_cuts_is_said_with_both_numbers(
 
 
 def test_gguf_weights_are_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "is_installed", lambda package: True)
+    monkeypatch.setattr(errors, "is_installed", lambda package: True)
     (tmp_path / "model.gguf").touch()
     for name in (tmp_path, tmp_path / "model.gguf"):
         options = DraftModelOptions(draft_model=str(name))
