@@ -73,10 +73,9 @@ def serve_http(
         )
         scheme = "https" if options.http_cert else "http"
         address = f"{scheme}://{Address(options.http_host, bound.getsockname()[1])}"
-        line = _ready_line(manager, address)
 
         def announce() -> None:
-            say(line)
+            say(_ready_line(manager, address))
             when_ready(address)
 
         server = HttpServer(
