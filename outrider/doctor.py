@@ -21,8 +21,7 @@ from grpc_comm.client.call import Channel
 from grpc_comm.client.connection import Connection, list_models
 from grpc_comm.security import SecurityOptions
 from inference.command import FAILED, printable, say
-from inference.errors import MissingExtra, OutriderError
-from inference.extras import is_installed
+from inference.errors import MissingExtra, OutriderError, is_installed
 from inference.planner.profiling import survey_draft
 from inference.times import Times
 from outrider.client.connecting import connect_target, measure_round_trip, target_tokenizer

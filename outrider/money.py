@@ -16,13 +16,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from inference.command import say
-from inference.cost.billing import ENERGIES, Billing, blend
-from inference.cost.quantity import Figure, Quality
+from inference.cost.billing import ENERGIES, Billing, Figure, Quality, blend
 from inference.errors import InvalidRequest, Unavailable
 from inference.flags.group import flags_of
-from inference.loop.stats import Traffic
 from inference.planner.prices import SPEED, Prices, UnitPrices, Usage
 from inference.proposer import MESSAGE_BYTES
+from inference.text_log import Traffic
 from outrider.options.groups import GoalOptions, PriceOptions, read_knob
 
 if TYPE_CHECKING:
@@ -166,8 +165,8 @@ def read_billing(options: PriceOptions) -> Billing:
     stated = flags_of(PriceOptions).keys() & vars(Billing())
     billing = Billing(**{name: getattr(options, name) for name in stated})
     if options.instance is not None:
-        from deploy.instance.kind import Market
-        from deploy.instance.price import InstancePrices
+        from deploy.instance import Market
+        from deploy.prices import InstancePrices
 
         try:
             market: Market = "spot" if options.spot else "on-demand"

@@ -21,9 +21,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from inference.command import say
-from inference.cost.billing import PER_MILLION, Billing
+from inference.cost.billing import PER_MILLION, Billing, Figure
 from inference.cost.energy import EnergyMeter, find_readers
-from inference.cost.quantity import Figure
 from inference.errors import Unavailable
 from outrider.client.client import Client
 from outrider.measure.journal import Journal, TextKey, Values

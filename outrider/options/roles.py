@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from grpc_comm.transport import Address
-from inference.extras import PACKAGES, is_installed, require
+from inference.errors import PACKAGES, is_installed, require
 from inference.flags.group import FlagRule
 from inference.flags.values import Directory, File, ModelName, Name
 from inference.model.checkpoints.hub import is_gguf

@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
-from inference.cost.billing import Billing
-from inference.cost.quantity import Figure
+from inference.cost.billing import Billing, Figure
 from inference.engine.sessions.local_session import LocalSession
 from inference.loop.draft_thread import inline, take_short_turns
 from inference.text.tokenizer import Tokenizer

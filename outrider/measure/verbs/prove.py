@@ -16,9 +16,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from compile.plan.pass_seconds import RATES
+from compile.plan.memory import gib
+from compile.plan.report import RATES
 from inference.backends import Model
-from inference.backends.neuron.sdk import has_device, instance_family
+from inference.backends.neuron.sdk import has_device, instance_family, memory_peaks
 from inference.command import FAILED, UNEQUAL_DEVICE, say
 from inference.errors import BadArtifact, OutriderError, Unavailable
 from inference.files.artifact import read_manifest
@@ -187,19 +188,34 @@ def measured_graphs(options: ProveOptions) -> GraphTimes:
 def _report(
     options: ProveOptions, run: Journal, times: GraphTimes, checks: Sequence[str]
 ) -> Report:
-    rows = summarise(run.texts)
+    rows, peaks = summarise(run.texts), memory_peaks()
     manifest = None if options.artifact is None else read_manifest(Path(options.artifact))
     return Report(
         verdict(rows),
         rows,
         run,
-        below=[*checks, *times_table(times, instance_family() or ""), ""],
+        below=[
+            *checks,
+            *memory_lines(peaks),
+            *times_table(times, instance_family() or ""),
+            "",
+        ],
         data={
             "digest": None if manifest is None else manifest.digest(),
             "checks": list(checks),
+            "memory_peaks": peaks,
             "times": times.record(),
         },
     )
+
+
+def memory_lines(peaks: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Format the peak memory of each Neuron core (memory_peaks), to compare with the plan's."""
+    return [
+        f"memory of {core}: at most {gib(sum(sizes.values()))} since the driver was loaded "
+        f"({', '.join(f'{name} {gib(size)}' for name, size in sizes.items())})"
+        for core, sizes in peaks.items()
+    ]
 
 
 def verdict(rows: Sequence[Row]) -> list[str]:

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from inference.command import FAILED, INTERRUPTED, nearest, printable, say
-from inference.errors import InvalidRequest, OutriderError
-from inference.extras import require
+from inference.errors import InvalidRequest, OutriderError, require
 from inference.flags.command_line import ValueSource, read_yaml
 from inference.flags.group import brief
 from outrider.measure.verbs.options import RunsOptions

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from grpc_comm.translate import Description
 from inference.command import say
 from inference.errors import InvalidRequest, Mismatch, OutriderError, UnknownArchitecture
-from inference.files.json_file import read_json
-from inference.files.records import Count, Positive, Record, Text, read_record
+from inference.files.json_file import Count, Positive, Record, Text, read_json, read_record
 from inference.model.checkpoints.config import read_config
 from inference.model.checkpoints.hub import find_model, is_gguf
 from inference.model.checkpoints.library_config import read_library_config

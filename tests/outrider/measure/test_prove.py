@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from inference.backends import Model
+from inference.backends.neuron import sdk
 from inference.times_file import find_profile
 from outrider.measure.commands import prove
 from outrider.measure.figures import Interval, summarise
@@ -18,6 +19,7 @@ from outrider.measure.verbs.prove import (
     REPEATS,
     TEMPERATURES,
     GraphTimes,
+    memory_lines,
     time_graphs,
     times_table,
     verdict,
@@ -115,3 +117,22 @@ def test_only_what_was_measured_is_called_measured() -> None:
         (1, 64): "no graph of 64 nodes",
         (4, 16): "the target was loaded with 1 rows",
     }
+
+
+def test_the_peak_memory_of_each_core_is_read_from_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"neuron_core0/stats": (15 << 30, 1 << 29), "neuron_core1/stats": (0, 0)}
+    for core, (tensors, rings) in sizes.items():
+        for name, size in {"tensors": tensors, "dma_rings": rings, "constants": 0}.items():
+            counter = tmp_path / "neuron0" / core / "memory_usage" / "device_mem" / name
+            counter.mkdir(parents=True)
+            (counter / "peak").write_text(f"{size}\n")
+            (counter / "total").write_text("7\n")
+    monkeypatch.setattr(sdk, "COUNTERS", tmp_path)
+    assert memory_lines(sdk.memory_peaks()) == [
+        "memory of neuron0/neuron_core0: at most 15.50 GiB since the driver was loaded "
+        "(dma_rings 0.50 GiB, tensors 15.00 GiB)"
+    ]
+    monkeypatch.setattr(sdk, "COUNTERS", tmp_path / "missing")
+    assert memory_lines(sdk.memory_peaks()) == []

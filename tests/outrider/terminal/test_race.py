@@ -25,8 +25,7 @@ from outrider.terminal.race import (
 )
 from outrider.terminal.race import conclusion as recorded_conclusion
 from outrider.text.completion import Completion
-from tests.support.commands import Run
-from tests.support.completions import completion
+from tests.support.commands import Run, completion
 from tests.support.refusals import assert_refused
 
 ASKED = 0.037
