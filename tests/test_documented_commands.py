@@ -18,7 +18,8 @@ from inference.flags.command_line import parse_flags
 from outrider.aws_verbs import DEPLOY_VERBS
 from outrider.measure import commands as measuring
 from outrider.options import commands as running
-from outrider.options.commands import OTHER_VERBS, ROLES, VERBS
+from outrider.options.commands import OTHER_VERBS, VERBS
+from outrider.options.roles import ROLES
 from outrider.terminal.demo import DemoOptions
 from tests.support.repository import ROOT
 

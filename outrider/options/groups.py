@@ -267,7 +267,7 @@ class GoalOptions(PriceOptions):
 
 ROUNDS = "gamma tree_nodes tree_depth"
 
-RULES = (
+RULES: tuple[FlagRule, ...] = (
     FlagRule("tensor_parallel", needs="device=neuron-legacy"),
     FlagRule("layer_offload", excludes="artifact device=neuron*", why="it is for a checkpoint"),
     FlagRule(

@@ -49,7 +49,9 @@ class TlsOptions(Group, title="security"):
         from grpc_comm.security import SecurityOptions  # needs gRPC, which help does not
 
         names = ("tls_cert", "tls_key", "tls_ca", "token_file", "keys_file")
-        files = {name: Path(value) for name in names if (value := getattr(self, name, None))}
+        files: dict[str, Any] = {
+            name: Path(value) for name in names if (value := getattr(self, name, None))
+        }
         return SecurityOptions(**files, insecure=self.insecure)
 
 

@@ -47,11 +47,6 @@ def ran(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess
     return subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/")
 
 
-def test_help_names_the_verbs(environment: dict[str, str]) -> None:
-    shown = ran(environment, "--help")
-    assert (shown.returncode, "chat" in shown.stdout) == (0, True)
-
-
 NOTE = "draft: copied text only; a draft model needs pip install '.[torch]'\n"
 
 

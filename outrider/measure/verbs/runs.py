@@ -20,8 +20,8 @@ from inference.errors import InvalidRequest, OutriderError, require
 from inference.flags.command_line import ValueSource, read_yaml
 from inference.flags.group import brief
 from outrider.measure.verbs.options import RunsOptions
-from outrider.options.commands import ROLES, from_file
-from outrider.options.roles import TextRole
+from outrider.options.commands import from_file
+from outrider.options.roles import ROLES, TextRole
 from outrider.terminal.summary import PROFILE, aligned
 from outrider.text.prompts import read_prompts
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import outrider.draft_methods
-from grpc_comm.client.connection import connect
 from grpc_comm.server.server import BackgroundServer
 from inference.errors import InvalidRequest
 from outrider.endpoint.target_manager import TargetManager, TargetSettings
@@ -161,11 +160,6 @@ def test_the_hosts_draft_makes_the_targets_own_text(port: str, run: Run, tempera
     assert record["baseline"]["accepted_by"] == {}
     assert (record["draft_calls"], record["draft_seconds"]) == (0, 0.0)  # none of them here
     assert "draft beside the target: outrider-embedded-draft" in made.err
-
-
-def test_a_target_says_which_draft_runs_beside_it(port: str) -> None:
-    with connect(f"127.0.0.1:{port}") as connection:
-        assert connection.description.draft_model == "outrider-embedded-draft"
 
 
 def test_a_target_without_a_draft_makes_the_text_alone_and_the_client_says_so(run: Run) -> None:

@@ -12,8 +12,7 @@ from inference.errors import InvalidRequest
 from inference.flags.group import Group, flags_of, groups_of, own_flags
 from outrider.cli import run_role
 from outrider.models.found_model import EMBEDDED
-from outrider.options.commands import ROLES
-from outrider.options.roles import FusedTargetRole
+from outrider.options.roles import ROLES, FusedTargetRole
 
 START = {"role", "config", "debug", "target", "preset"}
 OF_CLIENTS: dict[str, Any] = {"region": "eu-west-1", "spot": True}
