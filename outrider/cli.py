@@ -75,7 +75,7 @@ def run_role(options: Role) -> int:
     if isinstance(options, DraftRole | ChatRole | FusedClientRole):
         from outrider.client.connecting import check_listening
 
-        check_listening(options.connection)  # fail before a draft is loaded
+        check_listening(options)  # fail before a draft is loaded
     return int(_function(options.role)(options))
 
 

@@ -74,7 +74,7 @@ def _lines(finding: Finding) -> Iterator[str]:
 
 def doctor(options: DoctorRole) -> int:
     """Run the checks and print their findings. Returns 1 if any is a fault, else 0."""
-    findings = check_health(options.connection) if options.health else check_all(options)
+    findings = check_health(options) if options.health else check_all(options)
     return show(findings, as_json=options.as_json)
 
 
@@ -123,9 +123,9 @@ def _check_draft_and_link(options: DoctorRole) -> Iterator[Finding]:
     try:
         tokenizer = draft.tokenizer if draft else find_tokenizer(options.draft_name, "draft")
         name = draft.name if draft else "the tokenizer here"
-        with connect_target(options.connection) as target:
+        with connect_target(options) as target:
             target_tokenizer(target, tokenizer, name)
-            yield from _of_target(target, options.connection, call)
+            yield from _of_target(target, options, call)
     except OutriderError as error:
         yield Finding("target", printable(str(error)), "fault")
 

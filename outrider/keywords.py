@@ -85,8 +85,6 @@ class ConnectKeywords(TypedDict, total=False):
 class ServeKeywords(TypedDict, total=False):
     """Options of outrider.serve(): flags of `outrider target` (docs/flags.md)."""
 
-    grace: float
-    share_prefixes: bool
     emulate: str | None
     rtt: float | None
     target_model: str | None
@@ -102,6 +100,8 @@ class ServeKeywords(TypedDict, total=False):
     measure_first: bool
     host: str
     port: int
+    grace: float
+    share_prefixes: bool
     tls_cert: str | None
     tls_key: str | None
     tls_ca: str | None

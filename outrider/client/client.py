@@ -76,8 +76,8 @@ class Client:
         remote = target.description
         self.text_model = TextModel(remote.model, tokenizer, self.length, remote.stop_ids)
         billing = billing.described(target.description.usd_per_hour)
-        self.budget = RunBudget(billing, options.goal.max_usd)
-        self.goal = read_goal(options.goal, billing)
+        self.budget = RunBudget(billing, options.max_usd)
+        self.goal = read_goal(options, billing)
         gc.freeze()  # collecting garbage among all loaded objects would delay a request by 0.2 s
         self._baseline = Baseline()
         self._loader = DraftLoader(self._load)
@@ -114,7 +114,7 @@ class Client:
         Raises InvalidRequest if the position is unknown, the target's price is unknown, or steering
         has no effect.
         """
-        goal = read_goal(self._options.goal.replace(cs=knob), self.budget.billing)
+        goal = read_goal(self._options.replace(cs=knob), self.budget.billing)
         rows = self.wait()
         if rows is None:
             raise InvalidRequest(UNSTEERED)
@@ -258,7 +258,7 @@ def open_client(
     Without a draft model, only the tokenizer is read. Raises Mismatch if the token ids of draft and
     target differ, and InvalidRequest for a device that this machine does not have.
     """
-    billing = read_billing(options.goal)  # report price errors before connecting to the target
+    billing = read_billing(options)  # report price errors before connecting to the target
     requested, options = options, options.computable
     if options is not requested:
         say(f"draft: copied text only; a draft model needs {install('torch')}")
@@ -267,10 +267,10 @@ def open_client(
         draft.tokenizer if draft is not None else find_tokenizer(options.draft_name, "draft")
     )
     name = draft.name if draft is not None else "the tokenizer here"
-    with connect_target(options.connection, given_up) as target:
+    with connect_target(options, given_up) as target:
         tokenizer = target_tokenizer(target, tokenizer, name)
         draft = draft and draft.for_target(tokenizer)
-        local = options.connection.is_local if is_local is None else is_local
+        local = options.is_local if is_local is None else is_local
         client = Client(options, target, tokenizer, draft, billing, local)
         try:
             yield client

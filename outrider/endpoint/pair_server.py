@@ -183,10 +183,10 @@ def _draft_flags(options: UpRole, short: str, size: str, machine: MachineFacts) 
     """Return the flags of a draft for the target at --target_host: a model on this machine, else a
     download, else copied text. Raises InvalidRequest if the target serves another model.
     """
-    with connect_target(options.connection) as target:
+    with connect_target(options) as target:
         remote = full_description(target)
     tokenizer = tokenizer_identity(remote)
-    say(f"target: {remote.model} on {remote.device}, at {options.connection.addresses}")
+    say(f"target: {remote.model} on {remote.device}, at {options.addresses}")
     if short and not is_called(remote.model, short, size):
         raise InvalidRequest(f"the target serves {remote.model}, not {options.name}")
     local = [judged(model, remote) for model in _models_here(options)]

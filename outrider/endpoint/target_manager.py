@@ -142,7 +142,7 @@ class TargetManager:
         """Return the options that the settings change. Their secrets are written to private files,
         which exist until the stack closes. The server's own secrets are kept for its target only.
         """
-        started = self._first.connection
+        started = self._first
         changes: dict[str, Any] = {"preset": None, "target_host": settings.address}
         if started.replace(target_host=settings.address).endpoints != started.endpoints:
             changes |= dict.fromkeys(("token_file", "tls_ca", "tls_cert", "tls_key"))

@@ -48,14 +48,14 @@ def target_of(
     with a draft on its device if an arm needs that.
     """
     if options.elsewhere:
-        yield options.connection, None
+        yield options, None
         return
     role, flags = "target", dict[str, object]()
     if any(BESIDE in arm.get("draft", options.draft) for arm in arms.values()):
         role = "fused_target"
         flags = {"draft_model": options.draft_model, "draft": options.method and options.draft}
     with start(options, role, **flags) as target:
-        yield options.connection.replace(target_host=target.address), target
+        yield ConnectionOptions(target_host=target.address), target
 
 
 @dataclass(frozen=True)

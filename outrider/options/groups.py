@@ -5,7 +5,7 @@ roles.py combines groups into roles; draft_flags.py and network.py declare the o
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, Field, model_validator
@@ -251,9 +251,6 @@ class PriceOptions(HourlyOptions):
 class GoalOptions(PriceOptions):
     """The goal of drafting: a quantity to minimize, and its weight against speed."""
 
-    RULES: ClassVar = (
-        FlagRule("min_tps", excludes="cs", why="cost counts as far as that speed allows"),
-    )
     objective: Objective | None = None
     """quantity that counts as cost (default: total_cost if all its prices are known, else
     api_cost)"""
@@ -293,6 +290,7 @@ RULES: tuple[FlagRule, ...] = (
         excludes="cs objective min_tps",
         why="those are of a draft that never waits",
     ),
+    FlagRule("min_tps", excludes="cs", why="cost counts as far as that speed allows"),
     FlagRule("schema", excludes="regex", why="a text has one form"),
     FlagRule("instance", excludes="usd_per_hour", why="both price the target"),
     FlagRule("region spot", needs="instance", why="it says how that is priced"),

@@ -179,10 +179,10 @@ class SessionOptions(Group, title="network"):
     """let sessions reuse prompts that were cached for another client's key"""
 
 
-class ListeningOptions(KeysOptions, TlsOptions, PortOptions, HostOptions, title="network"):
+class ListeningOptions(
+    KeysOptions, TlsOptions, SessionOptions, PortOptions, HostOptions, title="network"
+):
     """The address on which a target listens, and its sessions."""
-
-    sessions: SessionOptions = SessionOptions()
 
 
 def _metrics(place: str) -> str:

@@ -1,6 +1,5 @@
-"""The roles. Each inherits the flags of its groups, or has as a field a group that functions take.
-Flags of the last base class come first. To add a role, add it to ROLES, and a row to
-outrider/cli.py and to GROUPS in commands.py.
+"""The roles. Each inherits the flags of its groups; flags of the last base class come first. To add
+a role, add it to ROLES, and a row to outrider/cli.py and to GROUPS in commands.py.
 """
 
 from __future__ import annotations
@@ -96,11 +95,10 @@ class ClientRole(
     groups.MeasureOptions,
     groups.DeviceOptions,
     groups.QuantizationOptions,
+    network.ConnectionOptions,
+    groups.GoalOptions,
 ):
     """Options of the roles that draft on this machine and verify at a target."""
-
-    goal: groups.GoalOptions = groups.GoalOptions()
-    connection: network.ConnectionOptions = network.ConnectionOptions()
 
     def check_extra(self) -> None:
         options = self.computable
@@ -133,10 +131,8 @@ class SharedClientRole(groups.BatchOptions, ClientRole):
     """Options of clients that handle several requests at the same time."""
 
 
-class TextRole(Role):
+class TextRole(Role, groups.TextOptions):
     """Options of the roles that generate text from prompts."""
-
-    text: groups.TextOptions = groups.TextOptions()
 
 
 class DraftRole(groups.BaselineOptions, TextRole, SharedClientRole, title="text"):
@@ -147,7 +143,7 @@ class DraftRole(groups.BaselineOptions, TextRole, SharedClientRole, title="text"
     role: Literal["draft"] = "draft"
 
 
-class ChatRole(ClientRole, title="text"):
+class ChatRole(ClientRole, groups.SamplingOptions, title="text"):
     """chat in the terminal"""
 
     COMMON: ClassVar = (
@@ -155,7 +151,6 @@ class ChatRole(ClientRole, title="text"):
         *("model", "draft", "cs", "max_usd", *TO_A_TARGET),
     )
     role: Literal["chat"] = "chat"
-    text: groups.SamplingOptions = groups.SamplingOptions()
 
 
 class EndpointRole(network.HttpOptions, SharedClientRole):
@@ -170,7 +165,7 @@ class EndpointRole(network.HttpOptions, SharedClientRole):
                 f"--http_host {self.http_host} is reached by others: give --api_keys FILE, or "
                 "listen on 127.0.0.1"
             )
-        if self.http_cert is None and not self.connection.insecure:
+        if self.http_cert is None and not self.insecure:
             raise ValueError(
                 f"--http_host {self.http_host} without TLS shows keys and texts to the network: "
                 "give --http_cert and --http_key, or --insecure"
@@ -225,13 +220,16 @@ class UpRole(EndpointRole):
 
 
 class FusedClientRole(
-    groups.BaselineOptions, groups.BatchOptions, groups.TargetModelOptions, TextRole
+    groups.BaselineOptions,
+    groups.BatchOptions,
+    groups.TargetModelOptions,
+    TextRole,
+    network.ConnectionOptions,
 ):
     """generate text with a fused target, without loading a model"""
 
     COMMON: ClassVar = (*PROMPTED, "baseline", "model", *TO_A_TARGET)
     role: Literal["fused_client"] = "fused_client"
-    connection: network.ConnectionOptions = network.ConnectionOptions()
 
 
 class VerifyTargetRole(
@@ -303,12 +301,11 @@ class ListRole(Role, title="models and devices"):
     """one JSON object on stdout"""
 
 
-class DoctorRole(Role, groups.DeviceOptions, groups.QuantizationOptions):
+class DoctorRole(Role, network.ConnectionOptions, groups.DeviceOptions, groups.QuantizationOptions):
     """check this machine, the target, the link and AWS credentials"""
 
     COMMON: ClassVar = ("model", "device", *TO_A_TARGET, "health", "json")
     role: Literal["doctor"] = "doctor"
-    connection: network.ConnectionOptions = network.ConnectionOptions()
     health: bool = False
     """only check that the target accepts sessions; with --tls_cert and no other TLS flag, only that
     certificate is trusted"""

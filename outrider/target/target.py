@@ -77,7 +77,7 @@ def serve(options: ServingRole) -> int:
 
     collect_rarely()
     with stack, observed(target.metrics, options):
-        serve_target(target, say_ready, options.sessions.grace, _notify_of_end)
+        serve_target(target, say_ready, options.grace, _notify_of_end)
     if isinstance(target.engine.model, TimedModel):
         say(target.engine.model.account())
     return 0
@@ -124,7 +124,7 @@ def load_target(options: ServingRole) -> Target:
         Address("127.0.0.1", 0) if options.rtt else Address(options.host, options.port),
         security=options.security,
         listed={name: lazily(name, settings, load_served) for name, settings in listed.items()},
-        share_prefixes=options.sessions.share_prefixes,
+        share_prefixes=options.share_prefixes,
     )
 
 
@@ -218,7 +218,7 @@ class RunningTarget:
         self._stack.enter_context(messages_to(logged))
         try:
             self._server = BackgroundServer(load_target(options))
-            self._stack.callback(self._server.stop, options.sessions.grace)
+            self._stack.callback(self._server.stop, options.grace)
             address = self._server.address
             if options.rtt is not None:
                 address = self._stack.enter_context(emulated_distance(options, address))

@@ -102,7 +102,7 @@ def test_probes_and_service_ask_where_the_target_listens(form: dict[str, Manifes
 
 
 def test_a_pod_lives_longer_than_its_target_drains(form: dict[str, Manifest]) -> None:
-    assert pod_of(form)["terminationGracePeriodSeconds"] >= options_of(form).sessions.grace + 15
+    assert pod_of(form)["terminationGracePeriodSeconds"] >= options_of(form).grace + 15
 
 
 def test_every_selector_finds_the_pods(form: dict[str, Manifest]) -> None:

@@ -114,7 +114,7 @@ def test_a_text_that_fails_is_printed_as_far_as_it_was_verified(
 ) -> None:
     options = DraftRole(prompt=PROMPT, json=as_json)
     tokenizer = find_draft(options).tokenizer
-    (request,) = make_requests(TextModel("", tokenizer, 64, frozenset()), options.text, [PROMPT])
+    (request,) = make_requests(TextModel("", tokenizer, 64, frozenset()), options, [PROMPT])
 
     def fail(request: Request, show: Show, cancelled: Event) -> Completion:
         show(Piece("verified"))

@@ -55,7 +55,7 @@ def _measure(
     with target_of(options, options.arms) as (connection, target):
         for trip in options.rtt:
             with arms.opened(journal, connection, trip / 2) as (client, ours):
-                Run(journal, ours, client, options.text, trip).make(items, options.num_runs)
+                Run(journal, ours, client, options, trip).make(items, options.num_runs)
     emulation = None if target is None else target.emulation
     journal.write("end", {"load": load(), "emulation": emulation})
 

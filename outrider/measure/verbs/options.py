@@ -43,13 +43,12 @@ Flags: TypeAlias = Mapping[str, Any]
 
 
 class RunOptions(
-    SourceOptions, BackendOptions, MeasureOptions, QuantizationOptions, TargetOptions,
+    PriceOptions, SourceOptions, BackendOptions, MeasureOptions, QuantizationOptions, TargetOptions,
     CommandOptions, title="measurement",
 ):  # fmt: skip
     """Flags for the models that a command measures."""
 
     RULES: ClassVar = RULES
-    prices: PriceOptions = PriceOptions()
 
     @property
     def plan_settings(self) -> dict[str, Any]:
@@ -60,11 +59,12 @@ class RunOptions(
 
     def role(self, connection: ConnectionOptions, flags: Flags) -> ClientRole:
         """Return a client's options: these flags, and the command's flags that apply to clients."""
-        client_flags = flags_of(ClientRole).keys() - {*flags_of(ConnectionOptions), "preset"}
+        of_place = flags_of(ConnectionOptions).keys()
+        client_flags = flags_of(ClientRole).keys() - of_place - {"preset"}
         if "model" not in str(flags.get("draft", self.draft)):
             client_flags -= {"draft_quantization"}
-        stated = {name: value for name, value in self.explicit().items() if name in client_flags}
-        return ClientRole(connection=connection, **{**stated, **flags})
+        place, stated = connection.explicit(of_place), self.explicit(client_flags)
+        return ClientRole(**{**place, **stated, **flags})
 
 
 class MeasuredTexts(SamplingOptions):
@@ -76,7 +76,7 @@ class MeasuredTexts(SamplingOptions):
     """seed of the sampling noise; prompt i uses seed + i"""
 
 
-class LinkedOptions(RunOptions, title="measurement"):
+class LinkedOptions(RunOptions, MeasuredTexts, ConnectionOptions, title="measurement"):
     """Flags of the target (started locally unless named), the draft, and the link between them."""
 
     RULES: ClassVar = (
@@ -93,8 +93,6 @@ class LinkedOptions(RunOptions, title="measurement"):
     """emulated round-trip times in ms, each added to the real round trip"""
     num_runs: Count = 1
     """repetitions of each prompt and arm"""
-    text: MeasuredTexts = MeasuredTexts()
-    connection: ConnectionOptions = ConnectionOptions()
 
     @model_validator(mode="after")
     def _can_be_emulated(self) -> Self:
@@ -110,11 +108,6 @@ class LinkedOptions(RunOptions, title="measurement"):
     def elsewhere(self) -> bool:
         """Whether the flags name a target that is already running."""
         return bool({"target", "target_host", "port"} & self.explicit().keys())
-
-
-class ComparedTexts(MeasuredTexts):
-    max_new_tokens: Count = 48
-    """maximum new tokens"""
 
 
 class CompareOptions(LinkedOptions, title="comparison"):
@@ -137,7 +130,8 @@ class CompareOptions(LinkedOptions, title="comparison"):
     """emulated round-trip times in ms, each added to the real round trip"""
     out: Directory | None = None
     """directory for the run's outputs and report"""
-    text: ComparedTexts = ComparedTexts()
+    max_new_tokens: Count = 48
+    """maximum new tokens"""
 
     @model_validator(mode="after")
     def _needs_a_model(self) -> Self:
@@ -170,8 +164,9 @@ class CompareOptions(LinkedOptions, title="comparison"):
     def local_role(self) -> FusedTargetRole:
         """Return the options of a target in this process with a draft on the same device."""
         role_flags = flags_of(FusedTargetRole).keys() - flags_of(ConnectionOptions).keys()
-        stated = {name: value for name, value in self.explicit().items() if name in role_flags}
-        return FusedTargetRole(**stated | {"batch": 1, "emulate": None, "rtt": None})
+        return FusedTargetRole(
+            **self.explicit(role_flags) | {"batch": 1, "emulate": None, "rtt": None}
+        )
 
     def items(self) -> list[Item]:
         """Read the prompts of the run."""
@@ -235,7 +230,9 @@ class ProveOptions(RunOptions, title="check"):
         return self
 
 
-class RecommendOptions(CommandOptions, title="drafting"):
+class RecommendOptions(
+    DeviceOptions, PriceOptions, ConnectionOptions, CommandOptions, title="drafting"
+):
     """Find the best draft for this machine and a target: run each fitting draft, n-gram copying
     alone, and no draft, in turn. The last line is the command to use.
     """
@@ -251,18 +248,11 @@ class RecommendOptions(CommandOptions, title="drafting"):
     """maximum new tokens of each output"""
     out: Directory | None = None
     """directory for the report"""
-    connection: ConnectionOptions = ConnectionOptions()
-    device: DeviceOptions = DeviceOptions()
-    prices: PriceOptions = PriceOptions()
 
     def of_run(self, flags: Flags) -> dict[str, Any]:
         """Return the flags of `outrider run`: these drafting flags, and the command's own."""
-        return {
-            **self.connection.explicit(),
-            **self.device.explicit(),
-            **self.prices.explicit(),
-            **flags,
-        }
+        own = {*flags_of(ConnectionOptions), *flags_of(DeviceOptions), *flags_of(PriceOptions)}
+        return self.explicit(own) | {**flags}
 
     def role(self, connection: ConnectionOptions, flags: Flags) -> ClientRole:
         """Return a client's options with these flags, on the command's own connection."""

@@ -52,7 +52,7 @@ def run(options: RecommendOptions) -> int:
     nothing could be measured.
     """
     take_short_turns()
-    with connect_target(options.connection) as target:
+    with connect_target(options) as target:
         remote, trip = full_description(target), measure_round_trip(target.probe, say)
     paths = [Path(path) for path in (options.draft_model or "").split(",") if path]
     models = [judged(model, remote) for model in find_models(paths)]
@@ -62,7 +62,7 @@ def run(options: RecommendOptions) -> int:
     drafts = ArmSet(options.role, arms, optional=arms.keys() - {BASELINE, COPIED})
     items = [item for item in read_set(None, SAMPLES) if item.kind in KINDS]
     text, journal = MeasuredTexts(max_new_tokens=options.max_new_tokens), Journal(plan_of({}, []))
-    with drafts.opened(journal, options.connection) as (client, ours):
+    with drafts.opened(journal, options) as (client, ours):
         run = Run(journal, ours, client, text, seconds=SECONDS)
         run.make(items)
     rows = totals(summarise(journal.texts, [*arms]))

@@ -272,9 +272,9 @@ def _options(where: str, values: Flags) -> TextRole:
     stated = {name: value for name, value in values.items() if value is not None}
     try:
         options = from_file(TEXT_ROLES[role], ValueSource(where + ".{}", stated))
-        if "-" in (options.text.prompt, options.text.prompt_text):
+        if "-" in (options.prompt, options.prompt_text):
             raise InvalidRequest("a run cannot be repeated with prompts of standard input")
-        read_prompts(options.text)
+        read_prompts(options)
     except InvalidRequest as error:
         words = str(error)
         raise InvalidRequest(words if words.startswith(where) else f"{where}: {words}") from error

@@ -47,7 +47,7 @@ def test_what_fits_is_measured_and_the_command_runs(
     assert words[:2] == ["outrider", "run"]
     chosen = parse(words[1:])
     assert isinstance(chosen, DraftRole)
-    assert chosen.connection.target_host == target
+    assert chosen.target_host == target
     assert main([*words[1:], "--max_new_tokens", "4"]) == 0
 
 

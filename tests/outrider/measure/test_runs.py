@@ -107,7 +107,7 @@ def test_a_run_is_what_its_flags_are_on_the_command_line(tmp_path: Path) -> None
 def test_the_environment_changes_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_MAX_NEW_TOKENS", "3")
     (run,) = read_runs(file_of(tmp_path, "runs: [{prompt: x}]"))
-    assert run.options.text.max_new_tokens == 128
+    assert run.options.max_new_tokens == 128
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,8 @@ def test_the_command_line_comes_before_the_environment_that_before_the_file(
     monkeypatch.setenv("OUTRIDER_SEED", "3")
     options = parse(["--config", str(file), "--batch", "4"])
     assert isinstance(options, DraftRole)
-    assert (options.batch, options.text.seed, options.text.top_k) == (4, 3, 2)
-    assert (options.text.prompt, options.text.as_json) == ("x", True)
+    assert (options.batch, options.seed, options.top_k) == (4, 3, 2)
+    assert (options.prompt, options.as_json) == ("x", True)
 
 
 def test_a_switch_that_a_file_turns_on_is_turned_off_by_the_command_line(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_other_names_and_dashes_are_the_same_flag() -> None:
 
 
 def test_the_systems_authorities_verify_a_target_and_metrics_stay_on_this_machine() -> None:
-    connection = DraftRole(tls_ca="system").connection
+    connection = DraftRole(tls_ca="system")
     assert connection.security == SecurityOptions(tls=True)
     assert TargetRole(tls_ca="system").security.tls_ca == Path("system")  # a file of that name
     assert TargetRole().metrics is None

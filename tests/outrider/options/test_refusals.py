@@ -129,7 +129,7 @@ def test_a_value_that_cannot_be_is_refused_with_its_flag(run: Run, flag: str, va
 def test_bounds_hold_also_for_options_that_are_made_in_code_and_for_changes() -> None:
     assert_refused(lambda: DraftRole(batch=0), ["--batch 0"])
     assert DraftRole(gamma=3).replace(gamma=4).gamma == 4
-    assert DraftRole(gamma=3).replace(gamma=None, cs="cost").goal.cs == "cost"
+    assert DraftRole(gamma=3).replace(gamma=None, cs="cost").cs == "cost"
     assert_refused(lambda: DraftRole(gamma=3).replace(cs="cost"), ["--gamma", "--cs"])
 
 
