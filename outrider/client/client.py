@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from threading import Event
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from grpc_comm.client.connection import Connection
 from inference.command import printable, say
@@ -23,18 +23,16 @@ from inference.loop.throttle import Baseline, Throttle
 from inference.order import Pace
 from inference.planner.prices import Usage
 from inference.proposer import Proposer
+from inference.text.grammar import Grammars
 from inference.text.tokenizer import Tokenizer
 from outrider.client.connecting import connect_target, target_tokenizer
-from outrider.client.draft_loader import DraftLoader
+from outrider.client.drafting import AnyRows, DraftLoader, DraftSetup, draft_rows
+from outrider.draft_methods import FoundDraft, find_draft
 from outrider.models.found_model import find_tokenizer
 from outrider.money import UNSTEERED, RunBudget, read_billing, read_goal
 from outrider.options.roles import ClientRole
 from outrider.text.completion import Completion, OnCommit, Request, Show, complete, new_completion
 from outrider.text.prompts import TextModel
-
-if TYPE_CHECKING:
-    from outrider.client.drafting import AnyRows
-    from outrider.draft_methods import FoundDraft
 
 Watch: TypeAlias = Callable[[TargetSession], TargetSession]
 """A function that wraps a session with the target, for example to observe it."""
@@ -149,9 +147,6 @@ class Client:
                 f"{self._model.name} drafts the first {self._drafted:,} tokens of a text, of "
                 f"{self.length:,} that the target serves: --sequence_length says how many"
             )
-        from inference.text.grammar import Grammars
-        from outrider.client.drafting import DraftSetup, draft_rows
-
         remote = self.target.description
         grammars = Grammars(self.tokenizer.to_json(), remote.vocabulary, sorted(remote.stop_ids))
         setup = DraftSetup(self._model, self.target, rows, self._drafted, grammars)
@@ -234,8 +229,6 @@ class Client:
 
 def find_client_draft(options: ClientRole) -> FoundDraft:
     """Find the draft. Raises InvalidRequest for a device that this machine does not have."""
-    from outrider.draft_methods import find_draft
-
     draft = find_draft(options)
     draft.model.check(options)
     return draft

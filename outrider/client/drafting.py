@@ -1,4 +1,4 @@
-"""Loads the draft of a client, and lends its rows to requests.
+"""Loads the draft of a client on a background thread, and lends its rows to requests.
 
 By default, the draft never waits: it grows a candidate tree while the target keeps decoding.
 Options that fix the size of the trees make target and draft work in synchronous rounds.
@@ -6,11 +6,14 @@ Options that fix the size of the trees make target and draft work in synchronous
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import deepcopy
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from threading import Lock, Thread
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from grpc_comm.client.connection import Connection
@@ -18,7 +21,7 @@ from inference.backends.wrappers import DynamicBatcher
 from inference.command import say
 from inference.drafters.growing_proposer import Draft, GrowingProposer
 from inference.drafters.round_proposer import BestFirst, Chain, Policy, RoundProposer
-from inference.errors import InvalidRequest
+from inference.errors import InvalidRequest, Unavailable
 from inference.files.writing import cache_directory
 from inference.loop.draft_tuning import TUNING
 from inference.planner.acceptance import (
@@ -39,6 +42,85 @@ from outrider.money import UNSTEERED, Goal
 from outrider.options.draft_flags import TreeOptions
 from outrider.options.groups import DeviceOptions
 from outrider.options.roles import ClientRole
+from outrider.processes import BACKGROUND
+
+Loaded = TypeVar("Loaded")
+
+_LOOK_SECONDS = 0.1
+
+
+class DraftLoader(Generic[Loaded]):
+    """The rows of a draft, which are loaded once.
+
+    load: returns a context manager that loads a draft with the given number of rows
+    """
+
+    def __init__(self, load: Callable[[int], AbstractContextManager[Loaded]]) -> None:
+        self._load, self._lock, self._stack = load, Lock(), ExitStack()
+        self._rows = Future[Loaded]()
+        self._begun: float | None = None
+        self._closed = False
+
+    def begin(self, rows: int = 1) -> None:
+        """Start loading the draft with this number of rows. Idempotent."""
+        with self._lock:
+            if self._begun is None and not self._closed:
+                self._begun = time.perf_counter()
+                Thread(target=self._work, args=(rows,), name=BACKGROUND, daemon=True).start()
+
+    @property
+    def loading_seconds(self) -> float | None:
+        """Seconds since loading began, while it runs; None before it starts and after it ends."""
+        if self._begun is None or self._rows.done():
+            return None
+        return time.perf_counter() - self._begun
+
+    @property
+    def loaded(self) -> Loaded | None:
+        """The rows; None if they are not loaded yet."""
+        done = self._rows.done() and self._rows.exception() is None
+        return self._rows.result() if done else None
+
+    def check(self) -> None:
+        """Raise the load error if loading has already failed."""
+        if self._rows.done():
+            self._rows.result()
+
+    def wait(self, is_wanted: Callable[[], bool] = lambda: True) -> Loaded | None:
+        """Wait for the rows; return None once `is_wanted` returns False. Raises a load error."""
+        self.begin()
+        while not wait((self._rows,), _LOOK_SECONDS).done:
+            if not is_wanted():
+                return None
+        return self._rows.result()
+
+    def close(self) -> None:
+        """Release the rows, now or as soon as they are loaded."""
+        with self._lock:
+            self._closed = True
+            if self._begun is None:
+                self._rows.set_exception(_closed())
+        self._stack.close()
+
+    def _work(self, count: int) -> None:
+        stack = ExitStack()
+        try:
+            rows = stack.enter_context(self._load(count))
+        except BaseException as error:  # raised again in the threads that wait
+            self._rows.set_exception(error)
+            return
+        with self._lock:
+            if not self._closed:
+                self._stack = stack
+                self._rows.set_result(rows)
+                return
+        stack.close()
+        self._rows.set_exception(_closed())
+
+
+def _closed() -> Unavailable:
+    return Unavailable("the client was closed before its draft was loaded")
+
 
 P = TypeVar("P", bound=Proposer)
 
@@ -86,32 +168,26 @@ class Rows(Generic[P]):
 
 
 class RoundRows(Rows[RoundProposer]):
-    """Rows that draft a whole tree for each forward pass of the target. They ignore steer()."""
-
-    round_trip = None
-
-    @property
-    def unsteered(self) -> str:
-        return UNSTEERED
-
-    def steer(self, goal: Goal) -> None:
-        raise InvalidRequest(UNSTEERED)
-
-
-def rounds(draft: Draft, policy: Policy, room: int) -> RoundRows:
-    """Return rows that draft a whole tree of this policy for each forward pass of the target.
+    """Rows that draft a whole tree for each forward pass of the target; they cannot be steered.
 
     draft: must have a model
     room: maximum candidates per forward pass
     """
-    assert draft.model is not None, "it ranks nodes"
-    shared = DynamicBatcher(draft.model)
-    return RoundRows(
-        [
-            RoundProposer(shared, policy, room=room, row=row, make_rule=draft.make_rule)
-            for row in range(shared.rows)
-        ]
-    )
+
+    round_trip, unsteered = None, UNSTEERED
+
+    def __init__(self, draft: Draft, policy: Policy, room: int) -> None:
+        assert draft.model is not None, "it ranks nodes"
+        shared, rule = DynamicBatcher(draft.model), draft.make_rule
+        super().__init__(
+            [
+                RoundProposer(shared, policy, room=room, row=row, make_rule=rule)
+                for row in range(shared.rows)
+            ]
+        )
+
+    def steer(self, goal: Goal) -> None:
+        raise InvalidRequest(UNSTEERED)
 
 
 class Pair(NamedTuple):
@@ -219,7 +295,7 @@ def _in_rounds(options: ClientRole, setup: DraftSetup, model: FoundDraft) -> Ite
     policy = read_policy(options)
     ranked = policy.max_ranked
     draft = _load(options, model.settled(options), setup, ranked, ranked)
-    pool = rounds(draft, policy, setup.target.description.max_tree_nodes - 1)
+    pool = RoundRows(draft, policy, setup.target.description.max_tree_nodes - 1)
     try:
         yield pool
     finally:

@@ -46,7 +46,6 @@ def _place(row: Row) -> str:
 
 
 def _speed_ups(axes: Axes, rows: Sequence[Row]) -> None:
-    """Plot speed-ups with intervals, a group of bars for each link and kind."""
     places, arms = list(dict.fromkeys(map(_place, rows))), list(dict.fromkeys(r.arm for r in rows))
     width = 0.8 / len(arms)
     for index, arm in enumerate(arms):

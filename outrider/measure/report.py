@@ -30,7 +30,6 @@ NOTE = (
 
 
 def _p50(seconds: Percentiles | None, form: str) -> str:
-    """Format the median in milliseconds, or - if there is none."""
     return "-" if seconds is None else format(seconds.p50 * 1e3, form)
 
 
@@ -269,7 +268,6 @@ def _operating_point(run: Journal) -> Iterator[str]:
 
 
 def _noise(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the interval of target-only over itself, if it was measured."""
     if noise := [row.noise for row in rows if row.arm == AGAIN and row.noise]:
         low, high = min(span.low for span in noise), max(span.high for span in noise)
         yield (

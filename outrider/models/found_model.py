@@ -69,7 +69,7 @@ def note_unread(directory: Path) -> None:
 def find_tokenizer(name: str | None, embedded: str) -> Tokenizer:
     """Find the tokenizer of a model, for a client that loads no model."""
     if name is not None and is_gguf(name):
-        from outrider.models.gguf_file import gguf_tokenizer
+        from outrider.models.other_libraries import gguf_tokenizer
 
         return gguf_tokenizer(Path(name))
     return Tokenizer(find_directory(name, embedded, weights=False))

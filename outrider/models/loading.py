@@ -192,7 +192,7 @@ def find_named(
     weights: whether weights are needed
     """
     if name is not None and is_gguf(name):
-        from outrider.models.gguf_file import GgufFile
+        from outrider.models.other_libraries import GgufFile
 
         if backend is not None:
             raise InvalidRequest(f"--backend {backend}: {name} is a GGUF file, for llama.cpp")
@@ -203,7 +203,7 @@ def find_named(
         except UnknownArchitecture:
             if backend is not None:
                 raise
-    from outrider.models.library_checkpoint import LibraryCheckpoint
+    from outrider.models.other_libraries import LibraryCheckpoint
 
     directory = find_directory(name, embedded, weights=weights)
     return LibraryCheckpoint.find(_model_name(name, embedded), directory)
@@ -217,7 +217,6 @@ def find_checkpoint(name: str | None, embedded: str, *, weights: bool = True) ->
 
 
 def _model_name(name: str | None, embedded: str) -> str:
-    """Return a model's name without its revision."""
     return split_revision(name or f"outrider-embedded-{embedded}")[0]
 
 

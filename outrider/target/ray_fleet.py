@@ -95,8 +95,8 @@ class RayOptions(
     @property
     def target(self) -> TargetRole:
         """The options of the target that each replica serves."""
-        shared = self.explicit().keys() & flags_of(TargetRole).keys() - {"host", "port", "debug"}
-        return TargetRole(**{name: getattr(self, name) for name in shared})
+        shared = flags_of(TargetRole).keys() - {"host", "port", "debug"}
+        return TargetRole(**self.explicit(shared))
 
 
 def run(options: RayOptions) -> int:

@@ -4,6 +4,8 @@ clients, and serve it until a signal.
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,6 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from grpc_comm.observability.endpoint import serve_metrics
+from grpc_comm.observability.log import start_log
+from grpc_comm.observability.metrics import Metrics
 from grpc_comm.server.guard import server_security as check_security
 from grpc_comm.server.model_registry import Served
 from grpc_comm.server.server import BackgroundServer, Target
@@ -41,11 +46,10 @@ from outrider.models.devices import describe
 from outrider.models.found_model import Capacity, FoundModel, LoadedModel
 from outrider.models.loading import PREFILL_NODES, find_target
 from outrider.models.profiles import TargetTimes, user_profiles
-from outrider.options.network import ConnectionOptions
+from outrider.options.network import ConnectionOptions, ObservingOptions
 from outrider.options.roles import FusedTargetRole, ServingRole, TargetRole
 from outrider.processes import READY
 from outrider.target.model_list import lazily, load_listed, read_listed
-from outrider.target.observing import notify, observed
 
 if TYPE_CHECKING:
     from inference.backends import Model
@@ -189,7 +193,6 @@ def load_served(options: ServingRole, make_draft: MakeDraft | None = None) -> Se
 
 
 def _device(options: ServingRole, profile: Profile, choices_by: str) -> str:
-    """Return the description of an emulated device."""
     away = f", {options.rtt:g} ms away" if options.rtt else ""
     return profile.label(choices_by) + away
 
@@ -203,6 +206,35 @@ def emulated_distance(options: ServingRole, bound: Address) -> Iterator[Address]
     listen = str(Address(options.host, options.port))
     with emulated_link(str(bound), options.rtt / 2, listen) as link:
         yield parse_address(link.address)
+
+
+@contextmanager
+def observed(metrics: Metrics, options: ObservingOptions) -> Iterator[None]:
+    """Start the log and, if an address is given, serve metrics until the context ends.
+
+    Raises InvalidRequest if metrics cannot be served at the configured address.
+    """
+    start_log(options.log, "info" if options.log == "json" else "warning")
+    if options.metrics is None:
+        yield
+        return
+    with serve_metrics(metrics, options.metrics) as bound:
+        say(f"metrics on http://{bound}/metrics, health on http://{bound}/healthz")
+        yield
+
+
+def notify(*states: str) -> None:
+    """Send states such as READY=1 to the service manager, if there is one."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):  # an abstract Unix socket
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto("\n".join(states).encode(), address)
+    except OSError as error:
+        say(f"cannot notify the service manager of {states[0]}: {error.strerror or error}")
 
 
 class RunningTarget:

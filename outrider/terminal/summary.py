@@ -137,7 +137,6 @@ def account(completions: Sequence[Completion], budget: RunBudget, goal: Goal) ->
 
 
 def _forwards(completions: Sequence[Completion], tokens: int) -> list[str]:
-    """Format the lines about the target's forward passes and candidates."""
     forwards, lone, drafted, accepted = (
         sum(done.record()[name] for done in completions)
         for name in ("forwards", "lone_forwards", "num_draft_tokens", "num_accepted_tokens")
@@ -160,7 +159,6 @@ def _forwards(completions: Sequence[Completion], tokens: int) -> list[str]:
 
 
 def _draft(completions: Sequence[Completion], tokens: int) -> list[str]:
-    """Format the line about calls of the draft on this machine."""
     calls = sum(done.draft_calls for done in completions)
     seconds = sum(done.draft_seconds for done in completions)
     if not calls or not tokens:
@@ -169,7 +167,6 @@ def _draft(completions: Sequence[Completion], tokens: int) -> list[str]:
 
 
 def _bytes(completions: Sequence[Completion], tokens: int) -> list[str]:
-    """Format the line about traffic: messages, and their bytes with framing."""
     up, down, sent, got = (
         sum(getattr(done.traffic, name) for done in completions)
         for name in ("bytes_up", "bytes_down", "messages_up", "messages_down")
@@ -183,7 +180,6 @@ def _bytes(completions: Sequence[Completion], tokens: int) -> list[str]:
 
 
 def _before_the_draft(completions: Sequence[Completion]) -> list[str]:
-    """Format the line about requests that finished before the draft was loaded."""
     waits = [done.loading_seconds for done in completions if done.loading_seconds is not None]
     if not waits:
         return []
@@ -192,7 +188,6 @@ def _before_the_draft(completions: Sequence[Completion]) -> list[str]:
 
 
 def _against_baseline(completions: Sequence[Completion]) -> list[str]:
-    """Format the speed-up over target-only, if the run measured both."""
     pairs = [(done, done.baseline) for done in completions if done.baseline is not None]
     if not pairs:
         return []

@@ -50,7 +50,6 @@ def run(options: BenchOptions | CompareOptions, beside: Beside = lambda client, 
 def _measure(
     options: BenchOptions | CompareOptions, items: Sequence[Item], journal: Journal, beside: Beside
 ) -> None:
-    """Generate the missing outputs over all links."""
     arms = ArmSet(options.role, options.arms, optional=(FUSED,), beside=beside)
     with target_of(options, options.arms) as (connection, target):
         for trip in options.rtt:
@@ -61,7 +60,6 @@ def _measure(
 
 
 def _remarks(run: Journal) -> Iterator[str]:
-    """Yield remarks that help to judge the figures."""
     settings, prompts = run.plan["settings"], run.plan["prompts"]
     limit = settings["max_new_tokens"]
     counts = sorted(Counter(kind for _, kind, _ in {key[:3] for key in run.texts}).items())

@@ -177,8 +177,7 @@ def measured_graphs(options: ProveOptions) -> GraphTimes:
     """Time the target's forward passes, with the rows that SHAPES need unless an artefact fixes
     them. Loads the target into this process, so the served target has to end first.
     """
-    stated = options.explicit()
-    flags = {name: stated[name] for name in flags_of(TargetRole) if name in stated}
+    flags = options.explicit(flags_of(TargetRole))
     if options.artifact is None:
         flags["batch"] = max(rows for rows, _ in SHAPES)
     served = load_served(TargetRole(**flags))

@@ -169,10 +169,9 @@ def _check_config(directory: Path) -> None:
 
 
 def _look_into(path: Path) -> ModelHere:
-    """Describe the model in a GGUF file."""
     size = path.stat().st_size if path.is_file() else 0
     try:
-        from outrider.models.gguf_file import GgufFile
+        from outrider.models.other_libraries import GgufFile
 
         model = GgufFile.find(str(path))
         family, settings = model.tokenizer.identity

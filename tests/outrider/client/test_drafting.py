@@ -24,7 +24,7 @@ from inference.proposer import NOBODY
 from inference.text.stream import TokenBytes
 from inference.text_log import Traffic
 from outrider.client.client import Client, open_client
-from outrider.client.draft_loader import DraftLoader
+from outrider.client.drafting import DraftLoader
 from outrider.client.watching import TextEvent, Watcher
 from outrider.models.found_model import EMBEDDED
 from outrider.options.roles import SharedClientRole, TargetRole
@@ -46,7 +46,7 @@ SERVED = TargetRole(
 
 def test_a_draft_that_cannot_be_loaded_ends_no_text(port: str, tmp_path: Path) -> None:
     draft = shutil.copytree(EMBEDDED / "draft", tmp_path / "draft")
-    with open_client(SharedClientRole(port=port, draft_model=str(draft))) as client:
+    with open_client(SharedClientRole(port=int(port), draft_model=str(draft))) as client:
         (draft / "model.safetensors").unlink()
         for _ in range(2):
             request = make_request(
@@ -77,7 +77,7 @@ def test_an_emulated_target_shares_no_device_with_its_draft(port: str) -> None:
 
 def calls(port: str, tokens: int) -> int:
     """Calls of a loaded draft for a text of so many tokens."""
-    with open_client(SharedClientRole(port=port)) as client:
+    with open_client(SharedClientRole(port=int(port))) as client:
         client.wait()
         request = make_request(
             client.text_model, "def add(a, b):", Parameters(tokens, temperature=0)

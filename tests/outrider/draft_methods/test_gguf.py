@@ -24,7 +24,7 @@ from inference.model.checkpoints.checkpoint import load_decoder
 from inference.text.tokenizer import Tokenizer
 from outrider.draft_methods import model as draft_model
 from outrider.models.found_model import EMBEDDED, Capacity
-from outrider.models.gguf_file import GgufFile
+from outrider.models.other_libraries import GgufFile
 from outrider.options.groups import DeviceOptions
 from outrider.options.roles import DraftRole, TargetRole
 from outrider.target.target import load_target

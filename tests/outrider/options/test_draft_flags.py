@@ -135,7 +135,7 @@ def test_what_a_preset_has_no_part_in_is_told_without_it() -> None:
 
 
 def test_the_page_of_a_server_with_a_preset_can_still_choose_who_drafts(port: str) -> None:
-    with closing(TargetManager(ServeRole(port=port, preset="vanilla"))) as manager:
+    with closing(TargetManager(ServeRole(port=int(port), preset="vanilla"))) as manager:
         assert manager.open().client.draft is None
         drafted = manager.open(TargetSettings(address=f"127.0.0.1:{port}"))
         assert drafted.client.draft is not None

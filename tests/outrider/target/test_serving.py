@@ -20,9 +20,8 @@ from inference.errors import OutriderError
 from outrider.options.commands import parse
 from outrider.options.roles import ServingRole, TargetRole
 from outrider.processes import READY
-from outrider.target.observing import notify
 from outrider.target.spawn import child_environment, role_command
-from outrider.target.target import chat_command
+from outrider.target.target import chat_command, notify
 from tests.support.refusals import assert_refused
 
 STARTED = {
