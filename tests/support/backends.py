@@ -119,8 +119,10 @@ def neuron(machine: Machine) -> Model:
 
 
 def native_model(directory: Path, after: ExitStack) -> Model:
-    """Of the checkpoint that write_checkpoint writes."""
-    spec = replace(native_spec(2, (*FEW, MASKED)), features=heads.KEPT)
+    """Of the checkpoint that write_checkpoint writes. Its masked graph serves texts without rules,
+    too.
+    """
+    spec = replace(native_spec(2, (MASKED, FEW[1])), features=heads.KEPT)
     manifest = prepared(directory / "artifact", write_checkpoint(directory / "model"), spec)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCH_NEURONX_NEFF_CACHE_DIR", str(directory / "artifact" / GRAPHS))
@@ -184,7 +186,7 @@ class Backend(NamedTuple):
     make: makes its model, with up to ROWS rows of JUNK slots at least
     decoder: what it computes of a checkpoint; None for the stand-in of llama.cpp
     drafts: whether it ranks
-    trees: whether it takes trees; else chains only
+    trees: whether it takes trees, rules and several rows; else chains of one row only
     """
 
     make: Callable[[Machine], Model]
@@ -217,9 +219,21 @@ BACKENDS = {
 }
 
 
-def needs(ability: bool) -> None:
-    if not ability:
-        pytest.skip("this backend does not do it")
+def takes_trees(subject: str) -> bool:
+    return BACKENDS[subject].trees
+
+
+def ranks(subject: str) -> bool:
+    return BACKENDS[subject].drafts
+
+
+def ranks_trees(subject: str) -> bool:
+    return takes_trees(subject) and ranks(subject)
+
+
+def is_of_a_checkpoint(subject: str) -> bool:
+    """Whether it computes what our decoder does."""
+    return takes_trees(subject) and BACKENDS[subject].decoder is not None
 
 
 class Subject(NamedTuple):
