@@ -25,8 +25,7 @@ from pydantic import BeforeValidator, Field
 
 from grpc_comm.permissions import read_guarded
 from inference.errors import InvalidRequest
-from inference.files.json_file import parse_json, shown
-from inference.files.records import Record, read_record
+from inference.files.json_file import Record, parse_json, read_record, shown
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")

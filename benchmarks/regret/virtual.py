@@ -23,11 +23,10 @@ from inference.backends import Chosen, Model, Ranked, Segment
 from inference.backends.batch import BatchShape
 from inference.engine.engine import Engine
 from inference.engine.sessions.session import Session
-from inference.loop.stats import Traffic
-from inference.loop.text_copy import TextCopy
 from inference.order import Decode, End, Progress, TokenLogProb
 from inference.proposer import FRAMING_BYTES, Nodes
 from inference.sampling import SamplingParams
+from inference.text_log import TextCopy, Traffic
 from inference.times_file import Profile
 from inference.tree.candidates import ProposalStream
 

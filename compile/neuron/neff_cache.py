@@ -24,8 +24,7 @@ from compile.build.build import hash_of
 from compile.store import Objects, fetch_file
 from inference.errors import BadArtifact
 from inference.files.artifact import hash_file
-from inference.files.json_file import read_json
-from inference.files.records import Record, Text, read_record
+from inference.files.json_file import Record, Text, read_json, read_record
 
 _RECORD = "unit.json"
 
@@ -133,7 +132,6 @@ def _replacing(unit: Path) -> Iterator[Path]:
 
 
 def _whole(unit: Path) -> bool:
-    """Return whether the unit exists with all of its files unchanged."""
     try:
         return all(hash_file(unit / name) == sha256 for name, sha256 in _read(unit).items())
     except (BadArtifact, OSError):

@@ -23,8 +23,8 @@ from grpc_comm.translate import Description
 from grpc_comm.transport import Address, channel_options
 from grpc_comm.unanswered import WrongSecurity, advice
 from inference.errors import Mismatch, OutriderError, Unavailable
-from inference.loop.stats import Traffic
 from inference.proposer import FRAMING_BYTES
+from inference.text_log import Traffic
 
 CLOSE_SECONDS = 2.0
 REACH_POLL_SECONDS = 0.02

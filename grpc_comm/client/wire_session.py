@@ -11,11 +11,10 @@ from grpc_comm.client.call import Call
 from grpc_comm.proto import verifier_pb2 as pb
 from grpc_comm.translate import Description, SessionTerms
 from inference.errors import InvalidRequest, OutriderError
-from inference.loop.stats import Traffic
-from inference.loop.text_copy import TextCopy
 from inference.order import MIN_CREDIT, Progress, TokenLogProb
 from inference.proposer import MAX_CANDIDATES
 from inference.sampling import SamplingParams
+from inference.text_log import TextCopy, Traffic
 
 ACKNOWLEDGED_AT_ONCE = MIN_CREDIT // 4
 """Number of tokens acknowledged together: small enough that a distant target does not run out of

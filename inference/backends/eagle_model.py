@@ -26,7 +26,7 @@ from inference.backends import Chosen, Ranked, Segment
 from inference.backends.batch import BatchShape, check_rows, pad
 from inference.backends.choices import rank_at
 from inference.backends.graphs.compiled import WEIGHTS
-from inference.backends.slots import FREE
+from inference.backends.sequence import FREE
 from inference.errors import BadArtifact
 from inference.files.artifact import Manifest
 from inference.model.cache import empty_cache, write_slots, write_states

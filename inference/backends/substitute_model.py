@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from inference.backends import Model, Segment
 from inference.backends.batch import pad
 from inference.backends.eager import BatchTensors, EagerModel, context_slots
-from inference.backends.sequence import ModelSequence, TargetText
-from inference.backends.slots import Slots
+from inference.backends.sequence import ModelSequence, Slots, TargetText
 from inference.model.cache import KeysValues, read_rows, write_slots
 from inference.model.checkpoints.checkpoint import Loading
 from inference.model.decoder import Decoder

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from inference.backends import Model, Segment
 from inference.backends.sequence import ModelSequence, TargetText
-from inference.backends.timed import TimedModel
+from inference.backends.wrappers import TimedModel
 from inference.files.artifact import Manifest
 from inference.model.cache import copy_states, write_states
 from inference.model.checkpoints.config import parse_config

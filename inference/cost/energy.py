@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from inference.cost.quantity import Figure, at_least
-from inference.extras import install
+from inference.cost.billing import Figure, at_least
+from inference.errors import install
 
 
 class EnergyReader(Protocol):

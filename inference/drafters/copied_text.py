@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import NamedTuple
 
-from inference.drafters.draft_rule import DraftRule
+from inference.drafters.draft_row import DraftRule
 from inference.drafters.draft_tree import DraftTree, ProposedChildren
 from inference.loop.draft_tuning import TUNING
 from inference.planner.acceptance import Law

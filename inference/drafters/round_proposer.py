@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from inference.backends import Model, Ranked
 from inference.backends.sequence import ModelSequence
-from inference.drafters.draft_row import DraftRow
-from inference.drafters.draft_rule import DraftRule, MakeRule, no_rule
+from inference.drafters.draft_row import DraftRow, DraftRule, MakeRule, no_rule
 from inference.drafters.draft_tree import DraftTree
 from inference.errors import InvalidRequest
 from inference.order import Progress

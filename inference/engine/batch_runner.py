@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from inference.backends import Model
-from inference.backends.dynamic_batcher import call_each
+from inference.backends.batch import call_each
 from inference.engine.admission import Admission
 from inference.engine.colocated.graph_rounds import GraphRounds
 from inference.engine.forward import (

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from inference.backends import Model
-from inference.backends.slots import Slots
+from inference.backends.sequence import Slots
 from inference.engine.admission import Admission
 from inference.engine.batch_runner import BatchRunner, EventListener, call_all
 from inference.engine.calibration import Calibration

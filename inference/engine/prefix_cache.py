@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Model
-from inference.backends.slots import Slots
+from inference.backends.sequence import Slots
 from inference.tree.token_tree import IntArray
 
 WORTH_COPYING = 16

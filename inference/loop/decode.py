@@ -16,10 +16,10 @@ from contextlib import closing
 from typing import Protocol, TypeAlias
 
 from inference.loop.draft_thread import CandidateSink, Drafter, Drafting, inline
-from inference.loop.stats import Traffic
 from inference.order import Decode, End, Progress, TokenLogProb
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
+from inference.text_log import Traffic
 
 TICK_SECONDS = 0.1
 """Seconds after which a waiting loop yields an empty step, to give control to its caller."""

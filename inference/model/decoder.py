@@ -14,12 +14,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inference.model.attention import MASKED, Sight, attend_in_float32
 from inference.model.cache import KeysValues, read_rows
 from inference.model.checkpoints.config import ModelConfig
-from inference.model.fused_layers import FUSED
-from inference.model.layers import WHOLE, Layer, Layers, Past
-from inference.model.rotary import rotary_tables
+from inference.model.layers import (
+    FUSED,
+    MASKED,
+    WHOLE,
+    Layer,
+    Layers,
+    Past,
+    Sight,
+    attend_in_float32,
+    rotary_tables,
+)
 
 
 class Hidden(NamedTuple):

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Model, Segment
-from inference.backends.slots import Slots
+from inference.backends.sequence import Slots
 from inference.planner.prices import widths_of
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED, Shape, Times

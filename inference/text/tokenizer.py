@@ -16,8 +16,7 @@ from uuid import uuid4
 import tokenizers
 from jinja2 import TemplateError
 
-from inference.errors import InvalidRequest, Mismatch, OutriderError, UnsupportedModel
-from inference.extras import require
+from inference.errors import InvalidRequest, Mismatch, OutriderError, UnsupportedModel, require
 from inference.files.json_file import read_json
 from inference.files.writing import cache_directory, write_whole
 from inference.text.chat_template import TemplateProcess, render

@@ -15,7 +15,7 @@ from grpc_comm.client.patience import Patience
 from grpc_comm.client.remote_session import RemoteSession
 from grpc_comm.client.replicas import Replicas
 from grpc_comm.security import SecurityOptions
-from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import Draft
 from inference.drafters.round_proposer import BestFirst, RoundProposer
 from inference.errors import LimitExceeded, OutriderError
 from inference.loop.draft_thread import Drafter, inline, on_thread

@@ -14,7 +14,7 @@ from grpc_comm.security import SecurityOptions
 from grpc_comm.server.server import BackgroundServer, Target
 from grpc_comm.transport import Address
 from inference.backends import Chosen, Segment
-from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import Draft
 from inference.engine.colocated.drafter import ColocatedDrafter
 from inference.engine.engine import Engine
 from inference.engine.prefix_cache import CacheRow

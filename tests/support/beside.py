@@ -16,7 +16,7 @@ from inference.backends.eagle_model import EagleModel
 from inference.backends.graphs.compiled import CompiledModel
 from inference.backends.graphs.fused import FusedModel
 from inference.backends.target_features import FeatureSequence
-from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import Draft
 from inference.engine.colocated.drafter import ColocatedDrafter
 from inference.engine.colocated.graph_rounds import GraphRounds
 from inference.engine.engine import Engine

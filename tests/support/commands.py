@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from inference.loop.stats import DecodeStatistics, Traffic
+from inference.text_log import DecodeStatistics, Traffic
 from outrider.cli import main
 from outrider.text.completion import Completion
 

@@ -23,7 +23,7 @@ import torch
 from inference.backends import Model
 from inference.backends.sequence import ModelSequence
 from inference.model.cache import KeysValues, empty_cache
-from inference.model.choice.noise import noise
+from inference.model.choice.arithmetic import noise
 from inference.model.choice.sampler import Sampling
 from inference.model.decoder import Decoder
 from inference.sampling import SamplingParams

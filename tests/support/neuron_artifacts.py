@@ -14,9 +14,8 @@ from torch import fx
 from torch._functorch._aot_autograd.utils import make_boxed_func
 
 from compile.build.build import Builder, Source, build_artifact
-from compile.build.progress import BuildProgress
-from compile.native.builder import TorchNeuronBuilder
 from compile.neuron.builder import NeuronBuilder
+from compile.neuron.native import TorchNeuronBuilder
 from compile.spec import CompileSpec, mask_words, prefill_bucket, verify_bucket
 from inference.backends.eager import EagerModel
 from inference.backends.native.sdk import Machine
@@ -89,15 +88,10 @@ def build(
     builder: Callable[[CompileSpec, Path], Builder] = NeuronBuilder,
     said: list[str] | None = None,
 ) -> Manifest:
+    say = ([] if said is None else said).append
     source = source_of(checkpoint)
-    lines = [] if said is None else said
     return build_artifact(
-        spec,
-        source,
-        builder(spec, checkpoint),
-        directory,
-        command="test",
-        progress=BuildProgress(lines.append),
+        spec, source, builder(spec, checkpoint), directory, command="test", say=say
     )
 
 

@@ -14,8 +14,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from inference.backends.eager import EagerModel
-from inference.drafters.draft import Draft
-from inference.drafters.growing_proposer import GrowingProposer
+from inference.drafters.growing_proposer import Draft, GrowingProposer
 from inference.drafters.round_proposer import BestFirst, Policy, RoundProposer
 from inference.engine.engine import Engine
 from inference.engine.sessions.local_session import LocalSession
@@ -23,8 +22,7 @@ from inference.loop.decode import Step, TargetSession, decode
 from inference.model.checkpoints.config import ModelConfig, parse_config
 from inference.model.decoder import Decoder
 from inference.order import Decode, Pace
-from inference.planner.acceptance import PairStats
-from inference.planner.acceptance_file import read_acceptance
+from inference.planner.acceptance import PairStats, read_acceptance
 from inference.planner.prices import Prices
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams

@@ -18,11 +18,9 @@ from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers
 
 from inference.backends import Chosen, Ranked, Segment
-from inference.drafters.draft import Draft
-from inference.drafters.growing_proposer import GrowingProposer
+from inference.drafters.growing_proposer import Draft, GrowingProposer
 from inference.order import MAX_CREDIT, End, Progress
-from inference.planner.acceptance import PairStats
-from inference.planner.acceptance_file import read_acceptance
+from inference.planner.acceptance import PairStats, read_acceptance
 from inference.planner.prices import Prices
 from inference.proposer import Nodes, Proposer
 from inference.sampling import Grammar, GrammarKind, SamplingParams

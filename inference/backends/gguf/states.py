@@ -16,11 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference.backends import Segment
-from inference.backends.gguf.branches import LlamaContext
-from inference.backends.gguf.library import MIN_BATCH, ContextSizes, TokenBatch
+from inference.backends.gguf.library import MIN_BATCH, ContextSizes, LlamaContext, TokenBatch
 from inference.backends.libraries.host_choice import Floats
-from inference.backends.libraries.kept_states import BEHIND, KEPT, begins, thinned
-from inference.backends.libraries.tree_lines import lines_of, path_of
+from inference.backends.libraries.tree_lines import BEHIND, KEPT, begins, lines_of, path_of, thinned
 from inference.errors import Unavailable
 from inference.tree.token_tree import IntArray
 
@@ -96,7 +94,7 @@ class GgufStates:
         self._keep(target, [self._copied(prefix) for prefix in self._kept[source]])
 
     def logits(self, segments: Sequence[Segment]) -> Iterator[tuple[Segment, Floats]]:
-        """Compute segments in as few decodes as possible. See Computation.logits()."""
+        """See GgufTrees.logits()."""
         waiting = deque(chain.from_iterable(map(self._lines, segments)))
         results = dict[tuple[int, int], Floats]()
         pending = {(segment.row, node) for segment in segments for node in segment.pick.tolist()}

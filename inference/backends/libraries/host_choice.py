@@ -91,7 +91,7 @@ def _greatest(scores: Floats, count: int) -> tuple[IntArray, Floats]:  # -> [P, 
 
 
 def _noise(seed: int, positions: IntArray, ids: IntArray) -> Floats:  # [P, n]
-    """Return the Gumbel noise for the ids of each node; see inference/model/choice/noise.py."""
+    """Return the Gumbel noise for the ids of each node, as noise() of the sampling contract."""
     words = np.array([seed & 0xFFFFFFFF, seed >> 32], dtype=np.uint32).view(np.int32)
     key, counter = (words[:1, None], words[1:, None]), (ids, positions[:, None].astype(np.int32))
     upper = (threefry2x32(key, counter, np.left_shift, np.right_shift)[0] >> 9) & 0x7FFFFF

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from inference.backends import Segment
-from inference.backends.libraries.kept_states import BEHIND, begins, thinned
-from inference.backends.libraries.tree_lines import lines_of, path_of
+from inference.backends.libraries.tree_lines import BEHIND, begins, lines_of, path_of, thinned
 from inference.tree.token_tree import IntArray
 
 States: TypeAlias = dict[tuple[str, int], Tensor]

@@ -17,8 +17,7 @@ from transformers import Cache
 from inference.backends import Segment
 from inference.backends.eager import BatchTensors, SlotModel
 from inference.backends.libraries.running_states import LayerStates, RunningStates
-from inference.backends.sequence import ModelSequence
-from inference.backends.slots import Slots
+from inference.backends.sequence import ModelSequence, Slots
 from inference.model.cache import KeysValues, read_rows, write_slots, write_states
 from inference.model.checkpoints.library_config import Reach
 from inference.sampling import SamplingParams

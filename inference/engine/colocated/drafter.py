@@ -24,10 +24,9 @@ from typing import Protocol
 from weakref import WeakSet
 
 from inference.backends import Ranked, Segment
-from inference.backends.dynamic_batcher import call_each
+from inference.backends.batch import call_each
 from inference.backends.sequence import TargetRow
-from inference.drafters.draft import Draft
-from inference.drafters.growing_proposer import GrowingProposer
+from inference.drafters.growing_proposer import Draft, GrowingProposer
 from inference.engine.colocated.arbitration import ProposerArbitration, token_seconds
 from inference.engine.scheduler import DelayedSessions
 from inference.engine.sessions.session import Session

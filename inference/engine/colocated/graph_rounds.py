@@ -24,8 +24,7 @@ from inference.engine.sessions.session import Session
 from inference.engine.tuning import TUNING
 from inference.proposer import COLOCATED
 from inference.times import Table, Times
-from inference.tree.accept import Verdict
-from inference.tree.token_tree import IntArray, TokenTree
+from inference.tree.token_tree import IntArray, TokenTree, Verdict
 from inference.tree.tree_shape import NONE, Branches
 
 _RECENT = 0.1

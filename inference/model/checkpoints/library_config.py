@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from inference.errors import UnsupportedModel
-from inference.extras import require
+from inference.errors import UnsupportedModel, require
 from inference.files.json_file import Json, shown
 from inference.model.checkpoints.config import read_config_json, read_stop_ids
 

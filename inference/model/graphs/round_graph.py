@@ -2,8 +2,8 @@
 matches are accepted.
 
 The tree has a fixed shape. The draft ranks with the target's noise, which couples its proposals to
-the target's choices. Acceptance is accept_matches() (inference/tree/accept.py), unrolled over the
-shape.
+the target's choices. Acceptance is accept_matches() (inference/tree/token_tree.py), unrolled over
+the shape.
 
 `RoundGraph` reads the caches of both models and returns new keys and values for its caller to
 write. `StatefulRoundGraph` writes them itself, and also implements all other graphs of its package.

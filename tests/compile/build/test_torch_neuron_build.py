@@ -11,13 +11,11 @@ import pytest
 import torch
 
 from compile.build.build import build_artifact
-from compile.build.progress import BuildProgress
-from compile.native.builder import TorchNeuronBuilder, cut, sharded_fields
+from compile.neuron.native import TorchNeuronBuilder, cut, sharded_fields
 from compile.parallel import parallel_config, parallel_tensors
 from compile.spec import verify_bucket
-from inference.backends.native.graph import Collectives, rank_layers
-from inference.backends.native.loading import load_native
-from inference.backends.native.program import own_config
+from inference.backends.native.program import Collectives, own_config, rank_layers
+from inference.backends.native.ranks import load_native
 from inference.files.artifact import Manifest
 from inference.model.checkpoints.config import parse_config
 from inference.model.decoder import Decoder
@@ -45,7 +43,7 @@ def built(directory: Path, checkpoint: Path, said: list[str]) -> Manifest:
         native_builder(checkpoint, spec),
         directory,
         command="test",
-        progress=BuildProgress(said.append),
+        say=said.append,
     )
 
 

@@ -18,12 +18,14 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, __ver
 
 from inference.backends.choices import choose_at
 from inference.backends.cuda.graphs import Recorder
-from inference.backends.cuda.library import CudaLibraryModel
-from inference.backends.libraries.transformers_loading import in_fours, load_transformers
+from inference.backends.libraries.transformers_loading import (
+    CudaLibraryModel,
+    in_fours,
+    load_transformers,
+)
 from inference.backends.libraries.transformers_model import TransformersModel
-from inference.backends.sequence import ModelSequence
-from inference.backends.slots import Slots
-from inference.drafters.draft import Draft
+from inference.backends.sequence import ModelSequence, Slots
+from inference.drafters.growing_proposer import Draft
 from inference.drafters.round_proposer import BestFirst, RoundProposer
 from inference.engine.engine import Engine
 from inference.engine.sessions.local_session import LocalSession

@@ -15,7 +15,6 @@ from compile import round_check
 from compile.__main__ import main as compile_main
 from compile.build.build import build_artifact, read_source
 from compile.build.cpu import CpuBuilder
-from compile.build.progress import BuildProgress
 from compile.round_check import check_independence
 from compile.spec import CompileSpec, verify_bucket
 from inference.backends.eager import EagerModel
@@ -77,7 +76,7 @@ class Build(NamedTuple):
             CpuBuilder(self.spec, self.source, self.draft),
             directory,
             command="test",
-            progress=BuildProgress(self.lines.append),
+            say=self.lines.append,
         )
 
 

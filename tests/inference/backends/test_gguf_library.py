@@ -14,10 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from inference.backends.eager import EagerModel
 from inference.backends.gguf.library import GgufFacts
-from inference.backends.gguf.loading import load_gguf
-from inference.backends.gguf.model import GgufModel
-from inference.backends.sequence import ModelSequence
-from inference.backends.slots import Slots
+from inference.backends.gguf.model import GgufModel, load_gguf
+from inference.backends.sequence import ModelSequence, Slots
 from inference.errors import Mismatch, Unavailable, UnsupportedModel
 from inference.model.checkpoints.config import parse_config
 from inference.model.decoder import Decoder

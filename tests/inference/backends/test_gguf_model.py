@@ -11,14 +11,12 @@ from numpy.typing import NDArray
 
 from inference.backends import Segment
 from inference.backends.choices import rank_at
-from inference.backends.gguf.branches import BranchSequences
 from inference.backends.gguf.library import SEQUENCES, TokenBatch
-from inference.backends.gguf.loading import check_trees
-from inference.backends.gguf.model import GgufModel
+from inference.backends.gguf.model import GgufModel, check_trees
 from inference.backends.gguf.states import GgufStates
-from inference.backends.gguf.trees import GgufTrees
+from inference.backends.gguf.trees import BranchSequences, GgufTrees
 from inference.backends.libraries.host_choice import rank_of_row
-from inference.backends.libraries.kept_states import BEHIND
+from inference.backends.libraries.tree_lines import BEHIND
 from inference.backends.sequence import ModelSequence
 from inference.errors import LimitExceeded, Unavailable
 from inference.sampling import SamplingParams

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from compile.neuron.builder import NeuronBuilder
-from compile.parallel import parallel_config
+from compile.parallel import shards_evenly
 from compile.spec import verify_bucket
 from inference.backends import Scoring, Segment
 from inference.backends.neuron.loading import load_neuron
@@ -30,7 +30,7 @@ from inference.backends.neuron.model import (
 from inference.backends.sequence import ModelSequence
 from inference.engine.colocated.graph_rounds import GraphRounds, RoundModel, blank_tree
 from inference.engine.sessions.local_session import LocalSession
-from inference.errors import InvalidRequest, LimitExceeded, Unavailable
+from inference.errors import LimitExceeded, Unavailable
 from inference.model.cache import cache_names
 from inference.model.checkpoints.config import parse_config
 from inference.model.choice.noise_window import FILLED, WINDOW, NoisePlace
@@ -223,9 +223,10 @@ def test_bfloat16_weights_of_every_rank_are_bfloat16(
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_what_cannot_be_dealt_out_evenly_is_refused(changes: dict[str, int]) -> None:
-    config = parse_config(TINY | {"num_attention_heads": 6, "hidden_size": 24} | changes)
-    assert_refused(lambda: parallel_config(config, 2, config.vocab_size), ["--tensor_parallel 2"])
+def test_what_cannot_be_divided_evenly_is_known(changes: dict[str, int]) -> None:
+    shape = TINY | {"num_attention_heads": 6, "hidden_size": 24}
+    assert shards_evenly(parse_config(shape), 2)
+    assert not shards_evenly(parse_config(shape | changes), 2)
 
 
 def test_noise_is_made_before_a_texts_first_call_and_then_ahead_of_calls(served: Served) -> None:
@@ -328,15 +329,6 @@ def both_rows(model: NeuronFusedModel, draft_rows: Sequence[int]) -> list[list[i
         part = draft.prepare(tree.prefix(FUSED_SHAPE.inner))
         segments.append(target.prepare(tree)._replace(beside=part))
     return [answer.tolist() for answer in model.rounds(segments)]
-
-
-def test_a_draft_that_cannot_be_dealt_out_is_refused(neuron: Neuron, tmp_path: Path) -> None:
-    target, draft = (
-        write_checkpoint(tmp_path / "target"),
-        write_checkpoint(tmp_path / "draft", num_attention_heads=1, num_key_value_heads=1),
-    )
-    with pytest.raises(InvalidRequest, match="attention heads"):
-        NeuronBuilder(fused_spec_of(draft, 2), target, draft)
 
 
 class Device:

@@ -30,7 +30,7 @@ from inference.errors import (
     OutriderError,
     Unavailable,
 )
-from inference.model.choice.noise import noise_in_limbs
+from inference.model.choice.arithmetic import noise_in_limbs
 from inference.text.tokenizer import Tokenizer
 from outrider.cli import main
 from tests.support.fake_neuron import VERSIONS, Neuron

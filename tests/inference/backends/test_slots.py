@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from inference.backends.slots import Slots
+from inference.backends.sequence import Slots
 from inference.errors import LimitExceeded
 from tests.support.tiers import examples
 

@@ -18,14 +18,13 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from compile.spec import prefill_bucket
 from inference.backends.eagle_model import read_embeddings
-from inference.backends.native.loading import check_native_machine
 from inference.backends.native.program import (
     RankPlan,
     RankProgram,
     compiled_graphs,
     room_for_features,
 )
-from inference.backends.native.ranks import Ranks
+from inference.backends.native.ranks import Ranks, check_native_machine
 from inference.backends.native.sdk import (
     check_native,
     configure,

@@ -17,11 +17,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from inference.backends import Chosen, Model, Ranked, Segment, timed
-from inference.backends.dynamic_batcher import DynamicBatcher
+from inference.backends import Chosen, Model, Ranked, Segment, wrappers
 from inference.backends.eager import EagerModel
 from inference.backends.sequence import ModelSequence
-from inference.backends.timed import TimedModel
+from inference.backends.wrappers import DynamicBatcher, TimedModel
 from inference.sampling import SamplingParams
 from inference.times_file import Profile
 from inference.tree.token_tree import TokenTree
@@ -147,7 +146,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     def sleep(seconds: float) -> None:
         clock.now += seconds
 
-    monkeypatch.setattr(timed, "time", SimpleNamespace(perf_counter=clock, sleep=sleep))
+    monkeypatch.setattr(wrappers, "time", SimpleNamespace(perf_counter=clock, sleep=sleep))
     return clock
 
 

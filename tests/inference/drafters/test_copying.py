@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.drafters.copied_text import COUNTED, Match, SuffixAutomaton
-from inference.drafters.draft import Draft
-from inference.drafters.growing_proposer import GrowingProposer
+from inference.drafters.growing_proposer import Draft, GrowingProposer
 from inference.drafters.round_proposer import Chain, RoundProposer
 from inference.loop.draft_tuning import TUNING
 from inference.planner.child_features import Following, joint_features

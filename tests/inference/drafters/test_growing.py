@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from inference.backends import Ranked
-from inference.drafters.draft import Draft
 from inference.drafters.draft_tree import DraftTree
-from inference.drafters.growing_proposer import GrowingProposer
+from inference.drafters.growing_proposer import Draft, GrowingProposer
 from inference.drafters.round_proposer import BestFirst, Budget, Chain, Policy
 from inference.errors import InvalidRequest
 from inference.loop.draft_tuning import TUNING

@@ -7,14 +7,14 @@ from functools import cache
 
 import pytest
 
-from inference.drafters.draft import Draft
+from inference.drafters.growing_proposer import Draft
 from inference.drafters.round_proposer import BestFirst, Chain, Policy, RoundProposer
 from inference.planner.prices import Prices
 from inference.proposer import DraftUsage, Nodes, Proposer
 from inference.sampling import SamplingParams
+from tests.support.exact import GREEDY
 from tests.support.scripted import (
     BASE,
-    GREEDY,
     RULED,
     Numbers,
     ScriptedModel,

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from inference.backends import Ranked, Segment
-from inference.drafters import draft as drafts
+from inference.drafters import growing_proposer as drafts
 from inference.engine.colocated.drafter import ColocatedDrafter
 from inference.engine.sessions.local_session import LocalSession
 from inference.engine.sessions.session import Session

@@ -38,9 +38,8 @@ from inference.order import Decode, End, Pace
 from inference.proposer import Proposer
 from inference.sampling import SamplingParams
 from inference.times import Times
-from inference.tree.accept import accept_matches
 from inference.tree.growing_tree import Mark
-from inference.tree.token_tree import IntArray, TokenTree
+from inference.tree.token_tree import IntArray, TokenTree, accept_matches
 from inference.tree.tree_shape import NONE, Branches
 from tests.support.beside import engine_of_rounds, fused
 from tests.support.clock import Clock

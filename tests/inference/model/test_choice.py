@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from inference.model.choice.arithmetic import ENGINES, HOST, Arithmetic, top, top_in_stages
-from inference.model.choice.noise import noise
+from inference.model.choice.arithmetic import ENGINES, HOST, Arithmetic, noise, top, top_in_stages
 from inference.model.choice.sampler import (
     Sampling,
     choose_greedy,

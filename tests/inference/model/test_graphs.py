@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from compile.random_calls import random_segments
+from compile.agreement import random_segments
 from compile.spec import prefill_bucket, verify_bucket
 from inference.backends.graphs.graph_calls import inputs_of, unstacked
 from inference.files.artifact import Bucket

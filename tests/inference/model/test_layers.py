@@ -18,9 +18,8 @@ from inference.errors import UnsupportedModel
 from inference.model.cache import KeysValues, empty_cache, write_slots
 from inference.model.checkpoints.config import ModelConfig, parse_config
 from inference.model.decoder import Decoder, layers_on
-from inference.model.fused_layers import FUSED
 from inference.model.layer_offload import Copies, OffloadedLayers, ThreadCopies, load_offloaded
-from inference.model.layers import WHOLE, Layer, Layers
+from inference.model.layers import FUSED, WHOLE, Layer, Layers
 from tests.support.equality import full_logits
 from tests.support.models import TINY, loaded, tiny_decoder, write_checkpoint
 from tests.support.refusals import assert_refused

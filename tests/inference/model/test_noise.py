@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from inference.model.choice.noise import (
+from inference.model.choice.arithmetic import (
     from_limbs,
     gumbel,
     gumbel_by_series,

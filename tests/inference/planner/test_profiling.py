@@ -12,8 +12,7 @@ import pytest
 from inference.backends import Chosen, Model, Ranked, Segment
 from inference.backends.eager import EagerModel
 from inference.backends.gguf.trees import GgufTrees
-from inference.backends.sequence import ModelSequence
-from inference.backends.slots import Slots
+from inference.backends.sequence import ModelSequence, Slots
 from inference.model.checkpoints.config import parse_config
 from inference.planner.profiling import (
     CONTEXT,

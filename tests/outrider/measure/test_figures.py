@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from inference.cost.billing import Billing
-from inference.cost.quantity import Figure, Quality
+from inference.cost.billing import Billing, Figure, Quality
 from outrider.measure.arms import AGAIN, BASELINE, Arm
 from outrider.measure.figures import (
     geometric_interval,

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from inference.cost.billing import Billing
-from inference.cost.quantity import Figure
+from inference.cost.billing import Billing, Figure
 from outrider.measure.arms import BASELINE, Arm
 from outrider.measure.figures import Row, summarise
 from outrider.measure.journal import TextKey, Values

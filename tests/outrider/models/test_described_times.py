@@ -28,7 +28,7 @@ from inference.loop.decode import decode
 from inference.loop.draft_thread import inline
 from inference.loop.draft_tuning import TUNING
 from inference.order import Decode
-from inference.planner.acceptance_file import read_acceptance
+from inference.planner.acceptance import read_acceptance
 from inference.sampling import SamplingParams
 from inference.times import TRUSTED, Times
 from outrider.client.pools import GrowingRows, Pair
