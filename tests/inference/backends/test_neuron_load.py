@@ -156,10 +156,7 @@ def test_the_probes_table_has_known_answers_and_the_noise_that_winners_have() ->
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        lambda *at: noise_in_limbs(*at) * (1 + 2e-6),
-        lambda seed, *at: noise_in_limbs(seed ^ 1, *at),
-    ],
+    [lambda *at: noise_in_limbs(*at) * (1 + 2e-6), lambda seed, *at: noise_in_limbs(seed ^ 1, *at)],
     ids=["rounded", "other words"],
 )
 def test_a_device_with_other_noise_is_refused(

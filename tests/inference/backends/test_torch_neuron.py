@@ -204,10 +204,7 @@ def test_a_machine_of_the_target_gives_the_versions(
 
 @pytest.mark.parametrize(
     ("instance", "device", "target", "shown"),
-    [
-        ("trn1.2xlarge", True, "trn2", "trn1"),
-        ("", False, "trn3", "Neuron device"),
-    ],
+    [("trn1.2xlarge", True, "trn2", "trn1"), ("", False, "trn3", "Neuron device")],
 )
 def test_another_machine_is_refused(
     monkeypatch: pytest.MonkeyPatch,
