@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -234,6 +235,19 @@ def is_of_a_checkpoint(subject: str) -> bool:
     return takes_trees(subject) and BACKENDS[subject].decoder is not None
 
 
+@cache
+def _text_of(
+    read: Callable[[Path], Decoder],
+    checkpoint: Path,
+    prompt: tuple[int, ...],
+    params: SamplingParams,
+    tokens: int,
+) -> list[int]:
+    """The eager model's text, generated once for all backends that compute the same."""
+    session = LocalSession(engine_of(eager_model(read(checkpoint))))
+    return alone(session, prompt, params, tokens)
+
+
 class Subject(NamedTuple):
     """A backend's model, and what it computes."""
 
@@ -247,11 +261,11 @@ class Subject(NamedTuple):
         self, prompt: Sequence[int], params: SamplingParams, tokens: int, made: Produce
     ) -> None:
         """Fail unless so many tokens of the checkpoint's own text are made behind the prompt."""
-        if self.decoder is None:
+        read = self.backend.decoder
+        if read is None or self.decoder is None:
             assert made(prompt, tokens) == own_text(prompt, params, tokens)
         else:
-            engine = engine_of(eager_model(self.decoder))
-            own = alone(LocalSession(engine), prompt, params, tokens)
+            own = _text_of(read, self.machine.checkpoint, tuple(prompt), params, tokens)
             assert_same_text(self.decoder, prompt, params, own, made, self.ties)
 
     def after(

@@ -141,11 +141,11 @@ windows = pytest.mark.parametrize("made", ["cohere2"], indirect=True)
 windows_and_states = pytest.mark.parametrize("made", ["cohere2", "lfm2"], indirect=True)
 
 
-def load_family(made: Made, **facts: int) -> GgufModel:
+def load_family(made: Made, facts: GgufFacts | None = None) -> GgufModel:
     """facts: in place of the file's own"""
-    about = GgufFacts.read(made.file)._replace(**facts)
     sizes = {"rows": 2, "capacity": 80, "max_nodes": 64, "threads": 1}
-    return load_gguf(made.file, about, vocabulary=VOCABULARY, **sizes)
+    facts = facts or GgufFacts.read(made.file)
+    return load_gguf(made.file, facts, vocabulary=VOCABULARY, **sizes)
 
 
 def own_scores(library: Any, text: Sequence[int]) -> NDArray[np.float32]:  # [5, VOCABULARY]
@@ -210,7 +210,7 @@ def test_a_window_does_not_limit_a_text(made: Made) -> None:
 @windows
 def test_without_shadows_llama_cpp_gives_keys_away_that_a_cut_shows_again(made: Made) -> None:
     """The reason for GgufContext's shadows: where this fails, they may not be needed any more."""
-    model = load_family(made, window=0)
+    model = load_family(made, GgufFacts.read(made.file)._replace(window=0))
     slots = after_the_search_for_cells(model)
     slots.trim(40)
     expected = own_scores(made.library, TEXT[:40])

@@ -53,7 +53,6 @@ DRAFTS: dict[str, Callable[[], Proposer]] = {
 }
 
 
-@pytest.mark.possible(takes_trees, "subject")
 @pytest.mark.covering(1)
 @each_sampling
 def test_the_text_is_its_own_seeded_decoding(subject: Subject, params: SamplingParams) -> None:
@@ -121,6 +120,7 @@ def guess(engine: Engine, session: Session, text: list[int]) -> None:
     engine.go(session, base)
 
 
+@pytest.mark.possible(takes_trees, "subject")
 @pytest.mark.covering(1)
 @each_temperature
 def test_a_copy_of_a_row_serves_a_like_session(subject: Subject, params: SamplingParams) -> None:

@@ -243,7 +243,7 @@ def test_a_call_with_a_rule_or_a_scoring_goes_to_a_masked_graph_and_no_other_doe
     assert not watched(PLAIN)[0].masks
 
 
-def test_a_tree_deeper_than_a_graphs_noise_has_each_nodesown_rule_and_log_probabilities() -> None:
+def test_a_tree_deeper_than_a_graphs_noise_has_each_nodes_own_rule_and_log_probabilities() -> None:
     rule = adjustment(IDS, np.random.default_rng(2), NODES, 9)
     tree = chain(0, NODES, HOT, EVERY)._replace(rule=lambda: rule, scoring=Scoring(3))
     (whole,), (parted,) = (

@@ -17,11 +17,11 @@ from inference.planner.child_features import Following, joint_features
 from inference.planner.prices import Prices
 from inference.proposer import COPY, MODEL
 from inference.sampling import Grammar, GrammarKind, SamplingParams
+from tests.support.exact import GREEDY
 from tests.support.scripted import (
     BASE,
     CALL,
     CHARACTERS,
-    GREEDY,
     PROMPT,
     RULED,
     Numbers,

@@ -16,10 +16,10 @@ from inference.errors import InvalidRequest
 from inference.loop.draft_tuning import TUNING
 from inference.planner.prices import Prices, Usage
 from inference.tree.growing_tree import NOWHERE, Mark
+from tests.support.exact import GREEDY
 from tests.support.scripted import (
     BASE,
     CALL,
-    GREEDY,
     PROMPT,
     Says,
     ScriptedModel,
