@@ -15,7 +15,7 @@ from typing import NamedTuple
 from compile.aws import Aws, aws_refusals
 from deploy.deployment import hub_token_parameter, secret_parameters
 from grpc_comm.certificate import make_certificate
-from grpc_comm.keys_file import make_key
+from grpc_comm.keys import make_key
 from inference.errors import InvalidRequest
 from inference.files.writing import replacing
 

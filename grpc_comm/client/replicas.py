@@ -16,12 +16,11 @@ import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from grpc_comm.client.call import Channel
+from grpc_comm.client.channel import Channel, WrongSecurity
 from grpc_comm.client.patience import Patience
 from grpc_comm.security import SecurityOptions
 from grpc_comm.translate import Description
 from grpc_comm.transport import DNS, Address, Endpoint
-from grpc_comm.unanswered import WrongSecurity
 from inference.errors import InvalidRequest, Mismatch, OutriderError, Unavailable
 
 HEALTH_SECONDS = 2.0
