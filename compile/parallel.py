@@ -27,7 +27,7 @@ from inference.files.artifact import NATIVE
 from inference.model.cache import empty_cache
 from inference.model.checkpoints.checkpoint import DTYPES
 from inference.model.checkpoints.config import ModelConfig
-from inference.model.choice.noise_window import NoisePlace, empty_window, fill_inputs
+from inference.model.choice.graph_choice import NoisePlace, empty_window, fill_inputs
 from inference.model.choice.vocabulary import VocabularyShare
 from inference.model.decoder import Decoder
 from inference.model.graphs.round_graph import StatefulRoundGraph

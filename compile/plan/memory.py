@@ -19,7 +19,7 @@ from compile.plan.device import GIB
 from compile.spec import CompileSpec
 from inference.files.artifact import NATIVE, Bucket, DraftBucket, RoundBucket
 from inference.model.checkpoints.config import ModelConfig, parse_config
-from inference.model.choice.noise_window import WINDOW
+from inference.model.choice.graph_choice import WINDOW
 
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes per number."""

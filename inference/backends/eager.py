@@ -12,9 +12,15 @@ from torch import Tensor
 from inference.backends import Chosen, Ranked, Segment
 from inference.backends.batch import Batch, BatchShape, check_rows, pad
 from inference.backends.choices import choose_at, rank_at
-from inference.backends.target_features import FeatureForm, FeatureStore
 from inference.errors import LimitExceeded
-from inference.model.cache import KeysValues, copy_states, empty_cache, write_slots
+from inference.model.cache import (
+    FeatureForm,
+    FeatureStore,
+    KeysValues,
+    copy_states,
+    empty_cache,
+    write_slots,
+)
 from inference.model.decoder import Decoder
 from inference.tree.token_tree import IntArray
 

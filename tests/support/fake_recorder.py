@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from inference.backends.cuda.graphs import Outputs, Run
+from inference.backends.cuda.model import Outputs, Run
 
 
 @dataclass

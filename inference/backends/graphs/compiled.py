@@ -28,15 +28,18 @@ from inference.backends.graphs.graph_calls import (
     picking,
     unstacked,
 )
-from inference.backends.target_features import (
+from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
+from inference.files.artifact import Bucket, Manifest, check_files, read_manifest
+from inference.model.cache import (
     NOTHING,
     FeatureForm,
     FeatureStore,
-    form_of,
+    KeysValues,
+    cache_names,
+    copy_states,
+    empty_cache,
+    write_slots,
 )
-from inference.errors import BadArtifact, InvalidRequest, LimitExceeded
-from inference.files.artifact import Bucket, Manifest, check_files, read_manifest
-from inference.model.cache import KeysValues, cache_names, copy_states, empty_cache, write_slots
 from inference.model.checkpoints.config import ModelConfig, check_sizes, parse_config
 from inference.sampling import SamplingParams
 from inference.tree.token_tree import IntArray
@@ -237,6 +240,11 @@ def read_compiled(directory: Path) -> Manifest:
     check_files(directory, manifest)
     check_machine(directory, manifest)
     return manifest
+
+
+def form_of(manifest: Manifest) -> FeatureForm:
+    """Return the form of the features that an artefact's graphs return."""
+    return FeatureForm(manifest.features, parse_config(manifest.config).hidden_size)
 
 
 def host() -> dict[str, str]:

@@ -15,7 +15,7 @@ from inference.backends.batch import BatchShape, pad
 from inference.errors import InvalidRequest
 from inference.files.artifact import Bucket
 from inference.model.cache import KeysValues
-from inference.model.choice.masked_choice import Scored, idle_masks
+from inference.model.choice.graph_choice import Scored, idle_masks
 from inference.model.choice.sampler import Sampling
 from inference.sampling import SamplingParams
 from inference.token_rule import Adjustment

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from inference.model.cache import KeysValues, places_of
 from inference.model.choice.arithmetic import Arithmetic
-from inference.model.choice.noise_window import window_places
+from inference.model.choice.graph_choice import window_places
 from inference.model.choice.vocabulary import VocabularyShare
 from inference.model.graphs.verify_graph import StatefulGraph
 from inference.model.layers import Layers

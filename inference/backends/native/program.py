@@ -30,7 +30,7 @@ from inference.files.artifact import Bucket, CompiledTarget
 from inference.model.cache import KeysValues, empty_cache
 from inference.model.checkpoints.checkpoint import DTYPES
 from inference.model.checkpoints.config import ModelConfig, read_config
-from inference.model.choice.noise_window import empty_window
+from inference.model.choice.graph_choice import empty_window
 from inference.model.decoder import Decoder
 
 GRAPHS = "graphs/compiled"

@@ -20,8 +20,7 @@ from torch import Tensor
 from inference.files.artifact import Bucket, DraftBucket, RoundBucket
 from inference.model.cache import CachedGraph, KeysValues
 from inference.model.choice.arithmetic import ENGINES, HOST
-from inference.model.choice.masked_choice import MaskInputs
-from inference.model.choice.noise_window import KeepsNoise
+from inference.model.choice.graph_choice import KeepsNoise, MaskInputs
 from inference.model.choice.sampler import Sampling, noise_table
 from inference.model.decoder import Decoder, Hidden
 from inference.model.graphs.drafted_tree import (

@@ -6,7 +6,7 @@ Neuron's `StatefulGraph` writes them out of place and reassigns its buffers.
 Both have the same inputs. Without `pick` they choose at every node. Without the sampling inputs
 they are greedy; with them they serve any mixture of rows. With MaskInputs, they adjust the logits
 and return the result of choose_scored() instead of the chosen ids. A `VerifyGraph` computes noise
-when needed; a `StatefulGraph` reads noise windows (inference/model/choice/noise_window.py). With
+when needed; a `StatefulGraph` reads noise windows (inference/model/choice/graph_choice.py). With
 only `rows`, a `StatefulGraph` copies a row of its caches; with only `rows`, `after` and `seed`, it
 fills windows. This is a single module because all graphs of a package share state and signature.
 
@@ -25,8 +25,7 @@ from torch import Tensor
 from inference.files.artifact import Bucket
 from inference.model.cache import CachedGraph, KeysValues
 from inference.model.choice.arithmetic import ENGINES, HOST, Arithmetic
-from inference.model.choice.masked_choice import MaskInputs, choose_scored, idle_masks
-from inference.model.choice.noise_window import KeepsNoise
+from inference.model.choice.graph_choice import KeepsNoise, MaskInputs, choose_scored, idle_masks
 from inference.model.choice.sampler import Sampling, choose_drawn, choose_greedy, shared_noise
 from inference.model.decoder import Decoder, Hidden
 

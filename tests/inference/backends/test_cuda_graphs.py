@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from inference.backends.cuda.graphs import CudaGraphs, Outputs
+from inference.backends.cuda.model import CudaGraphs, Outputs
 from tests.support.strict_cuda import Cuda, Refused, install
 
 DEVICE: Any = SimpleNamespace(index=0)
