@@ -217,8 +217,6 @@ class _Near(NamedTuple):
 
 
 class _Point(NamedTuple):
-    """A measured shape."""
-
     nodes: int  # sum over all rows
     shape: Shape
     seconds: float

@@ -198,7 +198,6 @@ class WireSession(ABC):
         """Handle the end of a call, on the reader thread."""
 
     def _handle_opened(self, call: Call, terms: SessionTerms) -> None:
-        """Record that the target has opened the session."""
         self._tree_nodes = terms.tree_nodes or self._tree_nodes
         self.candidates = terms.candidates
         self._received.take_opened(terms.opened)
@@ -223,7 +222,6 @@ class WireSession(ABC):
         return TextCopy(prompt, params, self._description.vocabulary, self.traffic)
 
     def _open_call(self) -> Call | None:
-        """Return the call if it is open, else None."""
         call = self._call
         return call if call is not None and call.failure is None else None
 

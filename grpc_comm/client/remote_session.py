@@ -317,7 +317,6 @@ class RemoteSession(WireSession):
         return translate.write_open(uuid.uuid4().hex, self._description, tokens, params)
 
     def _send_order(self) -> None:
-        """Send the current Decode order."""
         call, order = self._open_call(), self._received.order
         if call is not None and order is not None:
             call.send(decode=messages.write_decode(order))

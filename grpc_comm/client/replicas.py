@@ -169,7 +169,6 @@ class Replicas:
         return description is None or _identity(description) == _identity(self.description)
 
     def _check(self, channel: Channel, description: Description) -> None:
-        """Raise Mismatch unless the description is the target's."""
         check_same(self.description, self.met.address, description, channel.address)
 
     def _meet(self, patience: Patience) -> tuple[Channel, Description]:

@@ -136,8 +136,6 @@ async def _read(messages: AsyncIterator[pb.ClientMessage], parse: Any) -> AsyncI
 
 
 class _Details(NamedTuple):
-    """The details of a call that interceptors read."""
-
     method: str
     invocation_metadata: Iterable[tuple[str, str]]
 

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from types import TracebackType
 
 import grpc
 import grpc.aio
@@ -202,12 +201,7 @@ class BackgroundServer:
     def __enter__(self) -> BackgroundServer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
@@ -242,12 +236,7 @@ class _Listening:
         await self._server.stop(grace)
         await _settle()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._server.stop(None)
         await self._state.end()
 

@@ -166,7 +166,6 @@ class ServerState:
         await asyncio.to_thread(self.catalogue.stop)
 
     async def _expire(self) -> None:
-        """End sessions whose lease has expired, even while there are no calls."""
         while True:
             await asyncio.sleep(self.sessions.lease_seconds / 4)
             self.sessions.expire()

@@ -242,7 +242,6 @@ class Stream:
     # The following methods read the client's messages.
 
     async def _read(self, record: SessionRecord, stream: ProposalStream) -> None:
-        """Read and apply the client's messages until the last one."""
         while (message := await self._inbox.take()) is not None:
             if message.HasField("close"):
                 return

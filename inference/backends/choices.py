@@ -72,7 +72,6 @@ def chosen_positions(segment: Segment) -> Tensor:  # [1, p] int32
 
 
 def _apply_rules(logits: Tensor, segments: Sequence[Segment]) -> None:
-    """Adjust the logits of the rows that have a rule."""
     for row, segment in enumerate(segments):
         if segment.rule is not None:
             scores, rule = logits[row, : len(segment.pick)], segment.rule()

@@ -144,7 +144,6 @@ class BatchRunner:
         return deferred if items or received or failed else None
 
     def _receive(self, now: float) -> list[Callback]:
-        """Handle closed sessions, waiting sessions, and prefilled prompts."""
         admission = self._admission
         with admission.lock:
             calls = admission.remove_closed()
@@ -255,7 +254,6 @@ class BatchRunner:
             listener(event)
 
     def _ready_sets(self) -> ReadySets:
-        """Return the sessions on rows that are ready, by kind of forward pass."""
         filling, decoding = list[Session](), list[Session]()
         for session in self._admission.on_rows:
             if session.missing:

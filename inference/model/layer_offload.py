@@ -197,7 +197,6 @@ def load_offloaded(
 
 
 def _buffer(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Layer:
-    """Return a layer with uninitialised parameters."""
     with torch.device("meta"):
         layer = Layer(config, layers_on(device))
     return layer.to(dtype).to_empty(device=device).requires_grad_(False)

@@ -240,7 +240,6 @@ def _multiply_wide(states: Tensor, levels: Tensor) -> Tensor:
 
 
 def _scales(x: Tensor) -> Tensor:  # [..., inputs] -> [..., 1] float32
-    """Return the scale of each node."""
     return x.abs().amax(-1, keepdim=True).float().clamp(min=_TINY) / _LEVELS
 
 

@@ -134,11 +134,9 @@ class Profiler:
 
     @property
     def _measured(self) -> list[Shape]:
-        """Return the shapes that have samples."""
         return [shape for shape in self._shapes if self.times.samples(*shape)]
 
     def _next(self) -> Shape | None:
-        """Return the next shape that the remaining time allows."""
         longest = min(self.most - self.spent, self.longest)
         return next((shape for shape in self._left if self._slowest(shape) <= longest), None)
 

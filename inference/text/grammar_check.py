@@ -79,8 +79,6 @@ def check(grammar: str) -> str | None:
 
 
 class _Checker:
-    """A process that checks one grammar at a time."""
-
     def __init__(self) -> None:
         self._process = subprocess.Popen(  # noqa: S603 (this file, by this Python)
             [sys.executable, "-P", __file__],

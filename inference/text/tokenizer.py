@@ -38,8 +38,6 @@ _NAMED = tuple(f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "
 
 
 class _Stored(NamedTuple):
-    """A tokenizer as read from its files."""
-
     rules: tokenizers.Tokenizer
     special: Mapping[str, str]  # special tokens by name
     templates: Mapping[str, str]  # chat templates by name
@@ -285,7 +283,6 @@ def _of_gguf(path: Path) -> _Stored:
 
 
 def _made_of_gguf(path: Path) -> _Stored:
-    """Create the tokenizer of a GGUF file with transformers."""
     require("torch", f"{path} without its checkpoint's tokenizer.json beside it", "transformers")
     from transformers import AutoTokenizer
 

@@ -171,7 +171,6 @@ def check_trees(
 
 
 def _path_logits(context: LlamaContext, path: IntArray) -> NDArray[np.float32]:  # [n, ids]
-    """Compute the logits of a path alone, and remove its keys."""
     n = len(path)
     picked = np.ones(n, dtype=np.bool_)
     logits = context.decode(TokenBatch(path, np.arange(n, dtype=np.int32), [[0]] * n, picked))

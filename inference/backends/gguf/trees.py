@@ -250,7 +250,6 @@ class GgufTrees:
         yield group
 
     def _decode(self, group: Sequence[Segment]) -> list[NDArray[np.float32]]:  # of [p, V] each
-        """Compute a group's new nodes and return the logits at the picked nodes."""
         for segment in group:
             self._branches.rewrite(segment.row, segment.slots, segment.positions)
             self._tokens[segment.row, segment.slots] = segment.tokens

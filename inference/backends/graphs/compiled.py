@@ -143,7 +143,6 @@ class CompiledModel:
         return picked(bucket, chosen, segments)
 
     def _keep(self, inputs: Mapping[str, Tensor], features: Sequence[Tensor]) -> None:
-        """Store the features that a graph returned, if features are kept."""
         if self._kept is not None:
             (returned,) = features
             self._kept.write(inputs["rows"], inputs["slots"], returned)

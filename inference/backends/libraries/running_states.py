@@ -203,5 +203,4 @@ class RunningStates:
 
 
 def _stacked(states: Sequence[States]) -> States:
-    """Stack the states of several lines."""
     return {kind: torch.cat([state[kind] for state in states]) for kind in states[0]}

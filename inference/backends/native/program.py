@@ -17,12 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from inference.backends.native.graph import (
-    ALONE,
-    InPlaceGraph,
-    functional_collectives,
-    rank_layers,
-)
+from inference.backends.native.graph import ALONE, InPlaceGraph, functional_collectives, rank_layers
 from inference.backends.native.sdk import Machine
 from inference.backends.neuron.model import COPY, FILL
 from inference.errors import BadArtifact

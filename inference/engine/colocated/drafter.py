@@ -222,7 +222,6 @@ class ColocatedDrafter:
         return min(MAX_DEFICIT, repayable) if self._records[session.tenant] >= 0 else 0.0
 
     def _keep_record(self, drafted: _DraftedSession) -> None:
-        """Add the result of the latest calls to the tenant's record."""
         if drafted.gained is not None:
             tenant = drafted.session.tenant
             record = self._records[tenant] + drafted.gained
@@ -296,7 +295,6 @@ class ColocatedDrafter:
         self._release(drafted)
 
     def _release(self, drafted: _DraftedSession) -> None:
-        """Stop drafting for a session and free its row of the draft."""
         self._sufficed[drafted.session.tenant] = drafted.arbitration.silent
         del self._drafted[drafted.session]
         drafted.receiver.leave(drafted.session, drafted.stream)
@@ -304,7 +302,6 @@ class ColocatedDrafter:
 
 
 def _row_of(session: Session) -> TargetRow:
-    """Return the session's row at the target."""
     assert session.row is not None, "drafting needs a row"
     return TargetRow(session.row.index, session.row.slots)
 

@@ -216,7 +216,6 @@ class GraphRounds:
         return drafted * self._tokens > TUNING.min_gain * alone
 
     def _draft(self, session: Session) -> ModelSequence:
-        """Return the draft's sequence of a session that has a row."""
         row = session.live.row
         owner, sequence = self._drafts.get(row, (None, None))
         if sequence is None or owner is not session:

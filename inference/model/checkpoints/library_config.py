@@ -118,7 +118,6 @@ def _kinds(text: Any) -> frozenset[str]:
 
 
 def _positive(raw: Json, text: Any, name: str) -> int:
-    """Return a positive integer of the library's configuration."""
     value = getattr(text, name, None)
     return Json(value, f"{raw.where} field {name}", UnsupportedModel).integer(1)
 

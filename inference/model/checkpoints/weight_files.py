@@ -173,7 +173,6 @@ def _has_own_head(directory: Path, _stamps: tuple[tuple[Path, int, int], ...]) -
 
 
 def _equal(tensor: StoredTensor, reference: StoredTensor) -> bool:
-    """Return whether two tensors have the same bytes, type and shape."""
     if (tensor.dtype, tensor.shape, tensor.end - tensor.start) != (
         reference.dtype,
         reference.shape,

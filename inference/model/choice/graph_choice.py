@@ -74,7 +74,6 @@ class MaskInputs(NamedTuple):
 
 
 def _rank(ids: Tensor, share: VocabularyShare) -> Tensor:  # [1] int32
-    """Return the rank whose share has these ids."""
     size = len(ids)
     later = torch.arange(size, share.ranks * size, size, dtype=torch.int32, device=ids.device)
     return (ids[:1] >= later).float().sum(-1, keepdim=True).to(torch.int32)

@@ -33,8 +33,6 @@ Inputs = TypeVar("Inputs", bound=tuple[Tensor, ...])
 
 
 class _Nodes(NamedTuple):
-    """The nodes of a forward pass, with their masks."""
-
     tokens: Tensor
     rows: Tensor
     positions: Tensor
