@@ -1,7 +1,5 @@
-"""How a request adjusts logits: by penalties, biases, and a grammar or minimum length.
-
-The adjustment at a tree's node depends only on the committed tokens and the path to the node, so
-candidates cannot affect the output.
+"""How a request adjusts logits: by penalties, biases, and a grammar or minimum length. It depends
+only on the committed tokens and the path to a node, so candidates cannot affect the output.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """An EAGLE-3 head as a Model, which drafts in its target's process from the target's features.
 
-A node is computed from the target's feature of the preceding token if this feature is known,
-otherwise from the head's output for the parent. Once the feature is known, the row's next forward
-pass computes the node again. Segments contain the known features (`KnownFeatures`).
-
-The first token of a sequence has no preceding feature, so no node sees it. A head without
-embeddings uses the target's embeddings; for a compiled target, they are read from its artefact.
+A node is computed from the target's feature of the preceding token if it is known, otherwise from
+the head's output for the parent; then it is computed again once the feature is known. The first
+token of a sequence has no preceding feature, so no node sees it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """The steps of an engine: each runs a forward pass and finishes the previous one.
 
-Whenever the model is free it runs a forward pass. Every decoding session takes part with its root
-and its best candidates.
-
 The device idles between two forward passes, so the engine does only what the next pass needs then.
 Calibration, events and readers run while the next pass computes.
 """

@@ -1,7 +1,6 @@
 """Layer offload: a decoder with the weights of its layers in host memory or the checkpoint's files.
-
-Device memory has buffers for two layers: one computes while the other receives the next layer's
-weights. Results are bit-identical to those of the decoder without offload.
+One of two buffers computes while the other receives the next layer's weights. Results are
+bit-identical to those of the decoder without offload.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Tokenizer settings: everything but vocabulary and merges that affects encoding and decoding.
-
-A target sends its settings to clients, since the draft's files may differ in the chat template, the
-first token, or an extra token. The vocabulary and merges are megabytes and must be equal anyway, so
-a hash of them is enough.
+"""Tokenizer settings: everything but vocabulary and merges that affects encoding and decoding. A
+target sends them to clients, whose draft's files may differ. The vocabulary must be equal anyway,
+so a hash of it is enough.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Models with a CUDA graph for each padded shape: forward pass, cache writes and sampling.
-
-Batches are padded to few shapes. Planned shapes are recorded in advance. Other shapes run eagerly
-the first time, and are recorded the second time. A shape that cannot be recorded always runs
-eagerly. Only the Recorder needs CUDA. Not yet run on a GPU.
+"""Models with a CUDA graph for each padded shape, of which there are few. Planned shapes are
+recorded in advance, others the second time that they occur. Only the Recorder needs CUDA. Not yet
+run on a GPU.
 """
 
 from __future__ import annotations

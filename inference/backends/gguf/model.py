@@ -1,8 +1,5 @@
 """A GGUF file's model as a Model, run by llama.cpp and tested with a small tree at load time.
 
-llama.cpp computes logits; host_choice samples from them with the same noise as all backends. If the
-model has only keys, trees.py maps slots to llama.cpp's sequences; with running states, states.py.
-
 llama.cpp's results depend on the batch and on the order of cells. So the output equals that of the
 target alone except at near-ties of scores.
 """

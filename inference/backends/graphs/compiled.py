@@ -1,7 +1,5 @@
-"""A target compiled for this machine's CPU: a Model that runs the packages of an artefact.
-
-All graphs share weights and KV caches. A batch is padded to the cheapest graph that fits, or split
-if no graph fits. The packages are machine code, so neither tracing nor model source is needed.
+"""A target compiled for this machine's CPU: a Model that runs the packages of an artefact, which
+are machine code. A batch is padded to the cheapest graph that fits, or split if no graph fits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Chooses and ranks tokens of a row on the host, from a library's logits.
-
-Ranking (for drafts) and choosing at temperature 0 need only numpy. Other choices need torch and use
-inference/backends/choices.py.
+"""Chooses and ranks tokens of a row on the host, from a library's logits. Only a choice at a
+temperature above 0 needs torch.
 """
 
 from __future__ import annotations

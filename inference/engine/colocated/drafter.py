@@ -1,15 +1,11 @@
 """A draft on the target's device: a proposer for each session that requests it. The draft is a
 separate model, or a head that reads the target's features.
 
-A draft call occupies the target's device. So the draft runs between forward passes, on the engine's
-thread, and a call serves all drafted sessions. A call is made while its expected tokens are worth
-more than its seconds. Copying earlier text takes no call.
-
-A session without the draft is delayed only as far as its service credit allows. A session with the
-draft keeps 0.98 of its root-only rate over its output: it pays for calls with tokens that it is
-ahead, or with a deficit that the rest of the output can repay. A tenant whose drafts gained less
-than they cost is allowed no deficit.
-If the draft fails, sessions continue without it.
+The draft runs between forward passes, on the engine's thread. A call serves all drafted sessions,
+and is made while its expected tokens are worth more than its seconds. A session without the draft
+is delayed only as far as its service credit allows. A session with the draft pays for calls with
+tokens that it is ahead, or with a deficit that the rest of its output can repay, unless its
+tenant's drafts gained less than they cost. If the draft fails, sessions continue without it.
 """
 
 from __future__ import annotations

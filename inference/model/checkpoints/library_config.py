@@ -1,6 +1,5 @@
-"""Configurations of causal models for the transformers backend, read without torch.
-
-A model that would be computed incorrectly is rejected with the reason.
+"""Configurations of causal models for the transformers backend, read without torch. What would be
+computed incorrectly is rejected with the reason.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""The weight files of a Hugging Face directory: selection, and headers.
-
-Files are selected as by the transformers library, so that every backend computes the same model.
-Reading headers needs neither torch nor safetensors.
+"""The weight files of a Hugging Face directory, selected as by the transformers library, and their
+headers. Reading these needs neither torch nor safetensors.
 """
 
 from __future__ import annotations
