@@ -21,7 +21,7 @@ from torch import Tensor
 
 from inference.backends import Chosen, Model, Ranked, Segment
 from inference.backends.batch import BatchShape, check_rows, pad
-from inference.backends.choices import rank_at
+from inference.backends.eager import rank_at
 from inference.backends.graphs.compiled import WEIGHTS
 from inference.backends.sequence import FREE, ModelSequence, TargetText
 from inference.backends.wrappers import TimedModel

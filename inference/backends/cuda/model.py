@@ -17,8 +17,15 @@ from torch import Tensor
 
 from inference.backends import Chosen, Ranked, Segment
 from inference.backends.batch import Batch, BatchShape, pad
-from inference.backends.choices import choose_at, rank_at, ranked_rows
-from inference.backends.eager import SLOT_STEP, BatchTensors, EagerModel, SlotModel
+from inference.backends.eager import (
+    SLOT_STEP,
+    BatchTensors,
+    EagerModel,
+    SlotModel,
+    choose_at,
+    rank_at,
+    ranked_rows,
+)
 from inference.command import say
 from inference.model.choice.sampler import (
     Sampling,

@@ -31,7 +31,7 @@ def choose_of_row(logits: Floats, segment: Segment) -> Chosen:
         return Chosen(np.asarray(logits.argmax(-1), dtype=np.int32))
     import torch
 
-    from inference.backends.choices import choose_at, chosen_positions
+    from inference.backends.eager import choose_at, chosen_positions
 
     return choose_at(torch.from_numpy(logits[None]), chosen_positions(segment), [segment])[0]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from inference.backends import Segment
-from inference.backends.choices import rank_at
+from inference.backends.eager import rank_at
 from inference.backends.gguf.model import GgufModel
 from inference.backends.gguf.trees import BranchSequences, GgufTrees
 from inference.backends.libraries.host_choice import rank_of_row
